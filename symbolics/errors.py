@@ -1,0 +1,33 @@
+"""The exceptions of pythonop. Each message names the place, the cause and the way out."""
+
+from __future__ import annotations
+
+__all__ = ["ExportError", "FormatError", "PythonopError", "PythonopWarning", "RunError", "TrustError", "UnsupportedOperatorError"]
+
+
+class PythonopError(Exception):
+    """Base of every exception that pythonop raises on purpose."""
+
+
+class ExportError(PythonopError):
+    """A model, or one call of a Function in it, cannot be exported faithfully."""
+
+
+class UnsupportedOperatorError(PythonopError, NotImplementedError):
+    """An operator on a path from ``wrt`` to the outputs has no gradient rule."""
+
+
+class TrustError(PythonopError):
+    """A file names a Python object that the caller did not allow."""
+
+
+class FormatError(PythonopError):
+    """A file, a node or a ``call`` attribute is not what docs/format.md says."""
+
+
+class RunError(PythonopError):
+    """A PythonOp or PythonOpGrad cannot be run as the file asks."""
+
+
+class PythonopWarning(UserWarning):
+    """Something that a user should know before trusting the file; it names the remedy."""

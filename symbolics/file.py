@@ -1,0 +1,161 @@
+"""The names that a file may contain: operators, domains and metadata keys (docs/format.md).
+
+No torch here: readers of a file need none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from symbolics.errors import FormatError
+
+__all__ = [
+    "CALL_ATTRIBUTE",
+    "FORMAT_VERSION",
+    "GRADIENTS_KEY",
+    "MARK_COUNT_KEY",
+    "MARK_DOMAIN",
+    "MARK_OP",
+    "ORT_DOMAIN",
+    "PYTHON_OP",
+    "PYTHON_OP_GRAD",
+    "STATE_KEY",
+    "VERSION_KEY",
+    "GradientPairing",
+    "StateEntry",
+    "check_version",
+    "read_pairing",
+    "read_state",
+    "write_pairing",
+    "write_state",
+]
+
+ORT_DOMAIN = "com.microsoft"
+PYTHON_OP = "PythonOp"
+PYTHON_OP_GRAD = "PythonOpGrad"
+CALL_ATTRIBUTE = "call"
+
+# The stop-gradient mark. It gets a function body (Identity) only in finished models.
+MARK_DOMAIN = "pythonop"
+MARK_OP = "StopGradient"
+
+FORMAT_VERSION = 1
+VERSION_KEY = "pythonop.version"  # the format version of the file
+STATE_KEY = "pythonop.state"  # JSON: state_dict key -> StateEntry
+MARK_COUNT_KEY = "pythonop.stop_gradients"  # how many StopGradient nodes the exporter wrote, subgraphs included
+GRADIENTS_KEY = "pythonop.gradients"  # JSON: GradientPairing; training files only
+
+
+@dataclass(frozen=True)
+class StateEntry:
+    """One name of the model's parameters and buffers.
+
+    Attributes:
+        initializer: The graph initializer that holds its value. Tied names share one.
+        kind: ``"parameter"`` or ``"buffer"``.
+        trainable: ``requires_grad`` of a parameter at export; False for buffers.
+        persistent: Whether the name is a key of ``state_dict()``.
+    """
+
+    initializer: str
+    kind: Literal["parameter", "buffer"]
+    trainable: bool
+    persistent: bool = True
+
+
+@dataclass(frozen=True)
+class GradientPairing:
+    """Which value of a training graph is the gradient of which.
+
+    Attributes:
+        inputs: forward output name -> name of the graph input that takes its gradient.
+        outputs: name in wrt -> name of the graph output that holds its gradient.
+        unreached: names in wrt that no output depends on; their gradient outputs are zeros.
+    """
+
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    unreached: tuple[str, ...] = ()
+
+
+def check_version(metadata: Mapping[str, str]) -> int | None:
+    """The format version of a file, None for a file that is not ours.
+
+    Raises:
+        FormatError: The version is no number, or newer than this reader.
+    """
+    text = metadata.get(VERSION_KEY)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise FormatError(f"metadata {VERSION_KEY} is {text[:40]!r}, not a version number: the file is damaged")
+    version = int(text)
+    if not 1 <= version <= FORMAT_VERSION:
+        raise FormatError(f"the file has pythonop format {version}, this release reads up to {FORMAT_VERSION}: install a newer pythonop")
+    return version
+
+
+def write_state(entries: Mapping[str, StateEntry]) -> str:
+    """JSON text for `STATE_KEY`."""
+    return json.dumps({name: asdict(entry) for name, entry in entries.items()}, separators=(",", ":"))
+
+
+def read_state(metadata: Mapping[str, str]) -> dict[str, StateEntry] | None:
+    """The table of parameters and buffers, None where the file has none.
+
+    Raises:
+        FormatError: The text is not such a table.
+    """
+    text = metadata.get(STATE_KEY)
+    if text is None:
+        return None
+    out = {}
+    for name, entry in _json_object(STATE_KEY, text).items():
+        ok = (
+            isinstance(entry, dict)
+            and set(entry) == {"initializer", "kind", "trainable", "persistent"}
+            and isinstance(entry["initializer"], str)
+            and entry["kind"] in ("parameter", "buffer")
+            and isinstance(entry["trainable"], bool)
+            and isinstance(entry["persistent"], bool)
+        )
+        if not ok:
+            raise FormatError(f"metadata {STATE_KEY}: the entry of {name!r} is malformed: the file is damaged")
+        out[name] = StateEntry(**entry)
+    return out
+
+
+def write_pairing(pairing: GradientPairing) -> str:
+    """JSON text for `GRADIENTS_KEY`."""
+    return json.dumps({"inputs": dict(pairing.inputs), "outputs": dict(pairing.outputs), "unreached": list(pairing.unreached)}, separators=(",", ":"))
+
+
+def read_pairing(metadata: Mapping[str, str]) -> GradientPairing | None:
+    """The pairing of a training file, None where it has none.
+
+    Raises:
+        FormatError: The text is not a pairing.
+    """
+    text = metadata.get(GRADIENTS_KEY)
+    if text is None:
+        return None
+    data = _json_object(GRADIENTS_KEY, text)
+    maps = [data.get("inputs"), data.get("outputs")]
+    unreached = data.get("unreached")
+    names_ok = all(isinstance(m, dict) and all(isinstance(v, str) for v in m.values()) for m in maps)
+    if not names_ok or not isinstance(unreached, list) or not all(isinstance(v, str) for v in unreached):
+        raise FormatError(f"metadata {GRADIENTS_KEY} is malformed: the file is damaged")
+    return GradientPairing(data["inputs"], data["outputs"], tuple(unreached))
+
+
+def _json_object(key: str, text: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"metadata {key} is not JSON: the file is damaged") from error
+    if not isinstance(data, dict):
+        raise FormatError(f"metadata {key} is not a JSON object: the file is damaged")
+    return data
