@@ -144,6 +144,8 @@ def _write_call(call: AutogradCall, names: Callable[[Any], str | None]) -> str:
     }
     if call.autocast.dtypes:
         data["autocast"] = {"dtypes": dict(sorted(call.autocast.dtypes.items())), "cache": call.autocast.cache}
+    if call.passed is not None and call.passed != len(call.args):
+        data["passed"] = call.passed
     text = json.dumps(data, separators=(",", ":"))
     if len(text) > MAX_BYTES:
         raise ExportError(f"{call.name}: the arguments of one call take {len(text)} bytes, a file may hold {MAX_BYTES}: pass large data as a tensor")
@@ -180,7 +182,7 @@ def decode(attributes: Mapping[str, Any], resolver: Resolver = describe) -> Auto
         kwargs = {key: decode_value(value, resolver) for key, value in data["kwargs"].items()}
         outputs = decode_value(data["outputs"], resolver)
     else:
-        data = {"id": "", "autocast": {"dtypes": {}, "cache": True}}
+        data = {"id": "", **_DEFAULTS}
         args, kwargs = _from_documented(attributes, name), {}
         count = len(attributes["output_tensor_types"])
         outputs = Slot(0) if count == 1 else tuple(map(Slot, range(count)))
@@ -199,6 +201,7 @@ def decode(attributes: Mapping[str, Any], resolver: Resolver = describe) -> Auto
         inplace=bool(attributes.get("inplace", 0)),
         training=bool(attributes.get("training_mode", 0)),
         autocast=Autocast(data["autocast"]["dtypes"], data["autocast"]["cache"]),
+        passed=data["passed"],
     )
     _check_call(call, convention)
     return call
@@ -227,16 +230,21 @@ def _check_types(attributes: Mapping[str, Any], specs: Mapping[str, tuple[ir.Att
             raise FormatError(f"the attribute {name} of a {op} is not of type {kind.name}: the file is damaged")
 
 
+# What ``call`` may leave out.
+_DEFAULTS: dict[str, Any] = {"autocast": {"dtypes": {}, "cache": True}, "passed": None}
+
+
 def _read_call(text: str, name: str) -> dict[str, Any]:
     data = loads(text)
     version = data.get("version") if isinstance(data, dict) else None
     if type(version) is int and version > FORMAT_VERSION:
         raise FormatError(f"{_shown(name)}: its call has format {version}, this release reads up to {FORMAT_VERSION}: install a newer pythonop")
-    autocast = data.setdefault("autocast", {"dtypes": {}, "cache": True}) if isinstance(data, dict) else None
+    data = {**_DEFAULTS, **data} if isinstance(data, dict) else {}
+    autocast, passed = data.get("autocast"), data.get("passed")
     ok = (
         type(version) is int
         and version == FORMAT_VERSION
-        and set(data) == {"version", "id", "args", "kwargs", "outputs", "autocast"}
+        and set(data) == {"version", "id", "args", "kwargs", "outputs", "autocast", "passed"}
         and isinstance(data["id"], str)
         and isinstance(data["args"], list)
         and isinstance(data["kwargs"], dict)
@@ -245,6 +253,7 @@ def _read_call(text: str, name: str) -> dict[str, Any]:
         and isinstance(autocast["dtypes"], dict)
         and all(isinstance(v, str) for v in autocast["dtypes"].values())
         and isinstance(autocast["cache"], bool)
+        and (passed is None or (type(passed) is int and 0 <= passed <= len(data["args"])))
     )
     if not ok:
         raise FormatError(f"{_shown(name)}: its call attribute is not what docs/format.md says: the file is damaged")
