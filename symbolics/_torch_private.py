@@ -7,7 +7,7 @@ the project may touch a private name.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import onnx_ir as ir
@@ -22,10 +22,10 @@ __all__ = [
     "allow_in_dynamo",
     "detect_fake_mode",
     "dynamo_exporter",
-    "functorch_active",
+    "functions",
     "ignore_fresh_unbacked",
-    "is_traced",
     "is_tracing",
+    "non_persistent_buffers",
     "original_apply",
     "paused_capture",
     "real_tensors",
@@ -40,9 +40,11 @@ def original_apply(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return super(SingleLevelFunction, cls).apply(*args, **kwargs)  # type: ignore[misc]
 
 
-def functorch_active() -> bool:
-    """Whether a torch.func transform (vmap, grad, jvp) is open: apply then takes another path."""
-    return bool(torch._C._are_functorch_transforms_active())
+def functions() -> Any:
+    """The module in which Function.apply looks up ``custom_function_call``, its path under torch.func transforms."""
+    import torch.autograd.function
+
+    return torch.autograd.function
 
 
 @contextlib.contextmanager
@@ -133,11 +135,6 @@ def is_tracing() -> bool:
     return torch._C._get_tracing_state() is not None
 
 
-def is_traced(tensor: torch.Tensor) -> bool:
-    """Whether the trace knows the tensor (others become constants)."""
-    return bool(torch._C._has_value_trace(tensor)) if hasattr(torch._C, "_has_value_trace") else True
-
-
 def traced_producer(tensor: torch.Tensor) -> Any:
     """The TorchScript node that produced a traced tensor."""
     return torch._C._get_value_trace(tensor).node()
@@ -148,4 +145,9 @@ def replace_traced(tensor: torch.Tensor, source: torch.Tensor) -> None:
     torch._C._set_value_trace(tensor, torch._C._get_value_trace(source))
 
 
-Translation = Callable[..., Any]
+# ----------------------------------------------------------------------------------------------------- modules
+
+
+def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
+    """The names of a module's buffers that state_dict() leaves out (the live set)."""
+    return module._non_persistent_buffers_set
