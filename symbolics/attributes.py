@@ -17,7 +17,7 @@ from symbolics.call import Autocast, AutogradCall
 from symbolics.errors import ExportError, FormatError
 from symbolics.file import CALL_ATTRIBUTE, FORMAT_VERSION, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
-__all__ = ["GRAD_SPECS", "SPECS", "AttributeValue", "decode", "encode", "ir_attributes", "python_op_grad", "values_of"]
+__all__ = ["GRAD_SPECS", "SPECS", "AttributeValue", "decode", "encode", "ir_attributes", "python_op_grad", "shown", "values_of"]
 
 AttributeValue = str | int | list[int] | list[float]
 
@@ -175,7 +175,7 @@ def decode(attributes: Mapping[str, Any], resolver: Resolver = describe) -> Auto
     name, convention = attributes["name"], attributes["input_convention"]
     flags = _flags(attributes, "input_requires_grads")
     if set(convention) - {"c", "d"} or len(flags) != len(convention):
-        raise FormatError(f"{_shown(name)}: input_convention {_shown(convention)} and input_requires_grads do not go together: the file is damaged")
+        raise FormatError(f"{shown(name)}: input_convention {shown(convention)} and input_requires_grads do not go together: the file is damaged")
     if CALL_ATTRIBUTE in attributes:
         data = _read_call(attributes[CALL_ATTRIBUTE], name)
         args = tuple(decode_value(value, resolver) for value in data["args"])
@@ -209,7 +209,7 @@ def decode(attributes: Mapping[str, Any], resolver: Resolver = describe) -> Auto
 
 def _flags(attributes: Mapping[str, Any], name: str) -> tuple[bool, ...]:
     if any(flag not in (0, 1) for flag in attributes[name]):
-        raise FormatError(f"{_shown(attributes['name'])}: {name} holds something that is not 0 or 1: the file is damaged")
+        raise FormatError(f"{shown(attributes['name'])}: {name} holds something that is not 0 or 1: the file is damaged")
     return tuple(bool(flag) for flag in attributes[name])
 
 
@@ -238,7 +238,7 @@ def _read_call(text: str, name: str) -> dict[str, Any]:
     data = loads(text)
     version = data.get("version") if isinstance(data, dict) else None
     if type(version) is int and version > FORMAT_VERSION:
-        raise FormatError(f"{_shown(name)}: its call has format {version}, this release reads up to {FORMAT_VERSION}: install a newer pythonop")
+        raise FormatError(f"{shown(name)}: its call has format {version}, this release reads up to {FORMAT_VERSION}: install a newer pythonop")
     data = {**_DEFAULTS, **data} if isinstance(data, dict) else {}
     autocast, passed = data.get("autocast"), data.get("passed")
     ok = (
@@ -256,7 +256,7 @@ def _read_call(text: str, name: str) -> dict[str, Any]:
         and (passed is None or (type(passed) is int and 0 <= passed <= len(data["args"])))
     )
     if not ok:
-        raise FormatError(f"{_shown(name)}: its call attribute is not what docs/format.md says: the file is damaged")
+        raise FormatError(f"{shown(name)}: its call attribute is not what docs/format.md says: the file is damaged")
     return data
 
 
@@ -270,14 +270,14 @@ def _check_call(call: AutogradCall, convention: str) -> None:
         and len(call.output_ranks) == len(call.output_requires_grads) == len(call.output_types)
     )
     if not ok:
-        raise FormatError(f"{_shown(call.name)}: its call attribute and its other attributes contradict each other: the file is damaged")
+        raise FormatError(f"{shown(call.name)}: its call attribute and its other attributes contradict each other: the file is damaged")
 
 
 def _from_documented(attributes: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     """The arguments of a node without ``call``: what the documented attributes can say."""
     if attributes.get("input_pointer_scalars"):
         raise FormatError(
-            f"{_shown(name)}: an argument was written as an address of the exporting process, and there is no call attribute: "
+            f"{shown(name)}: an argument was written as an address of the exporting process, and there is no call attribute: "
             "export the model again with pythonop and save it without schema="
         )
     found: dict[int, Any] = {}
@@ -291,10 +291,10 @@ def _from_documented(attributes: Mapping[str, Any], name: str) -> tuple[Any, ...
     try:
         return tuple(Slot(next(tensors)) if letter == "d" else found[i] for i, letter in enumerate(attributes["input_convention"]))
     except KeyError as error:
-        raise FormatError(f"{_shown(name)}: argument {error} stands in no attribute: the file is damaged") from error
+        raise FormatError(f"{shown(name)}: argument {error} stands in no attribute: the file is damaged") from error
 
 
-def _shown(name: str) -> str:
+def shown(name: str) -> str:
     """A name from a file as it may be shown: short, on one line, without control characters."""
     return repr(name[:120])[1:-1]
 
