@@ -53,12 +53,12 @@ def record_of(key: str) -> Record:
 # ------------------------------------------------------------------------------------------------------ the two ops
 
 _library = torch.library.Library("pythonop", "DEF")
-_library.define("call(Tensor?[] inputs, SymInt[] sizes, str key) -> Tensor[]")
+_library.define("call(Tensor[] inputs, SymInt[] sizes, str key) -> Tensor[]")
 _library.define("stop_gradient(Tensor x) -> Tensor")
 
 
 @torch.library.impl("pythonop::call", "CompositeExplicitAutograd")
-def _call_real(inputs: Sequence[torch.Tensor | None], sizes: Sequence[int], key: str) -> list[torch.Tensor]:
+def _call_real(inputs: Sequence[torch.Tensor], sizes: Sequence[int], key: str) -> list[torch.Tensor]:
     # TorchScript: forward has run already, on copies. The op gives its tensors out, once.
     outputs = record_of(key).outputs.tensors
     real = [output.real for output in outputs]
@@ -70,9 +70,9 @@ def _call_real(inputs: Sequence[torch.Tensor | None], sizes: Sequence[int], key:
 
 
 @torch.library.register_fake("pythonop::call")
-def _call_fake(inputs: Sequence[torch.Tensor | None], sizes: Sequence[torch.SymInt], key: str) -> list[torch.Tensor]:
+def _call_fake(inputs: Sequence[torch.Tensor], sizes: Sequence[torch.SymInt], key: str) -> list[torch.Tensor]:
     record = record_of(key)
-    tensors = [t for t in inputs if t is not None]
+    tensors = list(inputs)
     mode = private.detect_fake_mode(tensors)
     fresh: dict[str, torch.SymInt] = {}
     tensor_iterator, size_iterator = iter(tensors), iter(sizes)
