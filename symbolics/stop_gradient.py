@@ -27,6 +27,8 @@ _SHAPE_ONLY = {
     "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "new_empty_strided",
 }  # fmt: skip
 
+_DATA = torch.Tensor.data.__get__
+
 
 class StopGradients(TorchFunctionMode):
     """Marks the places where gradients stop. Enter it around the model's own forward."""
@@ -39,6 +41,10 @@ class StopGradients(TorchFunctionMode):
         if body is not None:
             with self:  # what it calls inside may stop gradients too (F.gumbel_softmax)
                 return body(*args, **kwargs)
+        if func == _DATA:  # a new object each time
+            # Neither exporter traces x.data: one writes a constant in its place, the other fails. x.detach() is the same
+            # tensor; writing through either is refused below.
+            func, args = torch.Tensor.detach, (args[0],)
         name = getattr(func, "__name__", "")
         if _is_inplace(name):
             return self._inplace(func, name, args, kwargs)
