@@ -146,6 +146,7 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
             passes.InlinePass()(model)
             passes.RemoveUnusedNodesPass()(model)
             passes.NameFixPass()(model)
+    _adopt_orphans(graph)
     _finish_calls(graph, recorder)
     marks = sum(1 for node in _all_nodes(graph) if (node.domain, node.op_type) == (MARK_DOMAIN, MARK_OP))
     model.metadata_props[VERSION_KEY] = str(FORMAT_VERSION)
@@ -163,6 +164,26 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
 
 def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
     return ir.traversal.RecursiveGraphIterator(graph)
+
+
+def _adopt_orphans(graph: ir.Graph) -> None:
+    """Make initializers of constants that belong to no graph.
+
+    onnxscript's rewriter names new initializers after their node's input: the second Clip of one value takes the name
+    of the first one's bound, which then stands nowhere. A parameter of that name would lose it in the same way.
+    """
+    taken = {value.name for node in _all_nodes(graph) for value in (*node.inputs, *node.outputs) if value is not None}
+    for node in _all_nodes(graph):
+        for value in node.inputs:
+            if value is None or value.const_value is None or value.producer() is not None or value.is_graph_input() or value.is_initializer():
+                continue
+            base, count = value.name or "constant", 0
+            while value.name is None or value.name in graph.initializers:
+                count += 1
+                if f"{base}_{count}" not in taken:
+                    value.name = f"{base}_{count}"
+            taken.add(value.name)
+            graph.initializers[value.name] = value
 
 
 def _finish_calls(graph: ir.Graph, recorder: Recorder) -> None:
