@@ -17,6 +17,7 @@ from exporter.hook import hook
 from exporter.program import Program
 from exporter.state import ModelState, held_out
 from symbolics.attributes import encode, ir_attributes
+from symbolics.batch_norm import pin_running_statistics
 from symbolics.capture import Recorder
 from symbolics.errors import ExportError
 from symbolics.file import (
@@ -145,8 +146,9 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
         else:
             passes.InlinePass()(model)
             passes.RemoveUnusedNodesPass()(model)
-            passes.NameFixPass()(model)
     _adopt_orphans(graph)
+    pin_running_statistics(graph)
+    passes.NameFixPass()(model)
     _finish_calls(graph, recorder)
     marks = sum(1 for node in _all_nodes(graph) if (node.domain, node.op_type) == (MARK_DOMAIN, MARK_OP))
     model.metadata_props[VERSION_KEY] = str(FORMAT_VERSION)

@@ -28,6 +28,7 @@ from exporter.state import ModelState, all_buffers_named
 from exporter.trust import name_of
 from symbolics import _torch_private as private
 from symbolics import torch_export
+from symbolics.arguments import qualified_name
 from symbolics.capture import Recorder, active_recorder, captured_apply
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.patterns import Patterns
@@ -149,7 +150,7 @@ def _refuse_transforms(current: Hook, original: Any, cls: Any, *args: Any, **kwa
     """Function.apply inside torch.func: there is no one call that a node could stand for."""
     recorder = active_recorder()
     if recorder is not None and recorder.listening() and not recorder.inline.matches(cls):
-        recorder.refuse(cls, "it is called under torch.func (vmap, grad, jvp), where there is no single call to keep: call it outside, on the whole batch, or name it in inline=")
+        recorder.refuse(qualified_name(cls), "it is called under torch.func (vmap, grad, jvp), where there is no single call to keep: call it outside, on the whole batch, or name it in inline=")
     return original(cls, *args, **kwargs)
 
 
@@ -174,6 +175,8 @@ def _capturing(current: Hook, model: Any, dynamo: bool) -> Iterator[Recorder]:
             stack.enter_context(private.allow_in_dynamo(_all_functions(torch.autograd.Function)))
         try:
             yield recorder
+            if recorder.error is not None:  # torch found another way, which went around what we refused
+                raise recorder.error
         except Exception as error:
             if recorder.error is not None and error is not recorder.error:
                 raise recorder.error from (recorder.error.__cause__ or error)
@@ -214,6 +217,13 @@ def _export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any =
             options["kwargs"] = differentiable_inputs(options["kwargs"])
     with _capturing(current, model, dynamo=True) as recorder:
         program = original(model, args, None, optimize=False, verify=False, custom_translation_table=table, **options)
+        if private.captured_by_dynamo(program):
+            warnings.warn(
+                "torch could capture the model only with Dynamo (strict=True): detach() and no_grad() in it are not marked, so gradients of the file "
+                "may flow where PyTorch stops them: run torch.export.export(model, args, strict=False) to see why, and mend that.",
+                PythonopWarning,
+                stacklevel=4,
+            )
         finish(program.model, recorder, state, optimize=optimize)
         inlined = dict(recorder.inlined)
     current.program = Program(program.model, inlined, program)

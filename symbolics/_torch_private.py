@@ -20,6 +20,7 @@ __all__ = [
     "SingleLevelFunction",
     "add_traced_node",
     "allow_in_dynamo",
+    "captured_by_dynamo",
     "detect_fake_mode",
     "dynamo_exporter",
     "functions",
@@ -30,6 +31,7 @@ __all__ = [
     "paused_capture",
     "real_tensors",
     "replace_traced",
+    "shares_memory",
     "torchscript_exporter",
     "traced_producer",
 ]
@@ -63,6 +65,11 @@ def paused_capture() -> Iterator[None]:
             torch._C._set_tracing_state(None)
             stack.callback(torch._C._set_tracing_state, state)
         yield
+
+
+def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors (fake ones too) have one storage: a change of one is a change of the other."""
+    return bool(torch._C._is_alias_of(a, b))
 
 
 # ------------------------------------------------------------------------------------------------ torch.export
@@ -118,6 +125,11 @@ def dynamo_exporter() -> Any:
     from torch.onnx._internal.exporter import _compat
 
     return _compat
+
+
+def captured_by_dynamo(program: Any) -> bool:
+    """Whether torch.onnx.export fell back to torch.export.export(strict=True)."""
+    return "Strict" in (program._capture_strategy or "") and "NonStrict" not in program._capture_strategy
 
 
 # ------------------------------------------------------------------------------------------------- TorchScript

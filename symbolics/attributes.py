@@ -17,7 +17,7 @@ from symbolics.call import Autocast, AutogradCall
 from symbolics.errors import ExportError, FormatError
 from symbolics.file import CALL_ATTRIBUTE, FORMAT_VERSION, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
-__all__ = ["GRAD_SPECS", "SPECS", "AttributeValue", "decode", "encode", "ir_attributes", "python_op_grad", "shown", "values_of"]
+__all__ = ["GRAD_SPECS", "SPECS", "AttributeValue", "decode", "encode", "family_of", "ir_attributes", "python_op_grad", "shown", "values_of"]
 
 AttributeValue = str | int | list[int] | list[float]
 
@@ -63,6 +63,7 @@ GRAD_SPECS: dict[str, tuple[ir.AttributeType, bool, str]] = {
     CALL_ATTRIBUTE: (_STRING, False, "The call of the PythonOp as JSON."),
 }
 
+_FLOAT32_MAX = 3.4028234663852886e38
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
@@ -72,7 +73,7 @@ def _is_int(value: Any) -> bool:
 
 def _is_float32(value: Any) -> bool:
     # A finite float that float32 cannot reach would be written as inf.
-    return type(value) is float and not 3.5e38 < abs(value) < float("inf")
+    return type(value) is float and not _FLOAT32_MAX < abs(value) < float("inf")
 
 
 def _is_tuple_of(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -82,6 +83,13 @@ def _is_tuple_of(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
 # One row a family of typed attributes: prefix, which values it takes. The first that takes a value has it.
 _SCALARS: list[tuple[str, Callable[[Any], bool]]] = [("input_int_scalar", _is_int), ("input_float_scalar", _is_float32)]
 _TUPLES: list[tuple[str, Callable[[Any], bool]]] = [("input_int_tuple", _is_tuple_of(_is_int)), ("input_float_tuple", _is_tuple_of(_is_float32))]
+
+_POINTER = "input_pointer_scalar"
+
+
+def family_of(value: Any) -> str:
+    """The prefix of the documented attributes that hold an argument which is no tensor: ``input_int_scalar``, ..."""
+    return next((prefix for prefix, takes in (*_SCALARS, *_TUPLES) if takes(value)), _POINTER)
 
 
 def encode(call: AutogradCall, names: Callable[[Any], str | None] = lambda _: None) -> dict[str, AttributeValue]:
@@ -111,20 +119,13 @@ def encode(call: AutogradCall, names: Callable[[Any], str | None] = lambda _: No
     for position, value in enumerate(call.flat()):
         if isinstance(value, Slot):
             continue
-        for prefix, takes in _SCALARS:
-            if takes(value):
-                typed.setdefault(f"{prefix}s", []).append(value)
-                break
+        prefix = family_of(value)
+        items = typed.setdefault(f"{prefix}s", [])
+        if prefix.endswith("tuple"):
+            typed.setdefault(f"{prefix}_begins", []).append(len(items))
+            items.extend(value)
         else:
-            for prefix, takes in _TUPLES:
-                if takes(value):
-                    items = typed.setdefault(f"{prefix}s", [])
-                    typed.setdefault(f"{prefix}_begins", []).append(len(items))
-                    items.extend(value)
-                    break
-            else:
-                prefix = "input_pointer_scalar"
-                typed.setdefault(f"{prefix}s", []).append(0)
+            items.append(0 if prefix == _POINTER else value)
         typed.setdefault(f"{prefix}_positions", []).append(position)
     for attribute, (kind, _, _) in SPECS.items():
         if attribute in typed:
