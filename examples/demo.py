@@ -55,7 +55,8 @@ def _last(name: str, model: Any) -> Any:
     return OneOutput()
 
 
-def _tokens(vocabulary: int, batch: int = 2, length: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+def tokens(vocabulary: int, batch: int = 2, length: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and their mask."""
     import torch
 
     ids = torch.randint(3, vocabulary, (batch, length), generator=torch.Generator().manual_seed(batch))
@@ -71,10 +72,10 @@ def bloom() -> Case:
     config = BloomConfig(
         vocab_size=96, hidden_size=32, n_layer=2, n_head=4, hidden_dropout=0.0, attention_dropout=0.0, use_cache=False, attn_implementation="eager"
     )
-    return Case(_last("logits", BloomForCausalLM(config)).train(), _tokens(96), ["transformers.models.bloom.*"])
+    return Case(_last("logits", BloomForCausalLM(config)).train(), tokens(96), ["transformers.models.bloom.*"])
 
 
-def ibert() -> Case:
+def ibert(warm: bool = True) -> Case:
     """I-BERT in quant mode: every layer calls quantisation Functions, with None, int, bool and Parameter arguments."""
     import torch
     from transformers import IBertConfig, IBertModel
@@ -93,9 +94,9 @@ def ibert() -> Case:
     )
     model = IBertModel(config, add_pooling_layer=False).train()
     with torch.no_grad():  # the ranges of its activations are running statistics: two forwards fill them
-        for batch in (2, 3):
-            model(*_tokens(64, batch))
-    return Case(_last("last_hidden_state", model).eval(), _tokens(64), ["transformers.models.ibert.*"])
+        for batch in (2, 3) if warm else ():
+            model(*tokens(64, batch))
+    return Case(_last("last_hidden_state", model).eval(), tokens(64), ["transformers.models.ibert.*"])
 
 
 CASES: dict[str, tuple[str, Callable[[], Case]]] = {"bloom": ("BLOOM", bloom), "ibert": ("I-BERT, quant mode", ibert)}

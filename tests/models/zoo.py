@@ -13,7 +13,9 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-__all__ = ["ZOO", "Entry", "bloom", "checkpointed", "entmax15", "ibert", "ibert_first_step", "snn", "timm_activations"]
+from examples import demo
+
+__all__ = ["DYNAMIC", "ZOO", "Entry", "bloom", "checkpointed", "entmax15", "ibert", "ibert_first_step", "snn", "timm_activations"]
 
 
 @dataclass
@@ -36,56 +38,21 @@ class Entry:
     larger_args: tuple[Any, ...] | None = None
 
 
-class OneTensor(nn.Module):
-    """A model of transformers with one tensor in and one out, so that file and eager are compared without its containers."""
-
-    def __init__(self, model: nn.Module, output: str) -> None:
-        super().__init__()
-        self.model = model
-        self.output = output
-
-    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """The named output."""
-        return getattr(self.model(ids, attention_mask=mask), self.output)
+def _from_demo(case: demo.Case) -> Entry:
+    return Entry(case.model, case.args, case.allow)
 
 
-def _ids(batch: int, length: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(batch)
-    ids = torch.randint(3, vocabulary, (batch, length), generator=generator)
-    return ids, torch.ones_like(ids)
-
-
-def bloom(layers: int = 2) -> Entry:
-    """transformers' BLOOM: its GeLUFunction runs in training mode."""
-    from transformers import BloomConfig, BloomForCausalLM
-
-    torch.manual_seed(0)
-    config = BloomConfig(vocab_size=96, hidden_size=32, n_layer=layers, n_head=4, hidden_dropout=0.0, attention_dropout=0.0, use_cache=False, attn_implementation="eager")
-    model = BloomForCausalLM(config).train()
+def bloom() -> Entry:
+    """transformers' BLOOM, as the demo exports it: its GeLUFunction runs in training mode."""
+    entry = _from_demo(demo.bloom())
     batch = torch.export.Dim.DYNAMIC
-    return Entry(
-        OneTensor(model, "logits").train(),
-        _ids(2, 7, 96),
-        ["transformers.models.bloom.*"],
-        dynamic_shapes=({0: batch}, {0: batch}),
-        larger_args=_ids(5, 7, 96),
-    )
+    entry.dynamic_shapes, entry.larger_args = ({0: batch}, {0: batch}), demo.tokens(96, batch=5)
+    return entry
 
 
-def ibert(layers: int = 2) -> Entry:
-    """transformers' I-BERT in quant mode: 94 calls in two layers, with None, int, bool and Parameter arguments.
-
-    In training mode the first forward makes five more, one a layer norm: it branches on the data when its statistics
-    overflow, which torch.export refuses (`ibert_first_step`).
-    """
-    from transformers import IBertModel
-
-    torch.manual_seed(0)
-    model = IBertModel(_ibert_config(layers), add_pooling_layer=False).train()
-    with torch.no_grad():
-        for seed in range(2):  # the activation ranges are running statistics: a forward or two fill them
-            model(*_ids(2 + seed, 7, 64))
-    return Entry(OneTensor(model.eval(), "last_hidden_state").eval(), _ids(2, 7, 64), ["transformers.models.ibert.*"])
+def ibert() -> Entry:
+    """transformers' I-BERT in quant mode, as the demo exports it: 94 calls in two layers, with None, int, bool and Parameter arguments."""
+    return _from_demo(demo.ibert())
 
 
 def ibert_first_step() -> Entry:
@@ -93,20 +60,8 @@ def ibert_first_step() -> Entry:
 
     Its overflow handling is a Python ``if`` on a tensor, so only a tracing exporter can follow it.
     """
-    from transformers import IBertModel
-
-    torch.manual_seed(0)
-    model = IBertModel(_ibert_config(2), add_pooling_layer=False)
-    return Entry(OneTensor(model, "last_hidden_state").train(), _ids(2, 7, 64), ["transformers.models.ibert.*"])
-
-
-def _ibert_config(layers: int) -> Any:
-    from transformers import IBertConfig
-
-    return IBertConfig(
-        vocab_size=64, hidden_size=32, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=48, max_position_embeddings=32,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, quant_mode=True,
-    )  # fmt: skip
+    case = demo.ibert(warm=False)
+    return Entry(case.model.train(), case.args, case.allow)
 
 
 class SparseAttention(nn.Module):
@@ -200,3 +155,6 @@ ZOO: dict[str, Callable[[], Entry]] = {
     "timm_activations": timm_activations,
     "checkpointed": checkpointed,
 }
+
+#: Those whose batch may vary.
+DYNAMIC = ("bloom", "entmax15")
