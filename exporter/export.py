@@ -146,6 +146,7 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
         else:
             passes.InlinePass()(model)
             passes.RemoveUnusedNodesPass()(model)
+    _adopt_orphans(graph)
     pin_running_statistics(graph)
     passes.NameFixPass()(model)
     _finish_calls(graph, recorder)
@@ -165,6 +166,26 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
 
 def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
     return ir.traversal.RecursiveGraphIterator(graph)
+
+
+def _adopt_orphans(graph: ir.Graph) -> None:
+    """Make initializers of constants that belong to no graph.
+
+    onnxscript's rewriter names new initializers after their node's input: the second Clip of one value takes the name
+    of the first one's bound, which then stands nowhere. A parameter of that name would lose it in the same way.
+    """
+    taken = {value.name for node in _all_nodes(graph) for value in (*node.inputs, *node.outputs) if value is not None}
+    for node in _all_nodes(graph):
+        for value in node.inputs:
+            if value is None or value.const_value is None or value.producer() is not None or value.is_graph_input() or value.is_initializer():
+                continue
+            base, count = value.name or "constant", 0
+            while value.name is None or value.name in graph.initializers:
+                count += 1
+                if f"{base}_{count}" not in taken:
+                    value.name = f"{base}_{count}"
+            taken.add(value.name)
+            graph.initializers[value.name] = value
 
 
 def _finish_calls(graph: ir.Graph, recorder: Recorder) -> None:
