@@ -26,17 +26,16 @@ from symbolics.file import (
     MARK_COUNT_KEY,
     MARK_DOMAIN,
     MARK_OP,
+    MODULE_PROPERTY,
     ORT_DOMAIN,
     PYTHON_OP,
+    SOURCE_PROPERTY,
     STATE_KEY,
     VERSION_KEY,
     write_state,
 )
 
 __all__ = ["export", "finish"]
-
-MODULE_PROPERTY = "pythonop.module"
-SOURCE_PROPERTY = "pythonop.source"
 
 
 def export(
