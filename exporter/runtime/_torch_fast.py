@@ -1,4 +1,4 @@
-"""The functions of torch that the native hot path calls. Three of them are private; each has its reason here."""
+"""The functions of torch that the native hot path calls. Some of them are private; each has its reason here."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ _run_backward = torch.autograd.Variable._execution_engine.run_backward
 # Autocast on any device, in one call.
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
-
-def _is_special() -> bool:
-    return _is_any_autocast_enabled() or torch.is_inference_mode_enabled()
+# What torch.utils.dlpack.from_dlpack ends in, for a capsule: 0.5 us against 1.1.
+_from_dlpack = torch._C._from_dlpack
 
 
 def _release_leaf(leaf: torch.Tensor) -> tuple[torch.Tensor, Any, tuple[int, ...]]:
@@ -33,11 +32,12 @@ def _release_leaf(leaf: torch.Tensor) -> tuple[torch.Tensor, Any, tuple[int, ...
 
 #: In the order of setup() in native.c.
 FUNCTIONS = (
-    torch.utils.dlpack.from_dlpack,
+    _from_dlpack,
     torch.utils.dlpack.to_dlpack,
     torch.is_grad_enabled,
     _set_grad_enabled,
-    _is_special,
+    _is_any_autocast_enabled,
+    torch.is_inference_mode_enabled,
     _run_backward,
     os.urandom,
     _release_leaf,

@@ -96,7 +96,7 @@ static const DLDataType DTYPES[ONNX_LAST + 1] = {
 /* ------------------------------------------------------------------------------------------------ our own structs */
 
 /* What one process knows; filled by setup(). */
-static PyObject *from_dlpack, *to_dlpack, *is_grad_enabled, *set_grad_enabled, *is_special, *run_backward, *urandom, *release_leaf, *gradient_edge;
+static PyObject *from_dlpack, *to_dlpack, *is_grad_enabled, *set_grad_enabled, *is_autocast, *is_inference, *run_backward, *urandom, *release_leaf, *gradient_edge;
 static PyObject *s_requires_grad, *s_run, *s_retain, *s_keep, *s_finish, *s_take, *s_version, *s_strings, *s_view, *s_plan, *s_fix, *s_data, *s_clone,
     *s_escaped, *s_failed;
 static size_t large = 1 << 16;
@@ -502,12 +502,16 @@ static int store_flag(Binding *binding, PyObject *name)
 /* Whether the thread is in inference mode or autocasts: rare, and Python's business. */
 static int special_state(void)
 {
-    PyObject *answer = PyObject_CallFunctionObjArgs(is_special, NULL);
-    if (!answer)
-        return -1;
-    int truth = PyObject_IsTrue(answer);
-    Py_DECREF(answer);
-    return truth;
+    PyObject *tests[] = {is_autocast, is_inference};
+    for (int i = 0; i < 2; i++) {
+        PyObject *answer = PyObject_CallFunctionObjArgs(tests[i], NULL);
+        if (!answer)
+            return -1;
+        Py_DECREF(answer); /* True and False are immortal enough to compare */
+        if (answer != Py_False)
+            return 1;
+    }
+    return 0;
 }
 
 typedef struct { PyObject *roots, *targets, *shapes; } Parts;
@@ -1213,10 +1217,10 @@ static PyObject *registered(PyObject *module, PyObject *unused)
 static PyObject *setup(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject **targets[] = {&from_dlpack, &to_dlpack, &is_grad_enabled, &set_grad_enabled, &is_special, &run_backward, &urandom, &release_leaf, &gradient_edge};
+    PyObject **targets[] = {&from_dlpack, &to_dlpack, &is_grad_enabled, &set_grad_enabled, &is_autocast, &is_inference, &run_backward, &urandom, &release_leaf, &gradient_edge};
     Py_ssize_t count = sizeof targets / sizeof *targets;
     if (PyTuple_Size(args) != count + 1) {
-        PyErr_SetString(PyExc_TypeError, "setup() takes nine functions and a size");
+        PyErr_SetString(PyExc_TypeError, "setup() takes ten functions and a size");
         return NULL;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -1234,7 +1238,7 @@ static PyObject *setup(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"prepare", prepare, METH_VARARGS, "prepare(owner, store, contexts, runs) -> capsule"},
     {"registered", registered, METH_NOARGS, "registered() -> bool"},
-    {"setup", setup, METH_VARARGS, "setup(nine functions of torch, large)"},
+    {"setup", setup, METH_VARARGS, "setup(ten functions of torch, large)"},
     {NULL, NULL, 0, NULL},
 };
 

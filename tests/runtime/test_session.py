@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import functions as F
 import numpy as np
 import onnxruntime
@@ -30,27 +32,24 @@ class Runner:
         return [from_ort(value) for value in outputs]
 
 
-_ELEMENT = {torch.bfloat16: 16, torch.float8_e4m3fn: 17}
+_ODD = {torch.bfloat16: 16, torch.float8_e4m3fn: 17}
 
 
 def ort_value(tensor):
     array = to_array(tensor)
-    if tensor.dtype in _ELEMENT:
-        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16 if array.itemsize == 2 else np.uint8), _ELEMENT[tensor.dtype])
+    if tensor.dtype in _ODD:
+        array = array.view(f"u{array.itemsize}")
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _ODD[tensor.dtype])
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
 def from_ort(value):
-    kind = value.element_type()
-    for dtype, code in _ELEMENT.items():
-        if kind == code:
-            return torch.from_dlpack(value._get_c_value()) if False else _bits(value, dtype)
+    for dtype, code in _ODD.items():
+        if value.element_type() == code:
+            shape = value.shape()
+            data = ctypes.string_at(value.data_ptr(), int(np.prod(shape)) * dtype.itemsize)
+            return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
     return to_tensor(value.numpy())
-
-
-def _bits(value, dtype):
-    tensor = torch.utils.dlpack.from_dlpack(value._ortvalue.to_dlpack())
-    return tensor.clone().view(dtype)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
