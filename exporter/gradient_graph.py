@@ -74,6 +74,7 @@ class _Build:
         infer_shapes(self.model, only_where_missing=True)
         targets = boundary.wrt
         while self.expand(targets):
+            self.register_constants()
             infer_shapes(self.model)
         seeds: dict[ir.Value, ir.Value] = {}
         pairing_in = {}
@@ -106,9 +107,13 @@ class _Build:
         return self.model
 
     def register_constants(self) -> None:
+        """Those constants of the build that something uses are initializers, no others."""
+        initializers = self.model.graph.initializers
         for value in self.session.constants.values():
             if value.uses() or value.is_graph_output():
-                self.model.graph.register_initializer(value)
+                initializers[value.name] = value
+            else:
+                initializers.pop(value.name, None)
 
     # ------------------------------------------------------------------------------------------------------- the path
     def active(self, nodes: Iterable[ir.Node], targets: Iterable[ir.Value]) -> tuple[set[ir.Value], list[ir.Node]]:

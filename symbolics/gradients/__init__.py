@@ -12,9 +12,11 @@ __all__ = ["COMPOSITES", "NONDIFFERENTIABLE", "RULES", "Rule", "composite", "gra
 _FAMILIES = (
     "elementwise",
     "reductions",
+    "convolution",
     "linear",
     "movement",
     "normalization",
+    "pooling",
 )
 
 for _family in _FAMILIES:

@@ -14,9 +14,14 @@ __all__: list[str] = []
 def softmax(op, node, g):
     """y * (g - sum(g * y)). A fully masked row is NaN; where the model replaces it, its gradient is 0, as in torch's attention."""
     y, axis = node.outputs[0], attr(node, "axis", -1)
-    if any(user.op_type == "IsNaN" for user in y.consumers()):
+    if _is_guarded(y):
         y = op.Where(op.IsNaN(y), 0.0, y)
     return [y * (g - op.ReduceSum(g * y, [axis], keepdims=1))]
+
+
+def _is_guarded(y: ir.Value) -> bool:
+    """Whether the model replaces elements of y."""
+    return any(u.op_type in ("IsNaN", "Where") or (u.op_type in ("Cast", "CastLike") and _is_guarded(u.outputs[0])) for u in y.consumers())
 
 
 @gradient("LogSoftmax")
@@ -31,9 +36,7 @@ def _normalized(op: Builder, g: ir.Value, normal: ir.Value, inverse: ir.Value, a
 
 
 @gradient("LayerNormalization")
-def layer_normalization(op, node, g, *_):
-    if g is None:
-        raise unsupported(node, "its mean and deviation have no gradient of their own")
+def layer_normalization(op, node, g, gmean=None, ginverse=None):
     x, scale, bias = [*node.inputs, None][:3]
     rank = op.rank(node, x)
     axis = attr(node, "axis", -1) % rank
@@ -48,8 +51,13 @@ def layer_normalization(op, node, g, *_):
     _, mean, inverse = node.outputs
     kind = x.dtype
     normal = (op.cast(x, stash) - mean) * inverse
-    g = op.cast(g, stash)
-    dx = op.cast(_normalized(op, g * op.cast(scale, stash), normal, inverse, axes), kind)
+    g = op.zeros_like(node.outputs[0]) if g is None else op.cast(g, stash)
+    dx = _normalized(op, g * op.cast(scale, stash), normal, inverse, axes)
+    if gmean is not None:
+        dx = dx + gmean / op.count_over(x, axes, gmean)
+    if ginverse is not None:
+        dx = dx - ginverse * (inverse * inverse) * normal / op.count_over(x, axes, ginverse)
+    dx = op.cast(dx, kind)
     dscale = _sum_leading(op, g * normal, scale, x)
     dbias = None if bias is None else _sum_leading(op, g, bias, x)
     return [dx, dscale, dbias][: len(node.inputs)]
