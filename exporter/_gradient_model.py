@@ -44,6 +44,8 @@ def own_copy(source: Any) -> ir.Model:
         versions[""] = versions.pop("ai.onnx")
     version = versions.setdefault("", OPSET)
     model = _converted(model, version) if version < OPSET else model
+    if any(n.op_type in ("If", "Loop", "Scan") for n in model.graph):  # so that a body may be copied without its weights
+        passes.LiftSubgraphInitializersToMainGraphPass()(model)
     model.ir_version = max(model.ir_version, 8)  # older ones list initializers among the inputs
     return model
 

@@ -11,7 +11,9 @@ __all__ = ["COMPOSITES", "NONDIFFERENTIABLE", "RULES", "Rule", "composite", "gra
 
 _FAMILIES = (
     "elementwise",
+    "recurrent",
     "reductions",
+    "control_flow",
     "convolution",
     "linear",
     "movement",
