@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import logging
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -14,11 +13,12 @@ import onnx_ir.passes.common as passes
 
 from symbolics.errors import FormatError, PythonopError
 from symbolics.file import MARK_COUNT_KEY, MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, check_version, read_state
-from symbolics.gradients._bodies import walk
+from symbolics.gradients._bodies import subgraphs, walk
 from symbolics.gradients._builder import attr, is_float, rank_of
 
 __all__ = ["Boundary", "infer_shapes", "own_copy", "read_boundary", "remove_marks"]
 
+_SMALL = 256  # elements of an initializer that shape inference may have to read
 OPSET = 18  # the rules' oldest
 _MARK = (MARK_DOMAIN, MARK_OP)
 
@@ -73,13 +73,78 @@ def infer_shapes(model: ir.Model, *, only_where_missing: bool = False) -> None:
             _type_python_op(node)
     if only_where_missing and all(o.type is not None and o.shape is not None for n in nodes for o in n.outputs if o.name):
         return
-    logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    _merge(model.graph, _inferred(model).graph)
+    if any([_guess_rank(node) for node in walk(model.graph)]):
+        _merge(model.graph, _inferred(model).graph)
+
+
+def _inferred(model: ir.Model) -> onnx.ModelProto:
+    """The model's skeleton after ONNX's shape inference; large weights stand there as inputs."""
+    graph = model.graph
+    weights = [v for v in graph.initializers.values() if v.const_value is None or v.const_value.size > _SMALL]
+    added = [v for v in weights if not v.is_graph_input()]
+    for value in weights:
+        del graph.initializers[value.name]
+    graph.inputs.extend(added)
     try:
-        passes.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+        proto = ir.to_proto(model)
     finally:
-        logger.setLevel(level)
+        if added:
+            del graph.inputs[-len(added) :]
+        for value in weights:
+            graph.initializers[value.name] = value
+    return onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=False, data_prop=True)
+
+
+def _merge(graph: ir.Graph, proto: onnx.GraphProto) -> None:
+    """Take over types, and shapes that say more than the known ones."""
+    infos = {v.name: v.type.tensor_type for v in (*proto.value_info, *proto.output, *proto.input) if v.type.HasField("tensor_type")}
+    for node, twin in zip(graph, proto.node):
+        for value in node.outputs:
+            info = infos.get(value.name)
+            if info is None or not value.name:
+                continue
+            if value.type is None and info.elem_type:
+                value.type = ir.TensorType(ir.DataType(info.elem_type))
+            if info.HasField("shape") and not _is_static(value.shape):
+                dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in info.shape.dim]
+                if value.shape is None or any(type(d) is int for d in dims):
+                    value.shape = ir.Shape(dims)
+        inner = [a.g for a in twin.attribute if a.type == onnx.AttributeProto.GRAPH]
+        for body, twin_body in zip(subgraphs(node), inner):
+            _merge(body, twin_body)
+
+
+_SAME_RANK = frozenset("Split Slice Concat CumSum Softmax LogSoftmax Cast Pad Trilu ScatterElements ScatterND Identity Clip Gelu Dropout Tile".split())
+_BROADCAST = frozenset("Add Sub Mul Div Pow Where Max Min Sum Mean Mod Equal Less LessOrEqual Greater GreaterOrEqual And Or".split())
+
+
+def _guess_rank(node: ir.Node) -> bool:
+    """The rank of the outputs where ONNX's inference gave up for want of a constant. Whether there was one to find."""
+    if node.domain != "" or not node.inputs or all(o.shape is not None for o in node.outputs):
+        return False
+    ranks = [None if v is None or v.shape is None else len(v.shape) for v in node.inputs]
+    found = None
+    if node.op_type in _SAME_RANK:
+        found = ranks[0]
+    elif node.op_type in _BROADCAST and None not in ranks:
+        found = max(ranks)
+    elif node.op_type in ("Reshape", "Expand") and ranks[1] == 1 and type(node.inputs[1].shape[0]) is int:
+        found = max(node.inputs[1].shape[0], (ranks[0] or 0) if node.op_type == "Expand" else 0)
+    elif node.op_type in ("Squeeze", "Unsqueeze") and len(ranks) > 1 and ranks[1] == 1 and ranks[0] is not None and type(node.inputs[1].shape[0]) is int:
+        found = ranks[0] + node.inputs[1].shape[0] * (1 if node.op_type == "Unsqueeze" else -1)
+    elif node.op_type.startswith("Reduce") and ranks[0] is not None and attr(node, "keepdims", 1):
+        found = ranks[0]
+    if found is None:
+        return False
+    for out in node.outputs:
+        out.shape = out.shape if out.shape is not None else ir.Shape([None] * found)
+        out.type = out.type or (None if node.inputs[0] is None else node.inputs[0].type)
+    return True
+
+
+def _is_static(shape: ir.Shape | None) -> bool:
+    return shape is not None and all(type(d) is int for d in shape)
 
 
 def _type_python_op(node: ir.Node) -> None:

@@ -67,6 +67,7 @@ class _Build:
         self.rules: dict[Key, Rule] = {**RULES, **{_key(k): r if isinstance(r, Rule) else Rule(r) for k, r in overrides.items()}}
         self.session = Session(self.boundary.prefix, self.boundary.is_constant)
         self.session.backward = self.sweep
+        self.expanded: list[ir.Node] = []
         self.session.opset = model.opset_imports[""]
 
     def run(self) -> ir.Model:
@@ -74,8 +75,11 @@ class _Build:
         infer_shapes(self.model, only_where_missing=True)
         targets = boundary.wrt
         while self.expand(targets):
-            self.register_constants()
-            infer_shapes(self.model)
+            again = True
+            while again:  # what folds makes ranks known, and known ranks fold
+                self.register_constants()
+                infer_shapes(self.model)
+                self.expanded, again = fold(Builder(self.session), self.expanded)
         seeds: dict[ir.Value, ir.Value] = {}
         pairing_in = {}
         for value in boundary.outputs:
@@ -186,7 +190,8 @@ class _Build:
             name, new.type, new.shape = old.name, old.type or new.type, old.shape or new.shape
             old.replace_all_uses_with(new, replace_graph_outputs=True)
             old.name, new.name = None, name
-        nodes = fold(op, prune(nodes, [n for n in graph.outputs]))
+        nodes = prune(nodes, graph.outputs)
+        self.expanded += walk(nodes)
         graph.insert_before(node, nodes)
         discard(node)
         graph.remove(node)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
-from symbolics.gradients._builder import Builder, Session, attr, static_shape
+from symbolics.gradients._builder import Builder
+from symbolics.gradients._session import Session
+from symbolics.gradients._values import attr
 
 __all__ = ["captured", "clone_nodes", "discard", "fold", "function_body", "inline", "prune", "subgraphs", "walk"]
-
-_FOLDED_SIZE = 4096
-_NEVER_FOLDED = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout If Loop Scan".split())
 
 
 # ------------------------------------------------------------------------------------------------------- looking around
@@ -187,57 +184,39 @@ def inline(session: Session, node: ir.Node, function: ir.Function) -> tuple[list
 
 
 # ----------------------------------------------------------------------------------------------------------- folding
-def fold(op: Builder, nodes: list[ir.Node]) -> list[ir.Node]:
-    """Without the nodes that only constants and static shapes go into, so that ranks behind them are known."""
-    out: list[ir.Node] = []
-    for node in nodes:
-        if node.op_type == "If" and (condition := op.const(node.inputs[0])) is not None and node.domain == "":
-            branch = attr(node, "then_branch" if condition.any() else "else_branch")
+def fold(op: Builder, nodes: list[ir.Node]) -> tuple[list[ir.Node], bool]:
+    """Remove from their graph the nodes that only constants and static shapes go into, so that ranks behind them are known.
+
+    The nodes that are left, and whether any went.
+    """
+    left: list[ir.Node] = []
+    before = len(nodes)
+    todo = nodes[::-1]
+    while todo:
+        node = todo.pop()
+        if node.graph is None:  # expanded itself since
+            continue
+        if (branch := _taken(op, node)) is not None:
             mapping: dict[ir.Value, ir.Value | None] = {v: op.constant(v.const_value.numpy(), v.dtype) for v in branch.initializers.values()}
             copies = clone_nodes(op.session, branch, mapping)
-            for o, v in zip(node.outputs, branch.outputs):
-                o.replace_all_uses_with(mapping.get(v, v), replace_graph_outputs=True)
-            discard(node)
-            out += fold(op, copies)
+            node.graph.insert_before(node, copies)
+            results = [mapping.get(v, v) for v in branch.outputs]
+            todo += copies[::-1]
+        elif not any(o.is_graph_output() for o in node.outputs) and (arrays := op.session.evaluate(node)) is not None:
+            results = [op.constant(a, o.dtype or ir.DataType.from_numpy(a.dtype)) for o, a in zip(node.outputs, arrays)]
+        else:
+            left.append(node)
             continue
-        arrays = _evaluate(op, node)
-        if arrays is None:
-            out.append(node)
-            continue
-        for o, array in zip(node.outputs, arrays):
-            dtype = o.dtype or ir.DataType.from_numpy(array.dtype)
-            o.replace_all_uses_with(op.constant(array, dtype), replace_graph_outputs=True)
+        for o, v in zip(node.outputs, results):
+            o.replace_all_uses_with(v)
         discard(node)
-    return out
+        node.graph.remove(node)
+    return left, len(left) != before
 
 
-def _evaluate(op: Builder, node: ir.Node) -> list[np.ndarray] | None:
-    """The outputs of a node, None where they are no constants."""
-    if node.domain != "" or node.op_type in _NEVER_FOLDED or any(o.is_graph_output() for o in node.outputs):
+def _taken(op: Builder, node: ir.Node) -> ir.Graph | None:
+    """The branch of an If whose condition is known."""
+    if node.op_type != "If" or node.domain != "" or any(o.is_graph_output() for o in node.outputs):
         return None
-    if node.op_type == "Shape" and static_shape(node.inputs[0]) is not None:
-        dims = static_shape(node.inputs[0])
-        return [np.array(dims[slice(attr(node, "start", 0), attr(node, "end"))], np.int64)]
-    arrays = [None if v is None else op.const(v) for v in node.inputs]
-    if any(v is not None and a is None for v, a in zip(node.inputs, arrays)):
-        return None
-    if any(a is not None and a.size > _FOLDED_SIZE for a in arrays):
-        return None
-    if node.op_type == "Constant":
-        array = op.const(node.outputs[0])
-        return None if array is None or array.dtype.kind not in "fiub" else [array]
-    inputs = [ir.Value(name=f"i{k}", type=v.type) if v is not None else None for k, v in enumerate(node.inputs)]
-    if any(v is not None and v.type is None for v in inputs):
-        return None
-    twin = ir.Node("", node.op_type, inputs, node.attributes.values(), num_outputs=len(node.outputs))
-    for k, o in enumerate(twin.outputs):
-        o.name = f"o{k}"
-    graph = ir.Graph([v for v in inputs if v is not None], twin.outputs, nodes=[twin], name="fold", opset_imports={"": op.session.opset})
-    try:
-        results = ReferenceEvaluator(ir.to_proto(ir.Model(graph, ir_version=10))).run(None, {f"i{k}": a for k, a in enumerate(arrays) if a is not None})
-    except Exception:  # an evaluator that cannot is no obstacle: the node stays
-        return None
-    results = [np.asarray(r) for r in results]
-    if any(r.size > _FOLDED_SIZE or r.dtype.kind not in "fiub" for r in results):
-        return None
-    return results
+    condition = op.const(node.inputs[0])
+    return None if condition is None else attr(node, "then_branch" if condition.any() else "else_branch")

@@ -13,16 +13,16 @@ from typing import Any, Union
 import numpy as np
 import onnx_ir as ir
 
-from symbolics.errors import UnsupportedOperatorError
+from symbolics.gradients._session import Session
+from symbolics.gradients._values import attr, describe, is_float, rank_of, static_shape, unsupported
 
-__all__ = ["Builder", "Operand", "Session", "attr", "describe", "dtype_of", "is_float", "rank_of", "static_shape", "unsupported"]
+__all__ = ["Builder", "Operand", "Session", "attr", "describe", "is_float", "rank_of", "static_shape", "unsupported"]
 
 Operand = Union[ir.Value, int, float, bool, Sequence[int], np.ndarray, None]
 
 _BOOLEAN = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Not", "IsNaN", "IsInf", "Xor"})
 _INTEGER = frozenset({"Shape", "Size", "NonZero", "ArgMax", "ArgMin"})
 _TYPED_BY = {"Where": 1, "CastLike": 1, "OneHot": 2}  # the output has the type of this input, otherwise of the first
-_MODULE_PATH_KEYS = ("pkg.torch.onnx.name_scopes", "namespace", "pkg.torch.onnx.scopes")
 
 _FOLD: dict[str, Callable[..., np.ndarray]] = {
     "Add": np.add,
@@ -32,103 +32,6 @@ _FOLD: dict[str, Callable[..., np.ndarray]] = {
     "Max": lambda *a: np.maximum.reduce(np.broadcast_arrays(*a)),
     "Min": lambda *a: np.minimum.reduce(np.broadcast_arrays(*a)),
 }
-
-
-# ------------------------------------------------------------------------------------------- what is known of a value
-def attr(node: ir.Node, name: str, default: Any = None) -> Any:
-    """The value of a node's attribute."""
-    found = node.attributes.get(name)
-    return default if found is None else found.value
-
-
-def dtype_of(value: ir.Value) -> ir.DataType | None:
-    """The element type, None where it is not known."""
-    return value.dtype
-
-
-def is_float(value: ir.Value | None) -> bool:
-    """Whether a gradient of this value can exist."""
-    dtype = None if value is None else value.dtype
-    return dtype is not None and dtype.is_floating_point()
-
-
-def rank_of(value: ir.Value) -> int | None:
-    """The rank, None where it is not known."""
-    return None if value.shape is None else len(value.shape)
-
-
-def static_shape(value: ir.Value) -> tuple[int, ...] | None:
-    """The shape where every dim is a number, otherwise None."""
-    dims = () if value.shape is None else tuple(value.shape)
-    return None if value.shape is None or any(type(d) is not int for d in dims) else dims
-
-
-def describe(node: ir.Node) -> str:
-    """``Operator (node 'name' in module.path)`` for messages."""
-    operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-    path = next((node.metadata_props[k] for k in _MODULE_PATH_KEYS if k in node.metadata_props), "")
-    outputs = ", ".join(repr(o.name) for o in node.outputs if o.name)
-    where = f" in module {path}" if path else ""
-    return f"{operator} (node {node.name!r} that makes {outputs}{where})"
-
-
-def unsupported(node: ir.Node, reason: str) -> UnsupportedOperatorError:
-    """The error of an operator whose gradient cannot be written; it says why and how to add a rule."""
-    domain = f", domain={node.domain!r}" if node.domain else ""
-    return UnsupportedOperatorError(
-        f"no gradient for {describe(node)}: {reason}. Add or replace its rule with @exporter.gradient({node.op_type!r}{domain})"
-        f" or overrides=, or leave what depends on it out of wrt or outputs."
-    )
-
-
-# ------------------------------------------------------------------------------------------------------- the session
-class Session:
-    """What the scopes of one build share: fresh names, constants, and the engine's way to differentiate a body."""
-
-    def __init__(self, prefix: str, folded: Callable[[ir.Value], bool]) -> None:
-        self.prefix = prefix
-        self.constants: dict[Hashable, ir.Value] = {}
-        self.active: set[ir.Value] = set()
-        self.backward: Callable[..., dict[ir.Value, ir.Value]] = _no_engine
-        self.functions: Mapping[Any, ir.Function] = {}
-        self.opset = 18
-        self._folded = folded
-        self._count = 0
-        self._own: set[ir.Value] = set()
-
-    def name(self, stem: str) -> str:
-        self._count += 1
-        return f"{self.prefix}{stem}_{self._count}"
-
-    def constant(self, value: Any, dtype: ir.DataType) -> ir.Value:
-        array = np.asarray(value, dtype=dtype.numpy())
-        key = (dtype, array.shape, array.tobytes())
-        if (known := self.constants.get(key)) is None:
-            name = self.name("constant")
-            known = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(array.shape), const_value=ir.tensor(array, dtype=dtype, name=name))
-            self.constants[key] = known
-            self._own.add(known)
-        return known
-
-    def const(self, value: ir.Value | None) -> np.ndarray | None:
-        """The array of a value that no training step changes, otherwise None."""
-        if value is None:
-            return None
-        if value in self._own:
-            return value.const_value.numpy()
-        producer = value.producer()
-        if producer is not None:
-            if producer.op_type != "Constant" or producer.domain not in ("", "ai.onnx"):
-                return None
-            tensor = ir.convenience.get_const_tensor(value)
-            return None if tensor is None else tensor.numpy()
-        if value.const_value is not None and value.is_initializer() and not value.is_graph_input() and self._folded(value):
-            return value.const_value.numpy()
-        return None
-
-
-def _no_engine(*_: Any) -> dict[ir.Value, ir.Value]:
-    raise RuntimeError("this session has no engine")
 
 
 # ------------------------------------------------------------------------------------------------------- the builder
