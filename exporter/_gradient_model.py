@@ -99,6 +99,10 @@ def _inferred(model: ir.Model) -> onnx.ModelProto:
 def _merge(graph: ir.Graph, proto: onnx.GraphProto) -> None:
     """Take over types, and shapes that say more than the known ones."""
     infos = {v.name: v.type.tensor_type for v in (*proto.value_info, *proto.output, *proto.input) if v.type.HasField("tensor_type")}
+    for value in graph.inputs:
+        if (info := infos.get(value.name)) is not None and value.type is None and info.elem_type:
+            value.type = ir.TensorType(ir.DataType(info.elem_type))
+            value.shape = ir.Shape([d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in info.shape.dim]) if info.HasField("shape") else None
     for node, twin in zip(graph, proto.node):
         for value in node.outputs:
             info = infos.get(value.name)

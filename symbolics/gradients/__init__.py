@@ -10,15 +10,20 @@ from symbolics.gradients.nondifferentiable import NONDIFFERENTIABLE
 __all__ = ["COMPOSITES", "NONDIFFERENTIABLE", "RULES", "Rule", "composite", "gradient"]
 
 _FAMILIES = (
-    "elementwise",
-    "recurrent",
-    "reductions",
     "control_flow",
     "convolution",
+    "elementwise",
     "linear",
     "movement",
     "normalization",
     "pooling",
+    "python_op",
+    "quantization",
+    "recurrent",
+    "reductions",
+    "resize",
+    "sampling",
+    "signal",
 )
 
 for _family in _FAMILIES:

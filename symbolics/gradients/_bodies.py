@@ -14,6 +14,9 @@ from symbolics.gradients._values import attr
 __all__ = ["captured", "clone_nodes", "discard", "fold", "function_body", "inline", "prune", "subgraphs", "walk"]
 
 
+_PREVIEW = "ai.onnx.preview"
+
+
 # ------------------------------------------------------------------------------------------------------- looking around
 def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
     """The graphs among the attributes of a node."""
@@ -126,10 +129,10 @@ def function_body(node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Fu
     """The body of a call: a function of the model, or the one that the ONNX standard gives its operator."""
     if (local := functions.get(node.op_identifier())) is not None:
         return local
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain not in ("", _PREVIEW):
         return None
     try:
-        schema = onnx.defs.get_schema(node.op_type, opset, "")
+        schema = onnx.defs.get_schema(node.op_type, opset if node.domain == "" else 1, node.domain)
     except onnx.defs.SchemaError:
         return None
     data: bytes = b""

@@ -70,6 +70,8 @@ class Session:
             return None if tensor is None or tensor.dtype is ir.DataType.STRING else [tensor.numpy()]
         if node.op_type == "Shape" and (dims := static_shape(node.inputs[0])) is not None:
             return [np.array(dims[slice(attr(node, "start", 0), attr(node, "end"))], np.int64)]
+        if node.op_type == "Size" and (dims := static_shape(node.inputs[0])) is not None:
+            return [np.array(int(np.prod(dims)), np.int64)]
         arrays = []
         for v in node.inputs:
             array = None if v is None else self.const(v)

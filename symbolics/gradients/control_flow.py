@@ -161,7 +161,7 @@ def if_(op, node, *gradients):
     plain = _plain(node)
     live = [i for i, g in enumerate(gradients[:plain]) if g is not None]
     branches = {}
-    for b, name in enumerate(("then_branch", "else_branch")):
+    for name in ("then_branch", "else_branch"):
         index = list(node.attributes).index(name)
         body = node.attributes[name].value
         position = [k for k, a in enumerate(node.attributes.values()) if a.type is ir.AttributeType.GRAPH].index(index) if index else 0
@@ -172,7 +172,6 @@ def if_(op, node, *gradients):
         ends = [replay.gradients.get(v) or replay.inside.zeros_like(v) for v in wanted]
         ends = [replay.inside.cast(g, v.dtype) for g, v in zip(ends, wanted)]
         branches[name] = replay.graph(op.session.name(name), [], ends)
-        del b
     if not wanted:
         return {}
     results = op.node("If", [node.inputs[0]], outputs=len(wanted), **branches)
