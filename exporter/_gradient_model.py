@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
+from exporter._ranks import guess_ranks
 from symbolics.errors import FormatError, PythonopError
 from symbolics.file import MARK_COUNT_KEY, MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, check_version, read_state
 from symbolics.gradients._bodies import subgraphs, walk
@@ -74,7 +75,7 @@ def infer_shapes(model: ir.Model, *, only_where_missing: bool = False) -> None:
     if only_where_missing and all(o.type is not None and o.shape is not None for n in nodes for o in n.outputs if o.name):
         return
     _merge(model.graph, _inferred(model).graph)
-    if any([_guess_rank(node) for node in walk(model.graph)]):
+    if guess_ranks(model.graph):
         _merge(model.graph, _inferred(model).graph)
 
 
@@ -117,34 +118,6 @@ def _merge(graph: ir.Graph, proto: onnx.GraphProto) -> None:
         inner = [a.g for a in twin.attribute if a.type == onnx.AttributeProto.GRAPH]
         for body, twin_body in zip(subgraphs(node), inner):
             _merge(body, twin_body)
-
-
-_SAME_RANK = frozenset("Split Slice Concat CumSum Softmax LogSoftmax Cast Pad Trilu ScatterElements ScatterND Identity Clip Gelu Dropout Tile".split())
-_BROADCAST = frozenset("Add Sub Mul Div Pow Where Max Min Sum Mean Mod Equal Less LessOrEqual Greater GreaterOrEqual And Or".split())
-
-
-def _guess_rank(node: ir.Node) -> bool:
-    """The rank of the outputs where ONNX's inference gave up for want of a constant. Whether there was one to find."""
-    if node.domain != "" or not node.inputs or all(o.shape is not None for o in node.outputs):
-        return False
-    ranks = [None if v is None or v.shape is None else len(v.shape) for v in node.inputs]
-    found = None
-    if node.op_type in _SAME_RANK:
-        found = ranks[0]
-    elif node.op_type in _BROADCAST and None not in ranks:
-        found = max(ranks)
-    elif node.op_type in ("Reshape", "Expand") and ranks[1] == 1 and type(node.inputs[1].shape[0]) is int:
-        found = max(node.inputs[1].shape[0], (ranks[0] or 0) if node.op_type == "Expand" else 0)
-    elif node.op_type in ("Squeeze", "Unsqueeze") and len(ranks) > 1 and ranks[1] == 1 and ranks[0] is not None and type(node.inputs[1].shape[0]) is int:
-        found = ranks[0] + node.inputs[1].shape[0] * (1 if node.op_type == "Unsqueeze" else -1)
-    elif node.op_type.startswith("Reduce") and ranks[0] is not None and attr(node, "keepdims", 1):
-        found = ranks[0]
-    if found is None:
-        return False
-    for out in node.outputs:
-        out.shape = out.shape if out.shape is not None else ir.Shape([None] * found)
-        out.type = out.type or (None if node.inputs[0] is None else node.inputs[0].type)
-    return True
 
 
 def _is_static(shape: ir.Shape | None) -> bool:

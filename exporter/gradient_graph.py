@@ -14,7 +14,7 @@ from exporter._gradient_model import Boundary, infer_shapes, own_copy, read_boun
 from symbolics.errors import PythonopError
 from symbolics.file import GRADIENTS_KEY, GradientPairing, write_pairing
 from symbolics.gradients import COMPOSITES, NONDIFFERENTIABLE, RULES, Rule, gradient
-from symbolics.gradients._bodies import captured, discard, fold, function_body, inline, prune, subgraphs, walk
+from symbolics.gradients._bodies import captured, clone_nodes, discard, fold, function_body, inline, prune, subgraphs, taken_branch, walk
 from symbolics.gradients._builder import Builder, Session, describe, is_float, unsupported
 
 __all__ = ["build_gradient_graph", "gradient"]
@@ -168,10 +168,16 @@ class _Build:
 
     def expand_node(self, node: ir.Node) -> bool:
         key = (node.domain, node.op_type)
-        if key in self.rules or node.graph is None:
+        if node.graph is None:
             return False
         op = Builder(self.session)
-        if key in COMPOSITES:
+        if (branch := taken_branch(op, node)) is not None:
+            mapping: dict[ir.Value, ir.Value | None] = {}
+            nodes = clone_nodes(self.session, branch, mapping)
+            values = [mapping.get(v, v) for v in branch.outputs]
+        elif key in self.rules:
+            return False
+        elif key in COMPOSITES:
             with op.arithmetic():
                 values = list(COMPOSITES[key](op, node))
             nodes = op.nodes

@@ -11,7 +11,7 @@ from symbolics.gradients._builder import Builder
 from symbolics.gradients._session import Session
 from symbolics.gradients._values import attr
 
-__all__ = ["captured", "clone_nodes", "discard", "fold", "function_body", "inline", "prune", "subgraphs", "walk"]
+__all__ = ["captured", "clone_nodes", "discard", "fold", "function_body", "inline", "prune", "subgraphs", "taken_branch", "walk"]
 
 
 _PREVIEW = "ai.onnx.preview"
@@ -195,17 +195,20 @@ def fold(op: Builder, nodes: list[ir.Node]) -> tuple[list[ir.Node], bool]:
     left: list[ir.Node] = []
     before = len(nodes)
     todo = nodes[::-1]
+    dead: set[ir.Node] = set()
     while todo:
         node = todo.pop()
-        if node.graph is None:  # expanded itself since
+        if node.graph is None or node in dead:  # expanded itself since, or in a branch not taken
             continue
-        if (branch := _taken(op, node)) is not None:
+        ends_graph = any(o.is_graph_output() for o in node.outputs)
+        if not ends_graph and (branch := taken_branch(op, node)) is not None:
             mapping: dict[ir.Value, ir.Value | None] = {v: op.constant(v.const_value.numpy(), v.dtype) for v in branch.initializers.values()}
             copies = clone_nodes(op.session, branch, mapping)
             node.graph.insert_before(node, copies)
             results = [mapping.get(v, v) for v in branch.outputs]
-            todo += copies[::-1]
-        elif not any(o.is_graph_output() for o in node.outputs) and (arrays := op.session.evaluate(node)) is not None:
+            todo += list(walk(copies))[::-1]
+            dead.update(walk([node]))
+        elif not ends_graph and (arrays := op.session.evaluate(node)) is not None:
             results = [op.constant(a, o.dtype or ir.DataType.from_numpy(a.dtype)) for o, a in zip(node.outputs, arrays)]
         else:
             left.append(node)
@@ -217,9 +220,9 @@ def fold(op: Builder, nodes: list[ir.Node]) -> tuple[list[ir.Node], bool]:
     return left, len(left) != before
 
 
-def _taken(op: Builder, node: ir.Node) -> ir.Graph | None:
+def taken_branch(op: Builder, node: ir.Node) -> ir.Graph | None:
     """The branch of an If whose condition is known."""
-    if node.op_type != "If" or node.domain != "" or any(o.is_graph_output() for o in node.outputs):
+    if node.op_type != "If" or node.domain != "":
         return None
     condition = op.const(node.inputs[0])
     return None if condition is None else attr(node, "then_branch" if condition.any() else "else_branch")

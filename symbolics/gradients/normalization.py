@@ -16,6 +16,8 @@ def softmax(op, node, g):
     y, axis = node.outputs[0], attr(node, "axis", -1)
     if _is_guarded(y):
         y = op.Where(op.IsNaN(y), 0.0, y)
+    if y.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):  # the difference cancels: torch takes it in float32 too
+        y, g = op.cast(y, ir.DataType.FLOAT), op.cast(g, ir.DataType.FLOAT)
     return [y * (g - op.ReduceSum(g * y, [axis], keepdims=1))]
 
 
