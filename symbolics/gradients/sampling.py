@@ -126,6 +126,31 @@ def grid_sample(op, node):
     return [op.Transpose(total, perm=[0, rank - 1, *range(1, rank - 1)])]
 
 
+@composite("AffineGrid")
+def affine_grid(op, node):
+    """theta times the homogeneous coordinates of the pixels, the last axis first."""
+    theta, size = node.inputs
+    y, shape = node.outputs[0], op.ints(size)
+    n = len(shape) - 2 if shape else None if y.shape is None else len(y.shape) - 2
+    if n is None and theta.shape is not None:
+        n = next((d - (i == 2) for i, d in enumerate(theta.shape) if i and type(d) is int), None)
+    if n is None:
+        raise unsupported(node, "the number of spatial axes is not known")
+    corners = attr(node, "align_corners", 0)
+    columns = []
+    for i in reversed(range(n)):
+        count = op.Gather(size, op.i64(i + 2), axis=0)
+        steps = op.Cast(op.Range(op.i64(0), count, op.i64(1)), to=theta.dtype)
+        d = op.Cast(count, to=theta.dtype)
+        line = steps * 2.0 / op.Max(d - 1.0, 1.0) - 1.0 if corners else (2.0 * steps + 1.0) / d - 1.0
+        line = op.Reshape(line, [-1 if j == i else 1 for j in range(n)])
+        columns.append(op.Unsqueeze(op.Expand(line, op.Slice(size, [2], [n + 2])), [-1]))
+    columns.append(op.Expand(op.number(1.0, theta), op.Concat(op.Slice(size, [2], [n + 2]), [1], axis=0)))
+    points = op.Reshape(op.Concat(*columns, axis=n), [-1, n + 1])
+    grid = op.MatMul(points, op.Transpose(theta, perm=[0, 2, 1]))
+    return [op.Reshape(grid, op.Concat(op.Slice(size, [0], [1]), op.Slice(size, [2], [n + 2]), [n], axis=0))]
+
+
 @composite("RoiAlign")
 def roi_align(op, node):
     """sampling_ratio^2 bilinear samples a bin, their mean or maximum."""

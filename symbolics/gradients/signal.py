@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from symbolics.gradients._builder import Builder, attr, unsupported
+from symbolics.gradients._builder import Builder, attr
 from symbolics.gradients._registry import composite, gradient
 
 __all__: list[str] = []
@@ -61,18 +61,14 @@ def dft(op, node, g):
 def _dft_real(op: Builder, node: ir.Node, g: ir.Value, axis: int | ir.Value, length: ir.Value | None) -> ir.Value:
     """Of the inverse from a one-sided spectrum to n real points: (DFT of g) / n, twice where a bin stands for two."""
     x = node.inputs[0]
-    if not isinstance(axis, int):
-        raise unsupported(node, "of a one-sided inverse, the axis has to be a constant")
-    size = op.dim(x, axis)
     half = _dft(op, g, length, axis, onesided=1)
-    points = op.vector([op.dim(node.outputs[0], axis)])
+    points, size = _dim(op, node.outputs[0], axis), _dim(op, x, axis)
     n = op.Cast(_scalar(op, points), to=g.dtype)
-    bins = op.Range(op.i64(0), op.Squeeze(op.vector([size])), op.i64(1))
-    alone = op.Or(op.Equal(bins, 0), op.Equal(op.Mul(bins, op.i64(2)), op.Squeeze(points)))
+    bins = op.Range(op.i64(0), _scalar(op, size), op.i64(1))
+    alone = op.Or(op.Equal(bins, 0), op.Equal(op.Mul(bins, op.i64(2)), _scalar(op, points)))
     weight = op.Where(alone, op.number(1.0, g), op.number(2.0, g)) / n
-    shape = [1] * len(x.shape)
-    shape[axis] = -1
-    return half * op.Reshape(weight, shape)
+    here = op.Equal(op.i64(list(range(len(x.shape)))), op.i64(axis) if isinstance(axis, int) else axis)
+    return half * op.Reshape(weight, op.Where(here, op.i64(-1), op.i64(1)))
 
 
 @composite("STFT")
