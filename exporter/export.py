@@ -1,0 +1,222 @@
+"""export(): model -> Program; and finish(), what both exporters and the hook do after translation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+import onnxscript.optimizer
+import torch
+from torch.utils import _pytree as pytree
+
+import symbolics.schema  # noqa: F401  (the checker should know the operators of what we write)
+from exporter.hook import hook
+from exporter.program import Program
+from exporter.state import ModelState, held_out
+from symbolics.attributes import encode, ir_attributes
+from symbolics.capture import Recorder
+from symbolics.errors import ExportError
+from symbolics.file import (
+    CALL_ATTRIBUTE,
+    FORMAT_VERSION,
+    MARK_COUNT_KEY,
+    MARK_DOMAIN,
+    MARK_OP,
+    ORT_DOMAIN,
+    PYTHON_OP,
+    STATE_KEY,
+    VERSION_KEY,
+    write_state,
+)
+
+__all__ = ["export", "finish"]
+
+MODULE_PROPERTY = "pythonop.module"
+SOURCE_PROPERTY = "pythonop.source"
+
+
+def export(
+    model: torch.nn.Module,
+    args: tuple[Any, ...] | torch.Tensor = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    dynamo: bool = True,
+    dynamic_shapes: Any = None,
+    opset_version: int | None = None,
+    inline: Iterable[Any] = (),
+    **torch_onnx_export_options: Any,
+) -> Program:
+    """Export a model; each call of an autograd Function in it stays one PythonOp node.
+
+    Args:
+        model: The model, in the mode (train or eval) that the file should have.
+        args, kwargs: Example arguments of its forward.
+        dynamo: Which of torch's exporters runs: torch.export (True) or TorchScript (False).
+        dynamic_shapes: As torch.export.export takes them, for either exporter. With dynamo=False each named dimension
+            becomes a dynamic axis.
+        opset_version: The ONNX opset; default: torch's.
+        inline: Functions to inline in place of a node: classes, ``module:qualname`` or globs over it. Their own
+            backward is then lost: the gradient is the derivative of forward.
+        **torch_onnx_export_options: Passed to torch.onnx.export (input_names, optimize, ...), but ``f``.
+
+    Raises:
+        ExportError: A call cannot be exported; it names Function, module, line and remedy.
+    """
+    if "f" in torch_onnx_export_options:
+        raise TypeError("exporter.export returns a Program and writes no file: call program.save(path)")
+    args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    options = dict(torch_onnx_export_options)
+    if not dynamo:
+        # The TorchScript exporter writes no file of its own either: the hook keeps what it made.
+        options["f"] = None
+        if dynamic_shapes is not None:
+            options = {**options, **_dynamic_axes(model, args, kwargs, dynamic_shapes, options.get("input_names"))}
+    else:
+        options["dynamic_shapes"] = dynamic_shapes
+        options.setdefault("verbose", False)
+    with hook(inline=inline) as handle:
+        torch.onnx.export(model, args, kwargs=kwargs, dynamo=dynamo, opset_version=opset_version, **options)
+    assert handle.program is not None
+    return handle.program
+
+
+def _dynamic_axes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None, dynamic_shapes: Any, input_names: Sequence[str] | None) -> dict[str, Any]:
+    """The dynamic_axes of torch's older exporter for the dynamic_shapes of the newer one."""
+    import inspect
+
+    bound = inspect.signature(model.forward).bind(*args, **(kwargs or {}))
+    shapes = dynamic_shapes
+    if isinstance(shapes, (tuple, list)):
+        shapes = dict(zip(bound.arguments, shapes, strict=False))
+    names: list[str] = []
+    specs: list[Any] = []
+
+    def is_spec(node: Any) -> bool:
+        return node is None or (isinstance(node, dict) and all(isinstance(k, int) for k in node)) or (isinstance(node, (tuple, list)) and not any(map(_is_container, node)))
+
+    for argument, value in bound.arguments.items():
+        tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        spec = shapes.get(argument)
+        flat = pytree.tree_leaves(spec, is_leaf=is_spec) if len(tensors) != 1 or _is_container(value) else [spec if not isinstance(spec, (tuple, list)) or is_spec(spec) else spec[0]]
+        flat = flat if len(flat) == len(tensors) else [None] * len(tensors)
+        names += [argument] if len(tensors) == 1 else [f"{argument}_{i}" for i in range(len(tensors))]
+        specs += flat
+    names = list(input_names) if input_names else names
+    axes: dict[str, dict[int, str]] = {}
+    for name, spec in zip(names, specs, strict=False):
+        items = spec.items() if isinstance(spec, dict) else enumerate(spec or ())
+        named = {axis: _dim_name(dim, f"{name}_{axis}") for axis, dim in items if dim is not None and not isinstance(dim, int)}
+        if named:
+            axes[name] = named
+    return {"input_names": names, "dynamic_axes": axes}
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, (tuple, list, dict))
+
+
+def _dim_name(dim: Any, fallback: str) -> str:
+    if isinstance(dim, str):
+        return dim
+    name = getattr(dim, "__name__", "")
+    return name if name.isidentifier() else fallback
+
+
+# -------------------------------------------------------------------------------------------------------- finish
+
+
+def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: bool) -> None:
+    """Make a translated model a file of docs/format.md, in place.
+
+    Inlines model-local functions, optimizes (parameters held out), numbers the calls, writes module paths and source
+    lines, frees unused context outputs, writes the metadata, and last gives the stop-gradient mark its body.
+
+    Raises:
+        ExportError: A PythonOp of this capture was lost on the way.
+    """
+    graph = model.graph
+    parameters = state.adopt(graph)
+    with held_out(graph, parameters):
+        if optimize:
+            onnxscript.optimizer.optimize(model)
+        else:
+            passes.InlinePass()(model)
+            passes.RemoveUnusedNodesPass()(model)
+            passes.NameFixPass()(model)
+    _finish_calls(graph, recorder)
+    marks = sum(1 for node in _all_nodes(graph) if (node.domain, node.op_type) == (MARK_DOMAIN, MARK_OP))
+    model.metadata_props[VERSION_KEY] = str(FORMAT_VERSION)
+    model.metadata_props[STATE_KEY] = write_state(state.entries)
+    model.metadata_props[MARK_COUNT_KEY] = str(marks)
+    if any(node.domain == ORT_DOMAIN for node in _all_nodes(graph)):
+        model.opset_imports[ORT_DOMAIN] = 1
+    model.opset_imports.pop(MARK_DOMAIN, None)
+    if marks:
+        # An optimizer that runs later would inline the body, and the mark would be gone: now is the end.
+        model.opset_imports[MARK_DOMAIN] = 1
+        mark = _mark_function(model.opset_imports[""])
+        model.functions[mark.identifier()] = mark
+
+
+def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
+    return ir.traversal.RecursiveGraphIterator(graph)
+
+
+def _finish_calls(graph: ir.Graph, recorder: Recorder) -> None:
+    outputs_of_graphs = {id(value) for value in graph.outputs}
+    count = 0
+    for node in _all_nodes(graph):
+        if (node.domain, node.op_type) != (ORT_DOMAIN, PYTHON_OP) or CALL_ATTRIBUTE not in node.attributes:
+            continue
+        record = recorder.records.get(_key_of(node))
+        if record is None:
+            continue  # a PythonOp of somebody else's making
+        call = replace(record.call, id=str(count))
+        count += 1
+        for attribute in ir_attributes(encode(call, recorder.names)):
+            node.attributes[attribute.name] = attribute
+        for key, value in ((MODULE_PROPERTY, record.module), (SOURCE_PROPERTY, record.source)):
+            if value:
+                node.metadata_props[key] = value
+        context, *outputs = node.outputs
+        context.type, context.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([])
+        if not context.uses() and id(context) not in outputs_of_graphs:
+            context.name = ""  # nobody asks for a context: a run makes none
+        for value, kind, rank in zip(outputs, call.output_types, call.output_ranks, strict=True):
+            value.type = ir.TensorType(ir.DataType(kind))
+            if value.shape is None or len(value.shape) != rank:
+                value.shape = ir.Shape([None] * rank)
+            if not value.name:
+                value.name = f"{node.name or PYTHON_OP}_{value.index()}"
+
+
+def _key_of(node: ir.Node) -> str:
+    import json
+
+    return str(json.loads(node.attributes[CALL_ATTRIBUTE].as_string()).get("id"))
+
+
+def _mark_function(opset: int) -> ir.Function:
+    """The body of the stop-gradient mark: Identity, so that every runtime can run the file."""
+    x = ir.Value(name="x")
+    node = ir.Node("", "Identity", [x], name="identity")
+    node.outputs[0].name = "y"
+    body = ir.Graph([x], node.outputs, nodes=[node], opset_imports={"": opset}, name=MARK_OP)
+    return ir.Function(MARK_DOMAIN, MARK_OP, graph=body, attributes=[])
+
+
+def refuse_scripted(model: torch.nn.Module) -> None:
+    """ScriptModules hide dtypes, flags and Functions from both exporters.
+
+    Raises:
+        ExportError: The model is, or contains, a ScriptModule.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ExportError(
+                f"module {name or '<root>'} ({module.original_name}) is a ScriptModule: its Functions cannot be seen. "
+                "Export the Python module that it was made from (leave out torch.jit.script / torch.jit.trace)"
+            )

@@ -1,0 +1,503 @@
+"""Portable, lossless encoding of Python arguments as JSON, and back.
+
+Every value becomes plain JSON, or an object with one key that starts with ``$`` and names its type
+(docs/format.md has the table). Types of torch are in `symbolics.torch_arguments`, which adds them to the same
+table: a reader without torch can still show what a file says.
+
+Decoding is for untrusted text: sizes are limited, and a name becomes a Python object only through the caller's
+resolver.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import enum
+import json
+import math
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from symbolics.errors import ExportError, FormatError
+
+__all__ = [
+    "MAX_BYTES",
+    "MAX_DEPTH",
+    "MAX_INT_BITS",
+    "MAX_ITEMS",
+    "Codec",
+    "Partial",
+    "Resolver",
+    "Slot",
+    "Unresolved",
+    "add_codec",
+    "decode",
+    "describe",
+    "encode",
+    "expand",
+    "fill",
+    "has_codec",
+    "loads",
+    "qualified_name",
+    "slots",
+]
+
+# Limits of one call (docs/format.md). Writers refuse what readers would refuse.
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 64
+MAX_ITEMS = 1 << 16
+MAX_INT_BITS = 1 << 13
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of a tensor in an argument or a result.
+
+    Attributes:
+        index: Which tensor input (or tensor output) of the node.
+        kind: ``"tensor"``, or ``"size"``: an int64 scalar that ``forward`` receives as an int.
+    """
+
+    index: int
+    kind: Literal["tensor", "size"] = "tensor"
+
+
+class Partial(tuple):
+    """A tuple-like container that cannot be built before its slots are filled."""
+
+    def build(self, items: list[Any]) -> Any:
+        """The real container."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Unresolved:
+    """What a reader without a resolver shows in place of a named Python object."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return f"<{self.text}>"
+
+
+#: ``resolver(kind, name)`` returns the object that a file names; kind is "enum", "dataclass", "namedtuple",
+#: "callable" or "object". It raises TrustError for what the caller did not allow.
+Resolver = Callable[[str, str], Any]
+
+
+def describe(kind: str, name: str) -> Any:
+    """The resolver that imports nothing: names stay text."""
+    return Unresolved(f"{kind} {name}")
+
+
+def qualified_name(obj: Any) -> str:
+    """``module:qualname`` of a class or function."""
+    return f"{obj.__module__}:{obj.__qualname__}"
+
+
+def _importable(obj: Any) -> bool:
+    """Whether the module and qualified name of ``obj`` lead back to it."""
+    found: Any = sys.modules.get(getattr(obj, "__module__", None) or "")
+    for part in (getattr(obj, "__qualname__", None) or "<none>").split("."):
+        found = getattr(found, part, None)
+    return found is obj
+
+
+# ---------------------------------------------------------------------------------------------- the table of types
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How the values of one type are written and read.
+
+    Attributes:
+        tag: The ``$name`` of the type.
+        matches: Whether a value is of this type, exactly.
+        write: value, encoder of children -> JSON payload.
+        read: JSON payload, decoder of children, resolver -> value. It may raise any of TypeError, ValueError,
+            KeyError, IndexError, OverflowError for a malformed payload.
+    """
+
+    tag: str
+    matches: Callable[[Any], bool]
+    write: Callable[[Any, Callable[[Any], Any]], Any]
+    read: Callable[[Any, Callable[[Any], Any], Resolver], Any]
+
+
+_CODECS: list[Codec] = []
+_BY_TAG: dict[str, Codec] = {}
+
+
+def add_codec(codec: Codec) -> None:
+    """Add a type to the table; the same tag twice keeps the later one."""
+    if codec.tag in _BY_TAG:
+        _CODECS.remove(_BY_TAG[codec.tag])
+    _CODECS.append(codec)
+    _BY_TAG[codec.tag] = codec
+
+
+def has_codec(value: Any) -> bool:
+    """Whether `encode` can write the value itself (its children are another question)."""
+    return _is_plain(value) or type(value) is list or any(codec.matches(value) for codec in _CODECS)
+
+
+def _exactly(*types: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) in types
+
+
+def _typed(payload: Any, kind: type) -> Any:
+    if type(payload) is not kind:
+        raise TypeError(f"expected {kind.__name__}, got {type(payload).__name__}")
+    return payload
+
+
+def _pair(payload: Any) -> tuple[Any, Any]:
+    first, second = _typed(payload, list)
+    return first, second
+
+
+def _read_int(payload: Any, *_: Any) -> int:
+    text = _typed(payload, str)
+    if len(text) > MAX_INT_BITS // 4 + 3:
+        raise ValueError(f"an int of more than {MAX_INT_BITS} bits")
+    return int(text, 16)
+
+
+_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def _write_float(value: float, _: Any) -> str:
+    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+
+
+def _read_items(payload: Any, decode_child: Callable[[Any], Any], _: Resolver) -> list[Any]:
+    return [decode_child(item) for item in _typed(payload, list)]
+
+
+def _read_entries(payload: Any, decode_child: Callable[[Any], Any], _: Resolver) -> list[tuple[Any, Any]]:
+    return [(decode_child(key), decode_child(value)) for key, value in map(_pair, _typed(payload, list))]
+
+
+def _write_entries(value: dict[Any, Any], encode_child: Callable[[Any], Any]) -> list[list[Any]]:
+    return [[encode_child(k), encode_child(v)] for k, v in value.items()]
+
+
+def _write_set(value: Any, encode_child: Callable[[Any], Any]) -> list[Any]:
+    # Sorted by their text: hash order changes from process to process, files must not.
+    return sorted((encode_child(item) for item in value), key=lambda item: json.dumps(item))
+
+
+def _write_enum(value: enum.Enum, _: Any) -> list[Any]:
+    # A combination of flags has no name of its own (or one like "A|B"): its number stands for it.
+    member = value.name if value.name in type(value).__members__ else value.value
+    return [qualified_name(type(value)), member]
+
+
+def _read_enum(payload: Any, _: Any, resolver: Resolver) -> Any:
+    name, member = _pair(payload)
+    cls = resolver("enum", _typed(name, str))
+    if isinstance(cls, Unresolved):
+        return Unresolved(f"{name}.{member}")
+    if isinstance(member, str):
+        return cls.__members__[member]
+    if not issubclass(cls, enum.Flag):
+        raise TypeError(f"{name} is not a Flag, its members are named")
+    return cls(_typed(member, int))
+
+
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, (type, dict, list, tuple, Slot))
+
+
+def _write_dataclass(value: Any, encode_child: Callable[[Any], Any]) -> list[Any]:
+    names = [f.name for f in dataclasses.fields(value)]
+    extra = sorted(set(getattr(value, "__dict__", {})) - set(names))
+    if extra:
+        raise ExportError(f"a {qualified_name(type(value))} carries {', '.join(extra)} outside its dataclass fields: make them fields, or register the object")
+    return [qualified_name(type(value)), {n: encode_child(getattr(value, n)) for n in names}]
+
+
+def _read_dataclass(payload: Any, decode_child: Callable[[Any], Any], resolver: Resolver) -> Any:
+    name, fields = _pair(payload)
+    values = {key: decode_child(value) for key, value in _typed(fields, dict).items()}
+    cls = resolver("dataclass", _typed(name, str))
+    if isinstance(cls, Unresolved):
+        return Unresolved(f"{name}({', '.join(f'{k}={v!r}' for k, v in values.items())})")
+    if set(values) != {f.name for f in dataclasses.fields(cls)}:
+        raise ValueError(f"{name} has other fields in this process")
+    # No constructor: it could compute anything, and its result need not be what was recorded.
+    out = object.__new__(cls)
+    for key, value in values.items():
+        object.__setattr__(out, key, value)
+    return out
+
+
+def _is_namedtuple(value: Any) -> bool:
+    return isinstance(value, tuple) and type(value).__bases__ == (tuple,) and hasattr(type(value), "_fields")
+
+
+def _read_namedtuple(payload: Any, decode_child: Callable[[Any], Any], resolver: Resolver) -> Any:
+    name, items = _pair(payload)
+    values = _read_items(items, decode_child, resolver)
+    cls = resolver("namedtuple", _typed(name, str))
+    if isinstance(cls, Unresolved):
+        return Unresolved(f"{name}{tuple(values)!r}")
+    if len(values) != len(cls._fields):
+        raise ValueError(f"{name} has {len(cls._fields)} fields in this process, the file has {len(values)}")
+    return tuple.__new__(cls, values)
+
+
+def _read_slice(payload: Any, decode_child: Callable[[Any], Any], resolver: Resolver) -> slice:
+    start, stop, step = _read_items(payload, decode_child, resolver)
+    return slice(start, stop, step)
+
+
+def _read_range(payload: Any, *_: Any) -> range:
+    start, stop, step = (_typed(item, int) if not isinstance(item, dict) else _read_int(item["$int"]) for item in _typed(payload, list))
+    return range(start, stop, step)
+
+
+def _read_bytes(payload: Any, *_: Any) -> bytes:
+    return base64.b64decode(_typed(payload, str), validate=True)
+
+
+def _numpy_dtype(name: Any) -> np.dtype:
+    dtype = np.dtype(_typed(name, str))
+    if dtype.kind not in "biufc":
+        raise TypeError(f"numpy dtype {name!r} is not a number type")
+    return dtype
+
+
+def _write_array(value: Any, _: Any) -> list[Any]:
+    array = np.asarray(value)
+    _numpy_dtype(array.dtype.str)
+    return [array.dtype.str, list(array.shape), base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()]
+
+
+def _read_array(payload: Any, *_: Any) -> np.ndarray:
+    dtype, shape, data = _typed(payload, list)
+    array = np.frombuffer(_read_bytes(data), dtype=_numpy_dtype(dtype))
+    return array.reshape([_typed(n, int) for n in _typed(shape, list)]).copy()
+
+
+def _read_named(kind: str) -> Callable[[Any, Any, Resolver], Any]:
+    return lambda payload, _, resolver: resolver(kind, _typed(payload, str))
+
+
+def _is_callable(value: Any) -> bool:
+    return callable(value) and hasattr(value, "__qualname__") and _importable(value)
+
+
+_TABLE = [
+    # tag, matches, write, read
+    ("$tensor", lambda v: isinstance(v, Slot) and v.kind == "tensor", lambda v, _: v.index, lambda p, *_: Slot(_typed(p, int))),
+    ("$size", lambda v: isinstance(v, Slot) and v.kind == "size", lambda v, _: v.index, lambda p, *_: Slot(_typed(p, int), "size")),
+    ("$int", _exactly(int), lambda v, _: hex(v), _read_int),
+    ("$float", _exactly(float), _write_float, lambda p, *_: _FLOATS[p]),
+    ("$complex", _exactly(complex), lambda v, e: [e(v.real), e(v.imag)], lambda p, d, _: complex(*(_typed(d(x), float) for x in _pair(p)))),
+    ("$bytes", _exactly(bytes), lambda v, _: base64.b64encode(v).decode(), _read_bytes),
+    ("$tuple", _exactly(tuple), lambda v, e: [e(x) for x in v], lambda p, d, r: tuple(_read_items(p, d, r))),
+    ("$dict", _exactly(dict), _write_entries, lambda p, d, r: dict(_read_entries(p, d, r))),
+    ("$ordereddict", _exactly(OrderedDict), _write_entries, lambda p, d, r: OrderedDict(_read_entries(p, d, r))),
+    ("$set", _exactly(set), _write_set, lambda p, d, r: set(_read_items(p, d, r))),
+    ("$frozenset", _exactly(frozenset), _write_set, lambda p, d, r: frozenset(_read_items(p, d, r))),
+    ("$slice", _exactly(slice), lambda v, e: [e(v.start), e(v.stop), e(v.step)], _read_slice),
+    ("$range", _exactly(range), lambda v, e: [e(v.start), e(v.stop), e(v.step)], _read_range),
+    ("$ellipsis", lambda v: v is Ellipsis, lambda v, _: True, lambda p, *_: Ellipsis),
+    ("$numpy", lambda v: isinstance(v, np.generic), _write_array, lambda p, *_: _read_array(p)[()]),
+    ("$ndarray", lambda v: type(v) is np.ndarray, _write_array, _read_array),
+    ("$numpydtype", lambda v: isinstance(v, np.dtype), lambda v, _: v.str, lambda p, *_: _numpy_dtype(p)),
+    ("$enum", lambda v: isinstance(v, enum.Enum), _write_enum, _read_enum),
+    ("$namedtuple", _is_namedtuple, lambda v, e: [qualified_name(type(v)), [e(x) for x in v]], _read_namedtuple),
+    ("$dataclass", _is_dataclass, _write_dataclass, _read_dataclass),
+    ("$callable", _is_callable, lambda v, _: qualified_name(v), _read_named("callable")),
+    ("$object", lambda v: False, lambda v, _: None, _read_named("object")),  # written by encode(names=...)
+]
+for _row in _TABLE:
+    add_codec(Codec(*_row))
+
+# Not in the table: what JSON itself can say. 2**53 is what every JSON reader keeps.
+_SAFE_INT = 1 << 53
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    return value is None or kind in (bool, str) or (kind is int and abs(value) <= _SAFE_INT) or (kind is float and math.isfinite(value))
+
+
+# ----------------------------------------------------------------------------------------------------- the recursion
+
+
+class _Budget:
+    """Counts what one call may hold."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self.items = 0
+        self.error = error
+
+    def spend(self, depth: int) -> None:
+        self.items += 1
+        if self.items > MAX_ITEMS:
+            raise self.error(f"a call holds more than {MAX_ITEMS} values: pass them as one tensor")
+        if depth > MAX_DEPTH:
+            raise self.error(f"a call nests deeper than {MAX_DEPTH} levels")
+
+
+def encode(value: Any, names: Callable[[Any], str | None] = lambda _: None) -> Any:
+    """JSON for one value.
+
+    Args:
+        value: The argument; its tensors are already `Slot`s.
+        names: The name under which an object is registered, or None.
+
+    Raises:
+        ExportError: The value has no portable form; the message names its type and the remedy.
+    """
+    budget = _Budget(ExportError)
+
+    def visit(item: Any, depth: int) -> Any:
+        budget.spend(depth)
+        name = None if _is_plain(item) else names(item)
+        if name is not None:
+            return {"$object": name}
+        if _is_plain(item):
+            return item
+        if type(item) is list:
+            return [visit(x, depth + 1) for x in item]
+        if type(item) is int and item.bit_length() > MAX_INT_BITS:
+            raise ExportError(f"an int of {item.bit_length()} bits is more than the {MAX_INT_BITS} that a file may hold")
+        for codec in _CODECS:
+            if codec.matches(item):
+                return {codec.tag: codec.write(item, lambda x: visit(x, depth + 1))}
+        raise ExportError(
+            f"an object of type {qualified_name(type(item))} has no portable form: give it a name with "
+            "exporter.register(obj, name) here and in the process that runs the file, or name the Function in inline="
+        )
+
+    return visit(value, 0)
+
+
+def decode(data: Any, resolver: Resolver = describe) -> Any:
+    """The value of one piece of JSON (as `loads` returns it).
+
+    Raises:
+        FormatError: The data is not what `encode` writes, or passes a limit.
+        TrustError: From the resolver.
+    """
+    budget = _Budget(FormatError)
+
+    def visit(item: Any, depth: int) -> Any:
+        budget.spend(depth)
+        if item is None or isinstance(item, (bool, str, int, float)):
+            return item
+        if isinstance(item, list):
+            return [visit(x, depth + 1) for x in item]
+        if not isinstance(item, dict) or len(item) != 1:
+            raise FormatError("a call holds an object that is not of the form {$type: value}: the file is damaged")
+        ((tag, payload),) = item.items()
+        codec = _BY_TAG.get(tag)
+        if codec is None:
+            raise FormatError(f"a call holds a value of the unknown type {tag[:40]!r}: it needs a newer pythonop, or `import symbolics.torch_arguments`")
+        try:
+            return codec.read(payload, lambda x: visit(x, depth + 1), resolver)
+        except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError, binascii.Error) as error:
+            raise FormatError(f"a {tag} value in a call is malformed: {_short(error)}") from error
+
+    return visit(data, 0)
+
+
+def loads(text: str) -> Any:
+    """Parse untrusted JSON within the limits.
+
+    Raises:
+        FormatError: It is too long, nested too deeply, or no JSON.
+    """
+    if len(text) > MAX_BYTES:
+        raise FormatError(f"a call of {len(text)} bytes is longer than the {MAX_BYTES} that a file may hold")
+
+    def refuse(token: str) -> Any:
+        raise FormatError(f"the number {token[:40]!r} is outside what a call may hold")
+
+    def parse_float(token: str) -> float:
+        value = float(token)
+        return value if math.isfinite(value) else refuse(token)
+
+    def parse_int(token: str) -> int:
+        return int(token) if len(token) <= 20 and abs(int(token)) <= _SAFE_INT else refuse(token)
+
+    try:
+        return json.loads(text, parse_constant=refuse, parse_float=parse_float, parse_int=parse_int)
+    except RecursionError as error:
+        raise FormatError(f"a call nests deeper than {MAX_DEPTH} levels") from error
+    except ValueError as error:
+        raise FormatError(f"a call is not JSON: {_short(error)}") from error
+
+
+def _short(error: BaseException) -> str:
+    return str(error)[:200]
+
+
+# --------------------------------------------------------------------------------------------- containers of tensors
+
+
+def _children(value: Any) -> Iterator[Any] | None:
+    """The parts of a container in the order of torch.utils._pytree; None for a leaf."""
+    if type(value) in (dict, OrderedDict):
+        return iter(value.values())
+    if type(value) in (list, tuple) or isinstance(value, Partial) or _is_namedtuple(value):
+        return iter(value)
+    if _is_dataclass(value):
+        return (getattr(value, f.name) for f in dataclasses.fields(value))
+    return None
+
+
+def slots(value: Any) -> list[Slot]:
+    """The slots inside a value, in order."""
+    if isinstance(value, Slot):
+        return [value]
+    return [slot for child in (_children(value) or ()) for slot in slots(child)]
+
+
+def expand(value: Any) -> list[Any]:
+    """The flat arguments that one argument stands for.
+
+    A container with a slot inside is expanded to its leaves; anything else is one argument.
+    """
+    if isinstance(value, Slot) or not slots(value):
+        return [value]
+    return [leaf for child in (_children(value) or ()) for leaf in expand_leaves(child)]
+
+
+def expand_leaves(value: Any) -> list[Any]:
+    """All leaves of a container."""
+    children = _children(value)
+    return [value] if children is None else [leaf for child in children for leaf in expand_leaves(child)]
+
+
+def fill(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """A copy of the value with ``leaf`` applied to every leaf; containers keep their types."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return kind(fill(x, leaf) for x in value)
+    if kind in (dict, OrderedDict):
+        return kind((k, fill(v, leaf)) for k, v in value.items())
+    if isinstance(value, Partial):
+        return value.build([fill(x, leaf) for x in value])
+    if _is_namedtuple(value):
+        return tuple.__new__(kind, [fill(x, leaf) for x in value])
+    if _is_dataclass(value):
+        parts = {f.name: fill(getattr(value, f.name), leaf) for f in dataclasses.fields(value)}
+        if all(parts[n] is getattr(value, n) for n in parts):
+            return value
+        out = object.__new__(kind)
+        out.__dict__.update(getattr(value, "__dict__", {}))
+        for key, part in parts.items():
+            object.__setattr__(out, key, part)
+        return out
+    return leaf(value)

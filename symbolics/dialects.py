@@ -1,0 +1,2 @@
+"""Dialects."""
+def to_dialect(model, schema): raise NotImplementedError

@@ -1,0 +1,186 @@
+"""The gate between the names of a file and Python objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from exporter import trust
+from exporter.trust import Gate, name_of, register, registered, unregister
+from symbolics.errors import PythonopWarning, TrustError
+
+HERE = __name__
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    class Inner(torch.autograd.Function):
+        pass
+
+
+class NoFunction:
+    system = __import__("os").system
+    module = __import__("os")
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+@dataclasses.dataclass
+class Config:
+    size: int = 1
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+def helper(x):
+    return x
+
+
+Alias = Twice
+
+
+@pytest.fixture(autouse=True)
+def empty_registry(monkeypatch):
+    monkeypatch.setattr(trust, "_objects", {})
+    monkeypatch.setattr(trust, "_names", {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "expected"),
+    [
+        ("function", "Twice", Twice),
+        ("function", "Twice.Inner", Twice.Inner),
+        ("enum", "Color", Color),
+        ("dataclass", "Config", Config),
+        ("namedtuple", "Pair", Pair),
+        ("callable", "helper", helper),
+    ],
+)
+@pytest.mark.parametrize("pattern", [HERE, f"{HERE}:*", f"{HERE}.*", "test[s_]*:*"])
+def test_patterns_resolve_what_they_match(kind, name, expected, pattern):
+    assert Gate([pattern])(kind, f"{HERE}:{name}") is expected
+
+
+def test_a_class_serves_itself_and_nothing_else():
+    gate = Gate([Twice])
+    assert gate("function", f"{HERE}:Twice") is Twice
+    with pytest.raises(TrustError, match="not allowed"):
+        gate("enum", f"{HERE}:Color")
+    assert Gate(Twice)("function", f"{HERE}:Twice") is Twice  # one alone needs no list
+
+
+@pytest.mark.parametrize("pattern", [f"{HERE}:Color", f"{HERE}x", "torch.*", f"{HERE}.deeper"])
+def test_other_patterns_do_not(pattern):
+    with pytest.raises(TrustError, match=r"allow=\[.*exporter.register"):
+        Gate([pattern])("function", f"{HERE}:Twice")
+
+
+def test_wildcards_need_a_package():
+    for pattern in ("*", "*:*", "?orch.*", "[a-z]*:X", "", "torch:"):
+        with pytest.raises(ValueError, match="starts with a package name"):
+            Gate([pattern])
+    with pytest.raises(TypeError, match="classes, functions and patterns"):
+        Gate([3])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "why"),
+    [
+        ("function", f"{HERE}:NoFunction", "which it is not"),
+        ("function", f"{HERE}:Color", "which it is not"),
+        ("enum", f"{HERE}:Twice", "which it is not"),
+        ("dataclass", f"{HERE}:Pair", "which it is not"),
+        ("namedtuple", f"{HERE}:Config", "which it is not"),
+        ("callable", f"{HERE}:HERE", "another name of"),
+        ("callable", f"{HERE}:NoFunction.system", "another name of"),
+        ("callable", f"{HERE}:NoFunction.module.system", "no class"),
+        ("callable", f"{HERE}:torch.load", "no class"),
+        ("callable", f"{HERE}:subprocess.run", "no class"),
+        ("function", f"{HERE}:Alias", "another name of"),
+        ("callable", f"{HERE}:Twice.__subclasses__", "no Twice.__subclasses__"),
+        ("callable", f"{HERE}:helper.__globals__", "no class"),
+        ("function", f"{HERE}:Missing", "has no Missing"),
+        ("function", f"{HERE}:Twice.<locals>.X", "setup="),
+        ("function", "__main__:Twice", "setup="),
+        ("function", "Twice", "setup="),
+        ("function", f"{HERE}: Twice", "not of the form"),
+        ("function", f"{HERE}:..Twice", "not of the form"),
+        ("function", "x" * 600, "damaged"),
+        ("object", f"{HERE}:Twice", "not registered"),
+        ("function", f"{HERE}.nowhere:Twice", "cannot be imported here"),
+    ],
+)
+def test_refused(kind, name, why):
+    with pytest.raises(TrustError, match=why):
+        Gate([f"{HERE}.*", "__main__:*"])(kind, name)
+
+
+def test_a_refused_name_imports_nothing():
+    code = (
+        "import sys; from exporter.trust import Gate; from symbolics.errors import TrustError\n"
+        "before = set(sys.modules)\n"
+        "for kind, name in [('function', 'this.that:F'), ('callable', 'antigravity:geohash'), ('callable', 'os:system'), ('enum', 'http:HTTPStatus')]:\n"
+        "    try: Gate(['json.*'])(kind, name)\n"
+        "    except TrustError: pass\n"
+        "    else: sys.exit('resolved ' + name)\n"
+        "new = set(sys.modules) - before\n"
+        "assert not new, new\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_names_in_messages_are_escaped():
+    with pytest.raises(TrustError) as caught:
+        Gate()("function", "evil:\x1b[31m\u202e\nX")
+    assert caught.value.args[0].isprintable()
+
+
+def test_registry():
+    class Local(torch.autograd.Function):
+        pass
+
+    local = f"{HERE}:test_registry.<locals>.Local"
+    with pytest.raises(TrustError, match="setup="):
+        Gate([f"{HERE}:*"])("function", local)
+    assert name_of(Local) is None
+    assert register(Local) is Local
+    assert Gate()("function", local) is Local
+    assert name_of(Local) == local and registered() == {local: Local}
+    with pytest.raises(TrustError, match="which it is not"):
+        Gate()("enum", local)
+
+    table = {"a": 1}
+    with pytest.raises(TypeError, match="needs a name"):
+        register(table)
+    register(table, "table")
+    assert Gate()("object", "table") is table and name_of({"a": 1}) is None
+    with pytest.warns(PythonopWarning, match="another object"):
+        register([1], "table")
+    assert name_of(table) is None
+    unregister("table")
+    unregister("table")
+    with pytest.raises(TrustError, match="not registered"):
+        Gate()("object", "table")
+
+
+def test_plain_values_and_bad_names_cannot_be_registered():
+    for value in (1, None, "x", (), 1.0):
+        with pytest.raises(TypeError, match="plain value"):
+            register(value, "x")
+    for name in ("", "a\nb", "x" * 600):
+        with pytest.raises(ValueError, match="printable"):
+            register({}, name)
