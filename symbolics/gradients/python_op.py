@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from symbolics.attributes import python_op_grad
 from symbolics.file import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 from symbolics.gradients._builder import attr, unsupported
 from symbolics.gradients._registry import gradient
@@ -11,8 +12,6 @@ __all__: list[str] = []
 
 @gradient(PYTHON_OP, domain=ORT_DOMAIN)
 def python_op(op, node, _, *gradients):
-    from symbolics.attributes import python_op_grad
-
     context = node.outputs[0]
     if not context.name:  # nobody read it so far
         context.name = op.session.name("context")
