@@ -183,9 +183,7 @@ class Builder:
     def zeros(self, shape: ir.Value | Sequence[int], dtype: ir.DataType) -> ir.Value:
         """A tensor of zeros."""
         zero = ir.tensor(np.zeros(1, dtype.numpy()), dtype=dtype)
-        out = self.ConstantOfShape(shape, value=zero)
-        out.type = ir.TensorType(dtype)
-        return out
+        return self.ConstantOfShape(shape, value=zero)
 
     def zeros_like(self, x: ir.Value) -> ir.Value:
         zeros = self.memo(("zeros", x), lambda: self.zeros(self.shape(x), x.dtype))
@@ -309,6 +307,9 @@ def _output_type(op_type: str, values: Sequence[ir.Value | None], attributes: Ma
         return ir.DataType.INT64
     if op_type == "Cast":
         return ir.DataType(attributes["to"])
+    if op_type == "ConstantOfShape":
+        value = attributes.get("value")
+        return ir.DataType.FLOAT if value is None else value.dtype
     index = _TYPED_BY.get(op_type, 0)
     source = values[index] if index < len(values) else None
     return None if source is None else source.dtype

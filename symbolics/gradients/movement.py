@@ -254,7 +254,6 @@ def tensor_scatter(op, node, g):
     attributes = dict(node.attributes)
     dcache = op.node("TensorScatter", [g, op.zeros_like(update), *where], **attributes)
     blank = op.ConstantOfShape(op.shape(cache), value=ir.tensor(np.zeros(1, np.int64)))
-    blank.type = ir.TensorType(ir.DataType.INT64)
     landed = op.flat(op.node("TensorScatter", [blank, op.Add(op.numbers(update), op.i64(1)), *where], **attributes))
     size = op.size(update)
     size = op.i64([size + 1]) if isinstance(size, int) else op.Reshape(op.Add(size, op.i64(1)), [1])

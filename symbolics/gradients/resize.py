@@ -76,7 +76,6 @@ def _matrix(op: Builder, node: ir.Node, position: int, axis: int, count: int) ->
     size = op.dim(x, axis)
     single = op.vector([size])
     eye = op.EyeLike(op.ConstantOfShape(op.vector([size, size])), dtype=ir.DataType.FLOAT)
-    eye.type = ir.TensorType(ir.DataType.FLOAT)
     image = op.Unsqueeze(eye, [0, 1])
     attributes = {k: v for k, v in node.attributes.items() if k not in ("axes", "keep_aspect_ratio_policy", "extrapolation_value")}
     known = op.const(scales)
