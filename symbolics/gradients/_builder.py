@@ -205,6 +205,17 @@ class Builder:
         return self.Cast(self.ReduceProd(self.vector(dims), keepdims=0), to=like.dtype)
 
     # -------------------------------------------------------------------------------------------------- movements
+    def pad(self, x: ir.Value, before: Sequence[int | ir.Value], after: Sequence[int | ir.Value], axes: Sequence[int]) -> ir.Value:
+        """Pad with zeros; negative numbers cut off. Static cuts become Slices, which every runtime has."""
+        if not all(isinstance(v, int) for v in (*before, *after)):
+            return self.Pad(x, self.vector([*before, *after]), None, list(axes))
+        cut = [(a, max(-b, 0), -max(-e, 0) or np.iinfo(np.int64).max) for a, b, e in zip(axes, before, after) if b < 0 or e < 0]
+        if cut:
+            x = self.Slice(x, [b for _, b, _ in cut], [e for _, _, e in cut], [a for a, _, _ in cut])
+        if any(v > 0 for v in (*before, *after)):
+            x = self.Pad(x, [max(v, 0) for v in (*before, *after)], None, list(axes))
+        return x
+
     def move_last(self, x: ir.Value, axis: int, rank: int) -> ir.Value:
         """Transpose that swaps ``axis`` with the last one (its own inverse)."""
         axis %= rank

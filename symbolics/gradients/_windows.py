@@ -42,19 +42,14 @@ class Windows:
     def is_static(self) -> bool:
         return all(isinstance(v, int) for v in (*self.kernel, *self.before, *self.after))
 
-    def pad(self, x: ir.Value, value: float | None = None) -> ir.Value:
+    def pad(self, x: ir.Value) -> ir.Value:
         """x, of the large side, with the padding that the windows reach into, or without the rest they do not reach."""
-        if self.is_static and not any((*self.before, *self.after)):
-            return x
-        op, zeros = self.op, [0, 0]
-        return op.Pad(x, op.vector([*zeros, *self.before, *zeros, *self.after]), None if value is None else op.number(value, x))
+        return self.op.pad(x, self.before, self.after, range(2, self.rank + 2))
 
     def unpad(self, x: ir.Value) -> ir.Value:
         """The adjoint of `pad`."""
-        if self.is_static and not any((*self.before, *self.after)):
-            return x
-        op, zeros = self.op, [0, 0]
-        return op.Pad(x, op.Neg(op.vector([*zeros, *self.before, *zeros, *self.after])))
+        less = [[-v if isinstance(v, int) else self.op.Neg(v) for v in side] for side in (self.before, self.after)]
+        return self.op.pad(x, *less, range(2, self.rank + 2))
 
     def transposed(self, g: ir.Value, weight: ir.Value, group: int) -> ir.Value:
         """ConvTranspose of the small side to the large one, in its exact size."""
@@ -96,8 +91,8 @@ class Windows:
         ones = op.Expand(op.number(1.0, like), op.vector([1, 1, *sizes]))
         if include_pad:  # the declared padding counts, what a rounded-up last window adds does not
             ones = op.Pad(ones, op.vector([0, 0, *begin, 0, 0, *end]), op.number(1.0, like))
-            rest = [_minus(op, a, e) for a, e in zip(self.after, end)]
-            ones = op.Pad(ones, op.vector([0, 0, *[_minus(op, b, p) for b, p in zip(self.before, begin)], 0, 0, *rest]))
+            rest = [[_minus(op, a, b) for a, b in zip(*pair)] for pair in ((self.before, begin), (self.after, end))]
+            ones = op.pad(ones, *rest, range(2, n + 2))
         else:
             ones = self.pad(ones)
         weight = op.constant(np.ones((1, 1, *self.kernel)), like.dtype)

@@ -101,9 +101,7 @@ def slice_(op, node, g):
             b = s if s >= 0 else op.Max(op.Add(d, op.i64(s)), op.i64(0))
         before.append(b)
         after.append(d - b - n if all(isinstance(v, int) for v in (d, b, n)) else _minus(op, d, b, n))
-    if all(isinstance(v, int) for v in [*before, *after]) and not any([*before, *after]):
-        return [g, *none]
-    return [op.Pad(g, op.vector([*before, *after]), None, None if len(axis) == len(x.shape) and axis == sorted(axis) and min(axis) >= 0 else axis), *none]
+    return [op.pad(g, before, after, axis), *none]
 
 
 def _minus(op: Builder, *terms: int | ir.Value) -> ir.Value:
@@ -121,7 +119,13 @@ def pad(op, node, g):
     x, pads, value, axes = [*node.inputs, None, None][:4]
     if attr(node, "mode", "constant") != "constant":
         return _move(op, node, g)
-    dx = op.Pad(g, op.Neg(pads), None, axes)
+    amounts = op.ints(pads)
+    places = range(op.rank(node, x)) if axes is None else op.ints(axes)
+    if amounts is not None and places is not None:
+        less = [-a for a in amounts]
+        dx = op.pad(g, less[: len(less) // 2], less[len(less) // 2 :], places)
+    else:
+        dx = op.Pad(g, op.Neg(pads), None, axes)
     dvalue = None
     if is_float(value) and op.const(value) is None:
         dvalue = op.reshape_like(op.ReduceSum(g, keepdims=0) - op.ReduceSum(dx, keepdims=0), value)

@@ -45,12 +45,17 @@ def layer_normalization(op, node, g, gmean=None, ginverse=None):
     axes = list(range(axis, rank))
     stash = ir.DataType(attr(node, "stash_type", 1))
     shape = ir.Shape([*x.shape[:axis], *[1] * (rank - axis)])
-    if len(node.outputs) < 3:
-        node.resize_outputs(3)
-    for stem, out in zip(("mean", "inverse"), node.outputs[1:]):
-        out.name = out.name or op.session.name(stem)
-        out.type, out.shape = ir.TensorType(stash), shape
-    _, mean, inverse = node.outputs
+    if x.dtype is ir.DataType.DOUBLE:  # the operator's own statistics may be of a narrower type
+        stash = x.dtype
+        mean = op.ReduceMean(x, axes, keepdims=1)
+        inverse = 1.0 / op.Sqrt(op.ReduceMean((x - mean) * (x - mean), axes, keepdims=1) + attr(node, "epsilon", 1e-5))
+    else:
+        if len(node.outputs) < 3:
+            node.resize_outputs(3)
+        for stem, out in zip(("mean", "inverse"), node.outputs[1:]):
+            out.name = out.name or op.session.name(stem)
+            out.type, out.shape = ir.TensorType(stash), shape
+        _, mean, inverse = node.outputs
     kind = x.dtype
     normal = (op.cast(x, stash) - mean) * inverse
     g = op.zeros_like(node.outputs[0]) if g is None else op.cast(g, stash)
