@@ -11,6 +11,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from exporter.case import Case as Case
     from exporter.export import export as export
     from exporter.hook import hook as hook, install as install, uninstall as uninstall
     from exporter.program import Program as Program

@@ -26,17 +26,16 @@ from symbolics.file import (
     MARK_COUNT_KEY,
     MARK_DOMAIN,
     MARK_OP,
+    MODULE_PROPERTY,
     ORT_DOMAIN,
     PYTHON_OP,
+    SOURCE_PROPERTY,
     STATE_KEY,
     VERSION_KEY,
     write_state,
 )
 
 __all__ = ["export", "finish"]
-
-MODULE_PROPERTY = "pythonop.module"
-SOURCE_PROPERTY = "pythonop.source"
 
 
 def export(
@@ -201,6 +200,7 @@ def _finish_calls(graph: ir.Graph, recorder: Recorder) -> None:
         count += 1
         for attribute in ir_attributes(encode(call, recorder.names)):
             node.attributes[attribute.name] = attribute
+        node.metadata_props.pop("pkg.torch.onnx.fx_node", None)  # it shows the number of the capture, another one each time
         for key, value in ((MODULE_PROPERTY, record.module), (SOURCE_PROPERTY, record.source)):
             if value:
                 node.metadata_props[key] = value

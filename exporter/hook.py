@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import io
 import os
 import tempfile
@@ -32,7 +33,7 @@ from symbolics.arguments import qualified_name
 from symbolics.capture import Recorder, active_recorder, captured_apply
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.patterns import Patterns
-from symbolics.stop_gradient import differentiable_inputs, marking
+from symbolics.stop_gradient import differentiable_inputs, holds_tensor, marking
 from symbolics.torchscript import symbolics_registered
 
 __all__ = ["Hook", "hook", "install", "uninstall"]
@@ -158,7 +159,7 @@ def _refuse_transforms(current: Hook, original: Any, cls: Any, *args: Any, **kwa
 
 
 @contextlib.contextmanager
-def _capturing(current: Hook, model: Any, dynamo: bool) -> Iterator[Recorder]:
+def _capturing(current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any] | None = None) -> Iterator[Recorder]:
     """The surroundings of one export; errors of ours come out as they were raised."""
     recorder = active_recorder()
     with contextlib.ExitStack() as stack:
@@ -170,7 +171,7 @@ def _capturing(current: Hook, model: Any, dynamo: bool) -> Iterator[Recorder]:
         stack.enter_context(torch.enable_grad())
         if isinstance(model, torch.nn.Module):
             recorder.watch(model)
-            stack.enter_context(marking(model))
+            stack.enter_context(marking(model, keywords))
         if dynamo:
             stack.enter_context(private.allow_in_dynamo(_all_functions(torch.autograd.Function)))
         try:
@@ -215,7 +216,7 @@ def _export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any =
             args = differentiable_inputs(args)
         if options.get("kwargs"):
             options["kwargs"] = differentiable_inputs(options["kwargs"])
-    with _capturing(current, model, dynamo=True) as recorder:
+    with _capturing(current, model, True) as recorder:
         program = original(model, args, None, optimize=False, verify=False, custom_translation_table=table, **options)
         if private.captured_by_dynamo(program):
             warnings.warn(
@@ -248,14 +249,17 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
         # torch's default, which nobody chose: the model's own mode counts, as with dynamo=True.
         training = torch.onnx.TrainingMode.PRESERVE
     args = differentiable_inputs((args,) if isinstance(args, torch.Tensor) else tuple(args))
-    kwargs = differentiable_inputs(options.pop("kwargs", None))
+    order = list(inspect.signature(model.forward).parameters)
+    keywords = options.pop("kwargs", None) or {}
+    keywords = differentiable_inputs(dict(sorted(keywords.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))))
+    args += tuple(value for value in keywords.values() if holds_tensor(value))
     opset = options.get("opset_version")
-    with _capturing(current, model, dynamo=False) as recorder, state.restored(model), all_buffers_named(model), symbolics_registered(opset or 9):
+    with _capturing(current, model, False, keywords) as recorder, state.restored(model), all_buffers_named(model), symbolics_registered(opset or 9):
         with tempfile.TemporaryDirectory() as folder:
             # A path, not a buffer: torch keeps the parameters of large models out of protobuf's 2 GiB only for a path.
             draft = Path(folder, "model.onnx")
             # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
-            original(model, args, str(draft), kwargs=kwargs, training=training, do_constant_folding=False, keep_initializers_as_inputs=True, **options)
+            original(model, args, str(draft), training=training, do_constant_folding=False, keep_initializers_as_inputs=True, **options)
             translated = ir.from_proto(onnx.load(draft))
         _drop_initializer_inputs(translated.graph)
         finish(translated, recorder, state, optimize=optimize)

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from symbolics import _torch_private as private
 from symbolics.errors import ExportError
 
-__all__ = ["StopGradients", "differentiable_inputs", "marking"]
+__all__ = ["StopGradients", "differentiable_inputs", "holds_tensor", "marking"]
 
 # Their results do not depend on the values of their arguments: nothing flows that could be stopped.
 _SHAPE_ONLY = {
@@ -111,9 +111,16 @@ def _open(func: Any) -> Callable[..., Any] | None:
 
 
 @contextlib.contextmanager
-def marking(model: torch.nn.Module) -> Iterator[None]:
-    """Mark what happens inside ``model.forward`` while the block runs."""
+def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None) -> Iterator[None]:
+    """Mark what happens inside ``model.forward`` while the block runs.
+
+    Args:
+        model: The module.
+        keywords: Keyword arguments for a caller that passes positional ones only (torch.jit): those that hold tensors
+            arrive as the last positional arguments, in this order, the others are constants.
+    """
     forward = model.forward
+    traced = [name for name, value in (keywords or {}).items() if holds_tensor(value)]
 
     @functools.wraps(forward)
     def marked(*args: Any, **kwargs: Any) -> Any:
@@ -122,9 +129,14 @@ def marking(model: torch.nn.Module) -> Iterator[None]:
         # Dynamo traces its own way in; a training thread beside the export has no recorder.
         if torch.compiler.is_dynamo_compiling() or active_recorder() is None:
             return forward(*args, **kwargs)
+        if keywords:
+            count = len(args) - len(traced)
+            args, kwargs = args[:count], {**keywords, **dict(zip(traced, args[count:], strict=True))}
         with StopGradients():
             return forward(*args, **kwargs)
 
+    if keywords:
+        del marked.__wrapped__  # type: ignore[attr-defined]  # torch.jit must not bind by the signature of forward
     own = model.__dict__.get("forward")
     model.__dict__["forward"] = marked
     try:
@@ -134,6 +146,11 @@ def marking(model: torch.nn.Module) -> Iterator[None]:
             del model.__dict__["forward"]
         else:
             model.__dict__["forward"] = own
+
+
+def holds_tensor(value: Any) -> bool:
+    """Whether an argument is or contains a tensor."""
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
 
 
 def differentiable_inputs(tree: Any) -> Any:

@@ -22,7 +22,7 @@ from symbolics.errors import FormatError, PythonopError, RunError
 from symbolics.file import CALL_ATTRIBUTE
 from symbolics.torch_arguments import by_name
 
-__all__ = ["DTYPES", "LARGE", "STRING", "PythonOp", "PythonOpGrad"]
+__all__ = ["DTYPES", "LARGE", "STRING", "PythonOp", "PythonOpGrad", "without_leaf"]
 
 STRING = 8
 
@@ -140,17 +140,19 @@ class PythonOp:
             values: list[Any] = []
             targets: list[Any] = []
             for value, kind, flag in zip(inputs, self.kinds, self.flags, strict=True):
-                if kind == "size":
+                if value is None:
+                    pass  # an absent input: forward sees None
+                elif kind == "size":
                     value = int(value)
                 elif flag:
                     value = _plain(value).requires_grad_()
                 if call.inplace and isinstance(value, torch.Tensor):
                     value = value.clone()  # autograd allows no in-place change of a leaf
-                elif keep and flag and value.nbytes >= LARGE:
-                    value = _without_leaf(value)
+                elif keep and flag and value is not None and value.nbytes >= LARGE:
+                    value = without_leaf(value)
                 values.append(value)
                 # Before apply: an output that is a dirty input takes its edge over.
-                targets.append(_target(value) if keep and flag else None)
+                targets.append(_target(value) if keep and flag and value is not None else None)
 
             def place(leaf: Any) -> Any:
                 return values[leaf.index] if isinstance(leaf, Slot) else _fresh(leaf)
@@ -165,8 +167,8 @@ class PythonOp:
 
     def context(self, inputs: Sequence[Any], targets: Sequence[Any], outputs: Sequence[Any]) -> Context:
         """The context of a call that has just run with grad mode on."""
-        shapes = [tuple(value.shape) if flag else () for value, flag in zip(inputs, self.flags, strict=True)]
-        return Context(self.call.id, self.call.name, [_root(value) for value in outputs], targets, shapes)
+        shapes = [tuple(value.shape) if flag and value is not None else () for value, flag in zip(inputs, self.flags, strict=True)]
+        return Context(self.call.id, self.call.name, tuple(map(_root, outputs)), tuple(targets), tuple(shapes))
 
     def _collect(self, template: Any, result: Any, outputs: list[Any]) -> None:
         if isinstance(template, Slot):
@@ -233,7 +235,8 @@ class PythonOpGrad:
             self.name = str(attributes["name"])
             self.count = len(attributes["input_tensor_requires_grads"])
             self.wanted = tuple(bool(flag) for flag in attributes["output_tensor_requires_grads"])
-            self.output_dtypes = [DTYPES.get(kind, torch.float32) for kind in attributes.get("output_tensor_types", ())]
+            self.output_types = tuple(attributes.get("output_tensor_types", ()))
+            self.output_dtypes = [DTYPES.get(kind, torch.float32) for kind in self.output_types]
         except (KeyError, TypeError) as error:
             raise FormatError(f"{title}: the attribute {error} is missing or of another type: the file is damaged") from error
         self.title = f"{title} ({shown(self.name)})"
@@ -273,22 +276,28 @@ class PythonOpGrad:
                 found = torch.autograd.grad(roots, targets, grads, retain_graph=self.store.retain, allow_unused=True)
         return self.finish(context, found)
 
-    def finish(self, context: Context, found: Sequence[Any]) -> list[Any]:
+    def finish(self, context: tuple[Any, ...], found: Sequence[Any]) -> list[Any]:
         """What the engine returned for the wanted targets, as the node's outputs."""
+        *_, targets, shapes = context
         gradients = iter(found)
         out: list[Any] = []
-        for i, (want, target) in enumerate(zip(self.wanted, context.targets, strict=True)):
+        for i, (want, target) in enumerate(zip(self.wanted, targets, strict=True)):
             gradient = next(gradients) if want and target is not None else None
             dtype = self.output_dtypes[i] if self.output_dtypes else torch.float32
             if not want:
                 out.append(None)
             elif gradient is None:
-                out.append(torch.zeros(context.shapes[i], dtype=dtype))
+                shape = target.shape if isinstance(target, torch.Tensor) else shapes[i]
+                out.append(torch.zeros(shape or (), dtype=dtype))
             else:
-                gradient = gradient.detach()
-                gradient = gradient.to_dense() if gradient.layout is not torch.strided else gradient
-                out.append(gradient if gradient.dtype is dtype else gradient.to(dtype))
+                out.append(self.fix(i, gradient))
         return out
+
+    def fix(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """A gradient as its output holds it: dense, of the promised element type."""
+        gradient = gradient.detach()
+        gradient = gradient.to_dense() if gradient.layout is not torch.strided else gradient
+        return gradient.to(self.output_dtypes[index]) if self.output_dtypes else gradient
 
 
 def _autocast(dtypes: Mapping[str, str]) -> dict[str, torch.dtype]:
@@ -315,7 +324,7 @@ def _plain(value: torch.Tensor) -> torch.Tensor:
     return value.clone() if value.is_inference() else value
 
 
-def _without_leaf(leaf: torch.Tensor) -> torch.Tensor:
+def without_leaf(leaf: torch.Tensor) -> torch.Tensor:
     """A tensor with the leaf's memory and a gradient edge, which the autograd graph does not keep alive.
 
     An edge to a leaf ends in AccumulateGrad, which holds the leaf; so the leaf gives its memory away.

@@ -80,7 +80,7 @@ def _operators(gate: Gate, store: ContextStore) -> list[type[OpRun]]:
 
         def _run(self, *inputs: Any, **_: Any) -> tuple[Any, ...]:
             try:
-                handle, outputs = self.kernel.run([to_tensor(value) for value in inputs if value is not None], self.keep)
+                handle, outputs = self.kernel.run([None if value is None else to_tensor(value) for value in inputs], self.keep)
                 return (np.array(handle, dtype=np.int64), *map(to_array, outputs))[: len(self.output)]
             except Exception as error:
                 raise _Carried(error) from error

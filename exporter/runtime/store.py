@@ -11,7 +11,7 @@ import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from symbolics.attributes import shown
 from symbolics.errors import RunError
@@ -19,24 +19,21 @@ from symbolics.errors import RunError
 __all__ = ["Context", "ContextStore"]
 
 
-class Context:
-    """The autograd graph of one forward.
+class Context(NamedTuple):
+    """The autograd graph of one forward. The native library makes plain tuples of the same five items.
 
     Attributes:
         id, name: The call and the Function that made it.
         roots: One a tensor output: the tensor (or its gradient edge), None where it has no gradient.
         targets: One a tensor input: the tensor (or its gradient edge) whose gradient backward computes, or None.
-        shapes: One a tensor input: shape, for the zeros of a gradient that does not exist.
+        shapes: One a tensor input: its shape where the target is an edge, for the zeros of a missing gradient.
     """
 
-    __slots__ = ("id", "name", "roots", "shapes", "targets")
-
-    def __init__(self, id: str, name: str, roots: Sequence[Any], targets: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> None:
-        self.id = id
-        self.name = name
-        self.roots = roots
-        self.targets = targets
-        self.shapes = shapes
+    id: str
+    name: str
+    roots: Sequence[Any]
+    targets: Sequence[Any]
+    shapes: Sequence[Any]
 
 
 class ContextStore:
@@ -50,7 +47,7 @@ class ContextStore:
     def __init__(self, *, keep: bool = False, retain: bool = False) -> None:
         self.keep = keep
         self.retain = retain
-        self.contexts: dict[int, Context] = {}
+        self.contexts: dict[int, tuple[Any, ...]] = {}
         # thread -> handles made by the run in progress there; the native kernels append to the same lists
         self.runs: dict[int, list[int]] = {}
 
@@ -89,6 +86,7 @@ class ContextStore:
                 f"PythonOpGrad of {shown(name)}: no context has the handle {handle}. Its backward has run already (run the forward again, or "
                 "retain contexts: the store's retain=True, retain_graph=True of a loaded module), or it comes from another session or run"
             )
+        context = Context._make(context)
         if context.id != id or context.name != name:
             raise RunError(
                 f"PythonOpGrad of {shown(name)} (call {shown(id)}): the handle {handle} belongs to {shown(context.name)} (call "
@@ -96,7 +94,8 @@ class ContextStore:
             )
         if not self.retain:
             # Another thread may have been faster with the same handle.
-            return self.contexts.pop(handle, None) or self.take(handle, id, name)
+            if self.contexts.pop(handle, None) is None:
+                return self.take(handle, id, name)
         return context
 
     def free(self, handle: int) -> None:
