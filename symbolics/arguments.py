@@ -34,6 +34,7 @@ __all__ = [
     "MAX_ITEMS",
     "SEQUENCES",
     "Codec",
+    "Described",
     "Partial",
     "Resolver",
     "Slot",
@@ -86,6 +87,32 @@ class Unresolved:
 
     def __repr__(self) -> str:
         return f"<{self.text}>"
+
+
+class Described(Partial):
+    """A dataclass or named tuple of a file whose class nobody resolved: its name and its items.
+
+    Attributes:
+        name: ``module:qualname`` of its class.
+        fields: The names of its items, None for a named tuple.
+    """
+
+    name: str
+    fields: tuple[str, ...] | None
+
+    def __new__(cls, items: Any, name: str = "", fields: tuple[str, ...] | None = None) -> Described:
+        """Args: the items, the name of the class, the names of the items."""
+        out = super().__new__(cls, items)
+        out.name, out.fields = name, fields
+        return out
+
+    def build(self, items: list[Any]) -> Any:
+        """The same with other items."""
+        return Described(items, self.name, self.fields)
+
+    def __repr__(self) -> str:
+        names = [f"{field}=" for field in self.fields] if self.fields is not None else [""] * len(self)
+        return f"{self.name}({', '.join(f'{name}{item!r}' for name, item in zip(names, self, strict=True))})"
 
 
 #: ``resolver(kind, name)`` returns the object that a file names; kind is "enum", "dataclass", "namedtuple",
@@ -238,7 +265,7 @@ def _read_dataclass(payload: Any, decode_child: Callable[[Any], Any], resolver: 
     values = {key: decode_child(value) for key, value in _typed(fields, dict).items()}
     cls = resolver("dataclass", _typed(name, str))
     if isinstance(cls, Unresolved):
-        return Unresolved(f"{name}({', '.join(f'{k}={v!r}' for k, v in values.items())})")
+        return Described(values.values(), name, tuple(values))
     if set(values) != {f.name for f in dataclasses.fields(cls)}:
         raise ValueError(f"{name} has other fields in this process")
     # No constructor: it could compute anything, and its result need not be what was recorded.
@@ -257,7 +284,7 @@ def _read_namedtuple(payload: Any, decode_child: Callable[[Any], Any], resolver:
     values = _read_items(items, decode_child, resolver)
     cls = resolver("namedtuple", _typed(name, str))
     if isinstance(cls, Unresolved):
-        return Unresolved(f"{name}{tuple(values)!r}")
+        return Described(values, name)
     if len(values) != len(cls._fields):
         raise ValueError(f"{name} has {len(cls._fields)} fields in this process, the file has {len(values)}")
     return tuple.__new__(cls, values)
