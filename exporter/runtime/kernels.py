@@ -263,7 +263,8 @@ class PythonOpGrad:
             RunError: The context is not there.
             Exception: What backward raises, as it is.
         """
-        context = self.store.take(handle, self.id, self.name)
+        record = self.store.take(handle, self.id, self.name)
+        context = Context.unpack(record)
         if len(gradients) != len(context.roots) or len(self.wanted) != len(context.targets):
             raise RunError(f"{self.title} does not fit its PythonOp: the file is damaged")
         pairs = [(root, grad) for root, grad in zip(context.roots, gradients, strict=True) if root is not None and grad is not None]
@@ -274,11 +275,11 @@ class PythonOpGrad:
                 _enter_state(stack, {}, True, False)
                 roots, grads = [root for root, _ in pairs], [_plain(grad) for _, grad in pairs]
                 found = torch.autograd.grad(roots, targets, grads, retain_graph=self.store.retain, allow_unused=True)
-        return self.finish(context, found)
+        return self.finish(record, found)
 
-    def finish(self, context: tuple[Any, ...], found: Sequence[Any]) -> list[Any]:
+    def finish(self, record: tuple[Any, ...], found: Sequence[Any]) -> list[Any]:
         """What the engine returned for the wanted targets, as the node's outputs."""
-        *_, targets, shapes = context
+        *_, targets, shapes = Context.unpack(record)
         gradients = iter(found)
         out: list[Any] = []
         for i, (want, target) in enumerate(zip(self.wanted, targets, strict=True)):
@@ -287,7 +288,7 @@ class PythonOpGrad:
             if not want:
                 out.append(None)
             elif gradient is None:
-                shape = target.shape if isinstance(target, torch.Tensor) else shapes[i]
+                shape = target.shape if isinstance(target, torch.Tensor) else shapes[i] if shapes else None
                 out.append(torch.zeros(shape or (), dtype=dtype))
             else:
                 out.append(self.fix(i, gradient))
