@@ -17,9 +17,9 @@ from torch.autograd.graph import get_gradient_edge
 from exporter.runtime.store import Context, ContextStore
 from exporter.trust import Gate
 from symbolics.arguments import Partial, Slot, fill, loads, slots
-from symbolics.attributes import decode, shown
+from symbolics.attributes import GRAD_SPECS, check_types, decode, shown
 from symbolics.errors import FormatError, PythonopError, RunError
-from symbolics.file import CALL_ATTRIBUTE
+from symbolics.file import CALL_ATTRIBUTE, PYTHON_OP_GRAD
 from symbolics.torch_arguments import by_name
 
 __all__ = ["DTYPES", "LARGE", "STRING", "PythonOp", "PythonOpGrad", "without_leaf"]
@@ -232,13 +232,14 @@ class PythonOpGrad:
         """
         title = f"PythonOpGrad {shown(node_name)!r}"
         try:
-            self.name = str(attributes["name"])
-            self.count = len(attributes["input_tensor_requires_grads"])
-            self.wanted = tuple(bool(flag) for flag in attributes["output_tensor_requires_grads"])
-            self.output_types = tuple(attributes.get("output_tensor_types", ()))
-            self.output_dtypes = [DTYPES.get(kind, torch.float32) for kind in self.output_types]
-        except (KeyError, TypeError) as error:
-            raise FormatError(f"{title}: the attribute {error} is missing or of another type: the file is damaged") from error
+            check_types(attributes, GRAD_SPECS, PYTHON_OP_GRAD)
+        except FormatError as error:
+            raise FormatError(f"{title}: {error}") from error
+        self.name: str = attributes["name"]
+        self.count = len(attributes["input_tensor_requires_grads"])
+        self.wanted = tuple(bool(flag) for flag in attributes["output_tensor_requires_grads"])
+        self.output_types = tuple(attributes.get("output_tensor_types", ()))
+        self.output_dtypes = [DTYPES.get(kind, torch.float32) for kind in self.output_types]
         self.title = f"{title} ({shown(self.name)})"
         data = loads(attributes[CALL_ATTRIBUTE]) if CALL_ATTRIBUTE in attributes else {"id": ""}
         if not isinstance(data, dict) or not isinstance(data.get("id"), str):

@@ -96,9 +96,10 @@ static const DLDataType DTYPES[ONNX_LAST + 1] = {
 /* ------------------------------------------------------------------------------------------------ our own structs */
 
 /* What one process knows; filled by setup(). */
-static PyObject *from_dlpack, *to_dlpack, *is_grad_enabled, *set_grad_enabled, *is_autocast, *is_inference, *run_backward, *urandom, *release_leaf, *gradient_edge;
+static PyObject *from_dlpack, *to_dlpack, *is_grad_enabled, *set_grad_enabled, *is_autocast, *is_inference, *run_backward, *urandom, *release_leaf, *gradient_edge,
+    *run_error;
 static PyObject *s_requires_grad, *s_run, *s_retain, *s_keep, *s_finish, *s_take, *s_version, *s_strings, *s_view, *s_plan, *s_fix, *s_data, *s_clone,
-    *s_escaped, *s_failed;
+    *s_escaped, *s_failed, *s_title;
 static size_t large = 1 << 16;
 
 /* One set of options: its gate and store as Python objects, its two operators. Kernels and options count. */
@@ -169,6 +170,16 @@ static int check(Status status)
         return 0;
     PyErr_Format(PyExc_RuntimeError, "onnxruntime: %s", CALL(2, const char *(*)(Status))(status));
     CALL(RELEASE_STATUS, void (*)(Status))(status);
+    return -1;
+}
+
+/* Raise RunError about a node; returns -1. */
+static int damaged(PyObject *kernel, const char *text)
+{
+    PyObject *title = PyObject_GetAttr(kernel, s_title);
+    if (title)
+        PyErr_Format(run_error, "%U: %s: the file is damaged", title, text);
+    Py_XDECREF(title);
     return -1;
 }
 
@@ -702,10 +713,8 @@ static int compute_forward(Kernel *kernel, void *context)
     if (special < 0)
         return -1;
     unsigned char *modes = kernel->modes + (keep ? kernel->inputs : 0);
-    if (count > (size_t)kernel->place_count) {
-        PyErr_Format(PyExc_ValueError, "the node takes %zd tensors, the graph gives %zd: the file is damaged", kernel->place_count, (Py_ssize_t)count);
-        return -1;
-    }
+    if (count != (size_t)kernel->place_count)
+        return damaged(kernel->object, "the graph gives it another number of tensors than its attributes say");
     Input *inputs = calloc((size_t)kernel->inputs + 1, sizeof *inputs);
     PyObject **results = calloc((size_t)kernel->outputs + 1, sizeof *results);
     if (!inputs || !results) {
@@ -780,7 +789,7 @@ static PyObject *backward_through_engine(Kernel *kernel, PyObject *found, Input 
     Py_ssize_t root_count = 0, target_count = 0, n = 0;
     PyObject *out = NULL;
     if (PyTuple_Size(found) != CONTEXT_ROOTS + kernel->inputs + kernel->outputs || PyLong_AsSsize_t(PyTuple_GetItem(found, CONTEXT_COUNT)) != kernel->inputs) {
-        PyErr_SetString(PyExc_ValueError, "the PythonOpGrad does not fit its PythonOp: the file is damaged");
+        damaged(kernel->object, "it does not fit its PythonOp");
         return NULL;
     }
     for (Py_ssize_t i = 0; i < kernel->inputs; i++)
@@ -840,10 +849,8 @@ static int compute_backward(Kernel *kernel, void *context)
     if (check(CALL(INPUT_COUNT, Status(*)(const void *, size_t *))(context, &count)) ||
         check(CALL(INPUT, Status(*)(const void *, size_t, const void **))(context, 0, &value)) || look(value, &seen))
         return -1;
-    if (seen.kind != ONNX_INT64 || seen.count != 1) {
-        PyErr_SetString(PyExc_ValueError, "the context is not one int64 handle: the file is damaged");
-        return -1;
-    }
+    if (seen.kind != ONNX_INT64 || seen.count != 1)
+        return damaged(kernel->object, "the context is not one int64 handle");
     int64_t handle = *(int64_t *)seen.data;
     int retain = store_flag(kernel->binding, s_retain), special = retain < 0 ? -1 : special_state();
     if (special < 0)
@@ -1225,10 +1232,10 @@ static PyObject *registered(PyObject *module, PyObject *unused)
 static PyObject *setup(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject **targets[] = {&from_dlpack, &to_dlpack, &is_grad_enabled, &set_grad_enabled, &is_autocast, &is_inference, &run_backward, &urandom, &release_leaf, &gradient_edge};
+    PyObject **targets[] = {&from_dlpack, &to_dlpack, &is_grad_enabled, &set_grad_enabled, &is_autocast, &is_inference, &run_backward, &urandom, &release_leaf, &gradient_edge, &run_error};
     Py_ssize_t count = sizeof targets / sizeof *targets;
     if (PyTuple_Size(args) != count + 1) {
-        PyErr_SetString(PyExc_TypeError, "setup() takes ten functions and a size");
+        PyErr_SetString(PyExc_TypeError, "setup() takes ten functions, RunError and a size");
         return NULL;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -1246,7 +1253,7 @@ static PyObject *setup(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"prepare", prepare, METH_VARARGS, "prepare(owner, store, contexts, runs) -> capsule"},
     {"registered", registered, METH_NOARGS, "registered() -> bool"},
-    {"setup", setup, METH_VARARGS, "setup(ten functions of torch, large)"},
+    {"setup", setup, METH_VARARGS, "setup(ten functions of torch, RunError, large)"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -1257,7 +1264,7 @@ PyMODINIT_FUNC PyInit__native(void)
     struct { PyObject **target; const char *text; } names[] = {
         {&s_requires_grad, "requires_grad"}, {&s_run, "run"}, {&s_retain, "retain"}, {&s_keep, "keep"}, {&s_finish, "finish"}, {&s_take, "take"},
         {&s_version, "_version"}, {&s_strings, "strings"}, {&s_view, "view"}, {&s_plan, "plan"}, {&s_fix, "fix"}, {&s_data, "data"},
-        {&s_clone, "clone"}, {&s_escaped, "escaped"}, {&s_failed, "failed"},
+        {&s_clone, "clone"}, {&s_escaped, "escaped"}, {&s_failed, "failed"}, {&s_title, "title"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].target = PyUnicode_InternFromString(names[i].text)))

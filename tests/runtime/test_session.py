@@ -466,7 +466,9 @@ def test_a_context_of_the_wrong_shape_or_type(context):
     x = torch.randn(3, requires_grad=True)
     model = backward_only(record(F.SavesInput, x))
     array = np.array(context)
-    model.graph.input[0].CopyFrom(onnx.helper.make_tensor_value_info("context", onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape))
+    model.graph.input[0].CopyFrom(
+        onnx.helper.make_tensor_value_info("context", onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+    )
     feeds = {"context": array, "g0": np.ones(3, np.float32), "op0_0": np.ones(3, np.float32)}
     with pytest.raises(Exception, match="context|Type|type"):
         inference_session(model, ALLOW).run(None, feeds)
