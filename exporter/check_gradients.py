@@ -134,7 +134,7 @@ def _in_double(model: ir.Model) -> ir.Model:
         _widen(value)
     for node in walk(model.graph):
         for value in node.outputs:
-            value.type = None if is_float(value) else value.type
+            _widen(value)
         for name, attribute in list(node.attributes.items()):
             if attribute.type is ir.AttributeType.TENSOR and attribute.value.dtype.is_floating_point():
                 node.attributes[name] = ir.AttrTensor(name, ir.tensor(attribute.value.numpy().astype(np.float64)))

@@ -220,8 +220,12 @@ def _export(context: click.Context, case: exporter.Case, **options: Any) -> expo
         except Exception as error:
             if context.obj["traceback"]:
                 raise
-            first = str(error).strip().splitlines() or [""]
-            raise _Failure(f"the export failed with {type(error).__name__}: {first[0]}\n`pythonop --traceback export ...` shows where") from error
+            # torch wraps what a model raised in an account of its own steps: the first cause is the news.
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            first = str(cause).strip().splitlines() or [""]
+            raise _Failure(f"the export failed with {type(cause).__name__}: {first[0]}\n`pythonop --traceback export ...` shows where") from error
 
 
 @main.command()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +10,10 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import onnxscript.optimizer
 import torch
-from torch.utils import _pytree as pytree
 
 import symbolics.schema  # noqa: F401  (the checker should know the operators of what we write)
 from exporter.hook import hook
+from exporter.inputs import dynamic_axes
 from exporter.program import Program
 from exporter.state import ModelState, held_out
 from symbolics.attributes import encode, ir_attributes
@@ -73,7 +73,7 @@ def export(
         # The TorchScript exporter writes no file of its own either: the hook keeps what it made.
         options["f"] = None
         if dynamic_shapes is not None:
-            options = {**options, **_dynamic_axes(model, args, kwargs, dynamic_shapes, options.get("input_names"))}
+            options["dynamic_axes"] = dynamic_axes(model, args, kwargs or {}, dynamic_shapes, options.get("input_names"))
     else:
         options["dynamic_shapes"] = dynamic_shapes
         options.setdefault("verbose", False)
@@ -81,48 +81,6 @@ def export(
         torch.onnx.export(model, args, kwargs=kwargs, dynamo=dynamo, opset_version=opset_version, **options)
     assert handle.program is not None
     return handle.program
-
-
-def _dynamic_axes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None, dynamic_shapes: Any, input_names: Sequence[str] | None) -> dict[str, Any]:
-    """The dynamic_axes of torch's older exporter for the dynamic_shapes of the newer one."""
-    import inspect
-
-    bound = inspect.signature(model.forward).bind(*args, **(kwargs or {}))
-    shapes = dynamic_shapes
-    if isinstance(shapes, (tuple, list)):
-        shapes = dict(zip(bound.arguments, shapes, strict=False))
-    names: list[str] = []
-    specs: list[Any] = []
-
-    def is_spec(node: Any) -> bool:
-        return node is None or (isinstance(node, dict) and all(isinstance(k, int) for k in node)) or (isinstance(node, (tuple, list)) and not any(map(_is_container, node)))
-
-    for argument, value in bound.arguments.items():
-        tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-        spec = shapes.get(argument)
-        flat = pytree.tree_leaves(spec, is_leaf=is_spec) if len(tensors) != 1 or _is_container(value) else [spec if not isinstance(spec, (tuple, list)) or is_spec(spec) else spec[0]]
-        flat = flat if len(flat) == len(tensors) else [None] * len(tensors)
-        names += [argument] if len(tensors) == 1 else [f"{argument}_{i}" for i in range(len(tensors))]
-        specs += flat
-    names = list(input_names) if input_names else names
-    axes: dict[str, dict[int, str]] = {}
-    for name, spec in zip(names, specs, strict=False):
-        items = spec.items() if isinstance(spec, dict) else enumerate(spec or ())
-        named = {axis: _dim_name(dim, f"{name}_{axis}") for axis, dim in items if dim is not None and not isinstance(dim, int)}
-        if named:
-            axes[name] = named
-    return {"input_names": names, "dynamic_axes": axes}
-
-
-def _is_container(value: Any) -> bool:
-    return isinstance(value, (tuple, list, dict))
-
-
-def _dim_name(dim: Any, fallback: str) -> str:
-    if isinstance(dim, str):
-        return dim
-    name = getattr(dim, "__name__", "")
-    return name if name.isidentifier() else fallback
 
 
 # -------------------------------------------------------------------------------------------------------- finish

@@ -24,6 +24,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from exporter.inputs import input_names
 from exporter.program import Program, save_model
 from exporter.state import ModelState, all_buffers_named
 from exporter.trust import name_of
@@ -248,10 +249,16 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
     if training == torch.onnx.TrainingMode.EVAL:
         # torch's default, which nobody chose: the model's own mode counts, as with dynamo=True.
         training = torch.onnx.TrainingMode.PRESERVE
-    args = differentiable_inputs((args,) if isinstance(args, torch.Tensor) else tuple(args))
-    order = list(inspect.signature(model.forward).parameters)
+    args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     keywords = options.pop("kwargs", None) or {}
-    keywords = differentiable_inputs(dict(sorted(keywords.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))))
+    if not keywords and args and isinstance(args[-1], dict):  # how torch's older exporter takes keyword arguments
+        *rest, keywords = args
+        args = tuple(rest)
+    order = list(inspect.signature(model.forward).parameters)
+    keywords = dict(sorted(keywords.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
+    if options.get("input_names") is None:
+        options["input_names"] = input_names(model, args, keywords)
+    args, keywords = differentiable_inputs((args, keywords))
     args += tuple(value for value in keywords.values() if holds_tensor(value))
     opset = options.get("opset_version")
     with _capturing(current, model, False, keywords) as recorder, state.restored(model), all_buffers_named(model), symbolics_registered(opset or 9):

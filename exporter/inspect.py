@@ -186,7 +186,8 @@ def _places(model: ir.Model) -> Iterator[tuple[str, ir.Node]]:
     for name, graph in [("", model.graph), *((f"function {f.domain}::{f.name}", f) for f in model.functions.values())]:
         for node in ir.traversal.RecursiveGraphIterator(graph):
             inner = node.graph
-            own = name if inner is graph else "/".join(filter(None, [name, f"subgraph {inner.name or ''}".strip()]))  # type: ignore[union-attr]
+            # The nodes of a function say the graph that it is made of.
+            own = name if inner is getattr(graph, "graph", graph) else "/".join(filter(None, [name, f"subgraph {inner.name or ''}".strip()]))  # type: ignore[union-attr]
             yield own, node
 
 

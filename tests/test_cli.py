@@ -93,7 +93,7 @@ def test_inline_opset_and_external_data(run, path):
     assert run("export", f"{TARGETS}:pair", "-o", path, "--inline", f"{TARGETS}:Sc*", "--opset", 19, "--external-data").exit_code == 0
     assert inspect_file(path).rows == []
     assert inspect_file(path).opsets[""] == 19
-    assert Path(f"{path}.data").stat().st_size > 0
+    assert Path(f"{path}.data").exists()
 
 
 def test_schema(run, path):
@@ -211,7 +211,7 @@ def test_inspect(run, exported):
         "frozen": 1,
         "buffers": 2,
         "not_persistent": 1,
-        "tied": [["linear.weight", "tied"]],
+        "tied": [["tied", "linear.weight"]],
     }
     first, second = rows
     assert first["function"] == SCALE
@@ -227,7 +227,7 @@ def test_inspect_table(run, exported, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     result = run("inspect", exported)
     assert result.exit_code == 0, result.output
-    for text in (SCALE, "float[batch, 3]*", "'mean'", f"{TARGETS}:2", "4, 3 trainable, 1 frozen", "2, 1 not in state_dict()", "linear.weight = tied", "pythonop 1", "training"):
+    for text in (SCALE, "float[batch, 3]*", "'mean'", f"{TARGETS}:3", "4, 3 trainable, 1 frozen", "2, 1 not in state_dict()", "tied = linear.weight", "pythonop 1", "training"):
         assert text in result.stdout, text
 
 

@@ -101,7 +101,7 @@ BODIES = {
     "SpaceToDepth": ("float[1,1,4,2] x", "t = SpaceToDepth<blocksize = 2>(x) y = Exp(t)", None),
     "OneHot": ("float[2] v, int64[3] i", "d = Constant<value = int64 {4}>() t = OneHot(i, d, v) y = Mul(t, t)", {"i": np.array([0, 3, 1], I64)}),
     "Conv": ("float[2,2,5,5] x, float[3,2,3,3] w, float[3] b", "y = Conv<strides = [2, 2], pads = [1, 1, 0, 1]>(x, w, b)", None),
-    "Conv groups": ("float[1,4,4,4] x, float[2,2,2,2] w", "y = Conv<group = 2>(x, w)", None),
+    "Conv groups": ("float[1,2,4,4] x, float[2,1,2,2] w", "y = Conv<group = 2>(x, w)", None),
     "Conv dilated": ("float[1,1,6,6] x, float[1,1,2,2] w", 'y = Conv<dilations = [2, 2], auto_pad = "SAME_UPPER">(x, w)', None),
     "ConvTranspose": ("float[1,2,3,3] x, float[2,2,2,2] w", "y = ConvTranspose<strides = [2, 2], output_padding = [1, 0]>(x, w)", None),
     "AveragePool": ("float[1,2,4,4] x", "y = AveragePool<kernel_shape = [3, 3], pads = [1, 1, 1, 1], ceil_mode = 1, strides = [2, 2]>(x)", None),
@@ -109,7 +109,7 @@ BODIES = {
     "MaxPool": ("float[1,2,4,4] x", "y = MaxPool<kernel_shape = [2, 2]>(x)", None),
     "GlobalAveragePool": ("float[1,2,3,3] x", "y = GlobalAveragePool(x)", None),
     "GlobalMaxPool": ("float[1,2,3,3] x", "y = GlobalMaxPool(x)", None),
-    "LRN": ("float[1,5,2,2] x", "y = LRN<size = 3, alpha = 0.5>(x)", None),
+    "LRN": ("float[5,5,1,2] x", "y = LRN<size = 3, alpha = 0.5>(x)", None),
     "Resize linear": (
         "float[1,1,3,3] x",
         'r = Constant<value = float[1] {0.0}>() s = Constant<value_floats = [1.0, 1.0, 2.0, 1.5]>() y = Resize<mode = "linear">(x, , s)',
