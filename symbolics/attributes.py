@@ -17,7 +17,7 @@ from symbolics.call import Autocast, AutogradCall
 from symbolics.errors import ExportError, FormatError
 from symbolics.file import CALL_ATTRIBUTE, FORMAT_VERSION, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
-__all__ = ["GRAD_SPECS", "SPECS", "AttributeValue", "check_types", "decode", "encode", "ir_attributes", "python_op_grad", "shown", "values_of"]
+__all__ = ["GRAD_SPECS", "SPECS", "AttributeValue", "check_types", "decode", "encode", "family_of", "ir_attributes", "python_op_grad", "shown", "values_of"]
 
 AttributeValue = str | int | list[int] | list[float]
 
@@ -63,6 +63,7 @@ GRAD_SPECS: dict[str, tuple[ir.AttributeType, bool, str]] = {
     CALL_ATTRIBUTE: (_STRING, False, "The call of the PythonOp as JSON."),
 }
 
+_FLOAT32_MAX = 3.4028234663852886e38
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
@@ -72,7 +73,7 @@ def _is_int(value: Any) -> bool:
 
 def _is_float32(value: Any) -> bool:
     # A finite float that float32 cannot reach would be written as inf.
-    return type(value) is float and not 3.5e38 < abs(value) < float("inf")
+    return type(value) is float and not _FLOAT32_MAX < abs(value) < float("inf")
 
 
 def _is_tuple_of(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -82,6 +83,13 @@ def _is_tuple_of(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
 # One row a family of typed attributes: prefix, which values it takes. The first that takes a value has it.
 _SCALARS: list[tuple[str, Callable[[Any], bool]]] = [("input_int_scalar", _is_int), ("input_float_scalar", _is_float32)]
 _TUPLES: list[tuple[str, Callable[[Any], bool]]] = [("input_int_tuple", _is_tuple_of(_is_int)), ("input_float_tuple", _is_tuple_of(_is_float32))]
+
+_POINTER = "input_pointer_scalar"
+
+
+def family_of(value: Any) -> str:
+    """The prefix of the documented attributes that hold an argument which is no tensor: ``input_int_scalar``, ..."""
+    return next((prefix for prefix, takes in (*_SCALARS, *_TUPLES) if takes(value)), _POINTER)
 
 
 def encode(call: AutogradCall, names: Callable[[Any], str | None] = lambda _: None) -> dict[str, AttributeValue]:
@@ -111,20 +119,13 @@ def encode(call: AutogradCall, names: Callable[[Any], str | None] = lambda _: No
     for position, value in enumerate(call.flat()):
         if isinstance(value, Slot):
             continue
-        for prefix, takes in _SCALARS:
-            if takes(value):
-                typed.setdefault(f"{prefix}s", []).append(value)
-                break
+        prefix = family_of(value)
+        items = typed.setdefault(f"{prefix}s", [])
+        if prefix.endswith("tuple"):
+            typed.setdefault(f"{prefix}_begins", []).append(len(items))
+            items.extend(value)
         else:
-            for prefix, takes in _TUPLES:
-                if takes(value):
-                    items = typed.setdefault(f"{prefix}s", [])
-                    typed.setdefault(f"{prefix}_begins", []).append(len(items))
-                    items.extend(value)
-                    break
-            else:
-                prefix = "input_pointer_scalar"
-                typed.setdefault(f"{prefix}s", []).append(0)
+            items.append(0 if prefix == _POINTER else value)
         typed.setdefault(f"{prefix}_positions", []).append(position)
     for attribute, (kind, _, _) in SPECS.items():
         if attribute in typed:
@@ -144,6 +145,8 @@ def _write_call(call: AutogradCall, names: Callable[[Any], str | None]) -> str:
     }
     if call.autocast.dtypes:
         data["autocast"] = {"dtypes": dict(sorted(call.autocast.dtypes.items())), "cache": call.autocast.cache}
+    if call.passed is not None and call.passed != len(call.args):
+        data["passed"] = call.passed
     text = json.dumps(data, separators=(",", ":"))
     if len(text) > MAX_BYTES:
         raise ExportError(f"{call.name}: the arguments of one call take {len(text)} bytes, a file may hold {MAX_BYTES}: pass large data as a tensor")
@@ -180,7 +183,7 @@ def decode(attributes: Mapping[str, Any], resolver: Resolver = describe) -> Auto
         kwargs = {key: decode_value(value, resolver) for key, value in data["kwargs"].items()}
         outputs = decode_value(data["outputs"], resolver)
     else:
-        data = {"id": "", "autocast": {"dtypes": {}, "cache": True}}
+        data = {"id": "", **_DEFAULTS}
         args, kwargs = _from_documented(attributes, name), {}
         count = len(attributes["output_tensor_types"])
         outputs = Slot(0) if count == 1 else tuple(map(Slot, range(count)))
@@ -199,6 +202,7 @@ def decode(attributes: Mapping[str, Any], resolver: Resolver = describe) -> Auto
         inplace=bool(attributes.get("inplace", 0)),
         training=bool(attributes.get("training_mode", 0)),
         autocast=Autocast(data["autocast"]["dtypes"], data["autocast"]["cache"]),
+        passed=data["passed"],
     )
     _check_call(call, convention)
     return call
@@ -228,16 +232,21 @@ def check_types(attributes: Mapping[str, Any], specs: Mapping[str, tuple[ir.Attr
             raise FormatError(f"the attribute {name} of a {op} is not of type {kind.name}: the file is damaged")
 
 
+# What ``call`` may leave out.
+_DEFAULTS: dict[str, Any] = {"autocast": {"dtypes": {}, "cache": True}, "passed": None}
+
+
 def _read_call(text: str, name: str) -> dict[str, Any]:
     data = loads(text)
     version = data.get("version") if isinstance(data, dict) else None
     if type(version) is int and version > FORMAT_VERSION:
         raise FormatError(f"{shown(name)}: its call has format {version}, this release reads up to {FORMAT_VERSION}: install a newer pythonop")
-    autocast = data.setdefault("autocast", {"dtypes": {}, "cache": True}) if isinstance(data, dict) else None
+    data = {**_DEFAULTS, **data} if isinstance(data, dict) else {}
+    autocast, passed = data.get("autocast"), data.get("passed")
     ok = (
         type(version) is int
         and version == FORMAT_VERSION
-        and set(data) == {"version", "id", "args", "kwargs", "outputs", "autocast"}
+        and set(data) == {"version", "id", "args", "kwargs", "outputs", "autocast", "passed"}
         and isinstance(data["id"], str)
         and isinstance(data["args"], list)
         and isinstance(data["kwargs"], dict)
@@ -246,6 +255,7 @@ def _read_call(text: str, name: str) -> dict[str, Any]:
         and isinstance(autocast["dtypes"], dict)
         and all(isinstance(v, str) for v in autocast["dtypes"].values())
         and isinstance(autocast["cache"], bool)
+        and (passed is None or (type(passed) is int and 0 <= passed <= len(data["args"])))
     )
     if not ok:
         raise FormatError(f"{shown(name)}: its call attribute is not what docs/format.md says: the file is damaged")

@@ -48,6 +48,8 @@ class AutogradCall:
         inplace: Whether an output reuses an input's memory (mark_dirty).
         training: Whether the module was exported in training mode.
         autocast: The autocast state around the call.
+        passed: How many of ``args`` the caller passed; forward's defaults supplied the others. backward answers for
+            as many, so a runner passes as many. None: all of them.
     """
 
     id: str
@@ -64,6 +66,7 @@ class AutogradCall:
     inplace: bool = False
     training: bool = False
     autocast: Autocast = Autocast()
+    passed: int | None = None
 
     def flat(self) -> Iterator[Any]:
         """The flat list of arguments that letters, flags and positions index."""

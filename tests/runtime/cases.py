@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import functions as F
 import onnx
 import torch
-from build import eager, forward, record, training
 
 from symbolics.arguments import fill
+from tests.runtime import functions as F
+from tests.runtime.build import eager, forward, record, training
 
 
 def t(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> torch.Tensor:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import functions as F
 import onnx
 import pytest
 import torch
-from build import forward, record, training
-from cases import CASES, check_case
 
 import exporter.runtime.reference as reference
 from exporter.runtime.store import ContextStore
 from symbolics.call import Autocast
 from symbolics.errors import RunError, TrustError
+from tests.runtime import functions as F
+from tests.runtime.build import forward, record, training
+from tests.runtime.cases import CASES, check_case
 
-ALLOW = ["functions:*"]
+ALLOW = ["tests.runtime.functions:*"]
 
 
 class Runner:
@@ -67,7 +67,7 @@ def test_contexts():
     assert len(runner.store) == 2  # the caller has the handle
     runner.store.clear()
     with pytest.raises(RunError, match="run already"):
-        runner.store.take(int(handle), "0.0", "functions:SavesInput")
+        runner.store.take(int(handle), "0.0", "tests.runtime.functions:SavesInput")
 
 
 def test_retained_contexts_and_kept_ones():

@@ -8,14 +8,11 @@ import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
-import functions as F
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
-from build import forward, record, training
-from cases import CASES, check_case
 
 import exporter.runtime.session as session_module
 from exporter.runtime.prepare import prepare
@@ -25,8 +22,11 @@ from exporter.runtime.store import ContextStore
 from symbolics.arguments import Slot
 from symbolics.call import Autocast, AutogradCall
 from symbolics.errors import RunError
+from tests.runtime import functions as F
+from tests.runtime.build import forward, record, training
+from tests.runtime.cases import CASES, check_case
 
-ALLOW = ["functions:*"]
+ALLOW = ["tests.runtime.functions:*"]
 
 
 class Runner:
@@ -342,7 +342,7 @@ def test_strings():
 def strings_model():
     call = AutogradCall(
         id="s",
-        name="functions:Concatenates",
+        name="tests.runtime.functions:Concatenates",
         args=(Slot(0),),
         input_types=(8,),
         input_ranks=(2,),
@@ -357,7 +357,7 @@ def strings_model():
 def test_sizes_arrive_as_ints():
     call = AutogradCall(
         id="z",
-        name="functions:Sized",
+        name="tests.runtime.functions:Sized",
         args=(Slot(0), Slot(1, "size")),
         input_types=(1, 7),
         input_ranks=(1, 0),
@@ -419,7 +419,7 @@ def test_an_exception_is_the_original_and_the_next_run_works():
 def test_with_a_plain_session_the_failure_has_the_traceback():
     x = torch.tensor([1.0], requires_grad=True)
     session = onnxruntime.InferenceSession(forward(record(F.Raises, x)).SerializeToString(), session_options(ALLOW))
-    with pytest.raises(Exception, match=r"(?s)PythonOp 'op0' \(functions:Raises\).*in forward.*CustomError: negative"):
+    with pytest.raises(Exception, match=r"(?s)PythonOp 'op0' \(tests.runtime.functions:Raises\).*in forward.*CustomError: negative"):
         session.run(None, {"x0": np.array([-1.0], np.float32)})
     session.run(None, {"x0": np.array([1.0], np.float32)})
 

@@ -1,0 +1,127 @@
+"""How long a gradient graph takes to build, and how large it gets.
+
+    python benchmarks/gradient_graph.py [--sizes 300 3000 30000] [--gpt2 12 48]
+
+Beside each build stand ONNX's own shape inference and checker on the same model, for a ratio that does not depend on the
+machine. The best of several runs counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+
+from exporter.gradient_graph import build_gradient_graph
+
+
+def transformer_like(nodes: int, width: int = 8) -> ir.Model:
+    """A chain of blocks of MatMul, Add, LayerNormalization, Gelu, Reshape, Transpose, Softmax, Mul and residual Add."""
+    shape = ir.Shape([2, 4, width])
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=shape)
+    graph = ir.Graph([x], [], nodes=[], name="blocks", opset_imports={"": 20})
+    rng = np.random.default_rng(0)
+
+    def weight(name: str, *dims: int) -> ir.Value:
+        tensor = ir.tensor(rng.standard_normal(dims, dtype=np.float32) / 4, name=name)
+        value = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(dims), const_value=tensor)
+        graph.register_initializer(value)
+        return value
+
+    def node(op_type: str, *inputs: ir.Value, **attributes: object) -> ir.Value:
+        new = ir.node(op_type, inputs, attributes)
+        out = new.outputs[0]
+        out.name, out.type, out.shape = f"v{len(graph)}", x.type, shape
+        graph.append(new)
+        return out
+
+    h = x
+    for i in range(nodes // 10):
+        w, b = weight(f"w{i}", width, width), weight(f"b{i}", width)
+        a = node("LayerNormalization", h, weight(f"s{i}", width), b)
+        a = node("Gelu", node("Add", node("MatMul", a, w), b))
+        p = node("Softmax", node("Mul", a, a))
+        h = node("Add", h, node("Mul", node("Tanh", p), node("Sigmoid", a)))
+    graph.outputs.append(h)
+    return ir.Model(graph, ir_version=10)
+
+
+def best(function: Callable[[], object], runs: int) -> float:
+    """Seconds of the fastest run."""
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def session_seconds(model: ir.Model) -> float:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    data = ir.to_proto(model).SerializeToString()
+    return best(lambda: onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"]), 1)
+
+
+def row(name: str, model: ir.Model, runs: int, with_session: bool) -> float:
+    """Print a line; microseconds of build a forward node."""
+    count = len(model.graph)
+    build = best(lambda: build_gradient_graph(model), runs)
+    proto = ir.to_proto(model)
+    for initializer in [t for t in proto.graph.initializer if len(t.raw_data) > 4096]:
+        value = onnx.helper.make_tensor_value_info(initializer.name, initializer.data_type, list(initializer.dims))
+        proto.graph.initializer.remove(initializer)
+        if initializer.name not in {v.name for v in proto.graph.input}:
+            proto.graph.input.append(value)
+    infer = best(lambda: onnx.shape_inference.infer_shapes(proto), runs)
+    check = best(lambda: onnx.checker.check_model(proto), runs)
+    training = build_gradient_graph(model)
+    session = f"{session_seconds(training):7.2f} s" if with_session else "      -"
+    print(
+        f"{name:14s} {count:6d} nodes  build {build * 1e3:8.1f} ms = {build / count * 1e6:6.1f} us a node"
+        f"  (infer {infer * 1e3:7.1f} ms, check {check * 1e3:6.1f} ms: {build / (infer + check):5.1f} x)"
+        f"  training graph {len(training.graph) / count:4.2f} x nodes, session {session}"
+    )
+    return build / count * 1e6
+
+
+def gpt2(layers: int) -> ir.Model:
+    """GPT-2 small's shapes with few words, exported and optimized."""
+    import torch
+    import transformers
+
+    import exporter
+
+    config = transformers.GPT2Config(vocab_size=100, n_positions=32, n_embd=48, n_layer=layers, n_head=12, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+
+    class Logits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = transformers.GPT2LMHeadModel(config)
+
+        def forward(self, ids):
+            return self.model(input_ids=ids, use_cache=False).logits
+
+    return exporter.export(Logits(), (torch.zeros(2, 16, dtype=torch.int64),)).model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", type=int, nargs="*", default=[300, 3000, 30000])
+    parser.add_argument("--gpt2", type=int, nargs="*", default=[12])
+    parser.add_argument("--session", action="store_true", help="time the creation of sessions of the large graphs too")
+    options = parser.parse_args()
+    costs = [row("blocks", transformer_like(n), max(1, min(5, 15000 // n)), options.session or n <= 3000) for n in options.sizes]
+    if len(costs) > 1:
+        print(f"growth from {options.sizes[0]} to {options.sizes[-1]} nodes: {costs[-1] / costs[0]:.2f} x a node")
+    for layers in options.gpt2:
+        row(f"GPT-2, {layers}", gpt2(layers), 3, True)
+
+
+if __name__ == "__main__":
+    main()

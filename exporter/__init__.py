@@ -1,0 +1,73 @@
+"""pythonop: PyTorch models with custom autograd Functions as ONNX, with their gradients.
+
+Names are loaded on first use, so that tools that need no torch (gradients, inspect) do not load it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from exporter.case import Case as Case
+    from exporter.export import export as export
+    from exporter.hook import hook as hook, install as install, uninstall as uninstall
+    from exporter.program import Program as Program
+    from exporter.runtime.reference import reference_evaluator as reference_evaluator
+    from exporter.trust import register as register
+    from symbolics.errors import (
+        ExportError as ExportError,
+        FormatError as FormatError,
+        PythonopError as PythonopError,
+        PythonopWarning as PythonopWarning,
+        RunError as RunError,
+        TrustError as TrustError,
+        UnsupportedOperatorError as UnsupportedOperatorError,
+    )
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "export": "exporter.export",
+    "hook": "exporter.hook",
+    "install": "exporter.hook",
+    "uninstall": "exporter.hook",
+    "Program": "exporter.program",
+    "Case": "exporter.case",
+    "register": "exporter.trust",
+    "reference_evaluator": "exporter.runtime.reference",
+    "ExportError": "symbolics.errors",
+    "FormatError": "symbolics.errors",
+    "PythonopError": "symbolics.errors",
+    "PythonopWarning": "symbolics.errors",
+    "RunError": "symbolics.errors",
+    "TrustError": "symbolics.errors",
+    "UnsupportedOperatorError": "symbolics.errors",
+}
+
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'exporter' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_WHERE[name]), name)
+    setattr(sys.modules[__name__], name, value)
+    return value
+
+
+class _Package(types.ModuleType):
+    """hook, export and verify name a function and the module that holds it: the attribute is the function."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _WHERE and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,262 @@
+"""What stands before and behind the sweep: a copy of the model, its opset, its marks, its boundary."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+
+from exporter._ranks import guess_ranks
+from symbolics.errors import FormatError, PythonopError
+from symbolics.file import MARK_COUNT_KEY, MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, check_version, read_state
+from symbolics.gradients._bodies import subgraphs, walk
+from symbolics.gradients._builder import attr, is_float, rank_of
+
+__all__ = ["Boundary", "infer_shapes", "own_copy", "read_boundary", "remove_marks"]
+
+_SMALL = 256  # elements of an initializer that shape inference may have to read
+OPSET = 18  # the rules' oldest
+_MARK = (MARK_DOMAIN, MARK_OP)
+
+
+# ------------------------------------------------------------------------------------------------------------ the copy
+def own_copy(source: Any) -> ir.Model:
+    """The model in a copy that may be changed, in an opset that the rules know."""
+    inner = getattr(source, "model", None)
+    if isinstance(source, (str, os.PathLike)):
+        model = ir.load(source)
+    elif isinstance(source, onnx.ModelProto):
+        model = ir.from_proto(source)
+    elif isinstance(source, ir.Model):
+        model = source.clone()
+    elif isinstance(inner, ir.Model):
+        model = inner.clone()
+    else:
+        raise PythonopError(f"expected a path, an onnx.ModelProto, an onnx_ir.Model or a Program, not {type(source).__name__}")
+    check_version(model.metadata_props)
+    _check_marks(model)
+    versions = model.opset_imports
+    if "ai.onnx" in versions:
+        versions[""] = versions.pop("ai.onnx")
+    version = versions.setdefault("", OPSET)
+    model = _converted(model, version) if version < OPSET else model
+    if any(n.op_type in ("If", "Loop", "Scan") for n in model.graph):  # so that a body may be copied without its weights
+        passes.LiftSubgraphInitializersToMainGraphPass()(model)
+    model.ir_version = max(model.ir_version, 8)  # older ones list initializers among the inputs
+    return model
+
+
+def _converted(model: ir.Model, version: int) -> ir.Model:
+    from onnx import version_converter
+
+    try:
+        converted = ir.from_proto(version_converter.convert_version(ir.to_proto(model), OPSET))
+    except Exception as error:
+        raise FormatError(
+            f"the model has opset {version} and could not be converted to {OPSET}, the oldest that gradients are written for: {error}. "
+            f"Export it again with opset_version={OPSET} or newer."
+        ) from error
+    converted.metadata_props.update(model.metadata_props)
+    converted.graph.name = model.graph.name
+    return converted
+
+
+def infer_shapes(model: ir.Model, *, only_where_missing: bool = False) -> None:
+    """Types and shapes of all values, as far as ONNX can tell."""
+    nodes = list(walk(model.graph))
+    for node in nodes:
+        if node.domain == ORT_DOMAIN and node.op_type == PYTHON_OP:
+            _type_python_op(node)
+    if only_where_missing and all(o.type is not None and o.shape is not None for n in nodes for o in n.outputs if o.name):
+        return
+    _merge(model.graph, _inferred(model).graph)
+    if guess_ranks(model.graph):
+        _merge(model.graph, _inferred(model).graph)
+
+
+def _inferred(model: ir.Model) -> onnx.ModelProto:
+    """The model's skeleton after ONNX's shape inference; large weights stand there as inputs."""
+    graph = model.graph
+    weights = [v for v in graph.initializers.values() if v.const_value is None or v.const_value.size > _SMALL]
+    added = [v for v in weights if not v.is_graph_input()]
+    for value in weights:
+        del graph.initializers[value.name]
+    graph.inputs.extend(added)
+    try:
+        proto = ir.to_proto(model)
+    finally:
+        if added:
+            del graph.inputs[-len(added) :]
+        for value in weights:
+            graph.initializers[value.name] = value
+    return onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=False, data_prop=True)
+
+
+def _merge(graph: ir.Graph, proto: onnx.GraphProto) -> None:
+    """Take over types, and shapes that say more than the known ones."""
+    infos = {v.name: v.type.tensor_type for v in (*proto.value_info, *proto.output, *proto.input) if v.type.HasField("tensor_type")}
+    for value in graph.inputs:
+        if (info := infos.get(value.name)) is not None and value.type is None and info.elem_type:
+            value.type = ir.TensorType(ir.DataType(info.elem_type))
+            value.shape = ir.Shape([d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in info.shape.dim]) if info.HasField("shape") else None
+    for node, twin in zip(graph, proto.node):
+        for value in node.outputs:
+            info = infos.get(value.name)
+            if info is None or not value.name:
+                continue
+            if value.type is None and info.elem_type:
+                value.type = ir.TensorType(ir.DataType(info.elem_type))
+            if info.HasField("shape") and not _is_static(value.shape):
+                dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in info.shape.dim]
+                if value.shape is None or any(type(d) is int for d in dims):
+                    value.shape = ir.Shape(dims)
+        inner = [a.g for a in twin.attribute if a.type == onnx.AttributeProto.GRAPH]
+        for body, twin_body in zip(subgraphs(node), inner):
+            _merge(body, twin_body)
+
+
+def _is_static(shape: ir.Shape | None) -> bool:
+    return shape is not None and all(type(d) is int for d in shape)
+
+
+def _type_python_op(node: ir.Node) -> None:
+    """Types and ranks of a PythonOp's outputs are among its attributes."""
+    for out, kind, rank in zip(node.outputs[1:], attr(node, "output_tensor_types", ()), attr(node, "output_tensor_ranks", ())):
+        out.type = out.type or ir.TensorType(ir.DataType(kind))
+        out.shape = out.shape if out.shape is not None else ir.Shape([None] * rank)
+    context = node.outputs[0]
+    context.type, context.shape = ir.TensorType(ir.DataType.INT64), ir.Shape(())
+
+
+# ----------------------------------------------------------------------------------------------------------- the marks
+def _marks(model: ir.Model) -> list[ir.Node]:
+    graphs = [model.graph, *[f for k, f in model.functions.items() if k[:2] != _MARK]]
+    return [n for g in graphs for n in walk(g) if (n.domain, n.op_type) == _MARK]
+
+
+def _check_marks(model: ir.Model) -> None:
+    text = model.metadata_props.get(MARK_COUNT_KEY)
+    found = len(_marks(model))
+    if text is not None and text != str(found):
+        raise FormatError(
+            f"the file was written with {text} stop-gradient marks ({MARK_DOMAIN}::{MARK_OP}) and has {found}: something inlined or removed"
+            " them, gradients would flow where PyTorch stops them. Build the gradient graph from the file as the exporter saved it,"
+            " and optimize the training graph instead."
+        )
+
+
+def remove_marks(model: ir.Model) -> None:
+    """Marks become what they mark; the count becomes 0."""
+    for mark in _marks(model):
+        (x,), (y,) = mark.inputs, mark.outputs
+        if y.is_graph_output():  # its name stays
+            mark.domain, mark.op_type = "", "Identity"
+            continue
+        y.replace_all_uses_with(x)
+        mark.graph.remove(mark, safe=True)
+    for key in [k for k in model.functions if k[:2] == _MARK]:
+        del model.functions[key]
+    model.opset_imports.pop(MARK_DOMAIN, None)
+    for function in model.functions.values():
+        function.opset_imports.pop(MARK_DOMAIN, None)
+    if MARK_COUNT_KEY in model.metadata_props:
+        model.metadata_props[MARK_COUNT_KEY] = "0"
+
+
+# -------------------------------------------------------------------------------------------------------- the boundary
+class Boundary:
+    """What is differentiated with respect to what, and the names of the gradients."""
+
+    def __init__(self, model: ir.Model, wrt: list[ir.Value], outputs: list[ir.Value], explicit: bool) -> None:
+        self.wrt = wrt
+        self._graph, self._output_names = model.graph, {v.name for v in outputs}
+        self.mark = _MARK
+        self._explicit = explicit
+        graph = model.graph
+        self.taken = {v.name for v in (*graph.inputs, *graph.outputs, *graph.initializers.values())}
+        for node in walk(graph):
+            self.taken.update(o.name for o in node.outputs)
+        names = [n for n in self.taken if n and n.startswith("grad")]
+        generation = next(i for i in range(len(names) + 1) if not any(n.startswith(f"grad{i or ''}/") for n in names))
+        self.prefix = f"grad{generation or ''}/"
+        self._both = {v.name for v in wrt} & {v.name for v in outputs}
+        state = read_state(model.metadata_props) or {}
+        self._variable = {v.name for v in wrt} | {e.initializer for e in state.values()}
+
+    @property
+    def outputs(self) -> list[ir.Value]:
+        """The differentiable outputs; an expansion may have put another value under a name."""
+        return [v for v in dict.fromkeys(self._graph.outputs) if v.name in self._output_names]
+
+    def is_constant(self, value: ir.Value) -> bool:
+        """Whether an initializer may be folded: no parameter, no buffer; of a foreign file only scalars and integers."""
+        return value.name not in self._variable and (not is_float(value) or rank_of(value) == 0)
+
+    def input_name(self, value: ir.Value) -> str:
+        return self._fresh(value.name, "_grad_in")
+
+    def output_name(self, value: ir.Value) -> str:
+        return self._fresh(value.name, "_grad_out")
+
+    def _fresh(self, name: str, other: str) -> str:
+        found = f"{name}_grad"
+        if name in self._both or found in self.taken:
+            found = f"{name}{other}"
+        count = 1
+        while found in self.taken:
+            count += 1
+            found = f"{name}{other}{count}"
+        self.taken.add(found)
+        return found
+
+    def check_reached(self, active: set[ir.Value]) -> None:
+        if self._explicit and (idle := [v.name for v in self.outputs if v not in active]):
+            raise PythonopError(f"the outputs {idle} depend on nothing in wrt in a differentiable way: leave them out of outputs, or extend wrt")
+
+
+def read_boundary(model: ir.Model, wrt: Iterable[str] | None, outputs: Iterable[str] | None) -> Boundary:
+    """Names to values, with the defaults.
+
+    Raises:
+        PythonopError: A name does not exist, stands twice or has no gradient.
+    """
+    graph = model.graph
+    sources = {v.name: v for v in (*graph.inputs, *graph.initializers.values())}
+    for value in graph.initializers.values():
+        if value.type is None and value.const_value is not None:
+            value.type, value.shape = ir.TensorType(value.const_value.dtype), ir.Shape(value.const_value.shape)
+    if wrt is None:
+        state = read_state(model.metadata_props)
+        if state is None:
+            names = [n for n, v in graph.initializers.items() if is_float(v) and rank_of(v)]
+        else:
+            names = [e.initializer for e in state.values() if e.trainable and e.initializer in sources]
+        names += [v.name for v in graph.inputs if is_float(v)]
+        wrt = list(dict.fromkeys(n for n in names if is_float(sources[n])))
+    targets = _named("wrt", wrt, sources, "input or initializer")
+    if outputs is None:
+        ends = [v for v in dict.fromkeys(graph.outputs) if is_float(v)]
+    else:
+        ends = _named("outputs", outputs, {v.name: v for v in graph.outputs}, "output")
+    return Boundary(model, targets, ends, explicit=outputs is not None)
+
+
+def _named(argument: str, names: Iterable[str], known: dict[str, ir.Value], kind: str) -> list[ir.Value]:
+    if isinstance(names, str):
+        raise PythonopError(f"{argument} is the string {names!r}: give a list of names")
+    out = []
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 3) or list(known)[:5]
+            raise PythonopError(f"{argument} names {name!r}, and the model has no such {kind}; near it: {near}")
+        if not is_float(known[name]):
+            raise PythonopError(f"{argument} names {name!r}, whose type is {known[name].dtype}: only floating point values have a gradient")
+        if known[name] in out:
+            raise PythonopError(f"{argument} names {name!r} twice")
+        out.append(known[name])
+    return out

@@ -1,0 +1,203 @@
+"""export(): model -> Program; and finish(), what both exporters and the hook do after translation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+import onnxscript.optimizer
+import torch
+
+import symbolics.schema  # noqa: F401  (the checker should know the operators of what we write)
+from exporter.hook import hook
+from exporter.inputs import dynamic_axes
+from exporter.program import Program
+from exporter.state import ModelState, held_out
+from symbolics.attributes import encode, ir_attributes
+from symbolics.batch_norm import pin_running_statistics
+from symbolics.capture import Recorder
+from symbolics.errors import ExportError
+from symbolics.file import (
+    CALL_ATTRIBUTE,
+    FORMAT_VERSION,
+    MARK_COUNT_KEY,
+    MARK_DOMAIN,
+    MARK_OP,
+    MODULE_PROPERTY,
+    ORT_DOMAIN,
+    PYTHON_OP,
+    SOURCE_PROPERTY,
+    STATE_KEY,
+    VERSION_KEY,
+    write_state,
+)
+
+__all__ = ["export", "finish"]
+
+
+def export(
+    model: torch.nn.Module,
+    args: tuple[Any, ...] | torch.Tensor = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    dynamo: bool = True,
+    dynamic_shapes: Any = None,
+    opset_version: int | None = None,
+    inline: Iterable[Any] = (),
+    **torch_onnx_export_options: Any,
+) -> Program:
+    """Export a model; each call of an autograd Function in it stays one PythonOp node.
+
+    Args:
+        model: The model, in the mode (train or eval) that the file should have.
+        args, kwargs: Example arguments of its forward.
+        dynamo: Which of torch's exporters runs: torch.export (True) or TorchScript (False).
+        dynamic_shapes: As torch.export.export takes them, for either exporter. With dynamo=False each named dimension
+            becomes a dynamic axis.
+        opset_version: The ONNX opset; default: torch's.
+        inline: Functions to inline in place of a node: classes, ``module:qualname`` or globs over it. Their own
+            backward is then lost: the gradient is the derivative of forward.
+        **torch_onnx_export_options: Passed to torch.onnx.export (input_names, optimize, ...), but ``f``.
+
+    Raises:
+        ExportError: A call cannot be exported; it names Function, module, line and remedy.
+    """
+    if "f" in torch_onnx_export_options:
+        raise TypeError("exporter.export returns a Program and writes no file: call program.save(path)")
+    args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    options = dict(torch_onnx_export_options)
+    if not dynamo:
+        # The TorchScript exporter writes no file of its own either: the hook keeps what it made.
+        options["f"] = None
+        if dynamic_shapes is not None:
+            options["dynamic_axes"] = dynamic_axes(model, args, kwargs or {}, dynamic_shapes, options.get("input_names"))
+    else:
+        options["dynamic_shapes"] = dynamic_shapes
+        options.setdefault("verbose", False)
+    with hook(inline=inline) as handle:
+        torch.onnx.export(model, args, kwargs=kwargs, dynamo=dynamo, opset_version=opset_version, **options)
+    assert handle.program is not None
+    return handle.program
+
+
+# -------------------------------------------------------------------------------------------------------- finish
+
+
+def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: bool) -> None:
+    """Make a translated model a file of docs/format.md, in place.
+
+    Inlines model-local functions, optimizes (parameters held out), numbers the calls, writes module paths and source
+    lines, frees unused context outputs, writes the metadata, and last gives the stop-gradient mark its body.
+
+    Raises:
+        ExportError: A PythonOp of this capture was lost on the way.
+    """
+    graph = model.graph
+    parameters = state.adopt(graph)
+    with held_out(graph, parameters):
+        if optimize:
+            onnxscript.optimizer.optimize(model)
+        else:
+            passes.InlinePass()(model)
+            passes.RemoveUnusedNodesPass()(model)
+    _adopt_orphans(graph)
+    pin_running_statistics(graph)
+    passes.NameFixPass()(model)
+    _finish_calls(graph, recorder)
+    marks = sum(1 for node in _all_nodes(graph) if (node.domain, node.op_type) == (MARK_DOMAIN, MARK_OP))
+    model.metadata_props[VERSION_KEY] = str(FORMAT_VERSION)
+    model.metadata_props[STATE_KEY] = write_state(state.entries)
+    model.metadata_props[MARK_COUNT_KEY] = str(marks)
+    if any(node.domain == ORT_DOMAIN for node in _all_nodes(graph)):
+        model.opset_imports[ORT_DOMAIN] = 1
+    model.opset_imports.pop(MARK_DOMAIN, None)
+    if marks:
+        # An optimizer that runs later would inline the body, and the mark would be gone: now is the end.
+        model.opset_imports[MARK_DOMAIN] = 1
+        mark = _mark_function(model.opset_imports[""])
+        model.functions[mark.identifier()] = mark
+
+
+def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
+    return ir.traversal.RecursiveGraphIterator(graph)
+
+
+def _adopt_orphans(graph: ir.Graph) -> None:
+    """Make initializers of constants that belong to no graph.
+
+    onnxscript's rewriter names new initializers after their node's input: the second Clip of one value takes the name
+    of the first one's bound, which then stands nowhere. A parameter of that name would lose it in the same way.
+    """
+    taken = {value.name for node in _all_nodes(graph) for value in (*node.inputs, *node.outputs) if value is not None}
+    for node in _all_nodes(graph):
+        for value in node.inputs:
+            if value is None or value.const_value is None or value.producer() is not None or value.is_graph_input() or value.is_initializer():
+                continue
+            base, count = value.name or "constant", 0
+            while value.name is None or value.name in graph.initializers:
+                count += 1
+                if f"{base}_{count}" not in taken:
+                    value.name = f"{base}_{count}"
+            taken.add(value.name)
+            graph.initializers[value.name] = value
+
+
+def _finish_calls(graph: ir.Graph, recorder: Recorder) -> None:
+    outputs_of_graphs = {id(value) for value in graph.outputs}
+    count = 0
+    for node in _all_nodes(graph):
+        if (node.domain, node.op_type) != (ORT_DOMAIN, PYTHON_OP) or CALL_ATTRIBUTE not in node.attributes:
+            continue
+        record = recorder.records.get(_key_of(node))
+        if record is None:
+            continue  # a PythonOp of somebody else's making
+        call = replace(record.call, id=str(count))
+        count += 1
+        for attribute in ir_attributes(encode(call, recorder.names)):
+            node.attributes[attribute.name] = attribute
+        node.metadata_props.pop("pkg.torch.onnx.fx_node", None)  # it shows the number of the capture, another one each time
+        for key, value in ((MODULE_PROPERTY, record.module), (SOURCE_PROPERTY, record.source)):
+            if value:
+                node.metadata_props[key] = value
+        context, *outputs = node.outputs
+        context.type, context.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([])
+        if not context.uses() and id(context) not in outputs_of_graphs:
+            context.name = ""  # nobody asks for a context: a run makes none
+        for value, kind, rank in zip(outputs, call.output_types, call.output_ranks, strict=True):
+            value.type = ir.TensorType(ir.DataType(kind))
+            if value.shape is None or len(value.shape) != rank:
+                value.shape = ir.Shape([None] * rank)
+            if not value.name:
+                value.name = f"{node.name or PYTHON_OP}_{value.index()}"
+
+
+def _key_of(node: ir.Node) -> str:
+    import json
+
+    return str(json.loads(node.attributes[CALL_ATTRIBUTE].as_string()).get("id"))
+
+
+def _mark_function(opset: int) -> ir.Function:
+    """The body of the stop-gradient mark: Identity, so that every runtime can run the file."""
+    x = ir.Value(name="x")
+    node = ir.Node("", "Identity", [x], name="identity")
+    node.outputs[0].name = "y"
+    body = ir.Graph([x], node.outputs, nodes=[node], opset_imports={"": opset}, name=MARK_OP)
+    return ir.Function(MARK_DOMAIN, MARK_OP, graph=body, attributes=[])
+
+
+def refuse_scripted(model: torch.nn.Module) -> None:
+    """ScriptModules hide dtypes, flags and Functions from both exporters.
+
+    Raises:
+        ExportError: The model is, or contains, a ScriptModule.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ExportError(
+                f"module {name or '<root>'} ({module.original_name}) is a ScriptModule: its Functions cannot be seen. "
+                "Export the Python module that it was made from (leave out torch.jit.script / torch.jit.trace)"
+            )

@@ -1,0 +1,119 @@
+"""Parameters survive: every name of a model's state maps to an initializer of its own bits.
+
+torch's optimizers fold parameters into other tensors, transpose them away and merge equal ones. Here they are held out
+of the graph's constants while anything optimizes, and put back under their PyTorch names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import torch
+from onnx_ir import tensor_adapters
+
+from symbolics import _torch_private as private
+from symbolics.file import StateEntry
+
+__all__ = ["ModelState", "all_buffers_named", "held_out"]
+
+
+@dataclass
+class ModelState:
+    """The parameters and buffers of a model, as they were before an export touched them.
+
+    Attributes:
+        entries: name -> StateEntry; tied names share one initializer name.
+        values: initializer name -> its tensor, a copy for buffers.
+    """
+
+    entries: dict[str, StateEntry]
+    values: dict[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, model: torch.nn.Module) -> ModelState:
+        """Snapshot a model. Parameters are shared, buffers are copied: a forward in training mode changes them."""
+        persistent = set(model.state_dict(keep_vars=True))
+        entries: dict[str, StateEntry] = {}
+        values: dict[str, torch.Tensor] = {}
+        first: dict[int, str] = {}
+        for kind, named in (("parameter", model.named_parameters(remove_duplicate=False)), ("buffer", model.named_buffers(remove_duplicate=False))):
+            for name, tensor in named:
+                owner = first.setdefault(id(tensor), name)
+                if owner == name:
+                    values[name] = tensor if kind == "parameter" else tensor.detach().clone()
+                entries[name] = StateEntry(owner, kind, kind == "parameter" and tensor.requires_grad, name in persistent)  # type: ignore[arg-type]
+        return cls(entries, values)
+
+    @contextlib.contextmanager
+    def restored(self, model: torch.nn.Module) -> Iterator[None]:
+        """Undo what a traced forward does to the model's buffers."""
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, buffer in model.named_buffers():
+                    saved = self.values.get(self.entries[name].initializer) if name in self.entries else None
+                    if saved is not None and saved.shape == buffer.shape:
+                        buffer.copy_(saved)
+
+    def adopt(self, graph: ir.Graph) -> dict[str, ir.Value]:
+        """Give the graph one initializer a tensor, with the snapshot's bits; tied names are joined.
+
+        Returns:
+            initializer name -> its value, unused parameters included.
+        """
+        out: dict[str, ir.Value] = {}
+        for name, tensor in self.values.items():
+            tied = [other for other, entry in self.entries.items() if entry.initializer == name]
+            found = [graph.initializers.pop(n) for n in tied if n in graph.initializers]
+            value = found[0] if found else ir.Value(name=name)
+            for other in found[1:]:
+                other.replace_all_uses_with(value, replace_graph_outputs=True)
+            value.name = name
+            value.const_value = _tensor(tensor, name)
+            value.type = ir.TensorType(value.const_value.dtype)
+            value.shape = ir.Shape(value.const_value.shape)
+            graph.initializers[name] = value
+            out[name] = value
+        return out
+
+
+def _tensor(tensor: torch.Tensor, name: str) -> ir.TensorProtocol:
+    return tensor_adapters.TorchTensor(tensor.detach().contiguous(), name=name)
+
+
+@contextlib.contextmanager
+def held_out(graph: ir.Graph, values: dict[str, ir.Value]) -> Iterator[None]:
+    """While the block runs, these initializers are inputs of the graph: nothing folds, merges or renames them."""
+    tensors = {name: value.const_value for name, value in values.items()}
+    for name, value in values.items():
+        del graph.initializers[name]
+        value.const_value = None
+        graph.inputs.append(value)
+    try:
+        yield
+    finally:
+        held = {id(value) for value in values.values()}
+        kept = [value for value in graph.inputs if id(value) not in held]
+        graph.inputs.clear()
+        graph.inputs.extend(kept)
+        for name, value in values.items():
+            value.name = name
+            value.const_value = tensors[name]
+            graph.initializers[name] = value
+
+
+@contextlib.contextmanager
+def all_buffers_named(model: torch.nn.Module) -> Iterator[None]:
+    """Let the TorchScript exporter see non-persistent buffers as buffers, not as constants without a name."""
+    changed = [(module, set(names)) for module in model.modules() if (names := private.non_persistent_buffers(module))]
+    for module, names in changed:
+        private.non_persistent_buffers(module).difference_update(names)
+    try:
+        yield
+    finally:
+        for module, names in changed:
+            private.non_persistent_buffers(module).update(names)

@@ -1,0 +1,190 @@
+"""Every private name of torch and onnxscript that the project uses, each with the reason.
+
+tests/test_torch_private.py has a test a name: when a release moves one, that test fails by its name. Nothing else in
+the project may touch a private name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+# Function.apply reaches it through super().apply: a classmethod set here also catches `f = MyFn.apply` taken before.
+from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
+
+__all__ = [
+    "SingleLevelFunction",
+    "add_traced_node",
+    "allow_in_dynamo",
+    "captured_by_dynamo",
+    "detect_fake_mode",
+    "dynamo_exporter",
+    "functions",
+    "is_tracing",
+    "non_persistent_buffers",
+    "original_apply",
+    "paused_capture",
+    "real_tensors",
+    "replace_traced",
+    "shares_memory",
+    "sizes_watched",
+    "torchscript_exporter",
+    "traced_producer",
+]
+
+
+def original_apply(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What Function.apply does when nobody listens."""
+    return super(SingleLevelFunction, cls).apply(*args, **kwargs)  # type: ignore[misc]
+
+
+def functions() -> Any:
+    """The module in which Function.apply looks up ``custom_function_call``, its path under torch.func transforms."""
+    import torch.autograd.function
+
+    return torch.autograd.function
+
+
+@contextlib.contextmanager
+def paused_capture() -> Iterator[None]:
+    """Run code that the exporters must not see: no proxy tracing, no TorchScript tracing, no torch function modes."""
+    # Loading proxy_tensor is cheap once torch.export is: the TorchScript exporter does not need it.
+    import sys
+
+    proxy = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    state = torch._C._get_tracing_state()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch._C.DisableTorchFunction())
+        if proxy is not None:
+            stack.enter_context(proxy.disable_proxy_modes_tracing())
+        if state is not None:
+            torch._C._set_tracing_state(None)
+            stack.callback(torch._C._set_tracing_state, state)
+        yield
+
+
+def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors (fake ones too) have one storage: a change of one is a change of the other."""
+    return bool(torch._C._is_alias_of(a, b))
+
+
+# ------------------------------------------------------------------------------------------------ torch.export
+
+
+def detect_fake_mode(values: list[Any]) -> Any:
+    """The FakeTensorMode of an export in progress, None outside."""
+    from torch._guards import detect_fake_mode
+
+    return detect_fake_mode(values)
+
+
+def real_tensors() -> contextlib.AbstractContextManager[Any]:
+    """Leave the fake mode: tensors made inside have data."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()
+
+
+@contextlib.contextmanager
+def sizes_watched(shape_env: Any) -> Iterator[list[Any]]:
+    """Run forward on fake tensors without a trace in the export's own shape reasoning.
+
+    What forward asks of a size (a branch, int()) is asked again at every run of the node, so it must not become a
+    condition of the whole graph; nor are forward's own data-dependent sizes those of the op that stands for it.
+
+    Yields:
+        The sizes that forward turned into numbers: output shapes computed from those hold for the example only.
+    """
+    asked: list[Any] = []
+    if shape_env is None:
+        yield asked
+        return
+    evaluate = shape_env.evaluate_expr
+
+    def watched(expression: Any, *args: Any, **kwargs: Any) -> Any:
+        result = evaluate(expression, *args, **kwargs)
+        if expression.free_symbols and not getattr(expression, "is_Boolean", False) and not getattr(expression, "is_Relational", False):
+            asked.append(expression)
+        return result
+
+    with shape_env.ignore_fresh_unbacked_symbols(), shape_env.suppress_guards():
+        shape_env.evaluate_expr = watched
+        try:
+            yield asked
+        finally:
+            del shape_env.evaluate_expr
+
+
+@contextlib.contextmanager
+def allow_in_dynamo(classes: list[type]) -> Iterator[None]:
+    """Keep calls of these Functions as one node where Dynamo traces (bodies of torch.cond, strict=True).
+
+    Without it Dynamo inlines them and says nothing. torch has a public way in (allow_in_graph) and none out.
+    """
+    from torch._dynamo import trace_rules
+
+    known = trace_rules._allowed_callable_ids
+    added = [cls for cls in classes if id(cls) not in known]
+    for cls in added:
+        torch._dynamo.allow_in_graph(cls)
+    try:
+        yield
+    finally:
+        for cls in added:
+            known.remove(id(cls))
+
+
+def add_traced_node(node: ir.Node) -> None:
+    """Append a node to the graph that torch.onnx is translating into."""
+    from torch.onnx._internal.exporter import _core
+
+    _core.current_tracer.nodes.append(node)  # type: ignore[union-attr]
+
+
+def dynamo_exporter() -> Any:
+    """The module whose ``export_compat`` torch.onnx.export(dynamo=True) calls, looked up at each call."""
+    from torch.onnx._internal.exporter import _compat
+
+    return _compat
+
+
+def captured_by_dynamo(program: Any) -> bool:
+    """Whether torch.onnx.export fell back to torch.export.export(strict=True)."""
+    return "Strict" in (program._capture_strategy or "") and "NonStrict" not in program._capture_strategy
+
+
+# ------------------------------------------------------------------------------------------------- TorchScript
+
+
+def torchscript_exporter() -> Any:
+    """The module whose ``export`` torch.onnx.export(dynamo=False) calls, looked up at each call."""
+    from torch.onnx._internal.torchscript_exporter import utils
+
+    return utils
+
+
+def is_tracing() -> bool:
+    """Whether torch.jit is tracing in this thread."""
+    return torch._C._get_tracing_state() is not None
+
+
+def traced_producer(tensor: torch.Tensor) -> Any:
+    """The TorchScript node that produced a traced tensor."""
+    return torch._C._get_value_trace(tensor).node()
+
+
+def replace_traced(tensor: torch.Tensor, source: torch.Tensor) -> None:
+    """From here on, ``tensor`` stands for the traced value of ``source``."""
+    torch._C._set_value_trace(tensor, torch._C._get_value_trace(source))
+
+
+# ----------------------------------------------------------------------------------------------------- modules
+
+
+def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
+    """The names of a module's buffers that state_dict() leaves out (the live set)."""
+    return module._non_persistent_buffers_set

@@ -1,0 +1,438 @@
+"""Recorder: turns a call of ``Function.apply`` during an export into an AutogradCall and one opaque op.
+
+Both exporters share it. While a recorder is active in a thread, `captured_apply` (set on torch's Function base class
+by exporter.hook) sends it each outermost call. The recorder runs forward once, unseen by the exporter, to learn the
+outputs, files a `Record` under a key and calls ``torch.ops.pythonop.call(inputs, sizes, key)`` in the Function's place.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+import torch
+
+import symbolics.torch_export as torch_export
+from symbolics import _torch_private as private
+from symbolics.arguments import Slot, fill, qualified_name
+from symbolics.attributes import AttributeValue, encode
+from symbolics.call import Autocast, AutogradCall
+from symbolics.errors import ExportError, PythonopWarning
+from symbolics.output_shapes import Outputs, observe
+from symbolics.patterns import Patterns
+from symbolics.torch_arguments import PartialSize
+from symbolics.torch_types import onnx_type
+
+__all__ = ["Record", "Recorder", "active_recorder", "captured_apply"]
+
+_thread = threading.local()
+_keys = itertools.count()
+
+
+def active_recorder() -> Recorder | None:
+    """The recorder of this thread, None outside a hook."""
+    return getattr(_thread, "recorder", None)
+
+
+def captured_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+    """The ``apply`` that stands on the base class of all Functions while a hook is open in any thread."""
+    recorder = active_recorder()
+    if recorder is None or not recorder.listening():
+        return private.original_apply(cls, args, kwargs)
+    return recorder.apply(cls, args, kwargs)
+
+
+@dataclass
+class Record:
+    """One captured call.
+
+    Attributes:
+        call: What the node will say.
+        attributes: The same as attributes.
+        outputs: Shapes, dtypes and (TorchScript) the tensors of the outputs.
+        module: The path of the module that made the call, "" for the root.
+        source: ``module.name:line`` of the code that made the call.
+    """
+
+    call: AutogradCall
+    attributes: dict[str, AttributeValue]
+    outputs: Outputs
+    module: str
+    source: str
+
+
+@dataclass
+class Recorder:
+    """Records the calls of one export in one thread.
+
+    Attributes:
+        inline: Which Functions are inlined in place of becoming a node.
+        names: Names of registered objects, for arguments without a portable form.
+        records: key -> Record, in the order of the calls.
+        error: The first ExportError: the exporters of torch wrap or retry, the hook raises this one.
+        inlined: Names of Functions that were inlined without being asked to, with the reason.
+    """
+
+    inline: Patterns = field(default_factory=Patterns)
+    names: Callable[[Any], str | None] = lambda _: None
+    records: dict[str, Record] = field(default_factory=dict)
+    error: ExportError | None = None
+    inlined: dict[str, str] = field(default_factory=dict)
+    training: bool = False
+    _modules: dict[int, str] = field(default_factory=dict)
+    _depth: int = 0
+
+    def __enter__(self) -> Recorder:
+        self._outer = active_recorder()
+        _thread.recorder = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _thread.recorder = self._outer
+        torch_export.forget(self.records)
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Learn the module paths and the mode of the model that is about to be exported."""
+        self._modules = {id(module): name for name, module in model.named_modules()}
+        self.training = bool(model.training)
+
+    def listening(self) -> bool:
+        """Whether a call in this thread, now, belongs to the export."""
+        return self._depth == 0 and (torch.compiler.is_exporting() or private.is_tracing())
+
+    def refuse(self, what: str, why: str) -> NoReturn:
+        """Stop the export; torch may try another way, the hook raises this error in the end.
+
+        Raises:
+            ExportError: Always; it names the module and the line of user code.
+        """
+        module, source = self._where()
+        self.error = self.error or ExportError(f"{what}, called in module {module or '<root>'} at {source}: {why}")
+        raise self.error
+
+    # ------------------------------------------------------------------------------------------------------ apply
+
+    def apply(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Stand in for ``cls.apply(*args, **kwargs)``."""
+        if cls is torch.utils.checkpoint.CheckpointFunction:
+            return self._inline_checkpoint(args)
+        if cls.__module__.split(".")[0] == "torch":
+            return private.original_apply(cls, args, kwargs)
+        if self.error is not None:  # torch tries a second strategy after an error; it cannot do better
+            raise self.error
+        module, source = self._where()
+        try:
+            if self.inline.matches(cls):
+                return self._inline(cls, args, kwargs)
+            hidden = _trainable_module(args, kwargs)
+            if hidden is not None:
+                self._notice(cls, module, f"its argument {hidden} holds trainable parameters, which an opaque node would hide")
+                return self._inline(cls, args, kwargs)
+            return self._node(cls, args, kwargs, module, source)
+        except ExportError as error:
+            if self.error is None:
+                self.error = type(error)(f"{qualified_name(cls)}, called in module {module or '<root>'} at {source}: {error}")
+                self.error.__cause__ = error.__cause__
+            raise self.error from error.__cause__
+
+    def _node(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str) -> Any:
+        bound, names, passed = bind(cls, args, kwargs)
+        _warn_closure(cls, module)
+        slots = _Slots()
+        positional = tuple(slots.take(value) for value in bound.args)
+        keywords = {name: slots.take(value) for name, value in sorted(bound.kwargs.items())}
+        slots.check(names)
+        outputs = observe(cls, (bound.args[:passed], bound.kwargs), slots.tensors_and_sizes, self._quietly)
+        grad = torch.is_grad_enabled()
+        tracked = {id(value) for value in (*bound.args, *bound.kwargs.values()) if isinstance(value, torch.Tensor)}
+        call = AutogradCall(
+            id="",
+            name=qualified_name(cls),
+            args=positional,
+            kwargs=keywords,
+            outputs=outputs.template,
+            input_types=tuple(onnx_type(t.dtype) if isinstance(t, torch.Tensor) else onnx_type(torch.int64) for t in slots.values),
+            input_ranks=tuple(t.dim() if isinstance(t, torch.Tensor) else 0 for t in slots.values),
+            input_requires_grads=tuple(grad and isinstance(t, torch.Tensor) and t.requires_grad and id(t) in tracked for t in slots.values),
+            output_types=tuple(onnx_type(o.dtype) for o in outputs.tensors),
+            output_ranks=tuple(len(o.shape) for o in outputs.tensors),
+            output_requires_grads=tuple(o.requires_grad for o in outputs.tensors),
+            inplace=bool(outputs.dirty),
+            training=self.training,
+            autocast=_autocast(),
+            passed=None if passed == len(bound.args) else passed,
+        )
+        key = f"{next(_keys)}"
+        call = replace(call, id=key)
+        attributes = encode(call, self.names)  # an argument without a portable form is an error here, where module and line are known
+        if outputs.mutated:
+            shown = ", ".join(f"argument {slots.path(i)}" for i in outputs.mutated)
+            self._warn(cls, module, f"its forward changes {shown} in place without ctx.mark_dirty; the node leaves it as it was: declare the change")
+        self.records[key] = Record(call, attributes, outputs, module, source)
+        torch_export.remember(key, self.records[key])
+        results = self._call_op(slots, key)
+        for source_index, output_index in outputs.dirty:
+            results[output_index] = _write_back(slots.values[source_index], results[output_index])
+        return fill(outputs.template, lambda leaf: results[leaf.index] if isinstance(leaf, Slot) else leaf)
+
+    def _call_op(self, slots: _Slots, key: str) -> list[torch.Tensor]:
+        self._depth += 1
+        try:
+            return list(torch.ops.pythonop.call(slots.tensors, slots.sizes, key))[1:]
+        finally:
+            self._depth -= 1
+
+    def _quietly(self, run: Callable[[], Any]) -> Any:
+        """Run without being captured: what a Function calls inside stays inside."""
+        self._depth += 1
+        try:
+            with private.paused_capture():
+                return run()
+        finally:
+            self._depth -= 1
+
+    # ----------------------------------------------------------------------------------------------------- inline
+
+    def _inline(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if private.is_tracing() and hasattr(cls, "symbolic"):
+            return private.original_apply(cls, args, kwargs)  # its symbolic serves, as without the hook
+        bound, _, passed = bind(cls, args, kwargs)
+        context = InlineContext(bound.args[:passed])
+        if has_setup_context(cls):
+            result = cls.forward(*bound.args, **bound.kwargs)
+            cls.setup_context(context, bound.args, result)
+        else:
+            result = cls.forward(context, *bound.args[:passed], **bound.kwargs)
+        stop = {id(t) for t in context.non_differentiable}
+        return fill(result, lambda leaf: torch.ops.pythonop.stop_gradient(leaf) if id(leaf) in stop and leaf.is_floating_point() else leaf)
+
+    def _inline_checkpoint(self, args: tuple[Any, ...]) -> Any:
+        run_function, _preserve_rng_state, *inputs = args
+        self._notice(torch.utils.checkpoint.CheckpointFunction, self._where()[0], "a reentrant checkpoint recomputes, a file has nothing to gain from it")
+        return run_function(*inputs)
+
+    def _notice(self, cls: type, module: str, why: str) -> None:
+        if qualified_name(cls) not in self.inlined:
+            self.inlined[qualified_name(cls)] = why
+            self._warn(cls, module, f"inlined, because {why}. Its gradient is the derivative of its forward")
+
+    def _warn(self, cls: type, module: str, text: str) -> None:
+        warnings.warn(f"{qualified_name(cls)} in module {module or '<root>'}: {text}.", PythonopWarning, stacklevel=2)
+
+    def _where(self) -> tuple[str, str]:
+        """The innermost watched module on the stack, and the line of user code that called apply."""
+        source, frame = "", sys._getframe(1)
+        while frame is not None:
+            name = frame.f_globals.get("__name__", "")
+            if not name.startswith(("torch.", "symbolics.", "exporter.")):
+                source = source or f"{name}:{frame.f_lineno}"
+                if frame.f_code.co_varnames[:1] == ("self",):
+                    path = self._modules.get(id(frame.f_locals.get("self")))
+                    if path is not None:
+                        return path, source
+            frame = frame.f_back  # type: ignore[assignment]
+        return "", source
+
+
+class InlineContext:
+    """The ctx of an inlined forward: it takes everything and keeps what the graph needs."""
+
+    def __init__(self, args: Iterable[Any]) -> None:
+        self.needs_input_grad = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+        self.non_differentiable: tuple[torch.Tensor, ...] = ()
+        self.saved_tensors: tuple[Any, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """As torch's."""
+        self.saved_tensors = tensors
+
+    def save_for_forward(self, *tensors: Any) -> None:
+        """As torch's: forward-mode differentiation has no place in a file."""
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        """As torch's: the in-place operations themselves are traced."""
+
+    def mark_non_differentiable(self, *tensors: torch.Tensor) -> None:
+        """As torch's: gradients stop at these outputs."""
+        self.non_differentiable = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """As torch's: the derivative of traced operations does not depend on it."""
+
+
+# ------------------------------------------------------------------------------------------------------- arguments
+
+
+def has_setup_context(cls: Any) -> bool:
+    """Whether the Function has the separate setup_context of PyTorch 2."""
+    return cls.setup_context is not torch.autograd.Function.setup_context
+
+
+@functools.lru_cache(maxsize=1024)
+def _signature(forward: Any) -> inspect.Signature:
+    return inspect.signature(forward)
+
+
+def bind(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[inspect.BoundArguments, list[str], int]:
+    """Arguments by forward's signature without ctx, defaults applied.
+
+    Returns:
+        The bound arguments; the name of each positional one; how many of them the caller passed.
+
+    Raises:
+        ExportError: The call does not fit forward's signature.
+    """
+    signature = _signature(cls.forward)
+    if not has_setup_context(cls):
+        parameters = list(signature.parameters.values())
+        if parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:  # forward(*args) takes ctx among them
+            signature = signature.replace(parameters=parameters[1:])
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ExportError(f"the call does not fit the signature of forward: {error}") from error
+    given = set(bound.arguments)
+    bound.apply_defaults()
+    names: list[str] = []
+    passed = 0
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            names += [f"{name}[{i}]" for i in range(len(bound.arguments[name]))]
+        elif parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+            names.append(name)
+        if name in given:
+            passed = len(names)
+    return bound, [*names, *sorted(bound.kwargs)], passed
+
+
+class _Slots:
+    """Takes the tensors and symbolic sizes out of arguments."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []  # tensors and sizes, by slot index
+        self.order: list[str] = []
+        self._top: list[int] = []  # which argument a slot came from
+
+    def take(self, value: Any) -> Any:
+        """The argument with `Slot`s in place of its tensors and symbolic sizes."""
+        self._top.append(len(self.values))
+        return fill(value, self._leaf)
+
+    def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return self._add(leaf, "size" if is_traced_size(leaf) else "tensor")
+        if isinstance(leaf, torch.SymInt):
+            known = leaf.node.maybe_as_int()
+            return known if known is not None else self._add(leaf, "size")
+        if isinstance(leaf, torch.Size) and any(isinstance(n, (torch.SymInt, torch.Tensor)) for n in leaf):
+            return PartialSize(self._leaf(n) for n in leaf)
+        if isinstance(leaf, (torch.SymFloat, torch.SymBool)):
+            raise ExportError(
+                f"an argument is a {'float' if isinstance(leaf, torch.SymFloat) else 'bool'} computed from a dynamic size ({leaf}); "
+                "a file could only hold today's value: pass the size as an int, or as a tensor"
+            )
+        return leaf
+
+    def _add(self, value: Any, kind: str) -> Slot:
+        self.values.append(value)
+        self.order.append(kind)
+        return Slot(len(self.values) - 1, kind)  # type: ignore[arg-type]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What the op takes as tensors (under TorchScript a size is a traced tensor)."""
+        return [value for value in self.values if isinstance(value, torch.Tensor)]
+
+    @property
+    def sizes(self) -> list[torch.SymInt]:
+        """What the op takes as symbolic ints."""
+        return [value for value in self.values if isinstance(value, torch.SymInt)]
+
+    @property
+    def tensors_and_sizes(self) -> list[Any]:
+        """All slots in order, with traced sizes as ints."""
+        return [int(v) if kind == "size" and isinstance(v, torch.Tensor) else v for v, kind in zip(self.values, self.order, strict=True)]
+
+    def path(self, index: int) -> str:
+        """Which argument a slot came from."""
+        return str(max(i for i, start in enumerate(self._top) if start <= index))
+
+    def check(self, names: list[str]) -> None:
+        """Refuse tensors that a PythonOp cannot take."""
+        for index, value in enumerate(self.values):
+            if not isinstance(value, torch.Tensor):
+                continue
+            argument = names[int(self.path(index))]
+            if value.is_complex():
+                raise ExportError(f"argument {argument} is a complex tensor, which a PythonOp cannot take: pass torch.view_as_real(x), or inline the Function")
+            if value.layout != torch.strided or value.is_nested or value.is_quantized:
+                raise ExportError(f"argument {argument} is not a dense tensor ({value.layout}): convert it before the call, or inline the Function")
+
+
+def is_traced_size(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is an int of the user's code: torch.jit.trace makes x.shape[0] a 0-d tensor."""
+    if not private.is_tracing() or tensor.dim() != 0 or tensor.dtype != torch.int64:
+        return False
+    pending, sizes = [private.traced_producer(tensor)], 0
+    while pending:
+        node = pending.pop()
+        kind = node.kind()
+        if kind == "prim::NumToTensor":
+            sizes += 1
+        elif kind.startswith("aten::") and node.outputsSize() == 1 and node.inputsSize():
+            pending.extend(value.node() for value in node.inputs())
+        elif kind != "prim::Constant":
+            return False
+    return sizes > 0
+
+
+def _trainable_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The first argument that is, or belongs to, a module with trainable parameters."""
+    for name, value in [*enumerate(args), *kwargs.items()]:
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            owner = item.__self__ if isinstance(item, types.MethodType) else item
+            if isinstance(owner, torch.nn.Module) and any(p.requires_grad for p in owner.parameters()):
+                return str(name)
+    return None
+
+
+def _warn_closure(cls: Any, module: str) -> None:
+    """A tensor that forward closes over is no argument: autograd gives it no gradient, and neither do we."""
+    for cell_name, cell in zip(getattr(cls.forward, "__code__", None).co_freevars if hasattr(cls.forward, "__code__") else (), cls.forward.__closure__ or (), strict=False):
+        try:
+            value = cell.cell_contents
+        except ValueError:  # an empty cell
+            continue
+        if isinstance(value, (torch.Tensor, torch.nn.Module)):
+            warnings.warn(
+                f"{qualified_name(cls)} in module {module or '<root>'}: forward closes over {cell_name!r}; it is not in the file and gets no gradient: "
+                "pass it as an argument.",
+                PythonopWarning,
+                stacklevel=2,
+            )
+
+
+def _autocast() -> Autocast:
+    devices = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    dtypes = {d: str(torch.get_autocast_dtype(d)).removeprefix("torch.") for d in devices}
+    return Autocast(dtypes, torch.is_autocast_cache_enabled()) if dtypes else Autocast()
+
+
+def _write_back(target: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """Let a dirty input stand for the output that replaces it; the caller gets the same object, as from eager."""
+    if private.is_tracing():
+        if target._is_view():
+            raise ExportError("mark_dirty on a view: torch.onnx.export(dynamo=False) would drop the node without a word. Use dynamo=True, or clone the view first")
+        with torch.no_grad():
+            private.replace_traced(target, result)
+        return result
+    target.copy_(result)
+    return target

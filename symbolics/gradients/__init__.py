@@ -1,0 +1,30 @@
+"""One rule an operator, grouped by family. The engine that applies them is exporter/gradient_graph.py."""
+
+from __future__ import annotations
+
+import importlib
+
+from symbolics.gradients._registry import COMPOSITES, RULES, Rule, composite, gradient
+from symbolics.gradients.nondifferentiable import NONDIFFERENTIABLE
+
+__all__ = ["COMPOSITES", "NONDIFFERENTIABLE", "RULES", "Rule", "composite", "gradient"]
+
+_FAMILIES = (
+    "control_flow",
+    "convolution",
+    "elementwise",
+    "linear",
+    "movement",
+    "normalization",
+    "pooling",
+    "python_op",
+    "quantization",
+    "recurrent",
+    "reductions",
+    "resize",
+    "sampling",
+    "signal",
+)
+
+for _family in _FAMILIES:
+    importlib.import_module(f"{__name__}.{_family}")

@@ -1,0 +1,313 @@
+"""If, Loop and Scan. Their backward replays the body, then runs it in reverse.
+
+Only pure nodes are replayed. What draws random numbers or calls Python (`_is_impure`) ran once, in the forward: its outputs
+leave the body as further outputs of the forward node (`_expose`), stacked by iteration, and the backward reads those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from symbolics.file import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.gradients._bodies import captured, clone_nodes, prune, subgraphs
+from symbolics.gradients._builder import Builder, attr, is_float, unsupported
+from symbolics.gradients._registry import gradient
+
+__all__: list[str] = []
+
+_RANDOM = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial".split())
+_EXPOSED = "pythonop.exposed"  # node.meta: key -> index of the output that carries it
+
+
+# ------------------------------------------------------------------------------------------------- what runs only once
+def _is_impure(op: Builder, node: ir.Node) -> bool:
+    """Whether running the node again could give something else, or do something twice."""
+    if node.domain == ORT_DOMAIN and node.op_type in (PYTHON_OP, PYTHON_OP_GRAD):
+        return True
+    if node.domain == "" and node.op_type == "Dropout":
+        mode = node.inputs[2] if len(node.inputs) > 2 else None
+        known = op.const(mode)
+        return mode is not None and (known is None or bool(known.any()))
+    if node.domain == "" and node.op_type in _RANDOM:
+        return True
+    return any(_is_impure(op, n) for graph in subgraphs(node) for n in graph)
+
+
+def _complete(op: Builder, node: ir.Node) -> None:
+    """Let an impure node make all that its rule will read."""
+    if node.op_type == "Dropout" and len(node.outputs) < 2:
+        node.resize_outputs(2)
+        mask = node.outputs[1]
+        mask.type, mask.shape = ir.TensorType(ir.DataType.BOOL), node.outputs[0].shape
+    for i, out in enumerate(node.outputs):
+        if not out.name and (node.op_type == "Dropout" or (node.op_type == PYTHON_OP and i == 0)):
+            out.name = op.session.name("context" if i == 0 else "mask")
+        if node.op_type == PYTHON_OP and i == 0:
+            out.type, out.shape = ir.TensorType(ir.DataType.INT64), ir.Shape(())
+    if any(True for _ in subgraphs(node)):
+        _prepare(op, node)
+
+
+def _prepare(op: Builder, node: ir.Node) -> None:
+    """Expose all that a backward could need of a node that cannot be replayed within an outer body."""
+    for b, body in enumerate(subgraphs(node)):
+        for i, n in enumerate(list(body)):
+            if _is_impure(op, n):
+                _complete(op, n)
+                for o, out in enumerate(n.outputs):
+                    if out.name:
+                        _expose(op, node, (b, i, o), b, out)
+    if node.op_type in ("Loop", "Scan"):
+        for i, value in enumerate(_Iteration.of(op, node).entries):
+            _expose(op, node, ("entry", i), 0, value)
+
+
+def _expose(op: Builder, node: ir.Node, key: Hashable, branch: int, value: ir.Value) -> ir.Value:
+    """The output of a control flow node that carries a value of its body; for Loop and Scan one a iteration, stacked."""
+    known: dict[Hashable, int] = node.meta.get(_EXPOSED, {})
+    if key in known:
+        return node.outputs[known[key]]
+    if not isinstance(value.type, ir.TensorType):
+        raise unsupported(node, f"its backward needs {value.name!r} of each iteration, which is no tensor")
+    bodies = list(subgraphs(node))
+    for b, body in enumerate(bodies):
+        inside = op.child()
+        if b != branch:  # the branch not taken has to give something
+            leaf = inside.Cast(inside.Identity(inside.i64(0)), to=value.dtype)
+        elif value.producer() is None or value.producer().graph is not body or value.is_graph_output():
+            leaf = inside.Identity(value)
+        else:
+            leaf = value
+        leaf.type = value.type
+        body.extend(inside.nodes)
+        body.outputs.append(leaf)
+    node.resize_outputs(len(node.outputs) + 1)
+    out = node.outputs[-1]
+    out.name = op.session.name(value.name or "exposed")
+    out.type = value.type
+    stacked = node.op_type in ("Loop", "Scan")
+    out.shape = None if value.shape is None or not stacked else ir.Shape([None, *value.shape])
+    if node.op_type == "Scan":
+        for name in ("scan_output_axes", "scan_output_directions"):
+            if name in node.attributes:
+                node.attributes[name] = ir.AttrInt64s(name, [*node.attributes[name].value, 0])
+    node.meta[_EXPOSED] = {**known, key: len(node.outputs) - 1}
+    return out
+
+
+def _plain(node: ir.Node) -> int:
+    """The number of outputs before anything was exposed."""
+    return min(node.meta.get(_EXPOSED, {None: len(node.outputs)}).values())
+
+
+# --------------------------------------------------------------------------------------------------------------- replay
+@dataclass
+class _Replay:
+    """A copy of a body with its backward behind it, in ``inside``."""
+
+    inside: Builder
+    copies: list[ir.Node]
+    mapping: dict[ir.Value, ir.Value | None]
+    gradients: dict[ir.Value, ir.Value]
+    impure: list[tuple[Hashable, ir.Value, ir.Value]] = field(default_factory=list)  # key, value of the body, its copy
+
+    def graph(self, name: str, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Graph:
+        ends = []
+        made = {o for n in (*self.copies, *self.inside.nodes) for o in n.outputs}
+        for v in outputs:  # each output is made in the body, and once
+            ends.append(v if v in made and v not in ends else self.inside.Identity(v))
+        return ir.Graph(inputs, ends, nodes=prune([*self.copies, *self.inside.nodes], ends), name=name)
+
+
+def _replay(op: Builder, branch: int, body: ir.Graph, mapping: dict, seeds: Sequence[tuple[ir.Value, ir.Value]], targets: Sequence[ir.Value]) -> _Replay:
+    """Copy a body and differentiate the copy: seeds and targets are values of the body, or captured ones."""
+    originals = list(body)
+    for n in originals:
+        if _is_impure(op, n):
+            _complete(op, n)
+    copies = clone_nodes(op.session, originals, mapping)
+    inside = op.child()
+    summed: dict[ir.Value, ir.Value] = {}
+    for value, g in seeds:
+        copy = mapping.get(value, value)
+        summed[copy] = inside.Add(summed[copy], g) if copy in summed else g
+    gradients = op.session.backward(inside, copies, summed, [mapping.get(t, t) for t in targets])
+    replay = _Replay(inside, copies, mapping, {t: gradients[c] for t in targets if (c := mapping.get(t, t)) in gradients})
+    for i, (n, copy) in enumerate(zip(originals, copies)):
+        if _is_impure(op, n):
+            replay.impure += [((branch, i, o), v, c) for o, (v, c) in enumerate(zip(n.outputs, copy.outputs)) if c.uses()]
+    return replay
+
+
+def _drop_impure(replay: _Replay) -> None:
+    """Remove the copies of impure nodes; what read their outputs reads something else by now."""
+    for copy in {c.producer(): None for _, _, c in replay.impure}:
+        for i in range(len(copy.inputs)):
+            copy.replace_input_with(i, None)
+        replay.copies.remove(copy)
+
+
+def _wanted(op: Builder, node: ir.Node) -> list[ir.Value]:
+    return [v for v in captured(node) if v in op.session.active and is_float(v)]
+
+
+# ------------------------------------------------------------------------------------------------------------------- If
+@gradient("If")
+def if_(op, node, *gradients):
+    wanted = _wanted(op, node)
+    plain = _plain(node)
+    live = [i for i, g in enumerate(gradients[:plain]) if g is not None]
+    branches = {}
+    for name in ("then_branch", "else_branch"):
+        index = list(node.attributes).index(name)
+        body = node.attributes[name].value
+        position = [k for k, a in enumerate(node.attributes.values()) if a.type is ir.AttributeType.GRAPH].index(index) if index else 0
+        replay = _replay(op, position, body, {}, [(body.outputs[i], gradients[i]) for i in live], wanted)
+        for key, value, copy in replay.impure:
+            copy.replace_all_uses_with(_expose(op, node, key, position, value))
+        _drop_impure(replay)
+        ends = [replay.gradients.get(v) or replay.inside.zeros_like(v) for v in wanted]
+        ends = [replay.inside.cast(g, v.dtype) for g, v in zip(ends, wanted)]
+        branches[name] = replay.graph(op.session.name(name), [], ends)
+    if not wanted:
+        return {}
+    results = op.node("If", [node.inputs[0]], outputs=len(wanted), **branches)
+    results = results if isinstance(results, tuple) else (results,)
+    return _typed(results, wanted)
+
+
+def _typed(results: Sequence[ir.Value], values: Sequence[ir.Value]) -> dict[ir.Value, ir.Value]:
+    for g, v in zip(results, values):
+        g.type, g.shape = ir.TensorType(v.dtype), v.shape
+    return dict(zip(values, results))
+
+
+# -------------------------------------------------------------------------------------------------------- Loop and Scan
+@dataclass
+class _Iteration:
+    """Loop and Scan alike.
+
+    Attributes:
+        entries: Body inputs that the backward can only read where they are exposed: the states, and Loop's counter.
+        states: (body input, body output, initial value, index of the final value) of each state.
+        reads: (body input, value, axis, direction) of each scanned input.
+        writes: (body output, index of the output, axis, direction) of each scanned output.
+    """
+
+    body: ir.Graph
+    entries: list[ir.Value]
+    states: list[tuple[ir.Value, ir.Value, ir.Value, int]]
+    reads: list[tuple[ir.Value, ir.Value, int, int]]
+    writes: list[tuple[ir.Value, int, int, int]]
+    always_true: ir.Value | None = None
+
+    @classmethod
+    def of(cls, op: Builder, node: ir.Node) -> _Iteration:
+        body, plain = attr(node, "body"), _plain(node)
+        if node.op_type == "Loop":
+            count, condition, *states = body.inputs
+            n = len(states)
+            carried = list(zip(states, body.outputs[1 : n + 1], node.inputs[2:], range(n)))
+            writes = [(body.outputs[i + 1], i, 0, 0) for i in range(n, plain)]
+            return cls(body, [*states, count], carried, [], writes, condition)
+        m = attr(node, "num_scan_inputs")
+        n = len(node.inputs) - m
+        axes, directions = attr(node, "scan_input_axes") or [0] * m, attr(node, "scan_input_directions") or [0] * m
+        out_axes, out_directions = attr(node, "scan_output_axes") or [0] * (plain - n), attr(node, "scan_output_directions") or [0] * (plain - n)
+        carried = list(zip(body.inputs[:n], body.outputs[:n], node.inputs[:n], range(n)))
+        reads = list(zip(body.inputs[n:], node.inputs[n:], axes, directions))
+        writes = [(body.outputs[i], i, out_axes[i - n], out_directions[i - n]) for i in range(n, plain)]
+        return cls(body, list(body.inputs[:n]), carried, reads, writes)
+
+
+class _Scanned:
+    """The scanned inputs of a backward Scan, added as they turn out to be read."""
+
+    def __init__(self, op: Builder) -> None:
+        self.op = op
+        self.inner: list[ir.Value] = []
+        self.outer: list[ir.Value] = []
+        self.axes: list[int] = []
+        self.directions: list[int] = []
+
+    def add(self, inner: ir.Value, outer: ir.Value, axis: int, direction: int) -> ir.Value:
+        self.inner.append(inner)
+        self.outer.append(outer)
+        self.axes.append(axis)
+        self.directions.append(1 - direction)  # the backward runs from the last iteration to the first
+        return inner
+
+    def input(self, like: ir.Value) -> ir.Value:
+        return ir.Value(name=self.op.session.name(like.name or "slice"), type=like.type, shape=like.shape)
+
+
+@gradient("Loop", "Scan")
+def iterate(op, node, *gradients):
+    """A Scan from the last iteration to the first: carries the gradients of the states, sums those of captured values."""
+    iteration = _Iteration.of(op, node)
+    wanted = _wanted(op, node)
+    scanned = _Scanned(op)
+    states = [s for s in iteration.states if is_float(s[0]) or is_float(s[2])]
+    reads = [r for r in iteration.reads if r[1] in op.session.active and is_float(r[1])]
+    mapping: dict[ir.Value, ir.Value | None] = {v: scanned.input(v) for v in (*iteration.entries, *[r[0] for r in iteration.reads])}
+    if iteration.always_true is not None:
+        mapping[iteration.always_true] = op.constant(True, ir.DataType.BOOL)
+
+    seeds, carried = [], []
+    for inner, result, initial, index in states:
+        g = ir.Value(name=op.session.name("carried"), type=ir.TensorType(initial.dtype), shape=inner.shape or initial.shape)
+        carried.append((g, gradients[index] if gradients[index] is not None else op.zeros_like(initial)))
+        seeds.append((result, g))
+    for result, index, axis, direction in iteration.writes:
+        if (g := gradients[index]) is not None:
+            inner = ir.Value(name=op.session.name("gradient"), type=ir.TensorType(g.dtype), shape=result.shape)
+            seeds.append((result, scanned.add(inner, g, axis, direction)))
+    targets = [*[s[0] for s in states], *[r[0] for r in reads], *wanted]
+    replay = _replay(op, 0, iteration.body, mapping, seeds, targets)
+    inside = replay.inside
+
+    def gradient_of(value: ir.Value, like: ir.Value) -> ir.Value:
+        g = replay.gradients.get(value)
+        return inside.zeros_like(like) if g is None else inside.cast(g, like.dtype)
+
+    ends = [gradient_of(s[0], g) for s, (g, _) in zip(states, carried)]
+    for value in wanted:
+        total = ir.Value(name=op.session.name("total"), type=ir.TensorType(value.dtype), shape=value.shape)
+        carried.append((total, op.zeros_like(value)))
+        g = replay.gradients.get(value)
+        ends.append(total if g is None else inside.Add(total, g))
+    ends += [gradient_of(r[0], mapping[r[0]]) for r in reads]
+
+    for key, value, copy in replay.impure:
+        stand_in = scanned.add(scanned.input(value), _expose(op, node, key, 0, value), 0, 0)
+        copy.replace_all_uses_with(stand_in)
+    _drop_impure(replay)
+    graph = replay.graph(op.session.name("backward"), [g for g, _ in carried], ends)
+    read = lambda v: v.uses() or any(v is e for e in graph.outputs)  # noqa: E731
+    for i, value in enumerate(iteration.entries):
+        last_resort = i == len(iteration.entries) - 1 and not scanned.inner and not iteration.reads
+        if read(mapping[value]) or last_resort:
+            scanned.add(mapping[value], _expose(op, node, ("entry", i), 0, value), 0, 0)
+    for inner, outer, axis, direction in iteration.reads:
+        if read(mapping[inner]) or not scanned.inner:
+            scanned.add(mapping[inner], outer, axis, direction)
+    graph.inputs.extend(scanned.inner)
+    if not ends:
+        return {}
+    out = op.node(
+        "Scan", [*[v for _, v in carried], *scanned.outer], outputs=len(ends), body=graph, num_scan_inputs=len(scanned.inner),
+        scan_input_axes=scanned.axes, scan_input_directions=scanned.directions,
+        scan_output_axes=[r[2] for r in reads] or None, scan_output_directions=[1 - r[3] for r in reads] or None,
+    )  # fmt: skip
+    results = out if isinstance(out, tuple) else (out,)
+    values = [*[s[2] for s in states], *wanted, *[r[1] for r in reads]]
+    summed: dict[ir.Value, ir.Value] = {}
+    for value, g in zip(values, results):  # one value may start several states
+        g.type, g.shape = ir.TensorType(value.dtype), value.shape
+        summed[value] = op.Add(summed[value], g) if value in summed else g
+    return summed
+
+

@@ -1,0 +1,128 @@
+"""Conv, ConvTranspose, Col2Im."""
+
+from __future__ import annotations
+
+import itertools
+
+import onnx_ir as ir
+
+from symbolics.gradients._builder import Builder, attr, static_shape
+from symbolics.gradients._registry import gradient
+from symbolics.gradients._windows import Windows, windows
+
+__all__: list[str] = []
+
+
+def _kernel(op: Builder, node: ir.Node) -> list[int | ir.Value]:
+    w = node.inputs[1]
+    return list(attr(node, "kernel_shape") or [op.dim(w, i + 2) for i in range(op.rank(node, w) - 2)])
+
+
+@gradient("Conv")
+def conv(op, node, g):
+    x, w = node.inputs[:2]
+    group = attr(node, "group", 1)
+    slide = windows(op, node, x, node.outputs[0], _kernel(op, node))
+    bias = [_bias(op, slide, g)] if len(node.inputs) > 2 else []
+    return [slide.transposed(g, w, group), _weight(op, slide, x, g, w, group), *bias]
+
+
+@gradient("ConvTranspose")
+def conv_transpose(op, node, g):
+    """The adjoint of a Conv of g: its input gradient is that Conv, its weight gradient the same with the sides swapped."""
+    x, w = node.inputs[:2]
+    group = attr(node, "group", 1)
+    slide = windows(op, node, g, x, _kernel(op, node))
+    slide.large = node.outputs[0]
+    dx = op.Conv(slide.pad(g), w, strides=slide.strides, dilations=slide.dilations, group=group)
+    bias = [_bias(op, slide, g)] if len(node.inputs) > 2 else []
+    return [dx, _weight(op, slide, g, x, w, group), *bias]
+
+
+def _bias(op: Builder, slide: Windows, g: ir.Value) -> ir.Value:
+    return op.ReduceSum(g, [0, *range(2, slide.rank + 2)], keepdims=0)
+
+
+def _weight(op: Builder, slide: Windows, large: ir.Value, small: ir.Value, w: ir.Value, group: int) -> ir.Value:
+    """The sum over samples and windows of large (N, G*C, ...) times small (N, G*M, ...): (G*M, C, *kernel)."""
+    if group == 1 and slide.is_static and static_shape(w) is not None and slide.small.shape is not None:
+        if all(type(d) is int for d in slide.small.shape[2:]):
+            return _weight_by_slices(op, slide, slide.pad(large), small, w)
+    return _weight_by_conv(op, slide, slide.pad(large), small, w, group)
+
+
+def _weight_by_slices(op: Builder, slide: Windows, padded: ir.Value, small: ir.Value, w: ir.Value) -> ir.Value:
+    """What each kernel position sees, side by side, then one product: several times faster than the Conv form."""
+    n, (m, c, *kernel) = slide.rank, static_shape(w)
+    outs = [int(d) for d in slide.small.shape[2:]]
+    axes = list(range(2, n + 2))
+    columns = []
+    for position in itertools.product(*[range(k) for k in kernel]):
+        start = [p * d for p, d in zip(position, slide.dilations)]
+        end = [s + (o - 1) * t + 1 for s, o, t in zip(start, outs, slide.strides)]
+        whole = len(kernel) and all(k == 1 for k in kernel) and slide.strides == [1] * n
+        columns.append(padded if whole else op.Slice(padded, start, end, axes, slide.strides))
+    seen = op.Concat(*columns, axis=1) if len(columns) > 1 else columns[0]
+    swap = [1, 0, *axes]
+    left = op.memo(("rows of g", small), lambda: op.Reshape(op.Transpose(small, perm=swap), [m, -1]))
+    product = op.Gemm(left, op.Reshape(op.Transpose(seen, perm=swap), [len(columns) * c, -1]), transB=1)
+    if len(columns) == 1:
+        return op.Reshape(product, [m, c, *kernel])
+    return op.Reshape(op.Transpose(op.Reshape(product, [m, len(columns), c]), perm=[0, 2, 1]), [m, c, *kernel])
+
+
+def _weight_by_conv(op: Builder, slide: Windows, padded: ir.Value, small: ir.Value, w: ir.Value, group: int) -> ir.Value:
+    """A Conv whose kernel is the small side, samples in the place of channels; strides and dilations change places."""
+    n = slide.rank
+    axes = list(range(2, n + 2))
+    swap = [1, 0, *axes]
+    if group == 1:
+        rows = op.Transpose(padded, perm=swap)
+    else:  # (N, G*C, ...) to (C, G*N, ...)
+        c, spatial = op.dim(w, 1), op.Shape(padded, start=2)
+        split = op.reshape(padded, op.Concat(op.vector([0, group, c]), spatial, axis=0))
+        rows = op.reshape(op.Transpose(split, perm=[2, 1, 0, *[a + 1 for a in axes]]), op.Concat(op.vector([c, -1]), spatial, axis=0))
+    full = op.Conv(rows, op.Transpose(small, perm=swap), strides=slide.dilations, dilations=slide.strides, group=group)
+    cut = op.Slice(full, [0] * n, op.vector([op.dim(w, a) for a in axes]), axes)
+    return op.Transpose(cut, perm=swap)
+
+
+@gradient("Col2Im")
+def col2im(op, node, g):
+    """The columns of g: for each kernel position what it sees, flattened."""
+    x, image, block = node.inputs
+    kernel = op.ints(block)
+    n = len(kernel) if kernel is not None else op.rank(node, node.outputs[0]) - 2
+    strides, dilations = attr(node, "strides") or [1] * n, attr(node, "dilations") or [1] * n
+    pads = attr(node, "pads") or [0] * (2 * n)
+    padded = op.Pad(g, [0, 0, *pads[:n], 0, 0, *pads[n:]]) if any(pads) else g
+    if kernel is None:
+        return [_columns_by_numbers(op, node, g, strides, dilations, pads), None, None]
+    columns = []
+    sizes = [op.dim(node.outputs[0], i + 2) for i in range(n)]
+    for position in itertools.product(*[range(k) for k in kernel]):
+        start = [p * d for p, d in zip(position, dilations)]
+        # the last place that this kernel position reaches is that far from the end of the padded image
+        left = [(k - 1 - p) * d for k, p, d in zip(kernel, position, dilations)]
+        lengths = op.vector([s if not isinstance(s, int) else s for s in sizes])
+        end = op.Add(lengths, op.i64([pads[i] + pads[i + n] - left[i] for i in range(n)]))
+        columns.append(op.Reshape(op.Slice(padded, start, end, list(range(2, n + 2)), strides), [0, 0, 1, -1]))
+    return [op.reshape_like(op.Concat(*columns, axis=2) if len(columns) > 1 else columns[0], x), None, None]
+
+
+def _columns_by_numbers(op: Builder, node: ir.Node, g: ir.Value, strides: list[int], dilations: list[int], pads: list[int]) -> ir.Value:
+    """The same with a block whose shape is known only at run time: gather by computed places, axis by axis."""
+    x, image, block = node.inputs
+    n = len(strides)
+    padded = op.Pad(g, [0, 0, *pads[:n], 0, 0, *pads[n:]]) if any(pads) else g
+    for i in range(n):
+        axis = 2 + 2 * i  # axes before are (kernel, window) pairs already
+        one, k = op.i64([1]), op.Slice(block, [i], [i + 1])
+        size = op.Add(op.Slice(image, [i], [i + 1]), op.i64([pads[i] + pads[i + n]]))
+        reach = op.Sub(op.Sub(size, op.Mul(op.Sub(k, one), op.i64([dilations[i]]))), one)
+        count = op.Add(op.Div(reach, op.i64([strides[i]])), one)
+        first = op.Mul(op.Range(op.i64(0), op.Squeeze(k), op.i64(1)), op.i64(dilations[i]))
+        step = op.Mul(op.Range(op.i64(0), op.Squeeze(count), op.i64(1)), op.i64(strides[i]))
+        padded = op.Gather(padded, op.Add(op.Unsqueeze(first, [1]), op.Unsqueeze(step, [0])), axis=axis)
+    order = [0, 1, *[2 + 2 * i for i in range(n)], *[3 + 2 * i for i in range(n)]]
+    return op.reshape_like(op.Transpose(padded, perm=order), x)

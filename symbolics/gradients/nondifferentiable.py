@@ -1,0 +1,19 @@
+"""Operators through which no gradient flows, without a word: sources, integer and boolean outputs, functions that are flat."""
+
+from __future__ import annotations
+
+__all__ = ["NONDIFFERENTIABLE"]
+
+_SOURCES = """
+    Constant ConstantOfShape EyeLike Range RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial
+    BlackmanWindow HammingWindow HannWindow MelWeightMatrix ImageDecoder SequenceEmpty
+"""
+_FLAT = "Ceil Floor Round Sign Hardmax BitCast"
+_INTEGER = """
+    Shape Size NonZero ArgMax ArgMin NonMaxSuppression TfIdfVectorizer SequenceLength OptionalHasElement StringConcat
+    StringNormalizer StringSplit RegexFullMatch ConvInteger MatMulInteger QLinearConv QLinearMatMul
+    BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor
+"""
+_BOOLEAN = "Equal Less LessOrEqual Greater GreaterOrEqual And Or Not Xor IsNaN IsInf"
+
+NONDIFFERENTIABLE: frozenset[str] = frozenset(f"{_SOURCES} {_FLAT} {_INTEGER} {_BOOLEAN}".split())

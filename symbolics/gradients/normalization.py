@@ -1,0 +1,135 @@
+"""Softmax, normalizations."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from symbolics.gradients._builder import Builder, attr, unsupported
+from symbolics.gradients._registry import gradient
+
+__all__: list[str] = []
+
+
+@gradient("Softmax")
+def softmax(op, node, g):
+    """y * (g - sum(g * y)). A fully masked row is NaN; where the model replaces it, its gradient is 0, as in torch's attention."""
+    y, axis = node.outputs[0], attr(node, "axis", -1)
+    if _is_guarded(y):
+        y = op.Where(op.IsNaN(y), 0.0, y)
+    if y.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):  # the difference cancels: torch takes it in float32 too
+        y, g = op.cast(y, ir.DataType.FLOAT), op.cast(g, ir.DataType.FLOAT)
+    return [y * (g - op.ReduceSum(g * y, [axis], keepdims=1))]
+
+
+def _is_guarded(y: ir.Value) -> bool:
+    """Whether the model replaces elements of y."""
+    return any(u.op_type in ("IsNaN", "Where") or (u.op_type in ("Cast", "CastLike") and _is_guarded(u.outputs[0])) for u in y.consumers())
+
+
+@gradient("LogSoftmax")
+def log_softmax(op, node, g):
+    return [g - op.Exp(node.outputs[0]) * op.ReduceSum(g, [attr(node, "axis", -1)], keepdims=1)]
+
+
+def _normalized(op: Builder, g: ir.Value, normal: ir.Value, inverse: ir.Value, axes: list[int]) -> ir.Value:
+    """The gradient through (x - mean) / deviation: what is left of g without its mean and its part along the result."""
+    centered = g - op.ReduceMean(g, axes, keepdims=1)
+    return (centered - normal * op.ReduceMean(g * normal, axes, keepdims=1)) * inverse
+
+
+@gradient("LayerNormalization")
+def layer_normalization(op, node, g, gmean=None, ginverse=None):
+    x, scale, bias = [*node.inputs, None][:3]
+    rank = op.rank(node, x)
+    axis = attr(node, "axis", -1) % rank
+    axes = list(range(axis, rank))
+    stash = ir.DataType(attr(node, "stash_type", 1))
+    shape = ir.Shape([*x.shape[:axis], *[1] * (rank - axis)])
+    if x.dtype is ir.DataType.DOUBLE:  # the operator's own statistics may be of a narrower type
+        stash = x.dtype
+        mean = op.ReduceMean(x, axes, keepdims=1)
+        inverse = 1.0 / op.Sqrt(op.ReduceMean((x - mean) * (x - mean), axes, keepdims=1) + attr(node, "epsilon", 1e-5))
+    else:
+        if len(node.outputs) < 3:
+            node.resize_outputs(3)
+        for stem, out in zip(("mean", "inverse"), node.outputs[1:]):
+            out.name = out.name or op.session.name(stem)
+            out.type, out.shape = ir.TensorType(stash), shape
+        _, mean, inverse = node.outputs
+    kind = x.dtype
+    normal = (op.cast(x, stash) - mean) * inverse
+    g = op.zeros_like(node.outputs[0]) if g is None else op.cast(g, stash)
+    dx = _normalized(op, g * op.cast(scale, stash), normal, inverse, axes)
+    if gmean is not None:
+        dx = dx + gmean / op.count_over(x, axes, gmean)
+    if ginverse is not None:
+        dx = dx - ginverse * (inverse * inverse) * normal / op.count_over(x, axes, ginverse)
+    dx = op.cast(dx, kind)
+    dscale = _sum_leading(op, g * normal, scale, x)
+    dbias = None if bias is None else _sum_leading(op, g, bias, x)
+    return [dx, dscale, dbias][: len(node.inputs)]
+
+
+def _sum_leading(op: Builder, g: ir.Value, like: ir.Value, x: ir.Value) -> ir.Value:
+    lead = None if like.shape is None else len(x.shape) - len(like.shape)
+    if lead and all(type(d) is int and d != 1 or d == e for d, e in zip(like.shape, x.shape[lead:])):
+        return op.ReduceSum(g, list(range(lead)), keepdims=0)
+    return op.sum_to(g, like, x)
+
+
+def _channels(op: Builder, v: ir.Value, rank: int) -> ir.Value:
+    """A vector over channels, shaped to broadcast with (N, C, ...)."""
+    return op.memo(("channels", v, rank), lambda: op.Reshape(v, [-1, *[1] * (rank - 2)])) if rank > 2 else v
+
+
+@gradient("BatchNormalization")
+def batch_normalization(op, node, g, *_):
+    if g is None:
+        return [None] * 5  # the running statistics are no function to train
+    x, scale, _, mean, variance = node.inputs
+    rank = op.rank(node, x)
+    if rank == 1:
+        raise unsupported(node, "an input of rank 1 has no channels")
+    axes = [0, *range(2, rank)]
+    epsilon = attr(node, "epsilon", 1e-5)
+    kind = mean.dtype  # statistics may be of a wider type
+    wide, wide_x = op.cast(g, kind), op.cast(x, kind)
+    if attr(node, "training_mode", 0):
+        mean_x = op.ReduceMean(wide_x, axes, keepdims=1)
+        centered = wide_x - mean_x
+        inverse = 1.0 / op.Sqrt(op.ReduceMean(centered * centered, axes, keepdims=1) + epsilon)
+        normal = centered * inverse
+        dbias, dscale = op.ReduceSum(wide, axes, keepdims=1), op.ReduceSum(wide * normal, axes, keepdims=1)
+        count = op.count_over(x, axes, wide)
+        dx = (wide - (dbias + normal * dscale) / count) * (inverse * op.cast(_channels(op, scale, rank), kind))
+        return [dx, op.Reshape(dscale, [-1]), op.Reshape(dbias, [-1]), None, None]
+    inverse = 1.0 / op.Sqrt(variance + epsilon)
+    factor = op.cast(scale, kind) * inverse
+    normal = (wide_x - _channels(op, mean, rank)) * _channels(op, inverse, rank)
+    dbias, dscale = op.ReduceSum(wide, axes, keepdims=0), op.ReduceSum(wide * normal, axes, keepdims=0)
+    dvariance = dscale * (factor * inverse) * -0.5
+    return [wide * _channels(op, factor, rank), dscale, dbias, -(dbias * factor), dvariance]
+
+
+@gradient("InstanceNormalization")
+def instance_normalization(op, node, g):
+    x, scale, _ = node.inputs
+    rank = op.rank(node, x)
+    axes = list(range(2, rank))
+    centered = x - op.ReduceMean(x, axes, keepdims=1)
+    inverse = 1.0 / op.Sqrt(op.ReduceMean(centered * centered, axes, keepdims=1) + attr(node, "epsilon", 1e-5))
+    normal = centered * inverse
+    dx = _normalized(op, g * _channels(op, scale, rank), normal, inverse, axes)
+    others = [0, *axes]
+    return [dx, op.ReduceSum(g * normal, others, keepdims=0), op.ReduceSum(g, others, keepdims=0)]
+
+
+@gradient("LpNormalization")
+def lp_normalization(op, node, g):
+    """x / norm; the gradient of the norm itself as in ReduceL1 and ReduceL2."""
+    x, y = node.inputs[0], node.outputs[0]
+    axis, p = [attr(node, "axis", -1)], attr(node, "p", 2)
+    norm = (op.ReduceL1 if p == 1 else op.ReduceL2)(x, axis, keepdims=1)
+    safe = op.Where(op.Equal(norm, 0.0), op.number(float("inf"), norm), norm)
+    direction = op.Sign(x) if p == 1 else y
+    return [(g - direction * op.ReduceSum(g * y, axis, keepdims=1)) / safe]

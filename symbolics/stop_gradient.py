@@ -1,0 +1,171 @@
+"""Finds where PyTorch stops gradients during a capture and puts a mark there.
+
+ONNX has no operator for x.detach() or torch.no_grad(). The mode below sees every torch call of the model's own code, on
+both exporters: where floats that need a gradient go in and floats that need none come out, it wraps the results in
+``pythonop::stop_gradient``. Frozen parameters need no mark: nothing that depends on them alone needs a gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from symbolics import _torch_private as private
+from symbolics.errors import ExportError
+
+__all__ = ["StopGradients", "differentiable_inputs", "holds_tensor", "marking"]
+
+# Their results do not depend on the values of their arguments: nothing flows that could be stopped.
+_SHAPE_ONLY = {
+    "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like",
+    "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "new_empty_strided",
+}  # fmt: skip
+
+_GETTER_OF_DATA = torch.Tensor.data
+
+
+class StopGradients(TorchFunctionMode):
+    """Marks the places where gradients stop. Enter it around the model's own forward."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "namespace", None) == "pythonop" or getattr(func, "_qualified_op_name", "").startswith("pythonop::"):
+            return func(*args, **kwargs)
+        body = _open(func)
+        if body is not None:
+            with self:  # what it calls inside may stop gradients too (F.gumbel_softmax)
+                return body(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if _is_inplace(name):
+            return self._inplace(func, name, args, kwargs)
+        # Neither exporter traces the getter of x.data: its result would be a constant.
+        result = args[0].detach() if getattr(func, "__self__", None) is _GETTER_OF_DATA and name == "__get__" else func(*args, **kwargs)
+        if name in _SHAPE_ONLY:
+            return result
+        sources = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        return pytree.tree_map_only(torch.Tensor, lambda t: _mark(t, sources), result) if sources else result
+
+    def _inplace(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        target = args[0] if args else None
+        if getattr(target, "_pythonop_alias", False) and name not in ("requires_grad_", "__setstate__"):
+            _refuse(name, "it changes the memory of a tensor through x.detach() or x.data; a graph cannot say that: change a copy (x.detach().clone()), or x itself")
+        if name == "detach_":
+            stopped = torch.ops.pythonop.stop_gradient(target.detach())  # type: ignore[union-attr]
+            result = func(*args, **kwargs)
+            with torch.no_grad():
+                result.copy_(stopped)
+            return result
+        if not torch.is_grad_enabled():  # the target stays as it is: the mark goes on what is written into it
+            rest = pytree.tree_map_only(torch.Tensor, lambda t: torch.ops.pythonop.stop_gradient(t) if _needs_gradient(t) else t, (args[1:], kwargs))
+            args, kwargs = (target, *rest[0]), rest[1]
+        return func(*args, **kwargs)
+
+
+def _refuse(name: str, why: str) -> NoReturn:
+    from symbolics.capture import active_recorder
+
+    recorder = active_recorder()
+    if recorder is None:
+        raise ExportError(f"{name}: {why}")
+    recorder.refuse(name, why)
+
+
+def _is_inplace(name: str) -> bool:
+    if name.startswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and name not in ("__invert__", "__index__", "__int__", "__init__"))
+    return name.endswith("_")
+
+
+def _needs_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad
+
+
+def _mark(tensor: torch.Tensor, sources: list[torch.Tensor]) -> torch.Tensor:
+    if tensor.requires_grad or not tensor.is_floating_point():
+        return tensor
+    marked = torch.ops.pythonop.stop_gradient(tensor)
+    if any(private.shares_memory(tensor, source) for source in sources):
+        marked._pythonop_alias = True
+    return marked
+
+
+@functools.lru_cache(maxsize=1024)
+def _open(func: Any) -> Callable[..., Any] | None:
+    """A composite written in Python (torch.nn.functional.*), without its dispatch to modes; None for anything else."""
+    if not isinstance(func, types.FunctionType):
+        return None
+    checks = [name for name in func.__code__.co_names if name.startswith("has_torch_function")]
+    if not checks:
+        return None
+    scope = {**func.__globals__, **dict.fromkeys(checks, lambda *_: False)}
+    body = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
+    body.__kwdefaults__ = func.__kwdefaults__
+    return body
+
+
+@contextlib.contextmanager
+def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None) -> Iterator[None]:
+    """Mark what happens inside ``model.forward`` while the block runs.
+
+    Args:
+        model: The module.
+        keywords: Keyword arguments for a caller that passes positional ones only (torch.jit): those that hold tensors
+            arrive as the last positional arguments, in this order, the others are constants.
+    """
+    forward = model.forward
+    traced = [name for name, value in (keywords or {}).items() if holds_tensor(value)]
+
+    @functools.wraps(forward)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        from symbolics.capture import active_recorder
+
+        # Dynamo traces its own way in; a training thread beside the export has no recorder.
+        if torch.compiler.is_dynamo_compiling() or active_recorder() is None:
+            return forward(*args, **kwargs)
+        if keywords:
+            count = len(args) - len(traced)
+            args, kwargs = args[:count], {**keywords, **dict(zip(traced, args[count:], strict=True))}
+        with StopGradients():
+            return forward(*args, **kwargs)
+
+    if keywords:
+        del marked.__wrapped__  # type: ignore[attr-defined]  # torch.jit must not bind by the signature of forward
+    own = model.__dict__.get("forward")
+    model.__dict__["forward"] = marked
+    try:
+        yield
+    finally:
+        if own is None:
+            del model.__dict__["forward"]
+        else:
+            model.__dict__["forward"] = own
+
+
+def holds_tensor(value: Any) -> bool:
+    """Whether an argument is or contains a tensor."""
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+
+
+def differentiable_inputs(tree: Any) -> Any:
+    """The example inputs, each float tensor a copy that needs a gradient.
+
+    A gradient graph may be asked for any float input later, so marks and flags must not depend on whether the example
+    happened to need one. Copies are no leaves: a model may change its inputs in place.
+    """
+
+    def differentiable(tensor: torch.Tensor) -> torch.Tensor:
+        if type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
+            return tensor
+        with torch.enable_grad():
+            fresh = tensor.detach().clone()
+            return fresh.requires_grad_().clone() if fresh.is_floating_point() else fresh
+
+    with torch.inference_mode(False):
+        return pytree.tree_map_only(torch.Tensor, differentiable, tree)

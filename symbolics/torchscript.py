@@ -1,0 +1,56 @@
+"""The TorchScript symbolics of the two ops (dynamo=False): ``pythonop::call`` -> PythonOp.
+
+The recorder puts the op in the Function's place before torch.jit sees the call, so prim::PythonOp (and a symbolic that
+a user registered for it) is not touched: what reaches it are Functions that were not captured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from symbolics.arguments import Slot  # noqa: F401  (documents the order of inputs)
+from symbolics.file import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
+from symbolics.torch_export import record_of
+
+__all__ = ["symbolics_registered"]
+
+_SETTERS = {ir.AttributeType.INT: "i_", ir.AttributeType.INTS: "is_", ir.AttributeType.FLOATS: "fs_", ir.AttributeType.STRING: "s_"}
+
+
+def _call(g: Any, inputs: Any, sizes: Any, key: Any) -> Any:
+    from symbolics.attributes import ir_attributes
+
+    record = record_of(key.node().s("value"))
+    operands = list(inputs.node().inputs())  # a prim::ListConstruct, in the order of the slots
+    outputs = g.op(f"{ORT_DOMAIN}::{PYTHON_OP}", *operands, outputs=1 + len(record.outputs.tensors))
+    outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+    node = outputs[0].node()
+    for attribute in ir_attributes(record.attributes):
+        # g.op drops "inplace" and cannot write empty lists: the node takes both.
+        getattr(node, _SETTERS[attribute.type])(attribute.name, list(attribute.value) if isinstance(attribute.value, tuple) else attribute.value)
+    outputs[0].setType(torch._C.TensorType.get().with_dtype(torch.int64).with_sizes([]))
+    for value, output in zip(outputs[1:], record.outputs.tensors, strict=True):
+        value.setType(torch._C.TensorType.get().with_dtype(output.dtype).with_sizes([None] * len(output.shape)))
+    return g.op("prim::ListConstruct", *outputs)
+
+
+def _stop(g: Any, x: Any) -> Any:
+    return g.op(f"{MARK_DOMAIN}::{MARK_OP}", x).setType(x.type())
+
+
+@contextlib.contextmanager
+def symbolics_registered(opset: int) -> Iterator[None]:
+    """Register both symbolics with the TorchScript exporter while the block runs."""
+    names = {"pythonop::call": _call, "pythonop::stop_gradient": _stop}
+    for name, function in names.items():
+        torch.onnx.register_custom_op_symbolic(name, function, opset)
+    try:
+        yield
+    finally:
+        for name in names:
+            torch.onnx.unregister_custom_op_symbolic(name, opset)

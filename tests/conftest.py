@@ -1,0 +1,36 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support import FreshProcess
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshProcess]:
+    process = FreshProcess(Path(tmp_path_factory.mktemp("fresh")))
+    yield process
+    process.close()
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+    # What torch says about its own exporters is not ours to answer for; our warnings are tested where they belong.
+    warnings.filterwarnings("ignore", message=".*TorchScript-based ONNX export.*")
+    warnings.filterwarnings("ignore", message=".*in training mode.*")
+    warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+@pytest.fixture(params=[True, False], ids=["dynamo", "torchscript"])
+def dynamo(request: pytest.FixtureRequest) -> bool:
+    return request.param
