@@ -68,7 +68,8 @@ CASES += [
 
 
 def same(found: torch.Tensor, expected: torch.Tensor) -> None:
-    assert found.dtype is expected.dtype and found.shape == expected.shape
+    assert found.dtype is expected.dtype
+    assert found.shape == expected.shape
     if found.dtype.itemsize == 1 and found.dtype.is_floating_point:
         found, expected = found.float(), expected.float()
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
