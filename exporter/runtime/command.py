@@ -79,7 +79,8 @@ def run_file(
         seconds.append(time.perf_counter() - start)
     names = [value.name for value in proto.graph.output]
     if output is not None:
-        np.savez(output, **{name: np.asarray(result) for name, result in zip(names, results, strict=True)})
+        arrays: dict[str, Any] = {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
+        np.savez(output, **arrays)
     return {
         "engine": engine,
         "seconds": float(np.median(seconds)),

@@ -266,6 +266,32 @@ def test_if_and_loop_bodies():
         torch.testing.assert_close(torch.from_numpy(z), x.detach().sin().sin().sin())
 
 
+def test_a_node_inside_a_function():
+    x = torch.randn(3, requires_grad=True)
+    node = forward(record(F.SavesInput, x)).graph.node[0]
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20, "com.microsoft": 1, "local": 1]>'
+        "main (float[N] a) => (float[N] y) { y = local.F(a) }"
+        '<domain: "local", opset_import: ["": 20, "com.microsoft": 1]> F (x0) => (z) { z = Identity(x0) }'
+    )
+    model.functions[0].node[0].CopyFrom(node)
+    model.functions[0].node[0].output[1] = "z"
+    for make in (inference_session, reference_evaluator):
+        (y,) = make(model, ALLOW).run(None, {"a": x.detach().numpy()})
+        np.testing.assert_allclose(y, x.detach().sin().numpy(), rtol=1e-6)
+
+
+def test_a_mark_without_a_body_is_identity():
+    x = torch.randn(3, requires_grad=True)
+    model = forward(record(F.SavesInput, x))
+    model.graph.node.insert(0, onnx.helper.make_node("StopGradient", ["x0"], ["marked"], domain="pythonop"))
+    model.graph.node[1].input[0] = "marked"
+    model.opset_import.add(domain="pythonop", version=1)
+    for make in (inference_session, reference_evaluator):
+        (y,) = make(model, ALLOW).run(None, {"x0": x.detach().numpy()})
+        np.testing.assert_allclose(y, x.detach().sin().numpy(), rtol=1e-6)
+
+
 def test_nested_sessions():
     x = torch.randn(4, requires_grad=True)
     RunsSession.session = inference_session(forward(record(F.SavesInput, x)), ALLOW)
