@@ -6,9 +6,12 @@ Names are loaded on first use, so that tools that need no torch (gradients, insp
 from __future__ import annotations
 
 import importlib
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from exporter.case import Case as Case
     from exporter.export import export as export
     from exporter.hook import hook as hook, install as install, uninstall as uninstall
     from exporter.program import Program as Program
@@ -50,10 +53,20 @@ __all__ = sorted(_WHERE)
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'exporter' has no attribute {name!r}")
-    # exporter.export is a function and a module: importing the module must not leave it in the function's place.
     value = getattr(importlib.import_module(_WHERE[name]), name)
-    globals()[name] = value
+    setattr(sys.modules[__name__], name, value)
     return value
+
+
+class _Package(types.ModuleType):
+    """hook, export and verify name a function and the module that holds it: the attribute is the function."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _WHERE and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +10,14 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import onnxscript.optimizer
 import torch
-from torch.utils import _pytree as pytree
 
 import symbolics.schema  # noqa: F401  (the checker should know the operators of what we write)
 from exporter.hook import hook
+from exporter.inputs import dynamic_axes
 from exporter.program import Program
 from exporter.state import ModelState, held_out
 from symbolics.attributes import encode, ir_attributes
+from symbolics.batch_norm import pin_running_statistics
 from symbolics.capture import Recorder
 from symbolics.errors import ExportError
 from symbolics.file import (
@@ -25,17 +26,16 @@ from symbolics.file import (
     MARK_COUNT_KEY,
     MARK_DOMAIN,
     MARK_OP,
+    MODULE_PROPERTY,
     ORT_DOMAIN,
     PYTHON_OP,
+    SOURCE_PROPERTY,
     STATE_KEY,
     VERSION_KEY,
     write_state,
 )
 
 __all__ = ["export", "finish"]
-
-MODULE_PROPERTY = "pythonop.module"
-SOURCE_PROPERTY = "pythonop.source"
 
 
 def export(
@@ -73,7 +73,7 @@ def export(
         # The TorchScript exporter writes no file of its own either: the hook keeps what it made.
         options["f"] = None
         if dynamic_shapes is not None:
-            options = {**options, **_dynamic_axes(model, args, kwargs, dynamic_shapes, options.get("input_names"))}
+            options["dynamic_axes"] = dynamic_axes(model, args, kwargs or {}, dynamic_shapes, options.get("input_names"))
     else:
         options["dynamic_shapes"] = dynamic_shapes
         options.setdefault("verbose", False)
@@ -83,56 +83,22 @@ def export(
     return handle.program
 
 
-def _dynamic_axes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None, dynamic_shapes: Any, input_names: Sequence[str] | None) -> dict[str, Any]:
-    """The dynamic_axes of torch's older exporter for the dynamic_shapes of the newer one."""
-    import inspect
-
-    bound = inspect.signature(model.forward).bind(*args, **(kwargs or {}))
-    shapes = dynamic_shapes
-    if isinstance(shapes, (tuple, list)):
-        shapes = dict(zip(bound.arguments, shapes, strict=False))
-    names: list[str] = []
-    specs: list[Any] = []
-
-    def is_spec(node: Any) -> bool:
-        return node is None or (isinstance(node, dict) and all(isinstance(k, int) for k in node)) or (isinstance(node, (tuple, list)) and not any(map(_is_container, node)))
-
-    for argument, value in bound.arguments.items():
-        tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-        spec = shapes.get(argument)
-        flat = pytree.tree_leaves(spec, is_leaf=is_spec) if len(tensors) != 1 or _is_container(value) else [spec if not isinstance(spec, (tuple, list)) or is_spec(spec) else spec[0]]
-        flat = flat if len(flat) == len(tensors) else [None] * len(tensors)
-        names += [argument] if len(tensors) == 1 else [f"{argument}_{i}" for i in range(len(tensors))]
-        specs += flat
-    names = list(input_names) if input_names else names
-    axes: dict[str, dict[int, str]] = {}
-    for name, spec in zip(names, specs, strict=False):
-        items = spec.items() if isinstance(spec, dict) else enumerate(spec or ())
-        named = {axis: _dim_name(dim, f"{name}_{axis}") for axis, dim in items if dim is not None and not isinstance(dim, int)}
-        if named:
-            axes[name] = named
-    return {"input_names": names, "dynamic_axes": axes}
-
-
-def _is_container(value: Any) -> bool:
-    return isinstance(value, (tuple, list, dict))
-
-
-def _dim_name(dim: Any, fallback: str) -> str:
-    if isinstance(dim, str):
-        return dim
-    name = getattr(dim, "__name__", "")
-    return name if name.isidentifier() else fallback
-
-
 # -------------------------------------------------------------------------------------------------------- finish
 
 
-def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: bool) -> None:
+def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: bool, rewrite: bool = True) -> None:
     """Make a translated model a file of docs/format.md, in place.
 
     Inlines model-local functions, optimizes (parameters held out), numbers the calls, writes module paths and source
     lines, frees unused context outputs, writes the metadata, and last gives the stop-gradient mark its body.
+
+    Args:
+        model: The translated model.
+        recorder: Who captured its calls.
+        state: The parameters and buffers as they were before the export.
+        optimize: Fold constants, merge equal nodes.
+        rewrite: When optimizing, also apply onnxscript's rewrite rules, as torch.export's translation does. The TorchScript
+            exporter folds constants alone; the rules would take longer than its whole export.
 
     Raises:
         ExportError: A PythonOp of this capture was lost on the way.
@@ -140,12 +106,17 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     graph = model.graph
     parameters = state.adopt(graph)
     with held_out(graph, parameters):
-        if optimize:
+        if optimize and rewrite:
             onnxscript.optimizer.optimize(model)
+        elif optimize:
+            for step in _FOLD_PASSES:
+                step(model)
         else:
             passes.InlinePass()(model)
             passes.RemoveUnusedNodesPass()(model)
-            passes.NameFixPass()(model)
+    _adopt_orphans(graph)
+    pin_running_statistics(graph)
+    passes.NameFixPass()(model)
     _finish_calls(graph, recorder)
     marks = sum(1 for node in _all_nodes(graph) if (node.domain, node.op_type) == (MARK_DOMAIN, MARK_OP))
     model.metadata_props[VERSION_KEY] = str(FORMAT_VERSION)
@@ -161,8 +132,45 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
         model.functions[mark.identifier()] = mark
 
 
+def _fold(model: ir.Model) -> None:
+    onnxscript.optimizer.fold_constants(model, onnx_shape_inference=False)
+
+
+# What onnxscript.optimizer.optimize does, but its rewrite rules.
+_FOLD_PASSES: tuple[Any, ...] = (
+    passes.InlinePass(),
+    _fold,
+    passes.RemoveUnusedNodesPass(),
+    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+    passes.LiftSubgraphInitializersToMainGraphPass(),
+    passes.DeduplicateInitializersPass(),
+    passes.CommonSubexpressionEliminationPass(),
+    passes.OutputFixPass(),
+)
+
+
 def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
     return ir.traversal.RecursiveGraphIterator(graph)
+
+
+def _adopt_orphans(graph: ir.Graph) -> None:
+    """Make initializers of constants that belong to no graph.
+
+    onnxscript's rewriter names new initializers after their node's input: the second Clip of one value takes the name
+    of the first one's bound, which then stands nowhere. A parameter of that name would lose it in the same way.
+    """
+    taken = {value.name for node in _all_nodes(graph) for value in (*node.inputs, *node.outputs) if value is not None}
+    for node in _all_nodes(graph):
+        for value in node.inputs:
+            if value is None or value.const_value is None or value.producer() is not None or value.is_graph_input() or value.is_initializer():
+                continue
+            base, count = value.name or "constant", 0
+            while value.name is None or value.name in graph.initializers:
+                count += 1
+                if f"{base}_{count}" not in taken:
+                    value.name = f"{base}_{count}"
+            taken.add(value.name)
+            graph.initializers[value.name] = value
 
 
 def _finish_calls(graph: ir.Graph, recorder: Recorder) -> None:
@@ -178,6 +186,7 @@ def _finish_calls(graph: ir.Graph, recorder: Recorder) -> None:
         count += 1
         for attribute in ir_attributes(encode(call, recorder.names)):
             node.attributes[attribute.name] = attribute
+        node.metadata_props.pop("pkg.torch.onnx.fx_node", None)  # it shows the number of the capture, another one each time
         for key, value in ((MODULE_PROPERTY, record.module), (SOURCE_PROPERTY, record.source)):
             if value:
                 node.metadata_props[key] = value

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import io
 import os
 import tempfile
@@ -23,15 +24,17 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from exporter.inputs import input_names
 from exporter.program import Program, save_model
 from exporter.state import ModelState, all_buffers_named
 from exporter.trust import name_of
 from symbolics import _torch_private as private
 from symbolics import torch_export
+from symbolics.arguments import qualified_name
 from symbolics.capture import Recorder, active_recorder, captured_apply
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.patterns import Patterns
-from symbolics.stop_gradient import differentiable_inputs, marking
+from symbolics.stop_gradient import differentiable_inputs, holds_tensor, marking
 from symbolics.torchscript import symbolics_registered
 
 __all__ = ["Hook", "hook", "install", "uninstall"]
@@ -149,7 +152,7 @@ def _refuse_transforms(current: Hook, original: Any, cls: Any, *args: Any, **kwa
     """Function.apply inside torch.func: there is no one call that a node could stand for."""
     recorder = active_recorder()
     if recorder is not None and recorder.listening() and not recorder.inline.matches(cls):
-        recorder.refuse(cls, "it is called under torch.func (vmap, grad, jvp), where there is no single call to keep: call it outside, on the whole batch, or name it in inline=")
+        recorder.refuse(qualified_name(cls), "it is called under torch.func (vmap, grad, jvp), where there is no single call to keep: call it outside, on the whole batch, or name it in inline=")
     return original(cls, *args, **kwargs)
 
 
@@ -157,7 +160,7 @@ def _refuse_transforms(current: Hook, original: Any, cls: Any, *args: Any, **kwa
 
 
 @contextlib.contextmanager
-def _capturing(current: Hook, model: Any, dynamo: bool) -> Iterator[Recorder]:
+def _capturing(current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any] | None = None) -> Iterator[Recorder]:
     """The surroundings of one export; errors of ours come out as they were raised."""
     recorder = active_recorder()
     with contextlib.ExitStack() as stack:
@@ -169,11 +172,13 @@ def _capturing(current: Hook, model: Any, dynamo: bool) -> Iterator[Recorder]:
         stack.enter_context(torch.enable_grad())
         if isinstance(model, torch.nn.Module):
             recorder.watch(model)
-            stack.enter_context(marking(model))
+            stack.enter_context(marking(model, keywords))
         if dynamo:
             stack.enter_context(private.allow_in_dynamo(_all_functions(torch.autograd.Function)))
         try:
             yield recorder
+            if recorder.error is not None:  # torch found another way, which went around what we refused
+                raise recorder.error
         except Exception as error:
             if recorder.error is not None and error is not recorder.error:
                 raise recorder.error from (recorder.error.__cause__ or error)
@@ -212,8 +217,15 @@ def _export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any =
             args = differentiable_inputs(args)
         if options.get("kwargs"):
             options["kwargs"] = differentiable_inputs(options["kwargs"])
-    with _capturing(current, model, dynamo=True) as recorder:
+    with _capturing(current, model, True) as recorder:
         program = original(model, args, None, optimize=False, verify=False, custom_translation_table=table, **options)
+        if private.captured_by_dynamo(program):
+            warnings.warn(
+                "torch could capture the model only with Dynamo (strict=True): detach() and no_grad() in it are not marked, so gradients of the file "
+                "may flow where PyTorch stops them: run torch.export.export(model, args, strict=False) to see why, and mend that.",
+                PythonopWarning,
+                stacklevel=4,
+            )
         finish(program.model, recorder, state, optimize=optimize)
         inlined = dict(recorder.inlined)
     current.program = Program(program.model, inlined, program)
@@ -237,18 +249,27 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
     if training == torch.onnx.TrainingMode.EVAL:
         # torch's default, which nobody chose: the model's own mode counts, as with dynamo=True.
         training = torch.onnx.TrainingMode.PRESERVE
-    args = differentiable_inputs((args,) if isinstance(args, torch.Tensor) else tuple(args))
-    kwargs = differentiable_inputs(options.pop("kwargs", None))
+    args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    keywords = options.pop("kwargs", None) or {}
+    if not keywords and args and isinstance(args[-1], dict):  # how torch's older exporter takes keyword arguments
+        *rest, keywords = args
+        args = tuple(rest)
+    order = list(inspect.signature(model.forward).parameters)
+    keywords = dict(sorted(keywords.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
+    if options.get("input_names") is None:
+        options["input_names"] = input_names(model, args, keywords)
+    args, keywords = differentiable_inputs((args, keywords))
+    args += tuple(value for value in keywords.values() if holds_tensor(value))
     opset = options.get("opset_version")
-    with _capturing(current, model, dynamo=False) as recorder, state.restored(model), all_buffers_named(model), symbolics_registered(opset or 9):
+    with _capturing(current, model, False, keywords) as recorder, state.restored(model), all_buffers_named(model), symbolics_registered(opset or 9):
         with tempfile.TemporaryDirectory() as folder:
             # A path, not a buffer: torch keeps the parameters of large models out of protobuf's 2 GiB only for a path.
             draft = Path(folder, "model.onnx")
             # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
-            original(model, args, str(draft), kwargs=kwargs, training=training, do_constant_folding=False, keep_initializers_as_inputs=True, **options)
+            original(model, args, str(draft), training=training, do_constant_folding=False, keep_initializers_as_inputs=True, **options)
             translated = ir.from_proto(onnx.load(draft))
         _drop_initializer_inputs(translated.graph)
-        finish(translated, recorder, state, optimize=optimize)
+        finish(translated, recorder, state, optimize=optimize, rewrite=False)
         current.program = Program(translated, dict(recorder.inlined))
     if f is not None:
         _write(current.program, f, **saving)

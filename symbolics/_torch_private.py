@@ -20,16 +20,18 @@ __all__ = [
     "SingleLevelFunction",
     "add_traced_node",
     "allow_in_dynamo",
+    "captured_by_dynamo",
     "detect_fake_mode",
     "dynamo_exporter",
     "functions",
-    "ignore_fresh_unbacked",
     "is_tracing",
     "non_persistent_buffers",
     "original_apply",
     "paused_capture",
     "real_tensors",
     "replace_traced",
+    "shares_memory",
+    "sizes_watched",
     "torchscript_exporter",
     "traced_producer",
 ]
@@ -65,6 +67,11 @@ def paused_capture() -> Iterator[None]:
         yield
 
 
+def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors (fake ones too) have one storage: a change of one is a change of the other."""
+    return bool(torch._C._is_alias_of(a, b))
+
+
 # ------------------------------------------------------------------------------------------------ torch.export
 
 
@@ -82,9 +89,34 @@ def real_tensors() -> contextlib.AbstractContextManager[Any]:
     return unset_fake_temporarily()
 
 
-def ignore_fresh_unbacked(shape_env: Any) -> contextlib.AbstractContextManager[Any]:
-    """Forward's own data-dependent sizes are not those of the op that stands for it: torch must not wait for them."""
-    return shape_env.ignore_fresh_unbacked_symbols() if shape_env is not None else contextlib.nullcontext()
+@contextlib.contextmanager
+def sizes_watched(shape_env: Any) -> Iterator[list[Any]]:
+    """Run forward on fake tensors without a trace in the export's own shape reasoning.
+
+    What forward asks of a size (a branch, int()) is asked again at every run of the node, so it must not become a
+    condition of the whole graph; nor are forward's own data-dependent sizes those of the op that stands for it.
+
+    Yields:
+        The sizes that forward turned into numbers: output shapes computed from those hold for the example only.
+    """
+    asked: list[Any] = []
+    if shape_env is None:
+        yield asked
+        return
+    evaluate = shape_env.evaluate_expr
+
+    def watched(expression: Any, *args: Any, **kwargs: Any) -> Any:
+        result = evaluate(expression, *args, **kwargs)
+        if expression.free_symbols and not getattr(expression, "is_Boolean", False) and not getattr(expression, "is_Relational", False):
+            asked.append(expression)
+        return result
+
+    with shape_env.ignore_fresh_unbacked_symbols(), shape_env.suppress_guards():
+        shape_env.evaluate_expr = watched
+        try:
+            yield asked
+        finally:
+            del shape_env.evaluate_expr
 
 
 @contextlib.contextmanager
@@ -118,6 +150,11 @@ def dynamo_exporter() -> Any:
     from torch.onnx._internal.exporter import _compat
 
     return _compat
+
+
+def captured_by_dynamo(program: Any) -> bool:
+    """Whether torch.onnx.export fell back to torch.export.export(strict=True)."""
+    return "Strict" in (program._capture_strategy or "") and "NonStrict" not in program._capture_strategy
 
 
 # ------------------------------------------------------------------------------------------------- TorchScript

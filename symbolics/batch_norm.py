@@ -11,7 +11,7 @@ import torch
 
 from symbolics import _torch_private as private
 
-__all__ = ["batch_norm_translations"]
+__all__ = ["batch_norm_translations", "pin_running_statistics"]
 
 
 def _op(op_type: str, inputs: Sequence[ir.Value | None], outputs: int = 1, **attributes: Any) -> Sequence[ir.Value]:
@@ -60,3 +60,32 @@ def _functional_batch_norm(
 def batch_norm_translations() -> dict[Any, Any]:
     """The entries for torch.onnx.export's ``custom_translation_table``."""
     return {torch.ops.aten._native_batch_norm_legit_functional.default: _functional_batch_norm}
+
+
+def pin_running_statistics(graph: ir.Graph) -> None:
+    """Keep onnxruntime from mixing up the buffers of train-mode BatchNormalization.
+
+    Measured on onnxruntime 1.31: where mean and variance are initializers and nobody reads the running statistics, the
+    two unread outputs share memory that the kernel works in, and Y is wrong. Where mean and variance are computed values,
+    the outputs take over their buffers and Y is right: so each goes through a Where of which both branches are the
+    statistic itself, on a condition that no optimizer can know.
+    """
+    for node in list(ir.traversal.RecursiveGraphIterator(graph)):
+        mode = node.attributes.get("training_mode")
+        if node.op_type != "BatchNormalization" or node.domain not in ("", "ai.onnx") or mode is None or not mode.as_int():
+            continue
+        x, statistics = node.inputs[0], node.inputs[3:5]
+        if x is None or node.graph is None or any(value is None or value.producer() is not None for value in statistics):
+            continue
+        tape = ir.tape.Tape()
+        rank = len(x.shape) if x.shape is not None else 1
+        first = x if x.shape is not None else tape.op("Reshape", [x, tape.op("Constant", [], {"value_ints": [-1]})])
+        zero, one = (tape.op("Constant", [], {"value_ints": [n] * rank}) for n in (0, 1))
+        probe = tape.op("IsNaN", [tape.op("Slice", [first, zero, one])])
+        condition = tape.op("Reshape", [probe, tape.op("Constant", [], {"value_ints": [1]})])
+        for index, value in zip((3, 4), statistics, strict=True):
+            assert value is not None
+            pinned = tape.op("Where", [condition, value, value])
+            pinned.shape, pinned.type = value.shape, value.type
+            node.replace_input_with(index, pinned)
+        node.graph.insert_before(node, tape.nodes)

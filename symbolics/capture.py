@@ -16,7 +16,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -108,14 +108,14 @@ class Recorder:
         """Whether a call in this thread, now, belongs to the export."""
         return self._depth == 0 and (torch.compiler.is_exporting() or private.is_tracing())
 
-    def refuse(self, cls: type, why: str) -> None:
-        """Stop the export.
+    def refuse(self, what: str, why: str) -> NoReturn:
+        """Stop the export; torch may try another way, the hook raises this error in the end.
 
         Raises:
-            ExportError: Always.
+            ExportError: Always; it names the module and the line of user code.
         """
         module, source = self._where()
-        self.error = ExportError(f"{qualified_name(cls)}, called in module {module or '<root>'} at {source}: {why}")
+        self.error = self.error or ExportError(f"{what}, called in module {module or '<root>'} at {source}: {why}")
         raise self.error
 
     # ------------------------------------------------------------------------------------------------------ apply

@@ -19,9 +19,11 @@ __all__ = [
     "MARK_COUNT_KEY",
     "MARK_DOMAIN",
     "MARK_OP",
+    "MODULE_PROPERTY",
     "ORT_DOMAIN",
     "PYTHON_OP",
     "PYTHON_OP_GRAD",
+    "SOURCE_PROPERTY",
     "STATE_KEY",
     "VERSION_KEY",
     "GradientPairing",
@@ -47,6 +49,10 @@ VERSION_KEY = "pythonop.version"  # the format version of the file
 STATE_KEY = "pythonop.state"  # JSON: state_dict key -> StateEntry
 MARK_COUNT_KEY = "pythonop.stop_gradients"  # how many StopGradient nodes the exporter wrote, subgraphs included
 GRADIENTS_KEY = "pythonop.gradients"  # JSON: GradientPairing; training files only
+
+# Metadata of a PythonOp node: where the call came from. For people; nothing reads them back.
+MODULE_PROPERTY = "pythonop.module"  # path of the module that made the call
+SOURCE_PROPERTY = "pythonop.source"  # module.name:line of the code that made it
 
 
 @dataclass(frozen=True)

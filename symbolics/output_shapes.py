@@ -1,7 +1,7 @@
 """What one call returns: structure, dtypes, gradients and (symbolic) shapes of its outputs.
 
 TorchScript runs on real tensors: forward runs once, on copies. torch.export runs on fake tensors: forward runs on
-copies of those; where it cannot (numpy, ctypes, ``.item()``), it runs on real tensors of the example sizes and of
+copies of those; where it cannot, or turns a size into a number (numpy, ctypes, ``.item()``, int(x.shape[0])), it runs on real tensors of the example sizes and of
 sizes moved a little, and the output sizes are fitted to the dynamic sizes. A size that does not fit is data-dependent
 ("unbacked"), never a constant.
 """
@@ -182,23 +182,19 @@ def _run_fake(cls: type, call: Call, values: Sequence[Any]) -> Outputs:
     shape_env = mode.shape_env if mode is not None else None
     input_sizes = [sizes_of(v) for v in values]
     try:
-        with private.ignore_fresh_unbacked(shape_env):
+        with private.sizes_watched(shape_env) as asked:
             run = _apply(cls, call, values, [_copy(v) if isinstance(v, torch.Tensor) else v for v in values])
         symbolic: list[Any] = []
         fill(run.result, lambda leaf: symbolic.append(leaf) if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)) else None)
-        if not symbolic:
-            known = {s for sizes in input_sizes for size in sizes for s in getattr(size, "free_symbols", ())}
-            outputs = run.describe([[_known_or_fresh(_expr(n), known) for n in t.shape] for t in run.tensors()])
-            outputs.input_sizes = input_sizes
-            _refuse_frozen(input_sizes, [sizes_of(v) for v in values])
-            return outputs
-    except ExportError:
-        raise
+        usable = not symbolic and not asked
     except Exception:
-        # Code that needs data: numpy, ctypes, .item(). The real run raises what is a real error.
-        _refuse_frozen(input_sizes, [sizes_of(v) for v in values])
-    with private.real_tensors():
-        outputs = _Probe(cls, call, values, input_sizes).outputs()
+        usable = False  # code that needs data: numpy, ctypes, .item(). The real run raises what is a real error.
+    if usable:
+        known = {s for sizes in input_sizes for size in sizes for s in getattr(size, "free_symbols", ())}
+        outputs = run.describe([[_known_or_fresh(_expr(n), known) for n in t.shape] for t in run.tensors()])
+    else:
+        with private.real_tensors():
+            outputs = _Probe(cls, call, values, input_sizes).outputs()
     outputs.input_sizes = input_sizes
     return outputs
 
@@ -207,17 +203,6 @@ def _known_or_fresh(size: Any, known: set[Any]) -> Any:
     if isinstance(size, int) or not size.free_symbols - known:
         return size
     return Fresh(str(size))
-
-
-def _refuse_frozen(before: list[list[Any]], after: list[list[Any]]) -> None:
-    """torch gives a dynamic size up, without a word under Dim.AUTO, once Python code asks for its number."""
-    for slot, (old, new) in enumerate(zip(before, after, strict=True)):
-        for dim, (was, now) in enumerate(zip(old, new, strict=True)):
-            if not isinstance(was, int) and isinstance(now, int):
-                raise ExportError(
-                    f"forward turns dimension {dim} of its input {slot} into the number {now} (int(x.shape[{dim}]), range(...)), so the file would be wrong "
-                    "for every other size: keep the size symbolic (no int()), or export with static shapes"
-                )
 
 
 class _Probe:

@@ -11,21 +11,24 @@ import contextlib
 import functools
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from symbolics import _torch_private as private
 from symbolics.errors import ExportError
 
-__all__ = ["StopGradients", "differentiable_inputs", "marking"]
+__all__ = ["StopGradients", "differentiable_inputs", "holds_tensor", "marking"]
 
 # Their results do not depend on the values of their arguments: nothing flows that could be stopped.
 _SHAPE_ONLY = {
     "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like",
     "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "new_empty_strided",
 }  # fmt: skip
+
+_GETTER_OF_DATA = torch.Tensor.data
 
 
 class StopGradients(TorchFunctionMode):
@@ -42,19 +45,19 @@ class StopGradients(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if _is_inplace(name):
             return self._inplace(func, name, args, kwargs)
-        result = func(*args, **kwargs)
-        if name in _SHAPE_ONLY or not _any(args, kwargs, _needs_gradient):
+        # Neither exporter traces the getter of x.data: its result would be a constant.
+        result = args[0].detach() if getattr(func, "__self__", None) is _GETTER_OF_DATA and name == "__get__" else func(*args, **kwargs)
+        if name in _SHAPE_ONLY:
             return result
-        return pytree.tree_map_only(torch.Tensor, _mark, result)
+        sources = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        return pytree.tree_map_only(torch.Tensor, lambda t: _mark(t, sources), result) if sources else result
 
     def _inplace(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         target = args[0] if args else None
         if getattr(target, "_pythonop_alias", False) and name not in ("requires_grad_", "__setstate__"):
-            raise ExportError(
-                f"{name} changes the memory of a tensor through x.detach() or x.data; a graph cannot say that: change a copy (x.detach().clone()), or x itself"
-            )
+            _refuse(name, "it changes the memory of a tensor through x.detach() or x.data; a graph cannot say that: change a copy (x.detach().clone()), or x itself")
         if name == "detach_":
-            stopped = _mark(target.detach())  # type: ignore[union-attr]
+            stopped = torch.ops.pythonop.stop_gradient(target.detach())  # type: ignore[union-attr]
             result = func(*args, **kwargs)
             with torch.no_grad():
                 result.copy_(stopped)
@@ -63,6 +66,15 @@ class StopGradients(TorchFunctionMode):
             rest = pytree.tree_map_only(torch.Tensor, lambda t: torch.ops.pythonop.stop_gradient(t) if _needs_gradient(t) else t, (args[1:], kwargs))
             args, kwargs = (target, *rest[0]), rest[1]
         return func(*args, **kwargs)
+
+
+def _refuse(name: str, why: str) -> NoReturn:
+    from symbolics.capture import active_recorder
+
+    recorder = active_recorder()
+    if recorder is None:
+        raise ExportError(f"{name}: {why}")
+    recorder.refuse(name, why)
 
 
 def _is_inplace(name: str) -> bool:
@@ -75,15 +87,11 @@ def _needs_gradient(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad
 
 
-def _any(args: Any, kwargs: Any, test: Callable[[torch.Tensor], bool]) -> bool:
-    return any(isinstance(leaf, torch.Tensor) and test(leaf) for leaf in pytree.tree_leaves((args, kwargs)))
-
-
-def _mark(tensor: torch.Tensor) -> torch.Tensor:
+def _mark(tensor: torch.Tensor, sources: list[torch.Tensor]) -> torch.Tensor:
     if tensor.requires_grad or not tensor.is_floating_point():
         return tensor
     marked = torch.ops.pythonop.stop_gradient(tensor)
-    if tensor._is_view():
+    if any(private.shares_memory(tensor, source) for source in sources):
         marked._pythonop_alias = True
     return marked
 
@@ -103,9 +111,16 @@ def _open(func: Any) -> Callable[..., Any] | None:
 
 
 @contextlib.contextmanager
-def marking(model: torch.nn.Module) -> Iterator[None]:
-    """Mark what happens inside ``model.forward`` while the block runs."""
+def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None) -> Iterator[None]:
+    """Mark what happens inside ``model.forward`` while the block runs.
+
+    Args:
+        model: The module.
+        keywords: Keyword arguments for a caller that passes positional ones only (torch.jit): those that hold tensors
+            arrive as the last positional arguments, in this order, the others are constants.
+    """
     forward = model.forward
+    traced = [name for name, value in (keywords or {}).items() if holds_tensor(value)]
 
     @functools.wraps(forward)
     def marked(*args: Any, **kwargs: Any) -> Any:
@@ -114,9 +129,14 @@ def marking(model: torch.nn.Module) -> Iterator[None]:
         # Dynamo traces its own way in; a training thread beside the export has no recorder.
         if torch.compiler.is_dynamo_compiling() or active_recorder() is None:
             return forward(*args, **kwargs)
+        if keywords:
+            count = len(args) - len(traced)
+            args, kwargs = args[:count], {**keywords, **dict(zip(traced, args[count:], strict=True))}
         with StopGradients():
             return forward(*args, **kwargs)
 
+    if keywords:
+        del marked.__wrapped__  # type: ignore[attr-defined]  # torch.jit must not bind by the signature of forward
     own = model.__dict__.get("forward")
     model.__dict__["forward"] = marked
     try:
@@ -126,6 +146,11 @@ def marking(model: torch.nn.Module) -> Iterator[None]:
             del model.__dict__["forward"]
         else:
             model.__dict__["forward"] = own
+
+
+def holds_tensor(value: Any) -> bool:
+    """Whether an argument is or contains a tensor."""
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
 
 
 def differentiable_inputs(tree: Any) -> Any:

@@ -128,18 +128,24 @@ def test_a_float_of_a_size_is_refused():
         exporter.export(model, (torch.randn(2, 4),), dynamic_shapes=BATCH)
 
 
-class Frozen(torch.autograd.Function):
-    """Asks for the number behind a size."""
+class TakesNumbers(torch.autograd.Function):
+    """Asks for the number behind a size; its own output shape depends on it."""
 
     @staticmethod
     def forward(ctx, x):
-        return x * int(x.shape[0])
+        rows = int(x.shape[0])
+        return x * rows, torch.ones(rows * 2 - 1, 4)
 
 
 @pytest.mark.parametrize("dim", [torch.export.Dim("batch", min=2), torch.export.Dim.AUTO, torch.export.Dim.DYNAMIC], ids=["named", "auto", "dynamic"])
-def test_a_frozen_size_is_no_secret(dim):
-    with pytest.raises(exporter.ExportError, match=r"Frozen.*number 2"):
-        exporter.export(f.Call(lambda m, x: Frozen.apply(x)), (torch.randn(2, 4),), dynamic_shapes={"args": ({0: dim},)})
+def test_a_size_turned_into_a_number_is_not_frozen(dim, fresh, tmp_path):
+    program = exporter.export(f.Call(lambda m, x: TakesNumbers.apply(x)), (torch.randn(2, 4),), dynamic_shapes={"args": ({0: dim},)})
+    first, second = program.model.graph.outputs
+    batch = str(first.shape[0])
+    assert not batch.isdigit() and str(second.shape[0]) == f"2*{batch} - 1"
+    program.save(tmp_path / "model.onnx")
+    got, ones = fresh.run(tmp_path / "model.onnx", {program.model.graph.inputs[0].name: torch.ones(7, 4)}, allow=["tests.export.test_calls:*"])
+    assert (got == 7).all() and ones.shape == (13, 4)
 
 
 def test_two_equal_calls_stay_two_nodes(dynamo):

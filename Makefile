@@ -1,0 +1,88 @@
+# Everything sets itself up: `make test` on a machine with Python 3.11 and nothing else makes .venv and fills it.
+#
+#   make test        ruff, mypy, import contracts, pytest
+#   make demo        the main job: two transformers models, exported, reopened elsewhere, compared
+#   make test-wild   the wider set of models found in the wild
+#   make bench       benchmarks/, results in benchmarks/results/
+#   make lint        the linters alone
+#   make wheel       dist/pythonop-*.whl
+#   make clean       removes all of that
+#
+#   PYTHON=python3.12          the interpreter that .venv is made from
+#   VENV=path                  where the environment stands (default .venv)
+#   TORCH='torch==2.14.1'      another torch: anything that pip can install, also the path of a wheel
+#   TORCH=existing             the torch that $(PYTHON) already has, whatever build it is; nothing installs one
+#   PYTEST_ARGS='-k schema'    passed to pytest
+#   PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and all other variables of pip are honoured: pip reads them itself.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?=
+PYTEST_ARGS ?=
+# Wanted without what they depend on: timm asks for torchvision, of which we need nothing.
+NO_DEPS ?= timm
+
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+DONE := $(VENV)/installed
+
+# Two processes at most: a test run shares its machine. One thread each: torch takes every core otherwise.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+WORKERS ?= 2
+
+# constraints.txt, without the line of torch where somebody brings another one.
+ifeq ($(TORCH),)
+PINS := constraints.txt
+else
+PINS := $(VENV)/constraints-own-torch.txt
+endif
+
+.PHONY: test lint pytest demo test-wild bench wheel clean help
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^#\( .*\)\?$$/\1/p' Makefile
+
+# Another TORCH= needs `make clean` first: the environment is made once.
+$(DONE): pyproject.toml constraints.txt $(wildcard setup.py)
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	grep -v '^torch==' constraints.txt > $(VENV)/constraints-own-torch.txt
+ifeq ($(TORCH),existing)
+	@# A .pth file, not --system-site-packages: $(PYTHON) may itself stand in a virtual environment.
+	$(PYTHON) -c "import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])" > $(VENV)/own-torch.txt
+	cp $(VENV)/own-torch.txt "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/own-torch.pth"
+else ifneq ($(TORCH),)
+	$(PY) -m pip install '$(TORCH)'
+endif
+	$(PY) -m pip install --constraint $(PINS) --editable '.[test]'
+	$(PY) -m pip install --constraint $(PINS) --no-deps $(NO_DEPS)
+	touch $@
+
+lint: $(DONE)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+pytest: $(DONE)
+	$(PY) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+test: lint pytest
+
+demo: $(DONE)
+	$(PY) -m examples.demo
+
+test-wild: $(DONE)
+	$(PY) -m pytest -n $(WORKERS) tests/wild $(PYTEST_ARGS)
+
+bench: $(DONE)
+	$(PY) -m benchmarks
+
+wheel: $(DONE)
+	$(PY) -m pip wheel --no-deps --wheel-dir dist .
+	@ls dist
+
+clean:
+	rm -rf $(VENV) build dist demo-output benchmarks/results *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

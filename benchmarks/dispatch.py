@@ -1,0 +1,160 @@
+"""What one PythonOp costs on onnxruntime above the same Function called directly.
+
+Medians of rounds in which both sides alternate, so that a busy machine slows both. Run: python benchmarks/dispatch.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+# Idle threads of one library must not take the cores from the other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests" / "runtime")]
+
+import build
+import onnxruntime
+import torch
+from torch.autograd import Function
+
+from exporter.runtime.session import inference_session, session_options
+
+
+class Double(Function):
+    """Nothing kept: what remains is dispatch."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+class Scale(Function):
+    """The pair: saves its input, as most do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * x
+
+
+def alternate(sides: dict[str, Callable[[], object]], number: int, rounds: int) -> dict[str, float]:
+    """Median seconds of one call of each side."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds + 1):
+        for name, call in sides.items():
+            start = time.perf_counter()
+            for _ in range(number):
+                call()
+            times[name].append((time.perf_counter() - start) / number)
+    return {name: statistics.median(values[1:]) for name, values in times.items()}
+
+
+def forward_chain(length: int, rounds: int) -> dict[str, float]:
+    x = torch.randn(2, 4, requires_grad=True)
+    model = build.forward(build.record(Double, x), repeat=length)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), _quiet(session_options([Double])))
+    value = onnxruntime.OrtValue.ortvalue_from_numpy(x.detach().numpy())
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("x0", value)
+    binding.bind_output(session.get_outputs()[0].name)
+    plain = x.detach()
+
+    def direct() -> None:
+        y = plain
+        for _ in range(length):
+            y = Double.apply(y)
+
+    found = alternate({"onnxruntime": lambda: session.run_with_iobinding(binding), "direct": direct}, max(1, 2000 // length), rounds)
+    return {**found, "above_us": (found["onnxruntime"] - found["direct"]) / length * 1e6}
+
+
+def pair_chain(length: int, rounds: int) -> dict[str, float]:
+    x = torch.randn(2, 4, requires_grad=True)
+    model = build.training(build.record(Scale, x), repeat=length)
+    session = inference_session(model, sess_options=_quiet(session_options([Scale])))
+    feeds = {"x0": x.detach().numpy(), "g0": torch.ones(2, 4).numpy()}
+    seed = torch.ones(2, 4)
+
+    def eager() -> None:
+        y = x
+        for _ in range(length):
+            y = Scale.apply(y)
+        torch.autograd.grad(y, x, seed)
+
+    found = alternate({"onnxruntime": lambda: session.run(None, feeds), "eager": eager}, max(1, 1000 // length), rounds)
+    above = (found["onnxruntime"] - found["eager"]) / length * 1e6
+    return {**found, "above_us": above, "ratio": found["onnxruntime"] / found["eager"], "live_contexts": len(session.store)}
+
+
+def large(rounds: int) -> dict[str, float]:
+    x = torch.randn(1 << 24)  # 64 MB
+    session = onnxruntime.InferenceSession(build.forward(build.record(Double, x)).SerializeToString(), _quiet(session_options([Double])))
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("x0", onnxruntime.OrtValue.ortvalue_from_numpy(x.numpy()))
+    result = onnxruntime.OrtValue.ortvalue_from_numpy(torch.zeros_like(x).numpy())  # shares the memory, so not that of x
+    binding.bind_ortvalue_output(session.get_outputs()[0].name, result)
+    target = torch.empty_like(x)
+    found = alternate(
+        {"onnxruntime": lambda: session.run_with_iobinding(binding), "direct": lambda: Double.apply(x), "memcpy": lambda: target.copy_(x)},
+        1,
+        rounds,
+    )
+    return {**found, "memcpys_above": (found["onnxruntime"] - found["direct"]) / found["memcpy"]}
+
+
+def _quiet(options: onnxruntime.SessionOptions) -> onnxruntime.SessionOptions:
+    options.intra_op_num_threads = 1
+    return options
+
+
+#: measurement -> (how, figure, at most)
+TARGETS: dict[str, tuple[Callable[[int], dict[str, float]], str, float]] = {
+    "forward, one": (lambda rounds: forward_chain(1, rounds), "above_us", 12.0),
+    "forward, chain of 100": (lambda rounds: forward_chain(100, rounds), "above_us", 3.0),
+    "pair, chain of 100: us": (lambda rounds: pair_chain(100, rounds), "above_us", 6.0),
+    "pair, chain of 100: ratio": (lambda rounds: pair_chain(100, rounds), "ratio", 1.4),
+    "64 MB, memcpys above the call": (lambda rounds: large(rounds), "memcpys_above", 1.3),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = {}
+    for name, (measure, figure, most) in TARGETS.items():
+        found = measure(options.rounds)
+        rows[name] = {**found, "target": most, "met": found[figure] <= most}
+        if not options.json:
+            print(f"{name:32} {found[figure]:8.2f}  at most {most:5.1f}  {'met' if found[figure] <= most else 'MISSED'}", flush=True)
+            print(
+                "    "
+                + "  ".join(
+                    f"{key} {value * 1e6:.1f} us" for key, value in found.items() if key in ("onnxruntime", "direct", "eager", "memcpy")
+                )
+            )
+    if options.json:
+        print(json.dumps(rows, indent=1))
+    return 0 if all(row["met"] for row in rows.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

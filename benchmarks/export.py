@@ -1,0 +1,221 @@
+"""How long an export takes with the hook, against bare torch.onnx.export (which inlines the Functions).
+
+Both run in one process, in turns, after a warm-up; the medians stand side by side. Targets: with the hook at most 1.1 times
+bare torch, at most 0.7 times at 100 calls, and a time per call that does not grow from 100 to 1000 calls.
+
+    python -m benchmarks.export [--runs 5] [--json] [--only CASE ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import logging
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import nn
+
+import exporter
+
+RATIO, RATIO_AT_100, GROWTH = 1.1, 0.7, 1.25
+
+
+class Gelu(torch.autograd.Function):
+    """The tanh approximation of GELU as BLOOM and Megatron write it: what a custom activation usually looks like."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        tanh = torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x))
+        return gradient * (0.5 * x * ((1 - tanh * tanh) * (0.79788456 + 0.1070322243 * x * x)) + 0.5 * (1 + tanh))
+
+
+class Chain(nn.Module):
+    """A Linear and a Function, again and again."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(calls))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = Gelu.apply(layer(x))
+        return x
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block with the Function in its feed-forward half."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        query, key, value = self.qkv(self.first(x)).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        weights = torch.softmax(query @ key.transpose(-1, -2) * (width // self.heads) ** -0.5, -1)
+        x = x + self.out((weights @ value).transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(Gelu.apply(self.up(self.second(x))))
+
+
+def transformer(blocks: int) -> nn.Module:
+    return nn.Sequential(*[Block(32, 4) for _ in range(blocks)])
+
+
+@dataclass
+class Case:
+    name: str
+    make: Callable[[], nn.Module]
+    example: tuple[int, ...]
+    limit: float
+    share: float = 1.0  # of --runs: long cases run less often
+
+
+CASES = [
+    Case("1 call", lambda: Chain(1), (2, 8), RATIO),
+    Case("10 calls", lambda: Chain(10), (2, 8), RATIO),
+    Case("100 calls", lambda: Chain(100), (2, 8), RATIO_AT_100, 0.6),
+    Case("8-block transformer", lambda: transformer(8), (2, 6, 32), RATIO, 0.6),
+]
+
+
+def export_once(model: nn.Module, example: torch.Tensor, dynamo: bool, hooked: bool) -> float:
+    """Seconds of one export with a dynamic batch."""
+    start = time.perf_counter()
+
+    def run() -> None:
+        if dynamo:
+            torch.onnx.export(model, (example,), dynamo=True, dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), verbose=False)
+        else:
+            torch.onnx.export(model, (example,), io.BytesIO(), dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "batch"}})
+
+    if hooked:
+        with exporter.hook():
+            run()
+    else:
+        run()
+    return time.perf_counter() - start
+
+
+def compare(case: Case, dynamo: bool, runs: int) -> dict[str, Any]:
+    """Medians of bare and hooked exports that take turns, so that a slow minute of the machine meets both."""
+    model, example = case.make(), torch.randn(case.example)
+    times: dict[bool, list[float]] = {False: [], True: []}
+    count = max(3, round(runs * case.share))
+    for turn in range(count + 1):
+        for hooked in (False, True) if turn % 2 else (True, False):
+            seconds = export_once(model, example, dynamo, hooked)
+            if turn:  # the first is the warm-up
+                times[hooked].append(seconds)
+    bare, hook = statistics.median(times[False]), statistics.median(times[True])
+    return {
+        "case": case.name,
+        "exporter": "torch.export" if dynamo else "TorchScript",
+        "bare_s": bare,
+        "hook_s": hook,
+        "ratio": hook / bare,
+        "limit": case.limit,
+        "runs": count,
+        "spread": [min(times[True]) / bare, max(times[True]) / bare],
+        "ok": hook / bare <= case.limit,
+    }
+
+
+@dataclass
+class Growth:
+    """Seconds a call, with the hook, at 100 and at 1000 calls."""
+
+    exporter: str
+    at_100: float
+    at_1000: float
+    ratio: float
+    limit: float
+    ok: bool
+
+
+def growth(dynamo: bool) -> Growth:
+    example = torch.randn(2, 8)
+    small = statistics.median(export_once(Chain(100), example, dynamo, True) for _ in range(3)) / 100
+    large = export_once(Chain(1000), example, dynamo, True) / 1000
+    return Growth("torch.export" if dynamo else "TorchScript", small, large, large / small, GROWTH, large / small <= GROWTH)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Export time with the hook against bare torch.onnx.export.")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each side (default 5; long cases run three times)")
+    parser.add_argument("--only", nargs="*", help="cases by name; 'growth' is the run to 1000 calls")
+    parser.add_argument("--exporter", choices=["torch.export", "TorchScript"], help="one of the two")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    options = parser.parse_args(argv)
+    warnings.simplefilter("ignore")
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+
+    wanted = [case for case in CASES if not options.only or case.name in options.only]
+    paths = [dynamo for dynamo in (True, False) if options.exporter in (None, "torch.export" if dynamo else "TorchScript")]
+    grow = not options.only or "growth" in options.only
+    rows: list[dict[str, Any]] = []
+    grown: list[Growth] = []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=len(paths) * (len(wanted) + grow))
+        for dynamo in paths:
+            for case in wanted:
+                progress.update(task, description=f"{case.name}, {'torch.export' if dynamo else 'TorchScript'}")
+                rows.append(compare(case, dynamo, options.runs))
+                progress.advance(task)
+            if grow:
+                progress.update(task, description="1000 calls")
+                grown.append(growth(dynamo))
+                progress.advance(task)
+    if options.json:
+        print(json.dumps({"torch": torch.__version__, "threads": torch.get_num_threads(), "export": rows, "growth": [asdict(g) for g in grown]}, indent=1))
+    else:
+        show(rows, grown)
+    return int(not all([row["ok"] for row in rows] + [g.ok for g in grown]))
+
+
+def show(rows: list[dict[str, Any]], grown: list[Growth]) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    if rows:
+        table = Table(title="export time: the hook against bare torch.onnx.export", title_justify="left")
+        for heading in ("model", "exporter"):
+            table.add_column(heading)
+        for heading in ("bare", "hook", "ratio", "limit", "runs"):
+            table.add_column(heading, justify="right")
+        for row in rows:
+            colour = "green" if row["ok"] else "red"
+            table.add_row(
+                row["case"], row["exporter"], f"{row['bare_s']:.3f} s", f"{row['hook_s']:.3f} s", f"[{colour}]{row['ratio']:.2f}[/]", f"{row['limit']}", str(row["runs"])
+            )
+        console.print(table)
+    if grown:
+        table = Table(title="time a call as the model grows (hook)", title_justify="left")
+        table.add_column("exporter")
+        for heading in ("at 100 calls", "at 1000 calls", "ratio", "limit"):
+            table.add_column(heading, justify="right")
+        for g in grown:
+            colour = "green" if g.ok else "red"
+            table.add_row(g.exporter, f"{1e3 * g.at_100:.1f} ms", f"{1e3 * g.at_1000:.1f} ms", f"[{colour}]{g.ratio:.2f}[/]", f"{g.limit}")
+        console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""Case: a model with everything that its export, its training and its verification need to know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Case"]
+
+
+@dataclass
+class Case:
+    """What a TARGET of the command line may return in place of ``(model, args)``.
+
+    Attributes:
+        model: The model, in the mode (train or eval) that the file should have.
+        args, kwargs: Example arguments of its forward.
+        dynamic_shapes: As torch.export.export takes them.
+        targets: What the loss takes beside the output.
+        loss: ``loss(output, *targets)``; None where the model returns its loss.
+        inline: Functions to inline: classes, ``module:qualname`` or globs.
+        allow: What a process that opens the file may import: classes and patterns.
+    """
+
+    model: torch.nn.Module
+    args: Any
+    kwargs: dict[str, Any] | None = None
+    dynamic_shapes: Any = None
+    targets: tuple[Any, ...] = ()
+    loss: Callable[..., Any] | None = None
+    inline: tuple[Any, ...] = ()
+    allow: tuple[Any, ...] = ()

@@ -1,0 +1,63 @@
+"""Names and dynamic axes of a model's inputs, by forward's signature: what torch.export does, for TorchScript."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+__all__ = ["dynamic_axes", "input_names"]
+
+
+def input_names(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str] | None:
+    """One name a tensor input: ``x``, ``xs_0`` in a list, ``batch_mask`` in a dict; None where forward cannot be bound."""
+    try:
+        return [name for name, _ in _tensors(model, args, kwargs, None)]
+    except TypeError:  # the exporter says what does not fit
+        return None
+
+
+def dynamic_axes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, names: list[str] | None = None) -> dict[str, dict[int, str]]:
+    """The ``dynamic_axes`` of torch's older exporter for the ``dynamic_shapes`` of the newer one.
+
+    Args:
+        model, args, kwargs: The model and its example arguments.
+        dynamic_shapes: As torch.export.export takes them.
+        names: Names that the caller gave the inputs.
+    """
+    axes: dict[str, dict[int, str]] = {}
+    for index, (name, spec) in enumerate(_tensors(model, args, kwargs, dynamic_shapes)):
+        name = names[index] if names and index < len(names) else name
+        dims = spec.items() if isinstance(spec, dict) else enumerate(spec if isinstance(spec, (tuple, list)) else ())
+        named = {axis: _dim_name(dim, f"{name}_{axis}") for axis, dim in dims if dim is not None and not isinstance(dim, int)}
+        if named:
+            axes[name] = named
+    return axes
+
+
+def _tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Iterator[tuple[str, Any]]:
+    """(name, its part of dynamic_shapes) of each tensor, in the order of forward's signature."""
+    arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    if isinstance(shapes, (tuple, list)):
+        shapes = dict(zip(arguments, shapes, strict=False))
+    for name, value in arguments.items():
+        yield from _leaves(name, value, (shapes or {}).get(name))
+
+
+def _leaves(name: str, value: Any, spec: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, torch.Tensor):
+        yield name, spec
+    elif isinstance(value, (tuple, list)):
+        for index, item in enumerate(value):
+            yield from _leaves(f"{name}_{index}", item, spec[index] if isinstance(spec, (tuple, list)) and index < len(spec) else None)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(f"{name}_{key}", item, spec.get(key) if isinstance(spec, dict) else None)
+
+
+def _dim_name(dim: Any, fallback: str) -> str:
+    """The name of a Dim, or of the string that stands for one; AUTO and DYNAMIC have none."""
+    name = dim if isinstance(dim, str) else getattr(dim, "__name__", "")
+    return name if name.isidentifier() else fallback

@@ -1,0 +1,1 @@
+"""Running PythonOp and PythonOpGrad: the context store, the kernels, onnx.reference and stock onnxruntime."""

@@ -1,0 +1,346 @@
+"""One PythonOp and one PythonOpGrad as plain Python, on torch tensors: what every engine runs.
+
+The native library has the same for the calls that are simple enough; `PythonOp.simple` says which.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from exporter.runtime.store import Context, ContextStore
+from exporter.trust import Gate
+from symbolics.arguments import Partial, Slot, fill, loads, slots
+from symbolics.attributes import GRAD_SPECS, check_types, decode, shown
+from symbolics.errors import FormatError, PythonopError, RunError
+from symbolics.file import CALL_ATTRIBUTE, PYTHON_OP_GRAD
+from symbolics.torch_arguments import by_name
+
+__all__ = ["DTYPES", "LARGE", "STRING", "PythonOp", "PythonOpGrad", "without_leaf"]
+
+STRING = 8
+
+#: ONNX element type -> torch dtype
+DTYPES: dict[int, torch.dtype] = {
+    1: torch.float32,
+    2: torch.uint8,
+    3: torch.int8,
+    4: torch.uint16,
+    5: torch.int16,
+    6: torch.int32,
+    7: torch.int64,
+    9: torch.bool,
+    10: torch.float16,
+    11: torch.float64,
+    12: torch.uint32,
+    13: torch.uint64,
+    14: torch.complex64,
+    15: torch.complex128,
+    16: torch.bfloat16,
+    17: torch.float8_e4m3fn,
+    18: torch.float8_e4m3fnuz,
+    19: torch.float8_e5m2,
+    20: torch.float8_e5m2fnuz,
+}
+
+# Bytes from which a context names a tensor by its gradient edge, so that it does not keep the tensor's memory.
+LARGE = 1 << 16
+
+_CONSTANTS = (type(None), bool, int, float, complex, str, bytes, range, slice, type(Ellipsis), torch.dtype, torch.device, torch.Size)
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether an argument cannot change between two runs, so that one object serves all of them."""
+    if type(value) is tuple:
+        return all(map(_is_constant, value))
+    return isinstance(value, (*_CONSTANTS, torch.layout, torch.memory_format, type)) or not isinstance(
+        value, (list, dict, set, np.ndarray, Partial, tuple)
+    )
+
+
+def _fresh(value: Any) -> Any:
+    return value.copy() if isinstance(value, (np.ndarray, set, OrderedDict)) else value
+
+
+class PythonOp:
+    """One PythonOp node, decoded once.
+
+    Attributes:
+        call: The AutogradCall.
+        function: The Function class.
+        title: How messages name the node.
+        simple: Whether the native library may run it on its own: no containers, sizes, kwargs or autocast, and
+            tensors as outputs.
+    """
+
+    def __init__(self, attributes: Mapping[str, Any], gate: Gate, store: ContextStore, node_name: str = "") -> None:
+        """Args:
+            attributes: name -> value, as `symbolics.attributes.values_of` gives them.
+            gate: What the file may name.
+            store: Where contexts go.
+            node_name: The node's name, for messages.
+
+        Raises:
+            FormatError, TrustError: The message starts with the node.
+        """
+        self.title = f"PythonOp {shown(node_name)!r}"
+        try:
+            name = decode(attributes).name  # names stay text: a malformed node imports nothing
+            self.function = gate("function", name)
+            self.call = call = decode(attributes, gate)
+            self.autocast = _autocast(call.autocast.dtypes)
+        except PythonopError as error:
+            raise type(error)(f"{self.title}: {error}") from error
+        self.title = f"PythonOp {shown(node_name)!r} ({shown(name)})"
+        self.store = store
+        self.convention = call.convention
+        self.flags = call.input_requires_grads
+        self.kinds = [slot.kind for slot in slots((*call.args, *call.kwargs.values()))]
+        self.input_dtypes = [DTYPES.get(kind) for kind in call.input_types]
+        self.output_dtypes = [DTYPES.get(kind) for kind in call.output_types]
+        self.keeps = any(self.flags)
+        flat_outputs = call.outputs if type(call.outputs) is tuple else (call.outputs,)
+        self.simple = (
+            not call.kwargs
+            and not call.autocast.dtypes
+            and not call.inplace
+            and all(kind == "tensor" for kind in self.kinds)
+            and all(isinstance(value, Slot) or (not slots(value) and _is_constant(value)) for value in call.args)
+            and all(isinstance(value, Slot) for value in flat_outputs)
+            and STRING not in (*call.input_types, *call.output_types)
+            and None not in (*self.input_dtypes, *self.output_dtypes)
+        )
+
+    def run(self, inputs: Sequence[Any], keep: bool) -> tuple[int, list[Any]]:
+        """Call Function.apply.
+
+        Args:
+            inputs: One a tensor input, owned by the call: nobody else's memory. Strings come as numpy arrays.
+            keep: Whether somebody reads the context.
+
+        Returns:
+            The handle of the context (0 where there is none), and the tensor outputs.
+
+        Raises:
+            RunError: Inputs or outputs are not what the file says.
+            Exception: What forward raises, as it is.
+        """
+        call = self.call
+        if len(inputs) != len(self.flags):
+            raise RunError(f"{self.title} takes {len(self.flags)} tensors, got {len(inputs)}: the file is damaged")
+        keep = keep or self.store.keep
+        with ExitStack() as stack:
+            _enter_state(stack, self.autocast, call.autocast.cache, keep and self.keeps)
+            values: list[Any] = []
+            targets: list[Any] = []
+            for value, kind, flag in zip(inputs, self.kinds, self.flags, strict=True):
+                if value is None:
+                    pass  # an absent input: forward sees None
+                elif kind == "size":
+                    value = int(value)
+                elif flag:
+                    value = _plain(value).requires_grad_()
+                if call.inplace and isinstance(value, torch.Tensor):
+                    value = value.clone()  # autograd allows no in-place change of a leaf
+                elif keep and flag and value is not None and value.nbytes >= LARGE:
+                    value = without_leaf(value)
+                values.append(value)
+                # Before apply: an output that is a dirty input takes its edge over.
+                targets.append(_target(value) if keep and flag and value is not None else None)
+
+            def place(leaf: Any) -> Any:
+                return values[leaf.index] if isinstance(leaf, Slot) else _fresh(leaf)
+
+            args = [fill(value, place) for value in call.args]
+            kwargs = {key: fill(value, place) for key, value in call.kwargs.items()}
+            result = self.function.apply(*args, **kwargs)
+            outputs: list[Any] = [None] * len(call.output_types)
+            self._collect(call.outputs, result, outputs)
+            handle = self.store.put(self.context(values, targets, outputs)) if keep else 0
+        return handle, [value.detach() if isinstance(value, torch.Tensor) else value for value in outputs]
+
+    def context(self, inputs: Sequence[Any], targets: Sequence[Any], outputs: Sequence[Any]) -> Context:
+        """The context of a call that has just run with grad mode on."""
+        shapes = [tuple(value.shape) if flag and value is not None else () for value, flag in zip(inputs, self.flags, strict=True)]
+        return Context(self.call.id, self.call.name, tuple(map(_root, outputs)), tuple(targets), tuple(shapes))
+
+    def _collect(self, template: Any, result: Any, outputs: list[Any]) -> None:
+        if isinstance(template, Slot):
+            outputs[template.index] = self.check(template.index, result)
+        elif isinstance(template, (tuple, list)):
+            if not isinstance(result, (tuple, list)) or len(result) != len(template):
+                count = len(result) if isinstance(result, (tuple, list)) else 1
+                raise RunError(f"{self.title} returned {count} values, {len(template)} when it was exported: export it as it is used now")
+            for part, item in zip(template, result, strict=True):
+                self._collect(part, item, outputs)
+        elif slots(template):
+            names = [Slot(slot.index) for slot in slots(template)]
+            flat: list[Any] = []
+            fill(result, lambda leaf: flat.append(leaf) if isinstance(leaf, torch.Tensor) else None)
+            if len(flat) != len(names):
+                raise RunError(
+                    f"{self.title} returned {len(flat)} tensors in a {type(template).__name__}, {len(names)} when it was exported"
+                )
+            for slot, value in zip(names, flat, strict=True):
+                self._collect(slot, value, outputs)
+
+    def check(self, index: int, value: Any) -> Any:
+        """Output ``index`` as apply returned it, if the file says so too.
+
+        Raises:
+            RunError: It is no tensor, or of another element type.
+        """
+        kind = self.call.output_types[index]
+        if kind == STRING:
+            return np.asarray(value, dtype=object)
+        if not isinstance(value, torch.Tensor):
+            raise RunError(
+                f"{self.title}: output {index} is a {type(value).__name__}, a tensor when it was exported: export it as it is used now"
+            )
+        if value.dtype is not self.output_dtypes[index]:
+            raise RunError(
+                f"{self.title}: output {index} has dtype {value.dtype}, the file says {self.output_dtypes[index]}: "
+                "the Function has changed, or depends on a setting of the exporting process (the default dtype, autocast)"
+            )
+        return value
+
+
+class PythonOpGrad:
+    """One PythonOpGrad node.
+
+    Attributes:
+        count: N, the number of gradients that follow the context among the inputs; what comes after them (the
+            forward outputs) is control dependency only.
+        wanted: One an output: whether a gradient is wanted there.
+        id, name: The call and the Function whose contexts it takes.
+    """
+
+    def __init__(self, attributes: Mapping[str, Any], store: ContextStore, node_name: str = "") -> None:
+        """Args:
+            attributes: name -> value; nothing in them is resolved.
+            store: Where contexts are.
+            node_name: The node's name, for messages.
+
+        Raises:
+            FormatError: An attribute is missing or malformed.
+        """
+        title = f"PythonOpGrad {shown(node_name)!r}"
+        try:
+            check_types(attributes, GRAD_SPECS, PYTHON_OP_GRAD)
+        except FormatError as error:
+            raise FormatError(f"{title}: {error}") from error
+        self.name: str = attributes["name"]
+        self.count = len(attributes["input_tensor_requires_grads"])
+        self.wanted = tuple(bool(flag) for flag in attributes["output_tensor_requires_grads"])
+        self.output_types = tuple(attributes.get("output_tensor_types", ()))
+        self.output_dtypes = [DTYPES.get(kind, torch.float32) for kind in self.output_types]
+        self.title = f"{title} ({shown(self.name)})"
+        data = loads(attributes[CALL_ATTRIBUTE]) if CALL_ATTRIBUTE in attributes else {"id": ""}
+        if not isinstance(data, dict) or not isinstance(data.get("id"), str):
+            raise FormatError(f"{self.title}: its call attribute is not what docs/format.md says: the file is damaged")
+        if len(self.output_dtypes) not in (0, len(self.wanted)):
+            raise FormatError(f"{self.title}: output_tensor_types and output_tensor_requires_grads differ in length: the file is damaged")
+        self.id: str = data["id"]
+        self.store = store
+
+    def run(self, handle: int, gradients: Sequence[Any]) -> list[Any]:
+        """Run backward.
+
+        Args:
+            handle: The context.
+            gradients: N tensors owned by the call, None where a gradient is absent.
+
+        Returns:
+            One an output: the gradient, of the input's shape (zeros where backward gives None), or None where
+            no gradient is wanted.
+
+        Raises:
+            RunError: The context is not there.
+            Exception: What backward raises, as it is.
+        """
+        record = self.store.take(handle, self.id, self.name)
+        context = Context.unpack(record)
+        if len(gradients) != len(context.roots) or len(self.wanted) != len(context.targets):
+            raise RunError(f"{self.title} does not fit its PythonOp: the file is damaged")
+        pairs = [(root, grad) for root, grad in zip(context.roots, gradients, strict=True) if root is not None and grad is not None]
+        targets = [target for target, want in zip(context.targets, self.wanted, strict=True) if want and target is not None]
+        found: Sequence[Any] = [None] * len(targets)
+        if pairs and targets:
+            with ExitStack() as stack:
+                _enter_state(stack, {}, True, False)
+                roots, grads = [root for root, _ in pairs], [_plain(grad) for _, grad in pairs]
+                found = torch.autograd.grad(roots, targets, grads, retain_graph=self.store.retain, allow_unused=True)
+        return self.finish(record, found)
+
+    def finish(self, record: tuple[Any, ...], found: Sequence[Any]) -> list[Any]:
+        """What the engine returned for the wanted targets, as the node's outputs."""
+        *_, targets, shapes = Context.unpack(record)
+        gradients = iter(found)
+        out: list[Any] = []
+        for i, (want, target) in enumerate(zip(self.wanted, targets, strict=True)):
+            gradient = next(gradients) if want and target is not None else None
+            dtype = self.output_dtypes[i] if self.output_dtypes else torch.float32
+            if not want:
+                out.append(None)
+            elif gradient is None:
+                shape = target.shape if isinstance(target, torch.Tensor) else shapes[i] if shapes else None
+                out.append(torch.zeros(shape or (), dtype=dtype))
+            else:
+                out.append(self.fix(i, gradient))
+        return out
+
+    def fix(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """A gradient as its output holds it: dense, of the promised element type."""
+        gradient = gradient.detach()
+        gradient = gradient.to_dense() if gradient.layout is not torch.strided else gradient
+        return gradient.to(self.output_dtypes[index]) if self.output_dtypes else gradient
+
+
+def _autocast(dtypes: Mapping[str, str]) -> dict[str, torch.dtype]:
+    try:
+        return {torch.device(device).type: by_name(torch.dtype, name) for device, name in dtypes.items()}
+    except (RuntimeError, ValueError) as error:
+        raise FormatError(f"the recorded autocast state is malformed: {shown(str(error))}") from error
+
+
+def _enter_state(stack: ExitStack, autocast: Mapping[str, torch.dtype], cache: bool, grad: bool) -> None:
+    """Exactly the recorded state, whatever the calling thread has: grad mode, inference mode, autocast."""
+    if torch.is_inference_mode_enabled():
+        stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.set_grad_enabled(grad))
+    for device in {*autocast, "cpu", "cuda"}:
+        if device in autocast:
+            stack.enter_context(torch.autocast(device, dtype=autocast[device], cache_enabled=cache))
+        elif torch.is_autocast_enabled(device):
+            stack.enter_context(torch.autocast(device, enabled=False))
+
+
+def _plain(value: torch.Tensor) -> torch.Tensor:
+    # A caller in inference mode makes tensors that autograd does not take.
+    return value.clone() if value.is_inference() else value
+
+
+def without_leaf(leaf: torch.Tensor) -> torch.Tensor:
+    """A tensor with the leaf's memory and a gradient edge, which the autograd graph does not keep alive.
+
+    An edge to a leaf ends in AccumulateGrad, which holds the leaf; so the leaf gives its memory away.
+    """
+    value = torch.ops.aten._unsafe_view(leaf, leaf.shape)
+    leaf.data = torch.empty(0, dtype=leaf.dtype)
+    return value
+
+
+def _root(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.requires_grad:
+        return None
+    return get_gradient_edge(value) if value.nbytes >= LARGE else value
+
+
+def _target(value: torch.Tensor) -> Any:
+    return value if value.is_leaf else get_gradient_edge(value)

@@ -1,0 +1,122 @@
+"""What stock onnxruntime needs of a graph, arranged in memory.
+
+1. A PythonOp or PythonOpGrad output without a type gets a value_info with its element type: ORT cannot infer the
+   outputs of a variadic operator. No shape: ORT would hold the run to it.
+2. A context output that nobody reads loses its name, so that no context is made.
+3. Empty names among variadic inputs and outputs fail when the model is loaded. They are removed, and an attribute
+   remembers their places.
+4. The forward outputs behind the gradients of a PythonOpGrad only order the two nodes, which the context does as
+   well; without them ORT frees those tensors earlier.
+5. A function with such a node in it is inlined: the values inside a function cannot be given types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+
+from exporter.runtime.models import drop_unread_contexts, graphs, nodes
+from symbolics.file import MARK_DOMAIN, MARK_OP, PYTHON_OP, PYTHON_OP_GRAD
+
+__all__ = ["ABSENT_INPUTS", "KEPT_OUTPUTS", "prepare"]
+
+#: Places (among the tensor arguments, or the gradients) whose input is absent.
+ABSENT_INPUTS = "pythonop_absent_inputs"
+#: Places (among the tensor arguments) whose gradient is an output of the node.
+KEPT_OUTPUTS = "pythonop_kept_outputs"
+
+
+def prepare(proto: onnx.ModelProto) -> bool:
+    """Arrange a model for onnxruntime, in place.
+
+    Returns:
+        Whether anything changed.
+    """
+    changed = _inline(proto)
+    changed |= drop_unread_contexts(proto)
+    changed |= _unmark(proto)
+    for graph, node in nodes(proto, PYTHON_OP, PYTHON_OP_GRAD):
+        changed |= _pack(node)
+        changed |= _type_outputs(graph, node)
+    return changed
+
+
+def _inline(proto: onnx.ModelProto) -> bool:
+    ids = []
+    for function in proto.functions:
+        inner = onnx.ModelProto()
+        inner.functions.append(function)
+        if any(True for _ in nodes(inner, PYTHON_OP, PYTHON_OP_GRAD)):
+            ids.append((function.domain, function.name))
+    if not ids:
+        return False
+    inlined = onnx.inliner.inline_selected_functions(proto, ids)
+    proto.CopyFrom(inlined)
+    return True
+
+
+def _unmark(proto: onnx.ModelProto) -> bool:
+    # A mark without a body is a file on its way to the gradient builder; to a runtime it is Identity.
+    if any(f.domain == MARK_DOMAIN and f.name == MARK_OP for f in proto.functions):
+        return False
+    changed = False
+    for graph in graphs(proto):
+        for node in graph.node:
+            if node.domain == MARK_DOMAIN and node.op_type == MARK_OP:
+                node.domain, node.op_type = "", "Identity"
+                changed = True
+    return changed
+
+
+def _set(node: onnx.NodeProto, name: str, values: Sequence[int]) -> None:
+    attribute = onnx.AttributeProto(name=name, type=onnx.AttributeProto.INTS, ints=values)
+    kept = [other for other in node.attribute if other.name != name]
+    del node.attribute[:]
+    node.attribute.extend([*kept, attribute])
+
+
+def _ints(node: onnx.NodeProto, name: str) -> list[int]:
+    return next((list(attribute.ints) for attribute in node.attribute if attribute.name == name), [])
+
+
+def _pack(node: onnx.NodeProto) -> bool:
+    before = node.SerializeToString()
+    if node.op_type == PYTHON_OP:
+        inputs = list(node.input)
+        first: list[str] = []
+    else:
+        first = list(node.input[:1])
+        inputs = list(node.input[1 : 1 + len(_ints(node, "input_tensor_requires_grads"))])
+        kept = [i for i, name in enumerate(node.output) if name]
+        if len(kept) < len(node.output):
+            outputs = [name for name in node.output if name]
+            del node.output[:]
+            node.output.extend(outputs)
+            _set(node, KEPT_OUTPUTS, kept)
+    absent = [i for i, name in enumerate(inputs) if not name]
+    if absent or len(first) + len(inputs) != len(node.input):
+        del node.input[:]
+        node.input.extend([*first, *(name for name in inputs if name)])
+        if absent:
+            _set(node, ABSENT_INPUTS, absent)
+    return node.SerializeToString() != before
+
+
+def _type_outputs(graph: Any, node: onnx.NodeProto) -> bool:
+    if not isinstance(graph, onnx.GraphProto):
+        return False
+    types = _ints(node, "output_tensor_types")
+    if node.op_type == PYTHON_OP:
+        pairs = [(name, kind) for name, kind in zip(node.output, [onnx.TensorProto.INT64, *types], strict=False) if name]
+    else:
+        kept = _ints(node, KEPT_OUTPUTS) or range(len(types))
+        pairs = [(name, types[place]) for name, place in zip(node.output, kept, strict=False) if name and place < len(types)]
+    known = {value.name for value in (*graph.value_info, *graph.output) if value.type.tensor_type.elem_type}
+    changed = False
+    for name, kind in pairs:
+        if name not in known:
+            graph.value_info.append(onnx.helper.make_tensor_value_info(name, kind, None))
+            changed = True
+    return changed

@@ -1,0 +1,164 @@
+"""PythonOp and PythonOpGrad on onnx.reference: slow, and runs wherever onnx and torch are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import torch
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+import symbolics.schema  # noqa: F401  registers the two operators
+from exporter.runtime.kernels import PythonOp as ForwardKernel, PythonOpGrad as BackwardKernel
+from exporter.runtime.models import attribute_values, drop_unread_contexts, read_model
+from exporter.runtime.store import ContextStore
+from exporter.trust import Gate
+from symbolics.errors import RunError
+from symbolics.file import MARK_DOMAIN, MARK_OP, ORT_DOMAIN
+
+__all__ = ["reference_evaluator", "to_array", "to_tensor"]
+
+# numpy knows these only through ml_dtypes, torch only as its own: the bits pass as unsigned integers.
+_BY_BITS: list[tuple[Any, torch.dtype]] = [
+    (ml_dtypes.bfloat16, torch.bfloat16),
+    (ml_dtypes.float8_e4m3fn, torch.float8_e4m3fn),
+    (ml_dtypes.float8_e4m3fnuz, torch.float8_e4m3fnuz),
+    (ml_dtypes.float8_e5m2, torch.float8_e5m2),
+    (ml_dtypes.float8_e5m2fnuz, torch.float8_e5m2fnuz),
+]
+_TO_TORCH = {np.dtype(kind): dtype for kind, dtype in _BY_BITS}
+_TO_NUMPY = {dtype: np.dtype(kind) for kind, dtype in _BY_BITS}
+
+
+def to_tensor(array: Any) -> Any:
+    """A tensor of its own memory; arrays of strings stay arrays.
+
+    Args:
+        array: A numpy array or scalar of any type that onnx.reference holds.
+    """
+    array = np.asarray(array)
+    if array.dtype.kind in "OUST":
+        return array.astype(object)
+    dtype = _TO_TORCH.get(array.dtype)
+    if dtype is not None:
+        bits = np.ascontiguousarray(array).reshape(array.shape).view(f"u{array.dtype.itemsize}")
+        return torch.from_numpy(bits.copy()).view(dtype)
+    return torch.from_numpy(array.copy(order="C"))
+
+
+def to_array(value: Any) -> np.ndarray:
+    """The inverse of `to_tensor`."""
+    if not isinstance(value, torch.Tensor):
+        return np.asarray(value, dtype=object)
+    value = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    kind = _TO_NUMPY.get(value.dtype)
+    if kind is not None:
+        return value.view(torch.uint16 if kind.itemsize == 2 else torch.uint8).numpy().view(kind).copy()
+    return value.numpy().copy()
+
+
+class _Carried(Exception):
+    """Carries an exception of a Function through onnx.reference, which rewords some types."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _operators(gate: Gate, store: ContextStore) -> list[type[OpRun]]:
+    class PythonOp(OpRun):
+        op_domain = ORT_DOMAIN
+
+        def __init__(self, onnx_node: onnx.NodeProto, run_params: dict[str, Any], schema: Any = None) -> None:
+            super().__init__(onnx_node, run_params, schema)
+            self.kernel = ForwardKernel(attribute_values(onnx_node), gate, store, onnx_node.name)
+            self.keep = bool(onnx_node.output and onnx_node.output[0])
+
+        def _run(self, *inputs: Any, **_: Any) -> tuple[Any, ...]:
+            try:
+                handle, outputs = self.kernel.run([None if value is None else to_tensor(value) for value in inputs], self.keep)
+                return (np.array(handle, dtype=np.int64), *map(to_array, outputs))[: len(self.output)]
+            except Exception as error:
+                raise _Carried(error) from error
+
+    class PythonOpGrad(OpRun):
+        op_domain = ORT_DOMAIN
+
+        def __init__(self, onnx_node: onnx.NodeProto, run_params: dict[str, Any], schema: Any = None) -> None:
+            super().__init__(onnx_node, run_params, schema)
+            self.kernel = BackwardKernel(attribute_values(onnx_node), store, onnx_node.name)
+
+        def _run(self, context: Any, *inputs: Any, **_: Any) -> tuple[Any, ...]:
+            try:
+                if np.asarray(context).size != 1:
+                    raise RunError(f"{self.kernel.title}: the context is a tensor of shape {np.shape(context)}, not one handle")
+                gradients = [None if value is None else to_tensor(value) for value in inputs[: self.kernel.count]]
+                gradients += [None] * (self.kernel.count - len(gradients))
+                found = self.kernel.run(int(np.asarray(context).item()), gradients)
+                # onnx.reference wants an array in every place, also where the node's output has no name.
+                return tuple(np.empty(0, np.float32) if value is None else to_array(value) for value in found)[: len(self.output)]
+            except Exception as error:
+                raise _Carried(error) from error
+
+    class StopGradient(OpRun):
+        # For files whose mark has no function body yet.
+        op_domain = MARK_DOMAIN
+
+        def _run(self, x: Any, **_: Any) -> tuple[Any]:
+            return (x.copy(),)
+
+    assert StopGradient.__name__ == MARK_OP
+    return [PythonOp, PythonOpGrad, StopGradient]
+
+
+def reference_evaluator(model: Any, allow: Any = (), *, store: ContextStore | None = None, **options: Any) -> ReferenceEvaluator:
+    """An onnx.reference.ReferenceEvaluator that runs PythonOp and PythonOpGrad.
+
+    Args:
+        model: A path, an onnx.ModelProto, an onnx_ir.Model or a Program.
+        allow: Classes and patterns that the file may name; see `exporter.trust.Gate`.
+        store: Where contexts go; default: one of its own, ``evaluator.store``.
+        options: For onnx.reference.ReferenceEvaluator (verbose, new_ops, ...).
+
+    Returns:
+        The evaluator. Its ``run`` raises what a Function raised, as it was.
+
+    Raises:
+        TrustError: The file names something that is not allowed.
+        FormatError: The file is damaged.
+    """
+    proto, _ = read_model(model)
+    if proto is model or proto is getattr(model, "model", None):
+        copy = onnx.ModelProto()
+        copy.CopyFrom(proto)
+        proto = copy
+    drop_unread_contexts(proto)
+    store = ContextStore() if store is None else store
+    ours = _operators(Gate(allow), store)
+
+    class Evaluator(ReferenceEvaluator):
+        # onnx makes evaluators for functions and bodies by this class: they need the operators as well.
+        def __init__(self, proto: Any, *args: Any, new_ops: Sequence[type[OpRun]] | None = None, **kwargs: Any) -> None:
+            super().__init__(proto, *args, new_ops=[*(new_ops or ()), *ours], **kwargs)
+            self.store = store
+
+        def run(self, *args: Any, **kwargs: Any) -> Any:
+            outermost = not store.running()
+            try:
+                with store.run() as made:
+                    results = super().run(*args, **kwargs)
+            except _Carried as carried:
+                if not outermost:
+                    raise
+                error = carried.error
+            else:
+                if outermost:
+                    store.release(made, list(results.values()) if isinstance(results, dict) else results)
+                return results
+            raise error
+
+    return Evaluator(proto, **options)

@@ -1,0 +1,161 @@
+"""The store of contexts: what the forward of a Function keeps until its backward.
+
+A PythonOp whose context output somebody reads leaves a `Context` here and puts out its handle; the matching
+PythonOpGrad takes it out again. A handle is a random number that means something to one store and one call only:
+it is looked up, never followed.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from symbolics.attributes import shown
+from symbolics.errors import RunError
+
+__all__ = ["Context", "ContextStore"]
+
+
+class Context(NamedTuple):
+    """The autograd graph of one forward, as Python reads it; in the store it is one flat tuple (`pack`).
+
+    Attributes:
+        id, name: The call and the Function that made it.
+        roots: One a tensor output: the tensor (or its gradient edge), None where it has no gradient.
+        targets: One a tensor input: the tensor (or its gradient edge) whose gradient backward computes, or None.
+        shapes: None, or one a tensor input: its shape where the target is an edge, for the zeros of a missing gradient.
+    """
+
+    id: str
+    name: str
+    roots: Sequence[Any]
+    targets: Sequence[Any]
+    shapes: Sequence[Any] | None
+
+    def pack(self) -> tuple[Any, ...]:
+        """(id, name, shapes, number of roots, roots..., targets...), as the native library makes and reads it."""
+        return (self.id, self.name, self.shapes, len(self.roots), *self.roots, *self.targets)
+
+    @staticmethod
+    def unpack(record: tuple[Any, ...]) -> Context:
+        """The inverse of `pack`."""
+        id, name, shapes, count, *rest = record
+        return Context(id, name, rest[:count], rest[count:], shapes)
+
+
+class ContextStore:
+    """The contexts of one session, or of several that share them.
+
+    Args:
+        keep: Make a context for every forward, even where the node's context output is not read.
+        retain: Leave a context in the store when its backward has run (retain_graph).
+    """
+
+    def __init__(self, *, keep: bool = False, retain: bool = False) -> None:
+        self.keep = keep
+        self.retain = retain
+        self.contexts: dict[int, tuple[Any, ...]] = {}
+        # thread -> handles made by the run in progress there; the native kernels append to the same lists
+        self.runs: dict[int, list[int]] = {}
+
+    def __len__(self) -> int:
+        """How many contexts are live."""
+        return len(self.contexts)
+
+    def put(self, context: Context) -> int:
+        """Keep a context.
+
+        Returns:
+            Its handle: random, 1 to 2**63 - 1.
+        """
+        handle = secrets.randbits(63)
+        while not handle or handle in self.contexts:
+            handle = secrets.randbits(63)
+        self.contexts[handle] = context.pack()
+        made = self.runs.get(threading.get_ident())
+        if made is not None:
+            made.append(handle)
+        return handle
+
+    def take(self, handle: int, id: str, name: str) -> tuple[Any, ...]:
+        """The context of a handle, packed, taken out unless the store retains.
+
+        Args:
+            handle: What the PythonOp put out.
+            id, name: The call and the Function that the PythonOpGrad belongs to.
+
+        Raises:
+            RunError: There is no such context, or it belongs to another call.
+        """
+        record = self.contexts.get(handle)
+        if record is None:
+            raise RunError(
+                f"PythonOpGrad of {shown(name)}: no context has the handle {handle}. Its backward has run already (run the forward again, or "
+                "retain contexts: the store's retain=True, retain_graph=True of a loaded module), or it comes from another session or run"
+            )
+        context = Context.unpack(record)
+        if context.id != id or context.name != name:
+            raise RunError(
+                f"PythonOpGrad of {shown(name)} (call {shown(id)}): the handle {handle} belongs to {shown(context.name)} (call "
+                f"{shown(context.id)}): the graph joins the context of one PythonOp to the PythonOpGrad of another"
+            )
+        if not self.retain:
+            # Another thread may have been faster with the same handle.
+            if self.contexts.pop(handle, None) is None:
+                return self.take(handle, id, name)
+        return record
+
+    def free(self, handle: int) -> None:
+        """Drop a context that no backward will use; an unknown handle is no error."""
+        self.contexts.pop(handle, None)
+
+    def clear(self) -> None:
+        """Drop every context."""
+        self.contexts.clear()
+
+    def running(self) -> bool:
+        """Whether this thread is inside `run`."""
+        return threading.get_ident() in self.runs
+
+    @contextmanager
+    def run(self) -> Iterator[list[int]]:
+        """Around one run on this thread: contexts that it made are freed when it raises.
+
+        Yields:
+            The handles made so far. Runs nested in another (the body of an If) belong to the outer one.
+        """
+        thread = threading.get_ident()
+        if thread in self.runs:
+            yield self.runs[thread]
+            return
+        made: list[int] = []
+        self.runs[thread] = made
+        try:
+            yield made
+        except BaseException:
+            for handle in made:
+                self.free(handle)
+            raise
+        finally:
+            del self.runs[thread]
+
+    def release(self, made: Sequence[int], results: Sequence[Any]) -> None:
+        """After a run that succeeded: free the contexts that it made and that no result names.
+
+        Args:
+            made: The handles that the run made.
+            results: Its results; those that are int64 arrays may hold handles that the caller will use.
+        """
+        if self.keep:
+            return
+        left = [handle for handle in made if handle in self.contexts]
+        if left:
+            named = {
+                int(n) for array in results if getattr(array, "dtype", None) == "int64" and array.size <= len(left) for n in array.flat
+            }
+            for handle in left:
+                if handle not in named:
+                    self.free(handle)

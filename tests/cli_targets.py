@@ -1,0 +1,90 @@
+"""Factories for the command line, good and bad."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import exporter
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor, mode="mean"):
+        ctx.factor = factor
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.factor, None, None
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.tied = self.linear.weight
+        self.register_buffer("kept", torch.ones(3))
+        self.register_buffer("scratch", torch.ones(3), persistent=False)
+
+    def forward(self, x):
+        x = Scale.apply(self.linear(x), 0.1)
+        return Scale.apply(x, 2) + x.detach() * self.frozen + self.kept + self.scratch
+
+
+class Local(nn.Module):
+    """Takes an object that has no portable form."""
+
+    table = type("Table", (), {})()
+
+    def forward(self, x):
+        return Scale.apply(x, 1, self.table)
+
+
+class Crash(nn.Module):
+    def forward(self, x):
+        raise KeyError("boom in forward")
+
+
+def pair():
+    return Model(), (torch.ones(2, 3),)
+
+
+def case():
+    return exporter.Case(Model(), (torch.ones(2, 3),), dynamic_shapes=({0: "batch"},), inline=("nothing.*",))
+
+
+def local():
+    return Local(), (torch.ones(2, 3),)
+
+
+def crash():
+    return Crash(), (torch.ones(2, 3),)
+
+
+def raises():
+    raise RuntimeError("no model today\x1b[31m")
+
+
+def leaves():
+    raise SystemExit(3)
+
+
+def wrong():
+    return 17
+
+
+def wrong_pair():
+    return "model", ()
+
+
+def triple():
+    return Model(), (), ()
+
+
+def register():
+    exporter.register(Local.table, "the table")
+
+
+NO_FUNCTION = 3

@@ -1,0 +1,187 @@
+"""Where PyTorch stops gradients, the file has a mark, through optimization, and a plain runtime still runs it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+import exporter
+from symbolics.file import MARK_COUNT_KEY
+from tests.support import nodes
+
+
+class Ste(nn.Module):
+    """The straight-through estimator."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.linear(x)
+        return x + (torch.round(x) - x).detach()
+
+
+class NoGrad(nn.Module):
+    """A block whose results are constants of the gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.linear(x)
+        with torch.no_grad():
+            scale = (y * 2).abs().amax(dim=1, keepdim=True) + 1
+            scale = scale * 3
+        return y / scale
+
+
+class Data(nn.Module):
+    """The attribute of old."""
+
+    def forward(self, x):
+        return x * torch.sigmoid(x).data
+
+
+class Decorated(nn.Module):
+    """no_grad as a decorator, in a submodule."""
+
+    class Inner(nn.Module):
+        @torch.no_grad()
+        def forward(self, x):
+            return x.mean(dim=-1, keepdim=True)
+
+    def __init__(self):
+        super().__init__()
+        self.inner = self.Inner()
+
+    def forward(self, x):
+        return x - self.inner(x)
+
+
+class Gumbel(nn.Module):
+    """torch.nn.functional.gumbel_softmax(hard=True) detaches inside torch's own code."""
+
+    def forward(self, x):
+        return nn.functional.gumbel_softmax(x, hard=True)
+
+
+class DetachInPlace(nn.Module):
+    """detach_()."""
+
+    def forward(self, x):
+        y = x * 2
+        y.detach_()
+        return x + y
+
+
+class IntoBuffer(nn.Module):
+    """An activation written into a tensor that needs no gradient."""
+
+    def forward(self, x):
+        total = torch.zeros(4)
+        with torch.no_grad():
+            total.add_(x.sum(dim=0))
+        return x * total
+
+
+class FrozenParameter(nn.Module):
+    """Needs no mark: nothing that depends on it alone needs a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x) @ self.frozen.weight
+
+
+class Plain(nn.Module):
+    """Nothing to mark: shapes, comparisons, factories and integers stop nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.linear(x)
+        y = torch.where(y > 0, y, torch.zeros_like(y)) + y.new_ones(4) * y.shape[0]
+        return torch.gather(y, 1, y.argmax(dim=1, keepdim=True))
+
+
+# model, how many marks, the operator that each mark stands behind
+CASES = [
+    (Ste, ["Sub"]),
+    (NoGrad, ["Mul"]),
+    (Data, ["Sigmoid"]),
+    (Decorated, ["ReduceMean"]),
+    (Gumbel, ["Softmax"]),
+    (DetachInPlace, ["Mul"]),
+    (IntoBuffer, ["ReduceSum"]),
+    (FrozenParameter, []),
+    (Plain, []),
+]
+
+
+@pytest.mark.parametrize("model, behind", CASES, ids=[c[0].__name__ for c in CASES])
+def test_marks(model, behind, dynamo, tmp_path):
+    model = model()
+    if isinstance(model, Gumbel) and not dynamo:
+        pytest.xfail("torch's TorchScript exporter has no aten::exponential_")
+    x = torch.randn(3, 4) * 3
+    program = exporter.export(model, (x,), dynamo=dynamo)
+    marks = nodes(program.model, "StopGradient")
+    assert [m.inputs[0].producer().op_type for m in marks] == behind
+    assert program.model.metadata_props[MARK_COUNT_KEY] == str(len(behind))
+    assert bool(program.model.functions) == bool(behind), "the mark has a body, once it is needed"
+    onnx.checker.check_model(program.model_proto, full_check=True)
+    if model.__class__ is not Gumbel:
+        program.save(tmp_path / "model.onnx")
+        session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
+        (got,) = session.run(None, {program.model.graph.inputs[0].name: x.numpy()})
+        np.testing.assert_allclose(got, model(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_frozen_parameters_are_told_from_trainable_ones(dynamo):
+    from symbolics.file import read_state
+
+    program = exporter.export(FrozenParameter(), (torch.randn(3, 4),), dynamo=dynamo)
+    state = read_state(program.model.metadata_props)
+    assert {name: entry.trainable for name, entry in state.items()} == {
+        "frozen.weight": False,
+        "frozen.bias": False,
+        "linear.weight": True,
+        "linear.bias": True,
+    }
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_marks_survive_torchs_options(optimize):
+    with exporter.hook():
+        program = torch.onnx.export(Ste(), (torch.randn(3, 4),), dynamo=True, optimize=optimize, verbose=False)
+    assert len(nodes(program.model, "StopGradient")) == 1
+
+
+def test_a_change_through_detach_is_refused(dynamo):
+    class Aliased(nn.Module):
+        def forward(self, x):
+            x = x * 1
+            x.detach().mul_(2)
+            return x
+
+    with pytest.raises(exporter.ExportError, match=r"mul_, called in module <root>.*memory.*detach\(\)\.clone"):
+        exporter.export(Aliased(), (torch.randn(3, 4),), dynamo=dynamo)
+
+
+def test_the_model_is_as_it_was(dynamo):
+    model = Ste()
+    before = dict(model.__dict__)
+    exporter.export(model, (torch.randn(3, 4),), dynamo=dynamo)
+    assert model.__dict__.keys() == before.keys()
+    assert model.forward.__func__ is Ste.forward

@@ -1,0 +1,1 @@
+"""Real models from PyPI packages, exported and run again (see zoo.py)."""
