@@ -249,7 +249,7 @@ def read_boundary(model: ir.Model, wrt: Iterable[str] | None, outputs: Iterable[
 def _named(argument: str, names: Iterable[str], known: dict[str, ir.Value], kind: str) -> list[ir.Value]:
     if isinstance(names, str):
         raise PythonopError(f"{argument} is the string {names!r}: give a list of names")
-    out = []
+    out: dict[ir.Value, None] = {}
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, 3) or list(known)[:5]
@@ -258,5 +258,5 @@ def _named(argument: str, names: Iterable[str], known: dict[str, ir.Value], kind
             raise PythonopError(f"{argument} names {name!r}, whose type is {known[name].dtype}: only floating point values have a gradient")
         if known[name] in out:
             raise PythonopError(f"{argument} names {name!r} twice")
-        out.append(known[name])
-    return out
+        out[known[name]] = None
+    return list(out)

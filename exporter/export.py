@@ -86,11 +86,19 @@ def export(
 # -------------------------------------------------------------------------------------------------------- finish
 
 
-def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: bool) -> None:
+def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: bool, rewrite: bool = True) -> None:
     """Make a translated model a file of docs/format.md, in place.
 
     Inlines model-local functions, optimizes (parameters held out), numbers the calls, writes module paths and source
     lines, frees unused context outputs, writes the metadata, and last gives the stop-gradient mark its body.
+
+    Args:
+        model: The translated model.
+        recorder: Who captured its calls.
+        state: The parameters and buffers as they were before the export.
+        optimize: Fold constants, merge equal nodes.
+        rewrite: When optimizing, also apply onnxscript's rewrite rules, as torch.export's translation does. The TorchScript
+            exporter folds constants alone; the rules would take longer than its whole export.
 
     Raises:
         ExportError: A PythonOp of this capture was lost on the way.
@@ -98,8 +106,11 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     graph = model.graph
     parameters = state.adopt(graph)
     with held_out(graph, parameters):
-        if optimize:
+        if optimize and rewrite:
             onnxscript.optimizer.optimize(model)
+        elif optimize:
+            for step in _FOLD_PASSES:
+                step(model)
         else:
             passes.InlinePass()(model)
             passes.RemoveUnusedNodesPass()(model)
@@ -119,6 +130,23 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
         model.opset_imports[MARK_DOMAIN] = 1
         mark = _mark_function(model.opset_imports[""])
         model.functions[mark.identifier()] = mark
+
+
+def _fold(model: ir.Model) -> None:
+    onnxscript.optimizer.fold_constants(model, onnx_shape_inference=False)
+
+
+# What onnxscript.optimizer.optimize does, but its rewrite rules.
+_FOLD_PASSES: tuple[Any, ...] = (
+    passes.InlinePass(),
+    _fold,
+    passes.RemoveUnusedNodesPass(),
+    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+    passes.LiftSubgraphInitializersToMainGraphPass(),
+    passes.DeduplicateInitializersPass(),
+    passes.CommonSubexpressionEliminationPass(),
+    passes.OutputFixPass(),
+)
 
 
 def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:

@@ -269,7 +269,7 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
             original(model, args, str(draft), training=training, do_constant_folding=False, keep_initializers_as_inputs=True, **options)
             translated = ir.from_proto(onnx.load(draft))
         _drop_initializer_inputs(translated.graph)
-        finish(translated, recorder, state, optimize=optimize)
+        finish(translated, recorder, state, optimize=optimize, rewrite=False)
         current.program = Program(translated, dict(recorder.inlined))
     if f is not None:
         _write(current.program, f, **saving)
