@@ -88,17 +88,18 @@ class _Build:
         boundary.check_reached(self.active(graph, targets)[0])
         op = Builder(self.session)
         gradients = self.sweep(op, graph, seeds, targets)
-        results, unreached = [], []
+        results: dict[ir.Value, None] = {}
+        given, unreached = set(seeds.values()), []
         for value in targets:
             g = gradients.get(value)
             if g is None:
                 unreached.append(value.name)
                 g = op.zeros(op.shape(value), value.dtype)
-            if g.producer() is None or g in results or g in seeds.values() or g.producer().graph is not None:
+            if g.producer() is None or g in results or g in given or g.producer().graph is not None:
                 g = op.Identity(g)
             g.name = boundary.output_name(value)
             g.type, g.shape = value.type, value.shape
-            results.append(g)
+            results[g] = None
         graph.extend(prune(op.nodes, results))
         graph.inputs.extend(seeds.values())
         graph.outputs.extend(results)

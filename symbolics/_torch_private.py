@@ -32,6 +32,7 @@ __all__ = [
     "replace_traced",
     "shares_memory",
     "sizes_watched",
+    "tensor_type",
     "torchscript_exporter",
     "traced_producer",
 ]
@@ -180,6 +181,11 @@ def traced_producer(tensor: torch.Tensor) -> Any:
 def replace_traced(tensor: torch.Tensor, source: torch.Tensor) -> None:
     """From here on, ``tensor`` stands for the traced value of ``source``."""
     torch._C._set_value_trace(tensor, torch._C._get_value_trace(source))
+
+
+def tensor_type(dtype: torch.dtype, rank: int) -> Any:
+    """The TorchScript type of tensors of a dtype and rank, whatever their sizes."""
+    return torch._C.TensorType.get().with_dtype(dtype).with_sizes([None] * rank)
 
 
 # ----------------------------------------------------------------------------------------------------- modules

@@ -17,7 +17,7 @@ from symbolics.call import Autocast, AutogradCall
 from symbolics.errors import ExportError, FormatError
 from symbolics.file import CALL_ATTRIBUTE, FORMAT_VERSION, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
-__all__ = ["GRAD_SPECS", "SPECS", "AttributeValue", "decode", "encode", "family_of", "ir_attributes", "python_op_grad", "shown", "values_of"]
+__all__ = ["GRAD_SPECS", "SPECS", "AttributeValue", "check_types", "decode", "encode", "family_of", "ir_attributes", "python_op_grad", "shown", "values_of"]
 
 AttributeValue = str | int | list[int] | list[float]
 
@@ -139,9 +139,9 @@ def _write_call(call: AutogradCall, names: Callable[[Any], str | None]) -> str:
     data: dict[str, Any] = {
         "version": FORMAT_VERSION,
         "id": call.id,
-        "args": [_encode_argument(call, i, value, names) for i, value in enumerate(call.args)],
-        "kwargs": {key: _encode_argument(call, key, value, names) for key, value in call.kwargs.items()},
-        "outputs": encode_value(call.outputs, names),
+        "args": [_encode_part(call, f"argument {i}", value, names) for i, value in enumerate(call.args)],
+        "kwargs": {_plain_key(call, key): _encode_part(call, f"keyword argument {key!r}", value, names) for key, value in call.kwargs.items()},
+        "outputs": _encode_part(call, "its output", call.outputs, names),
     }
     if call.autocast.dtypes:
         data["autocast"] = {"dtypes": dict(sorted(call.autocast.dtypes.items())), "cache": call.autocast.cache}
@@ -153,12 +153,17 @@ def _write_call(call: AutogradCall, names: Callable[[Any], str | None]) -> str:
     return text
 
 
-def _encode_argument(call: AutogradCall, where: int | str, value: Any, names: Callable[[Any], str | None]) -> Any:
+def _encode_part(call: AutogradCall, place: str, value: Any, names: Callable[[Any], str | None]) -> Any:
     try:
         return encode_value(value, names)
     except ExportError as error:
-        place = f"argument {where}" if isinstance(where, int) else f"keyword argument {where!r}"
         raise ExportError(f"{call.name}, {place}: {error}") from error
+
+
+def _plain_key(call: AutogradCall, key: str) -> str:
+    if encode_value(key) != key:
+        raise ExportError(f"{call.name}: the name of the keyword argument {key!r} cannot be written: pass it in a dict")
+    return key
 
 
 def decode(attributes: Mapping[str, Any], resolver: Resolver = describe) -> AutogradCall:
@@ -172,7 +177,7 @@ def decode(attributes: Mapping[str, Any], resolver: Resolver = describe) -> Auto
         FormatError: An attribute is missing, has another type, or contradicts ``call``.
         TrustError: From the resolver.
     """
-    _check_types(attributes, SPECS, PYTHON_OP)
+    check_types(attributes, SPECS, PYTHON_OP)
     name, convention = attributes["name"], attributes["input_convention"]
     flags = _flags(attributes, "input_requires_grads")
     if set(convention) - {"c", "d"} or len(flags) != len(convention):
@@ -214,7 +219,8 @@ def _flags(attributes: Mapping[str, Any], name: str) -> tuple[bool, ...]:
     return tuple(bool(flag) for flag in attributes[name])
 
 
-def _check_types(attributes: Mapping[str, Any], specs: Mapping[str, tuple[ir.AttributeType, bool, str]], op: str) -> None:
+def check_types(attributes: Mapping[str, Any], specs: Mapping[str, tuple[ir.AttributeType, bool, str]], op: str) -> None:
+    """Raises FormatError where an attribute is missing or of another type than ``specs`` says."""
     python = {_INT: int, _STRING: str}
     for name, (kind, required, _) in specs.items():
         if name not in attributes:
@@ -340,7 +346,7 @@ def python_op_grad(node: ir.Node, context: ir.Value, gradients: Sequence[ir.Valu
         FormatError: The node's attributes are not those of a PythonOp, or the counts do not fit.
     """
     values = values_of(node)
-    _check_types(values, SPECS, PYTHON_OP)
+    check_types(values, SPECS, PYTHON_OP)
     outputs = list(node.outputs[1:])
     convention = values["input_convention"]
     needed = [bool(flag) for flag, letter in zip(values["input_requires_grads"], convention, strict=True) if letter == "d"]

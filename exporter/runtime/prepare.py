@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import onnx
+import onnx.inliner
 
 from exporter.runtime.models import drop_unread_contexts, graphs, nodes
 from symbolics.file import MARK_DOMAIN, MARK_OP, PYTHON_OP, PYTHON_OP_GRAD
@@ -120,5 +121,3 @@ def _type_outputs(graph: Any, node: onnx.NodeProto) -> bool:
             graph.value_info.append(onnx.helper.make_tensor_value_info(name, kind, None))
             changed = True
     return changed
-
-

@@ -106,7 +106,7 @@ BODIES = {
     "ConvTranspose": ("float[1,2,3,3] x, float[2,2,2,2] w", "y = ConvTranspose<strides = [2, 2], output_padding = [1, 0]>(x, w)", None),
     "AveragePool": ("float[1,2,4,4] x", "y = AveragePool<kernel_shape = [3, 3], pads = [1, 1, 1, 1], ceil_mode = 1, strides = [2, 2]>(x)", None),
     "AveragePool padded": ("float[1,1,5,4] x", "t = AveragePool<kernel_shape = [3, 1], pads = [1, 0, 1, 0], count_include_pad = 1>(x) y = Mul(t, t)", None),
-    "MaxPool": ("float[1,2,4,4] x", "y = MaxPool<kernel_shape = [2, 2]>(x)", None),
+    "MaxPool": ("float[1,2,4,4] x", "y = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(x)", None),
     "GlobalAveragePool": ("float[1,2,3,3] x", "y = GlobalAveragePool(x)", None),
     "GlobalMaxPool": ("float[1,2,3,3] x", "y = GlobalMaxPool(x)", None),
     "LRN": ("float[5,5,1,2] x", "y = LRN<size = 3, alpha = 0.5>(x)", None),
