@@ -111,7 +111,9 @@ def large(rounds: int) -> dict[str, float]:
     binding.bind_ortvalue_output(session.get_outputs()[0].name, result)
     target = torch.empty_like(x)
     found = alternate(
-        {"onnxruntime": lambda: session.run_with_iobinding(binding), "direct": lambda: Double.apply(x), "memcpy": lambda: target.copy_(x)}, 1, rounds
+        {"onnxruntime": lambda: session.run_with_iobinding(binding), "direct": lambda: Double.apply(x), "memcpy": lambda: target.copy_(x)},
+        1,
+        rounds,
     )
     return {**found, "memcpys_above": (found["onnxruntime"] - found["direct"]) / found["memcpy"]}
 
@@ -143,7 +145,12 @@ def main() -> int:
         rows[name] = {**found, "target": most, "met": found[figure] <= most}
         if not options.json:
             print(f"{name:32} {found[figure]:8.2f}  at most {most:5.1f}  {'met' if found[figure] <= most else 'MISSED'}", flush=True)
-            print("    " + "  ".join(f"{key} {value * 1e6:.1f} us" for key, value in found.items() if key in ("onnxruntime", "direct", "eager", "memcpy")))
+            print(
+                "    "
+                + "  ".join(
+                    f"{key} {value * 1e6:.1f} us" for key, value in found.items() if key in ("onnxruntime", "direct", "eager", "memcpy")
+                )
+            )
     if options.json:
         print(json.dumps(rows, indent=1))
     return 0 if all(row["met"] for row in rows.values()) else 1

@@ -17,7 +17,9 @@ from symbolics.call import Autocast, AutogradCall
 from symbolics.errors import ExportError, FormatError
 from symbolics.file import CALL_ATTRIBUTE, FORMAT_VERSION, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
-__all__ = ["GRAD_SPECS", "SPECS", "AttributeValue", "decode", "encode", "family_of", "ir_attributes", "python_op_grad", "shown", "values_of"]
+__all__ = [
+    "GRAD_SPECS", "SPECS", "AttributeValue", "check_types", "decode", "encode", "family_of", "ir_attributes", "python_op_grad", "shown", "values_of",
+]  # fmt: skip
 
 AttributeValue = str | int | list[int] | list[float]
 
@@ -172,7 +174,7 @@ def decode(attributes: Mapping[str, Any], resolver: Resolver = describe) -> Auto
         FormatError: An attribute is missing, has another type, or contradicts ``call``.
         TrustError: From the resolver.
     """
-    _check_types(attributes, SPECS, PYTHON_OP)
+    check_types(attributes, SPECS, PYTHON_OP)
     name, convention = attributes["name"], attributes["input_convention"]
     flags = _flags(attributes, "input_requires_grads")
     if set(convention) - {"c", "d"} or len(flags) != len(convention):
@@ -214,7 +216,8 @@ def _flags(attributes: Mapping[str, Any], name: str) -> tuple[bool, ...]:
     return tuple(bool(flag) for flag in attributes[name])
 
 
-def _check_types(attributes: Mapping[str, Any], specs: Mapping[str, tuple[ir.AttributeType, bool, str]], op: str) -> None:
+def check_types(attributes: Mapping[str, Any], specs: Mapping[str, tuple[ir.AttributeType, bool, str]], op: str) -> None:
+    """Raises FormatError where an attribute is missing or of another type than ``specs`` says."""
     python = {_INT: int, _STRING: str}
     for name, (kind, required, _) in specs.items():
         if name not in attributes:
@@ -340,7 +343,7 @@ def python_op_grad(node: ir.Node, context: ir.Value, gradients: Sequence[ir.Valu
         FormatError: The node's attributes are not those of a PythonOp, or the counts do not fit.
     """
     values = values_of(node)
-    _check_types(values, SPECS, PYTHON_OP)
+    check_types(values, SPECS, PYTHON_OP)
     outputs = list(node.outputs[1:])
     convention = values["input_convention"]
     needed = [bool(flag) for flag, letter in zip(values["input_requires_grads"], convention, strict=True) if letter == "d"]

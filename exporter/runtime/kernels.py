@@ -17,9 +17,9 @@ from torch.autograd.graph import get_gradient_edge
 from exporter.runtime.store import Context, ContextStore
 from exporter.trust import Gate
 from symbolics.arguments import Partial, Slot, fill, loads, slots
-from symbolics.attributes import decode, shown
+from symbolics.attributes import GRAD_SPECS, check_types, decode, shown
 from symbolics.errors import FormatError, PythonopError, RunError
-from symbolics.file import CALL_ATTRIBUTE
+from symbolics.file import CALL_ATTRIBUTE, PYTHON_OP_GRAD
 from symbolics.torch_arguments import by_name
 
 __all__ = ["DTYPES", "LARGE", "STRING", "PythonOp", "PythonOpGrad", "without_leaf"]
@@ -232,13 +232,14 @@ class PythonOpGrad:
         """
         title = f"PythonOpGrad {shown(node_name)!r}"
         try:
-            self.name = str(attributes["name"])
-            self.count = len(attributes["input_tensor_requires_grads"])
-            self.wanted = tuple(bool(flag) for flag in attributes["output_tensor_requires_grads"])
-            self.output_types = tuple(attributes.get("output_tensor_types", ()))
-            self.output_dtypes = [DTYPES.get(kind, torch.float32) for kind in self.output_types]
-        except (KeyError, TypeError) as error:
-            raise FormatError(f"{title}: the attribute {error} is missing or of another type: the file is damaged") from error
+            check_types(attributes, GRAD_SPECS, PYTHON_OP_GRAD)
+        except FormatError as error:
+            raise FormatError(f"{title}: {error}") from error
+        self.name: str = attributes["name"]
+        self.count = len(attributes["input_tensor_requires_grads"])
+        self.wanted = tuple(bool(flag) for flag in attributes["output_tensor_requires_grads"])
+        self.output_types = tuple(attributes.get("output_tensor_types", ()))
+        self.output_dtypes = [DTYPES.get(kind, torch.float32) for kind in self.output_types]
         self.title = f"{title} ({shown(self.name)})"
         data = loads(attributes[CALL_ATTRIBUTE]) if CALL_ATTRIBUTE in attributes else {"id": ""}
         if not isinstance(data, dict) or not isinstance(data.get("id"), str):
@@ -263,7 +264,8 @@ class PythonOpGrad:
             RunError: The context is not there.
             Exception: What backward raises, as it is.
         """
-        context = self.store.take(handle, self.id, self.name)
+        record = self.store.take(handle, self.id, self.name)
+        context = Context.unpack(record)
         if len(gradients) != len(context.roots) or len(self.wanted) != len(context.targets):
             raise RunError(f"{self.title} does not fit its PythonOp: the file is damaged")
         pairs = [(root, grad) for root, grad in zip(context.roots, gradients, strict=True) if root is not None and grad is not None]
@@ -274,11 +276,11 @@ class PythonOpGrad:
                 _enter_state(stack, {}, True, False)
                 roots, grads = [root for root, _ in pairs], [_plain(grad) for _, grad in pairs]
                 found = torch.autograd.grad(roots, targets, grads, retain_graph=self.store.retain, allow_unused=True)
-        return self.finish(context, found)
+        return self.finish(record, found)
 
-    def finish(self, context: tuple[Any, ...], found: Sequence[Any]) -> list[Any]:
+    def finish(self, record: tuple[Any, ...], found: Sequence[Any]) -> list[Any]:
         """What the engine returned for the wanted targets, as the node's outputs."""
-        *_, targets, shapes = context
+        *_, targets, shapes = Context.unpack(record)
         gradients = iter(found)
         out: list[Any] = []
         for i, (want, target) in enumerate(zip(self.wanted, targets, strict=True)):
@@ -287,7 +289,7 @@ class PythonOpGrad:
             if not want:
                 out.append(None)
             elif gradient is None:
-                shape = target.shape if isinstance(target, torch.Tensor) else shapes[i]
+                shape = target.shape if isinstance(target, torch.Tensor) else shapes[i] if shapes else None
                 out.append(torch.zeros(shape or (), dtype=dtype))
             else:
                 out.append(self.fix(i, gradient))

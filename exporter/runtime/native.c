@@ -96,9 +96,10 @@ static const DLDataType DTYPES[ONNX_LAST + 1] = {
 /* ------------------------------------------------------------------------------------------------ our own structs */
 
 /* What one process knows; filled by setup(). */
-static PyObject *from_dlpack, *to_dlpack, *is_grad_enabled, *set_grad_enabled, *is_autocast, *is_inference, *run_backward, *urandom, *release_leaf, *gradient_edge;
+static PyObject *from_dlpack, *to_dlpack, *is_grad_enabled, *set_grad_enabled, *is_autocast, *is_inference, *run_backward, *urandom, *release_leaf, *gradient_edge,
+    *run_error;
 static PyObject *s_requires_grad, *s_run, *s_retain, *s_keep, *s_finish, *s_take, *s_version, *s_strings, *s_view, *s_plan, *s_fix, *s_data, *s_clone,
-    *s_escaped, *s_failed;
+    *s_escaped, *s_failed, *s_title;
 static size_t large = 1 << 16;
 
 /* One set of options: its gate and store as Python objects, its two operators. Kernels and options count. */
@@ -169,6 +170,16 @@ static int check(Status status)
         return 0;
     PyErr_Format(PyExc_RuntimeError, "onnxruntime: %s", CALL(2, const char *(*)(Status))(status));
     CALL(RELEASE_STATUS, void (*)(Status))(status);
+    return -1;
+}
+
+/* Raise RunError about a node; returns -1. */
+static int damaged(PyObject *kernel, const char *text)
+{
+    PyObject *title = PyObject_GetAttr(kernel, s_title);
+    if (title)
+        PyErr_Format(run_error, "%U: %s: the file is damaged", title, text);
+    Py_XDECREF(title);
     return -1;
 }
 
@@ -467,7 +478,7 @@ static int64_t random_handle(void)
     }
 }
 
-/* Keep a context (a tuple as store.Context) under a new handle; 0 on error. */
+/* Keep a context (a flat tuple) under a new handle; 0 on error. */
 static int64_t keep_context(Binding *binding, PyObject *context)
 {
     int64_t handle = random_handle();
@@ -514,7 +525,9 @@ static int special_state(void)
     return 0;
 }
 
-typedef struct { PyObject *roots, *targets, *shapes; } Parts;
+/* A context is one flat tuple, as store.Context describes: (id, name, shapes, number of roots, roots..., targets...).
+ * One object for the garbage collector to visit, where a tuple of tuples would be four. */
+enum { CONTEXT_ID, CONTEXT_NAME, CONTEXT_SHAPES, CONTEXT_COUNT, CONTEXT_ROOTS };
 
 static int is_true_attribute(PyObject *object, PyObject *name)
 {
@@ -524,10 +537,10 @@ static int is_true_attribute(PyObject *object, PyObject *name)
     return truth;
 }
 
-/* Function.apply without a detour. Fills `results` and, with keep, `parts` of the context (new references). */
-static int fast_forward(Kernel *kernel, Input *inputs, int keep, PyObject **results, Parts *parts)
+/* Function.apply without a detour. Fills `results` and, with keep, the targets of `*record` (new references). */
+static int fast_forward(Kernel *kernel, Input *inputs, int keep, PyObject **results, PyObject **record)
 {
-    PyObject *args = NULL, *result = NULL, *targets = NULL, *shapes = NULL;
+    PyObject *args = NULL, *result = NULL, *shapes = NULL;
     int status = -1, restore = -1;
     Py_ssize_t total = PyTuple_Size(kernel->arguments);
     PyObject *enabled = PyObject_CallFunctionObjArgs(is_grad_enabled, NULL);
@@ -549,14 +562,11 @@ static int fast_forward(Kernel *kernel, Input *inputs, int keep, PyObject **resu
         Py_INCREF(item);
         PyTuple_SetItem(args, i, item);
     }
-    if (keep && (!(targets = parts->targets = PyTuple_New(kernel->inputs)) || !(shapes = parts->shapes = PyTuple_New(kernel->inputs)) ||
-                 !(parts->roots = PyTuple_New(kernel->outputs))))
+    if (keep && !(*record = PyTuple_New(CONTEXT_ROOTS + kernel->outputs + kernel->inputs)))
         goto done;
     for (Py_ssize_t i = 0; i < kernel->inputs; i++) {
-        PyObject *tensor = inputs[i].tensor ? inputs[i].tensor : Py_None, *target = Py_None, *shape = Py_None;
+        PyObject *tensor = inputs[i].tensor ? inputs[i].tensor : Py_None, *target = Py_None, *shape = NULL;
         Py_INCREF(tensor);
-        Py_INCREF(target);
-        Py_INCREF(shape);
         if (kernel->flags[i] && inputs[i].tensor) {
             if (PyObject_SetAttr(tensor, s_requires_grad, Py_True)) {
                 Py_DECREF(tensor);
@@ -575,6 +585,13 @@ static int fast_forward(Kernel *kernel, Input *inputs, int keep, PyObject **resu
                 Py_INCREF(target);
                 Py_INCREF(shape);
                 Py_DECREF(three);
+                if (!shapes && !(shapes = PyTuple_New(kernel->inputs))) {
+                    Py_DECREF(tensor);
+                    Py_DECREF(target);
+                    Py_DECREF(shape);
+                    goto done;
+                }
+                PyTuple_SetItem(shapes, i, shape);
                 /* Versions are counted on the tensor that the Function sees. */
                 Py_INCREF(tensor);
                 Py_DECREF(inputs[i].tensor);
@@ -586,9 +603,14 @@ static int fast_forward(Kernel *kernel, Input *inputs, int keep, PyObject **resu
         }
         PyTuple_SetItem(args, kernel->positions[i], tensor);
         if (keep) {
-            PyTuple_SetItem(targets, i, target);
-            PyTuple_SetItem(shapes, i, shape);
+            if (target == Py_None)
+                Py_INCREF(target);
+            PyTuple_SetItem(*record, CONTEXT_ROOTS + kernel->outputs + i, target);
         }
+    }
+    if (keep) {
+        PyTuple_SetItem(*record, CONTEXT_SHAPES, shapes ? shapes : (Py_INCREF(Py_None), Py_None));
+        shapes = NULL;
     }
     result = PyObject_Call(kernel->apply, args, NULL);
     if (!result)
@@ -609,6 +631,7 @@ static int fast_forward(Kernel *kernel, Input *inputs, int keep, PyObject **resu
 done:
     Py_XDECREF(args);
     Py_XDECREF(result);
+    Py_XDECREF(shapes);
     if (restore >= 0) {
         PyObject *type, *error, *trace;
         PyErr_Fetch(&type, &error, &trace);
@@ -620,7 +643,7 @@ done:
 
 /* Where backward starts for an output: the tensor, for a large one its gradient edge (the tensor's memory is not
  * kept then), None where it has no gradient. */
-static int add_root(Parts *parts, Py_ssize_t index, PyObject *output, size_t bytes)
+static int add_root(PyObject *record, Py_ssize_t index, PyObject *output, size_t bytes)
 {
     int differentiable = is_true_attribute(output, s_requires_grad);
     if (differentiable < 0)
@@ -632,22 +655,21 @@ static int add_root(Parts *parts, Py_ssize_t index, PyObject *output, size_t byt
         if (!(root = PyObject_CallFunctionObjArgs(gradient_edge, output, NULL)))
             return -1;
     }
-    PyTuple_SetItem(parts->roots, index, root);
+    PyTuple_SetItem(record, CONTEXT_ROOTS + index, root);
     return 0;
 }
 
-static int64_t finish_context(Kernel *kernel, Parts *parts)
+static int64_t finish_context(Kernel *kernel, PyObject *record)
 {
-    PyObject *context = PyTuple_New(5), *items[5] = {kernel->id, kernel->name, parts->roots, parts->targets, parts->shapes};
-    if (!context)
+    PyObject *count = PyLong_FromSsize_t(kernel->outputs);
+    if (!count)
         return 0;
-    for (int i = 0; i < 5; i++) {
-        Py_INCREF(items[i]);
-        PyTuple_SetItem(context, i, items[i]);
-    }
-    int64_t handle = keep_context(kernel->binding, context);
-    Py_DECREF(context);
-    return handle;
+    Py_INCREF(kernel->id);
+    Py_INCREF(kernel->name);
+    PyTuple_SetItem(record, CONTEXT_ID, kernel->id);
+    PyTuple_SetItem(record, CONTEXT_NAME, kernel->name);
+    PyTuple_SetItem(record, CONTEXT_COUNT, count);
+    return keep_context(kernel->binding, record);
 }
 
 /* The same through kernels.py. */
@@ -681,7 +703,7 @@ static int compute_forward(Kernel *kernel, void *context)
     size_t count = 0, bytes = 0;
     void *slot = NULL;
     int status = -1;
-    Parts parts = {NULL, NULL, NULL};
+    PyObject *record = NULL;
     /* The context is made only where the node's first output has a name. */
     if (check(CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, 0, NULL, 0, &slot)) ||
         check(CALL(INPUT_COUNT, Status(*)(const void *, size_t *))(context, &count)))
@@ -691,10 +713,8 @@ static int compute_forward(Kernel *kernel, void *context)
     if (special < 0)
         return -1;
     unsigned char *modes = kernel->modes + (keep ? kernel->inputs : 0);
-    if (count > (size_t)kernel->place_count) {
-        PyErr_Format(PyExc_ValueError, "the node takes %zd tensors, the graph gives %zd: the file is damaged", kernel->place_count, (Py_ssize_t)count);
-        return -1;
-    }
+    if (count != (size_t)kernel->place_count)
+        return damaged(kernel->object, "the graph gives it another number of tensors than its attributes say");
     Input *inputs = calloc((size_t)kernel->inputs + 1, sizeof *inputs);
     PyObject **results = calloc((size_t)kernel->outputs + 1, sizeof *results);
     if (!inputs || !results) {
@@ -711,13 +731,13 @@ static int compute_forward(Kernel *kernel, void *context)
             (value && gather(kernel, value, modes[place], &inputs[place])))
             goto done;
     }
-    if (fast ? fast_forward(kernel, inputs, keep, results, &parts) : slow_forward(kernel, inputs, keep, results, &handle))
+    if (fast ? fast_forward(kernel, inputs, keep, results, &record) : slow_forward(kernel, inputs, keep, results, &handle))
         goto done;
     for (Py_ssize_t i = 0; i < kernel->outputs; i++)
         if (write_tensor(kernel, context, (size_t)i + 1, results[i], kernel->kinds[i], i, &bytes) ||
-            (fast && keep && add_root(&parts, i, results[i], bytes)))
+            (fast && keep && add_root(record, i, results[i], bytes)))
             goto done;
-    if (fast && keep && !(handle = finish_context(kernel, &parts)))
+    if (fast && keep && !(handle = finish_context(kernel, record)))
         goto done;
     if (slot) {
         int64_t *data = NULL;
@@ -729,9 +749,7 @@ static int compute_forward(Kernel *kernel, void *context)
 done:
     for (Py_ssize_t i = 0; i < kernel->outputs; i++)
         Py_XDECREF(results[i]);
-    Py_XDECREF(parts.roots);
-    Py_XDECREF(parts.targets);
-    Py_XDECREF(parts.shapes);
+    Py_XDECREF(record);
     if (settle(kernel, inputs, kernel->inputs, modes))
         status = -1;
     free(inputs);
@@ -751,7 +769,7 @@ static PyObject *take_context(Kernel *kernel, int64_t handle, int retain)
         return NULL;
     PyObject *found = PyDict_GetItemWithError(kernel->binding->contexts, key);
     Py_XINCREF(found);
-    if (found && text_equal(PyTuple_GetItem(found, 0), kernel->id) == 1 && text_equal(PyTuple_GetItem(found, 1), kernel->name) == 1) {
+    if (found && text_equal(PyTuple_GetItem(found, CONTEXT_ID), kernel->id) == 1 && text_equal(PyTuple_GetItem(found, CONTEXT_NAME), kernel->name) == 1) {
         if (retain || !PyDict_DelItem(kernel->binding->contexts, key)) {
             Py_DECREF(key);
             return found;
@@ -768,22 +786,21 @@ static PyObject *take_context(Kernel *kernel, int64_t handle, int retain)
 
 static PyObject *backward_through_engine(Kernel *kernel, PyObject *found, Input *inputs, int retain, int *complete)
 {
-    PyObject *roots = PyTuple_GetItem(found, 2), *targets = PyTuple_GetItem(found, 3);
     Py_ssize_t root_count = 0, target_count = 0, n = 0;
     PyObject *out = NULL;
-    if (PyTuple_Size(roots) != kernel->inputs || PyTuple_Size(targets) != kernel->outputs) {
-        PyErr_SetString(PyExc_ValueError, "the PythonOpGrad does not fit its PythonOp: the file is damaged");
+    if (PyTuple_Size(found) != CONTEXT_ROOTS + kernel->inputs + kernel->outputs || PyLong_AsSsize_t(PyTuple_GetItem(found, CONTEXT_COUNT)) != kernel->inputs) {
+        damaged(kernel->object, "it does not fit its PythonOp");
         return NULL;
     }
     for (Py_ssize_t i = 0; i < kernel->inputs; i++)
-        root_count += inputs[i].tensor && PyTuple_GetItem(roots, i) != Py_None;
+        root_count += inputs[i].tensor && PyTuple_GetItem(found, CONTEXT_ROOTS + i) != Py_None;
     for (Py_ssize_t i = 0; i < kernel->outputs; i++)
-        target_count += kernel->flags[i] && PyTuple_GetItem(targets, i) != Py_None;
+        target_count += kernel->flags[i] && PyTuple_GetItem(found, CONTEXT_ROOTS + kernel->inputs + i) != Py_None;
     PyObject *given = PyTuple_New(root_count), *gradients = PyTuple_New(root_count), *wanted = PyTuple_New(target_count);
     if (!given || !gradients || !wanted)
         goto done;
     for (Py_ssize_t i = 0; i < kernel->inputs; i++) {
-        PyObject *root = PyTuple_GetItem(roots, i);
+        PyObject *root = PyTuple_GetItem(found, CONTEXT_ROOTS + i);
         if (!inputs[i].tensor || root == Py_None)
             continue;
         Py_INCREF(root);
@@ -794,7 +811,7 @@ static PyObject *backward_through_engine(Kernel *kernel, PyObject *found, Input 
     n = 0;
     *complete = 1;
     for (Py_ssize_t i = 0; i < kernel->outputs; i++) {
-        PyObject *target = PyTuple_GetItem(targets, i);
+        PyObject *target = PyTuple_GetItem(found, CONTEXT_ROOTS + kernel->inputs + i);
         if (!kernel->flags[i])
             continue;
         if (target == Py_None) {
@@ -832,10 +849,8 @@ static int compute_backward(Kernel *kernel, void *context)
     if (check(CALL(INPUT_COUNT, Status(*)(const void *, size_t *))(context, &count)) ||
         check(CALL(INPUT, Status(*)(const void *, size_t, const void **))(context, 0, &value)) || look(value, &seen))
         return -1;
-    if (seen.kind != ONNX_INT64 || seen.count != 1) {
-        PyErr_SetString(PyExc_ValueError, "the context is not one int64 handle: the file is damaged");
-        return -1;
-    }
+    if (seen.kind != ONNX_INT64 || seen.count != 1)
+        return damaged(kernel->object, "the context is not one int64 handle");
     int64_t handle = *(int64_t *)seen.data;
     int retain = store_flag(kernel->binding, s_retain), special = retain < 0 ? -1 : special_state();
     if (special < 0)
@@ -1217,10 +1232,10 @@ static PyObject *registered(PyObject *module, PyObject *unused)
 static PyObject *setup(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject **targets[] = {&from_dlpack, &to_dlpack, &is_grad_enabled, &set_grad_enabled, &is_autocast, &is_inference, &run_backward, &urandom, &release_leaf, &gradient_edge};
+    PyObject **targets[] = {&from_dlpack, &to_dlpack, &is_grad_enabled, &set_grad_enabled, &is_autocast, &is_inference, &run_backward, &urandom, &release_leaf, &gradient_edge, &run_error};
     Py_ssize_t count = sizeof targets / sizeof *targets;
     if (PyTuple_Size(args) != count + 1) {
-        PyErr_SetString(PyExc_TypeError, "setup() takes ten functions and a size");
+        PyErr_SetString(PyExc_TypeError, "setup() takes ten functions, RunError and a size");
         return NULL;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -1238,7 +1253,7 @@ static PyObject *setup(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"prepare", prepare, METH_VARARGS, "prepare(owner, store, contexts, runs) -> capsule"},
     {"registered", registered, METH_NOARGS, "registered() -> bool"},
-    {"setup", setup, METH_VARARGS, "setup(ten functions of torch, large)"},
+    {"setup", setup, METH_VARARGS, "setup(ten functions of torch, RunError, large)"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -1249,7 +1264,7 @@ PyMODINIT_FUNC PyInit__native(void)
     struct { PyObject **target; const char *text; } names[] = {
         {&s_requires_grad, "requires_grad"}, {&s_run, "run"}, {&s_retain, "retain"}, {&s_keep, "keep"}, {&s_finish, "finish"}, {&s_take, "take"},
         {&s_version, "_version"}, {&s_strings, "strings"}, {&s_view, "view"}, {&s_plan, "plan"}, {&s_fix, "fix"}, {&s_data, "data"},
-        {&s_clone, "clone"}, {&s_escaped, "escaped"}, {&s_failed, "failed"},
+        {&s_clone, "clone"}, {&s_escaped, "escaped"}, {&s_failed, "failed"}, {&s_title, "title"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].target = PyUnicode_InternFromString(names[i].text)))

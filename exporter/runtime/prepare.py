@@ -120,5 +120,3 @@ def _type_outputs(graph: Any, node: onnx.NodeProto) -> bool:
             graph.value_info.append(onnx.helper.make_tensor_value_info(name, kind, None))
             changed = True
     return changed
-
-

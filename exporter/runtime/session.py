@@ -30,7 +30,7 @@ try:
     from exporter.runtime import _native  # type: ignore[attr-defined]
     from exporter.runtime._torch_fast import FUNCTIONS, LARGE
 
-    _native.setup(*FUNCTIONS, LARGE)
+    _native.setup(*FUNCTIONS, RunError, LARGE)
     _missing: ImportError | None = None
     _Session, _Options = onnxruntime.InferenceSession, onnxruntime.SessionOptions
 except ImportError as error:  # told when somebody needs it: onnx.reference runs without
@@ -120,7 +120,9 @@ class Binding:
         """
         if index < 0:
             count = len(value) if isinstance(value, tuple) else 1
-            raise RunError(f"{kernel.title} returned {count} values, not what it returned when it was exported: export it as it is used now")
+            raise RunError(
+                f"{kernel.title} returned {count} values, not what it returned when it was exported: export it as it is used now"
+            )
         if isinstance(kernel, PythonOp):
             value = kernel.check(index, value)
         else:

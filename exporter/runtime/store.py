@@ -20,20 +20,30 @@ __all__ = ["Context", "ContextStore"]
 
 
 class Context(NamedTuple):
-    """The autograd graph of one forward. The native library makes plain tuples of the same five items.
+    """The autograd graph of one forward, as Python reads it; in the store it is one flat tuple (`pack`).
 
     Attributes:
         id, name: The call and the Function that made it.
         roots: One a tensor output: the tensor (or its gradient edge), None where it has no gradient.
         targets: One a tensor input: the tensor (or its gradient edge) whose gradient backward computes, or None.
-        shapes: One a tensor input: its shape where the target is an edge, for the zeros of a missing gradient.
+        shapes: None, or one a tensor input: its shape where the target is an edge, for the zeros of a missing gradient.
     """
 
     id: str
     name: str
     roots: Sequence[Any]
     targets: Sequence[Any]
-    shapes: Sequence[Any]
+    shapes: Sequence[Any] | None
+
+    def pack(self) -> tuple[Any, ...]:
+        """(id, name, shapes, number of roots, roots..., targets...), as the native library makes and reads it."""
+        return (self.id, self.name, self.shapes, len(self.roots), *self.roots, *self.targets)
+
+    @staticmethod
+    def unpack(record: tuple[Any, ...]) -> Context:
+        """The inverse of `pack`."""
+        id, name, shapes, count, *rest = record
+        return Context(id, name, rest[:count], rest[count:], shapes)
 
 
 class ContextStore:
@@ -64,14 +74,14 @@ class ContextStore:
         handle = secrets.randbits(63)
         while not handle or handle in self.contexts:
             handle = secrets.randbits(63)
-        self.contexts[handle] = context
+        self.contexts[handle] = context.pack()
         made = self.runs.get(threading.get_ident())
         if made is not None:
             made.append(handle)
         return handle
 
-    def take(self, handle: int, id: str, name: str) -> Context:
-        """The context of a handle, taken out unless the store retains.
+    def take(self, handle: int, id: str, name: str) -> tuple[Any, ...]:
+        """The context of a handle, packed, taken out unless the store retains.
 
         Args:
             handle: What the PythonOp put out.
@@ -80,13 +90,13 @@ class ContextStore:
         Raises:
             RunError: There is no such context, or it belongs to another call.
         """
-        context = self.contexts.get(handle)
-        if context is None:
+        record = self.contexts.get(handle)
+        if record is None:
             raise RunError(
                 f"PythonOpGrad of {shown(name)}: no context has the handle {handle}. Its backward has run already (run the forward again, or "
                 "retain contexts: the store's retain=True, retain_graph=True of a loaded module), or it comes from another session or run"
             )
-        context = Context._make(context)
+        context = Context.unpack(record)
         if context.id != id or context.name != name:
             raise RunError(
                 f"PythonOpGrad of {shown(name)} (call {shown(id)}): the handle {handle} belongs to {shown(context.name)} (call "
@@ -96,7 +106,7 @@ class ContextStore:
             # Another thread may have been faster with the same handle.
             if self.contexts.pop(handle, None) is None:
                 return self.take(handle, id, name)
-        return context
+        return record
 
     def free(self, handle: int) -> None:
         """Drop a context that no backward will use; an unknown handle is no error."""

@@ -1,0 +1,29 @@
+"""The native library; everything else about the distribution is in pyproject.toml.
+
+It is optional: without a compiler the installation succeeds, and exporter.inference_session says what is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from setuptools import Extension, setup
+
+ABI = "0x030A0000"  # Python 3.10 and every later one
+
+flags = ["/O2", "/std:c11"] if sys.platform == "win32" else ["-O2", "-std=gnu11", "-fvisibility=hidden"]
+
+setup(
+    ext_modules=[
+        Extension(
+            "exporter.runtime._native",
+            ["exporter/runtime/native.c"],
+            define_macros=[("Py_LIMITED_API", ABI)],
+            py_limited_api=True,
+            extra_compile_args=flags,
+            export_symbols=["RegisterCustomOps"],
+            optional=True,
+        )
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)
