@@ -21,7 +21,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from symbolics.arguments import Partial, Slot, Unresolved
+from symbolics.arguments import Described, Partial, Slot, Unresolved
 from symbolics.attributes import decode, values_of
 from symbolics.call import AutogradCall
 from symbolics.errors import FormatError
@@ -283,6 +283,9 @@ def _text(value: Any, names: list[str]) -> str:
         return value.text
     if isinstance(value, np.ndarray):
         return f"ndarray({value.dtype}, shape={value.shape})"
+    if isinstance(value, Described):
+        fields = [f"{field}=" for field in value.fields] if value.fields is not None else [""] * len(value)
+        return f"{value.name}({', '.join(f'{field}{_text(item, names)}' for field, item in zip(fields, value, strict=True))})"
     if isinstance(value, Partial):
         return f"Size([{', '.join(_text(item, names) for item in value)}])"
     if type(value) is list:

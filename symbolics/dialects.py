@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from symbolics.arguments import Partial, Slot, slots
+from symbolics.arguments import Described, Partial, Slot, slots
 from symbolics.attributes import decode, family_of, shown, values_of
 from symbolics.call import AutogradCall
 from symbolics.errors import ExportError, PythonopWarning
@@ -271,9 +271,11 @@ def _argument_losses(place: str, value: Any, dialect: Dialect) -> Iterator[str]:
             yield f"{place}: a size of a dynamic dimension is handed over as an int64 tensor, not as an int"
         return
     if inside:
-        kind = "torch.Size" if isinstance(value, Partial) else kind
+        kind = shown(value.name) if isinstance(value, Described) else "torch.Size" if isinstance(value, Partial) else kind
         yield f"{place}: a {kind} that holds tensors or sizes is taken apart, its parts are handed over as arguments of their own"
         return
+    if isinstance(value, Described):
+        kind = shown(value.name)
     prefix = family_of(value)
     if prefix == "input_pointer_scalar":
         yield f"{place}: a {kind} can only be written as an address, 0 stands in its place"

@@ -271,6 +271,14 @@ def test_types_of_torch_are_shown(run, tmp_path):
     assert inspect_file(tmp_path / "m.onnx").rows[0].arguments == ["x0", "torch.float16", "torch.Size([2])"]
 
 
+def test_classes_that_nobody_resolves_are_shown():
+    from tests import values as v
+
+    rows = inspect_model(model_of(call_of(v.Config(Slot(0), (1,)), v.Pair(Slot(1), v.Color.RED), v.helper))).rows
+    assert rows[0].arguments == ["tests.values:Config(size=x0, name=(1,))", "tests.values:Pair(x1, tests.values:Color.RED)", "callable tests.values:helper"]
+    assert rows[0].error is None
+
+
 EVIL = "[red]evil[/red]\x1b[31m\u202e\nline \ud800"
 
 
