@@ -28,8 +28,7 @@ from exporter.inputs import input_names
 from exporter.program import Program, save_model
 from exporter.state import ModelState, all_buffers_named
 from exporter.trust import name_of
-from symbolics import _torch_private as private
-from symbolics import torch_export
+from symbolics import _torch_private as private, torch_export
 from symbolics.arguments import qualified_name
 from symbolics.capture import Recorder, active_recorder, captured_apply
 from symbolics.errors import ExportError, PythonopWarning

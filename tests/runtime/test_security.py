@@ -15,8 +15,7 @@ import onnxruntime
 import pytest
 import torch
 from build import forward, record, training
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from exporter.runtime.kernels import PythonOp, PythonOpGrad
 from exporter.runtime.reference import reference_evaluator
