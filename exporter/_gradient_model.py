@@ -15,7 +15,8 @@ from exporter._ranks import guess_ranks
 from symbolics.errors import FormatError, PythonopError
 from symbolics.file import MARK_COUNT_KEY, MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, check_version, read_state
 from symbolics.gradients._bodies import subgraphs, walk
-from symbolics.gradients._builder import attr, is_float, rank_of
+from symbolics.gradients._values import attr, is_float, rank_of
+from symbolics.gradients.control_flow import EXPOSED
 
 __all__ = ["Boundary", "infer_shapes", "own_copy", "read_boundary", "remove_marks"]
 
@@ -38,6 +39,8 @@ def own_copy(source: Any) -> ir.Model:
         model = inner.clone()
     else:
         raise PythonopError(f"expected a path, an onnx.ModelProto, an onnx_ir.Model or a Program, not {type(source).__name__}")
+    for node in walk(model.graph):
+        node.meta.pop(EXPOSED, None)  # of an earlier build: to this one all outputs are alike
     check_version(model.metadata_props)
     _check_marks(model)
     versions = model.opset_imports

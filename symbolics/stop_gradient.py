@@ -47,7 +47,7 @@ class StopGradients(TorchFunctionMode):
             return self._inplace(func, name, args, kwargs)
         # Neither exporter traces the getter of x.data: its result would be a constant.
         result = args[0].detach() if getattr(func, "__self__", None) is _GETTER_OF_DATA and name == "__get__" else func(*args, **kwargs)
-        if name in _SHAPE_ONLY:
+        if name in _SHAPE_ONLY or _needs_no_mark(result):
             return result
         sources = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         return pytree.tree_map_only(torch.Tensor, lambda t: _mark(t, sources), result) if sources else result
@@ -85,6 +85,13 @@ def _is_inplace(name: str) -> bool:
 
 def _needs_gradient(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad
+
+
+def _needs_no_mark(result: Any) -> bool:
+    """Whether this is plain to see; most calls of a forward end here."""
+    if isinstance(result, torch.Tensor):
+        return result.requires_grad or not result.is_floating_point()
+    return isinstance(result, torch.Size) or not isinstance(result, (tuple, list, dict))
 
 
 def _mark(tensor: torch.Tensor, sources: list[torch.Tensor]) -> torch.Tensor:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import onnx
+import onnx.inliner
 
 from exporter.runtime.models import drop_unread_contexts, graphs, nodes
 from symbolics.file import MARK_DOMAIN, MARK_OP, PYTHON_OP, PYTHON_OP_GRAD

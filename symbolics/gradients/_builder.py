@@ -245,7 +245,7 @@ class Builder:
         ``others`` are the operands with which x was broadcast; they may show that a symbolic dim was not stretched.
         """
         full = full or g
-        if x.shape is not None and full.shape is not None:
+        if x.shape is not None and full.shape is not None and len(full.shape) >= len(x.shape):
             lead = len(full.shape) - len(x.shape)
             verdicts = [_stretched(i, x, full, others) for i in range(len(x.shape))]
             if None not in verdicts:
@@ -257,7 +257,7 @@ class Builder:
                     return self.ReduceSum(g, list(range(lead)) or axes, keepdims=0 if lead else 1)
                 return g
         shape = self.shape(x)
-        if x.shape is None or full.shape is None:
+        if x.shape is None or full.shape is None or len(full.shape) < len(x.shape):
             lead_value = self.Sub(self.Size(self.shape(full)), self.Size(shape))
             ones = self.Expand(self.i64([1]), self.Reshape(lead_value, [1]))
             padded = self.Concat(ones, shape, axis=0)
