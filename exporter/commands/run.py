@@ -51,7 +51,7 @@ def run(
         with status(f"loading {file}", as_json):
             engine: Any = exporter.reference_evaluator(file, allow=allow) if reference else exporter.inference_session(file, allow=allow)
         with status(f"running {file}", as_json):
-            names = [value.name for value in read_model(file).graph.outputs]
+            names = [value.name or "" for value in read_model(file).graph.outputs]
             feeds = _read(inputs) if inputs is not None else _random(file, size)
             try:
                 results = dict(zip(names, engine.run(None, feeds), strict=True))
