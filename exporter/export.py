@@ -187,9 +187,9 @@ def _finish_calls(graph: ir.Graph, recorder: Recorder) -> None:
         for attribute in ir_attributes(encode(call, recorder.names)):
             node.attributes[attribute.name] = attribute
         node.metadata_props.pop("pkg.torch.onnx.fx_node", None)  # it shows the number of the capture, another one each time
-        for key, value in ((MODULE_PROPERTY, record.module), (SOURCE_PROPERTY, record.source)):
-            if value:
-                node.metadata_props[key] = value
+        for key, text in ((MODULE_PROPERTY, record.module), (SOURCE_PROPERTY, record.source)):
+            if text:
+                node.metadata_props[key] = text
         context, *outputs = node.outputs
         context.type, context.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([])
         if not context.uses() and id(context) not in outputs_of_graphs:

@@ -406,7 +406,7 @@ def _trainable_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | No
 
 def _warn_closure(cls: Any, module: str) -> None:
     """A tensor that forward closes over is no argument: autograd gives it no gradient, and neither do we."""
-    for cell_name, cell in zip(getattr(cls.forward, "__code__", None).co_freevars if hasattr(cls.forward, "__code__") else (), cls.forward.__closure__ or (), strict=False):
+    for cell_name, cell in zip(cls.forward.__code__.co_freevars if hasattr(cls.forward, "__code__") else (), cls.forward.__closure__ or (), strict=False):
         try:
             value = cell.cell_contents
         except ValueError:  # an empty cell
