@@ -64,7 +64,7 @@ typedef struct CustomOp { /* OrtCustomOp of API 17, 208 bytes */
     void *may_inplace, *release_may_inplace, *alias_map, *release_alias_map;
     /* ours from here on */
     struct Binding *binding;
-    int backward;
+    int backward, on_device, cuda;
 } CustomOp;
 
 #define CALL(slot, type) ((type)api[slot])
