@@ -45,9 +45,9 @@ def _bias(op: Builder, slide: Windows, g: ir.Value) -> ir.Value:
 
 def _weight(op: Builder, slide: Windows, large: ir.Value, small: ir.Value, w: ir.Value, group: int) -> ir.Value:
     """The sum over samples and windows of large (N, G*C, ...) times small (N, G*M, ...): (G*M, C, *kernel)."""
-    if group == 1 and slide.is_static and static_shape(w) is not None and slide.small.shape is not None:
-        if all(type(d) is int for d in slide.small.shape[2:]):
-            return _weight_by_slices(op, slide, slide.pad(large), small, w)
+    fixed = slide.is_static and static_shape(w) is not None and slide.small.shape is not None
+    if group == 1 and fixed and all(type(d) is int for d in slide.small.shape[2:]):
+        return _weight_by_slices(op, slide, slide.pad(large), small, w)
     return _weight_by_conv(op, slide, slide.pad(large), small, w, group)
 
 
@@ -90,7 +90,7 @@ def _weight_by_conv(op: Builder, slide: Windows, padded: ir.Value, small: ir.Val
 @gradient("Col2Im")
 def col2im(op, node, g):
     """The columns of g: for each kernel position what it sees, flattened."""
-    x, image, block = node.inputs
+    x, _, block = node.inputs
     kernel = op.ints(block)
     n = len(kernel) if kernel is not None else op.rank(node, node.outputs[0]) - 2
     strides, dilations = attr(node, "strides") or [1] * n, attr(node, "dilations") or [1] * n
@@ -104,7 +104,7 @@ def col2im(op, node, g):
         start = [p * d for p, d in zip(position, dilations)]
         # the last place that this kernel position reaches is that far from the end of the padded image
         left = [(k - 1 - p) * d for k, p, d in zip(kernel, position, dilations)]
-        lengths = op.vector([s if not isinstance(s, int) else s for s in sizes])
+        lengths = op.vector(sizes)
         end = op.Add(lengths, op.i64([pads[i] + pads[i + n] - left[i] for i in range(n)]))
         columns.append(op.Reshape(op.Slice(padded, start, end, list(range(2, n + 2)), strides), [0, 0, 1, -1]))
     return [op.reshape_like(op.Concat(*columns, axis=2) if len(columns) > 1 else columns[0], x), None, None]

@@ -18,7 +18,7 @@ __all__ = ["gather_adjoint"]
 def _move(op: Builder, node: ir.Node, g: ir.Value, *, unique: bool = False, first: int = 0) -> list[ir.Value | None]:
     """The gradient of a movement of input 0: the same node on element numbers says where each came from."""
     x = node.inputs[0]
-    attributes = {k: v for k, v in node.attributes.items()}
+    attributes = dict(node.attributes.items())
     numbers = op.node(node.op_type, [op.numbers(x), *node.inputs[1:]], outputs=len(node.outputs), domain=node.domain, **attributes)
     numbers = numbers if isinstance(numbers, ir.Value) else numbers[first]
     return [op.scatter_numbers(g, numbers, x, unique=unique)] + [None] * (len(node.inputs) - 1)
@@ -83,7 +83,7 @@ def split(op, node, *gradients):
 @gradient("Slice")
 def slice_(op, node, g):
     """Steps of 1: the gradient with zeros before and after. Anything else moves."""
-    x, starts, ends, axes, steps = [*node.inputs, None, None][:5]
+    x, starts, _ends, axes, steps = [*node.inputs, None, None][:5]
     none = [None] * (len(node.inputs) - 1)
     start, step, axis = op.ints(starts), op.ints(steps), op.ints(axes)
     if start is None or (steps is not None and step is None) or (axes is not None and axis is None) or any(s != 1 for s in step or ()):
@@ -168,7 +168,11 @@ def gather(op, node, g):
     if index is not None and index.size == 1 and type(d) is int:  # x[:, i]: zeros around
         i = int(index.reshape(())) % d
         g = op.Unsqueeze(g, [axis % rank]) if index_rank == 0 else g
-        return [op.Pad(g, [i, d - 1 - i], None, [axis]) if d > 1 else g, None] if index_rank <= 1 else [gather_adjoint(op, g, x, indices, axis, rank, index_rank), None]
+        return (
+            [op.Pad(g, [i, d - 1 - i], None, [axis]) if d > 1 else g, None]
+            if index_rank <= 1
+            else [gather_adjoint(op, g, x, indices, axis, rank, index_rank), None]
+        )
     return [gather_adjoint(op, g, x, indices, axis, rank, index_rank), None]
 
 
@@ -226,7 +230,11 @@ def unique(op, node, g, *_):
 def scatter_elements(op, node, g):
     axis = attr(node, "axis", 0)
     return _scatter(
-        op, node, g, lambda v, i: op.GatherElements(v, i, axis=axis), lambda v, i, u, how=None: op.ScatterElements(v, i, u, axis=axis, reduction=how)
+        op,
+        node,
+        g,
+        lambda v, i: op.GatherElements(v, i, axis=axis),
+        lambda v, i, u, how=None: op.ScatterElements(v, i, u, axis=axis, reduction=how),
     )
 
 
@@ -281,14 +289,14 @@ def depth_to_space(op, node, g):
     x, b = node.inputs[0], attr(node, "blocksize")
     if attr(node, "mode", "DCR") == "DCR":
         return [op.SpaceToDepth(g, blocksize=b)]
-    c, h, w = (op.dim(x, i) for i in (1, 2, 3))
+    _c, h, w = (op.dim(x, i) for i in (1, 2, 3))
     g = op.reshape(g, [op.dim(x, 0), -1, h, b, w, b])  # from (n, c, h, i, w, j) to (n, c, i, j, h, w)
     return [op.reshape_like(op.Transpose(g, perm=[0, 1, 3, 5, 2, 4]), x)]
 
 
 @gradient("SpaceToDepth")
 def space_to_depth(op, node, g):
-    x, b = node.inputs[0], attr(node, "blocksize")
+    _x, b = node.inputs[0], attr(node, "blocksize")
     return [op.DepthToSpace(g, blocksize=b, mode=attr(node, "mode", "DCR"))]
 
 
@@ -301,5 +309,3 @@ def optional(op, node, g):
 @gradient("SequenceConstruct", "SequenceAt", "SequenceInsert", "SequenceErase", "SplitToSequence", "ConcatFromSequence")
 def sequence(op, node, *_):
     raise unsupported(node, "a sequence whose length or positions are known only at run time has no gradient")
-
-
