@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from exporter.case import Case as Case
     from exporter.export import export as export
     from exporter.hook import hook as hook, install as install, uninstall as uninstall
+    from exporter.module import load as load
     from exporter.program import Program as Program
     from exporter.runtime.reference import reference_evaluator as reference_evaluator
     from exporter.trust import register as register
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "export": "exporter.export",
+    "load": "exporter.module",
     "hook": "exporter.hook",
     "install": "exporter.hook",
     "uninstall": "exporter.hook",
