@@ -167,6 +167,7 @@ def _capturing(current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any]
             recorder = stack.enter_context(Recorder(inline=current.inline, names=name_of))
         recorder.error = None
         recorder.inlined = {}
+        recorder.outputs = None
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         if isinstance(model, torch.nn.Module):

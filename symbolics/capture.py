@@ -79,6 +79,8 @@ class Recorder:
         records: key -> Record, in the order of the calls.
         error: The first ExportError: the exporters of torch wrap or retry, the hook raises this one.
         inlined: Names of Functions that were inlined without being asked to, with the reason.
+        training: Whether the model was in training mode.
+        outputs: The structure of what the model's forward returned last, None where a file cannot say it.
     """
 
     inline: Patterns = field(default_factory=Patterns)
@@ -87,6 +89,7 @@ class Recorder:
     error: ExportError | None = None
     inlined: dict[str, str] = field(default_factory=dict)
     training: bool = False
+    outputs: str | None = None
     _modules: dict[int, str] = field(default_factory=dict)
     _depth: int = 0
 
