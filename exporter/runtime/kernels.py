@@ -95,6 +95,7 @@ class PythonOp:
             self.function = gate("function", name)
             self.call = call = decode(attributes, gate)
             self.autocast = _autocast(call.autocast.dtypes)
+            _check_element_types((*call.input_types, *call.output_types))
         except PythonopError as error:
             raise type(error)(f"{self.title}: {error}") from error
         self.title = f"PythonOp {shown(node_name)!r} ({shown(name)})"
@@ -239,13 +240,18 @@ class PythonOpGrad:
         self.count = len(attributes["input_tensor_requires_grads"])
         self.wanted = tuple(bool(flag) for flag in attributes["output_tensor_requires_grads"])
         self.output_types = tuple(attributes.get("output_tensor_types", ()))
-        self.output_dtypes = [DTYPES.get(kind, torch.float32) for kind in self.output_types]
         self.title = f"{title} ({shown(self.name)})"
         data = loads(attributes[CALL_ATTRIBUTE]) if CALL_ATTRIBUTE in attributes else {"id": ""}
         if not isinstance(data, dict) or not isinstance(data.get("id"), str):
             raise FormatError(f"{self.title}: its call attribute is not what docs/format.md says: the file is damaged")
-        if len(self.output_dtypes) not in (0, len(self.wanted)):
+        if len(self.output_types) not in (0, len(self.wanted)):
             raise FormatError(f"{self.title}: output_tensor_types and output_tensor_requires_grads differ in length: the file is damaged")
+        try:
+            _check_element_types(self.output_types)
+        except FormatError as error:
+            raise FormatError(f"{self.title}: {error}") from error
+        # A gradient of a string does not exist: its place is never wanted.
+        self.output_dtypes = [DTYPES.get(kind, torch.float32) for kind in self.output_types]
         self.id: str = data["id"]
         self.store = store
 
@@ -300,6 +306,12 @@ class PythonOpGrad:
         gradient = gradient.detach()
         gradient = gradient.to_dense() if gradient.layout is not torch.strided else gradient
         return gradient.to(self.output_dtypes[index]) if self.output_dtypes else gradient
+
+
+def _check_element_types(kinds: Sequence[int]) -> None:
+    unknown = [kind for kind in kinds if kind not in DTYPES and kind != STRING]
+    if unknown:
+        raise FormatError(f"the ONNX element type {unknown[0]} has no torch dtype: the file is damaged, or from a newer release")
 
 
 def _autocast(dtypes: Mapping[str, str]) -> dict[str, torch.dtype]:

@@ -94,7 +94,7 @@ class Binding:
 
     def _plan_backward(self, kernel: PythonOpGrad, absent: Sequence[int], kept: Sequence[int] | None) -> tuple[Any, ...]:
         count = kernel.count
-        kinds = kernel.output_types or (0,) * len(kernel.wanted)
+        kinds = tuple(kind if kind in DTYPES else 0 for kind in kernel.output_types) or (0,) * len(kernel.wanted)
         written = tuple(range(len(kernel.wanted)) if kept is None else kept)
         places = tuple(i for i in range(count) if i not in absent)
         return (kernel, True, False, None, (), (), kernel.wanted, kinds, places, written, count, kernel.id, kernel.name)
