@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from symbolics import _torch_private as private
 from symbolics.errors import ExportError
+from symbolics.structure import write_structure
 
 __all__ = ["StopGradients", "differentiable_inputs", "holds_tensor", "marking"]
 
@@ -140,7 +141,9 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None) -> I
             count = len(args) - len(traced)
             args, kwargs = args[:count], {**keywords, **dict(zip(traced, args[count:], strict=True))}
         with StopGradients():
-            return forward(*args, **kwargs)
+            result = forward(*args, **kwargs)
+        active_recorder().outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))  # type: ignore[union-attr]
+        return result
 
     if keywords:
         del marked.__wrapped__  # type: ignore[attr-defined]  # torch.jit must not bind by the signature of forward

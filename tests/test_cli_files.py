@@ -84,10 +84,10 @@ def test_run(model, file, tmp_path, engine):
     options = [engine] if engine else []
     result = cli("run", file, "--allow", "tests.export.functions:*", "--inputs", tmp_path / "in.npz", "-o", tmp_path / "out.npz", "--json", *options)
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["linear_1"]["shape"] == [3, 3]
+    assert json.loads(result.stdout)["outputs"][0]["shape"] == [3, 3]
     with np.load(tmp_path / "out.npz") as outputs:
         np.testing.assert_allclose(outputs["linear_1"], model(x).detach().numpy(), rtol=1e-5, atol=1e-6)
-    assert "linear_1" in cli("run", file, "--allow", "tests.*", "--size", 5, *options).stdout
+    assert "linear_1" in cli("run", file, "--allow", "tests.*", "--dim", "batch=5", *options).stdout
 
 
 def test_run_refuses(file, tmp_path):

@@ -82,7 +82,7 @@ for _name, _value in PLAIN.items():
 class TakesSizes(Function):
     @staticmethod
     def forward(ctx, x, rows, shape):
-        assert type(rows) is int and type(shape) is torch.Size
+        assert isinstance(rows, int | torch.SymInt) and type(shape) is torch.Size
         ctx.rows = rows
         return x.reshape(shape[0] * shape[1]) * rows
 

@@ -67,6 +67,8 @@ def seed(number: int) -> None:
 
 def _run(job: dict[str, Any]) -> dict[str, Any]:
     import exporter
+    from exporter.gradient_graph import build_gradient_graph
+    from exporter.runtime.session import inference_session
     from exporter.trust import registered, unregister
 
     before = registered()
@@ -77,11 +79,11 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
 
             getattr(CASES[row], action)()
         if job.get("gradient"):
-            training = exporter.build_gradient_graph(job["path"])
+            training = build_gradient_graph(job["path"])
             pairing = json.loads(training.metadata_props["pythonop.gradients"])
         out: dict[str, Any] = {}
         for engine in job["engines"]:
-            make = exporter.inference_session if engine == "onnxruntime" else exporter.reference_evaluator
+            make = inference_session if engine == "onnxruntime" else exporter.reference_evaluator
             runs = []
             forward = make(job["path"], allow=ALLOW)
             both = make(training, allow=ALLOW) if job.get("gradient") else None

@@ -16,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from exporter.runtime.kernels import PythonOp, PythonOpGrad
+from exporter.runtime.prepare import ABSENT_INPUTS, KEPT_OUTPUTS
 from exporter.runtime.reference import reference_evaluator
 from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore
@@ -316,13 +317,19 @@ def test_fuzzed_calls(data):
     _accepts(lambda: PythonOp(attributes, Gate(ALLOW), ContextStore(), "op0"))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from([name for name in SPECS if name != "name"]), st.lists(st.integers(-3, 1 << 62), max_size=4), st.text(max_size=10))
-def test_fuzzed_files_through_the_native_library(name, ints, text):
-    model = forward(record(F.TwoInputs, X, X, 0.5))
-    attribute = next((a for a in model.graph.node[0].attribute if a.name == name), None)
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.integers(0, 1),
+    st.sampled_from(sorted({*SPECS, *GRAD_SPECS, KEPT_OUTPUTS, ABSENT_INPUTS} - {"name"})),
+    st.lists(st.integers(-3, 30) | st.integers(-(1 << 62), 1 << 62), max_size=4),
+    st.text(max_size=10),
+)
+def test_fuzzed_files_through_the_native_library(which, name, ints, text):
+    model = training(record(F.TwoInputs, X, X, 0.5))
+    node = model.graph.node[which]
+    attribute = next((a for a in node.attribute if a.name == name), None)
     if attribute is None:
-        return
+        attribute = node.attribute.add(name=name, type=onnx.AttributeProto.INTS)
     if attribute.type == onnx.AttributeProto.INTS:
         del attribute.ints[:]
         attribute.ints.extend(ints)
@@ -332,7 +339,7 @@ def test_fuzzed_files_through_the_native_library(name, ints, text):
         attribute.i = (ints or [0])[0]
     session = _accepts_any(lambda: inference_session(model, ALLOW))
     if session is not None:
-        _accepts_any(lambda: session.run(None, {"x0": np.ones((2, 4), np.float32), "x1": np.ones((2, 4), np.float32)}))
+        _accepts_any(lambda: session.run(None, dict.fromkeys(("x0", "x1", "g0", "g1"), np.ones((2, 4), np.float32))))
 
 
 def _accepts_any(call):
