@@ -24,10 +24,12 @@ __all__ = [
     "detect_fake_mode",
     "dynamo_exporter",
     "functions",
+    "is_fake",
     "is_tracing",
     "non_persistent_buffers",
     "original_apply",
     "paused_capture",
+    "random_operators",
     "real_tensors",
     "replace_traced",
     "shares_memory",
@@ -73,7 +75,31 @@ def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch._C._is_alias_of(a, b))
 
 
+@contextlib.contextmanager
+def random_operators() -> Iterator[list[Any]]:
+    """Collect the random operators of torch that run in the block, on real tensors or fake ones (which draw nothing)."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    drawn: list[Any] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                drawn.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        yield drawn
+
+
 # ------------------------------------------------------------------------------------------------ torch.export
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no data."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
 
 
 def detect_fake_mode(values: list[Any]) -> Any:

@@ -43,6 +43,7 @@ class StopGradients(TorchFunctionMode):
             with self:  # what it calls inside may stop gradients too (F.gumbel_softmax)
                 return body(*args, **kwargs)
         name = getattr(func, "__name__", "")
+        _watch_reads(name, args, kwargs)
         if _is_inplace(name):
             return self._inplace(func, name, args, kwargs)
         # Neither exporter traces the getter of x.data: its result would be a constant.
@@ -66,6 +67,29 @@ class StopGradients(TorchFunctionMode):
             rest = pytree.tree_map_only(torch.Tensor, lambda t: torch.ops.pythonop.stop_gradient(t) if _needs_gradient(t) else t, (args[1:], kwargs))
             args, kwargs = (target, *rest[0]), rest[1]
         return func(*args, **kwargs)
+
+
+_SIZE_READERS = {"__int__", "__index__", "item", "tolist"}
+_PROPERTIES = {"__get__", "size", "dim", "numel", "stride", "__len__", "is_floating_point", "is_complex", "type", "__repr__"}
+
+
+def _watch_reads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tell the recorder of sizes that become numbers, and of tensors that a Function changed and that are read again."""
+    from symbolics.capture import active_recorder, is_traced_size
+
+    recorder = active_recorder()
+    if recorder is None:
+        return
+    if name in _SIZE_READERS and recorder.dynamic and args and isinstance(args[0], torch.Tensor) and is_traced_size(args[0]):
+        with private.paused_capture():
+            size = int(args[0])
+        if size in recorder.dynamic:
+            recorder.frozen.add(size)
+    if recorder.changed and name not in _SHAPE_ONLY and name not in _PROPERTIES:
+        try:
+            recorder.check_read(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        except ExportError as error:
+            recorder.refuse(name, str(error))
 
 
 def _refuse(name: str, why: str) -> NoReturn:
@@ -140,7 +164,9 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None) -> I
             count = len(args) - len(traced)
             args, kwargs = args[:count], {**keywords, **dict(zip(traced, args[count:], strict=True))}
         with StopGradients():
-            return forward(*args, **kwargs)
+            result = forward(*args, **kwargs)
+        _watch_reads("the model's return", (result,), {})
+        return result
 
     if keywords:
         del marked.__wrapped__  # type: ignore[attr-defined]  # torch.jit must not bind by the signature of forward
