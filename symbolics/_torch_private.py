@@ -32,6 +32,7 @@ __all__ = [
     "random_operators",
     "real_tensors",
     "replace_traced",
+    "set_grad_enabled",
     "shares_memory",
     "sizes_watched",
     "tensor_type",
@@ -68,6 +69,10 @@ def paused_capture() -> Iterator[None]:
             torch._C._set_tracing_state(None)
             stack.callback(torch._C._set_tracing_state, state)
         yield
+
+
+#: What torch.no_grad() and enable_grad() call; a torch function mode sees it.
+set_grad_enabled = torch._C._set_grad_enabled
 
 
 def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -7,6 +7,7 @@ outputs, files a `Record` under a key and calls ``torch.ops.pythonop.call(inputs
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -14,7 +15,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -80,6 +81,7 @@ class Recorder:
         error: The first ExportError: the exporters of torch wrap or retry, the hook raises this one.
         inlined: Names of Functions that were inlined without being asked to, with the reason.
         training: Whether the model is in training mode.
+        transparent: Whether no_grad() and detach() stop no gradients now: in a forward that is inlined for the parameters it uses.
         dynamic: Example sizes of the dimensions that are declared dynamic (TorchScript).
         frozen: Those that the model turned into Python ints (torch.export keeps them symbolic, or fails).
         changed: Tensors that a forward changed without mark_dirty, and which one.
@@ -91,6 +93,7 @@ class Recorder:
     error: ExportError | None = None
     inlined: dict[str, str] = field(default_factory=dict)
     training: bool = False
+    transparent: bool = False
     dynamic: set[int] = field(default_factory=set)
     frozen: set[int] = field(default_factory=set)
     _classes: dict[str, type] = field(default_factory=dict)
@@ -144,7 +147,11 @@ class Recorder:
             hidden = _trainable_module(args, kwargs)
             if hidden is not None:
                 self._notice(cls, module, f"its argument {hidden} holds trainable parameters, which an opaque node would hide")
-                return self._inline(cls, args, kwargs)
+                self.transparent = True  # autograd is off in a forward: no_grad() and detach() in it stop nothing
+                try:
+                    return self._inline(cls, args, kwargs)
+                finally:
+                    self.transparent = False
             return self._node(cls, args, kwargs, module, source)
         except ExportError as error:
             if self.error is None:
@@ -441,13 +448,29 @@ def is_traced_size(tensor: torch.Tensor) -> bool:
 
 
 def _trainable_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """The first argument that is, or belongs to, a module with trainable parameters."""
+    """The first argument that is, belongs to, or calls a module with trainable parameters."""
     for name, value in [*enumerate(args), *kwargs.items()]:
-        for item in value if isinstance(value, (list, tuple)) else [value]:
-            owner = item.__self__ if isinstance(item, types.MethodType) else item
-            if isinstance(owner, torch.nn.Module) and any(p.requires_grad for p in owner.parameters()):
+        for leaf in expand_leaves(value):
+            if any(p.requires_grad for module in _modules_behind(leaf) for p in module.parameters()):
                 return str(name)
     return None
+
+
+def _modules_behind(value: Any, depth: int = 0) -> Iterator[torch.nn.Module]:
+    """The modules that a callable runs: itself, the owner of a method, what a lambda closes over or a partial holds."""
+    if isinstance(value, torch.nn.Module):
+        yield value
+    elif depth > 3:
+        return
+    elif isinstance(value, types.MethodType):
+        yield from _modules_behind(value.__self__, depth + 1)
+    elif isinstance(value, functools.partial):
+        for item in (value.func, *value.args, *value.keywords.values()):
+            yield from _modules_behind(item, depth + 1)
+    elif isinstance(value, types.FunctionType):
+        for cell in value.__closure__ or ():
+            with contextlib.suppress(ValueError):  # an empty cell
+                yield from _modules_behind(cell.cell_contents, depth + 1)
 
 
 def _warn_closure(cls: Any, module: str) -> None:

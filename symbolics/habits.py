@@ -65,12 +65,19 @@ def watched(cls: type, arguments: Any, tensors: Sequence[Any]) -> Iterator[Habit
         seen.habits.append(_DRAWS.format("torch.manual_seed"))
     if not all(np.array_equal(a, b) for a, b in zip(numpy_state, np.random.get_state(), strict=True)):
         seen.habits.append(_DRAWS.format("numpy.random.seed"))
-    if random.getstate() != python_state:
+    # On fake tensors torch's own Python code runs as well, and some of it draws.
+    if random.getstate() != python_state and (any(d is not None for d in data) or random in _modules_of(cls)):
         seen.habits.append(_DRAWS.format("random.seed"))
     after = _state(cls, arguments)
     moved = [name for name in {**state, **after} if not _same(state.get(name), after.get(name))]
     if moved:
         seen.habits.append(_STATE.format(", ".join(moved)))
+
+
+def _modules_of(cls: Any) -> list[Any]:
+    forward = getattr(cls.forward, "__func__", cls.forward)
+    code, scope = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
+    return [scope.get(name) for name in code.co_names] if code is not None else []
 
 
 def _data(tensor: Any) -> torch.Tensor | None:

@@ -42,6 +42,11 @@ class StopGradients(TorchFunctionMode):
         if body is not None:
             with self:  # what it calls inside may stop gradients too (F.gumbel_softmax)
                 return body(*args, **kwargs)
+        if _transparent() and args:
+            if func is private.set_grad_enabled:
+                return None
+            if func is torch.Tensor.detach or getattr(func, "__self__", None) is _GETTER_OF_DATA:
+                return args[0].view_as(args[0])
         name = getattr(func, "__name__", "")
         _watch_reads(name, args, kwargs)
         if _is_inplace(name):
@@ -71,6 +76,13 @@ class StopGradients(TorchFunctionMode):
 
 _SIZE_READERS = {"__int__", "__index__", "item", "tolist"}
 _PROPERTIES = {"__get__", "size", "dim", "numel", "stride", "__len__", "is_floating_point", "is_complex", "type", "__repr__"}
+
+
+def _transparent() -> bool:
+    from symbolics.capture import active_recorder
+
+    recorder = active_recorder()
+    return recorder is not None and recorder.transparent
 
 
 def _watch_reads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
