@@ -24,7 +24,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 import torch
 
-from exporter.inputs import input_names
+from exporter.inputs import check_dynamic, dynamic_sizes, input_names
 from exporter.program import Program, save_model
 from exporter.state import ModelState, all_buffers_named, tensor_of
 from exporter.trust import name_of
@@ -220,6 +220,8 @@ def _export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any =
             options["kwargs"] = differentiable_inputs(options["kwargs"])
     with _capturing(current, model, True) as recorder:
         program = original(model, args, None, optimize=False, verify=False, custom_translation_table=table, **options)
+        if options.get("dynamic_shapes") and isinstance(model, torch.nn.Module):
+            check_dynamic(model, args, options.get("kwargs") or {}, options["dynamic_shapes"], program.model.graph)
         if private.captured_by_dynamo(program):
             warnings.warn(
                 "torch could capture the model only with Dynamo (strict=True): detach() and no_grad() in it are not marked, so gradients of the file "
@@ -264,6 +266,8 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
     args += tuple(value for value in keywords.values() if holds_tensor(value))
     opset = options.get("opset_version")
     with _capturing(current, model, False, keywords) as recorder, state.restored(model), all_buffers_named(model), symbolics_registered(opset or 9):
+        recorder.dynamic = dynamic_sizes((args, keywords), options["input_names"], options.get("dynamic_axes"))
+        recorder.frozen = set()
         # No parameter data: finish() has it at hand. A large model would pass protobuf's 2 GiB for nothing.
         draft = io.BytesIO()
         # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.

@@ -410,6 +410,12 @@ def bound_methods_of_a_module(m, x):
 
 
 @case(state=lambda: {"block": Block()})
+def lambdas_around_a_module(m, x):
+    block = m.block
+    return RunsModule.apply(lambda h: block(h) * 2, x * m.weight)
+
+
+@case(state=lambda: {"block": Block()})
 def modules(m, x):
     return RunsModule.apply(m.block, x * m.weight)
 

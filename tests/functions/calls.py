@@ -194,13 +194,13 @@ def in_a_shared_submodule(m, x):
     return m.shared(m.shared(x) + m.weight)
 
 
-@case()
+@case(applies=1)
 def in_cond(m, x):
     h = x * m.weight
     return torch.cond(h.sum() > -1e9, lambda h: Triple.apply(h) + 1, lambda h: h.sin(), (h,))
 
 
-@case()
+@case(applies=1)
 def in_while_loop(m, x):
     from torch._higher_order_ops import while_loop
 
@@ -224,12 +224,12 @@ def inside_reentrant_checkpoint(m, x):
     return checkpoint(lambda h: Triple.apply(m.linear(h)), x * m.weight, use_reentrant=True)
 
 
-@case(wrap=lambda model: torch.compile(model, backend="eager"))
+@case(applies=1, wrap=lambda model: torch.compile(model, backend="eager"))
 def compiled_model(m, x):
     return Triple.apply(x * m.weight) + 1
 
 
-@case(state=lambda: {"inner": torch.compile(Shared(), backend="eager")})
+@case(applies=1, state=lambda: {"inner": torch.compile(Shared(), backend="eager")})
 def compiled_submodule(m, x):
     return m.inner(x) * m.weight
 

@@ -52,6 +52,7 @@ class Case:
         evaluation: Whether the model is in eval mode.
         raises: Whether eager's backward raises, and ours has to raise the same.
         loose: Tolerance for low precision.
+        applies: How many nodes there should be, where eager's calls cannot be counted (it compiles, or torch calls them).
     """
 
     body: Callable[..., Any]
@@ -64,6 +65,7 @@ class Case:
     evaluation: bool = False
     raises: bool = False
     loose: float = 1e-5
+    applies: int | None = None
 
     def model(self) -> nn.Module:
         """The model, always with the same values."""

@@ -94,10 +94,9 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
                 if both is not None:
                     seed(0)
                     names = [v.name for v in training.graph.outputs]
-                    missing = {v.name: np.ones([1] * len(v.shape or ()), np.float32) for v in training.graph.inputs if v.name not in feeds}
                     fed = {pairing["inputs"][o]: s for o, s in seeds.items() if o in pairing["inputs"]}
                     try:
-                        results = dict(zip(names, both.run(None, {**feeds, **{k: fed.get(k, v) for k, v in missing.items()}}), strict=True))
+                        results = dict(zip(names, both.run(None, {**feeds, **fed}), strict=True))
                         gradients = {name: results[g] for name, g in pairing["outputs"].items()}
                     except Exception as error:
                         gradients = f"{type(error).__name__}: {error}"
