@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from exporter.case import Case as Case
+    from exporter.check_gradients import check_gradients as check_gradients
     from exporter.export import export as export
+    from exporter.gradient_graph import build_gradient_graph as build_gradient_graph
     from exporter.hook import hook as hook, install as install, uninstall as uninstall
+    from exporter.module import load as load
     from exporter.program import Program as Program
     from exporter.runtime.reference import reference_evaluator as reference_evaluator
+    from exporter.runtime.session import inference_session as inference_session, session_options as session_options
     from exporter.trust import register as register
     from symbolics.errors import (
         ExportError as ExportError,
@@ -26,17 +30,24 @@ if TYPE_CHECKING:
         TrustError as TrustError,
         UnsupportedOperatorError as UnsupportedOperatorError,
     )
+    from symbolics.gradients import gradient as gradient
 
 __version__ = "0.1.0"
 
 _WHERE = {
     "export": "exporter.export",
+    "load": "exporter.module",
     "hook": "exporter.hook",
     "install": "exporter.hook",
     "uninstall": "exporter.hook",
     "Program": "exporter.program",
     "Case": "exporter.case",
     "register": "exporter.trust",
+    "build_gradient_graph": "exporter.gradient_graph",
+    "check_gradients": "exporter.check_gradients",
+    "gradient": "symbolics.gradients",
+    "inference_session": "exporter.runtime.session",
+    "session_options": "exporter.runtime.session",
     "reference_evaluator": "exporter.runtime.reference",
     "ExportError": "symbolics.errors",
     "FormatError": "symbolics.errors",

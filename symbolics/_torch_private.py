@@ -25,6 +25,8 @@ __all__ = [
     "dynamo_exporter",
     "functions",
     "is_tracing",
+    "keeps_graph",
+    "leaves",
     "non_persistent_buffers",
     "original_apply",
     "paused_capture",
@@ -32,6 +34,7 @@ __all__ = [
     "replace_traced",
     "shares_memory",
     "sizes_watched",
+    "tensor_type",
     "torchscript_exporter",
     "traced_producer",
 ]
@@ -182,9 +185,29 @@ def replace_traced(tensor: torch.Tensor, source: torch.Tensor) -> None:
     torch._C._set_value_trace(tensor, torch._C._get_value_trace(source))
 
 
+def tensor_type(dtype: torch.dtype, rank: int) -> Any:
+    """The TorchScript type of tensors of a dtype and rank, whatever their sizes."""
+    return torch._C.TensorType.get().with_dtype(dtype).with_sizes([None] * rank)
+
+
 # ----------------------------------------------------------------------------------------------------- modules
 
 
 def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
     """The names of a module's buffers that state_dict() leaves out (the live set)."""
     return module._non_persistent_buffers_set
+
+
+# ---------------------------------------------------------------------------------------------------- autograd
+
+
+def keeps_graph() -> bool:
+    """Inside a backward: whether it was called with retain_graph=True."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The leaves of nested containers, in the order in which torch's exporters flatten arguments."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_leaves(tree)

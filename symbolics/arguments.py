@@ -16,6 +16,7 @@ import dataclasses
 import enum
 import json
 import math
+import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -31,7 +32,9 @@ __all__ = [
     "MAX_DEPTH",
     "MAX_INT_BITS",
     "MAX_ITEMS",
+    "SEQUENCES",
     "Codec",
+    "Described",
     "Partial",
     "Resolver",
     "Slot",
@@ -84,6 +87,32 @@ class Unresolved:
 
     def __repr__(self) -> str:
         return f"<{self.text}>"
+
+
+class Described(Partial):
+    """A dataclass or named tuple of a file whose class nobody resolved: its name and its items.
+
+    Attributes:
+        name: ``module:qualname`` of its class.
+        fields: The names of its items, None for a named tuple.
+    """
+
+    name: str
+    fields: tuple[str, ...] | None
+
+    def __new__(cls, items: Any, name: str = "", fields: tuple[str, ...] | None = None) -> Described:
+        """Args: the items, the name of the class, the names of the items."""
+        out = super().__new__(cls, items)
+        out.name, out.fields = name, fields
+        return out
+
+    def build(self, items: list[Any]) -> Any:
+        """The same with other items."""
+        return Described(items, self.name, self.fields)
+
+    def __repr__(self) -> str:
+        names = [f"{field}=" for field in self.fields] if self.fields is not None else [""] * len(self)
+        return f"{self.name}({', '.join(f'{name}{item!r}' for name, item in zip(names, self, strict=True))})"
 
 
 #: ``resolver(kind, name)`` returns the object that a file names; kind is "enum", "dataclass", "namedtuple",
@@ -169,7 +198,10 @@ def _read_int(payload: Any, *_: Any) -> int:
     return int(text, 16)
 
 
-_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+def _read_float(payload: Any, *_: Any) -> float:
+    if payload not in ("nan", "inf", "-inf"):
+        raise ValueError("only nan, inf and -inf are written so")
+    return float(payload)  # a new nan each time: two nans are two keys of a dict
 
 
 def _write_float(value: float, _: Any) -> str:
@@ -193,14 +225,18 @@ def _write_set(value: Any, encode_child: Callable[[Any], Any]) -> list[Any]:
     return sorted((encode_child(item) for item in value), key=lambda item: json.dumps(item))
 
 
-def _write_enum(value: enum.Enum, _: Any) -> list[Any]:
+def _write_enum(value: enum.Enum, encode_child: Callable[[Any], Any]) -> list[Any]:
+    if value.name in type(value).__members__:
+        return [qualified_name(type(value)), value.name]
     # A combination of flags has no name of its own (or one like "A|B"): its number stands for it.
-    member = value.name if value.name in type(value).__members__ else value.value
-    return [qualified_name(type(value)), member]
+    if not isinstance(value, enum.Flag):
+        raise TypeError("it is no member of its class")
+    return [qualified_name(type(value)), encode_child(value.value)]
 
 
-def _read_enum(payload: Any, _: Any, resolver: Resolver) -> Any:
+def _read_enum(payload: Any, decode_child: Callable[[Any], Any], resolver: Resolver) -> Any:
     name, member = _pair(payload)
+    member = decode_child(member)
     cls = resolver("enum", _typed(name, str))
     if isinstance(cls, Unresolved):
         return Unresolved(f"{name}.{member}")
@@ -217,6 +253,7 @@ def _is_dataclass(value: Any) -> bool:
 
 def _write_dataclass(value: Any, encode_child: Callable[[Any], Any]) -> list[Any]:
     names = [f.name for f in dataclasses.fields(value)]
+    object.__new__(type(value))  # TypeError for what a reader could not build: subclasses of int, of Exception, ...
     extra = sorted(set(getattr(value, "__dict__", {})) - set(names))
     if extra:
         raise ExportError(f"a {qualified_name(type(value))} carries {', '.join(extra)} outside its dataclass fields: make them fields, or register the object")
@@ -228,7 +265,7 @@ def _read_dataclass(payload: Any, decode_child: Callable[[Any], Any], resolver: 
     values = {key: decode_child(value) for key, value in _typed(fields, dict).items()}
     cls = resolver("dataclass", _typed(name, str))
     if isinstance(cls, Unresolved):
-        return Unresolved(f"{name}({', '.join(f'{k}={v!r}' for k, v in values.items())})")
+        return Described(values.values(), name, tuple(values))
     if set(values) != {f.name for f in dataclasses.fields(cls)}:
         raise ValueError(f"{name} has other fields in this process")
     # No constructor: it could compute anything, and its result need not be what was recorded.
@@ -247,7 +284,7 @@ def _read_namedtuple(payload: Any, decode_child: Callable[[Any], Any], resolver:
     values = _read_items(items, decode_child, resolver)
     cls = resolver("namedtuple", _typed(name, str))
     if isinstance(cls, Unresolved):
-        return Unresolved(f"{name}{tuple(values)!r}")
+        return Described(values, name)
     if len(values) != len(cls._fields):
         raise ValueError(f"{name} has {len(cls._fields)} fields in this process, the file has {len(values)}")
     return tuple.__new__(cls, values)
@@ -268,10 +305,10 @@ def _read_bytes(payload: Any, *_: Any) -> bytes:
 
 
 def _numpy_dtype(name: Any) -> np.dtype:
-    dtype = np.dtype(_typed(name, str))
-    if dtype.kind not in "biufc":
-        raise TypeError(f"numpy dtype {name!r} is not a number type")
-    return dtype
+    # A pattern first: numpy reads a whole language of dtypes.
+    if not re.fullmatch(r"[<>|][biufc]\d{1,2}", _typed(name, str)):
+        raise TypeError(f"numpy dtype {name[:40]!r} is not a number type")
+    return np.dtype(name)
 
 
 def _write_array(value: Any, _: Any) -> list[Any]:
@@ -294,13 +331,30 @@ def _is_callable(value: Any) -> bool:
     return callable(value) and hasattr(value, "__qualname__") and _importable(value)
 
 
+def _has_pair(value: Any) -> bool:
+    """Whether a str holds two surrogates that JSON would join to one character."""
+    return type(value) is str and _PAIR.search(value) is not None
+
+
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+
+
+def _write_str(value: str, _: Any) -> str:
+    return base64.b64encode(value.encode("utf-8", "surrogatepass")).decode()
+
+
+def _read_str(payload: Any, *_: Any) -> str:
+    return _read_bytes(payload).decode("utf-8", "surrogatepass")
+
+
 _TABLE = [
     # tag, matches, write, read
     ("$tensor", lambda v: isinstance(v, Slot) and v.kind == "tensor", lambda v, _: v.index, lambda p, *_: Slot(_typed(p, int))),
     ("$size", lambda v: isinstance(v, Slot) and v.kind == "size", lambda v, _: v.index, lambda p, *_: Slot(_typed(p, int), "size")),
     ("$int", _exactly(int), lambda v, _: hex(v), _read_int),
-    ("$float", _exactly(float), _write_float, lambda p, *_: _FLOATS[p]),
+    ("$float", _exactly(float), _write_float, _read_float),
     ("$complex", _exactly(complex), lambda v, e: [e(v.real), e(v.imag)], lambda p, d, _: complex(*(_typed(d(x), float) for x in _pair(p)))),
+    ("$str", _has_pair, _write_str, _read_str),
     ("$bytes", _exactly(bytes), lambda v, _: base64.b64encode(v).decode(), _read_bytes),
     ("$tuple", _exactly(tuple), lambda v, e: [e(x) for x in v], lambda p, d, r: tuple(_read_items(p, d, r))),
     ("$dict", _exactly(dict), _write_entries, lambda p, d, r: dict(_read_entries(p, d, r))),
@@ -312,7 +366,7 @@ _TABLE = [
     ("$ellipsis", lambda v: v is Ellipsis, lambda v, _: True, lambda p, *_: Ellipsis),
     ("$numpy", lambda v: isinstance(v, np.generic), _write_array, lambda p, *_: _read_array(p)[()]),
     ("$ndarray", lambda v: type(v) is np.ndarray, _write_array, _read_array),
-    ("$numpydtype", lambda v: isinstance(v, np.dtype), lambda v, _: v.str, lambda p, *_: _numpy_dtype(p)),
+    ("$numpydtype", lambda v: isinstance(v, np.dtype), lambda v, _: _numpy_dtype(v.str).str, lambda p, *_: _numpy_dtype(p)),
     ("$enum", lambda v: isinstance(v, enum.Enum), _write_enum, _read_enum),
     ("$namedtuple", _is_namedtuple, lambda v, e: [qualified_name(type(v)), [e(x) for x in v]], _read_namedtuple),
     ("$dataclass", _is_dataclass, _write_dataclass, _read_dataclass),
@@ -328,7 +382,7 @@ _SAFE_INT = 1 << 53
 
 def _is_plain(value: Any) -> bool:
     kind = type(value)
-    return value is None or kind in (bool, str) or (kind is int and abs(value) <= _SAFE_INT) or (kind is float and math.isfinite(value))
+    return value is None or kind is bool or (kind is str and not _has_pair(value)) or (kind is int and abs(value) <= _SAFE_INT) or (kind is float and math.isfinite(value))
 
 
 # ----------------------------------------------------------------------------------------------------- the recursion
@@ -374,7 +428,10 @@ def encode(value: Any, names: Callable[[Any], str | None] = lambda _: None) -> A
             raise ExportError(f"an int of {item.bit_length()} bits is more than the {MAX_INT_BITS} that a file may hold")
         for codec in _CODECS:
             if codec.matches(item):
-                return {codec.tag: codec.write(item, lambda x: visit(x, depth + 1))}
+                try:
+                    return {codec.tag: codec.write(item, lambda x: visit(x, depth + 1))}
+                except (TypeError, ValueError, AttributeError, OverflowError) as error:
+                    raise ExportError(f"an object of type {qualified_name(type(item))} cannot be written as {codec.tag}: {_short(error)}") from error
         raise ExportError(
             f"an object of type {qualified_name(type(item))} has no portable form: give it a name with "
             "exporter.register(obj, name) here and in the process that runs the file, or name the Function in inline="
@@ -446,11 +503,15 @@ def _short(error: BaseException) -> str:
 # --------------------------------------------------------------------------------------------- containers of tensors
 
 
+#: What is opened like a tuple; `symbolics.torch_arguments` adds torch.Size, which pytree opens as well.
+SEQUENCES: set[type] = {list, tuple}
+
+
 def _children(value: Any) -> Iterator[Any] | None:
     """The parts of a container in the order of torch.utils._pytree; None for a leaf."""
     if type(value) in (dict, OrderedDict):
         return iter(value.values())
-    if type(value) in (list, tuple) or isinstance(value, Partial) or _is_namedtuple(value):
+    if type(value) in SEQUENCES or isinstance(value, Partial) or _is_namedtuple(value):
         return iter(value)
     if _is_dataclass(value):
         return (getattr(value, f.name) for f in dataclasses.fields(value))
@@ -458,10 +519,26 @@ def _children(value: Any) -> Iterator[Any] | None:
 
 
 def slots(value: Any) -> list[Slot]:
-    """The slots inside a value, in order."""
+    """The slots inside a value, in order.
+
+    Raises:
+        ExportError: It nests deeper than a file may.
+    """
+    return list(_slots(value, 0))
+
+
+def _slots(value: Any, depth: int) -> Iterator[Slot]:
     if isinstance(value, Slot):
-        return [value]
-    return [slot for child in (_children(value) or ()) for slot in slots(child)]
+        yield value
+    for child in _children(value) or ():
+        _check_depth(depth)
+        yield from _slots(child, depth + 1)
+
+
+def _check_depth(depth: int) -> None:
+    # Some more than encode and decode allow: what holds the arguments is a container, too.
+    if depth > MAX_DEPTH + 4:
+        raise ExportError(f"an argument nests deeper than {MAX_DEPTH} levels")
 
 
 def expand(value: Any) -> list[Any]:
@@ -480,24 +557,34 @@ def expand_leaves(value: Any) -> list[Any]:
     return [value] if children is None else [leaf for child in children for leaf in expand_leaves(child)]
 
 
-def fill(value: Any, leaf: Callable[[Any], Any]) -> Any:
-    """A copy of the value with ``leaf`` applied to every leaf; containers keep their types."""
+def fill(value: Any, leaf: Callable[[Any], Any], _depth: int = 0) -> Any:
+    """A copy of the value with ``leaf`` applied to every leaf; containers keep their types.
+
+    Raises:
+        ExportError: It nests deeper than a file may.
+    """
     kind = type(value)
+    _check_depth(_depth)
+
+    def part(item: Any) -> Any:
+        return fill(item, leaf, _depth + 1)
+
     if kind in (list, tuple):
-        return kind(fill(x, leaf) for x in value)
+        return kind(part(x) for x in value)
     if kind in (dict, OrderedDict):
-        return kind((k, fill(v, leaf)) for k, v in value.items())
+        return kind((k, part(v)) for k, v in value.items())
     if isinstance(value, Partial):
-        return value.build([fill(x, leaf) for x in value])
+        return value.build([part(x) for x in value])
     if _is_namedtuple(value):
-        return tuple.__new__(kind, [fill(x, leaf) for x in value])
+        return tuple.__new__(kind, [part(x) for x in value])
     if _is_dataclass(value):
-        parts = {f.name: fill(getattr(value, f.name), leaf) for f in dataclasses.fields(value)}
+        parts = {f.name: part(getattr(value, f.name)) for f in dataclasses.fields(value)}
         if all(parts[n] is getattr(value, n) for n in parts):
             return value
         out = object.__new__(kind)
-        out.__dict__.update(getattr(value, "__dict__", {}))
-        for key, part in parts.items():
-            object.__setattr__(out, key, part)
+        for key, item in getattr(value, "__dict__", {}).items():  # a slotted class has none
+            object.__setattr__(out, key, item)
+        for key, item in parts.items():
+            object.__setattr__(out, key, item)
         return out
     return leaf(value)

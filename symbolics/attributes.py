@@ -139,9 +139,9 @@ def _write_call(call: AutogradCall, names: Callable[[Any], str | None]) -> str:
     data: dict[str, Any] = {
         "version": FORMAT_VERSION,
         "id": call.id,
-        "args": [_encode_argument(call, i, value, names) for i, value in enumerate(call.args)],
-        "kwargs": {key: _encode_argument(call, key, value, names) for key, value in call.kwargs.items()},
-        "outputs": encode_value(call.outputs, names),
+        "args": [_encode_part(call, f"argument {i}", value, names) for i, value in enumerate(call.args)],
+        "kwargs": {_plain_key(call, key): _encode_part(call, f"keyword argument {key!r}", value, names) for key, value in call.kwargs.items()},
+        "outputs": _encode_part(call, "its output", call.outputs, names),
     }
     if call.autocast.dtypes:
         data["autocast"] = {"dtypes": dict(sorted(call.autocast.dtypes.items())), "cache": call.autocast.cache}
@@ -153,12 +153,17 @@ def _write_call(call: AutogradCall, names: Callable[[Any], str | None]) -> str:
     return text
 
 
-def _encode_argument(call: AutogradCall, where: int | str, value: Any, names: Callable[[Any], str | None]) -> Any:
+def _encode_part(call: AutogradCall, place: str, value: Any, names: Callable[[Any], str | None]) -> Any:
     try:
         return encode_value(value, names)
     except ExportError as error:
-        place = f"argument {where}" if isinstance(where, int) else f"keyword argument {where!r}"
         raise ExportError(f"{call.name}, {place}: {error}") from error
+
+
+def _plain_key(call: AutogradCall, key: str) -> str:
+    if encode_value(key) != key:
+        raise ExportError(f"{call.name}: the name of the keyword argument {key!r} cannot be written: pass it in a dict")
+    return key
 
 
 def decode(attributes: Mapping[str, Any], resolver: Resolver = describe) -> AutogradCall:

@@ -14,7 +14,7 @@ from typing import Any
 
 from symbolics.arguments import Slot, encode, expand, has_codec, slots
 
-__all__ = ["AutogradCall", "Autocast"]
+__all__ = ["Autocast", "AutogradCall"]
 
 
 @dataclass(frozen=True)
@@ -93,4 +93,4 @@ class AutogradCall:
 def _text(call: AutogradCall) -> str:
     # Objects without a portable form are compared by identity.
     fields = {f.name: getattr(call, f.name) for f in dataclasses.fields(call) if f.name != "autocast"}
-    return json.dumps(encode([fields, call.autocast.dtypes, call.autocast.cache], lambda v: None if has_codec(v) else f"id {id(v)}"))
+    return json.dumps(encode([fields, sorted(call.autocast.dtypes.items()), call.autocast.cache], lambda v: None if has_codec(v) else f"id {id(v)}"))

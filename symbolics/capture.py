@@ -79,6 +79,8 @@ class Recorder:
         records: key -> Record, in the order of the calls.
         error: The first ExportError: the exporters of torch wrap or retry, the hook raises this one.
         inlined: Names of Functions that were inlined without being asked to, with the reason.
+        training: Whether the model was in training mode.
+        outputs: The structure of what the model's forward returned last, None where a file cannot say it.
     """
 
     inline: Patterns = field(default_factory=Patterns)
@@ -87,6 +89,7 @@ class Recorder:
     error: ExportError | None = None
     inlined: dict[str, str] = field(default_factory=dict)
     training: bool = False
+    outputs: str | None = None
     _modules: dict[int, str] = field(default_factory=dict)
     _depth: int = 0
 
@@ -406,7 +409,7 @@ def _trainable_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | No
 
 def _warn_closure(cls: Any, module: str) -> None:
     """A tensor that forward closes over is no argument: autograd gives it no gradient, and neither do we."""
-    for cell_name, cell in zip(getattr(cls.forward, "__code__", None).co_freevars if hasattr(cls.forward, "__code__") else (), cls.forward.__closure__ or (), strict=False):
+    for cell_name, cell in zip(cls.forward.__code__.co_freevars if hasattr(cls.forward, "__code__") else (), cls.forward.__closure__ or (), strict=False):
         try:
             value = cell.cell_contents
         except ValueError:  # an empty cell

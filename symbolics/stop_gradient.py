@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from symbolics import _torch_private as private
 from symbolics.errors import ExportError
+from symbolics.structure import write_structure
 
 __all__ = ["StopGradients", "differentiable_inputs", "holds_tensor", "marking"]
 
@@ -47,7 +48,7 @@ class StopGradients(TorchFunctionMode):
             return self._inplace(func, name, args, kwargs)
         # Neither exporter traces the getter of x.data: its result would be a constant.
         result = args[0].detach() if getattr(func, "__self__", None) is _GETTER_OF_DATA and name == "__get__" else func(*args, **kwargs)
-        if name in _SHAPE_ONLY:
+        if name in _SHAPE_ONLY or _needs_no_mark(result):
             return result
         sources = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         return pytree.tree_map_only(torch.Tensor, lambda t: _mark(t, sources), result) if sources else result
@@ -85,6 +86,13 @@ def _is_inplace(name: str) -> bool:
 
 def _needs_gradient(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad
+
+
+def _needs_no_mark(result: Any) -> bool:
+    """Whether this is plain to see; most calls of a forward end here."""
+    if isinstance(result, torch.Tensor):
+        return result.requires_grad or not result.is_floating_point()
+    return isinstance(result, torch.Size) or not isinstance(result, (tuple, list, dict))
 
 
 def _mark(tensor: torch.Tensor, sources: list[torch.Tensor]) -> torch.Tensor:
@@ -133,7 +141,9 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None) -> I
             count = len(args) - len(traced)
             args, kwargs = args[:count], {**keywords, **dict(zip(traced, args[count:], strict=True))}
         with StopGradients():
-            return forward(*args, **kwargs)
+            result = forward(*args, **kwargs)
+        active_recorder().outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))  # type: ignore[union-attr]
+        return result
 
     if keywords:
         del marked.__wrapped__  # type: ignore[attr-defined]  # torch.jit must not bind by the signature of forward

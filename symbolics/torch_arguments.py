@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from symbolics.arguments import Codec, Partial, add_codec, slots
+from symbolics.arguments import SEQUENCES, Codec, Partial, Slot, add_codec, slots
 
 __all__ = ["PartialSize", "by_name"]
 
@@ -33,6 +33,8 @@ def _constant(kind: type) -> Codec:
 
 
 def _read_device(payload: Any, *_: Any) -> torch.device:
+    if not isinstance(payload, str):  # torch.device(0) means cuda:0
+        raise TypeError("a device is written as text")
     try:
         return torch.device(payload)
     except RuntimeError as error:
@@ -53,7 +55,13 @@ class PartialSize(Partial):
 
 
 def _read_size(payload: Any, decode_child: Any, _: Any) -> Any:
-    return PartialSize().build([decode_child(item) for item in payload])
+    if not isinstance(payload, list):
+        raise TypeError("a size is written as a list")
+    items = [decode_child(item) for item in payload]
+    if not all(type(item) is int or isinstance(item, Slot) for item in items):
+        raise TypeError("a size holds ints")
+    return PartialSize().build(items)
 
 
 add_codec(Codec("$torchsize", lambda value: type(value) in (torch.Size, PartialSize), lambda value, e: [e(n) for n in value], _read_size))
+SEQUENCES.add(torch.Size)

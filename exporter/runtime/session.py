@@ -83,14 +83,14 @@ class Binding:
         call = kernel.call
         count = len(kernel.flags)
         places = tuple(i for i in range(count) if i not in absent)
-        flat = [value if isinstance(value, Slot) else None for value in call.args]
+        flat = [value if isinstance(value, Slot) else None for value in kernel.args]
         positions = tuple(i for i, value in enumerate(flat) if value is not None) if kernel.simple else (0,) * count
-        arguments = tuple(None if isinstance(value, Slot) else value for value in call.args)
+        arguments = tuple(None if isinstance(value, Slot) else value for value in kernel.args)
         single = isinstance(call.outputs, Slot)
         kinds = tuple(call.output_types)
         fast = kernel.simple and all(position is not None for position in positions)
         return (
-            kernel, fast, single, kernel.function.apply, arguments, positions, kernel.flags, kinds, places, (), count, call.id, call.name,
+            kernel, fast, single, kernel.apply, arguments, positions, kernel.flags, kinds, places, (), count, call.id, call.name,
         )  # fmt: skip
 
     def _plan_backward(self, kernel: PythonOpGrad, absent: Sequence[int], kept: Sequence[int] | None) -> tuple[Any, ...]:
