@@ -238,6 +238,9 @@ def session_options(allow: Any = (), *, store: ContextStore | None = None, devic
 
     Raises:
         RunError: onnxruntime or the native library is not there, or onnxruntime is too old.
+
+    With a plain session, what a Function raises is the text of onnxruntime's failure, and a training graph that
+    failed half-way keeps the contexts it had made until ``store.clear()``; `inference_session` does both better.
     """
     problem = available()
     if problem:
@@ -253,6 +256,8 @@ def session_options(allow: Any = (), *, store: ContextStore | None = None, devic
 
 class Session(_Session):  # type: ignore[misc,valid-type]
     """An onnxruntime.InferenceSession whose exceptions are the Functions' own.
+
+    ``run_async`` is onnxruntime's as it is: its callback gets the text of a failure.
 
     Attributes:
         store: The contexts of its runs. A run that raised has freed what it made.
