@@ -273,6 +273,28 @@ def test_non_persistent_buffers():
     assert set(module.state_dict()) == {"kept", "scratch"}, "it is no longer the live set"
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_keeps_graph(keep):
+    seen = []
+
+    class Ask(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(private.keeps_graph())
+            return grad
+
+    Ask.apply(torch.ones(1, requires_grad=True)).sum().backward(retain_graph=keep)
+    assert seen == [keep]
+
+
+def test_leaves():
+    assert private.leaves(({"b": 1, "a": [2]}, (3, None))) == [1, 2, 3, None]
+
+
 def test_every_name_has_its_test():
     tests = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert set(private.__all__) - tests == set()
