@@ -7,7 +7,8 @@ the project may touch a private name.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import onnx_ir as ir
@@ -33,6 +34,7 @@ __all__ = [
     "original_apply",
     "paused_capture",
     "random_operators",
+    "quiet_registration",
     "real_tensors",
     "replace_traced",
     "set_grad_enabled",
@@ -41,6 +43,7 @@ __all__ = [
     "tensor_type",
     "torchscript_exporter",
     "traced_producer",
+    "translator",
 ]
 
 
@@ -185,6 +188,29 @@ def dynamo_exporter() -> Any:
     from torch.onnx._internal.exporter import _compat
 
     return _compat
+
+
+def translator() -> Any:
+    """The module whose ``_exported_program_to_onnx_program`` translates; unread nodes are lost in the step after it."""
+    from torch.onnx._internal.exporter import _core
+
+    return _core
+
+
+@contextlib.contextmanager
+def quiet_registration(functions: Iterable[Any]) -> Iterator[None]:
+    """torch.onnx infers a signature for onnxscript functions; that these are none is no news to the user."""
+    names = {str(function) for function in functions}
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return not (isinstance(record.args, tuple) and record.args and str(record.args[0]) in names)
+
+    logger.addFilter(wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(wanted)
 
 
 def captured_by_dynamo(program: Any) -> bool:
