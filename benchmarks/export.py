@@ -1,6 +1,6 @@
 """How long an export takes with the hook, against bare torch.onnx.export (which inlines the Functions).
 
-Both run in one process, in turns, after a warm-up; the medians stand side by side. Targets: with the hook at most 1.1 times
+Both run in one process, in turns, after a warm-up; the medians of their processor time, on one thread, stand side by side. Targets: with the hook at most 1.1 times
 bare torch, at most 0.7 times at 100 calls, and a time per call that does not grow from 100 to 1000 calls.
 
     python -m benchmarks.export [--runs 5] [--json] [--only CASE ...]
@@ -99,7 +99,7 @@ CASES = [
 
 
 def export_once(model: nn.Module, example: torch.Tensor, dynamo: bool, hooked: bool) -> float:
-    """Seconds of one export with a dynamic batch."""
+    """Seconds of one export with a dynamic batch: processor time, which other users of the machine disturb less."""
     start = time.process_time()
 
     def run() -> None:
@@ -166,6 +166,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--exporter", choices=["torch.export", "TorchScript"], help="one of the two")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args(argv)
+    torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
 
@@ -186,7 +187,12 @@ def main(argv: list[str] | None = None) -> int:
                 grown.append(growth(dynamo))
                 progress.advance(task)
     if options.json:
-        print(json.dumps({"torch": torch.__version__, "threads": torch.get_num_threads(), "export": rows, "growth": [asdict(g) for g in grown]}, indent=1))
+        print(
+            json.dumps(
+                {"torch": torch.__version__, "threads": torch.get_num_threads(), "export": rows, "growth": [asdict(g) for g in grown]},
+                indent=1,
+            )
+        )
     else:
         show(rows, grown)
     return int(not all([row["ok"] for row in rows] + [g.ok for g in grown]))
@@ -203,7 +209,13 @@ def show(rows: list[dict[str, Any]], grown: list[Growth]) -> None:
         for row in rows:
             colour = "green" if row["ok"] else "red"
             table.add_row(
-                row["case"], row["exporter"], f"{row['bare_s']:.3f} s", f"{row['hook_s']:.3f} s", f"[{colour}]{row['ratio']:.2f}[/]", f"{row['limit']}", str(row["runs"])
+                row["case"],
+                row["exporter"],
+                f"{row['bare_s']:.3f} s",
+                f"{row['hook_s']:.3f} s",
+                f"[{colour}]{row['ratio']:.2f}[/]",
+                f"{row['limit']}",
+                str(row["runs"]),
             )
         console.print(table)
     if grown:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from exporter.export import export as export
     from exporter.gradient_graph import build_gradient_graph as build_gradient_graph
     from exporter.hook import hook as hook, install as install, uninstall as uninstall
+    from exporter.module import load as load
     from exporter.program import Program as Program
     from exporter.runtime.reference import reference_evaluator as reference_evaluator
     from exporter.runtime.session import inference_session as inference_session, session_options as session_options
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "export": "exporter.export",
+    "load": "exporter.module",
     "hook": "exporter.hook",
     "install": "exporter.hook",
     "uninstall": "exporter.hook",

@@ -106,7 +106,11 @@ def _merge(graph: ir.Graph, proto: onnx.GraphProto) -> None:
     for value in graph.inputs:
         if (info := infos.get(value.name)) is not None and value.type is None and info.elem_type:
             value.type = ir.TensorType(ir.DataType(info.elem_type))
-            value.shape = ir.Shape([d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in info.shape.dim]) if info.HasField("shape") else None
+            value.shape = (
+                ir.Shape([d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in info.shape.dim])
+                if info.HasField("shape")
+                else None
+            )
     for node, twin in zip(graph, proto.node):
         for value in node.outputs:
             info = infos.get(value.name)
@@ -219,7 +223,9 @@ class Boundary:
 
     def check_reached(self, active: set[ir.Value]) -> None:
         if self._explicit and (idle := [v.name for v in self.outputs if v not in active]):
-            raise PythonopError(f"the outputs {idle} depend on nothing in wrt in a differentiable way: leave them out of outputs, or extend wrt")
+            raise PythonopError(
+                f"the outputs {idle} depend on nothing in wrt in a differentiable way: leave them out of outputs, or extend wrt"
+            )
 
 
 def read_boundary(model: ir.Model, wrt: Iterable[str] | None, outputs: Iterable[str] | None) -> Boundary:

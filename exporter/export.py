@@ -28,12 +28,14 @@ from symbolics.file import (
     MARK_OP,
     MODULE_PROPERTY,
     ORT_DOMAIN,
+    OUTPUTS_KEY,
     PYTHON_OP,
     SOURCE_PROPERTY,
     STATE_KEY,
     VERSION_KEY,
     write_state,
 )
+from symbolics.structure import count_tensors
 
 __all__ = ["export", "finish"]
 
@@ -122,6 +124,8 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     model.metadata_props[VERSION_KEY] = str(FORMAT_VERSION)
     model.metadata_props[STATE_KEY] = write_state(state.entries)
     model.metadata_props[MARK_COUNT_KEY] = str(marks)
+    if recorder.outputs is not None and count_tensors(recorder.outputs) == len(graph.outputs):
+        model.metadata_props[OUTPUTS_KEY] = recorder.outputs
     if any(node.domain == ORT_DOMAIN for node in _all_nodes(graph)):
         model.opset_imports[ORT_DOMAIN] = 1
     model.opset_imports.pop(MARK_DOMAIN, None)
@@ -187,9 +191,9 @@ def _finish_calls(graph: ir.Graph, recorder: Recorder) -> None:
         for attribute in ir_attributes(encode(call, recorder.names)):
             node.attributes[attribute.name] = attribute
         node.metadata_props.pop("pkg.torch.onnx.fx_node", None)  # it shows the number of the capture, another one each time
-        for key, value in ((MODULE_PROPERTY, record.module), (SOURCE_PROPERTY, record.source)):
-            if value:
-                node.metadata_props[key] = value
+        for key, text in ((MODULE_PROPERTY, record.module), (SOURCE_PROPERTY, record.source)):
+            if text:
+                node.metadata_props[key] = text
         context, *outputs = node.outputs
         context.type, context.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([])
         if not context.uses() and id(context) not in outputs_of_graphs:

@@ -119,7 +119,7 @@ def _patch() -> None:
         _open_hooks += 1
         if _open_hooks > 1:
             return
-        private.SingleLevelFunction.apply = classmethod(captured_apply)  # type: ignore[assignment]
+        private.SingleLevelFunction.apply = classmethod(captured_apply)  # type: ignore[assignment, attr-defined]
         _restore.append(lambda: delattr(private.SingleLevelFunction, "apply"))
         _replace(private.functions(), "custom_function_call", _refuse_transforms)
         _replace(private.dynamo_exporter(), "export_compat", _export_dynamo)
@@ -167,6 +167,7 @@ def _capturing(current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any]
             recorder = stack.enter_context(Recorder(inline=current.inline, names=name_of))
         recorder.error = None
         recorder.inlined = {}
+        recorder.outputs = None
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         if isinstance(model, torch.nn.Module):
@@ -187,6 +188,7 @@ def _capturing(current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any]
 def _all_functions(base: type) -> list[type]:
     """Every Function class of user code that exists now."""
     found: list[type] = []
+    cls: type
     for cls in base.__subclasses__():
         if cls.__module__.split(".")[0] != "torch":
             found.append(cls)

@@ -186,7 +186,9 @@ def _tied(state: dict[str, StateEntry]) -> list[list[str]]:
 
 def _places(model: ir.Model) -> Iterator[tuple[str, ir.Node]]:
     """Every node, with the name of where it stands."""
-    for name, graph in [("", model.graph), *((f"function {f.domain}::{f.name}", f) for f in model.functions.values())]:
+    places: list[tuple[str, ir.Graph | ir.Function]] = [("", model.graph)]
+    places += [(f"function {function.domain}::{function.name}", function) for function in model.functions.values()]
+    for name, graph in places:
         for node in ir.traversal.RecursiveGraphIterator(graph):
             inner = node.graph
             # The nodes of a function say the graph that it is made of.

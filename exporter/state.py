@@ -75,7 +75,7 @@ class ModelState:
             value.name = name
             value.const_value = tensor_of(tensor, name)
             value.type = ir.TensorType(value.const_value.dtype)
-            value.shape = ir.Shape(value.const_value.shape)
+            value.shape = ir.Shape(tensor.shape)
             graph.initializers[name] = value
             out[name] = value
         return out

@@ -26,6 +26,8 @@ __all__ = [
     "functions",
     "is_fake",
     "is_tracing",
+    "keeps_graph",
+    "leaves",
     "non_persistent_buffers",
     "original_apply",
     "paused_capture",
@@ -225,3 +227,18 @@ def tensor_type(dtype: torch.dtype, rank: int) -> Any:
 def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
     """The names of a module's buffers that state_dict() leaves out (the live set)."""
     return module._non_persistent_buffers_set
+
+
+# ---------------------------------------------------------------------------------------------------- autograd
+
+
+def keeps_graph() -> bool:
+    """Inside a backward: whether it was called with retain_graph=True."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The leaves of nested containers, in the order in which torch's exporters flatten arguments."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_leaves(tree)

@@ -85,6 +85,7 @@ class Recorder:
         dynamic: Example sizes of the dimensions that are declared dynamic (TorchScript).
         frozen: Those that the model turned into Python ints (torch.export keeps them symbolic, or fails).
         changed: Tensors that a forward changed without mark_dirty, and which one.
+        outputs: The structure of what the model's forward returned last, None where a file cannot say it.
     """
 
     inline: Patterns = field(default_factory=Patterns)
@@ -98,6 +99,7 @@ class Recorder:
     frozen: set[int] = field(default_factory=set)
     _classes: dict[str, type] = field(default_factory=dict)
     changed: list[tuple[torch.Tensor, str]] = field(default_factory=list)
+    outputs: str | None = None
     _modules: dict[int, str] = field(default_factory=dict)
     _depth: int = 0
 
@@ -475,7 +477,7 @@ def _modules_behind(value: Any, depth: int = 0) -> Iterator[torch.nn.Module]:
 
 def _warn_closure(cls: Any, module: str) -> None:
     """A tensor that forward closes over is no argument: autograd gives it no gradient, and neither do we."""
-    for cell_name, cell in zip(getattr(cls.forward, "__code__", None).co_freevars if hasattr(cls.forward, "__code__") else (), cls.forward.__closure__ or (), strict=False):
+    for cell_name, cell in zip(cls.forward.__code__.co_freevars if hasattr(cls.forward, "__code__") else (), cls.forward.__closure__ or (), strict=False):
         try:
             value = cell.cell_contents
         except ValueError:  # an empty cell

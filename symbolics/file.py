@@ -21,6 +21,7 @@ __all__ = [
     "MARK_OP",
     "MODULE_PROPERTY",
     "ORT_DOMAIN",
+    "OUTPUTS_KEY",
     "PYTHON_OP",
     "PYTHON_OP_GRAD",
     "SOURCE_PROPERTY",
@@ -48,6 +49,7 @@ FORMAT_VERSION = 1
 VERSION_KEY = "pythonop.version"  # the format version of the file
 STATE_KEY = "pythonop.state"  # JSON: state_dict key -> StateEntry
 MARK_COUNT_KEY = "pythonop.stop_gradients"  # how many StopGradient nodes the exporter wrote, subgraphs included
+OUTPUTS_KEY = "pythonop.outputs"  # JSON: the structure of forward's result (symbolics/structure.py)
 GRADIENTS_KEY = "pythonop.gradients"  # JSON: GradientPairing; training files only
 
 # Metadata of a PythonOp node: where the call came from. For people; nothing reads them back.

@@ -257,7 +257,7 @@ class _Probe:
                 raise ExportError(f"the rank of its output {i} depends on the values of its inputs, a file needs one rank")
             for d in range(len(one)):
                 if one[d] != two[d]:
-                    fitted[i][d] = Fresh(f"{i}.{d}")
+                    fitted[i][d] = Fresh(f"{i}.{d}")  # type: ignore[call-overload]
         outputs = first.describe(fitted)
         for output, value in zip(outputs.tensors, first.tensors(), strict=True):
             output.device = value.device
@@ -291,7 +291,7 @@ class _Probe:
                 if joint is None or None in rates.values():
                     row.append(Fresh(f"{i}.{d}"))
                     continue
-                predicted = size + sum(rates[s] * (moved[s] - self.hints[s]) for s in self.hints)
+                predicted = size + sum(rates[s] * (moved[s] - self.hints[s]) for s in self.hints)  # type: ignore[operator, misc]
                 expression = sympy.Integer(size) + sum(rates[s] * (s - self.hints[s]) for s in self.hints)
                 row.append(Fresh(f"{i}.{d}") if predicted != joint[i][d] else int(expression) if expression.is_Integer else expression)
             fitted.append(row)

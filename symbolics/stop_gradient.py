@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from symbolics import _torch_private as private
 from symbolics.errors import ExportError
+from symbolics.structure import write_structure
 
 __all__ = ["StopGradients", "differentiable_inputs", "holds_tensor", "marking"]
 
@@ -178,6 +179,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None) -> I
         with StopGradients():
             result = forward(*args, **kwargs)
         _watch_reads("the model's return", (result,), {})
+        active_recorder().outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))  # type: ignore[union-attr]
         return result
 
     if keywords:

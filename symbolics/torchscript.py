@@ -46,7 +46,7 @@ def _stop(g: Any, x: Any) -> Any:
 @contextlib.contextmanager
 def symbolics_registered(opset: int) -> Iterator[None]:
     """Register both symbolics with the TorchScript exporter while the block runs."""
-    names = {"pythonop::call": _call, "pythonop::stop_gradient": _stop}
+    names: dict[str, Any] = {"pythonop::call": _call, "pythonop::stop_gradient": _stop}
     for name, function in names.items():
         torch.onnx.register_custom_op_symbolic(name, function, opset)
     try:

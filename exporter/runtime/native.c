@@ -12,10 +12,11 @@
  *   write    each output is copied once into memory of ORT (torch's memory is never handed to ORT: in-place
  *            operators of ORT would change what autograd saved).
  *
- * native_abi.h has the declarations, native_tensors.h gather and write, native_run.h the call; here kernels are made
+ * native_abi.h has the declarations, native_tensors.h gather and write, native_run.h the call, native_device.h the same for
+ * devices; here kernels are made
  * and the two modules meet. Together they are one translation unit.
  */
-#include "native_run.h"
+#include "native_device.h"
 
 /* --------------------------------------------------------------------------------------- kernels and their making */
 
@@ -45,7 +46,9 @@ static Status compute(void *state, void *context)
     Kernel *kernel = state;
     Status status = NULL;
     PyGILState_STATE gil = PyGILState_Ensure();
-    if (kernel->backward ? compute_backward(kernel, context) : compute_forward(kernel, context))
+    if (kernel->on_device      ? compute_on_device(kernel, context)
+        : kernel->backward ? compute_backward(kernel, context)
+                           : compute_forward(kernel, context))
         status = failure(kernel->binding, kernel->object);
     PyGILState_Release(gil);
     return status;
@@ -167,6 +170,7 @@ static Kernel *make_kernel(const CustomOp *op, const void *info)
     kernel->binding = binding;
     binding->count++;
     kernel->backward = op->backward;
+    kernel->on_device = op->on_device;
     /* (object, fast, single, apply, arguments, positions, flags, kinds, places, written, inputs, id, name) */
     PyObject **targets[] = {&kernel->object, NULL, NULL, &kernel->apply, &kernel->arguments};
     for (int i = 0; i < 5; i++)
@@ -237,7 +241,7 @@ static void destroy(void *state)
 /* ---------------------------------------------------------------------------------------- the two operators' shape */
 
 static const char *op_name(const CustomOp *op) { return op->backward ? "PythonOpGrad" : "PythonOp"; }
-static const char *cpu_provider(const CustomOp *op) { (void)op; return NULL; }
+static const char *provider(const CustomOp *op) { return op->cuda ? "CUDAExecutionProvider" : NULL; } /* NULL: the CPU */
 static size_t input_count(const CustomOp *op) { return op->backward ? 2 : 1; }
 static size_t output_count(const CustomOp *op) { return op->backward ? 1 : 2; }
 static int is_context(const CustomOp *op, size_t index, int input) { return index == 0 && (op->backward ? input : !input); }
@@ -245,17 +249,17 @@ static int input_type(const CustomOp *op, size_t i) { return is_context(op, i, 1
 static int output_type(const CustomOp *op, size_t i) { return is_context(op, i, 0) ? ONNX_INT64 : 0; }
 static int input_kind(const CustomOp *op, size_t i) { return is_context(op, i, 1) ? 0 : 2; }   /* required, else variadic */
 static int output_kind(const CustomOp *op, size_t i) { return is_context(op, i, 0) ? 1 : 2; }  /* optional, else variadic */
-static int default_memory(const CustomOp *op, size_t i) { (void)op, (void)i; return 0; }
+static int input_memory(const CustomOp *op, size_t i) { return op->cuda && is_context(op, i, 1) ? -2 : 0; } /* -2: in CPU memory */
 static int zero(const CustomOp *op) { (void)op; return 0; }
 static int first_version(const CustomOp *op) { (void)op; return 1; }
 static int last_version(const CustomOp *op) { (void)op; return INT32_MAX; }
 
-static void fill_op(CustomOp *op, Binding *binding, int backward)
+static void fill_op(CustomOp *op, Binding *binding, int backward, int on_device, int cuda)
 {
     memset(op, 0, sizeof *op);
     op->version = ORT_API;
     op->name = op_name;
-    op->provider = cpu_provider;
+    op->provider = provider;
     op->input_type = input_type;
     op->input_count = input_count;
     op->output_type = output_type;
@@ -263,7 +267,7 @@ static void fill_op(CustomOp *op, Binding *binding, int backward)
     op->destroy = destroy;
     op->input_kind = input_kind;
     op->output_kind = output_kind;
-    op->input_memory = default_memory;
+    op->input_memory = input_memory;
     op->input_min = op->input_same = op->output_min = op->output_same = zero;
     op->create = create;
     op->compute = compute;
@@ -271,6 +275,8 @@ static void fill_op(CustomOp *op, Binding *binding, int backward)
     op->end_version = last_version;
     op->binding = binding;
     op->backward = backward;
+    op->on_device = on_device;
+    op->cuda = cuda;
 }
 
 static Binding *pending; /* what the next RegisterCustomOps is for; Python holds a lock around it */
@@ -285,10 +291,9 @@ EXPORT Status RegisterCustomOps(void *options, const ApiBase *base)
     if (!binding)
         return CALL(CREATE_STATUS, Status(*)(int, const char *))(ORT_FAIL, "this library is registered by exporter.session_options(), not by its path");
     Status status = CALL(CREATE_DOMAIN, Status(*)(const char *, void **))("com.microsoft", &binding->domain);
-    if (!status)
-        status = CALL(DOMAIN_ADD, Status(*)(void *, const void *))(binding->domain, &binding->forward);
-    if (!status)
-        status = CALL(DOMAIN_ADD, Status(*)(void *, const void *))(binding->domain, &binding->backward);
+    const CustomOp *ops[] = {&binding->forward, &binding->backward, &binding->device_forward, &binding->device_backward};
+    for (int i = 0; !status && i < (binding->device == WITH_CUDA ? 4 : 2); i++)
+        status = CALL(DOMAIN_ADD, Status(*)(void *, const void *))(binding->domain, ops[i]);
     if (!status)
         status = CALL(ADD_DOMAIN, Status(*)(void *, void *))(options, binding->domain);
     if (!status)
@@ -300,19 +305,23 @@ EXPORT Status RegisterCustomOps(void *options, const ApiBase *base)
 
 static void binding_destructor(PyObject *capsule) { free_binding(PyCapsule_GetPointer(capsule, "pythonop.binding")); }
 
-/* prepare(owner, store, contexts, runs) -> capsule: the next registration belongs to this binding. */
+/* prepare(owner, store, contexts, runs, device) -> capsule: the next registration belongs to this binding. */
 static PyObject *prepare(PyObject *module, PyObject *args)
 {
     (void)module;
     PyObject *owner, *store, *contexts, *runs;
-    if (!PyArg_ParseTuple(args, "OOOO", &owner, &store, &contexts, &runs))
+    int device;
+    if (!PyArg_ParseTuple(args, "OOOOi", &owner, &store, &contexts, &runs, &device))
         return NULL;
     Binding *binding = calloc(1, sizeof *binding);
     if (!binding)
         return PyErr_NoMemory();
     binding->count = 1;
-    fill_op(&binding->forward, binding, 0);
-    fill_op(&binding->backward, binding, 1);
+    binding->device = device;
+    fill_op(&binding->forward, binding, 0, device == BORROW, 0);
+    fill_op(&binding->backward, binding, 1, device == BORROW, 0);
+    fill_op(&binding->device_forward, binding, 0, 1, 1);
+    fill_op(&binding->device_backward, binding, 1, 1, 1);
     PyObject **targets[] = {&binding->owner, &binding->store, &binding->contexts, &binding->runs}, *values[] = {owner, store, contexts, runs};
     for (int i = 0; i < 4; i++) {
         Py_INCREF(values[i]);
@@ -356,7 +365,7 @@ static PyObject *setup(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"prepare", prepare, METH_VARARGS, "prepare(owner, store, contexts, runs) -> capsule"},
+    {"prepare", prepare, METH_VARARGS, "prepare(owner, store, contexts, runs, device) -> capsule"},
     {"registered", registered, METH_NOARGS, "registered() -> bool"},
     {"setup", setup, METH_VARARGS, "setup(ten functions of torch, RunError, large)"},
     {NULL, NULL, 0, NULL},
@@ -369,7 +378,8 @@ PyMODINIT_FUNC PyInit__native(void)
     struct { PyObject **target; const char *text; } names[] = {
         {&s_requires_grad, "requires_grad"}, {&s_run, "run"}, {&s_retain, "retain"}, {&s_keep, "keep"}, {&s_finish, "finish"}, {&s_take, "take"},
         {&s_version, "_version"}, {&s_strings, "strings"}, {&s_view, "view"}, {&s_plan, "plan"}, {&s_fix, "fix"}, {&s_data, "data"},
-        {&s_clone, "clone"}, {&s_escaped, "escaped"}, {&s_failed, "failed"}, {&s_title, "title"},
+        {&s_clone, "clone"}, {&s_escaped, "escaped"}, {&s_failed, "failed"}, {&s_title, "title"}, {&s_shape, "shape"},
+        {&s_device_run, "device_run"}, {&s_device_write, "device_write"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].target = PyUnicode_InternFromString(names[i].text)))

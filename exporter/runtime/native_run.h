@@ -59,19 +59,25 @@ static int store_flag(Binding *binding, PyObject *name)
 
 /* -------------------------------------------------------------------------------------------------------- PythonOp */
 
-/* Whether the thread is in inference mode or autocasts: rare, and Python's business. */
-static int special_state(void)
+/* Most calls have few tensors: no allocation for those. */
+enum { FEW = 8 };
+
+static int truth_of(PyObject *function)
 {
-    PyObject *tests[] = {is_autocast, is_inference};
-    for (int i = 0; i < 2; i++) {
-        PyObject *answer = PyObject_CallFunctionObjArgs(tests[i], NULL);
-        if (!answer)
-            return -1;
-        Py_DECREF(answer); /* True and False are immortal enough to compare */
-        if (answer != Py_False)
-            return 1;
-    }
-    return 0;
+    PyObject *answer = PyObject_CallFunctionObjArgs(function, NULL);
+    int truth = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
+    return truth;
+}
+
+/* Whether the thread is in inference mode or autocasts: rare, and Python's business. *grad: whether grad mode is on,
+ * which inference mode always turns off. */
+static int special_state(int *grad)
+{
+    if ((*grad = truth_of(is_grad_enabled)) < 0)
+        return -1;
+    int special = *grad ? 0 : truth_of(is_inference);
+    return special ? special : truth_of(is_autocast);
 }
 
 /* A context is one flat tuple, as store.Context describes: (id, name, shapes, number of roots, roots..., targets...).
@@ -87,16 +93,11 @@ static int is_true_attribute(PyObject *object, PyObject *name)
 }
 
 /* Function.apply without a detour. Fills `results` and, with keep, the targets of `*record` (new references). */
-static int fast_forward(Kernel *kernel, Input *inputs, int keep, PyObject **results, PyObject **record)
+static int fast_forward(Kernel *kernel, Input *inputs, int keep, int before, PyObject **results, PyObject **record)
 {
     PyObject *args = NULL, *result = NULL, *shapes = NULL;
     int status = -1, restore = -1;
     Py_ssize_t total = PyTuple_Size(kernel->arguments);
-    PyObject *enabled = PyObject_CallFunctionObjArgs(is_grad_enabled, NULL);
-    if (!enabled)
-        return -1;
-    int before = enabled == Py_True;
-    Py_DECREF(enabled);
     if (before != keep) {
         PyObject *none = PyObject_CallFunctionObjArgs(set_grad_enabled, keep ? Py_True : Py_False, NULL);
         if (!none)
@@ -258,14 +259,20 @@ static int compute_forward(Kernel *kernel, void *context)
         check(CALL(INPUT_COUNT, Status(*)(const void *, size_t *))(context, &count)))
         return -1;
     int keep = slot ? 1 : store_flag(kernel->binding, s_keep);
-    int special = keep < 0 ? -1 : special_state();
+    int grad = 0, special = keep < 0 ? -1 : special_state(&grad);
     if (special < 0)
         return -1;
     unsigned char *modes = kernel->modes + (keep ? kernel->inputs : 0);
     if (count != (size_t)kernel->place_count)
         return damaged(kernel->object, "the graph gives it another number of tensors than its attributes say");
-    Input *inputs = calloc((size_t)kernel->inputs + 1, sizeof *inputs);
-    PyObject **results = calloc((size_t)kernel->outputs + 1, sizeof *results);
+    Input few_inputs[FEW], *inputs = few_inputs;
+    PyObject *few_results[FEW], **results = few_results;
+    memset(few_inputs, 0, sizeof few_inputs);
+    memset(few_results, 0, sizeof few_results);
+    if (kernel->inputs > FEW || kernel->outputs > FEW) {
+        inputs = calloc((size_t)kernel->inputs + 1, sizeof *inputs);
+        results = calloc((size_t)kernel->outputs + 1, sizeof *results);
+    }
     if (!inputs || !results) {
         free(inputs);
         free(results);
@@ -280,7 +287,7 @@ static int compute_forward(Kernel *kernel, void *context)
             (value && gather(kernel, value, modes[place], &inputs[place])))
             goto done;
     }
-    if (fast ? fast_forward(kernel, inputs, keep, results, &record) : slow_forward(kernel, inputs, keep, results, &handle))
+    if (fast ? fast_forward(kernel, inputs, keep, grad, results, &record) : slow_forward(kernel, inputs, keep, results, &handle))
         goto done;
     for (Py_ssize_t i = 0; i < kernel->outputs; i++)
         if (write_tensor(kernel, context, (size_t)i + 1, results[i], kernel->kinds[i], i, &bytes) ||
@@ -301,8 +308,10 @@ done:
     Py_XDECREF(record);
     if (settle(kernel, inputs, kernel->inputs, modes))
         status = -1;
-    free(inputs);
-    free(results);
+    if (inputs != few_inputs) {
+        free(inputs);
+        free(results);
+    }
     return status;
 }
 
@@ -401,11 +410,12 @@ static int compute_backward(Kernel *kernel, void *context)
     if (seen.kind != ONNX_INT64 || seen.count != 1)
         return damaged(kernel->object, "the context is not one int64 handle");
     int64_t handle = *(int64_t *)seen.data;
-    int retain = store_flag(kernel->binding, s_retain), special = retain < 0 ? -1 : special_state();
+    int grad = 0, retain = store_flag(kernel->binding, s_retain), special = retain < 0 ? -1 : special_state(&grad);
     if (special < 0)
         return -1;
-    Input *inputs = calloc((size_t)kernel->inputs + 1, sizeof *inputs);
-    if (!inputs) {
+    Input few_inputs[FEW], *inputs = few_inputs;
+    memset(few_inputs, 0, sizeof few_inputs);
+    if (kernel->inputs > FEW && !(inputs = calloc((size_t)kernel->inputs, sizeof *inputs))) {
         PyErr_NoMemory();
         return -1;
     }
@@ -457,7 +467,8 @@ done:
     Py_XDECREF(found);
     if (settle(kernel, inputs, kernel->inputs, kernel->modes))
         status = -1;
-    free(inputs);
+    if (inputs != few_inputs)
+        free(inputs);
     return status;
 }
 

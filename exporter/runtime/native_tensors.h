@@ -10,13 +10,17 @@
 static PyObject *from_dlpack, *to_dlpack, *is_grad_enabled, *set_grad_enabled, *is_autocast, *is_inference, *run_backward, *urandom, *release_leaf, *gradient_edge,
     *run_error;
 static PyObject *s_requires_grad, *s_run, *s_retain, *s_keep, *s_finish, *s_take, *s_version, *s_strings, *s_view, *s_plan, *s_fix, *s_data, *s_clone,
-    *s_escaped, *s_failed, *s_title;
+    *s_escaped, *s_failed, *s_title, *s_shape, *s_device_run, *s_device_write;
 static size_t large = 1 << 16;
+
+/* Which operators a binding registers: for the CPU; for CUDA as well; for the CPU by the device path, for tests. */
+enum Device { CPU_ONLY = 0, WITH_CUDA, BORROW };
 
 /* One set of options: its gate and store as Python objects, its two operators. Kernels and options count. */
 typedef struct Binding {
     Py_ssize_t count;
-    CustomOp forward, backward;
+    CustomOp forward, backward, device_forward, device_backward;
+    int device; /* enum Device */
     void *domain;
     PyObject *owner;    /* exporter.runtime.session.Binding */
     PyObject *store, *contexts, *runs; /* its store, and two dicts of that */
@@ -30,7 +34,7 @@ enum { UNKNOWN = 0, VIEW, COPY };
 typedef struct Kernel {
     Binding *binding;
     PyObject *object; /* kernels.PythonOp or kernels.PythonOpGrad */
-    int backward, fast, single;
+    int backward, on_device, fast, single;
     PyObject *apply, *arguments; /* fast forward: the bound method, the tuple of arguments with None at the slots */
     Py_ssize_t inputs, outputs;  /* tensors in (without the context), tensors out of the call */
     Py_ssize_t *positions;       /* fast forward: where each input stands among the arguments */
@@ -72,6 +76,29 @@ static void capsule_destructor(PyObject *capsule)
         DLManaged *managed = PyCapsule_GetPointer(capsule, "dltensor");
         managed->deleter(managed);
     }
+}
+
+/* The tensor of a DLManaged, which is torch's from here on, also when this fails. */
+static PyObject *wrap(DLManaged *managed)
+{
+    PyObject *capsule = PyCapsule_New(managed, "dltensor", capsule_destructor);
+    if (!capsule) {
+        managed->deleter(managed);
+        return NULL;
+    }
+    PyObject *tensor = PyObject_CallFunctionObjArgs(from_dlpack, capsule, NULL);
+    Py_DECREF(capsule);
+    return tensor;
+}
+
+/* Bytes as the float8 that they are; takes the reference. */
+static PyObject *as_float8(Kernel *kernel, PyObject *tensor, int element_type)
+{
+    PyObject *kind = PyLong_FromLong(element_type);
+    PyObject *viewed = kind ? PyObject_CallMethodObjArgs(kernel->binding->owner, s_view, tensor, kind, NULL) : NULL;
+    Py_XDECREF(kind);
+    Py_DECREF(tensor);
+    return viewed;
 }
 
 /* Raise an ORT error as RuntimeError; -1 on error. */
@@ -199,22 +226,11 @@ static int gather(Kernel *kernel, const void *value, int mode, Input *input)
     tensor->shape = view->dims;
     view->managed.context = view;
     view->managed.deleter = view_deleter;
-    PyObject *capsule = PyCapsule_New(&view->managed, "dltensor", capsule_destructor);
-    if (!capsule) {
-        free(view);
-        return -1;
-    }
     if (input->bytes >= large)
         input->view = view;
-    input->tensor = PyObject_CallFunctionObjArgs(from_dlpack, capsule, NULL);
-    Py_DECREF(capsule);
-    if (input->tensor && seen.kind >= 17) {
-        PyObject *kind = PyLong_FromLong(seen.kind);
-        PyObject *viewed = kind ? PyObject_CallMethodObjArgs(kernel->binding->owner, s_view, input->tensor, kind, NULL) : NULL;
-        Py_XDECREF(kind);
-        Py_DECREF(input->tensor);
-        input->tensor = viewed;
-    }
+    input->tensor = wrap(&view->managed);
+    if (input->tensor && seen.kind >= 17)
+        input->tensor = as_float8(kernel, input->tensor, seen.kind);
     return input->tensor ? 0 : -1;
 }
 
@@ -313,6 +329,22 @@ static int dense(const DLTensor *tensor)
     return 1;
 }
 
+static float from_half(uint16_t half)
+{
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = (half >> 10) & 31, fraction = half & 0x3ff, bits;
+    if (exponent == 31)
+        bits = sign | 0x7f800000 | fraction << 13;
+    else if (exponent)
+        bits = sign | (exponent + 112) << 23 | fraction << 13;
+    else { /* zero or subnormal: fraction * 2**-24 is exact */
+        float value = (float)fraction * 5.9604644775390625e-8f;
+        return sign ? -value : value;
+    }
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 /* Copy a tensor into output `index` of the node. kind: the ONNX element type that the file promises, 0 unknown. */
 static int write_tensor(Kernel *kernel, void *context, size_t index, PyObject *tensor, int kind, Py_ssize_t place, size_t *bytes)
 {
@@ -356,7 +388,13 @@ static int write_tensor(Kernel *kernel, void *context, size_t index, PyObject *t
             *bytes *= (size_t)source->shape[i];
         if (check(CALL(TENSOR_DATA, Status(*)(void *, void **))(value, &data)))
             goto done;
-        if (*bytes)
+        Seen seen;
+        /* Between two operators that it runs in float32, ORT widens a float16 node without asking its kernel. */
+        if (kind == ONNX_HALF && !look(value, &seen) && seen.kind == ONNX_FLOAT) {
+            const uint16_t *halves = (const uint16_t *)((char *)source->data + source->offset);
+            for (size_t i = 0; i < seen.count; i++)
+                ((float *)data)[i] = from_half(halves[i]);
+        } else if (*bytes)
             memcpy(data, (char *)source->data + source->offset, *bytes);
     }
     result = 0;

@@ -118,7 +118,7 @@ def _type_outputs(graph: Any, node: onnx.NodeProto) -> bool:
         pairs = [(name, kind) for name, kind in zip(node.output, [onnx.TensorProto.INT64, *types], strict=False) if name]
     else:
         kept = _ints(node, KEPT_OUTPUTS) or range(len(types))
-        pairs = [(name, types[place]) for name, place in zip(node.output, kept, strict=False) if name and place < len(types)]
+        pairs = [(name, types[place]) for name, place in zip(node.output, kept, strict=False) if name and 0 <= place < len(types)]
     known = {value.name for value in (*graph.value_info, *graph.output) if value.type.tensor_type.elem_type}
     changed = False
     for name, kind in pairs:

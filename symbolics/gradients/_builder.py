@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +18,7 @@ from symbolics.gradients._values import attr, describe, is_float, rank_of, stati
 
 __all__ = ["Builder", "Operand", "Session", "attr", "describe", "is_float", "rank_of", "static_shape", "unsupported"]
 
-Operand = Union[ir.Value, int, float, bool, Sequence[int], np.ndarray, None]
+Operand = ir.Value | int | float | bool | Sequence[int] | np.ndarray | None
 
 _BOOLEAN = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Not", "IsNaN", "IsInf", "Xor"})
 _INTEGER = frozenset({"Shape", "Size", "NonZero", "ArgMax", "ArgMin"})

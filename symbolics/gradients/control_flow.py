@@ -18,7 +18,7 @@ from symbolics.gradients._registry import gradient
 
 __all__ = ["EXPOSED"]
 
-_RANDOM = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial".split())
+_RANDOM = frozenset(["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"])
 EXPOSED = "pythonop.exposed"  # node.meta: key -> index of the output that carries it
 
 
@@ -122,7 +122,9 @@ class _Replay:
         return ir.Graph(inputs, ends, nodes=prune([*self.copies, *self.inside.nodes], ends), name=name)
 
 
-def _replay(op: Builder, branch: int, body: ir.Graph, mapping: dict, seeds: Sequence[tuple[ir.Value, ir.Value]], targets: Sequence[ir.Value]) -> _Replay:
+def _replay(
+    op: Builder, branch: int, body: ir.Graph, mapping: dict, seeds: Sequence[tuple[ir.Value, ir.Value]], targets: Sequence[ir.Value]
+) -> _Replay:
     """Copy a body and differentiate the copy: seeds and targets are values of the body, or captured ones."""
     originals = list(body)
     for n in originals:
@@ -216,7 +218,10 @@ class _Iteration:
         m = attr(node, "num_scan_inputs")
         n = len(node.inputs) - m
         axes, directions = attr(node, "scan_input_axes") or [0] * m, attr(node, "scan_input_directions") or [0] * m
-        out_axes, out_directions = attr(node, "scan_output_axes") or [0] * (plain - n), attr(node, "scan_output_directions") or [0] * (plain - n)
+        out_axes, out_directions = (
+            attr(node, "scan_output_axes") or [0] * (plain - n),
+            attr(node, "scan_output_directions") or [0] * (plain - n),
+        )
         carried = list(zip(body.inputs[:n], body.outputs[:n], node.inputs[:n], range(n)))
         reads = list(zip(body.inputs[n:], node.inputs[n:], axes, directions))
         writes = [(body.outputs[i], i, out_axes[i - n], out_directions[i - n]) for i in range(n, plain)]

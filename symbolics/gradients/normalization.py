@@ -85,7 +85,7 @@ def layer_normalization(op, node, g, gmean=None, ginverse=None):
 
 def _sum_leading(op: Builder, g: ir.Value, like: ir.Value, x: ir.Value) -> ir.Value:
     lead = None if like.shape is None else len(x.shape) - len(like.shape)
-    if lead and all(type(d) is int and d != 1 or d == e for d, e in zip(like.shape, x.shape[lead:])):
+    if lead and all((type(d) is int and d != 1) or d == e for d, e in zip(like.shape, x.shape[lead:])):
         return op.ReduceSum(g, list(range(lead)), keepdims=0)
     return op.sum_to(g, like, x)
 

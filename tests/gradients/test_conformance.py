@@ -137,7 +137,9 @@ def check_case(name: str, model: onnx.ModelProto) -> None:
     got = run(training, feeds, [f"{k}_grad" for k in case["wrt"]] + case["forward"])
     tolerance = 3e-2 if LOW & set(types.values()) else 1e-3 if case["exact"] else 5e-3
     for i, k in enumerate(case["forward"] if name not in OTHER_FORWARD else ()):
-        np.testing.assert_allclose(np.asarray(got[k], np.float64), REFERENCES[f"{name}/fwd/{i}"], rtol=5 * tolerance, atol=tolerance, err_msg="forward")
+        np.testing.assert_allclose(
+            np.asarray(got[k], np.float64), REFERENCES[f"{name}/fwd/{i}"], rtol=5 * tolerance, atol=tolerance, err_msg="forward"
+        )
     for i, k in enumerate(case["wrt"]):
         g, index, expected = np.asarray(got[f"{k}_grad"], np.float64), REFERENCES[f"{name}/idx/{i}"], REFERENCES[f"{name}/val/{i}"]
         assert g.shape == feeds[k].shape, k

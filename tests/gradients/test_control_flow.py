@@ -67,7 +67,9 @@ def test_scan_with_state_outputs_and_captured_values():
 
 def test_scan_backwards_and_along_other_axes():
     """The same as the plain Scan of the input transposed and from its end."""
-    other = SCAN.replace("num_scan_inputs = 1,", "num_scan_inputs = 1, scan_input_axes = [1], scan_input_directions = [1], scan_output_directions = [1],")
+    other = SCAN.replace(
+        "num_scan_inputs = 1,", "num_scan_inputs = 1, scan_input_axes = [1], scan_input_directions = [1], scan_output_directions = [1],"
+    )
     rng = np.random.default_rng(0)
     feeds = {k: rng.uniform(-1, 1, s).astype(np.float32) for k, s in {"x": (4, 2), "w": (2,), "y_grad": (2,)}.items()}
     plain = gradients("float[4,2] x, float[2] w", SCAN, feeds)
@@ -86,7 +88,9 @@ def test_loop_of_a_loop_and_an_if():
 
 def test_loop_that_never_runs_hands_its_gradient_through():
     body = LOOP.replace("{3}", "{0}").replace("y = Mul(last, t)", "y = Add(last, t)")
-    got = gradients("float[2] x, float[2] w", body, {"x": np.ones(2, np.float32), "w": np.ones(2, np.float32), "y_grad": np.ones(2, np.float32)})
+    got = gradients(
+        "float[2] x, float[2] w", body, {"x": np.ones(2, np.float32), "w": np.ones(2, np.float32), "y_grad": np.ones(2, np.float32)}
+    )
     np.testing.assert_allclose(got["x_grad"], [1, 1])
     np.testing.assert_allclose(got["w_grad"], [0, 0])
 
@@ -172,7 +176,9 @@ def _around(kind: str) -> onnx.ModelProto:
     if kind == "Loop":
         counter = oh.make_tensor_value_info("i", TensorProto.INT64, [])
         out_flag = oh.make_tensor_value_info("d", TensorProto.BOOL, [])
-        body = oh.make_graph([*inner, oh.make_node("Identity", ["c"], ["d"])], "body", [counter, flag, value("s", 4)], [out_flag, value("n", 4)])
+        body = oh.make_graph(
+            [*inner, oh.make_node("Identity", ["c"], ["d"])], "body", [counter, flag, value("s", 4)], [out_flag, value("n", 4)]
+        )
         nodes.append(oh.make_node("Loop", ["count", "go", "x"], ["y"], body=body))
     elif kind == "Scan":
         body = oh.make_graph([*inner, oh.make_node("Add", ["n", "v"], ["m"])], "body", [value("s", 4), value("v", 4)], [value("m", 4)])
@@ -199,7 +205,8 @@ def test_a_python_op_in_a_body_is_called_once_an_iteration(kind):
     evaluator = ReferenceEvaluator(ir.to_proto(training), new_ops=[PythonOp, PythonOpGrad])
     got = dict(zip([o.name for o in training.graph.outputs], evaluator.run(None, feeds)))
     times = 1 if kind == "If" else 3
-    assert (CALLS.count("forward"), CALLS.count("backward")) == (times, times) and not CONTEXTS
+    assert (CALLS.count("forward"), CALLS.count("backward")) == (times, times)
+    assert not CONTEXTS
     draws = [np.random.default_rng(k + 1).uniform(1, 2) for k in range(times)]
     factor = np.prod(draws) * feeds["w"] ** times
     np.testing.assert_allclose(got["x_grad"], feeds["y_grad"] * factor, rtol=1e-4)
@@ -220,5 +227,8 @@ def test_a_python_op_in_a_loop_in_an_if_leaves_both_bodies():
     feeds = {"x": np.ones(4, np.float32), "w": np.ones(4, np.float32), "k": np.array(True), "out_grad": np.ones(4, np.float32)}
     evaluator = ReferenceEvaluator(ir.to_proto(training), new_ops=[PythonOp, PythonOpGrad])
     got = dict(zip([o.name for o in training.graph.outputs], evaluator.run(None, feeds)))
-    assert (CALLS.count("forward"), CALLS.count("backward")) == (3, 3) and not CONTEXTS
-    np.testing.assert_allclose(got["x_grad"], np.full(4, np.prod([np.random.default_rng(k + 1).uniform(1, 2) for k in range(3)])), rtol=1e-4)
+    assert (CALLS.count("forward"), CALLS.count("backward")) == (3, 3)
+    assert not CONTEXTS
+    np.testing.assert_allclose(
+        got["x_grad"], np.full(4, np.prod([np.random.default_rng(k + 1).uniform(1, 2) for k in range(3)])), rtol=1e-4
+    )

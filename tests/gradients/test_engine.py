@@ -19,7 +19,9 @@ from symbolics.gradients import RULES, gradient
 from tests.gradients.tools import gradients, model_of, run
 
 
-def parse(body: str, inputs: str = "float[2] x", outputs: str = "float[2] y", domains: str = "", opset: int = 20, weights: str = "") -> onnx.ModelProto:
+def parse(
+    body: str, inputs: str = "float[2] x", outputs: str = "float[2] y", domains: str = "", opset: int = 20, weights: str = ""
+) -> onnx.ModelProto:
     text = f'<ir_version: 9, opset_import: ["" : {opset}{domains}]> m ({inputs}) => ({outputs}) {weights} {{ {body} }}'
     return onnx.parser.parse_model(text)
 
@@ -37,12 +39,18 @@ def test_inputs_outputs_and_metadata():
     assert names(training.graph.inputs) == ["x", "y_grad"]
     assert names(training.graph.outputs) == ["y", "w_grad", "x_grad"]
     pairing = read_pairing(training.metadata_props)
-    assert dict(pairing.inputs) == {"y": "y_grad"} and dict(pairing.outputs) == {"w": "w_grad", "x": "x_grad"} and pairing.unreached == ()
+    assert dict(pairing.inputs) == {"y": "y_grad"}
+    assert dict(pairing.outputs) == {"w": "w_grad", "x": "x_grad"}
+    assert pairing.unreached == ()
 
 
 def test_the_state_table_says_what_is_trainable():
     model = parse("t = Mul(x, w) y = Add(t, c)", weights=WEIGHTS)
-    entries = {"weight": StateEntry("w", "parameter", False), "shift": StateEntry("c", "parameter", True), "gone": StateEntry("gone", "parameter", True)}
+    entries = {
+        "weight": StateEntry("w", "parameter", False),
+        "shift": StateEntry("c", "parameter", True),
+        "gone": StateEntry("gone", "parameter", True),
+    }
     oh.set_model_props(model, {STATE_KEY: write_state(entries), VERSION_KEY: "1"})
     assert list(read_pairing(build_gradient_graph(model).metadata_props).outputs) == ["c", "x"]
 
@@ -62,7 +70,8 @@ def test_flat_operators_stop_the_gradient_without_a_word():
 def test_a_value_that_is_input_and_output():
     training = build_gradient_graph(parse("y = Exp(x)", outputs="float[2] y, float[2] x"))
     pairing = read_pairing(training.metadata_props)
-    assert dict(pairing.inputs) == {"y": "y_grad", "x": "x_grad_in"} and dict(pairing.outputs) == {"x": "x_grad_out"}
+    assert dict(pairing.inputs) == {"y": "y_grad", "x": "x_grad_in"}
+    assert dict(pairing.outputs) == {"x": "x_grad_out"}
     one = np.ones(2, np.float32)
     got = run(training, {"x": 0 * one, "y_grad": one, "x_grad_in": 2 * one}, ["x_grad_out"])
     np.testing.assert_allclose(got["x_grad_out"], [3, 3])
@@ -71,7 +80,8 @@ def test_a_value_that_is_input_and_output():
 def test_a_taken_name():
     training = build_gradient_graph(parse("y_grad = Exp(x) x_grad = Sin(y_grad) y = Mul(x_grad, x)"))
     pairing = read_pairing(training.metadata_props)
-    assert dict(pairing.inputs) == {"y": "y_grad_in"} and dict(pairing.outputs) == {"x": "x_grad_out"}
+    assert dict(pairing.inputs) == {"y": "y_grad_in"}
+    assert dict(pairing.outputs) == {"x": "x_grad_out"}
     onnx.checker.check_model(ir.to_proto(training), full_check=True)
 
 
@@ -85,7 +95,8 @@ def test_the_callers_model_and_the_collector_stay_as_they_were():
     before = ir.to_proto(model).SerializeToString()
     assert gc.isenabled()
     build_gradient_graph(model, wrt=["x"])
-    assert gc.isenabled() and ir.to_proto(model).SerializeToString() == before
+    assert gc.isenabled()
+    assert ir.to_proto(model).SerializeToString() == before
 
 
 def test_forward_names_and_order_stay():
@@ -101,7 +112,11 @@ def test_builds_are_deterministic():
 
 @pytest.mark.parametrize("opset", [13, 15, 17, 18, 21, 23])
 def test_opsets(opset):
-    body = "a = ReduceMean<axes = [1]>(x) y = Softmax(a)" if opset < 18 else "k = Constant<value_ints = [1]>() a = ReduceMean(x, k) y = Softmax(a)"
+    body = (
+        "a = ReduceMean<axes = [1]>(x) y = Softmax(a)"
+        if opset < 18
+        else "k = Constant<value_ints = [1]>() a = ReduceMean(x, k) y = Softmax(a)"
+    )
     model = parse(body.replace("Softmax(a)", "Tanh(a)"), inputs="float[2,3] x", outputs="float[2,1] y", opset=opset)
     got = run(build_gradient_graph(model), {"x": np.zeros((2, 3), np.float32), "y_grad": np.ones((2, 1), np.float32)})
     np.testing.assert_allclose(got["x_grad"], np.full((2, 3), 1 / 3), rtol=1e-6)
@@ -129,7 +144,9 @@ def test_fully_masked_rows_have_no_nan():
     constant = next(n for n in model.graph.node if n.output[0] == "low")
     constant.attribute[0].t.CopyFrom(oh.make_tensor("low", TensorProto.FLOAT, [], [-np.inf]))
     mask = np.array([[True, False, True], [False] * 3])
-    got = run(build_gradient_graph(model), {"x": np.ones((2, 3), np.float32), "m": mask, "y_grad": np.array([[1, 2, 3], [4, 5, 6]], np.float32)})
+    got = run(
+        build_gradient_graph(model), {"x": np.ones((2, 3), np.float32), "m": mask, "y_grad": np.array([[1, 2, 3], [4, 5, 6]], np.float32)}
+    )
     np.testing.assert_allclose(got["x_grad"], [[-0.5, 0, 0.5], [0, 0, 0]])
 
 
@@ -164,14 +181,16 @@ def test_marks_stop_gradients_and_go():
     body = oh.make_function("pythonop", "StopGradient", ["x"], ["y"], [oh.make_node("Identity", ["x"], ["y"])], [oh.make_opsetid("", 20)])
     model.functions.append(body)
     training = build_gradient_graph(model)
-    assert not training.functions and all(n.domain == "" for n in training.graph)
+    assert not training.functions
+    assert all(n.domain == "" for n in training.graph)
     got = run(training, {"x": np.array([2, 3], np.float32), "y_grad": np.ones(2, np.float32)})
     np.testing.assert_array_equal(got["x_grad"], [2, 3])
 
 
 def test_a_marked_output_keeps_its_name():
     training = build_gradient_graph(parse("e = Exp(x) y = pythonop.StopGradient(e)", domains=MARKS))
-    assert names(training.graph.outputs)[0] == "y" and read_pairing(training.metadata_props).unreached == ("x",)
+    assert names(training.graph.outputs)[0] == "y"
+    assert read_pairing(training.metadata_props).unreached == ("x",)
 
 
 def test_lost_marks_are_refused():
@@ -191,7 +210,9 @@ def test_a_newer_format_is_refused():
 # ------------------------------------------------------------------------------------------------- functions, own rules
 def test_model_local_functions_are_expanded_where_gradients_flow():
     model = parse("y = my.Twice(x)", domains=', "my" : 1')
-    model.functions.append(oh.make_function("my", "Twice", ["a"], ["b"], [oh.make_node("Mul", ["a", "a"], ["b"])], [oh.make_opsetid("", 20)]))
+    model.functions.append(
+        oh.make_function("my", "Twice", ["a"], ["b"], [oh.make_node("Mul", ["a", "a"], ["b"])], [oh.make_opsetid("", 20)])
+    )
     got = run(build_gradient_graph(model), {"x": np.array([2, 3], np.float32), "y_grad": np.ones(2, np.float32)})
     np.testing.assert_array_equal(got["x_grad"], [4, 6])
 
@@ -222,7 +243,9 @@ def test_an_unknown_operator_is_named_with_node_module_and_way_out():
     node = model.graph.node[1]
     node.name = "mystery_7"
     node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value="['', 'layers.3', 'mystery']")
-    with pytest.raises(UnsupportedOperatorError, match=r"my::Mystery \(node 'mystery_7'.*layers\.3.*@exporter\.gradient\('Mystery', domain='my'\)"):
+    with pytest.raises(
+        UnsupportedOperatorError, match=r"my::Mystery \(node 'mystery_7'.*layers\.3.*@exporter\.gradient\('Mystery', domain='my'\)"
+    ):
         build_gradient_graph(model)
 
 
@@ -270,8 +293,10 @@ def test_python_op_and_its_grad_are_paired():
     training = build_gradient_graph(python_op_model(), wrt=["u"], outputs=["e"])
     forward = next(n for n in training.graph if n.op_type == "PythonOp")
     backward = next(n for n in training.graph if n.op_type == "PythonOpGrad")
-    assert forward.outputs[0].name and backward.inputs[0] is forward.outputs[0]
-    assert backward.inputs[1] is not None and backward.inputs[2] is None  # nothing comes from z
+    assert forward.outputs[0].name
+    assert backward.inputs[0] is forward.outputs[0]
+    assert backward.inputs[1] is not None
+    assert backward.inputs[2] is None
     assert list(backward.inputs[3:]) == list(forward.outputs[1:])
     assert [o.name for o in backward.outputs] == ["", "u_grad"]
     assert list(backward.attributes["output_tensor_requires_grads"].value) == [0, 1]

@@ -68,6 +68,12 @@ def test_semantics(case):
     check_case(case, Runner)
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_path_of_devices(case):
+    # Runs on the CPU what runs on a GPU, but for the stream and the provider's name.
+    check_case(case, lambda model: Runner(model, allow=(), sess_options=session_options(ALLOW, device="borrow")), times=2)
+
+
 # ------------------------------------------------------------------------------------------------- what people change
 
 

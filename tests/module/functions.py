@@ -1,0 +1,90 @@
+"""Functions and models of these tests; importable, as a file names them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * g
+
+
+class Two(torch.autograd.Function):
+    """Two float outputs and an integer one, a float argument."""
+
+    @staticmethod
+    def forward(ctx, x, y, factor):
+        ctx.save_for_backward(x, y)
+        ctx.factor = factor
+        index = x.argmax(-1)
+        ctx.mark_non_differentiable(index)
+        return x * y * factor, torch.sin(x), index
+
+    @staticmethod
+    def backward(ctx, g, h, _):
+        x, y = ctx.saved_tensors
+        return ctx.factor * g * y + h * torch.cos(x), ctx.factor * g * x, None
+
+
+class Cubic(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.second(Cube.apply(self.first(x)))
+
+
+class Result(NamedTuple):
+    value: torch.Tensor
+    others: dict
+
+
+class Structured(nn.Module):
+    """Nested result with a constant and None."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.unused = nn.Linear(4, 4)
+
+    def forward(self, x, y, ids):
+        a, b, index = Two.apply(self.linear(x), y, 0.5)
+        return Result(a, {"b": b, "index": index, "more": [a + ids, None]})
+
+
+class Tied(nn.Module):
+    """Tied, frozen, and a buffer that is no part of state_dict()."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.frozen = nn.Linear(6, 6)
+        self.frozen.requires_grad_(False)
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("scale", torch.tensor([1.5]), persistent=False)
+        self.register_buffer("shift", torch.tensor([0.25]))
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.frozen(self.embed(ids))) * self.scale + self.shift)
+
+
+class Dropping(nn.Module):
+    def __init__(self, p=0.4):
+        super().__init__()
+        self.first, self.drop, self.second = nn.Linear(6, 64), nn.Dropout(p), nn.Linear(64, 3)
+
+    def forward(self, x):
+        return self.second(self.drop(self.first(x)))
