@@ -24,7 +24,7 @@ from exporter.runtime.models import read_model
 from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore
 from symbolics.errors import FormatError, PythonopError, RunError
-from symbolics.file import read_pairing
+from symbolics.file import ORT_DOMAIN, read_pairing
 
 __all__ = ["Engine", "Kept", "Plan", "Runner", "open_model", "tensor"]
 
@@ -227,4 +227,15 @@ class Engine:
         options.log_severity_level = 3
         options.intra_op_num_threads = torch.get_num_threads()
         options.enable_mem_pattern = False
-        return Runner(inference_session(model, sess_options=options, providers=self.providers), self.device)
+        # onnxruntime's own fusions (FusedGemm) look for this import where the domain has operators of ours.
+        model.opset_imports.setdefault(ORT_DOMAIN, 1)
+        try:
+            session = inference_session(model, sess_options=options, providers=self.providers)
+        except (PythonopError, ImportError):
+            raise
+        except Exception as error:  # onnxruntime's exceptions have no common base
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise RunError(
+                f"onnxruntime cannot run the model: {reason[0][:500]}. Where a type has no kernel (bfloat16 on the CPU), export the model in another one"
+            ) from error
+        return Runner(session, self.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -107,7 +108,7 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     """
     graph = model.graph
     parameters = state.adopt(graph)
-    with held_out(graph, parameters):
+    with held_out(graph, parameters), _kept_apart(graph):
         if optimize and rewrite:
             onnxscript.optimizer.optimize(model)
         elif optimize:
@@ -155,6 +156,22 @@ _FOLD_PASSES: tuple[Any, ...] = (
 
 def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
     return ir.traversal.RecursiveGraphIterator(graph)
+
+
+_RANDOM = frozenset("Dropout Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
+
+
+@contextlib.contextmanager
+def _kept_apart(graph: ir.Graph) -> Iterator[None]:
+    """While the block runs, no two random draws are equal: the optimizer would make one of two dropouts of one value."""
+    for number, node in enumerate(_all_nodes(graph)):
+        if node.op_type in _RANDOM:
+            node.attributes["pythonop_number"] = ir.AttrInt64("pythonop_number", number)
+    try:
+        yield
+    finally:
+        for node in _all_nodes(graph):
+            node.attributes.pop("pythonop_number", None)
 
 
 def _adopt_orphans(graph: ir.Graph) -> None:

@@ -23,6 +23,12 @@ def input_names(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
         return None
 
 
+def named_tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors of a call by the names of the inputs that they become, in the order of forward's signature."""
+    arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    return {name: tensor for argument, value in arguments.items() for name, tensor, _ in _leaves(argument, value, None)}
+
+
 def dynamic_axes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, names: list[str] | None = None) -> dict[str, dict[int, str]]:
     """The ``dynamic_axes`` of torch's older exporter for the ``dynamic_shapes`` of the newer one.
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
-from torch.autograd.function import once_differentiable
 
 from exporter._engine import Engine, Kept, Plan, open_model, tensor
 from exporter.runtime.kernels import DTYPES
@@ -344,9 +343,17 @@ class _Step(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *above: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """One run of the gradient graph; absent gradients stay absent."""
+        """One run of the gradient graph; absent gradients stay absent.
+
+        Raises:
+            RunError: With create_graph=True: what it returned would be constants for a second backward.
+        """
+        if torch.is_grad_enabled():
+            raise RunError(
+                "a loaded file has no second derivative: create_graph=True needs the gradient of its gradient graph. Build that as a file "
+                "(build_gradient_graph of build_gradient_graph's model), or take second derivatives in the model it was exported from"
+            )
         engine, plan = ctx.engine, ctx.plan
         halves = plan.halves
         given = {name for name, g in zip(plan.outputs, above, strict=True) if g is not None and name in halves.seeds}

@@ -7,7 +7,7 @@ the project may touch a private name.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import onnx_ir as ir
@@ -28,6 +28,7 @@ __all__ = [
     "is_tracing",
     "keeps_graph",
     "leaves",
+    "map_tensors",
     "non_persistent_buffers",
     "original_apply",
     "paused_capture",
@@ -242,3 +243,10 @@ def leaves(tree: Any) -> list[Any]:
     from torch.utils import _pytree
 
     return _pytree.tree_leaves(tree)
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """Nested containers with each tensor replaced."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_map_only(torch.Tensor, function, tree)

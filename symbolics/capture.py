@@ -81,11 +81,11 @@ class Recorder:
         error: The first ExportError: the exporters of torch wrap or retry, the hook raises this one.
         inlined: Names of Functions that were inlined without being asked to, with the reason.
         training: Whether the model is in training mode.
+        outputs: The structure of what the model's forward returned last, None where a file cannot say it.
         transparent: Whether no_grad() and detach() stop no gradients now: in a forward that is inlined for the parameters it uses.
         dynamic: Example sizes of the dimensions that are declared dynamic (TorchScript).
         frozen: Those that the model turned into Python ints (torch.export keeps them symbolic, or fails).
         changed: Tensors that a forward changed without mark_dirty, and which one.
-        outputs: The structure of what the model's forward returned last, None where a file cannot say it.
     """
 
     inline: Patterns = field(default_factory=Patterns)
@@ -94,12 +94,12 @@ class Recorder:
     error: ExportError | None = None
     inlined: dict[str, str] = field(default_factory=dict)
     training: bool = False
+    outputs: str | None = None
     transparent: bool = False
     dynamic: set[int] = field(default_factory=set)
     frozen: set[int] = field(default_factory=set)
     _classes: dict[str, type] = field(default_factory=dict)
     changed: list[tuple[torch.Tensor, str]] = field(default_factory=list)
-    outputs: str | None = None
     _modules: dict[int, str] = field(default_factory=dict)
     _depth: int = 0
 

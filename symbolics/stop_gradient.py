@@ -178,8 +178,8 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None) -> I
             args, kwargs = args[:count], {**keywords, **dict(zip(traced, args[count:], strict=True))}
         with StopGradients():
             result = forward(*args, **kwargs)
-        _watch_reads("the model's return", (result,), {})
         active_recorder().outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))  # type: ignore[union-attr]
+        _watch_reads("the model's return", (result,), {})
         return result
 
     if keywords:

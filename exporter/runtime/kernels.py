@@ -112,7 +112,7 @@ class PythonOp:
         # backward answers for the arguments that the caller passed; forward's defaults are not passed again.
         self.args = call.args[: call.passed]
         # A class may override apply to prepare its arguments: those of the file are prepared already.
-        self.apply = MethodType(torch.autograd.Function.apply.__func__, self.function)
+        self.apply = MethodType(torch.autograd.Function.apply.__func__, self.function)  # type: ignore[attr-defined]
         flat_outputs = call.outputs if type(call.outputs) is tuple else (call.outputs,)
         self.simple = (
             not call.kwargs

@@ -11,7 +11,7 @@ from symbolics.gradients._builder import Builder
 
 __all__ = ["COMPOSITES", "RULES", "Composite", "Gradients", "Rule", "RuleFunction", "composite", "gradient"]
 
-Gradients = Union[Sequence[ir.Value | None], Mapping[ir.Value, ir.Value]]
+Gradients = Sequence[ir.Value | None] | Mapping[ir.Value, ir.Value]
 RuleFunction = Callable[..., Gradients]  # (op, node, *output gradients) -> one gradient an input, None where there is none
 Composite = Callable[[Builder, ir.Node], Sequence[ir.Value | None]]  # the forward in operators that have rules
 

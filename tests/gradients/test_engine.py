@@ -196,7 +196,7 @@ def test_a_marked_output_keeps_its_name():
 def test_lost_marks_are_refused():
     model = parse("s = Identity(x) y = Mul(s, x)")
     oh.set_model_props(model, {MARK_COUNT_KEY: "1"})
-    with pytest.raises(FormatError, match="1 stop-gradient marks .* and has 0.*as the exporter saved it"):
+    with pytest.raises(FormatError, match=r"1 stop-gradient marks .* and has 0.*as the exporter saved it"):
         build_gradient_graph(model)
 
 
@@ -233,7 +233,7 @@ def test_a_rule_of_the_users_own_and_an_override():
 
 
 def test_a_rule_with_too_many_gradients():
-    with pytest.raises(PythonopError, match="Exp.*returned 2 gradients for 1 inputs"):
+    with pytest.raises(PythonopError, match=r"Exp.*returned 2 gradients for 1 inputs"):
         build_gradient_graph(parse("y = Exp(x)"), overrides={"Exp": lambda op, node, g: [g, g]})
 
 
@@ -304,5 +304,5 @@ def test_python_op_and_its_grad_are_paired():
 
 def test_a_backward_of_a_python_ops_backward_is_refused():
     training = build_gradient_graph(python_op_model())
-    with pytest.raises(UnsupportedOperatorError, match="PythonOpGrad.*'pkg:F'"):
+    with pytest.raises(UnsupportedOperatorError, match=r"PythonOpGrad.*'pkg:F'"):
         build_gradient_graph(training)
