@@ -189,10 +189,10 @@ def _eager(case: Case, number: int) -> _Eager:
     count = len(applies)
     seed(0)
     result = model(*[t * 1 if t.requires_grad else t.clone() for t in leaves])
-    outputs = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
-    seeds = [torch.randn(t.shape).to(t.dtype) if t.requires_grad else None for t in outputs]
-    pairs = [(t, s) for t, s in zip(outputs, seeds, strict=True) if s is not None]
-    values = [t.detach().numpy().copy() for t in outputs]
+    made = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    seeds = [torch.randn(t.shape).to(t.dtype) if t.requires_grad else None for t in made]
+    pairs = [(t, s) for t, s in zip(made, seeds, strict=True) if s is not None]
+    values = [t.detach().numpy().copy() for t in made]
     error = ""
     if pairs:
         try:

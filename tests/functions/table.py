@@ -9,8 +9,7 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
-from tests.functions.check import ROWS, Cell, check_row
-from tests.functions.check import shown as short
+from tests.functions.check import ROWS, Cell, check_row, shown as short
 from tests.functions.worker import ENGINES, Worker
 from tests.support import ROOT
 
