@@ -84,12 +84,13 @@ def _tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     if isinstance(shapes, (tuple, list)):
         shapes = dict(zip(arguments, shapes, strict=False))
     for name, value in arguments.items():
-        yield from _leaves(name, value, (shapes or {}).get(name))
+        for leaf, _, spec in _leaves(name, value, (shapes or {}).get(name)):
+            yield leaf, spec
 
 
-def _leaves(name: str, value: Any, spec: Any) -> Iterator[tuple[str, Any]]:
+def _leaves(name: str, value: Any, spec: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
     if isinstance(value, torch.Tensor):
-        yield name, spec
+        yield name, value, spec
     elif isinstance(value, (tuple, list)):
         for index, item in enumerate(value):
             yield from _leaves(f"{name}_{index}", item, spec[index] if isinstance(spec, (tuple, list)) and index < len(spec) else None)

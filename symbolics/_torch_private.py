@@ -7,6 +7,7 @@ the project may touch a private name.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -86,21 +87,28 @@ def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch._C._is_alias_of(a, b))
 
 
+@functools.cache
+def _random_watch() -> type:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drawn: list[Any] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                self.drawn.append(func)
+            return func(*args, **(kwargs or {}))
+
+    return Watch
+
+
 @contextlib.contextmanager
 def random_operators() -> Iterator[list[Any]]:
     """Collect the random operators of torch that run in the block, on real tensors or fake ones (which draw nothing)."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    drawn: list[Any] = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if torch.Tag.nondeterministic_seeded in func.tags:
-                drawn.append(func)
-            return func(*args, **(kwargs or {}))
-
-    with Watch():
-        yield drawn
+    with _random_watch()() as watch:
+        yield watch.drawn
 
 
 # ------------------------------------------------------------------------------------------------ torch.export

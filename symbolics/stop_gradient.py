@@ -43,13 +43,15 @@ class StopGradients(TorchFunctionMode):
         if body is not None:
             with self:  # what it calls inside may stop gradients too (F.gumbel_softmax)
                 return body(*args, **kwargs)
-        if _transparent() and args:
+        recorder = _recorder()
+        if recorder is not None and recorder.transparent and args:
             if func is private.set_grad_enabled:
                 return None
             if func is torch.Tensor.detach or getattr(func, "__self__", None) is _GETTER_OF_DATA:
                 return args[0].view_as(args[0])
         name = getattr(func, "__name__", "")
-        _watch_reads(name, args, kwargs)
+        if recorder is not None:
+            _watch_reads(recorder, name, args, kwargs)
         if _is_inplace(name):
             return self._inplace(func, name, args, kwargs)
         # Neither exporter traces the getter of x.data: its result would be a constant.
@@ -79,20 +81,16 @@ _SIZE_READERS = {"__int__", "__index__", "item", "tolist"}
 _PROPERTIES = {"__get__", "size", "dim", "numel", "stride", "__len__", "is_floating_point", "is_complex", "type", "__repr__"}
 
 
-def _transparent() -> bool:
+def _recorder() -> Any:
     from symbolics.capture import active_recorder
 
-    recorder = active_recorder()
-    return recorder is not None and recorder.transparent
+    return active_recorder()
 
 
-def _watch_reads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _watch_reads(recorder: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Tell the recorder of sizes that become numbers, and of tensors that a Function changed and that are read again."""
-    from symbolics.capture import active_recorder, is_traced_size
+    from symbolics.capture import is_traced_size
 
-    recorder = active_recorder()
-    if recorder is None:
-        return
     if name in _SIZE_READERS and recorder.dynamic and args and isinstance(args[0], torch.Tensor) and is_traced_size(args[0]):
         with private.paused_capture():
             size = int(args[0])
@@ -179,7 +177,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None) -> I
         with StopGradients():
             result = forward(*args, **kwargs)
         recorder.outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))
-        _watch_reads("the model's return", (result,), {})
+        _watch_reads(recorder, "the model's return", (result,), {})
         return (result, tuple(recorder.anchors)) if private.is_tracing() else result
 
     if keywords:
