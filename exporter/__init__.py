@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from exporter.program import Program as Program
     from exporter.runtime.reference import reference_evaluator as reference_evaluator
     from exporter.trust import register as register
+    from exporter.verify import verify as verify
     from symbolics.errors import (
         ExportError as ExportError,
         FormatError as FormatError,
@@ -39,6 +40,7 @@ _WHERE = {
     "Program": "exporter.program",
     "Case": "exporter.case",
     "register": "exporter.trust",
+    "verify": "exporter.verify",
     "reference_evaluator": "exporter.runtime.reference",
     "ExportError": "symbolics.errors",
     "FormatError": "symbolics.errors",

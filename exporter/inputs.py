@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["dynamic_axes", "input_names"]
+__all__ = ["dynamic_axes", "input_names", "named_leaves", "named_tensors"]
 
 
 def input_names(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str] | None:
@@ -23,6 +23,11 @@ def named_tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
     """The tensors of a call by the names of the inputs that they become, in the order of forward's signature."""
     arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     return {name: tensor for argument, value in arguments.items() for name, tensor, _ in _leaves(argument, value, None)}
+
+
+def named_leaves(name: str, value: Any) -> dict[str, torch.Tensor]:
+    """The tensors inside one argument by the names of the inputs that they become."""
+    return {leaf: tensor for leaf, tensor, _ in _leaves(name, value, None)}
 
 
 def dynamic_axes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, names: list[str] | None = None) -> dict[str, dict[int, str]]:
@@ -49,12 +54,13 @@ def _tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     if isinstance(shapes, (tuple, list)):
         shapes = dict(zip(arguments, shapes, strict=False))
     for name, value in arguments.items():
-        yield from _leaves(name, value, (shapes or {}).get(name))
+        for leaf, _, spec in _leaves(name, value, (shapes or {}).get(name)):
+            yield leaf, spec
 
 
-def _leaves(name: str, value: Any, spec: Any) -> Iterator[tuple[str, Any]]:
+def _leaves(name: str, value: Any, spec: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
     if isinstance(value, torch.Tensor):
-        yield name, spec
+        yield name, value, spec
     elif isinstance(value, (tuple, list)):
         for index, item in enumerate(value):
             yield from _leaves(f"{name}_{index}", item, spec[index] if isinstance(spec, (tuple, list)) and index < len(spec) else None)

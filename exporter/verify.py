@@ -306,10 +306,9 @@ def _row(name: str, kind: str, wanted: torch.Tensor | None, got: torch.Tensor | 
     if not wanted.is_floating_point():
         differ = int((got != wanted).sum())
         return Row(*about, float(differ), None, 0.5, about[3], differ == 0, f"{differ} of {wanted.numel()} elements differ" if differ else "")
-    scale = _largest(wanted) or 1.0
+    # A gradient that is 0 but for rounding (a bias in front of a norm) is measured by the largest one of the model.
+    scale = max(_largest(wanted), 0.01 * noise) or 1.0
     floor = _FLOOR.get(wanted.dtype, 1e-1)
-    # A gradient that is 0 but for rounding (a bias in front of a norm) is as wrong as the largest gradient's rounding makes it.
-    floor = max(floor, floor * 0.1 * noise / scale)
     own = None if better is None else _difference(wanted, better) / scale
     if own is None or own > max(_ROUGH, floor) or own != own:
         error, tolerance, reference, own = _difference(got, wanted) / scale, floor, about[3], None
