@@ -2,7 +2,7 @@
 #
 #   make test        ruff, mypy, import contracts, pytest
 #   make demo        the main job: two transformers models, exported, reopened elsewhere, compared
-#   make test-wild   the wider set of models found in the wild
+#   make test-wild   the models found in the wild alone (tests/models)
 #   make bench       benchmarks/, results in benchmarks/results/
 #   make lint        the linters alone
 #   make wheel       dist/pythonop-*.whl
@@ -25,11 +25,13 @@ NO_DEPS ?= timm
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 DONE := $(VENV)/installed
+BUILT := $(VENV)/built
 
 # Two processes at most: a test run shares its machine. One thread each: torch takes every core otherwise.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 WORKERS ?= 2
+BENCHMARKS ?= $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)))
 
 # constraints.txt, without the line of torch where somebody brings another one.
 ifeq ($(TORCH),)
@@ -58,6 +60,11 @@ else ifneq ($(TORCH),)
 endif
 	$(PY) -m pip install --constraint $(PINS) --editable '.[test]'
 	$(PY) -m pip install --constraint $(PINS) --no-deps $(NO_DEPS)
+	touch $@ $(BUILT)
+
+# The native library is compiled when the package is installed: again when its source changes.
+$(BUILT): $(DONE) $(wildcard exporter/runtime/*.c)
+	$(PY) -m pip install --no-deps --editable .
 	touch $@
 
 lint: $(DONE)
@@ -65,19 +72,20 @@ lint: $(DONE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-pytest: $(DONE)
+pytest: $(BUILT)
 	$(PY) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 test: lint pytest
 
-demo: $(DONE)
+demo: $(BUILT)
 	$(PY) -m examples.demo
 
-test-wild: $(DONE)
-	$(PY) -m pytest -n $(WORKERS) tests/wild $(PYTEST_ARGS)
+test-wild: $(BUILT)
+	$(PY) -m pytest -n $(WORKERS) tests/models $(PYTEST_ARGS)
 
-bench: $(DONE)
-	$(PY) -m benchmarks
+bench: $(BUILT)
+	@mkdir -p benchmarks/results
+	set -e; for name in $(BENCHMARKS); do echo "== $$name"; $(PY) -m benchmarks.$$name; done
 
 wheel: $(DONE)
 	$(PY) -m pip wheel --no-deps --wheel-dir dist .

@@ -19,6 +19,7 @@ setup(
             "exporter.runtime._native",
             ["exporter/runtime/native.c"],
             define_macros=[("Py_LIMITED_API", ABI)],
+            depends=[f"exporter/runtime/native_{part}.h" for part in ("abi", "tensors", "run", "device")],
             py_limited_api=True,
             extra_compile_args=flags,
             export_symbols=["RegisterCustomOps"],

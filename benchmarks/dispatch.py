@@ -17,14 +17,14 @@ from pathlib import Path
 # Idle threads of one library must not take the cores from the other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests" / "runtime")]
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import build
 import onnxruntime
 import torch
 from torch.autograd import Function
 
 from exporter.runtime.session import inference_session, session_options
+from tests.runtime import build
 
 
 class Double(Function):

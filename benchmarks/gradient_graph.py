@@ -97,7 +97,9 @@ def gpt2(layers: int) -> ir.Model:
 
     import exporter
 
-    config = transformers.GPT2Config(vocab_size=100, n_positions=32, n_embd=48, n_layer=layers, n_head=12, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    config = transformers.GPT2Config(
+        vocab_size=100, n_positions=32, n_embd=48, n_layer=layers, n_head=12, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+    )
 
     class Logits(torch.nn.Module):
         def __init__(self) -> None:

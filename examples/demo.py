@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 TOLERANCE = 1e-5
+EXPORTERS = {True: "torch.export", False: "TorchScript"}  # by dynamo=
 STAGES = ("counting eager's calls", "exporting", "checking and saving", "running in a fresh process", "comparing")
 
 
@@ -70,7 +71,14 @@ def bloom() -> Case:
 
     torch.manual_seed(0)
     config = BloomConfig(
-        vocab_size=96, hidden_size=32, n_layer=2, n_head=4, hidden_dropout=0.0, attention_dropout=0.0, use_cache=False, attn_implementation="eager"
+        vocab_size=96,
+        hidden_size=32,
+        n_layer=2,
+        n_head=4,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        use_cache=False,
+        attn_implementation="eager",
     )
     return Case(_last("logits", BloomForCausalLM(config)).train(), tokens(96), ["transformers.models.bloom.*"])
 
@@ -148,7 +156,11 @@ def in_a_fresh_process(path: Path, case: Case) -> list[np.ndarray]:
     np.savez(inputs, *[arg.numpy() for arg in case.args])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
     done = subprocess.run(
-        [sys.executable, __file__, "--reopen", str(path), str(inputs), str(outputs), *case.allow], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, __file__, "--reopen", str(path), str(inputs), str(outputs), *case.allow],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError(f"the fresh process failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}")
@@ -175,7 +187,7 @@ def measure(key: str, dynamo: bool, folder: Path, stage: Callable[[str], None]) 
     import exporter
 
     title, factory = CASES[key]
-    row = Row(title, "torch.export" if dynamo else "TorchScript")
+    row = Row(title, EXPORTERS[dynamo])
     path = folder / f"{key}-{'dynamo' if dynamo else 'torchscript'}.onnx"
     try:
         stage(STAGES[0])
@@ -202,7 +214,7 @@ def measure(key: str, dynamo: bool, folder: Path, stage: Callable[[str], None]) 
         if row.python_ops != row.eager_calls:
             row.problem = f"{row.python_ops} PythonOps for {row.eager_calls} calls"
         elif not row.error <= TOLERANCE:  # nan is a difference, too
-            row.problem = f"differs from eager by more than {TOLERANCE}"
+            row.problem = f"differs from eager by more than {TOLERANCE:g}"
     except Exception as error:
         row.problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else ''}"
     return row
@@ -224,7 +236,9 @@ def table(rows: list[Row]) -> Any:
     for row in rows:
         result = "[green]equal[/]" if not row.problem else f"[red]{row.problem}[/]"
         size, seconds = f"{row.size / 1024:.0f} KiB", f"{row.seconds:.1f} s"
-        out.add_row(row.model, row.exporter, str(row.eager_calls), str(row.python_ops), str(row.nodes), size, f"{row.error:.1e}", seconds, result)
+        out.add_row(
+            row.model, row.exporter, str(row.eager_calls), str(row.python_ops), str(row.nodes), size, f"{row.error:.1e}", seconds, result
+        )
     return out
 
 
@@ -246,9 +260,12 @@ def main(argv: list[str] | None = None) -> int:
     if argv[:1] == ["--reopen"]:
         reopen(*argv[1:])
         return 0
-    parser = argparse.ArgumentParser(description="Export BLOOM and I-BERT with their autograd Functions and compare the files with eager PyTorch.")
+    parser = argparse.ArgumentParser(
+        description="Export BLOOM and I-BERT with their autograd Functions and compare the files with eager PyTorch."
+    )
     parser.add_argument("--output", type=Path, default=Path("demo-output"), help="folder of the files (default: demo-output)")
     parser.add_argument("--only", choices=sorted(CASES), action="append", help="one of the models")
+    parser.add_argument("--exporter", choices=sorted(EXPORTERS.values()), help="one of the exporters")
     options = parser.parse_args(argv)
     options.output.mkdir(parents=True, exist_ok=True)
 
@@ -258,14 +275,20 @@ def main(argv: list[str] | None = None) -> int:
     quiet()
     # Wide enough for the table also where the output is no terminal.
     console = Console() if sys.stdout.isatty() else Console(width=140)
-    jobs = [(key, dynamo) for key in (options.only or CASES) for dynamo in (True, False)]
+    jobs = [(key, dynamo) for key in (options.only or CASES) for dynamo, name in EXPORTERS.items() if options.exporter in (None, name)]
     rows: list[Row] = []
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("starting", total=len(jobs) * len(STAGES))
         for key, dynamo in jobs:
             done = len(rows) * len(STAGES)
-            heading = f"{CASES[key][0]}, {'torch.export' if dynamo else 'TorchScript'}"
+            heading = f"{CASES[key][0]}, {EXPORTERS[dynamo]}"
 
             def stage(name: str, done: int = done, heading: str = heading) -> None:
                 progress.update(task, description=f"{heading}: {name}", completed=done + STAGES.index(name))

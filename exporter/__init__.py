@@ -11,12 +11,16 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from exporter import testing as testing
     from exporter.case import Case as Case
+    from exporter.check_gradients import check_gradients as check_gradients
     from exporter.export import export as export
+    from exporter.gradient_graph import build_gradient_graph as build_gradient_graph
     from exporter.hook import hook as hook, install as install, uninstall as uninstall
     from exporter.module import load as load
     from exporter.program import Program as Program
     from exporter.runtime.reference import reference_evaluator as reference_evaluator
+    from exporter.runtime.session import inference_session as inference_session, session_options as session_options
     from exporter.trust import register as register
     from exporter.verify import verify as verify
     from symbolics.errors import (
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
         TrustError as TrustError,
         UnsupportedOperatorError as UnsupportedOperatorError,
     )
+    from symbolics.gradients import gradient as gradient
 
 __version__ = "0.1.0"
 
@@ -41,6 +46,11 @@ _WHERE = {
     "Case": "exporter.case",
     "register": "exporter.trust",
     "verify": "exporter.verify",
+    "build_gradient_graph": "exporter.gradient_graph",
+    "check_gradients": "exporter.check_gradients",
+    "gradient": "symbolics.gradients",
+    "inference_session": "exporter.runtime.session",
+    "session_options": "exporter.runtime.session",
     "reference_evaluator": "exporter.runtime.reference",
     "ExportError": "symbolics.errors",
     "FormatError": "symbolics.errors",
@@ -51,10 +61,14 @@ _WHERE = {
     "UnsupportedOperatorError": "symbolics.errors",
 }
 
-__all__ = sorted(_WHERE)
+_MODULES = ("testing",)
+
+__all__ = sorted([*_WHERE, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"exporter.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'exporter' has no attribute {name!r}")
     value = getattr(importlib.import_module(_WHERE[name]), name)

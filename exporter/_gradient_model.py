@@ -15,7 +15,8 @@ from exporter._ranks import guess_ranks
 from symbolics.errors import FormatError, PythonopError
 from symbolics.file import MARK_COUNT_KEY, MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, check_version, read_state
 from symbolics.gradients._bodies import subgraphs, walk
-from symbolics.gradients._builder import attr, is_float, rank_of
+from symbolics.gradients._values import attr, is_float, rank_of
+from symbolics.gradients.control_flow import EXPOSED
 
 __all__ = ["Boundary", "infer_shapes", "own_copy", "read_boundary", "remove_marks"]
 
@@ -38,6 +39,8 @@ def own_copy(source: Any) -> ir.Model:
         model = inner.clone()
     else:
         raise PythonopError(f"expected a path, an onnx.ModelProto, an onnx_ir.Model or a Program, not {type(source).__name__}")
+    for node in walk(model.graph):
+        node.meta.pop(EXPOSED, None)  # of an earlier build: to this one all outputs are alike
     check_version(model.metadata_props)
     _check_marks(model)
     versions = model.opset_imports
@@ -103,7 +106,11 @@ def _merge(graph: ir.Graph, proto: onnx.GraphProto) -> None:
     for value in graph.inputs:
         if (info := infos.get(value.name)) is not None and value.type is None and info.elem_type:
             value.type = ir.TensorType(ir.DataType(info.elem_type))
-            value.shape = ir.Shape([d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in info.shape.dim]) if info.HasField("shape") else None
+            value.shape = (
+                ir.Shape([d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in info.shape.dim])
+                if info.HasField("shape")
+                else None
+            )
     for node, twin in zip(graph, proto.node):
         for value in node.outputs:
             info = infos.get(value.name)
@@ -216,7 +223,9 @@ class Boundary:
 
     def check_reached(self, active: set[ir.Value]) -> None:
         if self._explicit and (idle := [v.name for v in self.outputs if v not in active]):
-            raise PythonopError(f"the outputs {idle} depend on nothing in wrt in a differentiable way: leave them out of outputs, or extend wrt")
+            raise PythonopError(
+                f"the outputs {idle} depend on nothing in wrt in a differentiable way: leave them out of outputs, or extend wrt"
+            )
 
 
 def read_boundary(model: ir.Model, wrt: Iterable[str] | None, outputs: Iterable[str] | None) -> Boundary:
@@ -249,7 +258,7 @@ def read_boundary(model: ir.Model, wrt: Iterable[str] | None, outputs: Iterable[
 def _named(argument: str, names: Iterable[str], known: dict[str, ir.Value], kind: str) -> list[ir.Value]:
     if isinstance(names, str):
         raise PythonopError(f"{argument} is the string {names!r}: give a list of names")
-    out = []
+    out: dict[ir.Value, None] = {}
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, 3) or list(known)[:5]
@@ -258,5 +267,5 @@ def _named(argument: str, names: Iterable[str], known: dict[str, ir.Value], kind
             raise PythonopError(f"{argument} names {name!r}, whose type is {known[name].dtype}: only floating point values have a gradient")
         if known[name] in out:
             raise PythonopError(f"{argument} names {name!r} twice")
-        out.append(known[name])
-    return out
+        out[known[name]] = None
+    return list(out)

@@ -9,14 +9,9 @@ from symbolics.gradients._values import attr, rank_of
 
 __all__ = ["guess_ranks"]
 
-_BROADCAST = frozenset("Add Sub Mul Div Pow Where Max Min Sum Mean Mod Equal Less LessOrEqual Greater GreaterOrEqual And Or Xor PRelu".split())
+_BROADCAST = frozenset(["Add", "Sub", "Mul", "Div", "Pow", "Where", "Max", "Min", "Sum", "Mean", "Mod", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor", "PRelu"])
 _SAME = frozenset(
-    """
-    Abs Neg Exp Log Sqrt Reciprocal Erf Sin Cos Tan Tanh Sigmoid Softplus Softsign Relu LeakyRelu Elu Selu Celu Gelu HardSigmoid HardSwish
-    Mish Swish Clip Sign Floor Ceil Round Not IsNaN IsInf Identity Cast CastLike Dropout Softmax LogSoftmax CumSum CumProd Trilu
-    Slice Concat Split Pad Tile Transpose ScatterElements ScatterND GatherElements Resize Conv ConvTranspose MaxPool AveragePool
-    LayerNormalization BatchNormalization InstanceNormalization GroupNormalization RMSNormalization ReverseSequence Compress TopK
-    """.split()
+    ["Abs", "Neg", "Exp", "Log", "Sqrt", "Reciprocal", "Erf", "Sin", "Cos", "Tan", "Tanh", "Sigmoid", "Softplus", "Softsign", "Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Gelu", "HardSigmoid", "HardSwish", "Mish", "Swish", "Clip", "Sign", "Floor", "Ceil", "Round", "Not", "IsNaN", "IsInf", "Identity", "Cast", "CastLike", "Dropout", "Softmax", "LogSoftmax", "CumSum", "CumProd", "Trilu", "Slice", "Concat", "Split", "Pad", "Tile", "Transpose", "ScatterElements", "ScatterND", "GatherElements", "Resize", "Conv", "ConvTranspose", "MaxPool", "AveragePool", "LayerNormalization", "BatchNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization", "ReverseSequence", "Compress", "TopK"]
 )
 
 

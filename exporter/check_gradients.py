@@ -92,7 +92,9 @@ def _compare(forward, feeds, cotangents, name, x, g, level, samples, step, toler
         worst = max(worst, error)
         if not error <= tolerance:
             index = tuple(int(k) for k in np.unravel_index(i, x.shape))
-            raise AssertionError(f"order {level}: the gradient of {name!r} at {index} is {g.flat[i]:.9g}, finite differences say {numeric:.9g}")
+            raise AssertionError(
+                f"order {level}: the gradient of {name!r} at {index} is {g.flat[i]:.9g}, finite differences say {numeric:.9g}"
+            )
     return worst
 
 

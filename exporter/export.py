@@ -89,11 +89,19 @@ def export(
 # -------------------------------------------------------------------------------------------------------- finish
 
 
-def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: bool) -> None:
+def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: bool, rewrite: bool = True) -> None:
     """Make a translated model a file of docs/format.md, in place.
 
     Inlines model-local functions, optimizes (parameters held out), numbers the calls, writes module paths and source
     lines, frees unused context outputs, writes the metadata, and last gives the stop-gradient mark its body.
+
+    Args:
+        model: The translated model.
+        recorder: Who captured its calls.
+        state: The parameters and buffers as they were before the export.
+        optimize: Fold constants, merge equal nodes.
+        rewrite: When optimizing, also apply onnxscript's rewrite rules, as torch.export's translation does. The TorchScript
+            exporter folds constants alone; the rules would take longer than its whole export.
 
     Raises:
         ExportError: A PythonOp of this capture was lost on the way.
@@ -101,8 +109,11 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     graph = model.graph
     parameters = state.adopt(graph)
     with held_out(graph, parameters), _kept_apart(graph):
-        if optimize:
+        if optimize and rewrite:
             onnxscript.optimizer.optimize(model)
+        elif optimize:
+            for step in _FOLD_PASSES:
+                step(model)
         else:
             passes.InlinePass()(model)
             passes.RemoveUnusedNodesPass()(model)
@@ -124,6 +135,23 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
         model.opset_imports[MARK_DOMAIN] = 1
         mark = _mark_function(model.opset_imports[""])
         model.functions[mark.identifier()] = mark
+
+
+def _fold(model: ir.Model) -> None:
+    onnxscript.optimizer.fold_constants(model, onnx_shape_inference=False)
+
+
+# What onnxscript.optimizer.optimize does, but its rewrite rules.
+_FOLD_PASSES: tuple[Any, ...] = (
+    passes.InlinePass(),
+    _fold,
+    passes.RemoveUnusedNodesPass(),
+    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+    passes.LiftSubgraphInitializersToMainGraphPass(),
+    passes.DeduplicateInitializersPass(),
+    passes.CommonSubexpressionEliminationPass(),
+    passes.OutputFixPass(),
+)
 
 
 def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
@@ -180,9 +208,9 @@ def _finish_calls(graph: ir.Graph, recorder: Recorder) -> None:
         for attribute in ir_attributes(encode(call, recorder.names)):
             node.attributes[attribute.name] = attribute
         node.metadata_props.pop("pkg.torch.onnx.fx_node", None)  # it shows the number of the capture, another one each time
-        for key, value in ((MODULE_PROPERTY, record.module), (SOURCE_PROPERTY, record.source)):
-            if value:
-                node.metadata_props[key] = value
+        for key, text in ((MODULE_PROPERTY, record.module), (SOURCE_PROPERTY, record.source)):
+            if text:
+                node.metadata_props[key] = text
         context, *outputs = node.outputs
         context.type, context.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([])
         if not context.uses() and id(context) not in outputs_of_graphs:

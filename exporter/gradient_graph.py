@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Union
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -20,7 +20,7 @@ from symbolics.gradients._builder import Builder, Session, describe, is_float, u
 __all__ = ["build_gradient_graph", "gradient"]
 
 Key = tuple[str, str]
-ModelLike = Union[str, "os.PathLike[str]", onnx.ModelProto, ir.Model, Any]
+ModelLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Any
 
 
 def build_gradient_graph(
@@ -88,17 +88,18 @@ class _Build:
         boundary.check_reached(self.active(graph, targets)[0])
         op = Builder(self.session)
         gradients = self.sweep(op, graph, seeds, targets)
-        results, unreached = [], []
+        results: dict[ir.Value, None] = {}
+        given, unreached = set(seeds.values()), []
         for value in targets:
             g = gradients.get(value)
             if g is None:
                 unreached.append(value.name)
                 g = op.zeros(op.shape(value), value.dtype)
-            if g.producer() is None or g in results or g in seeds.values() or g.producer().graph is not None:
+            if g.producer() is None or g in results or g in given or g.producer().graph is not None:
                 g = op.Identity(g)
             g.name = boundary.output_name(value)
             g.type, g.shape = value.type, value.shape
-            results.append(g)
+            results[g] = None
         graph.extend(prune(op.nodes, results))
         graph.inputs.extend(seeds.values())
         graph.outputs.extend(results)
@@ -204,7 +205,9 @@ class _Build:
         return True
 
     # -------------------------------------------------------------------------------------------------------- the sweep
-    def sweep(self, op: Builder, nodes: Iterable[ir.Node], seeds: Mapping[ir.Value, ir.Value], targets: Iterable[ir.Value]) -> dict[ir.Value, ir.Value]:
+    def sweep(
+        self, op: Builder, nodes: Iterable[ir.Node], seeds: Mapping[ir.Value, ir.Value], targets: Iterable[ir.Value]
+    ) -> dict[ir.Value, ir.Value]:
         """The gradients of the targets, given those of the seeds; nodes go to ``op``. A target that nothing reaches has none."""
         targets = list(targets)
         gradients: dict[ir.Value, list[ir.Value]] = {v: [g] for v, g in seeds.items()}

@@ -9,27 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import io
 import os
-import tempfile
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx.shape_inference
 import onnx_ir as ir
 import torch
 
-from exporter.inputs import input_names
+from exporter.inputs import check_dynamic, dynamic_sizes, input_names
 from exporter.program import Program, save_model
-from exporter.state import ModelState, all_buffers_named
+from exporter.state import ModelState, all_buffers_named, tensor_of
 from exporter.trust import name_of
-from symbolics import _torch_private as private
-from symbolics import torch_export
+from symbolics import _torch_private as private, torch_export
 from symbolics.arguments import qualified_name
 from symbolics.capture import Recorder, active_recorder, captured_apply
 from symbolics.errors import ExportError, PythonopWarning
@@ -120,7 +119,7 @@ def _patch() -> None:
         _open_hooks += 1
         if _open_hooks > 1:
             return
-        private.SingleLevelFunction.apply = classmethod(captured_apply)  # type: ignore[assignment]
+        private.SingleLevelFunction.apply = classmethod(captured_apply)  # type: ignore[assignment, attr-defined]
         _restore.append(lambda: delattr(private.SingleLevelFunction, "apply"))
         _replace(private.functions(), "custom_function_call", _refuse_transforms)
         _replace(private.dynamo_exporter(), "export_compat", _export_dynamo)
@@ -189,6 +188,7 @@ def _capturing(current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any]
 def _all_functions(base: type) -> list[type]:
     """Every Function class of user code that exists now."""
     found: list[type] = []
+    cls: type
     for cls in base.__subclasses__():
         if cls.__module__.split(".")[0] != "torch":
             found.append(cls)
@@ -220,6 +220,8 @@ def _export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any =
             options["kwargs"] = differentiable_inputs(options["kwargs"])
     with _capturing(current, model, True) as recorder:
         program = original(model, args, None, optimize=False, verify=False, custom_translation_table=table, **options)
+        if options.get("dynamic_shapes") and isinstance(model, torch.nn.Module):
+            check_dynamic(model, args, options.get("kwargs") or {}, options["dynamic_shapes"], program.model.graph)
         if private.captured_by_dynamo(program):
             warnings.warn(
                 "torch could capture the model only with Dynamo (strict=True): detach() and no_grad() in it are not marked, so gradients of the file "
@@ -227,7 +229,8 @@ def _export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any =
                 PythonopWarning,
                 stacklevel=4,
             )
-        finish(program.model, recorder, state, optimize=optimize)
+        with _without_gc():
+            finish(program.model, recorder, state, optimize=optimize)
         inlined = dict(recorder.inlined)
     current.program = Program(program.model, inlined, program)
     if verify:
@@ -263,23 +266,44 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
     args += tuple(value for value in keywords.values() if holds_tensor(value))
     opset = options.get("opset_version")
     with _capturing(current, model, False, keywords) as recorder, state.restored(model), all_buffers_named(model), symbolics_registered(opset or 9):
-        with tempfile.TemporaryDirectory() as folder:
-            # A path, not a buffer: torch keeps the parameters of large models out of protobuf's 2 GiB only for a path.
-            draft = Path(folder, "model.onnx")
-            # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
-            original(model, args, str(draft), training=training, do_constant_folding=False, keep_initializers_as_inputs=True, **options)
-            translated = ir.from_proto(onnx.load(draft))
-        _drop_initializer_inputs(translated.graph)
-        finish(translated, recorder, state, optimize=optimize)
+        recorder.dynamic = dynamic_sizes((args, keywords), options["input_names"], options.get("dynamic_axes"))
+        recorder.frozen = set()
+        # No parameter data: finish() has it at hand. A large model would pass protobuf's 2 GiB for nothing.
+        draft = io.BytesIO()
+        # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
+        original(model, args, draft, training=training, do_constant_folding=False, export_params=False, keep_initializers_as_inputs=True, **options)
+        with _without_gc():
+            # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
+            translated = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.load_from_string(draft.getvalue()), data_prop=True))
+            _parameters_to_initializers(translated.graph, state)
+            finish(translated, recorder, state, optimize=optimize, rewrite=False)
         current.program = Program(translated, dict(recorder.inlined))
     if f is not None:
         _write(current.program, f, **saving)
 
 
-def _drop_initializer_inputs(graph: ir.Graph) -> None:
-    kept = [value for value in graph.inputs if value.name not in graph.initializers]
+@contextlib.contextmanager
+def _without_gc() -> Iterator[None]:
+    """Thousands of new objects, none of them garbage, make Python search its whole heap again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _parameters_to_initializers(graph: ir.Graph, state: ModelState) -> None:
+    inputs = list(graph.inputs)
     graph.inputs.clear()
-    graph.inputs.extend(kept)
+    for value in inputs:
+        entry = state.entries.get(value.name or "")
+        if entry is None:
+            graph.inputs.append(value)
+        else:
+            value.const_value = tensor_of(state.values[entry.initializer], value.name or "")
+            graph.initializers[value.name or ""] = value
 
 
 def _write(program: Program, f: Any, *, export_params: bool = True, keep_initializers_as_inputs: bool = False, external_data: bool | None = None) -> None:
@@ -291,7 +315,8 @@ def _write(program: Program, f: Any, *, export_params: bool = True, keep_initial
             model.graph.inputs.extend(model.graph.initializers.values())
         if not export_params:
             model.graph.initializers.clear()
-    if isinstance(f, io.IOBase) or hasattr(f, "write"):
-        f.write(ir.to_proto(model).SerializeToString())
-    else:
-        save_model(model, os.fspath(f), external_data=external_data)
+    with _without_gc():
+        if isinstance(f, io.IOBase) or hasattr(f, "write"):
+            f.write(ir.to_proto(model).SerializeToString())
+        else:
+            save_model(model, os.fspath(f), external_data=external_data)

@@ -6,9 +6,13 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+import onnx_ir as ir
 import torch
+from torch.utils import _pytree as pytree
 
-__all__ = ["dynamic_axes", "input_names", "named_leaves", "named_tensors"]
+from symbolics.errors import ExportError
+
+__all__ = ["check_dynamic", "dynamic_axes", "dynamic_sizes", "input_names", "named_leaves", "named_tensors"]
 
 
 def input_names(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str] | None:
@@ -46,6 +50,37 @@ def dynamic_axes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
         if named:
             axes[name] = named
     return axes
+
+
+def dynamic_sizes(arguments: Any, names: list[str] | None, axes: Any) -> set[int]:
+    """The example sizes of the dimensions that ``dynamic_axes`` names."""
+    tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    return {int(tensor.shape[axis]) for tensor, name in zip(tensors, names or ()) for axis in (axes or {}).get(name, ()) if axis < tensor.dim()}
+
+
+def check_dynamic(model: torch.nn.Module, args: Any, kwargs: dict[str, Any], dynamic_shapes: Any, graph: ir.Graph) -> None:
+    """Torch may give up a dimension that was declared dynamic without a word; the file would hold today's size.
+
+    Raises:
+        ExportError: An input of the graph has a fixed size where ``dynamic_shapes`` has a Dim.
+    """
+    args = (args,) if isinstance(args, torch.Tensor) else tuple(args or ())
+    try:
+        declared = list(_tensors(model, args, kwargs, dynamic_shapes))
+    except TypeError:
+        return
+    if len(declared) != len(graph.inputs):
+        return
+    for (name, spec), value in zip(declared, graph.inputs, strict=True):
+        dims = spec.items() if isinstance(spec, dict) else enumerate(spec if isinstance(spec, (tuple, list)) else ())
+        for axis, dim in dims:
+            if dim is None or isinstance(dim, int) or dim is torch.export.Dim.AUTO or value.shape is None:
+                continue
+            if isinstance(value.shape[axis], int):
+                raise ExportError(
+                    f"dimension {axis} of the input {name} was declared dynamic and came out as {value.shape[axis]}: the model turned it into a number, for "
+                    "example by int(x.shape[0]) in an argument: pass the size itself, or leave the dimension out of dynamic_shapes"
+                )
 
 
 def _tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Iterator[tuple[str, Any]]:

@@ -57,6 +57,7 @@ class Row:
         flags: What is set of: training, inplace, context, autocast=..., passed=...
         module, source: Where the call came from, "" where the file does not say.
         id: The call's id, None for a node without ``call``.
+        backward: The PythonOpGrads of this call: the node and the inputs it gives gradients of.
         error: What is wrong with it, None for nothing.
     """
 
@@ -70,6 +71,7 @@ class Row:
     module: str = ""
     source: str = ""
     id: str | None = None
+    backward: list[str] = field(default_factory=list)
     error: str | None = None
 
 
@@ -154,6 +156,7 @@ def inspect_model(model: ir.Model) -> Report:
     state = read_state(metadata) or {}
     places = list(_places(model))
     kinds = [entry.kind for entry in state.values()]
+    backward = _backward(places)
     recorded = metadata.get(MARK_COUNT_KEY, "")
     read_pairing(metadata)  # a damaged one is an error here, too
     return Report(
@@ -170,7 +173,7 @@ def inspect_model(model: ir.Model) -> Report:
         buffers=kinds.count("buffer"),
         not_persistent=sum(not entry.persistent for entry in state.values()),
         tied=_tied(state),
-        rows=[_row(graph, node) for graph, node in places if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP)],
+        rows=[_row(graph, node, backward) for graph, node in places if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP)],
     )
 
 
@@ -183,7 +186,9 @@ def _tied(state: dict[str, StateEntry]) -> list[list[str]]:
 
 def _places(model: ir.Model) -> Iterator[tuple[str, ir.Node]]:
     """Every node, with the name of where it stands."""
-    for name, graph in [("", model.graph), *((f"function {f.domain}::{f.name}", f) for f in model.functions.values())]:
+    places: list[tuple[str, ir.Graph | ir.Function]] = [("", model.graph)]
+    places += [(f"function {function.domain}::{function.name}", function) for function in model.functions.values()]
+    for name, graph in places:
         for node in ir.traversal.RecursiveGraphIterator(graph):
             inner = node.graph
             # The nodes of a function say the graph that it is made of.
@@ -191,7 +196,23 @@ def _places(model: ir.Model) -> Iterator[tuple[str, ir.Node]]:
             yield own, node
 
 
-def _row(graph: str, node: ir.Node) -> Row:
+def _backward(places: list[tuple[str, ir.Node]]) -> dict[Any, list[ir.Node]]:
+    """The PythonOpGrads by what they share with their PythonOp: its context, or, where contexts left a loop, its call."""
+    found: dict[Any, list[ir.Node]] = {}
+    for _, node in places:
+        if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP_GRAD) and node.inputs:
+            found.setdefault(_pair_key(node, node.inputs[0]), []).append(node)
+    return found
+
+
+def _pair_key(node: ir.Node, context: ir.Value | None) -> Any:
+    call = node.attributes.get(CALL_ATTRIBUTE)
+    if call is not None and not call.is_ref() and call.type is ir.AttributeType.STRING:
+        return call.value
+    return id(context)
+
+
+def _row(graph: str, node: ir.Node, backward: dict[Any, list[ir.Node]]) -> Row:
     row = Row("?", node.name or "", graph, module=node.metadata_props.get(MODULE_PROPERTY, ""), source=node.metadata_props.get(SOURCE_PROPERTY, ""))
     try:
         values = values_of(node)
@@ -202,6 +223,9 @@ def _row(graph: str, node: ir.Node) -> Row:
             _fill_from_attributes(row, node, values)
     except FormatError as error:
         row.error = str(error)
+    for grad in backward.get(_pair_key(node, node.outputs[0] if node.outputs else None), []):
+        given = [source.name or "" for source, output in zip(node.inputs, grad.outputs, strict=False) if source is not None and output.name]
+        row.backward.append(f"{grad.name or PYTHON_OP_GRAD}: {', '.join(given) or 'nothing'}")
     return row
 
 
@@ -318,12 +342,13 @@ def render(report: Report, title: str = "") -> RenderableType:
     parts.append(facts)
     if report.rows:
         table = Table(show_lines=False, pad_edge=False)
-        for column in ("#", "Function", "Arguments", "Inputs", "Outputs", "Flags", "Where"):
+        paired = [("Backward: gradients of", lambda row: _lines(row.backward))] if report.gradients else []
+        for column in ("#", "Function", "Arguments", "Inputs", "Outputs", *(name for name, _ in paired), "Flags", "Where"):
             table.add_column(column, overflow="fold")
         for index, row in enumerate(report.rows):
             where = [clean(text) for text in (row.graph, row.module, row.source) if text]
             arguments = Text(f"damaged: {clean(row.error, 400)}", style="red") if row.error is not None else _lines(row.arguments)
-            table.add_row(str(index), Text(clean(row.function)), arguments, _lines(row.inputs), _lines(row.outputs), _lines(row.flags), _lines(where))
+            table.add_row(str(index), Text(clean(row.function)), arguments, _lines(row.inputs), _lines(row.outputs), *(text(row) for _, text in paired), _lines(row.flags), _lines(where))
         parts.append(table)
         parts.append(Text("* needs (has) a gradient", style="dim"))
     else:

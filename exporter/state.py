@@ -17,7 +17,7 @@ from onnx_ir import tensor_adapters
 from symbolics import _torch_private as private
 from symbolics.file import StateEntry
 
-__all__ = ["ModelState", "all_buffers_named", "held_out"]
+__all__ = ["ModelState", "all_buffers_named", "held_out", "tensor_of"]
 
 
 @dataclass
@@ -73,15 +73,16 @@ class ModelState:
             for other in found[1:]:
                 other.replace_all_uses_with(value, replace_graph_outputs=True)
             value.name = name
-            value.const_value = _tensor(tensor, name)
+            value.const_value = tensor_of(tensor, name)
             value.type = ir.TensorType(value.const_value.dtype)
-            value.shape = ir.Shape(value.const_value.shape)
+            value.shape = ir.Shape(tensor.shape)
             graph.initializers[name] = value
             out[name] = value
         return out
 
 
-def _tensor(tensor: torch.Tensor, name: str) -> ir.TensorProtocol:
+def tensor_of(tensor: torch.Tensor, name: str) -> ir.TensorProtocol:
+    """A tensor of torch as one of onnx_ir; nothing is copied."""
     return tensor_adapters.TorchTensor(tensor.detach().contiguous(), name=name)
 
 

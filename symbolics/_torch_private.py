@@ -24,6 +24,7 @@ __all__ = [
     "detect_fake_mode",
     "dynamo_exporter",
     "functions",
+    "is_fake",
     "is_tracing",
     "keeps_graph",
     "leaves",
@@ -31,10 +32,13 @@ __all__ = [
     "non_persistent_buffers",
     "original_apply",
     "paused_capture",
+    "random_operators",
     "real_tensors",
     "replace_traced",
+    "set_grad_enabled",
     "shares_memory",
     "sizes_watched",
+    "tensor_type",
     "torchscript_exporter",
     "traced_producer",
 ]
@@ -70,12 +74,40 @@ def paused_capture() -> Iterator[None]:
         yield
 
 
+#: What torch.no_grad() and enable_grad() call; a torch function mode sees it.
+set_grad_enabled = torch._C._set_grad_enabled
+
+
 def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors (fake ones too) have one storage: a change of one is a change of the other."""
     return bool(torch._C._is_alias_of(a, b))
 
 
+@contextlib.contextmanager
+def random_operators() -> Iterator[list[Any]]:
+    """Collect the random operators of torch that run in the block, on real tensors or fake ones (which draw nothing)."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    drawn: list[Any] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                drawn.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        yield drawn
+
+
 # ------------------------------------------------------------------------------------------------ torch.export
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no data."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
 
 
 def detect_fake_mode(values: list[Any]) -> Any:
@@ -183,6 +215,11 @@ def traced_producer(tensor: torch.Tensor) -> Any:
 def replace_traced(tensor: torch.Tensor, source: torch.Tensor) -> None:
     """From here on, ``tensor`` stands for the traced value of ``source``."""
     torch._C._set_value_trace(tensor, torch._C._get_value_trace(source))
+
+
+def tensor_type(dtype: torch.dtype, rank: int) -> Any:
+    """The TorchScript type of tensors of a dtype and rank, whatever their sizes."""
+    return torch._C.TensorType.get().with_dtype(dtype).with_sizes([None] * rank)
 
 
 # ----------------------------------------------------------------------------------------------------- modules

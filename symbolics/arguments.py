@@ -18,6 +18,7 @@ import json
 import math
 import re
 import sys
+import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -135,7 +136,7 @@ def _importable(obj: Any) -> bool:
     found: Any = sys.modules.get(getattr(obj, "__module__", None) or "")
     for part in (getattr(obj, "__qualname__", None) or "<none>").split("."):
         found = getattr(found, part, None)
-    return found is obj
+    return found is obj or (isinstance(obj, types.MethodType) and isinstance(obj.__self__, type) and found == obj)  # each look makes a new bound method
 
 
 # ---------------------------------------------------------------------------------------------- the table of types

@@ -17,9 +17,7 @@ from symbolics.call import Autocast, AutogradCall
 from symbolics.errors import ExportError, FormatError
 from symbolics.file import CALL_ATTRIBUTE, FORMAT_VERSION, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
-__all__ = [
-    "GRAD_SPECS", "SPECS", "AttributeValue", "check_types", "decode", "encode", "family_of", "ir_attributes", "python_op_grad", "shown", "values_of",
-]  # fmt: skip
+__all__ = ["GRAD_SPECS", "SPECS", "AttributeValue", "check_types", "decode", "encode", "family_of", "ir_attributes", "python_op_grad", "shown", "values_of"]
 
 AttributeValue = str | int | list[int] | list[float]
 

@@ -65,10 +65,11 @@ def batch_norm_translations() -> dict[Any, Any]:
 def pin_running_statistics(graph: ir.Graph) -> None:
     """Keep onnxruntime from mixing up the buffers of train-mode BatchNormalization.
 
-    Measured on onnxruntime 1.31: where mean and variance are initializers and nobody reads the running statistics, the
-    two unread outputs share memory that the kernel works in, and Y is wrong. Where mean and variance are computed values,
-    the outputs take over their buffers and Y is right: so each goes through a Where of which both branches are the
-    statistic itself, on a condition that no optimizer can know.
+    Measured on onnxruntime 1.31: its optimizer merges small initializers of equal value (a fresh model's weight and
+    running variance are both 1) and the kernel, whose running statistics may take over the buffers of mean and variance,
+    then reads what it has written: Y is wrong without a word. Where mean and variance are computed values they have
+    buffers of their own: so each goes through a Where of which both branches are the statistic itself, on a condition
+    that no optimizer can know.
     """
     for node in list(ir.traversal.RecursiveGraphIterator(graph)):
         mode = node.attributes.get("training_mode")

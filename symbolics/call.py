@@ -14,7 +14,7 @@ from typing import Any
 
 from symbolics.arguments import Slot, encode, expand, has_codec, slots
 
-__all__ = ["AutogradCall", "Autocast"]
+__all__ = ["Autocast", "AutogradCall"]
 
 
 @dataclass(frozen=True)

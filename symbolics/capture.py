@@ -7,6 +7,7 @@ outputs, files a `Record` under a key and calls ``torch.ops.pythonop.call(inputs
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -14,7 +15,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -22,7 +23,7 @@ import torch
 
 import symbolics.torch_export as torch_export
 from symbolics import _torch_private as private
-from symbolics.arguments import Slot, fill, qualified_name
+from symbolics.arguments import Slot, expand_leaves, fill, qualified_name
 from symbolics.attributes import AttributeValue, encode
 from symbolics.call import Autocast, AutogradCall
 from symbolics.errors import ExportError, PythonopWarning
@@ -79,8 +80,12 @@ class Recorder:
         records: key -> Record, in the order of the calls.
         error: The first ExportError: the exporters of torch wrap or retry, the hook raises this one.
         inlined: Names of Functions that were inlined without being asked to, with the reason.
-        training: Whether the model was in training mode.
+        training: Whether the model is in training mode.
         outputs: The structure of what the model's forward returned last, None where a file cannot say it.
+        transparent: Whether no_grad() and detach() stop no gradients now: in a forward that is inlined for the parameters it uses.
+        dynamic: Example sizes of the dimensions that are declared dynamic (TorchScript).
+        frozen: Those that the model turned into Python ints (torch.export keeps them symbolic, or fails).
+        changed: Tensors that a forward changed without mark_dirty, and which one.
     """
 
     inline: Patterns = field(default_factory=Patterns)
@@ -90,6 +95,11 @@ class Recorder:
     inlined: dict[str, str] = field(default_factory=dict)
     training: bool = False
     outputs: str | None = None
+    transparent: bool = False
+    dynamic: set[int] = field(default_factory=set)
+    frozen: set[int] = field(default_factory=set)
+    _classes: dict[str, type] = field(default_factory=dict)
+    changed: list[tuple[torch.Tensor, str]] = field(default_factory=list)
     _modules: dict[int, str] = field(default_factory=dict)
     _depth: int = 0
 
@@ -105,6 +115,7 @@ class Recorder:
     def watch(self, model: torch.nn.Module) -> None:
         """Learn the module paths and the mode of the model that is about to be exported."""
         self._modules = {id(module): name for name, module in model.named_modules()}
+        self.changed = []
         self.training = bool(model.training)
 
     def listening(self) -> bool:
@@ -138,7 +149,11 @@ class Recorder:
             hidden = _trainable_module(args, kwargs)
             if hidden is not None:
                 self._notice(cls, module, f"its argument {hidden} holds trainable parameters, which an opaque node would hide")
-                return self._inline(cls, args, kwargs)
+                self.transparent = True  # autograd is off in a forward: no_grad() and detach() in it stop nothing
+                try:
+                    return self._inline(cls, args, kwargs)
+                finally:
+                    self.transparent = False
             return self._node(cls, args, kwargs, module, source)
         except ExportError as error:
             if self.error is None:
@@ -148,17 +163,20 @@ class Recorder:
 
     def _node(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str) -> Any:
         bound, names, passed = bind(cls, args, kwargs)
+        name = self._name(cls)
         _warn_closure(cls, module)
         slots = _Slots()
         positional = tuple(slots.take(value) for value in bound.args)
         keywords = {name: slots.take(value) for name, value in sorted(bound.kwargs.items())}
         slots.check(names)
+        self.check_read(slots.tensors)
+        self._check_sizes((*bound.args, *bound.kwargs.values()), names)
         outputs = observe(cls, (bound.args[:passed], bound.kwargs), slots.tensors_and_sizes, self._quietly)
         grad = torch.is_grad_enabled()
         tracked = {id(value) for value in (*bound.args, *bound.kwargs.values()) if isinstance(value, torch.Tensor)}
         call = AutogradCall(
             id="",
-            name=qualified_name(cls),
+            name=name,
             args=positional,
             kwargs=keywords,
             outputs=outputs.template,
@@ -177,14 +195,48 @@ class Recorder:
         call = replace(call, id=key)
         attributes = encode(call, self.names)  # an argument without a portable form is an error here, where module and line are known
         if outputs.mutated:
-            shown = ", ".join(f"argument {slots.path(i)}" for i in outputs.mutated)
+            shown = ", ".join(f"argument {names[int(slots.path(i))]}" for i in outputs.mutated)
             self._warn(cls, module, f"its forward changes {shown} in place without ctx.mark_dirty; the node leaves it as it was: declare the change")
+            self.changed += [(slots.values[i], f"{qualified_name(cls)} changes it in place without ctx.mark_dirty") for i in outputs.mutated]
+        for habit in outputs.habits:
+            self._warn(cls, module, habit)
         self.records[key] = Record(call, attributes, outputs, module, source)
         torch_export.remember(key, self.records[key])
         results = self._call_op(slots, key)
         for source_index, output_index in outputs.dirty:
             results[output_index] = _write_back(slots.values[source_index], results[output_index])
         return fill(outputs.template, lambda leaf: results[leaf.index] if isinstance(leaf, Slot) else leaf)
+
+    def _name(self, cls: type) -> str:
+        """What the file calls a Function: one name, one class."""
+        name = self.names(cls) or qualified_name(cls)
+        other = self._classes.setdefault(name, cls)
+        if other is not cls:
+            raise ExportError(
+                f"two classes of this model have the name {name}, a file could only mean one: make the class once and keep it, or give each a name "
+                "with exporter.register(cls, name), here and in the process that runs the file"
+            )
+        return name
+
+    def check_read(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Refuse to read what a Function has changed without saying so: the file still holds the value from before.
+
+        Raises:
+            ExportError: One of the tensors shares memory with a changed one.
+        """
+        for tensor in tensors if self.changed else ():
+            for changed, why in self.changed:
+                if tensor is changed or private.shares_memory(tensor, changed):
+                    raise ExportError(f"a tensor is read after {why}, and a file would read its old value: call ctx.mark_dirty in that forward, and return it")
+
+    def _check_sizes(self, arguments: Iterable[Any], names: list[str]) -> None:
+        for value, name in zip(arguments, names, strict=True):
+            for leaf in expand_leaves(value) if self.frozen else ():
+                if type(leaf) is int and leaf in self.frozen:
+                    raise ExportError(
+                        f"argument {name} holds the int {leaf}, and so large is a dynamic dimension that the model turned into an int before: the file would "
+                        "keep today's size: pass the size itself (x.shape[0], without int() or .item()), or export with another example size if they are unrelated"
+                    )
 
     def _call_op(self, slots: _Slots, key: str) -> list[torch.Tensor]:
         self._depth += 1
@@ -398,18 +450,34 @@ def is_traced_size(tensor: torch.Tensor) -> bool:
 
 
 def _trainable_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """The first argument that is, or belongs to, a module with trainable parameters."""
+    """The first argument that is, belongs to, or calls a module with trainable parameters."""
     for name, value in [*enumerate(args), *kwargs.items()]:
-        for item in value if isinstance(value, (list, tuple)) else [value]:
-            owner = item.__self__ if isinstance(item, types.MethodType) else item
-            if isinstance(owner, torch.nn.Module) and any(p.requires_grad for p in owner.parameters()):
+        for leaf in expand_leaves(value):
+            if any(p.requires_grad for module in _modules_behind(leaf) for p in module.parameters()):
                 return str(name)
     return None
 
 
+def _modules_behind(value: Any, depth: int = 0) -> Iterator[torch.nn.Module]:
+    """The modules that a callable runs: itself, the owner of a method, what a lambda closes over or a partial holds."""
+    if isinstance(value, torch.nn.Module):
+        yield value
+    elif depth > 3:
+        return
+    elif isinstance(value, types.MethodType):
+        yield from _modules_behind(value.__self__, depth + 1)
+    elif isinstance(value, functools.partial):
+        for item in (value.func, *value.args, *value.keywords.values()):
+            yield from _modules_behind(item, depth + 1)
+    elif isinstance(value, types.FunctionType):
+        for cell in value.__closure__ or ():
+            with contextlib.suppress(ValueError):  # an empty cell
+                yield from _modules_behind(cell.cell_contents, depth + 1)
+
+
 def _warn_closure(cls: Any, module: str) -> None:
     """A tensor that forward closes over is no argument: autograd gives it no gradient, and neither do we."""
-    for cell_name, cell in zip(getattr(cls.forward, "__code__", None).co_freevars if hasattr(cls.forward, "__code__") else (), cls.forward.__closure__ or (), strict=False):
+    for cell_name, cell in zip(cls.forward.__code__.co_freevars if hasattr(cls.forward, "__code__") else (), cls.forward.__closure__ or (), strict=False):
         try:
             value = cell.cell_contents
         except ValueError:  # an empty cell

@@ -80,7 +80,7 @@ def to_dialect(model: ir.Model, schema: str) -> ir.Model:
     dialect = DIALECTS[schema]
     out = model.clone()
     writer = _Writer(schema, dialect, _value_names(out))
-    for graph in (out.graph, *out.functions.values()):
+    for graph in _graphs(out):
         for node in ir.traversal.RecursiveGraphIterator(graph):
             if node.domain == ORT_DOMAIN and node.op_type == PYTHON_OP:
                 writer.forward(node)
@@ -91,9 +91,13 @@ def to_dialect(model: ir.Model, schema: str) -> ir.Model:
     return out
 
 
+def _graphs(model: ir.Model) -> list[ir.Graph | ir.Function]:
+    return [model.graph, *model.functions.values()]
+
+
 def _value_names(model: ir.Model) -> set[str]:
     names: set[str] = set()
-    for graph in (model.graph, *model.functions.values()):
+    for graph in _graphs(model):
         names.update(value.name or "" for value in graph.inputs)
         for node in ir.traversal.RecursiveGraphIterator(graph):
             names.update(value.name or "" for value in (*node.outputs, *node.inputs) if value is not None)
@@ -182,8 +186,8 @@ class _Writer:
         return found
 
     def _rewrite(self, node: ir.Node, without: frozenset[str]) -> None:
-        for attribute in (CALL_ATTRIBUTE, *without):
-            node.attributes.pop(attribute, None)
+        for refused in (CALL_ATTRIBUTE, *without):
+            node.attributes.pop(refused, None)
         for old, new in self.dialect.renamed:
             attribute = node.attributes.pop(old)
             rest = list(node.attributes.values())

@@ -20,6 +20,7 @@ import torch
 from symbolics import _torch_private as private
 from symbolics.arguments import Slot, fill
 from symbolics.errors import ExportError
+from symbolics.habits import watched
 
 __all__ = ["Fresh", "Output", "Outputs", "observe"]
 
@@ -57,6 +58,7 @@ class Outputs:
         template: What apply returned, with `Slot`s in place of its tensors.
         dirty: (input slot, output) of each input that forward changed and declared with mark_dirty.
         mutated: Input slots that forward changed without saying so.
+        habits: What else a run of the file does that eager does otherwise, as text for a warning: random draws, state.
         input_sizes: The sizes of the inputs when shapes were expressed: one list a slot, [value] for a size slot.
     """
 
@@ -64,6 +66,7 @@ class Outputs:
     template: Any
     dirty: list[tuple[int, int]] = field(default_factory=list)
     mutated: list[int] = field(default_factory=list)
+    habits: list[str] = field(default_factory=list)
     input_sizes: list[list[Any]] = field(default_factory=list)
 
 
@@ -82,9 +85,14 @@ def observe(cls: type, call: Call, values: Sequence[Any], quietly: Callable[[Cal
     Raises:
         ExportError: forward raised, or its outputs cannot be described.
     """
-    if private.is_tracing():
-        return quietly(lambda: _run_real(cls, call, values))
-    return quietly(lambda: _run_fake(cls, call, values))
+    grad, run = torch.is_grad_enabled(), _run_real if private.is_tracing() else _run_fake
+
+    def observed() -> Outputs:
+        # Under inference_mode the copies would be tensors without a version; eager's apply is under no_grad there too.
+        with torch.inference_mode(False), torch.set_grad_enabled(grad):
+            return run(cls, call, values)
+
+    return quietly(observed)
 
 
 # ------------------------------------------------------------------------------------------------------- one run
@@ -94,7 +102,8 @@ def observe(cls: type, call: Call, values: Sequence[Any], quietly: Callable[[Cal
 class _Run:
     result: Any
     copies: list[Any]
-    versions: list[int]
+    changed: list[int]  # input slots that are not as they were
+    habits: list[str]
 
     def tensors(self) -> list[torch.Tensor]:
         found: list[torch.Tensor] = []
@@ -106,12 +115,12 @@ class _Run:
         count = iter(range(len(tensors)))
         outputs = [Output(shape, t.dtype, t.device, t.requires_grad, t.detach() if keep else None) for shape, t in zip(shapes, tensors, strict=True)]
         dirty = [(i, j) for i, copy in enumerate(self.copies) for j, t in enumerate(tensors) if t is copy]
-        changed = [i for i, copy in enumerate(self.copies) if isinstance(copy, torch.Tensor) and copy._version != self.versions[i]]
         return Outputs(
             tensors=outputs,
             template=fill(self.result, lambda leaf: Slot(next(count)) if isinstance(leaf, torch.Tensor) else leaf),
             dirty=dirty,
-            mutated=[i for i in changed if i not in {i for i, _ in dirty}],
+            mutated=[i for i in self.changed if i not in {i for i, _ in dirty}],
+            habits=self.habits,
         )
 
 
@@ -143,9 +152,10 @@ def _apply(cls: type, call: Call, values: Sequence[Any], stand_ins: Sequence[Any
             return torch.Size([leaf(n) for n in value])
         return value
 
-    versions = [s._version if isinstance(s, torch.Tensor) else 0 for s in stand_ins]
     args, kwargs = fill(tuple(call[0]), leaf), fill(dict(call[1]), leaf)
-    return _Run(private.original_apply(cls, args, kwargs), list(stand_ins), versions)
+    with watched(cls, (args, kwargs), stand_ins) as seen:
+        result = private.original_apply(cls, args, kwargs)
+    return _Run(result, list(stand_ins), seen.changed, seen.habits)
 
 
 def _run_real(cls: type, call: Call, values: Sequence[Any]) -> Outputs:
@@ -247,7 +257,7 @@ class _Probe:
                 raise ExportError(f"the rank of its output {i} depends on the values of its inputs, a file needs one rank")
             for d in range(len(one)):
                 if one[d] != two[d]:
-                    fitted[i][d] = Fresh(f"{i}.{d}")
+                    fitted[i][d] = Fresh(f"{i}.{d}")  # type: ignore[call-overload]
         outputs = first.describe(fitted)
         for output, value in zip(outputs.tensors, first.tensors(), strict=True):
             output.device = value.device
@@ -281,7 +291,7 @@ class _Probe:
                 if joint is None or None in rates.values():
                     row.append(Fresh(f"{i}.{d}"))
                     continue
-                predicted = size + sum(rates[s] * (moved[s] - self.hints[s]) for s in self.hints)
+                predicted = size + sum(rates[s] * (moved[s] - self.hints[s]) for s in self.hints)  # type: ignore[operator, misc]
                 expression = sympy.Integer(size) + sum(rates[s] * (s - self.hints[s]) for s in self.hints)
                 row.append(Fresh(f"{i}.{d}") if predicted != joint[i][d] else int(expression) if expression.is_Integer else expression)
             fitted.append(row)

@@ -88,7 +88,7 @@ def _schemas() -> list[OpSchema]:
         ],
         type_constraints=_CONSTRAINTS,
         attributes=_attributes(SPECS),
-        node_determinism=OpSchema.NodeDeterminism.NonDeterministic,
+        node_determinism=OpSchema.NodeDeterminism.NonDeterministic,  # type: ignore[call-arg]  # newer than the stub
     )
     backward = OpSchema(
         PYTHON_OP_GRAD,
@@ -102,7 +102,7 @@ def _schemas() -> list[OpSchema]:
         outputs=[_parameter("outputs", "T", "What backward returns, a place a tensor argument of apply; empty where no gradient is wanted.", _VARIADIC)],
         type_constraints=_CONSTRAINTS,
         attributes=_attributes(GRAD_SPECS),
-        node_determinism=OpSchema.NodeDeterminism.NonDeterministic,
+        node_determinism=OpSchema.NodeDeterminism.NonDeterministic,  # type: ignore[call-arg]  # newer than the stub
     )
     forward.set_type_and_shape_inference_function(_infer_forward)
     backward.set_type_and_shape_inference_function(_infer_backward)

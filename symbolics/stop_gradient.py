@@ -43,12 +43,18 @@ class StopGradients(TorchFunctionMode):
         if body is not None:
             with self:  # what it calls inside may stop gradients too (F.gumbel_softmax)
                 return body(*args, **kwargs)
+        if _transparent() and args:
+            if func is private.set_grad_enabled:
+                return None
+            if func is torch.Tensor.detach or getattr(func, "__self__", None) is _GETTER_OF_DATA:
+                return args[0].view_as(args[0])
         name = getattr(func, "__name__", "")
+        _watch_reads(name, args, kwargs)
         if _is_inplace(name):
             return self._inplace(func, name, args, kwargs)
         # Neither exporter traces the getter of x.data: its result would be a constant.
         result = args[0].detach() if getattr(func, "__self__", None) is _GETTER_OF_DATA and name == "__get__" else func(*args, **kwargs)
-        if name in _SHAPE_ONLY:
+        if name in _SHAPE_ONLY or _needs_no_mark(result):
             return result
         sources = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         return pytree.tree_map_only(torch.Tensor, lambda t: _mark(t, sources), result) if sources else result
@@ -69,6 +75,36 @@ class StopGradients(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+_SIZE_READERS = {"__int__", "__index__", "item", "tolist"}
+_PROPERTIES = {"__get__", "size", "dim", "numel", "stride", "__len__", "is_floating_point", "is_complex", "type", "__repr__"}
+
+
+def _transparent() -> bool:
+    from symbolics.capture import active_recorder
+
+    recorder = active_recorder()
+    return recorder is not None and recorder.transparent
+
+
+def _watch_reads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tell the recorder of sizes that become numbers, and of tensors that a Function changed and that are read again."""
+    from symbolics.capture import active_recorder, is_traced_size
+
+    recorder = active_recorder()
+    if recorder is None:
+        return
+    if name in _SIZE_READERS and recorder.dynamic and args and isinstance(args[0], torch.Tensor) and is_traced_size(args[0]):
+        with private.paused_capture():
+            size = int(args[0])
+        if size in recorder.dynamic:
+            recorder.frozen.add(size)
+    if recorder.changed and name not in _SHAPE_ONLY and name not in _PROPERTIES:
+        try:
+            recorder.check_read(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        except ExportError as error:
+            recorder.refuse(name, str(error))
+
+
 def _refuse(name: str, why: str) -> NoReturn:
     from symbolics.capture import active_recorder
 
@@ -86,6 +122,13 @@ def _is_inplace(name: str) -> bool:
 
 def _needs_gradient(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad
+
+
+def _needs_no_mark(result: Any) -> bool:
+    """Whether this is plain to see; most calls of a forward end here."""
+    if isinstance(result, torch.Tensor):
+        return result.requires_grad or not result.is_floating_point()
+    return isinstance(result, torch.Size) or not isinstance(result, (tuple, list, dict))
 
 
 def _mark(tensor: torch.Tensor, sources: list[torch.Tensor]) -> torch.Tensor:
@@ -136,6 +179,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None) -> I
         with StopGradients():
             result = forward(*args, **kwargs)
         active_recorder().outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))  # type: ignore[union-attr]
+        _watch_reads("the model's return", (result,), {})
         return result
 
     if keywords:

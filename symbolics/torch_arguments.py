@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import torch
 
-from symbolics.arguments import SEQUENCES, Codec, Partial, Slot, add_codec, slots
+from symbolics.arguments import SEQUENCES, Codec, Partial, Slot, add_codec, describe, slots
+from symbolics.errors import FormatError, RunError
 
 __all__ = ["PartialSize", "by_name"]
 
@@ -65,3 +67,29 @@ def _read_size(payload: Any, decode_child: Any, _: Any) -> Any:
 
 add_codec(Codec("$torchsize", lambda value: type(value) in (torch.Size, PartialSize), lambda value, e: [e(n) for n in value], _read_size))
 SEQUENCES.add(torch.Size)
+
+
+def _is_builtin(value: Any) -> bool:
+    """torch.tanh and its like, which are no attribute of the module that they name."""
+    return isinstance(value, types.BuiltinFunctionType) and vars(torch).get(value.__name__) is value
+
+
+add_codec(Codec("$builtin", _is_builtin, lambda value, _: f"torch:{value.__name__}", lambda payload, _, resolver: resolver("callable", str(payload))))
+
+
+def _is_world(value: Any) -> bool:
+    """The default process group, which every process of a job has under the same name; other groups are registered."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized() and value is torch.distributed.group.WORLD
+
+
+def _read_world(payload: Any, _: Any, resolver: Any) -> Any:
+    if payload != "WORLD":
+        raise FormatError(f"the process group {str(payload)[:40]!r} is unknown")
+    if resolver is describe:
+        return payload
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        raise RunError("a call takes the default process group: call torch.distributed.init_process_group() before the file is opened")
+    return torch.distributed.group.WORLD
+
+
+add_codec(Codec("$processgroup", _is_world, lambda value, _: "WORLD", _read_world))

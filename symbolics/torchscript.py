@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from symbolics.arguments import Slot  # noqa: F401  (documents the order of inputs)
+from symbolics import _torch_private as private
 from symbolics.file import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
 from symbolics.torch_export import record_of
 
@@ -33,9 +33,9 @@ def _call(g: Any, inputs: Any, sizes: Any, key: Any) -> Any:
     for attribute in ir_attributes(record.attributes):
         # g.op drops "inplace" and cannot write empty lists: the node takes both.
         getattr(node, _SETTERS[attribute.type])(attribute.name, list(attribute.value) if isinstance(attribute.value, tuple) else attribute.value)
-    outputs[0].setType(torch._C.TensorType.get().with_dtype(torch.int64).with_sizes([]))
+    outputs[0].setType(private.tensor_type(torch.int64, 0))
     for value, output in zip(outputs[1:], record.outputs.tensors, strict=True):
-        value.setType(torch._C.TensorType.get().with_dtype(output.dtype).with_sizes([None] * len(output.shape)))
+        value.setType(private.tensor_type(output.dtype, len(output.shape)))
     return g.op("prim::ListConstruct", *outputs)
 
 
@@ -46,7 +46,7 @@ def _stop(g: Any, x: Any) -> Any:
 @contextlib.contextmanager
 def symbolics_registered(opset: int) -> Iterator[None]:
     """Register both symbolics with the TorchScript exporter while the block runs."""
-    names = {"pythonop::call": _call, "pythonop::stop_gradient": _stop}
+    names: dict[str, Any] = {"pythonop::call": _call, "pythonop::stop_gradient": _stop}
     for name, function in names.items():
         torch.onnx.register_custom_op_symbolic(name, function, opset)
     try:

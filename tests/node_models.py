@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-import symbolics.schema  # noqa: F401  registers the operators
+import symbolics.schema
 import symbolics.torch_arguments  # noqa: F401  adds torch's types
 from symbolics.arguments import Slot
 from symbolics.attributes import encode, ir_attributes, python_op_grad

@@ -95,7 +95,7 @@ NAN, OTHER_NAN = float("nan"), -float("nan")
         (v.Config(1), {"$dataclass": ["tests.values:Config", {"size": 1, "name": "x"}]}),
         (v.helper, {"$callable": "tests.values:helper"}),
     ],
-    ids=lambda x: re.sub(r"\W+", " ", ascii(x))[:40],
+    ids=lambda x: re.sub(r"\W+", " ", re.sub(" at 0x.*", "", ascii(x)))[:40],  # no addresses: workers compare ids
 )
 def test_what_is_written(value, data):
     assert same(encode(value), data)

@@ -159,7 +159,8 @@ def test_registry():
     assert name_of(Local) is None
     assert register(Local) is Local
     assert Gate()("function", local) is Local
-    assert name_of(Local) == local and registered() == {local: Local}
+    assert name_of(Local) == local
+    assert registered() == {local: Local}
     with pytest.raises(TrustError, match="which it is not"):
         Gate()("enum", local)
 
@@ -167,7 +168,8 @@ def test_registry():
     with pytest.raises(TypeError, match="needs a name"):
         register(table)
     register(table, "table")
-    assert Gate()("object", "table") is table and name_of({"a": 1}) is None
+    assert Gate()("object", "table") is table
+    assert name_of({"a": 1}) is None
     with pytest.warns(PythonopWarning, match="another object"):
         register([1], "table")
     assert name_of(table) is None

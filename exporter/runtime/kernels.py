@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,8 @@ class PythonOp:
     Attributes:
         call: The AutogradCall.
         function: The Function class.
+        args: The positional arguments that the caller passed.
+        apply: ``Function.apply`` of that class, never an override of it.
         title: How messages name the node.
         simple: Whether the native library may run it on its own: no containers, sizes, kwargs or autocast, and
             tensors as outputs.
@@ -95,6 +98,7 @@ class PythonOp:
             self.function = gate("function", name)
             self.call = call = decode(attributes, gate)
             self.autocast = _autocast(call.autocast.dtypes)
+            _check_element_types((*call.input_types, *call.output_types))
         except PythonopError as error:
             raise type(error)(f"{self.title}: {error}") from error
         self.title = f"PythonOp {shown(node_name)!r} ({shown(name)})"
@@ -105,13 +109,18 @@ class PythonOp:
         self.input_dtypes = [DTYPES.get(kind) for kind in call.input_types]
         self.output_dtypes = [DTYPES.get(kind) for kind in call.output_types]
         self.keeps = any(self.flags)
+        # backward answers for the arguments that the caller passed; forward's defaults are not passed again.
+        self.args = call.args[: call.passed]
+        # A class may override apply to prepare its arguments: those of the file are prepared already.
+        self.apply = MethodType(torch.autograd.Function.apply.__func__, self.function)  # type: ignore[attr-defined]
         flat_outputs = call.outputs if type(call.outputs) is tuple else (call.outputs,)
         self.simple = (
             not call.kwargs
             and not call.autocast.dtypes
             and not call.inplace
             and all(kind == "tensor" for kind in self.kinds)
-            and all(isinstance(value, Slot) or (not slots(value) and _is_constant(value)) for value in call.args)
+            and all(isinstance(value, Slot) or (not slots(value) and _is_constant(value)) for value in self.args)
+            and not slots(call.args[len(self.args) :])
             and all(isinstance(value, Slot) for value in flat_outputs)
             and STRING not in (*call.input_types, *call.output_types)
             and None not in (*self.input_dtypes, *self.output_dtypes)
@@ -157,9 +166,9 @@ class PythonOp:
             def place(leaf: Any) -> Any:
                 return values[leaf.index] if isinstance(leaf, Slot) else _fresh(leaf)
 
-            args = [fill(value, place) for value in call.args]
+            args = [fill(value, place) for value in self.args]
             kwargs = {key: fill(value, place) for key, value in call.kwargs.items()}
-            result = self.function.apply(*args, **kwargs)
+            result = self.apply(*args, **kwargs)
             outputs: list[Any] = [None] * len(call.output_types)
             self._collect(call.outputs, result, outputs)
             handle = self.store.put(self.context(values, targets, outputs)) if keep else 0
@@ -239,13 +248,18 @@ class PythonOpGrad:
         self.count = len(attributes["input_tensor_requires_grads"])
         self.wanted = tuple(bool(flag) for flag in attributes["output_tensor_requires_grads"])
         self.output_types = tuple(attributes.get("output_tensor_types", ()))
-        self.output_dtypes = [DTYPES.get(kind, torch.float32) for kind in self.output_types]
         self.title = f"{title} ({shown(self.name)})"
         data = loads(attributes[CALL_ATTRIBUTE]) if CALL_ATTRIBUTE in attributes else {"id": ""}
         if not isinstance(data, dict) or not isinstance(data.get("id"), str):
             raise FormatError(f"{self.title}: its call attribute is not what docs/format.md says: the file is damaged")
-        if len(self.output_dtypes) not in (0, len(self.wanted)):
+        if len(self.output_types) not in (0, len(self.wanted)):
             raise FormatError(f"{self.title}: output_tensor_types and output_tensor_requires_grads differ in length: the file is damaged")
+        try:
+            _check_element_types(self.output_types)
+        except FormatError as error:
+            raise FormatError(f"{self.title}: {error}") from error
+        # A gradient of a string does not exist: its place is never wanted.
+        self.output_dtypes = [DTYPES.get(kind, torch.float32) for kind in self.output_types]
         self.id: str = data["id"]
         self.store = store
 
@@ -300,6 +314,12 @@ class PythonOpGrad:
         gradient = gradient.detach()
         gradient = gradient.to_dense() if gradient.layout is not torch.strided else gradient
         return gradient.to(self.output_dtypes[index]) if self.output_dtypes else gradient
+
+
+def _check_element_types(kinds: Sequence[int]) -> None:
+    unknown = [kind for kind in kinds if kind not in DTYPES and kind != STRING]
+    if unknown:
+        raise FormatError(f"the ONNX element type {unknown[0]} has no torch dtype: the file is damaged, or from a newer release")
 
 
 def _autocast(dtypes: Mapping[str, str]) -> dict[str, torch.dtype]:

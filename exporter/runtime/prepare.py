@@ -7,7 +7,9 @@
    remembers their places.
 4. The forward outputs behind the gradients of a PythonOpGrad only order the two nodes, which the context does as
    well; without them ORT frees those tensors earlier.
-5. A function with such a node in it is inlined: the values inside a function cannot be given types.
+5. The domain of both operators is imported: with a custom library ORT's own fusions make nodes of it (FusedGemm), and
+   fail where the model does not import it.
+6. A function with such a node in it is inlined: the values inside a function cannot be given types.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import onnx
+import onnx.inliner
 
 from exporter.runtime.models import drop_unread_contexts, graphs, nodes
-from symbolics.file import MARK_DOMAIN, MARK_OP, PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.file import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
 __all__ = ["ABSENT_INPUTS", "KEPT_OUTPUTS", "prepare"]
 
@@ -37,6 +40,9 @@ def prepare(proto: onnx.ModelProto) -> bool:
     changed = _inline(proto)
     changed |= drop_unread_contexts(proto)
     changed |= _unmark(proto)
+    if all(imported.domain != ORT_DOMAIN for imported in proto.opset_import):
+        proto.opset_import.add(domain=ORT_DOMAIN, version=1)
+        changed = True
     for graph, node in nodes(proto, PYTHON_OP, PYTHON_OP_GRAD):
         changed |= _pack(node)
         changed |= _type_outputs(graph, node)
@@ -112,7 +118,7 @@ def _type_outputs(graph: Any, node: onnx.NodeProto) -> bool:
         pairs = [(name, kind) for name, kind in zip(node.output, [onnx.TensorProto.INT64, *types], strict=False) if name]
     else:
         kept = _ints(node, KEPT_OUTPUTS) or range(len(types))
-        pairs = [(name, types[place]) for name, place in zip(node.output, kept, strict=False) if name and place < len(types)]
+        pairs = [(name, types[place]) for name, place in zip(node.output, kept, strict=False) if name and 0 <= place < len(types)]
     known = {value.name for value in (*graph.value_info, *graph.output) if value.type.tensor_type.elem_type}
     changed = False
     for name, kind in pairs:

@@ -137,19 +137,20 @@ def reference_evaluator(model: Any, allow: Any = (), *, store: ContextStore | No
         copy.CopyFrom(proto)
         proto = copy
     drop_unread_contexts(proto)
-    store = ContextStore() if store is None else store
-    ours = _operators(Gate(allow), store)
+    contexts = ContextStore() if store is None else store
+    ours = _operators(Gate(allow), contexts)
 
     class Evaluator(ReferenceEvaluator):
         # onnx makes evaluators for functions and bodies by this class: they need the operators as well.
         def __init__(self, proto: Any, *args: Any, new_ops: Sequence[type[OpRun]] | None = None, **kwargs: Any) -> None:
-            super().__init__(proto, *args, new_ops=[*(new_ops or ()), *ours], **kwargs)
-            self.store = store
+            kwargs["new_ops"] = [*(new_ops or ()), *ours]
+            super().__init__(proto, *args, **kwargs)
+            self.store = contexts
 
         def run(self, *args: Any, **kwargs: Any) -> Any:
-            outermost = not store.running()
+            outermost = not contexts.running()
             try:
-                with store.run() as made:
+                with contexts.run() as made:
                     results = super().run(*args, **kwargs)
             except _Carried as carried:
                 if not outermost:
@@ -157,7 +158,7 @@ def reference_evaluator(model: Any, allow: Any = (), *, store: ContextStore | No
                 error = carried.error
             else:
                 if outermost:
-                    store.release(made, list(results.values()) if isinstance(results, dict) else results)
+                    contexts.release(made, list(results.values()) if isinstance(results, dict) else results)
                 return results
             raise error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import traceback
@@ -22,7 +23,7 @@ from exporter.runtime.store import ContextStore
 from exporter.trust import Gate
 from symbolics.arguments import Slot
 from symbolics.attributes import GRAD_SPECS, SPECS
-from symbolics.errors import RunError
+from symbolics.errors import FormatError, RunError
 
 try:
     import onnxruntime
@@ -82,20 +83,22 @@ class Binding:
         call = kernel.call
         count = len(kernel.flags)
         places = tuple(i for i in range(count) if i not in absent)
-        flat = [value if isinstance(value, Slot) else None for value in call.args]
+        flat = [value if isinstance(value, Slot) else None for value in kernel.args]
         positions = tuple(i for i, value in enumerate(flat) if value is not None) if kernel.simple else (0,) * count
-        arguments = tuple(None if isinstance(value, Slot) else value for value in call.args)
+        arguments = tuple(None if isinstance(value, Slot) else value for value in kernel.args)
         single = isinstance(call.outputs, Slot)
         kinds = tuple(call.output_types)
         fast = kernel.simple and all(position is not None for position in positions)
         return (
-            kernel, fast, single, kernel.function.apply, arguments, positions, kernel.flags, kinds, places, (), count, call.id, call.name,
+            kernel, fast, single, kernel.apply, arguments, positions, kernel.flags, kinds, places, (), count, call.id, call.name,
         )  # fmt: skip
 
     def _plan_backward(self, kernel: PythonOpGrad, absent: Sequence[int], kept: Sequence[int] | None) -> tuple[Any, ...]:
         count = kernel.count
-        kinds = kernel.output_types or (0,) * len(kernel.wanted)
+        kinds = tuple(kind if kind in DTYPES else 0 for kind in kernel.output_types) or (0,) * len(kernel.wanted)
         written = tuple(range(len(kernel.wanted)) if kept is None else kept)
+        if not all(0 <= place < len(kernel.wanted) for place in written):
+            raise FormatError(f"{kernel.title}: {KEPT_OUTPUTS} names an output that is not there: the file is damaged")
         places = tuple(i for i in range(count) if i not in absent)
         return (kernel, True, False, None, (), (), kernel.wanted, kinds, places, written, count, kernel.id, kernel.name)
 
@@ -143,6 +146,31 @@ class Binding:
             "From the next run on it gets copies; declare the change with ctx.mark_dirty, or keep inputs with ctx.save_for_backward in every run"
         )
 
+    def device_run(self, kernel: PythonOp | PythonOpGrad, inputs: list[Any], extra: Any, stream: int) -> list[Any]:
+        """One run where the tensors live on a device; they are the runtime's, so the call gets copies.
+
+        Args:
+            kernel: The node.
+            inputs: Tensors over the runtime's memory, None where absent.
+            extra: Whether the context is read (forward), or the handle (backward).
+            stream: The runtime's CUDA stream, 0 for none.
+
+        Returns:
+            One item an output; a forward's first is the handle.
+        """
+        with _on_stream(stream):
+            own = [None if tensor is None else tensor.clone() for tensor in inputs]
+            inputs.clear()
+            if isinstance(kernel, PythonOpGrad):
+                return kernel.run(extra, own)
+            handle, outputs = kernel.run(own, extra)
+            return [torch.tensor(handle, dtype=torch.int64), *outputs]
+
+    def device_write(self, target: torch.Tensor, value: torch.Tensor, stream: int) -> None:
+        """Copy an output into the runtime's memory."""
+        with _on_stream(stream), torch.no_grad():
+            target.copy_(value)
+
     _numbers = itertools.count(1)
 
     def failed(self, kernel: PythonOp | PythonOpGrad | None, error: BaseException) -> str:
@@ -164,17 +192,24 @@ class Binding:
         return self.errors.pop(text[start + 1 : text.find("]", start)], None) if start >= 0 else None
 
 
+def _on_stream(stream: int) -> contextlib.AbstractContextManager[Any]:
+    return torch.cuda.stream(torch.cuda.ExternalStream(stream)) if stream else contextlib.nullcontext()
+
+
 # ------------------------------------------------------------------------------------------------------ the options
+
+# enum Device in native_tensors.h. "borrow" is the code path of devices on the CPU, for tests.
+_DEVICES = {"cpu": 0, "cuda": 1, "borrow": 2}
 
 _registering = threading.Lock()
 # Options that are somebody else's class keep what belongs to them here.
 _bound: weakref.WeakKeyDictionary[Any, tuple[Binding, Any]] = weakref.WeakKeyDictionary()
 
 
-def _bind(options: Any, gate: Gate, store: ContextStore) -> Binding:
+def _bind(options: Any, gate: Gate, store: ContextStore, device: str) -> Binding:
     binding = Binding(gate, store)
     with _registering:
-        capsule = _native.prepare(binding, store, store.contexts, store.runs)
+        capsule = _native.prepare(binding, store, store.contexts, store.runs, _DEVICES[device])
         try:
             options.register_custom_ops_library(_native.__file__)
         finally:
@@ -185,7 +220,7 @@ def _bind(options: Any, gate: Gate, store: ContextStore) -> Binding:
     return binding
 
 
-def session_options(allow: Any = (), *, store: ContextStore | None = None) -> onnxruntime.SessionOptions:
+def session_options(allow: Any = (), *, store: ContextStore | None = None, device: str = "cpu") -> onnxruntime.SessionOptions:
     """Options with which a plain onnxruntime.InferenceSession runs the PythonOps of a forward file.
 
     ::
@@ -195,6 +230,7 @@ def session_options(allow: Any = (), *, store: ContextStore | None = None) -> on
     Args:
         allow: Classes and patterns that the file may name; see `exporter.trust.Gate`.
         store: Where contexts go; default: one of its own.
+        device: "cuda" registers the operators for CUDAExecutionProvider as well; it has not been run on a GPU yet.
 
     Returns:
         An onnxruntime.SessionOptions; everything else in it is onnxruntime's default, but intra-op threads do not
@@ -202,13 +238,16 @@ def session_options(allow: Any = (), *, store: ContextStore | None = None) -> on
 
     Raises:
         RunError: onnxruntime or the native library is not there, or onnxruntime is too old.
+
+    With a plain session, what a Function raises is the text of onnxruntime's failure, and a training graph that
+    failed half-way keeps the contexts it had made until ``store.clear()``; `inference_session` does both better.
     """
     problem = available()
     if problem:
         raise RunError(problem)
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    _bind(options, Gate(allow), ContextStore() if store is None else store)
+    _bind(options, Gate(allow), ContextStore() if store is None else store, device)
     return options
 
 
@@ -217,6 +256,8 @@ def session_options(allow: Any = (), *, store: ContextStore | None = None) -> on
 
 class Session(_Session):  # type: ignore[misc,valid-type]
     """An onnxruntime.InferenceSession whose exceptions are the Functions' own.
+
+    ``run_async`` is onnxruntime's as it is: its callback gets the text of a failure.
 
     Attributes:
         store: The contexts of its runs. A run that raised has freed what it made.
@@ -308,12 +349,14 @@ def inference_session(
     if proto is model or proto is getattr(model, "model", None):
         proto = _copy(proto)
     changed = prepare(proto)
+    names = [provider if isinstance(provider, str) else provider[0] for provider in providers or ()]
+    device = "cuda" if "CUDAExecutionProvider" in names else "cpu"
     if sess_options is None:
-        options = session_options(allow, store=store)
+        options = session_options(allow, store=store, device=device)
     else:
         options = sess_options
         if options not in _bound:
-            _bind(options, Gate(allow), ContextStore() if store is None else store)
+            _bind(options, Gate(allow), ContextStore() if store is None else store, device)
         elif allow or store is not None:
             raise ValueError("these sess_options come from exporter.session_options: give allow= and store= there")
     source: str | bytes

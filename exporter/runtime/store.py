@@ -102,10 +102,8 @@ class ContextStore:
                 f"PythonOpGrad of {shown(name)} (call {shown(id)}): the handle {handle} belongs to {shown(context.name)} (call "
                 f"{shown(context.id)}): the graph joins the context of one PythonOp to the PythonOpGrad of another"
             )
-        if not self.retain:
-            # Another thread may have been faster with the same handle.
-            if self.contexts.pop(handle, None) is None:
-                return self.take(handle, id, name)
+        if not self.retain and self.contexts.pop(handle, None) is None:
+            return self.take(handle, id, name)  # another thread was faster: this raises
         return record
 
     def free(self, handle: int) -> None:

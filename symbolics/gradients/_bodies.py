@@ -202,7 +202,9 @@ def fold(op: Builder, nodes: list[ir.Node]) -> tuple[list[ir.Node], bool]:
             continue
         ends_graph = any(o.is_graph_output() for o in node.outputs)
         if not ends_graph and (branch := taken_branch(op, node)) is not None:
-            mapping: dict[ir.Value, ir.Value | None] = {v: op.constant(v.const_value.numpy(), v.dtype) for v in branch.initializers.values()}
+            mapping: dict[ir.Value, ir.Value | None] = {
+                v: op.constant(v.const_value.numpy(), v.dtype) for v in branch.initializers.values()
+            }
             copies = clone_nodes(op.session, branch, mapping)
             node.graph.insert_before(node, copies)
             results = [mapping.get(v, v) for v in branch.outputs]

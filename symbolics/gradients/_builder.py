@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +18,7 @@ from symbolics.gradients._values import attr, describe, is_float, rank_of, stati
 
 __all__ = ["Builder", "Operand", "Session", "attr", "describe", "is_float", "rank_of", "static_shape", "unsupported"]
 
-Operand = Union[ir.Value, int, float, bool, Sequence[int], np.ndarray, None]
+Operand = ir.Value | int | float | bool | Sequence[int] | np.ndarray | None
 
 _BOOLEAN = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Not", "IsNaN", "IsInf", "Xor"})
 _INTEGER = frozenset({"Shape", "Size", "NonZero", "ArgMax", "ArgMin"})
@@ -245,7 +245,7 @@ class Builder:
         ``others`` are the operands with which x was broadcast; they may show that a symbolic dim was not stretched.
         """
         full = full or g
-        if x.shape is not None and full.shape is not None:
+        if x.shape is not None and full.shape is not None and len(full.shape) >= len(x.shape):
             lead = len(full.shape) - len(x.shape)
             verdicts = [_stretched(i, x, full, others) for i in range(len(x.shape))]
             if None not in verdicts:
@@ -257,7 +257,7 @@ class Builder:
                     return self.ReduceSum(g, list(range(lead)) or axes, keepdims=0 if lead else 1)
                 return g
         shape = self.shape(x)
-        if x.shape is None or full.shape is None:
+        if x.shape is None or full.shape is None or len(full.shape) < len(x.shape):
             lead_value = self.Sub(self.Size(self.shape(full)), self.Size(shape))
             ones = self.Expand(self.i64([1]), self.Reshape(lead_value, [1]))
             padded = self.Concat(ones, shape, axis=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Union
 
 import onnx_ir as ir
 
@@ -12,9 +11,9 @@ from symbolics.gradients._builder import Builder
 
 __all__ = ["COMPOSITES", "RULES", "Composite", "Gradients", "Rule", "RuleFunction", "composite", "gradient"]
 
-Gradients = Union[Sequence[Union[ir.Value, None]], Mapping[ir.Value, ir.Value]]
+Gradients = Sequence[ir.Value | None] | Mapping[ir.Value, ir.Value]
 RuleFunction = Callable[..., Gradients]  # (op, node, *output gradients) -> one gradient an input, None where there is none
-Composite = Callable[[Builder, ir.Node], Sequence[Union[ir.Value, None]]]  # the forward in operators that have rules
+Composite = Callable[[Builder, ir.Node], Sequence[ir.Value | None]]  # the forward in operators that have rules
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,9 @@ RULES: dict[tuple[str, str], Rule] = {}
 COMPOSITES: dict[tuple[str, str], Composite] = {}
 
 
-def gradient(*op_types: str, domain: str = "", broadcast: bool = False, straight_through: bool = False) -> Callable[[RuleFunction], RuleFunction]:
+def gradient(
+    *op_types: str, domain: str = "", broadcast: bool = False, straight_through: bool = False
+) -> Callable[[RuleFunction], RuleFunction]:
     """Register a gradient rule.
 
     ``@gradient("MyOp", domain="my.domain")`` on ``def rule(op, node, *gradients)``: ``gradients`` has an entry for each

@@ -14,7 +14,9 @@ from symbolics.gradients._values import attr, static_shape
 __all__ = ["Session"]
 
 _FOLDED_SIZE = 4096
-_NEVER_FOLDED = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout If Loop Scan".split())
+_NEVER_FOLDED = frozenset(
+    ["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout", "If", "Loop", "Scan"]
+)
 
 
 class Session:
@@ -41,7 +43,9 @@ class Session:
         key = (dtype, array.shape, array.tobytes())
         if (known := self.constants.get(key)) is None:
             name = self.name("constant")
-            known = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(array.shape), const_value=ir.tensor(array, dtype=dtype, name=name))
+            known = ir.Value(
+                name=name, type=ir.TensorType(dtype), shape=ir.Shape(array.shape), const_value=ir.tensor(array, dtype=dtype, name=name)
+            )
             self.constants[key] = known
             self._own.add(known)
         return known

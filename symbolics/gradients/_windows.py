@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
 
 import numpy as np
 import onnx_ir as ir
@@ -12,7 +11,7 @@ from symbolics.gradients._builder import Builder, attr
 
 __all__ = ["Windows", "windows"]
 
-Amount = Union[int, ir.Value]  # a number, or an int64 vector of one element
+Amount = int | ir.Value  # a number, or an int64 vector of one element
 
 
 @dataclass
@@ -57,7 +56,11 @@ class Windows:
         if self.is_static and min((*self.before, *self.after), default=0) >= 0:
             pads = [*self.before, *self.after]
             return op.ConvTranspose(g, weight, strides=self.strides, dilations=self.dilations, pads=pads, group=group)
-        if self.is_static and min(self.before) >= 0 and all(a >= 0 or -a < max(s, d) for a, s, d in zip(self.after, self.strides, self.dilations)):
+        if (
+            self.is_static
+            and min(self.before) >= 0
+            and all(a >= 0 or -a < max(s, d) for a, s, d in zip(self.after, self.strides, self.dilations))
+        ):
             extra = [max(-a, 0) for a in self.after]
             pads = [*self.before, *[max(a, 0) for a in self.after]]
             return op.ConvTranspose(g, weight, strides=self.strides, dilations=self.dilations, pads=pads, output_padding=extra, group=group)

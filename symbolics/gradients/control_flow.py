@@ -1,4 +1,4 @@
-"""If, Loop and Scan. Their backward replays the body, then runs it in reverse.
+"""If, Loop and Scan. Their backward replays the body, and for Loop and Scan goes from the last iteration to the first.
 
 Only pure nodes are replayed. What draws random numbers or calls Python (`_is_impure`) ran once, in the forward: its outputs
 leave the body as further outputs of the forward node (`_expose`), stacked by iteration, and the backward reads those.
@@ -16,10 +16,10 @@ from symbolics.gradients._bodies import captured, clone_nodes, prune, subgraphs
 from symbolics.gradients._builder import Builder, attr, is_float, unsupported
 from symbolics.gradients._registry import gradient
 
-__all__: list[str] = []
+__all__ = ["EXPOSED"]
 
-_RANDOM = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial".split())
-_EXPOSED = "pythonop.exposed"  # node.meta: key -> index of the output that carries it
+_RANDOM = frozenset(["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"])
+EXPOSED = "pythonop.exposed"  # node.meta: key -> index of the output that carries it
 
 
 # ------------------------------------------------------------------------------------------------- what runs only once
@@ -67,7 +67,7 @@ def _prepare(op: Builder, node: ir.Node) -> None:
 
 def _expose(op: Builder, node: ir.Node, key: Hashable, branch: int, value: ir.Value) -> ir.Value:
     """The output of a control flow node that carries a value of its body; for Loop and Scan one a iteration, stacked."""
-    known: dict[Hashable, int] = node.meta.get(_EXPOSED, {})
+    known: dict[Hashable, int] = node.meta.get(EXPOSED, {})
     if key in known:
         return node.outputs[known[key]]
     if not isinstance(value.type, ir.TensorType):
@@ -94,13 +94,13 @@ def _expose(op: Builder, node: ir.Node, key: Hashable, branch: int, value: ir.Va
         for name in ("scan_output_axes", "scan_output_directions"):
             if name in node.attributes:
                 node.attributes[name] = ir.AttrInt64s(name, [*node.attributes[name].value, 0])
-    node.meta[_EXPOSED] = {**known, key: len(node.outputs) - 1}
+    node.meta[EXPOSED] = {**known, key: len(node.outputs) - 1}
     return out
 
 
 def _plain(node: ir.Node) -> int:
     """The number of outputs before anything was exposed."""
-    return min(node.meta.get(_EXPOSED, {None: len(node.outputs)}).values())
+    return min(node.meta.get(EXPOSED, {None: len(node.outputs)}).values())
 
 
 # --------------------------------------------------------------------------------------------------------------- replay
@@ -122,7 +122,9 @@ class _Replay:
         return ir.Graph(inputs, ends, nodes=prune([*self.copies, *self.inside.nodes], ends), name=name)
 
 
-def _replay(op: Builder, branch: int, body: ir.Graph, mapping: dict, seeds: Sequence[tuple[ir.Value, ir.Value]], targets: Sequence[ir.Value]) -> _Replay:
+def _replay(
+    op: Builder, branch: int, body: ir.Graph, mapping: dict, seeds: Sequence[tuple[ir.Value, ir.Value]], targets: Sequence[ir.Value]
+) -> _Replay:
     """Copy a body and differentiate the copy: seeds and targets are values of the body, or captured ones."""
     originals = list(body)
     for n in originals:
@@ -216,43 +218,65 @@ class _Iteration:
         m = attr(node, "num_scan_inputs")
         n = len(node.inputs) - m
         axes, directions = attr(node, "scan_input_axes") or [0] * m, attr(node, "scan_input_directions") or [0] * m
-        out_axes, out_directions = attr(node, "scan_output_axes") or [0] * (plain - n), attr(node, "scan_output_directions") or [0] * (plain - n)
+        out_axes, out_directions = (
+            attr(node, "scan_output_axes") or [0] * (plain - n),
+            attr(node, "scan_output_directions") or [0] * (plain - n),
+        )
         carried = list(zip(body.inputs[:n], body.outputs[:n], node.inputs[:n], range(n)))
         reads = list(zip(body.inputs[n:], node.inputs[n:], axes, directions))
         writes = [(body.outputs[i], i, out_axes[i - n], out_directions[i - n]) for i in range(n, plain)]
         return cls(body, list(body.inputs[:n]), carried, reads, writes)
 
 
-class _Scanned:
-    """The scanned inputs of a backward Scan, added as they turn out to be read."""
+class _Reader:
+    """What a backward iteration reads: slices of stacked values, at the place of the forward iteration it undoes."""
 
-    def __init__(self, op: Builder) -> None:
-        self.op = op
-        self.inner: list[ir.Value] = []
-        self.outer: list[ir.Value] = []
-        self.axes: list[int] = []
-        self.directions: list[int] = []
+    def __init__(self, op: Builder, inside: Builder) -> None:
+        self.op, self.inside = op, inside
+        self.counter = ir.Value(name=op.session.name("iteration"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(()))
+        self.count: ir.Value | None = None  # of iterations
+        self._index: ir.Value | None = None
+        self._backwards: ir.Value | None = None
+        self.nodes: list[ir.Node] = []
 
-    def add(self, inner: ir.Value, outer: ir.Value, axis: int, direction: int) -> ir.Value:
-        self.inner.append(inner)
-        self.outer.append(outer)
-        self.axes.append(axis)
-        self.directions.append(1 - direction)  # the backward runs from the last iteration to the first
-        return inner
-
-    def input(self, like: ir.Value) -> ir.Value:
+    def slot(self, like: ir.Value) -> ir.Value:
+        """A stand-in in the copy of the body, for a slice that may turn out to be read."""
         return ir.Value(name=self.op.session.name(like.name or "slice"), type=like.type, shape=like.shape)
+
+    def read(self, stack: ir.Value, axis: int, direction: int, like: ir.Value) -> ir.Value:
+        """The slice of this iteration."""
+        if self.count is None:
+            size = self.op.dim(stack, axis) if stack.shape is not None else self.op.Shape(stack, start=axis, end=axis + 1 or None)
+            self.count = self.op.i64(size) if isinstance(size, int) else self.op.Squeeze(size, [0])
+        if self._index is None:  # a scalar, also where an evaluator counts in vectors of one element
+            self._index = self._emit("Reshape", self.counter, self.op.constant([], ir.DataType.INT64))
+        if direction:  # written from the end: the last iteration is at 0
+            index = self._index
+        else:
+            if self._backwards is None:
+                self._backwards = self._emit("Sub", self.op.Sub(self.count, self.op.i64(1)), self._index)
+            index = self._backwards
+        out = self._emit("Gather", stack, index, axis=axis)
+        out.type, out.shape = like.type, like.shape
+        return out
+
+    def _emit(self, op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+        """A node in front of the body."""
+        scope = self.inside.child()
+        out = scope.node(op_type, inputs, **attributes)
+        self.nodes += scope.nodes
+        return out
 
 
 @gradient("Loop", "Scan")
 def iterate(op, node, *gradients):
-    """A Scan from the last iteration to the first: carries the gradients of the states, sums those of captured values."""
+    """A Loop from the last iteration to the first: carries the gradients of the states, sums those of captured values."""
     iteration = _Iteration.of(op, node)
     wanted = _wanted(op, node)
-    scanned = _Scanned(op)
     states = [s for s in iteration.states if is_float(s[0]) or is_float(s[2])]
     reads = [r for r in iteration.reads if r[1] in op.session.active and is_float(r[1])]
-    mapping: dict[ir.Value, ir.Value | None] = {v: scanned.input(v) for v in (*iteration.entries, *[r[0] for r in iteration.reads])}
+    reader = _Reader(op, op.child())
+    mapping: dict[ir.Value, ir.Value | None] = {v: reader.slot(v) for v in (*iteration.entries, *[r[0] for r in iteration.reads])}
     if iteration.always_true is not None:
         mapping[iteration.always_true] = op.constant(True, ir.DataType.BOOL)
 
@@ -263,8 +287,7 @@ def iterate(op, node, *gradients):
         seeds.append((result, g))
     for result, index, axis, direction in iteration.writes:
         if (g := gradients[index]) is not None:
-            inner = ir.Value(name=op.session.name("gradient"), type=ir.TensorType(g.dtype), shape=result.shape)
-            seeds.append((result, scanned.add(inner, g, axis, direction)))
+            seeds.append((result, reader.read(g, axis, direction, result)))
     targets = [*[s[0] for s in states], *[r[0] for r in reads], *wanted]
     replay = _replay(op, 0, iteration.body, mapping, seeds, targets)
     inside = replay.inside
@@ -280,29 +303,34 @@ def iterate(op, node, *gradients):
         g = replay.gradients.get(value)
         ends.append(total if g is None else inside.Add(total, g))
     ends += [gradient_of(r[0], mapping[r[0]]) for r in reads]
-
-    for key, value, copy in replay.impure:
-        stand_in = scanned.add(scanned.input(value), _expose(op, node, key, 0, value), 0, 0)
-        copy.replace_all_uses_with(stand_in)
-    _drop_impure(replay)
-    graph = replay.graph(op.session.name("backward"), [g for g, _ in carried], ends)
-    read = lambda v: v.uses() or any(v is e for e in graph.outputs)  # noqa: E731
-    for i, value in enumerate(iteration.entries):
-        last_resort = i == len(iteration.entries) - 1 and not scanned.inner and not iteration.reads
-        if read(mapping[value]) or last_resort:
-            scanned.add(mapping[value], _expose(op, node, ("entry", i), 0, value), 0, 0)
-    for inner, outer, axis, direction in iteration.reads:
-        if read(mapping[inner]) or not scanned.inner:
-            scanned.add(mapping[inner], outer, axis, direction)
-    graph.inputs.extend(scanned.inner)
     if not ends:
         return {}
-    out = op.node(
-        "Scan", [*[v for _, v in carried], *scanned.outer], outputs=len(ends), body=graph, num_scan_inputs=len(scanned.inner),
-        scan_input_axes=scanned.axes, scan_input_directions=scanned.directions,
-        scan_output_axes=[r[2] for r in reads] or None, scan_output_directions=[1 - r[3] for r in reads] or None,
-    )  # fmt: skip
-    results = out if isinstance(out, tuple) else (out,)
+
+    for key, value, copy in replay.impure:
+        copy.replace_all_uses_with(reader.read(_expose(op, node, key, 0, value), 0, 0, value))
+    _drop_impure(replay)
+    kept = ir.Value(name=op.session.name("go"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape(()))
+    graph = replay.graph(op.session.name("backward"), [reader.counter, kept, *[g for g, _ in carried]], [kept, *ends])
+    stacks = [(inner, outer, axis, direction) for inner, outer, axis, direction in iteration.reads if mapping[inner].uses()]
+    for i, value in enumerate(iteration.entries):
+        if mapping[value].uses():
+            stacks.append((value, _expose(op, node, ("entry", i), 0, value), 0, 0))
+    for inner, outer, axis, direction in stacks:
+        mapping[inner].replace_all_uses_with(reader.read(outer, axis, direction, inner))
+    if reader.count is None:  # nothing is read: any stack tells how often
+        if iteration.reads:
+            _, stack, axis, _ = iteration.reads[0]
+        else:
+            last = len(iteration.entries) - 1
+            stack, axis = _expose(op, node, ("entry", last), 0, iteration.entries[last]), 0
+        reader.count = op.Squeeze(op.Shape(stack, start=axis, end=axis + 1 or None), [0])
+    front = prune(reader.nodes, ())
+    if front:
+        graph.insert_before(graph[0], front)
+    out = op.node("Loop", [reader.count, op.constant(True, ir.DataType.BOOL), *[v for _, v in carried]], outputs=len(ends), body=graph)
+    results = list(out) if isinstance(out, tuple) else [out]
+    for k, (_, value, axis, direction) in enumerate(reads, len(carried)):  # stacked from the last iteration on
+        results[k] = _as_read(op, results[k], value, axis, direction)
     values = [*[s[2] for s in states], *wanted, *[r[1] for r in reads]]
     summed: dict[ir.Value, ir.Value] = {}
     for value, g in zip(values, results):  # one value may start several states
@@ -311,3 +339,15 @@ def iterate(op, node, *gradients):
     return summed
 
 
+def _as_read(op: Builder, stack: ir.Value, value: ir.Value, axis: int, direction: int) -> ir.Value:
+    """A stack of gradients in the order and along the axis in which the forward read its slices."""
+    if not direction:
+        smallest = -(2**63) + 1
+        stack = op.Slice(stack, [-1], [smallest], [0], [-1])
+    rank = None if value.shape is None else len(value.shape)
+    if axis and rank:
+        perm = list(range(1, rank))
+        perm.insert(axis % rank, 0)
+        stack = op.Transpose(stack, perm=perm)
+    stack.type = ir.TensorType(value.dtype)
+    return stack

@@ -104,7 +104,7 @@ def col2im(op, node, g):
         start = [p * d for p, d in zip(position, dilations)]
         # the last place that this kernel position reaches is that far from the end of the padded image
         left = [(k - 1 - p) * d for k, p, d in zip(kernel, position, dilations)]
-        lengths = op.vector([s if not isinstance(s, int) else s for s in sizes])
+        lengths = op.vector(list(sizes))
         end = op.Add(lengths, op.i64([pads[i] + pads[i + n] - left[i] for i in range(n)]))
         columns.append(op.Reshape(op.Slice(padded, start, end, list(range(2, n + 2)), strides), [0, 0, 1, -1]))
     return [op.reshape_like(op.Concat(*columns, axis=2) if len(columns) > 1 else columns[0], x), None, None]

@@ -146,7 +146,7 @@ def mul(op, node, g):
 
 @gradient("Div", broadcast=True)
 def div(op, node, g):
-    a, b = node.inputs
+    _a, b = node.inputs
     da = g / b
     return [da, -(da * node.outputs[0])]
 

@@ -18,7 +18,7 @@ __all__ = ["gather_adjoint"]
 def _move(op: Builder, node: ir.Node, g: ir.Value, *, unique: bool = False, first: int = 0) -> list[ir.Value | None]:
     """The gradient of a movement of input 0: the same node on element numbers says where each came from."""
     x = node.inputs[0]
-    attributes = {k: v for k, v in node.attributes.items()}
+    attributes = dict(node.attributes)
     numbers = op.node(node.op_type, [op.numbers(x), *node.inputs[1:]], outputs=len(node.outputs), domain=node.domain, **attributes)
     numbers = numbers if isinstance(numbers, ir.Value) else numbers[first]
     return [op.scatter_numbers(g, numbers, x, unique=unique)] + [None] * (len(node.inputs) - 1)
@@ -288,7 +288,7 @@ def depth_to_space(op, node, g):
 
 @gradient("SpaceToDepth")
 def space_to_depth(op, node, g):
-    x, b = node.inputs[0], attr(node, "blocksize")
+    b = attr(node, "blocksize")
     return [op.DepthToSpace(g, blocksize=b, mode=attr(node, "mode", "DCR"))]
 
 

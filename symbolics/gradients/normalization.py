@@ -14,15 +14,28 @@ __all__: list[str] = []
 def softmax(op, node, g):
     """y * (g - sum(g * y)). A fully masked row is NaN; where the model replaces it, its gradient is 0, as in torch's attention."""
     y, axis = node.outputs[0], attr(node, "axis", -1)
-    if _is_guarded(y):
-        y = op.Where(op.IsNaN(y), 0.0, y)
+    y = _without_nan(op, y)
     if y.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):  # the difference cancels: torch takes it in float32 too
         y, g = op.cast(y, ir.DataType.FLOAT), op.cast(g, ir.DataType.FLOAT)
     return [y * (g - op.ReduceSum(g * y, [axis], keepdims=1))]
 
 
+def _without_nan(op: Builder, y: ir.Value) -> ir.Value:
+    """y with 0 for NaN, where the model itself replaces elements of y; its own replacement where it says just that."""
+    for user in y.consumers():
+        if user.op_type == "Where" and user.inputs[2] is y and _is_nan_of(user.inputs[0], y):
+            replacement = op.const(user.inputs[1])
+            if replacement is not None and not replacement.any():
+                return user.outputs[0]
+    return op.Where(op.IsNaN(y), 0.0, y) if _is_guarded(y) else y
+
+
+def _is_nan_of(condition: ir.Value | None, y: ir.Value) -> bool:
+    maker = None if condition is None else condition.producer()
+    return maker is not None and maker.op_type == "IsNaN" and maker.inputs[0] is y
+
+
 def _is_guarded(y: ir.Value) -> bool:
-    """Whether the model replaces elements of y."""
     return any(u.op_type in ("IsNaN", "Where") or (u.op_type in ("Cast", "CastLike") and _is_guarded(u.outputs[0])) for u in y.consumers())
 
 
@@ -72,7 +85,7 @@ def layer_normalization(op, node, g, gmean=None, ginverse=None):
 
 def _sum_leading(op: Builder, g: ir.Value, like: ir.Value, x: ir.Value) -> ir.Value:
     lead = None if like.shape is None else len(x.shape) - len(like.shape)
-    if lead and all(type(d) is int and d != 1 or d == e for d, e in zip(like.shape, x.shape[lead:])):
+    if lead and all((type(d) is int and d != 1) or d == e for d, e in zip(like.shape, x.shape[lead:])):
         return op.ReduceSum(g, list(range(lead)), keepdims=0)
     return op.sum_to(g, like, x)
 

@@ -119,5 +119,3 @@ def lrn(op, node, g):
 
     s = bias + (alpha / size) * window_sum(x * x, back, on)
     return [g * op.Pow(s, op.number(-beta, s)) - (2 * alpha * beta / size) * x * window_sum(g * y / s, on, back)]
-
-

@@ -36,4 +36,7 @@ def _flags(node) -> list[int]:
 
 @gradient(PYTHON_OP_GRAD, domain=ORT_DOMAIN)
 def python_op_grad_(op, node, *_):
-    raise unsupported(node, f"a backward of a backward of the Function {attr(node, 'name', '?')!r}: its context serves one backward; export with inline= for it")
+    raise unsupported(
+        node,
+        f"a backward of a backward of the Function {attr(node, 'name', '?')!r}: its context serves one backward; export with inline= for it",
+    )

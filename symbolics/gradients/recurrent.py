@@ -53,7 +53,9 @@ def _of_direction(op: Builder, v: ir.Value | None, d: int) -> ir.Value | None:
     return None if v is None else op.Gather(v, op.i64(d), axis=0)
 
 
-def _over_time(op: Builder, x: ir.Value, initial: Sequence[ir.Value], mask: ir.Value | None, reverse: bool, step: Step) -> tuple[ir.Value, ...]:
+def _over_time(
+    op: Builder, x: ir.Value, initial: Sequence[ir.Value], mask: ir.Value | None, reverse: bool, step: Step
+) -> tuple[ir.Value, ...]:
     """Run ``step`` over axis 0 of x. (all first states, last states...); a state stays where the mask is off, its output is 0."""
     inside = op.child()
     name, kind = op.session.name, ir.TensorType(x.dtype)
@@ -77,7 +79,9 @@ def _over_time(op: Builder, x: ir.Value, initial: Sequence[ir.Value], mask: ir.V
     return (y, *last)
 
 
-def _recurrent(op: Builder, node: ir.Node, states: int, default: Sequence[str], make_step: Callable[..., tuple[ir.Value | None, Step]]) -> list[ir.Value | None]:
+def _recurrent(
+    op: Builder, node: ir.Node, states: int, default: Sequence[str], make_step: Callable[..., tuple[ir.Value | None, Step]]
+) -> list[ir.Value | None]:
     """The part that LSTM, GRU and RNN share: directions, layout, lengths, initial states.
 
     ``make_step(op, activations, r, b, p)`` gives (the bias to add before the loop, the step) of one direction.
@@ -105,7 +109,9 @@ def _recurrent(op: Builder, node: ir.Node, states: int, default: Sequence[str], 
         xw = xw if bias is None else xw + bias
         if backwards and lengths is not None:  # each sample's own end comes first
             xw = op.ReverseSequence(xw, op.Cast(lengths, to=ir.DataType.INT64), time_axis=0, batch_axis=1)
-        start = [_of_direction(op, s, d) if s is not None else op.zeros(op.Concat(batch, op.vector([hidden]), axis=0), x.dtype) for s in initial]
+        start = [
+            _of_direction(op, s, d) if s is not None else op.zeros(op.Concat(batch, op.vector([hidden]), axis=0), x.dtype) for s in initial
+        ]
         y, *last = _over_time(op, xw, start, mask, backwards and lengths is None, step)
         if backwards and lengths is not None:
             y = op.ReverseSequence(y, op.Cast(lengths, to=ir.DataType.INT64), time_axis=0, batch_axis=1)

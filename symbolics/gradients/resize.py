@@ -31,7 +31,13 @@ def _repeats(op: Builder, node: ir.Node) -> list[int] | None:
     how = (attr(node, "coordinate_transformation_mode", "half_pixel"), attr(node, "nearest_mode", "round_prefer_floor"))
     usual = how in (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "floor"))
     x, y = static_shape(node.inputs[0]), static_shape(node.outputs[0])
-    if node.op_type == "Upsample" or attr(node, "mode", "nearest") != "nearest" or not usual or attr(node, "antialias", 0) or 0 in (x or ()):
+    if (
+        node.op_type == "Upsample"
+        or attr(node, "mode", "nearest") != "nearest"
+        or not usual
+        or attr(node, "antialias", 0)
+        or 0 in (x or ())
+    ):
         return None
     scales = op.const(node.inputs[2]) if len(node.inputs) > 2 else None
     if scales is not None and scales.size:
@@ -72,7 +78,7 @@ def _is_kept(op: Builder, node: ir.Node, position: int, axis: int) -> bool:
 def _matrix(op: Builder, node: ir.Node, position: int, axis: int, count: int) -> ir.Value:
     """(out, in): the Resize of this axis applied to the identity matrix, as the height of an image."""
     x, y = node.inputs[0], node.outputs[0]
-    roi, scales, sizes = [*node.inputs[1:], None, None, None][:3] if node.op_type == "Resize" else (None, node.inputs[1], None)
+    roi, scales, _sizes = [*node.inputs[1:], None, None, None][:3] if node.op_type == "Resize" else (None, node.inputs[1], None)
     size = op.dim(x, axis)
     single = op.vector([size])
     eye = op.EyeLike(op.ConstantOfShape(op.vector([size, size])), dtype=ir.DataType.FLOAT)

@@ -42,7 +42,9 @@ def _cubic(op: Builder, p: ir.Value) -> list[Tap]:
 _MODES = {"linear": _linear, "bilinear": _linear, "nearest": _nearest, "cubic": _cubic, "bicubic": _cubic}
 
 
-def _sample(op: Builder, rows: ir.Value, base: ir.Value, sizes: Sequence[ir.Value], taps: Sequence[list[Tap]], masked: bool) -> list[ir.Value]:
+def _sample(
+    op: Builder, rows: ir.Value, base: ir.Value, sizes: Sequence[ir.Value], taps: Sequence[list[Tap]], masked: bool
+) -> list[ir.Value]:
     """The weighted pixels of each combination of taps: their sum is the sample.
 
     ``rows`` is (images * pixels, channels); ``base`` the row where the image of a sample starts; ``sizes`` are floats. Where
@@ -204,7 +206,9 @@ def deform_conv(op, node):
     taps = []
     for i in range(2):
         steps = op.Range(op.i64(0), op.Squeeze(op.vector([out[i]]), [0]), op.i64(1))
-        origin = op.Reshape(op.Cast(op.Mul(steps, op.i64(strides[i])), to=x.dtype) - float(pads[i]), [1, 1, -1, 1] if i == 0 else [1, 1, 1, -1])
+        origin = op.Reshape(
+            op.Cast(op.Mul(steps, op.i64(strides[i])), to=x.dtype) - float(pads[i]), [1, 1, -1, 1] if i == 0 else [1, 1, 1, -1]
+        )
         index = [divmod(k, kernel[1])[i] * dilations[i] for k in range(places)]
         taps.append(_linear(op, origin + op.Reshape(op.constant(index, x.dtype), [1, -1, 1, 1]) + op.Gather(offsets, op.i64(i), axis=2)))
     base = op.Reshape(_starts(op, images, 4), [-1, 1, 1, 1])

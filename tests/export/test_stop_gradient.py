@@ -129,7 +129,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("model, behind", CASES, ids=[c[0].__name__ for c in CASES])
+@pytest.mark.parametrize(("model", "behind"), CASES, ids=[c[0].__name__ for c in CASES])
 def test_marks(model, behind, dynamo, tmp_path):
     model = model()
     if isinstance(model, Gumbel) and not dynamo:

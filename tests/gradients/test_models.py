@@ -42,7 +42,11 @@ class _Residual(nn.Module):
         super().__init__()
         self.a = nn.Sequential(nn.Conv2d(width, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out))
         self.b = nn.Sequential(nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out))
-        self.skip = nn.Sequential(nn.Conv2d(width, out, 1, stride, bias=False), nn.BatchNorm2d(out)) if stride > 1 or width != out else nn.Identity()
+        self.skip = (
+            nn.Sequential(nn.Conv2d(width, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+            if stride > 1 or width != out
+            else nn.Identity()
+        )
 
     def forward(self, x):
         return torch.relu(self.b(torch.relu(self.a(x))) + self.skip(x))
@@ -86,12 +90,16 @@ def _ids(*shape):
 
 
 def _gpt2():
-    config = transformers.GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    config = transformers.GPT2Config(
+        vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+    )
     return _Bert(transformers.GPT2LMHeadModel(config)), (_ids(2, 7),)
 
 
 def _bert():
-    config = transformers.BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, max_position_embeddings=16)
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, max_position_embeddings=16
+    )
     return _Bert(transformers.BertForMaskedLM(config)).eval(), (_ids(2, 7),)
 
 
@@ -109,7 +117,9 @@ def _llama():
 
 
 def _vit():
-    config = transformers.ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, image_size=16, patch_size=4, num_labels=5)
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, image_size=16, patch_size=4, num_labels=5
+    )
 
     class Image(nn.Module):
         def __init__(self):

@@ -82,7 +82,9 @@ def _feeds(path: Path, args: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor
 
 
 @pytest.mark.parametrize("name", zoo.ZOO)
-def test_every_call_is_a_node_and_a_fresh_process_gives_eagers_outputs(name: str, dynamo: bool, tmp_path: Path, fresh: FreshProcess) -> None:
+def test_every_call_is_a_node_and_a_fresh_process_gives_eagers_outputs(
+    name: str, dynamo: bool, tmp_path: Path, fresh: FreshProcess
+) -> None:
     exported = _export(name, dynamo)
     entry = exported.entry
     found = [node.attributes["name"].as_string().rpartition(":")[2] for node in nodes(exported.program.model, "PythonOp")]
@@ -105,17 +107,24 @@ def test_exported_at_batch_2_right_at_batch_5(name: str, dynamo: bool, tmp_path:
     _assert_equal(fresh.run(path, _feeds(path, entry.larger_args), entry.allow), _eager(entry, entry.larger_args))
 
 
-@pytest.mark.parametrize(("name", "calls"), [("bloom", 2), ("ibert", 94), ("entmax15", 1), ("snn", 16), ("timm_activations", 5), ("checkpointed", 0)])
+@pytest.mark.parametrize(
+    ("name", "calls"), [("bloom", 2), ("ibert", 94), ("entmax15", 1), ("snn", 16), ("timm_activations", 5), ("checkpointed", 0)]
+)
 def test_eager_makes_the_calls_that_the_zoo_promises(name: str, calls: int) -> None:
     """A release of a library that goes another way would otherwise let zero equal zero."""
     assert len(_count(getattr(zoo, name)())[0]) == calls
 
 
-def test_ibert_before_its_first_step_makes_99_calls(dynamo: bool, tmp_path: Path, fresh: FreshProcess) -> None:
+def test_ibert_before_its_first_step_makes_99_calls(
+    dynamo: bool, tmp_path: Path, fresh: FreshProcess, request: pytest.FixtureRequest
+) -> None:
+    """Five of them are made again when a layer norm overflows: nothing reads what the first call gave, so no node stays for it."""
     if dynamo:
-        pytest.xfail("I-BERT's overflow handling in training mode is `if tensor:`, which torch.export refuses with or without Functions")
+        reason = "I-BERT's overflow handling in training mode is `if tensor:`, which torch.export refuses with or without Functions"
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
     exported = _export("ibert_first_step", dynamo)
-    assert len(nodes(exported.program.model, "PythonOp")) == len(exported.calls) == 99
+    assert len(exported.calls) == 99
+    assert len(nodes(exported.program.model, "PythonOp")) == 99 - 5
     path = tmp_path / "model.onnx"
     exported.program.save(path)
     _assert_equal(fresh.run(path, _feeds(path, exported.entry.args), exported.entry.allow), _eager(exported.entry, exported.entry.args))
@@ -131,10 +140,16 @@ def test_a_reentrant_checkpoint_is_inlined_with_a_notice(dynamo: bool) -> None:
 
 def test_arguments_that_are_no_tensors_are_in_the_file(dynamo: bool) -> None:
     """I-BERT passes int, bool and None beside tensors; snntorch a float."""
-    quant = next(n for n in nodes(_export("ibert", dynamo).program.model, "PythonOp") if n.attributes["name"].as_string().endswith(":SymmetricQuantFunction"))
+    quant = next(
+        n
+        for n in nodes(_export("ibert", dynamo).program.model, "PythonOp")
+        if n.attributes["name"].as_string().endswith(":SymmetricQuantFunction")
+    )
     assert quant.attributes["input_convention"].as_string() == "dccd"
     assert quant.attributes["input_int_scalars"].as_ints()[0] == 8
-    fixed = [n for n in nodes(_export("ibert", dynamo).program.model, "PythonOp") if n.attributes["name"].as_string().endswith(":FixedPointMul")]
+    fixed = [
+        n for n in nodes(_export("ibert", dynamo).program.model, "PythonOp") if n.attributes["name"].as_string().endswith(":FixedPointMul")
+    ]
     assert {n.attributes["input_convention"].as_string() for n in fixed} == {"ddcdcc", "ddcddd"}
     spike = next(n for n in nodes(_export("snn", dynamo).program.model, "PythonOp") if n.attributes["name"].as_string().endswith(":ATan"))
     assert list(spike.attributes["input_float_scalars"].as_floats()) == [2.0]

@@ -12,5 +12,6 @@ from importlib import metadata, util
 
 _path = metadata.distribution("timm").locate_file("timm/layers/activations_me.py")
 _spec = util.spec_from_file_location(__name__, str(_path))
-assert _spec is not None and _spec.loader is not None
+assert _spec is not None
+assert _spec.loader is not None
 _spec.loader.exec_module(sys.modules[__name__])

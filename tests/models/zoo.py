@@ -83,7 +83,9 @@ def entmax15() -> Entry:
     """entmax's entmax15: sorting and cumulative sums in its forward, a classmethod."""
     torch.manual_seed(0)
     batch = torch.export.Dim.DYNAMIC
-    return Entry(SparseAttention(), (torch.randn(2, 6, 8),), ["entmax.*"], dynamic_shapes=({0: batch},), larger_args=(torch.randn(5, 6, 8),))
+    return Entry(
+        SparseAttention(), (torch.randn(2, 6, 8),), ["entmax.*"], dynamic_shapes=({0: batch},), larger_args=(torch.randn(5, 6, 8),)
+    )
 
 
 class SpikingNet(nn.Module):

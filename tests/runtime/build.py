@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
-import symbolics.schema  # noqa: F401
+import symbolics.schema
 import symbolics.torch_arguments  # noqa: F401
 from exporter.runtime.kernels import DTYPES
 from exporter.trust import name_of

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import functions as F
 import onnx
 import torch
-from build import eager, forward, record, training
 
 from symbolics.arguments import fill
+from tests.runtime import functions as F
+from tests.runtime.build import eager, forward, record, training
 
 
 def t(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> torch.Tensor:
@@ -68,7 +68,8 @@ CASES += [
 
 
 def same(found: torch.Tensor, expected: torch.Tensor) -> None:
-    assert found.dtype is expected.dtype and found.shape == expected.shape
+    assert found.dtype is expected.dtype
+    assert found.shape == expected.shape
     if found.dtype.itemsize == 1 and found.dtype.is_floating_point:
         found, expected = found.float(), expected.float()
     torch.testing.assert_close(found, expected, rtol=0, atol=0)

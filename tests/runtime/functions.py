@@ -117,7 +117,8 @@ class Materializes(Function):
 
     @staticmethod
     def backward(ctx, g0, g1):
-        assert g0 is not None and g1 is not None
+        assert g0 is not None
+        assert g1 is not None
         return g0 * 2 + g1 * 5
 
 
@@ -145,7 +146,8 @@ class IntegerOutput(Function):
     @staticmethod
     def backward(ctx, g, gi):
         (index,) = ctx.saved_tensors
-        assert gi.dtype is torch.int64 and not gi.any()
+        assert gi.dtype is torch.int64
+        assert not gi.any()
         return torch.zeros(ctx.shape, dtype=g.dtype).scatter_(-1, index[..., None], g[..., None])
 
 
@@ -156,7 +158,8 @@ class OddOutputs(Function):
 
     @staticmethod
     def backward(ctx, g, none, text, g2):
-        assert none is None and text is None
+        assert none is None
+        assert text is None
         return g * 2 + g2
 
 
@@ -241,7 +244,8 @@ class Arguments(Function):
         a, b = pair["a"], pair["b"]
         ctx.factor = mode.value * table[1] + len(rest) + float(np.float32(0.5))
         table.append(1)  # arguments are the call's own in every run
-        assert dtype is torch.float16 and rest == (None, "x")
+        assert dtype is torch.float16
+        assert rest == (None, "x")
         return x * ctx.factor + a * b
 
     @staticmethod

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import functions as F
 import onnx
 import pytest
 import torch
-from build import forward, record, training
-from cases import CASES, check_case
 
 import exporter.runtime.reference as reference
 from exporter.runtime.store import ContextStore
 from symbolics.call import Autocast
 from symbolics.errors import RunError, TrustError
+from tests.runtime import functions as F
+from tests.runtime.build import forward, record, training
+from tests.runtime.cases import CASES, check_case
 
-ALLOW = ["functions:*"]
+ALLOW = ["tests.runtime.functions:*"]
 
 
 class Runner:
@@ -40,7 +40,8 @@ def test_the_recorded_autocast_state_counts_and_no_other():
         expected = a @ b
         call = record(F.AutocastMatmul, a, b, autocast=Autocast({"cpu": "bfloat16"}))
     y, *_ = Runner(training(call)).run(a, b, torch.ones(2, 2, dtype=torch.bfloat16))
-    assert y.dtype is torch.bfloat16 and torch.equal(y, expected)
+    assert y.dtype is torch.bfloat16
+    assert torch.equal(y, expected)
     plain = record(F.AutocastMatmul, a, b)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
         y, *_ = Runner(training(plain)).run(a, b, torch.ones(2, 2))
@@ -62,12 +63,14 @@ def test_contexts():
     call = record(F.SavesInput, x)
     runner = Runner(forward(call, context=True))
     _, handle = runner.run(x)
-    assert len(runner.store) == 1 and handle.shape == () and 0 < int(handle) < 2**63
+    assert len(runner.store) == 1
+    assert handle.shape == ()
+    assert 0 < int(handle) < 2**63
     runner.run(x)
     assert len(runner.store) == 2  # the caller has the handle
     runner.store.clear()
     with pytest.raises(RunError, match="run already"):
-        runner.store.take(int(handle), "0.0", "functions:SavesInput")
+        runner.store.take(int(handle), "0.0", "tests.runtime.functions:SavesInput")
 
 
 def test_retained_contexts_and_kept_ones():
@@ -86,7 +89,8 @@ def test_an_exception_is_the_original_and_frees_what_the_run_made():
     runner = Runner(training(record(F.Raises, x), repeat=3))
     with pytest.raises(F.CustomError) as caught:
         runner.run(x, -torch.ones(2))
-    assert caught.value.detail == {"at": 1} and any(frame.name == "backward" for frame in caught.traceback)
+    assert caught.value.detail == {"at": 1}
+    assert any(frame.name == "backward" for frame in caught.traceback)
     assert len(runner.store) == 0
     runner.run(x, torch.ones(2))
 

@@ -8,25 +8,25 @@ import subprocess
 import sys
 from pathlib import Path
 
-import functions as F
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
-from build import forward, record, training
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from exporter.runtime.kernels import PythonOp, PythonOpGrad
+from exporter.runtime.prepare import ABSENT_INPUTS, KEPT_OUTPUTS
 from exporter.runtime.reference import reference_evaluator
 from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore
 from exporter.trust import Gate
 from symbolics.attributes import GRAD_SPECS, SPECS, encode
 from symbolics.errors import FormatError, PythonopError, RunError, TrustError
+from tests.runtime import functions as F
+from tests.runtime.build import forward, record, training
 
-ALLOW = ["functions:*"]
+ALLOW = ["tests.runtime.functions:*"]
 X = torch.randn(2, 4, requires_grad=True)
 ENGINES = [inference_session, reference_evaluator]
 
@@ -74,8 +74,8 @@ def refused(make, model, error, match, allow=ALLOW):
         "antigravity:geohash",
         "this.that:F",
         "builtins:eval",
-        "functions.os:system",
-        "functionsX:SavesInput",
+        "tests.runtime.functions.os:system",
+        "tests.runtime.functionsX:SavesInput",
     ],
 )
 def test_names_outside_allow(make, name):
@@ -84,7 +84,14 @@ def test_names_outside_allow(make, name):
 
 @pytest.mark.parametrize("make", ENGINES)
 @pytest.mark.parametrize(
-    "name", ["functions:Mode", "functions:np.load", "functions:torch.autograd.Function", "functions:Function", "functions:enum.Enum"]
+    "name",
+    [
+        "tests.runtime.functions:Mode",
+        "tests.runtime.functions:np.load",
+        "tests.runtime.functions:torch.autograd.Function",
+        "tests.runtime.functions:Function",
+        "tests.runtime.functions:enum.Enum",
+    ],
 )
 def test_allowed_modules_that_lead_elsewhere(make, name):
     refused(make, tampered(name=name), TrustError, "which it is not|no class|another name")
@@ -154,11 +161,14 @@ def test_names_are_shown_escaped(make):
         model = tampered(name=name)
         model.graph.node[0].name = "op0\x1b]0;title\x07"
         text = refused(make, model, (TrustError, FormatError), "")
-        assert "\x1b" not in text and "\u202e" not in text and "\n" not in text and len(text) < 1000
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+        assert "\n" not in text
+        assert len(text) < 1000
 
 
 def test_a_plain_session_refuses_too():
-    with pytest.raises(Exception, match="TrustError.*not allowed"):
+    with pytest.raises(Exception, match=r"TrustError.*not allowed"):
         onnxruntime.InferenceSession(tampered(name="os:system").SerializeToString(), session_options(ALLOW))
 
 
@@ -166,7 +176,7 @@ def test_a_gradient_node_resolves_nothing():
     model = tampered(training(record(F.SavesInput, X)))
     next(a for a in model.graph.node[1].attribute if a.name == "name").s = b"os:system"
     session = inference_session(model, ALLOW)
-    with pytest.raises(PythonopError, match="belongs to functions:SavesInput"):
+    with pytest.raises(PythonopError, match=r"belongs to tests.runtime.functions:SavesInput"):
         session.run(None, {"x0": X.detach().numpy(), "g0": np.ones((2, 4), np.float32)})
     assert len(session.store) == 0
 
@@ -177,7 +187,7 @@ def test_a_gradient_node_of_another_arity():
     flags = next(a for a in grad.attribute if a.name == "input_tensor_requires_grads")
     flags.ints.append(1)
     grad.input.insert(2, "g0")
-    with pytest.raises(RunError, match="op0_grad.*damaged"):
+    with pytest.raises(RunError, match=r"op0_grad.*damaged"):
         inference_session(model, ALLOW).run(None, {"x0": X.detach().numpy(), "g0": np.ones((2, 4), np.float32)})
 
 
@@ -186,7 +196,7 @@ def test_a_node_with_too_many_or_too_few_inputs():
         model = forward(record(F.SavesInput, X))
         del model.graph.node[0].input[:]
         model.graph.node[0].input.extend(inputs)
-        with pytest.raises(RunError, match="op0.*damaged"):
+        with pytest.raises(RunError, match=r"op0.*damaged"):
             inference_session(model, ALLOW).run(None, {"x0": X.detach().numpy()})
 
 
@@ -269,7 +279,9 @@ _JSON = st.recursive(
     ),
     max_leaves=12,
 )
-_NAME = st.sampled_from(["functions:SavesInput", "functions:TwoInputs", "os:system", "functions:Mode", ""]) | st.text(max_size=20)
+_NAME = st.sampled_from(
+    ["tests.runtime.functions:SavesInput", "tests.runtime.functions:TwoInputs", "os:system", "tests.runtime.functions:Mode", ""]
+) | st.text(max_size=20)
 _BASE = {**encode(record(F.TwoInputs, X, X, 0.5))}
 _ANY = _JSON | st.binary(max_size=4)
 
@@ -278,9 +290,10 @@ def _accepts(make):
     """Whatever the attributes say, the answer is a kernel or an error of ours."""
     try:
         return make()
-    except PythonopError as error:
-        assert len(str(error)) < 5000
-        return None
+    except PythonopError as caught:
+        error = caught
+    assert len(str(error)) < 5000
+    return None
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -288,7 +301,7 @@ def _accepts(make):
 def test_fuzzed_attributes(changes, name):
     attributes = {**_BASE, "name": name, **changes}
     kernel = _accepts(lambda: PythonOp(attributes, Gate(ALLOW), ContextStore(), "op0"))
-    assert kernel is None or kernel.function.__module__ == "functions"
+    assert kernel is None or kernel.function.__module__ == "tests.runtime.functions"
     _accepts(lambda: PythonOpGrad(attributes, ContextStore(), "op0"))
 
 
@@ -305,13 +318,19 @@ def test_fuzzed_calls(data):
     _accepts(lambda: PythonOp(attributes, Gate(ALLOW), ContextStore(), "op0"))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from([name for name in SPECS if name != "name"]), st.lists(st.integers(-3, 1 << 62), max_size=4), st.text(max_size=10))
-def test_fuzzed_files_through_the_native_library(name, ints, text):
-    model = forward(record(F.TwoInputs, X, X, 0.5))
-    attribute = next((a for a in model.graph.node[0].attribute if a.name == name), None)
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.integers(0, 1),
+    st.sampled_from(sorted({*SPECS, *GRAD_SPECS, KEPT_OUTPUTS, ABSENT_INPUTS} - {"name"})),
+    st.lists(st.integers(-3, 30) | st.integers(-(1 << 62), 1 << 62), max_size=4),
+    st.text(max_size=10),
+)
+def test_fuzzed_files_through_the_native_library(which, name, ints, text):
+    model = training(record(F.TwoInputs, X, X, 0.5))
+    node = model.graph.node[which]
+    attribute = next((a for a in node.attribute if a.name == name), None)
     if attribute is None:
-        return
+        attribute = node.attribute.add(name=name, type=onnx.AttributeProto.INTS)
     if attribute.type == onnx.AttributeProto.INTS:
         del attribute.ints[:]
         attribute.ints.extend(ints)
@@ -321,7 +340,7 @@ def test_fuzzed_files_through_the_native_library(name, ints, text):
         attribute.i = (ints or [0])[0]
     session = _accepts_any(lambda: inference_session(model, ALLOW))
     if session is not None:
-        _accepts_any(lambda: session.run(None, {"x0": np.ones((2, 4), np.float32), "x1": np.ones((2, 4), np.float32)}))
+        _accepts_any(lambda: session.run(None, dict.fromkeys(("x0", "x1", "g0", "g1"), np.ones((2, 4), np.float32))))
 
 
 def _accepts_any(call):
@@ -329,9 +348,10 @@ def _accepts_any(call):
         return call()
     except PythonopError:
         return None
-    except Exception as error:  # onnxruntime's own checks of types and counts
-        assert "onnxruntime" in type(error).__module__, repr(error)
-        return None
+    except Exception as caught:
+        error = caught
+    assert "onnxruntime" in type(error).__module__, repr(error)  # its own checks of types and counts
+    return None
 
 
 def test_a_session_in_a_fresh_process_imports_only_what_is_allowed(tmp_path):
@@ -339,12 +359,12 @@ def test_a_session_in_a_fresh_process_imports_only_what_is_allowed(tmp_path):
     onnx.save(forward(record(F.SavesInput, X)), path)
     code = (
         "import sys; from exporter.runtime.session import inference_session; from symbolics.errors import TrustError\n"
-        "assert 'functions' not in sys.modules\n"
+        "assert 'tests.runtime.functions' not in sys.modules\n"
         "try: inference_session(sys.argv[1], ['other.*'])\n"
-        "except TrustError as error: assert 'functions:SavesInput' in str(error)\n"
+        "except TrustError as error: assert 'tests.runtime.functions:SavesInput' in str(error)\n"
         "else: sys.exit('resolved')\n"
-        "assert 'functions' not in sys.modules\n"
-        "inference_session(sys.argv[1], ['functions:*']); assert 'functions' in sys.modules\n"
+        "assert 'tests.runtime.functions' not in sys.modules\n"
+        "inference_session(sys.argv[1], ['tests.runtime.functions:*']); assert 'tests.runtime.functions' in sys.modules\n"
     )
     here = Path(__file__).parent
     path_list = os.pathsep.join([str(here), str(here.parent.parent), os.environ.get("PYTHONPATH", "")])

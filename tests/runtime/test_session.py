@@ -8,14 +8,11 @@ import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
-import functions as F
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
-from build import forward, record, training
-from cases import CASES, check_case
 
 import exporter.runtime.session as session_module
 from exporter.runtime.prepare import prepare
@@ -25,8 +22,11 @@ from exporter.runtime.store import ContextStore
 from symbolics.arguments import Slot
 from symbolics.call import Autocast, AutogradCall
 from symbolics.errors import RunError
+from tests.runtime import functions as F
+from tests.runtime.build import forward, record, training
+from tests.runtime.cases import CASES, check_case
 
-ALLOW = ["functions:*"]
+ALLOW = ["tests.runtime.functions:*"]
 
 
 class Runner:
@@ -68,6 +68,12 @@ def test_semantics(case):
     check_case(case, Runner)
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_path_of_devices(case):
+    # Runs on the CPU what runs on a GPU, but for the stream and the provider's name.
+    check_case(case, lambda model: Runner(model, allow=(), sess_options=session_options(ALLOW, device="borrow")), times=2)
+
+
 # ------------------------------------------------------------------------------------------------- what people change
 
 
@@ -78,7 +84,8 @@ def test_existing_serving_code_changes_one_line(tmp_path):
     typed = onnx.load(path)
     session = onnxruntime.InferenceSession(str(path), session_options(ALLOW))  # the file has what ORT needs
     (y,) = session.run(None, {"x0": x.detach().numpy()})
-    assert torch.equal(torch.from_numpy(y), x.detach().sin()) and onnx.load(path) == typed
+    assert torch.equal(torch.from_numpy(y), x.detach().sin())
+    assert onnx.load(path) == typed
     chain = onnxruntime.InferenceSession(forward_with_types(4).SerializeToString(), session_options([F.SavesInput]))
     assert chain.run(None, {"x0": x.detach().numpy()})[0].shape == (2, 4)
 
@@ -166,7 +173,8 @@ def test_an_undeclared_change_never_reaches_another_node(cls, size):
     runner = Runner(model)
     for _ in range(4):
         y, other = runner.run()
-        assert torch.equal(y, x * 2) and torch.equal(other, x)
+        assert torch.equal(y, x * 2)
+        assert torch.equal(other, x)
 
 
 def test_large_inputs_are_read_in_place_once_a_run_has_shown_that_nobody_keeps_them():
@@ -178,7 +186,8 @@ def test_large_inputs_are_read_in_place_once_a_run_has_shown_that_nobody_keeps_t
         seen.clear()
         for _ in range(3):
             session.run_with_ort_values(None, {"x0": value})
-        assert seen[0] != value.data_ptr() and seen[1:] == [value.data_ptr()] * 2
+        assert seen[0] != value.data_ptr()
+        assert seen[1:] == [value.data_ptr()] * 2
 
 
 seen: list[int] = []
@@ -263,11 +272,38 @@ def test_if_and_loop_bodies():
         torch.testing.assert_close(torch.from_numpy(z), x.detach().sin().sin().sin())
 
 
+def test_a_node_inside_a_function():
+    x = torch.randn(3, requires_grad=True)
+    node = forward(record(F.SavesInput, x)).graph.node[0]
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20, "com.microsoft": 1, "local": 1]>'
+        "main (float[N] a) => (float[N] y) { y = local.F(a) }"
+        '<domain: "local", opset_import: ["": 20, "com.microsoft": 1]> F (x0) => (z) { z = Identity(x0) }'
+    )
+    model.functions[0].node[0].CopyFrom(node)
+    model.functions[0].node[0].output[1] = "z"
+    for make in (inference_session, reference_evaluator):
+        (y,) = make(model, ALLOW).run(None, {"a": x.detach().numpy()})
+        np.testing.assert_allclose(y, x.detach().sin().numpy(), rtol=1e-6)
+
+
+def test_a_mark_without_a_body_is_identity():
+    x = torch.randn(3, requires_grad=True)
+    model = forward(record(F.SavesInput, x))
+    model.graph.node.insert(0, onnx.helper.make_node("StopGradient", ["x0"], ["marked"], domain="pythonop"))
+    model.graph.node[1].input[0] = "marked"
+    model.opset_import.add(domain="pythonop", version=1)
+    for make in (inference_session, reference_evaluator):
+        (y,) = make(model, ALLOW).run(None, {"x0": x.detach().numpy()})
+        np.testing.assert_allclose(y, x.detach().sin().numpy(), rtol=1e-6)
+
+
 def test_nested_sessions():
     x = torch.randn(4, requires_grad=True)
     RunsSession.session = inference_session(forward(record(F.SavesInput, x)), ALLOW)
     y, gradient = Runner(training(record(RunsSession, x)), allow=[RunsSession]).run(x, torch.ones(4))
-    assert torch.equal(y, x.detach().sin()) and torch.equal(gradient, x.detach().cos())
+    assert torch.equal(y, x.detach().sin())
+    assert torch.equal(gradient, x.detach().cos())
 
 
 class RunsSession(torch.autograd.Function):
@@ -325,7 +361,8 @@ def test_io_binding():
         binding.bind_output(output.name)
     session.run_with_iobinding(binding)
     y, gradient = binding.copy_outputs_to_cpu()
-    assert torch.equal(torch.from_numpy(y), x.detach().sin()) and torch.equal(torch.from_numpy(gradient), x.detach().cos())
+    assert torch.equal(torch.from_numpy(y), x.detach().sin())
+    assert torch.equal(torch.from_numpy(gradient), x.detach().cos())
     assert len(session.store) == 0
 
 
@@ -334,7 +371,8 @@ def test_strings():
     for words in ([["a", "bé"], ["", "x" * 1000]], np.zeros((0, 3))):
         array = np.array(words, dtype=object)
         (y,) = session.run(None, {"x0": array})
-        assert y.shape == array.shape and y.tolist() == [[w + "!" for w in row] for row in array.tolist()]
+        assert y.shape == array.shape
+        assert y.tolist() == [[w + "!" for w in row] for row in array.tolist()]
     (y,) = reference_evaluator(strings_model(), ALLOW).run(None, {"x0": np.array([["a"]], dtype=object)})
     assert y.tolist() == [["a!"]]
 
@@ -342,7 +380,7 @@ def test_strings():
 def strings_model():
     call = AutogradCall(
         id="s",
-        name="functions:Concatenates",
+        name="tests.runtime.functions:Concatenates",
         args=(Slot(0),),
         input_types=(8,),
         input_ranks=(2,),
@@ -357,7 +395,7 @@ def strings_model():
 def test_sizes_arrive_as_ints():
     call = AutogradCall(
         id="z",
-        name="functions:Sized",
+        name="tests.runtime.functions:Sized",
         args=(Slot(0), Slot(1, "size")),
         input_types=(1, 7),
         input_ranks=(1, 0),
@@ -368,7 +406,8 @@ def test_sizes_arrive_as_ints():
     )
     x = torch.randn(6, requires_grad=True)
     y, gradient = Runner(training(call)).run(x, torch.tensor(3), torch.ones(3, 2))
-    assert torch.equal(y, x.detach().reshape(3, 2) * 3) and torch.equal(gradient, torch.full((6,), 3.0))
+    assert torch.equal(y, x.detach().reshape(3, 2) * 3)
+    assert torch.equal(gradient, torch.full((6,), 3.0))
 
 
 def test_an_absent_input_is_none():
@@ -382,7 +421,8 @@ def test_an_absent_input_is_none():
     del model.graph.input[1]
     for runner in (Runner(model),):
         y, *gradients = runner.run(a, a, torch.ones(3))
-        assert torch.equal(y, 2 * a.detach()) and all(torch.equal(g, torch.ones(3)) for g in gradients)
+        assert torch.equal(y, 2 * a.detach())
+        assert all(torch.equal(g, torch.ones(3)) for g in gradients)
 
 
 def test_the_recorded_autocast_state_counts_and_no_other():
@@ -395,7 +435,8 @@ def test_the_recorded_autocast_state_counts_and_no_other():
     plain = training(record(F.AutocastMatmul, a, b))
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
         y, *gradients = Runner(plain).run(a, b, torch.ones(2, 2))
-    assert y.dtype is torch.float32 and all(gradient.dtype is torch.float32 for gradient in gradients)
+    assert y.dtype is torch.float32
+    assert all(gradient.dtype is torch.float32 for gradient in gradients)
 
 
 # ------------------------------------------------------------------------------------------------ contexts and errors
@@ -407,19 +448,21 @@ def test_an_exception_is_the_original_and_the_next_run_works():
     for _ in range(3):
         with pytest.raises(F.CustomError) as caught:
             runner.run(-x, torch.ones(2))
-        assert caught.value.detail == {"at": 0} and any(frame.name == "forward" for frame in caught.traceback)
+        assert caught.value.detail == {"at": 0}
+        assert any(frame.name == "forward" for frame in caught.traceback)
         with pytest.raises(F.CustomError) as caught:
             runner.run(x, -torch.ones(2))
         assert caught.value.detail == {"at": 1}
         assert len(runner.store) == 0
         y, gradient = runner.run(x, torch.ones(2))
-        assert torch.equal(y, 8 * x.detach()) and torch.equal(gradient, torch.full((2,), 8.0))
+        assert torch.equal(y, 8 * x.detach())
+        assert torch.equal(gradient, torch.full((2,), 8.0))
 
 
 def test_with_a_plain_session_the_failure_has_the_traceback():
     x = torch.tensor([1.0], requires_grad=True)
     session = onnxruntime.InferenceSession(forward(record(F.Raises, x)).SerializeToString(), session_options(ALLOW))
-    with pytest.raises(Exception, match=r"(?s)PythonOp 'op0' \(functions:Raises\).*in forward.*CustomError: negative"):
+    with pytest.raises(Exception, match=r"(?s)PythonOp 'op0' \(tests.runtime.functions:Raises\).*in forward.*CustomError: negative"):
         session.run(None, {"x0": np.array([-1.0], np.float32)})
     session.run(None, {"x0": np.array([1.0], np.float32)})
 
@@ -470,7 +513,7 @@ def test_a_context_of_the_wrong_shape_or_type(context):
         onnx.helper.make_tensor_value_info("context", onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
     )
     feeds = {"context": array, "g0": np.ones(3, np.float32), "op0_0": np.ones(3, np.float32)}
-    with pytest.raises(Exception, match="context|Type|type"):
+    with pytest.raises(Exception, match=r"context|Type|type"):
         inference_session(model, ALLOW).run(None, feeds)
 
 
@@ -504,7 +547,7 @@ def test_bindings_die_with_their_sessions():
 def test_without_the_native_library_the_message_says_what_to_do(monkeypatch):
     monkeypatch.setattr(session_module, "_missing", ImportError("no _native", name="exporter.runtime._native"))
     for call in (session_options, lambda: inference_session(forward(record(F.Copies, torch.ones(1))))):
-        with pytest.raises(RunError, match="C compiler.*reference_evaluator"):
+        with pytest.raises(RunError, match=r"C compiler.*reference_evaluator"):
             call()
     monkeypatch.setattr(session_module, "_missing", ImportError("no onnxruntime", name="onnxruntime"))
     with pytest.raises(RunError, match="pip install 'onnxruntime"):

@@ -1,0 +1,116 @@
+"""Resident memory over many runs: flat after warm-up, or something is kept that nobody will use.
+
+Run: python benchmarks/runtime_growth.py [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import numpy as np
+import onnxruntime
+import torch
+
+from exporter.runtime.session import inference_session
+from exporter.runtime.store import ContextStore
+from tests.runtime import functions as F
+from tests.runtime.build import record, training
+
+ALLOW = ["tests.runtime.functions:*"]
+X = torch.randn(64, 64, requires_grad=True)  # 16 KB: what leaks shows
+FEEDS = {"x0": X.detach().numpy()}
+SEED = {"g0": np.ones((64, 64), np.float32)}
+
+
+def resident() -> float:
+    """Megabytes of this process in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def training_steps() -> tuple[Callable[[], object], ContextStore]:
+    session = inference_session(training(record(F.SavesInput, X), repeat=3), ALLOW)
+    return lambda: session.run(None, {**FEEDS, **SEED}), session.store
+
+
+def forwards() -> tuple[Callable[[], object], ContextStore]:
+    # The whole training graph is there, only its forward output is asked for.
+    session = inference_session(training(record(F.SavesInput, X), repeat=3), ALLOW)
+    name = session.get_outputs()[0].name
+    return lambda: session.run([name], {**FEEDS, **SEED}), session.store
+
+
+def sessions() -> tuple[Callable[[], object], ContextStore]:
+    model = training(record(F.SavesInput, X))
+    store = ContextStore()
+    return lambda: inference_session(model, ALLOW, store=store).run(None, {**FEEDS, **SEED}), store
+
+
+def exceptions() -> tuple[Callable[[], object], ContextStore]:
+    positive = X.detach().abs().requires_grad_()
+    session = inference_session(training(record(F.Raises, positive), repeat=3), ALLOW)
+    bad = {"x0": np.ones((64, 64), np.float32), "g0": -SEED["g0"]}
+
+    def run() -> None:
+        try:
+            session.run(None, bad)
+        except F.CustomError:
+            return
+        raise AssertionError("it should have raised")
+
+    return run, session.store
+
+
+#: name -> (what, how often)
+CASES: dict[str, tuple[Callable[[], tuple[Callable[[], object], ContextStore]], int]] = {
+    "training steps": (training_steps, 10_000),
+    "forwards without backward": (forwards, 10_000),
+    "sessions": (sessions, 1000),
+    "exceptions": (exceptions, 1000),
+}
+
+#: Megabytes from the first fifth of the runs to the end. 10,000 leaked tensors would be 160 MB.
+AT_MOST = 4.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the runs")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    onnxruntime.set_default_logger_severity(4)
+    rows = {}
+    for name, (make, times) in CASES.items():
+        times //= 10 if options.quick else 1
+        run, store = make()
+        for _ in range(times // 5):
+            run()
+        gc.collect()
+        start = resident()
+        for _ in range(times - times // 5):
+            run()
+        gc.collect()
+        rows[name] = {"runs": times, "grown_mb": resident() - start, "live_contexts": len(store), "at_most_mb": AT_MOST}
+        ok = rows[name]["grown_mb"] <= AT_MOST and not len(store)
+        if not options.json:
+            print(
+                f"{name:28} {times:6} runs  {rows[name]['grown_mb']:+7.2f} MB  {len(store)} contexts live  {'flat' if ok else 'GROWS'}",
+                flush=True,
+            )
+    if options.json:
+        print(json.dumps(rows, indent=1))
+    return 0 if all(row["grown_mb"] <= AT_MOST and not row["live_contexts"] for row in rows.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""pythonop run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from exporter.commands._shared import Failure, reported, run_setups, setup_option, status, writable
+from exporter.inspect import clean, read_model
+from exporter.runtime.command import run_file
+from symbolics.errors import PythonopError
+
+__all__ = ["run"]
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--allow", multiple=True, metavar="PATTERN", help="Functions that the file may run: module:qualname or a glob over it. May be repeated.")
+@click.option("--inputs", type=click.Path(path_type=Path), help="An .npz file with an array an input. Inputs that it lacks are random.")
+@click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="The size of a symbolic dimension of random inputs. May be repeated. Default: 2.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the outputs to this .npz file.")
+@click.option("--reference", is_flag=True, help="Run on onnx.reference in place of onnxruntime.")
+@click.option("--times", default=1, type=click.IntRange(min=1), help="How often to run. The time shown is the median.")
+@setup_option
+@click.option("--json", "as_json", is_flag=True, help="Print the outputs' facts as JSON.")
+@click.pass_context
+def run(
+    context: click.Context,
+    file: Path,
+    allow: tuple[str, ...],
+    inputs: Path | None,
+    dims: tuple[str, ...],
+    output: Path | None,
+    reference: bool,
+    times: int,
+    setups: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Run an ONNX FILE once. Functions that it names run only where --allow or --register says so."""
+    if output is not None:
+        writable(output)
+    with reported(context):
+        run_setups(setups)
+        read_model(file)  # a damaged file is our error, not the engine's
+        arrays = _read(inputs) if inputs is not None else {}
+        with status(f"running {file}", as_json):
+            try:
+                engine = "reference" if reference else "onnxruntime"
+                facts = run_file(file, allow=allow, inputs=arrays, output=output, engine=engine, dims=dict(map(_dim, dims)), times=times)  # type: ignore[arg-type]
+            except PythonopError:
+                raise
+            except Exception as error:
+                if context.obj["traceback"]:
+                    raise
+                raise Failure(f"the run failed with {type(error).__name__}: {str(error).strip()[:1000]}") from error
+        if as_json:
+            click.echo(json.dumps(facts))
+            return
+        table = Table("output", "type", "shape", "mean", "min", "max", title=f"{facts['engine']}, {facts['seconds'] * 1e3:.3g} ms", title_justify="left")
+        for fact in facts["outputs"]:
+            numbers = [f"{fact[key]:.6g}" if key in fact else "" for key in ("mean", "min", "max")]
+            table.add_row(*(Text(clean(str(text))) for text in (fact["name"], fact["dtype"], fact["shape"], *numbers)))
+        Console(highlight=False).print(table)
+
+
+def _dim(text: str) -> tuple[str, int]:
+    name, equals, size = text.rpartition("=")
+    if not equals or not size.isdigit() or not int(size):
+        raise Failure(f"--dim {text!r} is not of the form NAME=SIZE")
+    return name, int(size)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            return {name: data[name] for name in data}
+    except (OSError, ValueError, AttributeError) as error:
+        raise Failure(f"cannot read the inputs in {path}: {error}") from error

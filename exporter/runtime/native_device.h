@@ -1,0 +1,149 @@
+/* PythonOp and PythonOpGrad where tensors live on a device. Part of native.c, its only user.
+ *
+ * Nothing is fast-pathed here: inputs are wrapped where they are, Python copies them on ORT's stream, runs the kernels
+ * of kernels.py, and copies the results into ORT's outputs. The same code runs on the CPU (device "borrow"), which is
+ * how it is tested where there is no GPU.
+ */
+#ifndef PYTHONOP_NATIVE_DEVICE_H
+#define PYTHONOP_NATIVE_DEVICE_H
+
+#include "native_run.h"
+
+enum { MEMORY_ID = 72, GPU_STREAM = 193, MEMORY_INFO = 194, DEVICE_TYPE = 225 };
+enum { DL_CPU = 1, DL_CUDA = 2, ORT_GPU = 1 };
+
+/* A tensor over the memory of an OrtValue. It is valid until the node ends: Python copies from or into it at once. */
+static PyObject *borrow(Kernel *kernel, const void *value)
+{
+    Seen seen;
+    const void *info = NULL;
+    int type = 0, id = 0;
+    if (look(value, &seen))
+        return NULL;
+    if (!item_size(seen.kind)) {
+        PyErr_Format(PyExc_TypeError, "tensors of ONNX element type %d have no torch dtype", seen.kind);
+        return NULL;
+    }
+    if (check(CALL(MEMORY_INFO, Status(*)(const void *, const void **))(value, &info)) ||
+        check(CALL(MEMORY_ID, Status(*)(const void *, int *))(info, &id)))
+        return NULL;
+    CALL(DEVICE_TYPE, void (*)(const void *, int *))(info, &type);
+    View *view = calloc(1, sizeof(View) + (seen.rank + 1) * sizeof(int64_t));
+    if (!view)
+        return PyErr_NoMemory();
+    view->state = 1; /* the memory is not ours: whenever torch lets go, only this struct is freed */
+    memcpy(view->dims, seen.dims, seen.rank * sizeof(int64_t));
+    DLTensor *tensor = &view->managed.tensor;
+    tensor->data = seen.data;
+    tensor->device.type = type == ORT_GPU ? DL_CUDA : DL_CPU;
+    tensor->device.id = type == ORT_GPU ? id : 0;
+    tensor->ndim = (int32_t)seen.rank;
+    tensor->dtype = DTYPES[seen.kind];
+    tensor->shape = view->dims;
+    view->managed.context = view;
+    view->managed.deleter = view_deleter;
+    PyObject *out = wrap(&view->managed);
+    return out && seen.kind >= 17 ? as_float8(kernel, out, seen.kind) : out;
+}
+
+/* Copy one result into an output of the node, allocated here unless `value` is given. */
+static int write_device(Kernel *kernel, void *context, size_t index, PyObject *tensor, void *value, PyObject *stream)
+{
+    if (!value) {
+        int64_t dims[MAX_RANK];
+        PyObject *shape = PyObject_GetAttr(tensor, s_shape);
+        if (!shape)
+            return -1;
+        Py_ssize_t rank = PySequence_Size(shape);
+        for (Py_ssize_t i = 0; i < rank && i < MAX_RANK; i++) {
+            PyObject *size = PySequence_GetItem(shape, i);
+            dims[i] = size ? PyLong_AsLongLong(size) : -1;
+            Py_XDECREF(size);
+        }
+        Py_DECREF(shape);
+        if (PyErr_Occurred() || rank > MAX_RANK ||
+            check(CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, index, dims, (size_t)rank, &value)))
+            return -1;
+    }
+    PyObject *target = value ? borrow(kernel, value) : NULL;
+    if (!value)
+        return 0; /* nobody reads this output */
+    if (!target)
+        return -1;
+    PyObject *none = PyObject_CallMethodObjArgs(kernel->binding->owner, s_device_write, target, tensor, stream, NULL);
+    Py_DECREF(target);
+    Py_XDECREF(none);
+    return none ? 0 : -1;
+}
+
+static int compute_on_device(Kernel *kernel, void *context)
+{
+    size_t count = 0, first = kernel->backward ? 1 : 0;
+    void *slot = NULL, *gpu_stream = NULL;
+    const void *value = NULL;
+    PyObject *inputs = PyList_New(kernel->inputs), *results = NULL, *extra = NULL, *stream = NULL;
+    int status = -1;
+    if (!inputs || check(CALL(INPUT_COUNT, Status(*)(const void *, size_t *))(context, &count)))
+        goto done;
+    Status no_stream = CALL(GPU_STREAM, Status(*)(const void *, void **))(context, &gpu_stream);
+    if (no_stream)
+        CALL(RELEASE_STATUS, void (*)(Status))(no_stream); /* the CPU has none */
+    if (!(stream = PyLong_FromVoidPtr(gpu_stream)))
+        goto done;
+    for (Py_ssize_t i = 0; i < kernel->inputs; i++) {
+        Py_INCREF(Py_None);
+        PyList_SetItem(inputs, i, Py_None);
+    }
+    if (kernel->backward) {
+        /* The context is declared to be in CPU memory. */
+        Seen seen;
+        if (check(CALL(INPUT, Status(*)(const void *, size_t, const void **))(context, 0, &value)) || look(value, &seen))
+            goto done;
+        if (seen.kind != ONNX_INT64 || seen.count != 1) {
+            damaged(kernel->object, "the context is not one int64 handle");
+            goto done;
+        }
+        extra = PyLong_FromLongLong(*(int64_t *)seen.data);
+    } else {
+        if (check(CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, 0, NULL, 0, &slot)))
+            goto done;
+        if (count != (size_t)kernel->place_count) {
+            damaged(kernel->object, "the graph gives it another number of tensors than its attributes say");
+            goto done;
+        }
+        extra = PyBool_FromLong(slot != NULL);
+    }
+    for (size_t i = first; i < count && i - first < (size_t)kernel->place_count; i++) {
+        if (check(CALL(INPUT, Status(*)(const void *, size_t, const void **))(context, i, &value)))
+            goto done;
+        PyObject *tensor = value ? borrow(kernel, value) : NULL;
+        if (value && !tensor)
+            goto done;
+        if (tensor)
+            PyList_SetItem(inputs, kernel->places[i - first], tensor);
+    }
+    /* One item an output of the call, None where there is none to write; a forward's first is its context. */
+    results = extra ? PyObject_CallMethodObjArgs(kernel->binding->owner, s_device_run, kernel->object, inputs, extra, stream, NULL) : NULL;
+    if (!results)
+        goto done;
+    if (kernel->backward) {
+        for (Py_ssize_t i = 0; i < kernel->written_count; i++) {
+            PyObject *tensor = PyList_GetItem(results, kernel->written[i]);
+            if (!tensor || (tensor != Py_None && write_device(kernel, context, (size_t)i, tensor, NULL, stream)))
+                goto done;
+        }
+    } else {
+        for (Py_ssize_t i = 0; i < PyList_Size(results); i++)
+            if ((i || slot) && write_device(kernel, context, (size_t)i, PyList_GetItem(results, i), i ? NULL : slot, stream))
+                goto done;
+    }
+    status = 0;
+done:
+    Py_XDECREF(inputs);
+    Py_XDECREF(results);
+    Py_XDECREF(extra);
+    Py_XDECREF(stream);
+    return status;
+}
+
+#endif

@@ -1,0 +1,56 @@
+"""The examples, the demo and the benchmark run as the scripts that they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+
+def _run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, "-W", "ignore", *command], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("export_third_party", "entmax.activations:Entmax15Function: arguments 'dcc'"),
+        ("numpy_function", "torch.export"),
+        ("numpy_function", "TorchScript"),
+    ],
+)
+def test_an_example_runs(script: str, said: str, tmp_path: Path) -> None:
+    done = _run(str(ROOT / "examples" / f"{script}.py"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
+
+
+def test_the_demo_runs_and_writes_its_files(tmp_path: Path) -> None:
+    done = _run("-m", "examples.demo", "--only", "bloom", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("equal") == 2
+    assert {path.name for path in (tmp_path / "demo-output").glob("*.onnx")} == {"bloom-dynamo.onnx", "bloom-torchscript.onnx"}
+
+
+def test_the_demo_fails_where_a_file_differs(tmp_path: Path) -> None:
+    """A tolerance below float32 makes every file differ: the status must say so."""
+    code = "import sys; from examples import demo; demo.TOLERANCE = -1.0; sys.exit(demo.main(['--only', 'bloom', '--exporter', 'TorchScript']))"
+    done = _run("-c", code, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "differs from eager" in " ".join(done.stdout.split())
+
+
+def test_the_benchmark_prints_json(tmp_path: Path) -> None:
+    done = _run("-m", "benchmarks.export", "--only", "1 call", "--exporter", "TorchScript", "--runs", "1", "--json", cwd=tmp_path)
+    (row,) = json.loads(done.stdout)["export"]
+    assert row["case"] == "1 call"
+    assert row["hook_s"] > 0
+    assert row["bare_s"] > 0
+    assert done.returncode == (0 if row["ok"] else 1)

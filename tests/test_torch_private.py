@@ -1,0 +1,391 @@
+"""The private names of torch: each has a test of its own, and they stand in one module.
+
+When a release of torch moves one of them, the test that fails has its name.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+import torch
+
+from symbolics import _torch_private as private
+from tests.support import ROOT
+
+# ------------------------------------------------------------------------------------------------------- a test a name
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale=2):
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2, None
+
+
+def test_SingleLevelFunction():
+    assert issubclass(torch.autograd.Function, private.SingleLevelFunction)
+    assert "apply" not in vars(private.SingleLevelFunction), "it takes the place that our hook takes"
+    early, seen = Double.apply, []
+    private.SingleLevelFunction.apply = classmethod(lambda cls, *args: seen.append(cls))
+    try:
+        early(torch.ones(1))
+        Double.apply(torch.ones(1))
+    finally:
+        del private.SingleLevelFunction.apply
+    assert seen == [Double, Double], "Function.apply no longer goes through super().apply"
+    assert early(torch.ones(1)).item() == 2
+
+
+def test_original_apply():
+    x = torch.ones(2, requires_grad=True)
+    y = private.original_apply(Double, (x,), {})
+    y.sum().backward()
+    assert x.grad.tolist() == [2, 2]
+
+
+def test_functions(monkeypatch):
+    seen = []
+    original = private.functions().custom_function_call
+    monkeypatch.setattr(private.functions(), "custom_function_call", lambda cls, *args: seen.append(cls) or original(cls, *args))
+
+    class Mapped(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return x * 2
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+    torch.func.vmap(Mapped.apply)(torch.ones(2))
+    assert seen == [Mapped], "Function.apply under torch.func no longer looks custom_function_call up there"
+
+
+def test_paused_capture():
+    counts = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            counts.append(func)
+            return func(*args, **(kwargs or {}))
+
+    def traced(x):
+        with private.paused_capture():
+            assert not private.is_tracing()
+            torch.sin(x.detach())
+        assert private.is_tracing()
+        return x + 1
+
+    with private.paused_capture():
+        assert torch.ones(1).sum() == 1
+    graph = torch.jit.trace(traced, (torch.ones(1),), check_trace=False).graph
+    assert "aten::sin" not in str(graph)
+    assert "aten::add" in str(graph)
+
+    class Sine(torch.nn.Module):
+        def forward(self, x):
+            with private.paused_capture():
+                torch.sin(torch.zeros(1))
+            return x + 1
+
+    exported = torch.export.export(Sine(), (torch.ones(1),), strict=False)
+    assert "sin" not in str(exported.graph)
+
+
+def test_shares_memory():
+    x = torch.ones(4)
+    assert private.shares_memory(x, x[1:])
+    assert not private.shares_memory(x, x.clone())
+
+
+def _inside_export(function):
+    """Run in the middle of torch.export, with the fake input."""
+    seen = {}
+
+    class Probe(torch.nn.Module):
+        def forward(self, x):
+            seen["result"] = function(x)
+            return x + 1
+
+    batch = torch.export.Dim("batch")
+    torch.export.export(Probe(), (torch.ones(3, 2),), dynamic_shapes=({0: batch},), strict=False)
+    return seen["result"]
+
+
+def test_detect_fake_mode():
+    assert private.detect_fake_mode([torch.ones(1)]) is None
+    mode = _inside_export(lambda x: private.detect_fake_mode([x]))
+    assert hasattr(mode, "shape_env")
+    assert callable(mode.shape_env.create_symintnode)
+
+
+def test_real_tensors():
+    def probe(x):
+        with private.paused_capture(), private.real_tensors():
+            return type(torch.ones(2)), torch.ones(2).sum().item()
+
+    assert _inside_export(probe) == (torch.Tensor, 2.0)
+
+
+def test_sizes_watched():
+    with private.sizes_watched(None) as asked:
+        assert asked == []
+
+    def probe(x):
+        with private.sizes_watched(private.detect_fake_mode([x]).shape_env) as asked:
+            int(x.shape[0])
+        return [str(expression) for expression in asked]
+
+    assert len(_inside_export(probe)) == 1, "int() of a size no longer goes through ShapeEnv.evaluate_expr"
+
+
+def test_allow_in_dynamo():
+    from torch._dynamo import trace_rules
+
+    with private.allow_in_dynamo([Double]):
+        assert id(Double) in trace_rules._allowed_callable_ids
+        assert trace_rules.is_callable_allowed(Double)
+    assert id(Double) not in trace_rules._allowed_callable_ids
+
+
+def test_add_traced_node():
+    op = torch.library.Library("pythonop_test", "FRAGMENT")
+    op.define("noted(Tensor x) -> Tensor")
+    op.impl("noted", lambda x: x.clone(), "CompositeExplicitAutograd")
+    torch.library.register_fake("pythonop_test::noted", lambda x: torch.empty_like(x), lib=op)
+
+    def translate(x):
+        node = ir.Node("", "Neg", [x])
+        private.add_traced_node(node)
+        return node.outputs[0]
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return torch.ops.pythonop_test.noted(x)
+
+    program = torch.onnx.export(
+        Model(), (torch.ones(2),), dynamo=True, verbose=False, optimize=False, custom_translation_table={torch.ops.pythonop_test.noted.default: translate}
+    )
+    assert [node.op_type for node in program.model.graph] == ["Neg"]
+
+
+def _is_called(module, name, export):
+    """Whether torch.onnx.export looks a function up in its module at each call."""
+    original, seen = getattr(module, name), []
+
+    @functools.wraps(original)
+    def noted(*args, **kwargs):
+        seen.append((args, kwargs))
+        return original(*args, **kwargs)
+
+    setattr(module, name, noted)
+    try:
+        export()
+    finally:
+        setattr(module, name, original)
+    return seen
+
+
+def test_dynamo_exporter():
+    model, args = torch.nn.ReLU(), (torch.ones(2),)
+    seen = _is_called(private.dynamo_exporter(), "export_compat", lambda: torch.onnx.export(model, args, dynamo=True, verbose=False))
+    assert seen[0][0][:2] == (model, args)
+    parameters = inspect.signature(private.dynamo_exporter().export_compat).parameters
+    assert {"f", "optimize", "verify", "custom_translation_table", "external_data", "kwargs"} <= set(parameters)
+    assert list(parameters)[:3] == ["model", "args", "f"]
+
+
+def test_captured_by_dynamo():
+    program = torch.onnx.export(torch.nn.ReLU(), (torch.ones(2),), dynamo=True, verbose=False)
+    assert isinstance(program._capture_strategy, str)
+    assert "NonStrict" in program._capture_strategy
+    assert private.captured_by_dynamo(program) is False
+
+
+def test_torchscript_exporter(tmp_path):
+    model, args = torch.nn.ReLU(), (torch.ones(2),)
+    seen = _is_called(private.torchscript_exporter(), "export", lambda: torch.onnx.export(model, args, str(tmp_path / "m.onnx"), dynamo=False))
+    assert seen[0][0][0] is model
+    assert {"kwargs", "training", "do_constant_folding", "keep_initializers_as_inputs", "opset_version"} <= set(inspect.signature(private.torchscript_exporter().export).parameters)
+
+
+def test_is_tracing():
+    seen = []
+    torch.jit.trace(lambda x: seen.append(private.is_tracing()) or x + 1, (torch.ones(1),), check_trace=False)
+    assert seen[0] is True
+    assert private.is_tracing() is False
+
+
+def test_traced_producer():
+    kinds = []
+
+    def model(x):
+        kinds.append(private.traced_producer(torch.sin(x)).kind())
+        return x + x.shape[0]
+
+    torch.jit.trace(model, (torch.ones(1),), check_trace=False)
+    assert kinds[0] == "aten::sin"
+
+
+def test_replace_traced():
+    def model(x):
+        sine, cosine = torch.sin(x), torch.cos(x)
+        private.replace_traced(cosine, sine)
+        return cosine + 0
+
+    graph = torch.jit.trace(model, (torch.ones(1),), check_trace=False).graph
+    added = next(graph.findNode("aten::add").inputs()).node().kind()
+    assert added == "aten::sin"
+
+
+def test_tensor_type():
+    def model(x):
+        y = torch.sin(x)
+        private.traced_producer(y).output().setType(private.tensor_type(torch.int64, 2))
+        return y
+
+    graph = torch.jit.trace(model, (torch.ones(1),), check_trace=False).graph
+    assert "sin" in str(graph)
+    assert private.tensor_type(torch.float16, 2).dtype() == torch.float16
+    assert private.tensor_type(torch.float16, 2).dim() == 2
+
+
+def test_non_persistent_buffers():
+    module = torch.nn.Module()
+    module.register_buffer("kept", torch.ones(1))
+    module.register_buffer("scratch", torch.ones(1), persistent=False)
+    assert private.non_persistent_buffers(module) == {"scratch"}
+    private.non_persistent_buffers(module).clear()
+    assert set(module.state_dict()) == {"kept", "scratch"}, "it is no longer the live set"
+
+
+def test_every_name_has_its_test():
+    tests = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    assert set(private.__all__) - tests == set()
+
+
+# ------------------------------------------------------------------------------------------------ and nowhere else
+
+FOREIGN = ("torch", "onnx", "onnxscript", "onnxruntime", "onnx_ir", "numpy")
+
+#: What may be private elsewhere. Each entry has its reason.
+ALLOWED = {
+    # torch documents its pytrees only there; everybody uses it.
+    "torch.utils._pytree",
+    # Tensor attributes with a leading underscore that torch's own documentation of extensions names.
+    "_version",
+    "_is_view",
+    # An ATen operator that is named so.
+    "_unsafe_view",
+    "_native_batch_norm_legit_functional",
+    # namedtuple
+    "_fields",
+    "_make",
+    "_replace",
+    "_asdict",
+}
+#: Modules with private names of their own reasons, and a test of their own below.
+ELSEWHERE = {"symbolics/_torch_private.py", "exporter/runtime/_torch_fast.py"}
+
+SOURCES = sorted(p for package in ("exporter", "symbolics") for p in (ROOT / package).rglob("*.py"))
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def _own_names() -> set[str]:
+    """Names with an underscore that our own code gives to something."""
+    own: set[str] = set()
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                own.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                own.add(node.attr)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                own.add(node.id)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("_pythonop"):
+                own.add(node.value)  # an attribute of ours on somebody else's object
+    return own
+
+
+def _foreign_private(path: Path, own: set[str]) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute) and _is_private(node.attr):
+            chain = ast.unparse(node)
+            root = chain.split(".")[0]
+            # torch._C._x, or _x of anything, where the name is none of ours.
+            if root != "sys" and node.attr not in ALLOWED and (root in FOREIGN or node.attr not in own):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {chain}")
+            continue
+        for name in names:
+            if name.split(".")[0] in FOREIGN and any(map(_is_private, name.split("."))) and name not in ALLOWED:
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_other_module_touches_private_names(path):
+    if str(path.relative_to(ROOT)) in ELSEWHERE:
+        return
+    assert _foreign_private(path, _own_names()) == []
+
+
+def test_the_walk_finds_them(tmp_path):
+    source = tmp_path / "x.py"
+    source.write_text(
+        "import torch\nimport torch._dynamo\nfrom torch.onnx._internal import x\nfrom torch.x import _y\n"
+        "torch._C._z()\ndef f(t): return t._backward_hooks\nfrom torch.utils import _pytree\nt._version\n"
+    )
+    import tests.test_torch_private as here
+
+    root, here.ROOT = here.ROOT, tmp_path
+    try:
+        assert sorted(int(text.split(":")[1]) for text in _foreign_private(source, {"_z"})) == [2, 3, 4, 5, 5, 6]
+    finally:
+        here.ROOT = root
+
+
+def test_the_names_of_the_fast_path():
+    fast = pytest.importorskip("exporter.runtime._torch_fast")
+    assert callable(torch._C._set_grad_enabled)
+    assert callable(torch.autograd.Variable._execution_engine.run_backward)
+    assert torch._C._is_any_autocast_enabled() is False
+    x = torch.ones(2)
+    assert torch._C._from_dlpack(torch.utils.dlpack.to_dlpack(x)).data_ptr() == x.data_ptr()
+    assert all(map(callable, fast.FUNCTIONS))
+
+
+def test_the_names_that_are_allowed_elsewhere():
+    from torch.utils import _pytree
+
+    x = torch.ones(2)
+    version = x._version
+    x.add_(1)
+    assert x._version > version
+    assert x[:1]._is_view()
+    assert not x._is_view()
+    assert _pytree.tree_leaves([1, (2,)]) == [1, 2]
+    assert torch.ops.aten._unsafe_view(x, [2, 1]).shape == (2, 1)
+    assert torch.ops.aten._native_batch_norm_legit_functional.default
