@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
+from torch.utils import _pytree as pytree
 
 from exporter._engine import Engine, Kept, Plan, open_model, tensor
 from exporter.inputs import named_leaves
@@ -235,7 +236,7 @@ class _Bound:
             RunError: A tensor of another type, shape or device.
         """
         given: dict[str, Any] = {}
-        positional = [leaf for leaf in private.leaves(args) if leaf is not None]
+        positional = [leaf for leaf in pytree.tree_leaves(args) if leaf is not None]
         if len(positional) > len(self.order):
             raise TypeError(f"the model takes {len(self.order)} tensors ({', '.join(self.order)}), {len(positional)} were given")
         given.update(zip(self.order, positional, strict=False))

@@ -18,12 +18,12 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch.utils import _pytree as pytree
 
 from exporter.case import Case
 from exporter.export import export
 from exporter.inputs import named_tensors
 from exporter.report import Report, Row
-from symbolics import _torch_private as private
 from symbolics.errors import FormatError, PythonopError, RunError, TrustError
 from symbolics.file import CALL_ATTRIBUTE, OUTPUTS_KEY, PYTHON_OP, MARK_COUNT_KEY
 
@@ -142,8 +142,8 @@ class _Eager:
 
         named = named_tensors(model, args, kwargs)
         with torch.enable_grad():
-            copies, keywords = private.map_tensors(fresh, (args, kwargs))
-            outputs = [leaf for leaf in private.leaves(model(*copies, **keywords)) if isinstance(leaf, torch.Tensor)]
+            copies, keywords = pytree.tree_map_only(torch.Tensor, fresh, (args, kwargs))
+            outputs = [leaf for leaf in pytree.tree_leaves(model(*copies, **keywords)) if isinstance(leaf, torch.Tensor)]
             if given is None:
                 generator = torch.Generator().manual_seed(_SEED)
                 given = [torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype) if out.requires_grad else None for out in outputs]
@@ -187,7 +187,7 @@ def _eager_seconds(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
     times = []
     for _ in range(max(1, steps)):
         begin = time.perf_counter()
-        outputs = [leaf for leaf in private.leaves(model(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+        outputs = [leaf for leaf in pytree.tree_leaves(model(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
         roots = [(out, g) for out, g in zip(outputs, eager.cotangents, strict=True) if g is not None and out.requires_grad]
         if roots:
             torch.autograd.backward([out for out, _ in roots], [g for _, g in roots])

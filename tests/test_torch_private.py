@@ -273,6 +273,25 @@ def test_non_persistent_buffers():
     assert set(module.state_dict()) == {"kept", "scratch"}, "it is no longer the live set"
 
 
+def test_keeps_graph():
+    seen = []
+
+    class Asks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            seen.append(private.keeps_graph())
+            return g * 2
+
+    y = Asks.apply(torch.ones(1, requires_grad=True))
+    y.backward(retain_graph=True)
+    y.backward()
+    assert seen == [True, False]
+
+
 def test_every_name_has_its_test():
     tests = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert set(private.__all__) - tests == set()
