@@ -125,6 +125,9 @@ class _Page(html.parser.HTMLParser):
         if tag not in ("meta", "br", "link", "img", "hr", "input") and not self.get_starttag_text().endswith("/>"):
             self.open.append(tag)
 
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
