@@ -29,8 +29,6 @@ __all__ = [
     "is_fake",
     "is_tracing",
     "keeps_graph",
-    "leaves",
-    "map_tensors",
     "non_persistent_buffers",
     "original_apply",
     "paused_capture",
@@ -270,17 +268,3 @@ def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
 def keeps_graph() -> bool:
     """Inside a backward: whether it was called with retain_graph=True."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
-
-
-def leaves(tree: Any) -> list[Any]:
-    """The leaves of nested containers, in the order in which torch's exporters flatten arguments."""
-    from torch.utils import _pytree
-
-    return _pytree.tree_leaves(tree)
-
-
-def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """Nested containers with each tensor replaced."""
-    from torch.utils import _pytree
-
-    return _pytree.tree_map_only(torch.Tensor, function, tree)
