@@ -24,6 +24,7 @@ __all__ = [
     "detect_fake_mode",
     "dynamo_exporter",
     "functions",
+    "is_higher_order",
     "is_tracing",
     "keeps_graph",
     "leaves",
@@ -50,6 +51,13 @@ def functions() -> Any:
     import torch.autograd.function
 
     return torch.autograd.function
+
+
+def is_higher_order(func: Any) -> bool:
+    """Whether a function mode was called for torch.cond, while_loop, scan and the like."""
+    from torch._ops import HigherOrderOperator
+
+    return isinstance(func, HigherOrderOperator)
 
 
 @contextlib.contextmanager
