@@ -27,13 +27,14 @@ __all__ = [
     "dynamo_exporter",
     "functions",
     "is_fake",
+    "is_higher_order",
     "is_tracing",
     "keeps_graph",
     "non_persistent_buffers",
     "original_apply",
     "paused_capture",
-    "random_operators",
     "quiet_registration",
+    "random_operators",
     "real_tensors",
     "replace_traced",
     "set_grad_enabled",
@@ -56,6 +57,13 @@ def functions() -> Any:
     import torch.autograd.function
 
     return torch.autograd.function
+
+
+def is_higher_order(func: Any) -> bool:
+    """Whether a function mode was called for torch.cond, while_loop, scan and the like."""
+    from torch._ops import HigherOrderOperator
+
+    return isinstance(func, HigherOrderOperator)
 
 
 @contextlib.contextmanager
