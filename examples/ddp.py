@@ -69,16 +69,8 @@ def wrap(module: nn.Module, fsdp: bool) -> nn.Module:
     return module
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", nargs="?", type=Path)
-    parser.add_argument("--allow", action="append", default=[])
-    parser.add_argument("--fsdp", action="store_true")
-    parser.add_argument("--steps", type=int, default=30)
-    options = parser.parse_args(argv)
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train(options: argparse.Namespace) -> list[float]:
+    """The mean loss of all processes at each step."""
     rank, world = dist.get_rank(), dist.get_world_size()
     with tempfile.TemporaryDirectory() as folder:
         path = options.file
@@ -98,9 +90,27 @@ def main(argv: list[str] | None = None) -> int:
         total = loss.detach().clone()
         dist.all_reduce(total)
         losses.append(total.item() / world)
-    if rank == 0:
-        print(f"{'FSDP2' if options.fsdp else 'DDP'} on {world} processes: loss {losses[0]:.3f} -> {losses[-1]:.3f}")
-    dist.destroy_process_group()
+    return losses
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", nargs="?", type=Path)
+    parser.add_argument("--allow", action="append", default=[])
+    parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--steps", type=int, default=30)
+    options = parser.parse_args(argv)
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    try:
+        # In a function of its own: a DistributedDataParallel that is freed after its process group may never return.
+        losses = train(options)
+        if dist.get_rank() == 0:
+            print(f"{'FSDP2' if options.fsdp else 'DDP'} on {dist.get_world_size()} processes: loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
     return int(not losses[-1] < losses[0])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import onnx_ir as ir
@@ -25,6 +25,7 @@ __all__ = [
     "captured_by_dynamo",
     "detect_fake_mode",
     "dynamo_exporter",
+    "every_result",
     "functions",
     "is_fake",
     "is_higher_order",
@@ -276,3 +277,21 @@ def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
 def keeps_graph() -> bool:
     """Inside a backward: whether it was called with retain_graph=True."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+@contextlib.contextmanager
+def every_result(listener: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Hear of every tensor that an ATen operator returns, those of backward included."""
+    from torch.utils import _pytree
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Listening(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            for leaf in _pytree.tree_leaves(result):
+                if isinstance(leaf, torch.Tensor):
+                    listener(leaf)
+            return result
+
+    with Listening():
+        yield

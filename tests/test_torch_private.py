@@ -295,6 +295,19 @@ def test_leaves():
     assert private.leaves(({"b": 1, "a": [2]}, (3, None))) == [1, 2, 3, None]
 
 
+def test_every_result():
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    with private.every_result(lambda t: seen.append(tuple(t.shape))):
+        (x.unsqueeze(0) * 3).sum().backward()
+    assert (1, 2) in seen
+    assert () in seen
+    assert len(seen) >= 4, "operators of the backward are no longer seen"
+    count = len(seen)
+    x * 2
+    assert len(seen) == count
+
+
 def test_every_name_has_its_test():
     tests = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert set(private.__all__) - tests == set()
