@@ -108,7 +108,7 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     """
     graph = model.graph
     parameters = state.adopt(graph)
-    with held_out(graph, parameters), _kept_apart(graph):
+    with held_out(graph, parameters), _kept_apart(graph), _kept_alive(graph):
         if optimize and rewrite:
             onnxscript.optimizer.optimize(model)
         elif optimize:
@@ -172,6 +172,24 @@ def _kept_apart(graph: ir.Graph) -> Iterator[None]:
     finally:
         for node in _all_nodes(graph):
             node.attributes.pop("pythonop_number", None)
+
+
+@contextlib.contextmanager
+def _kept_alive(graph: ir.Graph) -> Iterator[None]:
+    """While the block runs, each call gives an output of the graph: eager makes a call whether or not its result is read."""
+    outputs = list(graph.outputs)
+    known = set(map(id, outputs))
+    for node in graph:
+        if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP):
+            anchor = node.outputs[1 if len(node.outputs) > 1 else 0]
+            if id(anchor) not in known and not any(id(value) in known for value in node.outputs):
+                graph.outputs.append(anchor)
+    extra = len(graph.outputs) - len(outputs)
+    try:
+        yield
+    finally:
+        if extra:
+            del graph.outputs[-extra:]
 
 
 def _adopt_orphans(graph: ir.Graph) -> None:

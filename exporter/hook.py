@@ -168,6 +168,7 @@ def _capturing(current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any]
         recorder.error = None
         recorder.inlined = {}
         recorder.outputs = None
+        recorder.anchors = []
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         if isinstance(model, torch.nn.Module):
@@ -275,6 +276,9 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
         with _without_gc():
             # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
             translated = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.load_from_string(draft.getvalue()), data_prop=True))
+            anchors = len(recorder.anchors)
+            del translated.graph.outputs[len(translated.graph.outputs) - anchors :]
+            recorder.anchors = []
             _parameters_to_initializers(translated.graph, state)
             finish(translated, recorder, state, optimize=optimize, rewrite=False)
         current.program = Program(translated, dict(recorder.inlined))

@@ -82,6 +82,7 @@ class Recorder:
         inlined: Names of Functions that were inlined without being asked to, with the reason.
         training: Whether the model is in training mode.
         outputs: The structure of what the model's forward returned last, None where a file cannot say it.
+        anchors: A traced tensor a call (TorchScript): as outputs of the graph they keep calls whose results nobody reads.
         transparent: Whether no_grad() and detach() stop no gradients now: in a forward that is inlined for the parameters it uses.
         dynamic: Example sizes of the dimensions that are declared dynamic (TorchScript).
         frozen: Those that the model turned into Python ints (torch.export keeps them symbolic, or fails).
@@ -95,6 +96,7 @@ class Recorder:
     inlined: dict[str, str] = field(default_factory=dict)
     training: bool = False
     outputs: str | None = None
+    anchors: list[torch.Tensor] = field(default_factory=list)
     transparent: bool = False
     dynamic: set[int] = field(default_factory=set)
     frozen: set[int] = field(default_factory=set)
@@ -241,7 +243,10 @@ class Recorder:
     def _call_op(self, slots: _Slots, key: str) -> list[torch.Tensor]:
         self._depth += 1
         try:
-            return list(torch.ops.pythonop.call(slots.tensors, slots.sizes, key))[1:]
+            context, *outputs = torch.ops.pythonop.call(slots.tensors, slots.sizes, key)
+            if private.is_tracing():
+                self.anchors.append(outputs[0] if outputs else context)
+            return outputs
         finally:
             self._depth -= 1
 

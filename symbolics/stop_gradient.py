@@ -169,16 +169,16 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None) -> I
         from symbolics.capture import active_recorder
 
         # Dynamo traces its own way in; a training thread beside the export has no recorder.
-        if torch.compiler.is_dynamo_compiling() or active_recorder() is None:
+        if torch.compiler.is_dynamo_compiling() or (recorder := active_recorder()) is None:
             return forward(*args, **kwargs)
         if keywords:
             count = len(args) - len(traced)
             args, kwargs = args[:count], {**keywords, **dict(zip(traced, args[count:], strict=True))}
         with StopGradients():
             result = forward(*args, **kwargs)
-        active_recorder().outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))  # type: ignore[union-attr]
-        _watch_reads(_recorder(), "the model's return", (result,), {})
-        return result
+        recorder.outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))
+        _watch_reads(recorder, "the model's return", (result,), {})
+        return (result, tuple(recorder.anchors)) if private.is_tracing() else result
 
     if keywords:
         del marked.__wrapped__  # type: ignore[attr-defined]  # torch.jit must not bind by the signature of forward
