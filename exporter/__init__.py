@@ -11,6 +11,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from exporter import testing as testing
     from exporter.case import Case as Case
     from exporter.check_gradients import check_gradients as check_gradients
     from exporter.export import export as export
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from exporter.runtime.reference import reference_evaluator as reference_evaluator
     from exporter.runtime.session import inference_session as inference_session, session_options as session_options
     from exporter.trust import register as register
+    from exporter.verify import verify as verify
     from symbolics.errors import (
         ExportError as ExportError,
         FormatError as FormatError,
@@ -43,6 +45,7 @@ _WHERE = {
     "Program": "exporter.program",
     "Case": "exporter.case",
     "register": "exporter.trust",
+    "verify": "exporter.verify",
     "build_gradient_graph": "exporter.gradient_graph",
     "check_gradients": "exporter.check_gradients",
     "gradient": "symbolics.gradients",
@@ -58,10 +61,14 @@ _WHERE = {
     "UnsupportedOperatorError": "symbolics.errors",
 }
 
-__all__ = sorted(_WHERE)
+_MODULES = ("testing",)
+
+__all__ = sorted([*_WHERE, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"exporter.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module 'exporter' has no attribute {name!r}")
     value = getattr(importlib.import_module(_WHERE[name]), name)

@@ -188,6 +188,10 @@ class Engine:
                 found = self._plans[training, wrt] = self._make(training, wrt)
             return found
 
+    def backward_nodes(self) -> int:
+        """How many nodes the largest gradient graph has."""
+        return max((plan.halves.size for plan in self._plans.values() if plan.halves is not None), default=0)
+
     def _make(self, training: bool, wrt: frozenset[str]) -> Plan:
         model = self.model.clone()
         seed = None

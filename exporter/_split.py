@@ -33,6 +33,7 @@ class Halves:
         seeds: output name -> the input of the backward that takes its gradient.
         gradients: name -> the output of the backward that is its gradient; unreached names are left out.
         reach: name -> names of the outputs through which its gradient comes.
+        size: How many nodes the backward has.
     """
 
     forward: ir.Model
@@ -45,6 +46,7 @@ class Halves:
     seeds: dict[str, str]
     gradients: dict[str, str]
     reach: dict[str, frozenset[str]]
+    size: int
 
 
 def _reads(node: ir.Node) -> list[ir.Value]:
@@ -125,6 +127,7 @@ def split(training: ir.Model, state: Iterable[str], extra: Iterable[str] = (), w
         seeds=seeds,
         gradients={name: value.name for name, value in wanted.items()},
         reach=reach,
+        size=0 if backward is None else len(backward.graph),
     )
 
 

@@ -28,7 +28,6 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     import exporter
-    from symbolics import _torch_private as private
     from symbolics.errors import RunError
 
     torch.set_num_threads(job["threads"])
@@ -47,7 +46,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
     def step() -> tuple[list[Any], dict[str, Any]]:
         inputs = {name: given[name].detach().clone().requires_grad_(given[name].is_floating_point()) for name in order}
-        outputs = [leaf for leaf in private.leaves(module._onnx.flat(module(**inputs))) if isinstance(leaf, torch.Tensor)]
+        outputs = module.flat(**inputs)
         roots = [(out, g) for out, g in zip(outputs, job["cotangents"], strict=True) if g is not None]
         if any(not out.requires_grad for out, _ in roots):
             raise RunError("an output has a gradient in eager, and none in the file: no operator on its way is differentiable there")

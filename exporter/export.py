@@ -108,7 +108,9 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     """
     graph = model.graph
     parameters = state.adopt(graph)
-    with held_out(graph, parameters), _kept_apart(graph), _kept_alive(graph):
+    _drop_outputs(graph, recorder.anchored)
+    with held_out(graph, parameters), _kept_apart(graph):
+        anchored = anchor_calls(graph)
         if optimize and rewrite:
             onnxscript.optimizer.optimize(model)
         elif optimize:
@@ -117,6 +119,7 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
         else:
             passes.InlinePass()(model)
             passes.RemoveUnusedNodesPass()(model)
+    _drop_outputs(graph, anchored)
     _adopt_orphans(graph)
     pin_running_statistics(graph)
     passes.NameFixPass()(model)
@@ -174,22 +177,21 @@ def _kept_apart(graph: ir.Graph) -> Iterator[None]:
             node.attributes.pop("pythonop_number", None)
 
 
-@contextlib.contextmanager
-def _kept_alive(graph: ir.Graph) -> Iterator[None]:
-    """While the block runs, each call gives an output of the graph: eager makes a call whether or not its result is read."""
-    outputs = list(graph.outputs)
-    known = set(map(id, outputs))
+def anchor_calls(graph: ir.Graph) -> int:
+    """Make an output of the graph of each call, so that no pass removes it; eager makes a call whether or not its result is read.
+
+    Returns:
+        How many outputs came in.
+    """
+    count, known = len(graph.outputs), set(map(id, graph.outputs))
     for node in graph:
-        if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP):
-            anchor = node.outputs[1 if len(node.outputs) > 1 else 0]
-            if id(anchor) not in known and not any(id(value) in known for value in node.outputs):
-                graph.outputs.append(anchor)
-    extra = len(graph.outputs) - len(outputs)
-    try:
-        yield
-    finally:
-        if extra:
-            del graph.outputs[-extra:]
+        if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP) and not any(id(value) in known for value in node.outputs):
+            graph.outputs.append(node.outputs[1 if len(node.outputs) > 1 else 0])
+    return len(graph.outputs) - count
+
+
+def _drop_outputs(graph: ir.Graph, count: int) -> None:
+    del graph.outputs[len(graph.outputs) - count :]
 
 
 def _adopt_orphans(graph: ir.Graph) -> None:

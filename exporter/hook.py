@@ -123,6 +123,7 @@ def _patch() -> None:
         _restore.append(lambda: delattr(private.SingleLevelFunction, "apply"))
         _replace(private.functions(), "custom_function_call", _refuse_transforms)
         _replace(private.dynamo_exporter(), "export_compat", _export_dynamo)
+        _replace(private.translator(), "_exported_program_to_onnx_program", _anchor_translation)
         _replace(private.torchscript_exporter(), "export", _export_torchscript)
 
 
@@ -168,7 +169,7 @@ def _capturing(current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any]
         recorder.error = None
         recorder.inlined = {}
         recorder.outputs = None
-        recorder.anchors = []
+        recorder.anchors, recorder.anchored = [], 0
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         if isinstance(model, torch.nn.Module):
@@ -176,6 +177,7 @@ def _capturing(current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any]
             stack.enter_context(marking(model, keywords))
         if dynamo:
             stack.enter_context(private.allow_in_dynamo(_all_functions(torch.autograd.Function)))
+            stack.enter_context(private.quiet_registration(torch_export.translations().values()))
         try:
             yield recorder
             if recorder.error is not None:  # torch found another way, which went around what we refused
@@ -241,6 +243,17 @@ def _export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any =
     return program
 
 
+def _anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls whose results nobody reads stay: until finish() they give outputs of the graph."""
+    from exporter.export import anchor_calls
+
+    program = original(*args, **kwargs)
+    recorder = active_recorder()
+    if recorder is not None:
+        recorder.anchored = anchor_calls(program.model.graph)
+    return program
+
+
 def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: Any = None, **options: Any) -> None:
     from exporter.export import finish, refuse_scripted
 
@@ -276,9 +289,7 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
         with _without_gc():
             # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
             translated = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.load_from_string(draft.getvalue()), data_prop=True))
-            anchors = len(recorder.anchors)
-            del translated.graph.outputs[len(translated.graph.outputs) - anchors :]
-            recorder.anchors = []
+            recorder.anchored, recorder.anchors = len(recorder.anchors), []
             _parameters_to_initializers(translated.graph, state)
             finish(translated, recorder, state, optimize=optimize, rewrite=False)
         current.program = Program(translated, dict(recorder.inlined))

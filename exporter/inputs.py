@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from symbolics.errors import ExportError
 
-__all__ = ["check_dynamic", "dynamic_axes", "dynamic_sizes", "input_names"]
+__all__ = ["check_dynamic", "dynamic_axes", "dynamic_sizes", "input_names", "named_leaves", "named_tensors"]
 
 
 def input_names(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str] | None:
@@ -27,6 +27,11 @@ def named_tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
     """The tensors of a call by the names of the inputs that they become, in the order of forward's signature."""
     arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     return {name: tensor for argument, value in arguments.items() for name, tensor, _ in _leaves(argument, value, None)}
+
+
+def named_leaves(name: str, value: Any) -> dict[str, torch.Tensor]:
+    """The tensors inside one argument by the names of the inputs that they become."""
+    return {leaf: tensor for leaf, tensor, _ in _leaves(name, value, None)}
 
 
 def dynamic_axes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, names: list[str] | None = None) -> dict[str, dict[int, str]]:

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
+from torch.utils import _pytree as pytree
 
 from exporter._engine import Engine, Kept, Plan, open_model, tensor
+from exporter.inputs import named_leaves
 from exporter.runtime.kernels import DTYPES
 from exporter.runtime.reference import to_tensor
 from exporter.trust import Gate
@@ -81,6 +83,10 @@ class OnnxModule(torch.nn.Module):
             self._onnx.source = str(model)
         self._onnx.engine.plan(False, frozenset())  # a class that is missing is told now
 
+    def flat(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        """As calling the module, without hooks and without the structure: the outputs of the graph in their order."""
+        return self._onnx.run(self, args, kwargs)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model.
 
@@ -89,7 +95,7 @@ class OnnxModule(torch.nn.Module):
             RunError: An input or parameter has another type, shape or device than the file says.
             UnsupportedOperatorError: A gradient is needed through an operator that has none.
         """
-        return self._onnx.run(self, args, kwargs)
+        return self._onnx.structured(self._onnx.run(self, args, kwargs))
 
     def extra_repr(self) -> str:
         """The file and the inputs."""
@@ -195,7 +201,8 @@ class _Bound:
     def __deepcopy__(self, memo: Any) -> _Bound:
         return self
 
-    def run(self, module: OnnxModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, module: OnnxModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The outputs of the graph, with gradients where they are wanted."""
         inputs = self._arguments(args, kwargs)
         state = {initializer: _lookup(module, name) for initializer, name in self.names.items()}
         for name, value in state.items():
@@ -219,7 +226,7 @@ class _Bound:
             values = [value if name in reached else value.detach() for name, value in feeds.items()]
             results = list(_Step.apply(self.engine, plan, names, box, *values))
         self._update(module, plan, state, box)
-        return self._structured(results)
+        return results
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
         """The tensors by input name.
@@ -229,14 +236,14 @@ class _Bound:
             RunError: A tensor of another type, shape or device.
         """
         given: dict[str, Any] = {}
-        positional = [leaf for leaf in private.leaves(args) if leaf is not None]
+        positional = [leaf for leaf in pytree.tree_leaves(args) if leaf is not None]
         if len(positional) > len(self.order):
             raise TypeError(f"the model takes {len(self.order)} tensors ({', '.join(self.order)}), {len(positional)} were given")
         given.update(zip(self.order, positional, strict=False))
         for name, value in kwargs.items():
             if value is None:
                 continue
-            found = {name: value} if name in self.order else dict(_named_leaves(name, value))
+            found = {name: value} if name in self.order else named_leaves(name, value) or {name: value}
             for key, leaf in found.items():
                 if key not in self.order:
                     raise TypeError(f"the model has no input {key!r}; its inputs are {', '.join(self.order)} (other arguments were fixed by the export)")
@@ -289,7 +296,8 @@ class _Bound:
             if counter is not None:
                 state[counter].add_(1)
 
-    def _structured(self, results: list[torch.Tensor]) -> Any:
+    def structured(self, results: list[torch.Tensor]) -> Any:
+        """What the exported model would have returned."""
         if self.structure is None:
             return results[0] if len(results) == 1 else tuple(results)
         return rebuild(self.structure, results, self.gate, self._missing)
@@ -298,14 +306,6 @@ class _Bound:
         if why not in self._warned:
             self._warned.add(why)
             warnings.warn(f"the model's result comes as a plain tuple or dict: {why}", PythonopWarning, stacklevel=5)
-
-
-def _named_leaves(name: str, value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, (tuple, list)):
-        return [pair for i, item in enumerate(value) for pair in _named_leaves(f"{name}_{i}", item)]
-    if isinstance(value, dict):
-        return [pair for key, item in value.items() for pair in _named_leaves(f"{name}_{key}", item)]
-    return [(name, value)]
 
 
 def _ready(feeds: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

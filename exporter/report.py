@@ -22,7 +22,8 @@ class Row:
         name: The output's number, the parameter's or input's name.
         kind: "output", "parameter gradient" or "input gradient".
         shape, dtype: Eager's.
-        error: The largest difference from the reference, in units of the reference's largest value.
+        error: The largest difference from the reference, in units of eager's largest value; of a gradient, at least a
+            hundredth of the largest gradient of the model.
         eager_error: The same for eager itself, where the reference is of more precision; None otherwise.
         tolerance: What `error` may be.
         reference: "float64", or the type in which eager ran.

@@ -18,12 +18,12 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch.utils import _pytree as pytree
 
 from exporter.case import Case
 from exporter.export import export
 from exporter.inputs import named_tensors
 from exporter.report import Report, Row
-from symbolics import _torch_private as private
 from symbolics.errors import FormatError, PythonopError, RunError, TrustError
 from symbolics.file import CALL_ATTRIBUTE, MARK_COUNT_KEY, OUTPUTS_KEY, PYTHON_OP
 
@@ -142,8 +142,8 @@ class _Eager:
 
         named = named_tensors(model, args, kwargs)
         with torch.enable_grad():
-            copies, keywords = private.map_tensors(fresh, (args, kwargs))
-            outputs = [leaf for leaf in private.leaves(model(*copies, **keywords)) if isinstance(leaf, torch.Tensor)]
+            copies, keywords = pytree.tree_map_only(torch.Tensor, fresh, (args, kwargs))
+            outputs = [leaf for leaf in pytree.tree_leaves(model(*copies, **keywords)) if isinstance(leaf, torch.Tensor)]
             if given is None:
                 generator = torch.Generator().manual_seed(_SEED)
                 given = [torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype) if out.requires_grad else None for out in outputs]
@@ -187,7 +187,7 @@ def _eager_seconds(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
     times = []
     for _ in range(max(1, steps)):
         begin = time.perf_counter()
-        outputs = [leaf for leaf in private.leaves(model(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+        outputs = [leaf for leaf in pytree.tree_leaves(model(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
         roots = [(out, g) for out, g in zip(outputs, eager.cotangents, strict=True) if g is not None and out.requires_grad]
         if roots:
             torch.autograd.backward([out for out, _ in roots], [g for _, g in roots])
@@ -306,10 +306,9 @@ def _row(name: str, kind: str, wanted: torch.Tensor | None, got: torch.Tensor | 
     if not wanted.is_floating_point():
         differ = int((got != wanted).sum())
         return Row(*about, float(differ), None, 0.5, about[3], differ == 0, f"{differ} of {wanted.numel()} elements differ" if differ else "")
-    scale = _largest(wanted) or 1.0
+    # A gradient that is 0 but for rounding (a bias in front of a norm) is measured by the largest one of the model.
+    scale = max(_largest(wanted), 0.01 * noise) or 1.0
     floor = _FLOOR.get(wanted.dtype, 1e-1)
-    # A gradient that is 0 but for rounding (a bias in front of a norm) is as wrong as the largest gradient's rounding makes it.
-    floor = max(floor, floor * 0.1 * noise / scale)
     own = None if better is None else _difference(wanted, better) / scale
     if own is None or own > max(_ROUGH, floor) or own != own:
         error, tolerance, reference, own = _difference(got, wanted) / scale, floor, about[3], None

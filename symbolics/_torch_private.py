@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import onnx_ir as ir
@@ -26,13 +27,13 @@ __all__ = [
     "dynamo_exporter",
     "functions",
     "is_fake",
+    "is_higher_order",
     "is_tracing",
     "keeps_graph",
-    "leaves",
-    "map_tensors",
     "non_persistent_buffers",
     "original_apply",
     "paused_capture",
+    "quiet_registration",
     "random_operators",
     "real_tensors",
     "replace_traced",
@@ -42,6 +43,7 @@ __all__ = [
     "tensor_type",
     "torchscript_exporter",
     "traced_producer",
+    "translator",
 ]
 
 
@@ -55,6 +57,13 @@ def functions() -> Any:
     import torch.autograd.function
 
     return torch.autograd.function
+
+
+def is_higher_order(func: Any) -> bool:
+    """Whether a function mode was called for torch.cond, while_loop, scan and the like."""
+    from torch._ops import HigherOrderOperator
+
+    return isinstance(func, HigherOrderOperator)
 
 
 @contextlib.contextmanager
@@ -195,6 +204,29 @@ def dynamo_exporter() -> Any:
     return _compat
 
 
+def translator() -> Any:
+    """The module whose ``_exported_program_to_onnx_program`` translates; unread nodes are lost in the step after it."""
+    from torch.onnx._internal.exporter import _core
+
+    return _core
+
+
+@contextlib.contextmanager
+def quiet_registration(functions: Iterable[Any]) -> Iterator[None]:
+    """torch.onnx infers a signature for onnxscript functions; that these are none is no news to the user."""
+    names = {str(function) for function in functions}
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return not (isinstance(record.args, tuple) and record.args and str(record.args[0]) in names)
+
+    logger.addFilter(wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(wanted)
+
+
 def captured_by_dynamo(program: Any) -> bool:
     """Whether torch.onnx.export fell back to torch.export.export(strict=True)."""
     return "Strict" in (program._capture_strategy or "") and "NonStrict" not in program._capture_strategy
@@ -244,17 +276,3 @@ def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
 def keeps_graph() -> bool:
     """Inside a backward: whether it was called with retain_graph=True."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
-
-
-def leaves(tree: Any) -> list[Any]:
-    """The leaves of nested containers, in the order in which torch's exporters flatten arguments."""
-    from torch.utils import _pytree
-
-    return _pytree.tree_leaves(tree)
-
-
-def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """Nested containers with each tensor replaced."""
-    from torch.utils import _pytree
-
-    return _pytree.tree_map_only(torch.Tensor, function, tree)

@@ -83,6 +83,7 @@ class Recorder:
         training: Whether the model is in training mode.
         outputs: The structure of what the model's forward returned last, None where a file cannot say it.
         anchors: A traced tensor a call (TorchScript): as outputs of the graph they keep calls whose results nobody reads.
+        anchored: How many of the last outputs of the translated graph are there for calls alone.
         transparent: Whether no_grad() and detach() stop no gradients now: in a forward that is inlined for the parameters it uses.
         dynamic: Example sizes of the dimensions that are declared dynamic (TorchScript).
         frozen: Those that the model turned into Python ints (torch.export keeps them symbolic, or fails).
@@ -97,6 +98,7 @@ class Recorder:
     training: bool = False
     outputs: str | None = None
     anchors: list[torch.Tensor] = field(default_factory=list)
+    anchored: int = 0
     transparent: bool = False
     dynamic: set[int] = field(default_factory=set)
     frozen: set[int] = field(default_factory=set)

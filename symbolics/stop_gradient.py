@@ -58,6 +58,10 @@ class StopGradients(TorchFunctionMode):
         result = args[0].detach() if getattr(func, "__self__", None) is _GETTER_OF_DATA and name == "__get__" else func(*args, **kwargs)
         if name in _SHAPE_ONLY or _needs_no_mark(result):
             return result
+        if torch.is_grad_enabled() and private.is_higher_order(func):  # torch.cond, scan: a capture runs their bodies without autograd
+            if any(leaf.requires_grad for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
+                pytree.tree_map_only(torch.Tensor, _as_differentiable, result)
+            return result
         sources = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         return pytree.tree_map_only(torch.Tensor, lambda t: _mark(t, sources), result) if sources else result
 
@@ -116,6 +120,11 @@ def _is_inplace(name: str) -> bool:
     if name.startswith("__"):
         return name == "__setitem__" or (name.startswith("__i") and name not in ("__invert__", "__index__", "__int__", "__init__"))
     return name.endswith("_")
+
+
+def _as_differentiable(tensor: torch.Tensor) -> torch.Tensor:
+    """Let what follows see that a gradient flows here."""
+    return tensor.requires_grad_() if tensor.is_floating_point() and tensor.is_leaf else tensor
 
 
 def _needs_gradient(tensor: torch.Tensor) -> bool:

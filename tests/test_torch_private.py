@@ -451,3 +451,26 @@ def test_the_names_that_are_allowed_elsewhere():
     assert _pytree.tree_leaves([1, (2,)]) == [1, 2]
     assert torch.ops.aten._unsafe_view(x, [2, 1]).shape == (2, 1)
     assert torch.ops.aten._native_batch_norm_legit_functional.default
+
+
+def test_translator():
+    model, args = torch.nn.ReLU(), (torch.ones(2),)
+    seen = _is_called(private.translator(), "_exported_program_to_onnx_program", lambda: torch.onnx.export(model, args, dynamo=True, verbose=False))
+    assert isinstance(seen[0][0][0], torch.export.ExportedProgram)
+
+
+def test_quiet_registration(caplog):
+    def ours(x):
+        raise AssertionError
+
+    def theirs(x):
+        raise AssertionError
+
+    model, args = torch.nn.ReLU(), (torch.ones(2),)
+    for function in (ours, theirs):
+        function.__annotations__ = {"x": "no type"}
+    table = {torch.ops.aten.erfinv.default: ours, torch.ops.aten.erfc.default: theirs}
+    with caplog.at_level("WARNING"), private.quiet_registration([ours]):
+        torch.onnx.export(model, args, dynamo=True, verbose=False, custom_translation_table=table)
+    assert "theirs" in caplog.text
+    assert "ours" not in caplog.text

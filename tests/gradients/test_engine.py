@@ -123,7 +123,7 @@ def test_opsets(opset):
 
 
 def test_an_old_ir_version_lists_initializers_among_the_inputs():
-    model = parse("y = Mul(x, w)", inputs="float[2] x, float[2] w", weights=WEIGHTS)
+    model = parse("y = Mul(x, w)", inputs="float[2] x, float[2] w", weights="<float[2] w = {1.0, 2.0}>")
     model.ir_version = 3
     assert set(read_pairing(build_gradient_graph(model).metadata_props).outputs) == {"w", "x"}
 

@@ -93,12 +93,12 @@ class Dropping(nn.Module):
 class Picky(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
-        if (x < 0).any():
+        if (x < -100).any():
             raise ValueError("picky")
         return x * 2
 
     @staticmethod
     def backward(ctx, g):
-        if (g < 0).any():
+        if (g < -100).any():
             raise ValueError("picky backward")
         return g * 2

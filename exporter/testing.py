@@ -1,0 +1,39 @@
+"""For other people's tests: one assertion that a model survives its way through a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from exporter.report import Report
+from exporter.verify import verify
+
+__all__ = ["assert_roundtrip"]
+
+
+def assert_roundtrip(model: Any, args: Any = (), kwargs: dict[str, Any] | None = None, **options: Any) -> Report:
+    """Assert that a model's ONNX file and its gradients equal eager PyTorch's, in a fresh process on onnxruntime.
+
+    ::
+
+        def test_my_model_exports():
+            exporter.testing.assert_roundtrip(MyModel(), (torch.randn(2, 3),))
+
+    Args:
+        model, args, kwargs: As `exporter.verify` takes them.
+        **options: Passed to `exporter.verify` (dynamo, setup, allow, dynamic_shapes, ...).
+
+    Returns:
+        The report.
+
+    Raises:
+        AssertionError: Something differs; the message lists it, the worst first.
+        PythonopError: As `exporter.verify` raises it.
+    """
+    report = verify(model, args, kwargs, **options)
+    if not report.ok:
+        bad = [row for row in report.worst() if not row.ok]
+        lines = [f"  {row.kind} {row.name}: {row.problem or f'error {row.error:.1e}, allowed {row.tolerance:.1e}'}" for row in bad[:20]]
+        more = [f"  and {len(bad) - 20} more"] if len(bad) > 20 else []
+        departure = [f"first departure: {report.first_departure}"] if report.first_departure else []
+        raise AssertionError("\n".join([report.summary(), *lines, *more, *departure]))
+    return report

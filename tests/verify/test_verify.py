@@ -1,0 +1,163 @@
+"""verify(): equal files are equal, wrong ones are not, and both are said clearly."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import exporter
+from exporter.report import Report, Row
+from tests.module import functions as F
+from tests.support import ROOT
+from tests.verify import targets
+
+
+def test_a_good_model(dynamo):
+    model, args = targets.good()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    report = exporter.verify(model, args, dynamo=dynamo)
+    assert report.ok
+    assert report.max_error < 1e-5
+    assert {(row.kind, row.name) for row in report.rows} == {
+        ("output", "output 0"),
+        ("input gradient", "x"),
+        *(("parameter gradient", name) for name, _ in model.named_parameters()),
+    }
+    assert {row.reference for row in report.rows} == {"float64"}
+    assert report.functions == {"tests.module.functions:Cube": 1}
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_float64_is_compared_as_float64():
+    report = exporter.verify(F.Cubic().double(), (torch.randn(3, 4, dtype=torch.float64),))
+    assert report.ok
+    assert report.max_error < 1e-12
+
+
+@pytest.mark.parametrize(("target", "kinds"), [("wrong_forward", {"output", "parameter gradient", "input gradient"}), ("wrong_backward", {"parameter gradient", "input gradient"})])
+def test_a_wrong_function_is_found(target, kinds):
+    report = exporter.verify(*getattr(targets, target)())
+    assert not report.ok
+    bad = [row for row in report.rows if not row.ok]
+    assert {row.kind for row in bad} == kinds
+    assert report.worst()[0] in bad
+    assert report.max_error > 1e-4
+
+
+def test_the_layers_behind_a_wrong_backward_are_right():
+    report = exporter.verify(*targets.wrong_backward())
+    assert {row.name for row in report.rows if not row.ok} == {"first.weight", "first.bias", "x"}
+
+
+def test_a_local_class_needs_a_setup():
+    model, args = targets.local()
+    with pytest.raises(exporter.TrustError, match=r"fresh process.*tests:Local.*setup='package.module:function'"):
+        exporter.verify(model, args)
+    assert exporter.verify(model, args, setup="tests.verify.targets:make_local").ok
+
+
+def test_several_outputs_keywords_and_structure(dynamo):
+    report = exporter.verify(F.Structured(), (torch.randn(2, 4),), {"ids": torch.arange(4), "y": torch.randn(2, 4)}, dynamo=dynamo)
+    assert report.ok
+    assert [row.dtype for row in report.rows if row.kind == "output"] == ["float32", "float32", "int64", "float32"]
+    assert "unused.weight" not in {row.name for row in report.rows}
+
+
+def test_batch_norm_in_training_mode_tied_and_frozen(dynamo):
+    model = nn.Sequential(nn.Conv2d(1, 12, 3), nn.BatchNorm2d(12), nn.ReLU(), nn.Flatten(), nn.Linear(12 * 36, 2)).train()
+    assert exporter.verify(model, (torch.randn(4, 1, 8, 8),), dynamo=dynamo).ok
+    report = exporter.verify(F.Tied(), (torch.tensor([1, 2, 3]),), dynamo=dynamo)
+    assert report.ok
+    assert not any("frozen" in row.name for row in report.rows)
+
+
+def test_a_model_that_draws_is_refused():
+    with pytest.raises(exporter.PythonopError, match="random"):
+        exporter.verify(F.Dropping().train(), (torch.randn(3, 6),))
+    assert exporter.verify(F.Dropping().eval(), (torch.randn(3, 6),)).ok
+
+
+def test_assert_roundtrip():
+    exporter.testing.assert_roundtrip(*targets.good())
+    with pytest.raises(AssertionError, match=r"parameter gradient first\.weight: error"):
+        exporter.testing.assert_roundtrip(*targets.wrong_backward())
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, "-m", "exporter.cli", "verify", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_command_says_yes_in_json_and_html(tmp_path):
+    done = run("tests.verify.targets:good", "--json", "--html", str(tmp_path / "r.html"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ok"] is True
+    page = (tmp_path / "r.html").read_text()
+    assert "first.weight" in page
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "text"),
+    [("wrong_backward", 1, "differs"), ("fails", 2, "no model today"), ("gone", 2, "has no gone"), ("local", 0, "equal eager")],
+)
+def test_exit_status(target, status, text):
+    done = run(f"tests.verify.targets:{target}", "--no-dynamo")
+    assert done.returncode == status, done.stderr
+    assert text in done.stdout + done.stderr
+
+
+class _Page(html.parser.HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.outside, self.open = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        for key, value in attrs:
+            if key in ("src", "href", "xlink:href") and value and not value.startswith(("#", "data:")):
+                self.outside.append(value)
+        if tag not in ("meta", "br", "link", "img", "hr", "input") and not self.get_starttag_text().endswith("/>"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_escapes_names(tmp_path):
+    evil = "<script>alert(1)</script>$\\alpha$\x1b[31m"
+    rows = [Row(evil, "output", (2, 3), "float32", 0.5, 1e-7, 1e-5, "float64", False), Row("ok", "output", (), "float32", 0.0, None, 1e-5, "float32", True)]
+    report = Report(rows, {"model": evil, evil: evil}, {evil: 3}, {"eager step": 0.1, "onnxruntime step": 0.2}, first_departure=evil)
+    page = report.to_html(tmp_path / "r.html").read_text()
+    assert "<script" not in page
+    assert "\x1b" not in page
+    parsed = _Page()
+    parsed.feed(page)
+    assert parsed.open == []
+    assert parsed.outside == []
+    assert parsed.tags.count("svg") == 2
+
+
+def test_a_report_of_nothing_is_not_ok():
+    assert not Report([]).ok
+
+
+def test_the_page_in_chromium(tmp_path):
+    import shutil
+
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+    if browser is None:
+        pytest.xfail("no Chromium on this machine: the page is parsed in the tests above, not rendered")
+    report = exporter.verify(*targets.good())
+    page, picture = report.to_html(tmp_path / "r.html"), tmp_path / "r.png"
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--screenshot={picture}", "--window-size=1200,1600", page.as_uri()]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    assert picture.stat().st_size > 10_000
