@@ -457,29 +457,40 @@ def is_traced_size(tensor: torch.Tensor) -> bool:
 
 
 def _trainable_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """The first argument that is, belongs to, or calls a module with trainable parameters."""
+    """The first argument that is, or belongs to, a module with trainable parameters.
+
+    Raises:
+        ExportError: An argument is a function that closes over such a module. It may run the module, or only ask it for
+            something: nobody can tell whether the derivative of forward is what its backward computes.
+    """
     for name, value in [*enumerate(args), *kwargs.items()]:
         for leaf in expand_leaves(value):
-            if any(p.requires_grad for module in _modules_behind(leaf) for p in module.parameters()):
-                return str(name)
+            for module, closed in _modules_behind(leaf):
+                if any(p.requires_grad for p in module.parameters()):
+                    if closed:
+                        raise ExportError(
+                            f"argument {name} is a function over the {type(module).__name__} in {closed!r}, whose trainable parameters would be hidden: pass the "
+                            "module itself or the parameters, or name the Function in inline= if the derivative of its forward is what you want"
+                        )
+                    return str(name)
     return None
 
 
-def _modules_behind(value: Any, depth: int = 0) -> Iterator[torch.nn.Module]:
-    """The modules that a callable runs: itself, the owner of a method, what a lambda closes over or a partial holds."""
+def _modules_behind(value: Any, closed: str = "", depth: int = 0) -> Iterator[tuple[torch.nn.Module, str]]:
+    """The modules of a callable, each with the variable that a function closes over it by ("" for modules and methods)."""
     if isinstance(value, torch.nn.Module):
-        yield value
+        yield value, closed
     elif depth > 3:
         return
     elif isinstance(value, types.MethodType):
-        yield from _modules_behind(value.__self__, depth + 1)
+        yield from _modules_behind(value.__self__, closed, depth + 1)
     elif isinstance(value, functools.partial):
         for item in (value.func, *value.args, *value.keywords.values()):
-            yield from _modules_behind(item, depth + 1)
+            yield from _modules_behind(item, closed, depth + 1)
     elif isinstance(value, types.FunctionType):
-        for cell in value.__closure__ or ():
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
             with contextlib.suppress(ValueError):  # an empty cell
-                yield from _modules_behind(cell.cell_contents, depth + 1)
+                yield from _modules_behind(cell.cell_contents, name, depth + 1)
 
 
 def _warn_closure(cls: Any, module: str) -> None:

@@ -230,6 +230,46 @@ def test_is_tracing():
     assert private.is_tracing() is False
 
 
+class LooksAtItsInput(torch.nn.Module):
+    def __init__(self, look):
+        super().__init__()
+        self.look = look
+
+    def forward(self, x):
+        self.look(x)
+        return x + 1
+
+
+def test_is_fake():
+    seen = []
+    torch.export.export(LooksAtItsInput(lambda x: seen.append(private.is_fake(x))), (torch.ones(2),), strict=False)
+    assert seen[0] is True
+    assert private.is_fake(torch.ones(2)) is False
+
+
+def test_random_operators():
+    with private.random_operators() as drawn:
+        torch.ones(2).sin()
+        assert not drawn
+        torch.nn.functional.dropout(torch.rand(2), 0.5)
+    assert len(drawn) >= 2
+
+
+def test_set_grad_enabled():
+    from torch.overrides import TorchFunctionMode
+
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Mode(), torch.no_grad():
+        pass
+    assert private.set_grad_enabled in seen
+
+
 def test_traced_producer():
     kinds = []
 

@@ -21,7 +21,7 @@ from exporter.trust import registered, unregister
 from symbolics.errors import PythonopWarning
 from tests.functions import arguments, backward, calls, ctx_api, outputs, warned  # noqa: F401  (they fill CASES)
 from tests.functions.case import CASES, Case
-from tests.functions.worker import ENGINES, Worker, seed
+from tests.functions.worker import ALLOW, ENGINES, Worker, seed
 from tests.support import counted_applies, nodes
 
 __all__ = ["ROWS", "Cell", "Row", "check_row"]
@@ -61,17 +61,24 @@ class Cell:
     engines: list[str] = field(default_factory=list)
 
 
-def check_row(row: Row, dynamo: bool, worker: Worker, folder: Path) -> Cell:
-    """Export, save, reopen in a fresh process, run forward and backward twice on each engine, compare with eager."""
-    case, before = CASES[row.id], registered()
-    actions = [(case.body.__module__, row.id, "setup")] if case.setup else []
+def check_row(name: str, dynamo: bool, worker: Worker, folder: Path) -> Cell:
+    """Export, save, reopen in a fresh process, run forward and backward twice on each engine, compare with eager.
+
+    Args:
+        name: The case.
+        dynamo: Which exporter.
+        worker: The fresh process.
+        folder: Where the file goes.
+    """
+    case, before = CASES[name], registered()
+    actions = [(case.body.__module__, name, "setup")] if case.setup else []
     if case.setup:
         case.setup()
     try:
         cell = _check(case, dynamo, worker, folder, actions)
         if case.register and cell.outcome == "refused":
             case.register()
-            again = _check(case, dynamo, worker, folder, [*actions, (case.body.__module__, row.id, "register")])
+            again = _check(case, dynamo, worker, folder, [*actions, (case.body.__module__, name, "register")])
             if again.outcome == "works":
                 return Cell("registered", cell.message, again.engines)
             return again
@@ -116,6 +123,7 @@ def _check(case: Case, dynamo: bool, worker: Worker, folder: Path, actions: list
         "actions": actions,
         "gradient": differentiable or case.raises,
         "engines": engines,
+        "allow": case.allow or ALLOW,
         "runs": [
             (dict(zip(names, run.inputs, strict=True)), {name: np.ones(v.shape, v.dtype) if s is None else s for name, v, s in zip(made, run.outputs, run.seeds)})
             for run in runs

@@ -99,7 +99,7 @@ def main() -> None:
         cells: dict[tuple[str, bool], Cell] = {}
         for row in ROWS:
             for dynamo in (True, False):
-                cell = cells[row.id, dynamo] = check_row(row, dynamo, worker, Path(folder))
+                cell = cells[row.id, dynamo] = check_row(row.id, dynamo, worker, Path(folder))
                 expected = row.dynamo if dynamo else row.torchscript
                 if cell.outcome != expected:
                     print(f"{row.id} ({'dynamo' if dynamo else 'torchscript'}): {cell.outcome}, expected {expected}: {short(cell.message)}", flush=True)

@@ -22,7 +22,7 @@ def worker(tmp_path_factory):
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
 def test_row(row: Row, dynamo, worker, tmp_path):
     expected, says = (row.dynamo, row.dynamo_says) if dynamo else (row.torchscript, row.torchscript_says)
-    cell = check_row(row, dynamo, worker, tmp_path)
+    cell = check_row(row.id, dynamo, worker, tmp_path)
     assert cell.outcome == expected, cell.message
     assert re.search(says, cell.message), cell.message
     if cell.engines and len(cell.engines) < len(ENGINES):
