@@ -53,8 +53,11 @@ def own_copy(source: Any) -> ir.Model:
     for node in walk(model.graph):
         node.meta.pop(EXPOSED, None)  # of an earlier build: to this one all outputs are alike
     check_version(model.metadata_props)
-    for value in model.graph.initializers.values():  # shapes and axes: shape inference reads them from memory alone
+    for value in model.graph.initializers.values():
         tensor = value.const_value
+        if value.type is None and tensor is not None:
+            value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape)
+        # Shapes and axes: shape inference reads them from memory alone.
         if isinstance(tensor, ir.ExternalTensor) and tensor.size <= _SMALL and tensor.dtype.is_integer():
             value.const_value = ir.tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name)
     _check(model)
@@ -77,7 +80,10 @@ def _read(reader: Callable[[Any], ir.Model], source: Any) -> ir.Model:
         raise
     except Exception as error:
         what = f"the file {os.fspath(source)!r}" if isinstance(source, (str, os.PathLike)) else "the proto"
-        raise FormatError(f"{what} is no ONNX model that can be read: {error}") from error
+        root: BaseException = error
+        while root.__cause__ is not None:  # the outermost says the least
+            root = root.__cause__
+        raise FormatError(f"{what} is no ONNX model that can be read: {root}") from error
 
 
 def _check(model: ir.Model) -> None:
@@ -112,17 +118,31 @@ def set_ir_version(model: ir.Model) -> None:
 
 
 def _converted(model: ir.Model, version: int) -> ir.Model:
+    """The model in the rules' oldest opset; the converter does not see the large weights."""
     from onnx import version_converter
 
     try:
-        converted = ir.from_proto(version_converter.convert_version(ir.to_proto(model), OPSET))
+        converted = ir.from_proto(version_converter.convert_version(_skeleton(model), OPSET))
     except Exception as error:
         raise FormatError(
             f"the model has opset {version} and could not be converted to {OPSET}, the oldest that gradients are written for: {error}. "
             f"Export it again with opset_version={OPSET} or newer."
         ) from error
     converted.metadata_props.update(model.metadata_props)
-    converted.graph.name = model.graph.name
+    graph, before = converted.graph, model.graph
+    graph.name = before.name
+    values = {v.name: v for v in graph.inputs}
+    weights = {n: values[n] for n, v in before.initializers.items() if _is_weight(v.const_value)}
+    for name, value in weights.items():
+        value.const_value = before.initializers[name].const_value
+    kept = {v.name for v in before.inputs}
+    for value in [v for v in graph.inputs if v.name in weights and v.name not in kept]:
+        graph.inputs.remove(value)
+    rest = dict(graph.initializers)
+    graph.initializers.clear()
+    for name in (*before.initializers, *rest):  # in their old order
+        if name not in graph.initializers:
+            graph.initializers[name] = weights.get(name) or rest[name]
     return converted
 
 
@@ -154,8 +174,8 @@ def _skeleton(model: ir.Model) -> onnx.ModelProto:
     try:
         return ir.to_proto(model)
     finally:
-        if added:
-            del graph.inputs[-len(added) :]
+        for _ in added:  # one by one: a deleted slice would leave them marked as inputs
+            graph.inputs.pop()
         for value in weights:
             graph.initializers[value.name] = value
 
@@ -301,9 +321,6 @@ def read_boundary(model: ir.Model, wrt: Iterable[str] | None, outputs: Iterable[
     """
     graph = model.graph
     sources = {v.name: v for v in (*graph.inputs, *graph.initializers.values())}
-    for value in graph.initializers.values():
-        if value.type is None and value.const_value is not None:
-            value.type, value.shape = ir.TensorType(value.const_value.dtype), ir.Shape(value.const_value.shape)
     if wrt is None:
         state = read_state(model.metadata_props)
         if state is None:
