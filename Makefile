@@ -3,7 +3,7 @@
 #   make test        ruff, mypy, import contracts, pytest
 #   make demo        the main job: two transformers models, exported, reopened elsewhere, compared
 #   make test-wild   the models found in the wild alone (tests/models)
-#   make bench       benchmarks/, results in benchmarks/results/
+#   make bench       every program of benchmarks/, each with its targets
 #   make lint        the linters alone
 #   make wheel       dist/pythonop-*.whl
 #   make clean       removes all of that
@@ -31,7 +31,6 @@ BUILT := $(VENV)/built
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 WORKERS ?= 2
-BENCHMARKS ?= $(patsubst benchmarks/%.py,%,$(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)))
 
 # constraints.txt, without the line of torch where somebody brings another one.
 ifeq ($(TORCH),)
@@ -84,8 +83,7 @@ test-wild: $(BUILT)
 	$(PY) -m pytest -n $(WORKERS) tests/models $(PYTEST_ARGS)
 
 bench: $(BUILT)
-	@mkdir -p benchmarks/results
-	set -e; for name in $(BENCHMARKS); do echo "== $$name"; $(PY) -m benchmarks.$$name; done
+	$(PY) -m benchmarks
 
 wheel: $(DONE)
 	$(PY) -m pip wheel --no-deps --wheel-dir dist .
