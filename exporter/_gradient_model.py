@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import onnx
@@ -12,15 +13,25 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from exporter._ranks import guess_ranks
-from symbolics.errors import FormatError, PythonopError
+from symbolics.errors import ArgumentError, FormatError, PythonopError
 from symbolics.file import MARK_COUNT_KEY, MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, check_version, read_state
 from symbolics.gradients._bodies import subgraphs, walk
 from symbolics.gradients._values import attr, is_float, rank_of
 from symbolics.gradients.control_flow import EXPOSED
 
-__all__ = ["Boundary", "infer_shapes", "own_copy", "read_boundary", "remove_marks"]
+__all__ = ["Boundary", "infer_shapes", "own_copy", "read_boundary", "remove_marks", "set_ir_version"]
 
 _SMALL = 256  # elements of an initializer that shape inference may have to read
+_OLDEST_IR = 8  # older ones have no functions, and the oldest list initializers among the inputs
+# The IR version that an element type came with.
+_IR_OF_TYPE = {
+    **dict.fromkeys(("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"), 9),
+    **dict.fromkeys(("UINT4", "INT4"), 10),
+    "FLOAT4E2M1": 11,
+    "FLOAT8E8M0": 12,
+    **dict.fromkeys(("UINT2", "INT2"), 13),
+    **dict.fromkeys(("FLOAT6E2M3", "FLOAT6E3M2"), 14),
+}
 OPSET = 18  # the rules' oldest
 _MARK = (MARK_DOMAIN, MARK_OP)
 
@@ -30,9 +41,9 @@ def own_copy(source: Any) -> ir.Model:
     """The model in a copy that may be changed, in an opset that the rules know."""
     inner = getattr(source, "model", None)
     if isinstance(source, (str, os.PathLike)):
-        model = ir.load(source)
+        model = _read(ir.load, source)
     elif isinstance(source, onnx.ModelProto):
-        model = ir.from_proto(source)
+        model = _read(ir.from_proto, source)
     elif isinstance(source, ir.Model):
         model = source.clone()
     elif isinstance(inner, ir.Model):
@@ -42,6 +53,14 @@ def own_copy(source: Any) -> ir.Model:
     for node in walk(model.graph):
         node.meta.pop(EXPOSED, None)  # of an earlier build: to this one all outputs are alike
     check_version(model.metadata_props)
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if value.type is None and tensor is not None:
+            value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape)
+        # Shapes and axes: shape inference reads them from memory alone.
+        if isinstance(tensor, ir.ExternalTensor) and tensor.size <= _SMALL and tensor.dtype.is_integer():
+            value.const_value = ir.tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name)
+    _check(model)
     _check_marks(model)
     versions = model.opset_imports
     if "ai.onnx" in versions:
@@ -50,22 +69,80 @@ def own_copy(source: Any) -> ir.Model:
     model = _converted(model, version) if version < OPSET else model
     if any(n.op_type in ("If", "Loop", "Scan") for n in model.graph):  # so that a body may be copied without its weights
         passes.LiftSubgraphInitializersToMainGraphPass()(model)
-    model.ir_version = max(model.ir_version, 8)  # older ones list initializers among the inputs
+    model.ir_version = max(model.ir_version, _OLDEST_IR)
     return model
 
 
+def _read(reader: Callable[[Any], ir.Model], source: Any) -> ir.Model:
+    try:
+        return reader(source)
+    except OSError:
+        raise
+    except Exception as error:
+        what = f"the file {os.fspath(source)!r}" if isinstance(source, (str, os.PathLike)) else "the proto"
+        root: BaseException = error
+        while root.__cause__ is not None:  # the outermost says the least
+            root = root.__cause__
+        raise FormatError(f"{what} is no ONNX model that can be read: {root}") from error
+
+
+def _check(model: ir.Model) -> None:
+    """Refuse what ONNX's checker refuses; it sees the model without its large weights."""
+    proto = _skeleton(model)
+    for value in (*proto.graph.input, *proto.graph.output):  # the checker wants a shape, runtimes and we do not
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+            value.type.tensor_type.shape.SetInParent()
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        newer = next((o for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
+        if "Unrecognized attribute" in str(error) and newer is not None and newer.version < onnx.defs.onnx_opset_version():
+            newer.version = onnx.defs.onnx_opset_version()  # stamped with an older opset than its attributes are of: no harm to a gradient
+            with contextlib.suppress(onnx.checker.ValidationError):
+                return onnx.checker.check_model(proto)
+        raise FormatError(f"the model does not pass onnx.checker, so it has no gradient: {str(error).strip()}") from error
+
+
+def set_ir_version(model: ir.Model) -> None:
+    """The oldest IR version that the opset and the contents need, so that runtimes older than the exporter load the file."""
+    opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in model.opset_imports.items()]
+    needed = max(_OLDEST_IR, onnx.helper.find_min_ir_version_for(opsets, ignore_unknown=True))
+    graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    types = {v.dtype for v in (*model.graph.inputs, *model.graph.initializers.values())}
+    for node in (n for graph in graphs for n in walk(graph)):
+        types.update(o.dtype for o in node.outputs)
+        types.update(a.value.dtype for a in node.attributes.values() if a.type is ir.AttributeType.TENSOR and not a.is_ref())
+        if node.overload or node.metadata_props:
+            needed = max(needed, 10)
+    model.ir_version = min(model.ir_version, max(needed, *[_IR_OF_TYPE.get(t.name, 0) for t in types if t is not None], 0))
+
+
 def _converted(model: ir.Model, version: int) -> ir.Model:
+    """The model in the rules' oldest opset; the converter does not see the large weights."""
     from onnx import version_converter
 
     try:
-        converted = ir.from_proto(version_converter.convert_version(ir.to_proto(model), OPSET))
+        converted = ir.from_proto(version_converter.convert_version(_skeleton(model), OPSET))
     except Exception as error:
         raise FormatError(
             f"the model has opset {version} and could not be converted to {OPSET}, the oldest that gradients are written for: {error}. "
             f"Export it again with opset_version={OPSET} or newer."
         ) from error
     converted.metadata_props.update(model.metadata_props)
-    converted.graph.name = model.graph.name
+    graph, before = converted.graph, model.graph
+    graph.name = before.name
+    values = {v.name: v for v in graph.inputs}
+    weights = {n: values[n] for n, v in before.initializers.items() if _is_weight(v.const_value)}
+    for name, value in weights.items():
+        value.const_value = before.initializers[name].const_value
+    kept = {v.name for v in before.inputs}
+    for value in [v for v in graph.inputs if v.name in weights and v.name not in kept]:
+        graph.inputs.remove(value)
+    rest = dict(graph.initializers)
+    graph.initializers.clear()
+    for name in (*before.initializers, *rest):  # in their old order
+        if name not in graph.initializers:
+            graph.initializers[name] = weights.get(name) or rest[name]
     return converted
 
 
@@ -83,21 +160,29 @@ def infer_shapes(model: ir.Model, *, only_where_missing: bool = False) -> None:
 
 
 def _inferred(model: ir.Model) -> onnx.ModelProto:
-    """The model's skeleton after ONNX's shape inference; large weights stand there as inputs."""
+    return onnx.shape_inference.infer_shapes(_skeleton(model), check_type=False, strict_mode=False, data_prop=True)
+
+
+def _skeleton(model: ir.Model) -> onnx.ModelProto:
+    """The model with its large weights, and those in other files, as inputs."""
     graph = model.graph
-    weights = [v for v in graph.initializers.values() if v.const_value is None or v.const_value.size > _SMALL]
+    weights = [v for v in graph.initializers.values() if _is_weight(v.const_value)]
     added = [v for v in weights if not v.is_graph_input()]
     for value in weights:
         del graph.initializers[value.name]
     graph.inputs.extend(added)
     try:
-        proto = ir.to_proto(model)
+        return ir.to_proto(model)
     finally:
-        if added:
-            del graph.inputs[-len(added) :]
+        for _ in added:  # one by one: a deleted slice would leave them marked as inputs
+            graph.inputs.pop()
         for value in weights:
             graph.initializers[value.name] = value
-    return onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=False, data_prop=True)
+
+
+def _is_weight(tensor: ir.TensorProtocol | None) -> bool:
+    """Whether nobody has to read it for shapes."""
+    return tensor is None or tensor.size > _SMALL or isinstance(tensor, ir.ExternalTensor)
 
 
 def _merge(graph: ir.Graph, proto: onnx.GraphProto) -> None:
@@ -223,7 +308,7 @@ class Boundary:
 
     def check_reached(self, active: set[ir.Value]) -> None:
         if self._explicit and (idle := [v.name for v in self.outputs if v not in active]):
-            raise PythonopError(
+            raise ArgumentError(
                 f"the outputs {idle} depend on nothing in wrt in a differentiable way: leave them out of outputs, or extend wrt"
             )
 
@@ -232,13 +317,10 @@ def read_boundary(model: ir.Model, wrt: Iterable[str] | None, outputs: Iterable[
     """Names to values, with the defaults.
 
     Raises:
-        PythonopError: A name does not exist, stands twice or has no gradient.
+        ArgumentError: A name does not exist, stands twice or has no gradient.
     """
     graph = model.graph
     sources = {v.name: v for v in (*graph.inputs, *graph.initializers.values())}
-    for value in graph.initializers.values():
-        if value.type is None and value.const_value is not None:
-            value.type, value.shape = ir.TensorType(value.const_value.dtype), ir.Shape(value.const_value.shape)
     if wrt is None:
         state = read_state(model.metadata_props)
         if state is None:
@@ -257,15 +339,15 @@ def read_boundary(model: ir.Model, wrt: Iterable[str] | None, outputs: Iterable[
 
 def _named(argument: str, names: Iterable[str], known: dict[str, ir.Value], kind: str) -> list[ir.Value]:
     if isinstance(names, str):
-        raise PythonopError(f"{argument} is the string {names!r}: give a list of names")
+        raise ArgumentError(f"{argument} is the string {names!r}: give a list of names")
     out: dict[ir.Value, None] = {}
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, 3) or list(known)[:5]
-            raise PythonopError(f"{argument} names {name!r}, and the model has no such {kind}; near it: {near}")
+            raise ArgumentError(f"{argument} names {name!r}, and the model has no such {kind}; near it: {near}")
         if not is_float(known[name]):
-            raise PythonopError(f"{argument} names {name!r}, whose type is {known[name].dtype}: only floating point values have a gradient")
+            raise ArgumentError(f"{argument} names {name!r}, whose type is {known[name].dtype}: only floating point values have a gradient")
         if known[name] in out:
-            raise PythonopError(f"{argument} names {name!r} twice")
+            raise ArgumentError(f"{argument} names {name!r} twice")
         out[known[name]] = None
     return list(out)

@@ -108,7 +108,9 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     """
     graph = model.graph
     parameters = state.adopt(graph)
+    _drop_outputs(graph, recorder.anchored)
     with held_out(graph, parameters), _kept_apart(graph):
+        anchored = anchor_calls(graph)
         if optimize and rewrite:
             onnxscript.optimizer.optimize(model)
         elif optimize:
@@ -117,17 +119,19 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
         else:
             passes.InlinePass()(model)
             passes.RemoveUnusedNodesPass()(model)
-    _adopt_orphans(graph)
+    _drop_outputs(graph, anchored)
     pin_running_statistics(graph)
+    nodes = list(_all_nodes(graph))  # walks over large graphs are what finishing costs: one serves all that follows
+    _adopt_orphans(graph, nodes)
     passes.NameFixPass()(model)
-    _finish_calls(graph, recorder)
-    marks = sum(1 for node in _all_nodes(graph) if (node.domain, node.op_type) == (MARK_DOMAIN, MARK_OP))
+    _finish_calls(graph, nodes, recorder)
+    marks = sum((node.domain, node.op_type) == (MARK_DOMAIN, MARK_OP) for node in nodes)
     model.metadata_props[VERSION_KEY] = str(FORMAT_VERSION)
     model.metadata_props[STATE_KEY] = write_state(state.entries)
     model.metadata_props[MARK_COUNT_KEY] = str(marks)
     if recorder.outputs is not None and count_tensors(recorder.outputs) == len(graph.outputs):
         model.metadata_props[OUTPUTS_KEY] = recorder.outputs
-    if any(node.domain == ORT_DOMAIN for node in _all_nodes(graph)):
+    if any(node.domain == ORT_DOMAIN for node in nodes):
         model.opset_imports[ORT_DOMAIN] = 1
     model.opset_imports.pop(MARK_DOMAIN, None)
     if marks:
@@ -161,30 +165,52 @@ def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
 _RANDOM = frozenset("Dropout Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
 
 
+_NUMBER = "pythonop_number"
+
+
 @contextlib.contextmanager
 def _kept_apart(graph: ir.Graph) -> Iterator[None]:
     """While the block runs, no two random draws are equal: the optimizer would make one of two dropouts of one value."""
-    for number, node in enumerate(_all_nodes(graph)):
-        if node.op_type in _RANDOM:
-            node.attributes["pythonop_number"] = ir.AttrInt64("pythonop_number", number)
+    draws = [node for node in _all_nodes(graph) if node.op_type in _RANDOM]
+    for number, node in enumerate(draws):
+        node.attributes[_NUMBER] = ir.AttrInt64(_NUMBER, number)
     try:
         yield
     finally:
-        for node in _all_nodes(graph):
-            node.attributes.pop("pythonop_number", None)
+        # A pass that inlines or rewrites may have copied the nodes.
+        for node in _all_nodes(graph) if draws else ():
+            node.attributes.pop(_NUMBER, None)
 
 
-def _adopt_orphans(graph: ir.Graph) -> None:
+def anchor_calls(graph: ir.Graph) -> int:
+    """Make an output of the graph of each call, so that no pass removes it; eager makes a call whether or not its result is read.
+
+    Returns:
+        How many outputs came in.
+    """
+    count, known = len(graph.outputs), set(map(id, graph.outputs))
+    for node in graph:
+        if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP) and not any(id(value) in known for value in node.outputs):
+            graph.outputs.append(node.outputs[1 if len(node.outputs) > 1 else 0])
+    return len(graph.outputs) - count
+
+
+def _drop_outputs(graph: ir.Graph, count: int) -> None:
+    del graph.outputs[len(graph.outputs) - count :]
+
+
+def _adopt_orphans(graph: ir.Graph, nodes: list[ir.Node]) -> None:
     """Make initializers of constants that belong to no graph.
 
     onnxscript's rewriter names new initializers after their node's input: the second Clip of one value takes the name
     of the first one's bound, which then stands nowhere. A parameter of that name would lose it in the same way.
     """
-    taken = {value.name for node in _all_nodes(graph) for value in (*node.inputs, *node.outputs) if value is not None}
-    for node in _all_nodes(graph):
+    taken: set[str | None] = set()
+    for node in nodes:
         for value in node.inputs:
             if value is None or value.const_value is None or value.producer() is not None or value.is_graph_input() or value.is_initializer():
                 continue
+            taken = taken or {value.name for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}
             base, count = value.name or "constant", 0
             while value.name is None or value.name in graph.initializers:
                 count += 1
@@ -194,10 +220,10 @@ def _adopt_orphans(graph: ir.Graph) -> None:
             graph.initializers[value.name] = value
 
 
-def _finish_calls(graph: ir.Graph, recorder: Recorder) -> None:
+def _finish_calls(graph: ir.Graph, nodes: list[ir.Node], recorder: Recorder) -> None:
     outputs_of_graphs = {id(value) for value in graph.outputs}
     count = 0
-    for node in _all_nodes(graph):
+    for node in nodes:
         if (node.domain, node.op_type) != (ORT_DOMAIN, PYTHON_OP) or CALL_ATTRIBUTE not in node.attributes:
             continue
         record = recorder.records.get(_key_of(node))

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from exporter._gradient_model import Boundary, infer_shapes, own_copy, read_boundary, remove_marks
+from exporter._gradient_model import Boundary, infer_shapes, own_copy, read_boundary, remove_marks, set_ir_version
 from symbolics.errors import PythonopError
 from symbolics.file import GRADIENTS_KEY, GradientPairing, write_pairing
 from symbolics.gradients import COMPOSITES, NONDIFFERENTIABLE, RULES, Rule, gradient
@@ -42,12 +42,13 @@ def build_gradient_graph(
     Returns:
         The model with an input ``<output>_grad`` for each of ``outputs`` behind its inputs, and an output ``<name>_grad``
         for each of ``wrt`` behind its outputs. The metadata entry ``pythonop.gradients`` says which is which. A name in
-        wrt that no output depends on has zeros, and is listed there as unreached.
+        wrt that no output depends on has zeros, and is listed there as unreached. Its IR version is the oldest, from 8 on,
+        that its opset and contents need, never a newer one than the input's: runtimes refuse versions they do not know.
 
     Raises:
         UnsupportedOperatorError: An operator between wrt and outputs has no rule.
-        FormatError: The model is damaged, or its stop-gradient marks were lost.
-        PythonopError: wrt or outputs name what does not exist or has no gradient.
+        FormatError: The model does not pass onnx.checker, cannot be converted to opset 18, or its stop-gradient marks were lost.
+        ArgumentError: wrt or outputs name what does not exist or has no gradient (a ValueError too).
     """
     collecting = gc.isenabled()
     gc.disable()  # a build makes many small objects and no garbage: collections would be most of its time
@@ -109,6 +110,7 @@ class _Build:
             graph.opset_imports.setdefault(node.domain, 1)
         pairing = GradientPairing(pairing_in, {v.name: g.name for v, g in zip(targets, results)}, tuple(unreached))
         self.model.metadata_props[GRADIENTS_KEY] = write_pairing(pairing)
+        set_ir_version(self.model)
         return self.model
 
     def register_constants(self) -> None:

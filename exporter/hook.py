@@ -123,6 +123,7 @@ def _patch() -> None:
         _restore.append(lambda: delattr(private.SingleLevelFunction, "apply"))
         _replace(private.functions(), "custom_function_call", _refuse_transforms)
         _replace(private.dynamo_exporter(), "export_compat", _export_dynamo)
+        _replace(private.translator(), "_exported_program_to_onnx_program", _anchor_translation)
         _replace(private.torchscript_exporter(), "export", _export_torchscript)
 
 
@@ -168,6 +169,7 @@ def _capturing(current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any]
         recorder.error = None
         recorder.inlined = {}
         recorder.outputs = None
+        recorder.anchors, recorder.anchored = [], 0
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         if isinstance(model, torch.nn.Module):
@@ -175,6 +177,7 @@ def _capturing(current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any]
             stack.enter_context(marking(model, keywords))
         if dynamo:
             stack.enter_context(private.allow_in_dynamo(_all_functions(torch.autograd.Function)))
+            stack.enter_context(private.quiet_registration(torch_export.translations().values()))
         try:
             yield recorder
             if recorder.error is not None:  # torch found another way, which went around what we refused
@@ -240,6 +243,17 @@ def _export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any =
     return program
 
 
+def _anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls whose results nobody reads stay: until finish() they give outputs of the graph."""
+    from exporter.export import anchor_calls
+
+    program = original(*args, **kwargs)
+    recorder = active_recorder()
+    if recorder is not None:
+        recorder.anchored = anchor_calls(program.model.graph)
+    return program
+
+
 def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: Any = None, **options: Any) -> None:
     from exporter.export import finish, refuse_scripted
 
@@ -271,10 +285,14 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
         # No parameter data: finish() has it at hand. A large model would pass protobuf's 2 GiB for nothing.
         draft = io.BytesIO()
         # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
-        original(model, args, draft, training=training, do_constant_folding=False, export_params=False, keep_initializers_as_inputs=True, **options)
+        with _without_gc():
+            original(model, args, draft, training=training, do_constant_folding=False, export_params=False, keep_initializers_as_inputs=True, **options)
         with _without_gc():
             # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
-            translated = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.load_from_string(draft.getvalue()), data_prop=True))
+            proto = onnx.load_from_string(draft.getvalue())
+            _constants_to_initializers(proto.graph)
+            translated = ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True))
+            recorder.anchored, recorder.anchors = len(recorder.anchors), []
             _parameters_to_initializers(translated.graph, state)
             finish(translated, recorder, state, optimize=optimize, rewrite=False)
         current.program = Program(translated, dict(recorder.inlined))
@@ -292,6 +310,22 @@ def _without_gc() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _constants_to_initializers(graph: onnx.GraphProto) -> None:
+    """Half of the nodes that TorchScript writes are Constants: as messages they are moved for a fraction of what nodes cost."""
+    nodes, tensors = [], []
+    for node in graph.node:
+        if node.op_type == "Constant" and not node.domain and len(node.attribute) == 1 and node.attribute[0].name == "value":
+            node.attribute[0].t.name = node.output[0]
+            tensors.append(node.attribute[0].t)
+        else:
+            nodes.append(node)
+    if tensors:
+        graph.initializer.extend(tensors)
+        kept = list(map(onnx.NodeProto.FromString, (node.SerializeToString() for node in nodes)))
+        del graph.node[:]
+        graph.node.extend(kept)
 
 
 def _parameters_to_initializers(graph: ir.Graph, state: ModelState) -> None:

@@ -25,7 +25,7 @@ from exporter.export import export
 from exporter.inputs import named_tensors
 from exporter.report import Report, Row
 from symbolics.errors import FormatError, PythonopError, RunError, TrustError
-from symbolics.file import CALL_ATTRIBUTE, OUTPUTS_KEY, PYTHON_OP, MARK_COUNT_KEY
+from symbolics.file import CALL_ATTRIBUTE, MARK_COUNT_KEY, OUTPUTS_KEY, PYTHON_OP
 
 __all__ = ["names_in", "verify"]
 

@@ -7,7 +7,9 @@ the project may touch a private name.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import onnx_ir as ir
@@ -26,11 +28,13 @@ __all__ = [
     "every_result",
     "functions",
     "is_fake",
+    "is_higher_order",
     "is_tracing",
     "keeps_graph",
     "non_persistent_buffers",
     "original_apply",
     "paused_capture",
+    "quiet_registration",
     "random_operators",
     "real_tensors",
     "replace_traced",
@@ -40,6 +44,7 @@ __all__ = [
     "tensor_type",
     "torchscript_exporter",
     "traced_producer",
+    "translator",
 ]
 
 
@@ -53,6 +58,13 @@ def functions() -> Any:
     import torch.autograd.function
 
     return torch.autograd.function
+
+
+def is_higher_order(func: Any) -> bool:
+    """Whether a function mode was called for torch.cond, while_loop, scan and the like."""
+    from torch._ops import HigherOrderOperator
+
+    return isinstance(func, HigherOrderOperator)
 
 
 @contextlib.contextmanager
@@ -82,21 +94,28 @@ def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch._C._is_alias_of(a, b))
 
 
+@functools.cache
+def _random_watch() -> type:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drawn: list[Any] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                self.drawn.append(func)
+            return func(*args, **(kwargs or {}))
+
+    return Watch
+
+
 @contextlib.contextmanager
 def random_operators() -> Iterator[list[Any]]:
     """Collect the random operators of torch that run in the block, on real tensors or fake ones (which draw nothing)."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    drawn: list[Any] = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if torch.Tag.nondeterministic_seeded in func.tags:
-                drawn.append(func)
-            return func(*args, **(kwargs or {}))
-
-    with Watch():
-        yield drawn
+    with _random_watch()() as watch:
+        yield watch.drawn
 
 
 # ------------------------------------------------------------------------------------------------ torch.export
@@ -184,6 +203,29 @@ def dynamo_exporter() -> Any:
     from torch.onnx._internal.exporter import _compat
 
     return _compat
+
+
+def translator() -> Any:
+    """The module whose ``_exported_program_to_onnx_program`` translates; unread nodes are lost in the step after it."""
+    from torch.onnx._internal.exporter import _core
+
+    return _core
+
+
+@contextlib.contextmanager
+def quiet_registration(functions: Iterable[Any]) -> Iterator[None]:
+    """torch.onnx infers a signature for onnxscript functions; that these are none is no news to the user."""
+    names = {str(function) for function in functions}
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return not (isinstance(record.args, tuple) and record.args and str(record.args[0]) in names)
+
+    logger.addFilter(wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(wanted)
 
 
 def captured_by_dynamo(program: Any) -> bool:

@@ -82,6 +82,8 @@ class Recorder:
         inlined: Names of Functions that were inlined without being asked to, with the reason.
         training: Whether the model is in training mode.
         outputs: The structure of what the model's forward returned last, None where a file cannot say it.
+        anchors: A traced tensor a call (TorchScript): as outputs of the graph they keep calls whose results nobody reads.
+        anchored: How many of the last outputs of the translated graph are there for calls alone.
         transparent: Whether no_grad() and detach() stop no gradients now: in a forward that is inlined for the parameters it uses.
         dynamic: Example sizes of the dimensions that are declared dynamic (TorchScript).
         frozen: Those that the model turned into Python ints (torch.export keeps them symbolic, or fails).
@@ -95,6 +97,8 @@ class Recorder:
     inlined: dict[str, str] = field(default_factory=dict)
     training: bool = False
     outputs: str | None = None
+    anchors: list[torch.Tensor] = field(default_factory=list)
+    anchored: int = 0
     transparent: bool = False
     dynamic: set[int] = field(default_factory=set)
     frozen: set[int] = field(default_factory=set)
@@ -241,7 +245,10 @@ class Recorder:
     def _call_op(self, slots: _Slots, key: str) -> list[torch.Tensor]:
         self._depth += 1
         try:
-            return list(torch.ops.pythonop.call(slots.tensors, slots.sizes, key))[1:]
+            context, *outputs = torch.ops.pythonop.call(slots.tensors, slots.sizes, key)
+            if private.is_tracing():
+                self.anchors.append(outputs[0] if outputs else context)
+            return outputs
         finally:
             self._depth -= 1
 
@@ -450,29 +457,40 @@ def is_traced_size(tensor: torch.Tensor) -> bool:
 
 
 def _trainable_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """The first argument that is, belongs to, or calls a module with trainable parameters."""
+    """The first argument that is, or belongs to, a module with trainable parameters.
+
+    Raises:
+        ExportError: An argument is a function that closes over such a module. It may run the module, or only ask it for
+            something: nobody can tell whether the derivative of forward is what its backward computes.
+    """
     for name, value in [*enumerate(args), *kwargs.items()]:
         for leaf in expand_leaves(value):
-            if any(p.requires_grad for module in _modules_behind(leaf) for p in module.parameters()):
-                return str(name)
+            for module, closed in _modules_behind(leaf):
+                if any(p.requires_grad for p in module.parameters()):
+                    if closed:
+                        raise ExportError(
+                            f"argument {name} is a function over the {type(module).__name__} in {closed!r}, whose trainable parameters would be hidden: pass the "
+                            "module itself or the parameters, or name the Function in inline= if the derivative of its forward is what you want"
+                        )
+                    return str(name)
     return None
 
 
-def _modules_behind(value: Any, depth: int = 0) -> Iterator[torch.nn.Module]:
-    """The modules that a callable runs: itself, the owner of a method, what a lambda closes over or a partial holds."""
+def _modules_behind(value: Any, closed: str = "", depth: int = 0) -> Iterator[tuple[torch.nn.Module, str]]:
+    """The modules of a callable, each with the variable that a function closes over it by ("" for modules and methods)."""
     if isinstance(value, torch.nn.Module):
-        yield value
+        yield value, closed
     elif depth > 3:
         return
     elif isinstance(value, types.MethodType):
-        yield from _modules_behind(value.__self__, depth + 1)
+        yield from _modules_behind(value.__self__, closed, depth + 1)
     elif isinstance(value, functools.partial):
         for item in (value.func, *value.args, *value.keywords.values()):
-            yield from _modules_behind(item, depth + 1)
+            yield from _modules_behind(item, closed, depth + 1)
     elif isinstance(value, types.FunctionType):
-        for cell in value.__closure__ or ():
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
             with contextlib.suppress(ValueError):  # an empty cell
-                yield from _modules_behind(cell.cell_contents, depth + 1)
+                yield from _modules_behind(cell.cell_contents, name, depth + 1)
 
 
 def _warn_closure(cls: Any, module: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ExportError", "FormatError", "PythonopError", "PythonopWarning", "RunError", "TrustError", "UnsupportedOperatorError"]
+__all__ = ["ArgumentError", "ExportError", "FormatError", "PythonopError", "PythonopWarning", "RunError", "TrustError", "UnsupportedOperatorError"]
 
 
 class PythonopError(Exception):
@@ -15,6 +15,10 @@ class ExportError(PythonopError):
 
 class UnsupportedOperatorError(PythonopError, NotImplementedError):
     """An operator on a path from ``wrt`` to the outputs has no gradient rule."""
+
+
+class ArgumentError(PythonopError, ValueError):
+    """``wrt`` or ``outputs`` names what the model does not have, or what has no gradient."""
 
 
 class TrustError(PythonopError):

@@ -54,7 +54,9 @@ def watched(cls: type, arguments: Any, tensors: Sequence[Any]) -> Iterator[Habit
     versions = [t._version if isinstance(t, torch.Tensor) else 0 for t in tensors]
     data = [_data(t) for t in tensors]
     state = _state(cls, arguments)
-    numpy_state, python_state = np.random.get_state(), random.getstate()
+    # On fake tensors torch's own Python code runs as well, and some of it draws from Python's generator.
+    own_draws = any(d is not None for d in data) or random in _modules_of(cls)
+    numpy_state, python_state = np.random.get_state(), random.getstate() if own_draws else None
     with private.random_operators() as drawn:
         yield seen
     for i, tensor in enumerate(tensors):
@@ -65,8 +67,7 @@ def watched(cls: type, arguments: Any, tensors: Sequence[Any]) -> Iterator[Habit
         seen.habits.append(_DRAWS.format("torch.manual_seed"))
     if not all(np.array_equal(a, b) for a, b in zip(numpy_state, np.random.get_state(), strict=True)):
         seen.habits.append(_DRAWS.format("numpy.random.seed"))
-    # On fake tensors torch's own Python code runs as well, and some of it draws.
-    if random.getstate() != python_state and (any(d is not None for d in data) or random in _modules_of(cls)):
+    if own_draws and random.getstate() != python_state:
         seen.habits.append(_DRAWS.format("random.seed"))
     after = _state(cls, arguments)
     moved = [name for name in {**state, **after} if not _same(state.get(name), after.get(name))]

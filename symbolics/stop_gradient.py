@@ -43,18 +43,24 @@ class StopGradients(TorchFunctionMode):
         if body is not None:
             with self:  # what it calls inside may stop gradients too (F.gumbel_softmax)
                 return body(*args, **kwargs)
-        if _transparent() and args:
+        recorder = _recorder()
+        if recorder is not None and recorder.transparent and args:
             if func is private.set_grad_enabled:
                 return None
             if func is torch.Tensor.detach or getattr(func, "__self__", None) is _GETTER_OF_DATA:
                 return args[0].view_as(args[0])
         name = getattr(func, "__name__", "")
-        _watch_reads(name, args, kwargs)
+        if recorder is not None:
+            _watch_reads(recorder, name, args, kwargs)
         if _is_inplace(name):
             return self._inplace(func, name, args, kwargs)
         # Neither exporter traces the getter of x.data: its result would be a constant.
         result = args[0].detach() if getattr(func, "__self__", None) is _GETTER_OF_DATA and name == "__get__" else func(*args, **kwargs)
         if name in _SHAPE_ONLY or _needs_no_mark(result):
+            return result
+        if torch.is_grad_enabled() and private.is_higher_order(func):  # torch.cond, scan: a capture runs their bodies without autograd
+            if any(leaf.requires_grad for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
+                pytree.tree_map_only(torch.Tensor, _as_differentiable, result)
             return result
         sources = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         return pytree.tree_map_only(torch.Tensor, lambda t: _mark(t, sources), result) if sources else result
@@ -79,20 +85,16 @@ _SIZE_READERS = {"__int__", "__index__", "item", "tolist"}
 _PROPERTIES = {"__get__", "size", "dim", "numel", "stride", "__len__", "is_floating_point", "is_complex", "type", "__repr__"}
 
 
-def _transparent() -> bool:
+def _recorder() -> Any:
     from symbolics.capture import active_recorder
 
-    recorder = active_recorder()
-    return recorder is not None and recorder.transparent
+    return active_recorder()
 
 
-def _watch_reads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _watch_reads(recorder: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Tell the recorder of sizes that become numbers, and of tensors that a Function changed and that are read again."""
-    from symbolics.capture import active_recorder, is_traced_size
+    from symbolics.capture import is_traced_size
 
-    recorder = active_recorder()
-    if recorder is None:
-        return
     if name in _SIZE_READERS and recorder.dynamic and args and isinstance(args[0], torch.Tensor) and is_traced_size(args[0]):
         with private.paused_capture():
             size = int(args[0])
@@ -118,6 +120,11 @@ def _is_inplace(name: str) -> bool:
     if name.startswith("__"):
         return name == "__setitem__" or (name.startswith("__i") and name not in ("__invert__", "__index__", "__int__", "__init__"))
     return name.endswith("_")
+
+
+def _as_differentiable(tensor: torch.Tensor) -> torch.Tensor:
+    """Let what follows see that a gradient flows here."""
+    return tensor.requires_grad_() if tensor.is_floating_point() and tensor.is_leaf else tensor
 
 
 def _needs_gradient(tensor: torch.Tensor) -> bool:
@@ -171,16 +178,16 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None) -> I
         from symbolics.capture import active_recorder
 
         # Dynamo traces its own way in; a training thread beside the export has no recorder.
-        if torch.compiler.is_dynamo_compiling() or active_recorder() is None:
+        if torch.compiler.is_dynamo_compiling() or (recorder := active_recorder()) is None:
             return forward(*args, **kwargs)
         if keywords:
             count = len(args) - len(traced)
             args, kwargs = args[:count], {**keywords, **dict(zip(traced, args[count:], strict=True))}
         with StopGradients():
             result = forward(*args, **kwargs)
-        active_recorder().outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))  # type: ignore[union-attr]
-        _watch_reads("the model's return", (result,), {})
-        return result
+        recorder.outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))
+        _watch_reads(recorder, "the model's return", (result,), {})
+        return (result, tuple(recorder.anchors)) if private.is_tracing() else result
 
     if keywords:
         del marked.__wrapped__  # type: ignore[attr-defined]  # torch.jit must not bind by the signature of forward

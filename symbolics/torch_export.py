@@ -115,6 +115,10 @@ def _no_backward(ctx: Any, *gradients: Any) -> Any:
 torch.library.register_autograd("pythonop::call", _no_backward, setup_context=_setup_context)
 
 
+# Eager makes a call whether or not its result is read: so does the graph.
+torch.fx.node.has_side_effect(torch.ops.pythonop.call.default)
+
+
 @torch.library.impl("pythonop::stop_gradient", "CompositeExplicitAutograd")
 def _stop_real(x: torch.Tensor) -> torch.Tensor:
     return x.detach().clone()

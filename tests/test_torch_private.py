@@ -230,6 +230,46 @@ def test_is_tracing():
     assert private.is_tracing() is False
 
 
+class LooksAtItsInput(torch.nn.Module):
+    def __init__(self, look):
+        super().__init__()
+        self.look = look
+
+    def forward(self, x):
+        self.look(x)
+        return x + 1
+
+
+def test_is_fake():
+    seen = []
+    torch.export.export(LooksAtItsInput(lambda x: seen.append(private.is_fake(x))), (torch.ones(2),), strict=False)
+    assert seen[0] is True
+    assert private.is_fake(torch.ones(2)) is False
+
+
+def test_random_operators():
+    with private.random_operators() as drawn:
+        torch.ones(2).sin()
+        assert not drawn
+        torch.nn.functional.dropout(torch.rand(2), 0.5)
+    assert len(drawn) >= 2
+
+
+def test_set_grad_enabled():
+    from torch.overrides import TorchFunctionMode
+
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Mode(), torch.no_grad():
+        pass
+    assert private.set_grad_enabled in seen
+
+
 def test_traced_producer():
     kinds = []
 
@@ -273,23 +313,26 @@ def test_non_persistent_buffers():
     assert set(module.state_dict()) == {"kept", "scratch"}, "it is no longer the live set"
 
 
-def test_keeps_graph():
+@pytest.mark.parametrize("keep", [True, False])
+def test_keeps_graph(keep):
     seen = []
 
-    class Asks(torch.autograd.Function):
+    class Ask(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
-            return x * 2
+            return x * 1
 
         @staticmethod
-        def backward(ctx, g):
+        def backward(ctx, grad):
             seen.append(private.keeps_graph())
-            return g * 2
+            return grad
 
-    y = Asks.apply(torch.ones(1, requires_grad=True))
-    y.backward(retain_graph=True)
-    y.backward()
-    assert seen == [True, False]
+    Ask.apply(torch.ones(1, requires_grad=True)).sum().backward(retain_graph=keep)
+    assert seen == [keep]
+
+
+def test_leaves():
+    assert private.leaves(({"b": 1, "a": [2]}, (3, None))) == [1, 2, 3, None]
 
 
 def test_every_result():
@@ -421,3 +464,26 @@ def test_the_names_that_are_allowed_elsewhere():
     assert _pytree.tree_leaves([1, (2,)]) == [1, 2]
     assert torch.ops.aten._unsafe_view(x, [2, 1]).shape == (2, 1)
     assert torch.ops.aten._native_batch_norm_legit_functional.default
+
+
+def test_translator():
+    model, args = torch.nn.ReLU(), (torch.ones(2),)
+    seen = _is_called(private.translator(), "_exported_program_to_onnx_program", lambda: torch.onnx.export(model, args, dynamo=True, verbose=False))
+    assert isinstance(seen[0][0][0], torch.export.ExportedProgram)
+
+
+def test_quiet_registration(caplog):
+    def ours(x):
+        raise AssertionError
+
+    def theirs(x):
+        raise AssertionError
+
+    model, args = torch.nn.ReLU(), (torch.ones(2),)
+    for function in (ours, theirs):
+        function.__annotations__ = {"x": "no type"}
+    table = {torch.ops.aten.erfinv.default: ours, torch.ops.aten.erfc.default: theirs}
+    with caplog.at_level("WARNING"), private.quiet_registration([ours]):
+        torch.onnx.export(model, args, dynamo=True, verbose=False, custom_translation_table=table)
+    assert "theirs" in caplog.text
+    assert "ours" not in caplog.text

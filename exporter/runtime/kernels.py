@@ -25,7 +25,7 @@ from symbolics.torch_arguments import by_name
 
 __all__ = ["DTYPES", "LARGE", "STRING", "PythonOp", "PythonOpGrad", "without_leaf"]
 
-STRING = 8
+STRING, HALF = 8, 10
 
 #: ONNX element type -> torch dtype
 DTYPES: dict[int, torch.dtype] = {
@@ -123,6 +123,7 @@ class PythonOp:
             and not slots(call.args[len(self.args) :])
             and all(isinstance(value, Slot) for value in flat_outputs)
             and STRING not in (*call.input_types, *call.output_types)
+            and HALF not in call.input_types
             and None not in (*self.input_dtypes, *self.output_dtypes)
         )
 
@@ -148,7 +149,9 @@ class PythonOp:
             _enter_state(stack, self.autocast, call.autocast.cache, keep and self.keeps)
             values: list[Any] = []
             targets: list[Any] = []
-            for value, kind, flag in zip(inputs, self.kinds, self.flags, strict=True):
+            for value, kind, flag, dtype in zip(inputs, self.kinds, self.flags, self.input_dtypes, strict=True):
+                if dtype is torch.float16 and value is not None and value.dtype is torch.float32:
+                    value = value.half()  # onnxruntime widens a float16 node between two that it runs in float32
                 if value is None:
                     pass  # an absent input: forward sees None
                 elif kind == "size":

@@ -36,7 +36,7 @@ enum { /* slots of the OrtApi table */
     INPUT_COUNT = 88, OUTPUT_COUNT = 89, INPUT = 90, OUTPUT = 91, RELEASE_STATUS = 93, RELEASE_INFO = 99,
     RELEASE_DOMAIN = 101, STRING_LENGTH = 127, STRING_ELEMENT = 128, ATTRS_FLOAT = 162, ATTRS_INT = 163, NODE_NAME = 244
 };
-enum { ONNX_INT64 = 7, ONNX_STRING = 8, ONNX_LAST = 20 };
+enum { ONNX_FLOAT = 1, ONNX_HALF = 10, ONNX_INT64 = 7, ONNX_STRING = 8, ONNX_LAST = 20 };
 
 typedef struct CustomOp { /* OrtCustomOp of API 17, 208 bytes */
     uint32_t version;

@@ -174,8 +174,41 @@ class Builder:
         """Reshape to the shape of ``like``."""
         dims = None if like.shape is None else [d if type(d) is int else -1 for d in like.shape]
         if dims is not None and dims.count(-1) <= 1 and 0 not in dims:
-            return self.Reshape(x, dims)
+            return self._as_transpose(x, dims) or self.Reshape(x, dims)
         return self.Reshape(x, self.shape(like), allowzero=1)
+
+    def _as_transpose(self, x: ir.Value, dims: list[int]) -> ir.Value | None:
+        """Reshape(Transpose(Reshape(z))) that merges leading axes of z for the Transpose alone, as a Transpose of z."""
+        turn = x.producer()
+        merge = turn.inputs[0].producer() if turn is not None and turn.op_type == "Transpose" and turn.inputs[0] is not None else None
+        perm = None if turn is None else attr(turn, "perm")
+        if merge is None or merge.op_type != "Reshape" or perm is None or perm[0] != 0 or merge.domain or turn.domain:
+            return None
+        z, merged = merge.inputs[0], self.ints(merge.inputs[1])
+        shape = None if z is None else static_shape(z)
+        lead = 0 if shape is None else len(shape) - len(perm) + 1
+        if merged is None or shape is None or lead < 1 or list(shape[lead:]) != merged[1:]:
+            return None
+        if dims != [*shape[:lead], *[merged[p] for p in perm[1:]]]:
+            return None
+        return self.transpose(z, [*range(lead), *[lead - 1 + p for p in perm[1:]]])
+
+    def transpose(self, x: ir.Value, perm: Sequence[int]) -> ir.Value:
+        """Transpose; one of a Transpose is one Transpose, or none."""
+        inner = x.producer()
+        first = attr(inner, "perm") if inner is not None and inner.op_type == "Transpose" and not inner.domain else None
+        if first is not None:
+            x, perm = inner.inputs[0], [first[p] for p in perm]
+        return x if list(perm) == list(range(len(perm))) else self.Transpose(x, perm=list(perm))
+
+    def scale(self, x: ir.Value, factor: float) -> ir.Value:
+        """x times a number; what is itself a new product with a number takes the product of both."""
+        inner = x.producer()
+        if inner is not None and inner.graph is None and inner.op_type == "Mul" and x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+            known = self.const(inner.inputs[1])
+            if known is not None and known.ndim == 0:
+                return self.Mul(inner.inputs[0], float(known) * factor)
+        return self.Mul(x, factor)
 
     def expand_like(self, x: ir.Value, like: ir.Value) -> ir.Value:
         return self.Expand(x, self.shape(like))

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from symbolics.gradients._builder import Builder, attr, is_float
 from symbolics.gradients._registry import Gradients, gradient
+from symbolics.gradients.normalization import is_masked_softmax
 
 __all__: list[str] = []
 
@@ -141,7 +142,8 @@ def sub(op, node, g):
 @gradient("Mul", broadcast=True)
 def mul(op, node, g):
     a, b = node.inputs
-    return [g * b, g * a]
+    factor = op.const(b)
+    return [g * b if factor is None or factor.ndim else op.scale(g, float(factor)), g * a]
 
 
 @gradient("Div", broadcast=True)
@@ -160,7 +162,7 @@ def pow_(op, node, g):
         if p == 0.0:
             return [None, None]
         power = a if p == 2.0 else op.Sqrt(a) if p == 1.5 else op.Pow(a, op.number(p - 1, a))
-        return [g * (p * power), None]
+        return [op.scale(g, p) * power, None]
     y, b = node.outputs[0], op.cast(b, a.dtype)
     zero = op.Equal(b, 0.0)  # 0 * a^-1 is 0 at a = 0 too
     da = g * (b * op.Pow(a, op.Where(zero, op.number(1.0, a), b - 1.0)))
@@ -197,7 +199,9 @@ def max_min(op, node, g):
 
 @gradient("Where", broadcast=True)
 def where(op, node, g):
-    condition = node.inputs[0]
+    condition, x, y = node.inputs
+    if is_masked_softmax(op, condition, x, y):  # the rule of Softmax gives those elements nothing
+        return [None, None, g]
     return [None, op.Where(condition, g, 0.0), op.Where(condition, 0.0, g)]
 
 

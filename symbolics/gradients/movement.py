@@ -44,7 +44,7 @@ def unsqueeze(op, node, g):
 @gradient("Transpose")
 def transpose(op, node, g):
     perm = attr(node, "perm")
-    return [op.Transpose(g) if perm is None else op.Transpose(g, perm=[int(i) for i in np.argsort(perm)])]
+    return [op.Transpose(g) if perm is None else op.transpose(g, [int(i) for i in np.argsort(perm)])]
 
 
 @gradient("Expand")

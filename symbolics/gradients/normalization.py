@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
-from symbolics.gradients._builder import Builder, attr, unsupported
+from symbolics.gradients._builder import Builder, attr, static_shape, unsupported
 from symbolics.gradients._registry import gradient
 
 __all__: list[str] = []
@@ -20,19 +21,21 @@ def softmax(op, node, g):
     return [y * (g - op.ReduceSum(g * y, [axis], keepdims=1))]
 
 
+def is_masked_softmax(op: Builder, condition: ir.Value, x: ir.Value, y: ir.Value) -> bool:
+    """Whether ``Where(condition, x, y)`` is a softmax with 0 for the NaN of its fully masked rows."""
+    maker, test = y.producer(), condition.producer()
+    if maker is None or maker.op_type != "Softmax" or test is None or test.op_type != "IsNaN" or test.inputs[0] is not y:
+        return False
+    replacement = op.const(x)
+    return replacement is not None and replacement.size == 1 and not replacement.any()
+
+
 def _without_nan(op: Builder, y: ir.Value) -> ir.Value:
     """y with 0 for NaN, where the model itself replaces elements of y; its own replacement where it says just that."""
     for user in y.consumers():
-        if user.op_type == "Where" and user.inputs[2] is y and _is_nan_of(user.inputs[0], y):
-            replacement = op.const(user.inputs[1])
-            if replacement is not None and not replacement.any():
-                return user.outputs[0]
+        if user.op_type == "Where" and user.inputs[2] is y and is_masked_softmax(op, *user.inputs):
+            return user.outputs[0]
     return op.Where(op.IsNaN(y), 0.0, y) if _is_guarded(y) else y
-
-
-def _is_nan_of(condition: ir.Value | None, y: ir.Value) -> bool:
-    maker = None if condition is None else condition.producer()
-    return maker is not None and maker.op_type == "IsNaN" and maker.inputs[0] is y
 
 
 def _is_guarded(y: ir.Value) -> bool:
@@ -70,7 +73,12 @@ def layer_normalization(op, node, g, gmean=None, ginverse=None):
             out.type, out.shape = ir.TensorType(stash), shape
         _, mean, inverse = node.outputs
     kind = x.dtype
-    normal = (op.cast(x, stash) - mean) * inverse
+    dims = static_shape(x)
+    if dims is not None and kind is stash is ir.DataType.FLOAT:  # one node for two
+        ones = op.constant(np.ones(dims[axis:]), kind)
+        normal = op.LayerNormalization(x, ones, axis=axis, epsilon=attr(node, "epsilon", 1e-5), stash_type=attr(node, "stash_type", 1))
+    else:
+        normal = (op.cast(x, stash) - mean) * inverse
     g = op.zeros_like(node.outputs[0]) if g is None else op.cast(g, stash)
     dx = _normalized(op, g * op.cast(scale, stash), normal, inverse, axes)
     if gmean is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
 from symbolics.attributes import python_op_grad
 from symbolics.file import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 from symbolics.gradients._builder import attr, unsupported
@@ -21,10 +23,10 @@ def python_op(op, node, _, *gradients):
     if not any(g is not None for g in incoming) or not any(wanted):
         return [None] * len(node.inputs)
     grad = op.add(python_op_grad(node, context, incoming, wanted))
-    for out, value, flag in zip(grad.outputs, node.inputs, wanted):
-        if flag:
+    for out, value, kind, flag in zip(grad.outputs, node.inputs, attr(grad, "output_tensor_types"), wanted):
+        if flag:  # of the type that the Function saw: torch.jit's exporter sometimes feeds it another, and the engine casts
             out.name = out.name or op.session.name("PythonOpGrad")
-            out.type, out.shape = value.type, value.shape
+            out.type, out.shape = ir.TensorType(ir.DataType(kind)), value.shape
     return [out if flag else None for out, flag in zip(grad.outputs, wanted)]
 
 

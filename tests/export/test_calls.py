@@ -302,3 +302,16 @@ def test_a_module_argument_is_inlined_with_a_notice(dynamo):
     with pytest.warns(exporter.PythonopWarning, match="UsesModule.*inlined.*trainable parameters"):
         program = exporter.export(Model(), (torch.randn(2, 4),), dynamo=dynamo)
     assert "Gemm" in [n.op_type for n in nodes(program.model)]
+
+
+def test_a_call_whose_result_nobody_reads_is_kept(dynamo, fresh, tmp_path):
+    """Eager makes it; it may count, log or draw."""
+
+    def forward(m, x):
+        f.Scale.apply(x, m.weight, 2.0)
+        (f.Setup.apply(x) * 3).exp()
+        return f.Setup.apply(x, power=3)
+
+    program = roundtrip(f.Call(forward, weight=torch.nn.Parameter(torch.rand(4))), dynamo, fresh, tmp_path)
+    assert [n.op_type for n in nodes(program.model)] == ["PythonOp"] * 3
+    assert len(program.model.graph.outputs) == 1

@@ -227,7 +227,7 @@ class Gather(Function):
 
 @case(inputs=lambda: (torch.randn(3, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float16)))
 def other_float_tensors(m, x, half):
-    return Product.apply(x, x * 2), Product.apply(half, half * 2)
+    return Product.apply(x, x * 2), Product.apply(half, half * 2), Product.apply(half * 2, half) * 2
 
 
 @case(state=lambda: {"buffer": torch.rand(4)})

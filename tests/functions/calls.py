@@ -219,7 +219,7 @@ def under_reentrant_checkpoint(m, x):
     return checkpoint(lambda h: torch.tanh(m.linear(h)), x * m.weight, use_reentrant=True)
 
 
-@case(state=lambda: {"linear": nn.Linear(4, 4)})
+@case(applies=1, state=lambda: {"linear": nn.Linear(4, 4)})
 def inside_reentrant_checkpoint(m, x):
     return checkpoint(lambda h: Triple.apply(m.linear(h)), x * m.weight, use_reentrant=True)
 

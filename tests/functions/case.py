@@ -52,6 +52,7 @@ class Case:
         evaluation: Whether the model is in eval mode.
         raises: Whether eager's backward raises, and ours has to raise the same.
         loose: Tolerance for low precision.
+        allow: What the fresh process lets the file name; default: everything of these tests.
         applies: How many nodes there should be, where eager's calls cannot be counted (it compiles, or torch calls them).
     """
 
@@ -66,6 +67,7 @@ class Case:
     raises: bool = False
     loose: float = 1e-5
     applies: int | None = None
+    allow: list[str] | None = None
 
     def model(self) -> nn.Module:
         """The model, always with the same values."""

@@ -13,3 +13,13 @@ class Triple(Function):
     @staticmethod
     def backward(ctx, g):
         return g * 30
+
+
+class Identity(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 7

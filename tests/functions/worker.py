@@ -6,6 +6,7 @@ It imports nothing of the rows but what the file names, and (`setup`, `register`
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import random
 import subprocess
@@ -32,17 +33,16 @@ class Worker:
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
         """The answer to a job; what kills the process is an answer too."""
         if self._process is None or self._process.poll() is not None:
-            import os
-
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+            path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+            environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
             self._process = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "tests.functions.worker"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=self.folder,
             )  # fmt: skip
-        path = self.folder / "job.pkl"
-        path.write_bytes(pickle.dumps(job))
+        request = self.folder / "job.pkl"
+        request.write_bytes(pickle.dumps(job))
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(str(path)) + "\n")
+        self._process.stdin.write(json.dumps(str(request)) + "\n")
         self._process.stdin.flush()
         if not self._process.stdout.readline():
             return {"error": f"the fresh process ended with code {self._process.wait()}"}
@@ -85,8 +85,8 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
         for engine in job["engines"]:
             make = inference_session if engine == "onnxruntime" else exporter.reference_evaluator
             runs = []
-            forward = make(job["path"], allow=ALLOW)
-            both = make(training, allow=ALLOW) if job.get("gradient") else None
+            forward = make(job["path"], allow=job["allow"])
+            both = make(training, allow=job["allow"]) if job.get("gradient") else None
             for feeds, seeds in job["runs"]:
                 seed(0)
                 values = forward.run(None, feeds)

@@ -118,13 +118,13 @@ def test_eager_makes_the_calls_that_the_zoo_promises(name: str, calls: int) -> N
 def test_ibert_before_its_first_step_makes_99_calls(
     dynamo: bool, tmp_path: Path, fresh: FreshProcess, request: pytest.FixtureRequest
 ) -> None:
-    """Five of them are made again when a layer norm overflows: nothing reads what the first call gave, so no node stays for it."""
+    """Five of them are made again when a layer norm overflows: nothing reads what the first call gave, eager makes it all the same."""
     if dynamo:
         reason = "I-BERT's overflow handling in training mode is `if tensor:`, which torch.export refuses with or without Functions"
         request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
     exported = _export("ibert_first_step", dynamo)
     assert len(exported.calls) == 99
-    assert len(nodes(exported.program.model, "PythonOp")) == 99 - 5
+    assert len(nodes(exported.program.model, "PythonOp")) == 99
     path = tmp_path / "model.onnx"
     exported.program.save(path)
     _assert_equal(fresh.run(path, _feeds(path, exported.entry.args), exported.entry.allow), _eager(exported.entry, exported.entry.args))

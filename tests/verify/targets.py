@@ -37,7 +37,7 @@ class WrongForward(torch.autograd.Function):
 def _main():
     import sys
 
-    return getattr(sys.modules["__main__"], "__spec__", None) and sys.modules["__main__"].__spec__.name or ""
+    return (getattr(sys.modules["__main__"], "__spec__", None) and sys.modules["__main__"].__spec__.name) or ""
 
 
 class Applies(nn.Module):
