@@ -231,6 +231,7 @@ class Engine:
         options.log_severity_level = 3
         options.intra_op_num_threads = torch.get_num_threads()
         options.enable_mem_pattern = False
+        options.enable_cpu_mem_arena = False
         # onnxruntime's own fusions (FusedGemm) look for this import where the domain has operators of ours.
         model.opset_imports.setdefault(ORT_DOMAIN, 1)
         try:

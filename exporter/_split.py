@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from symbolics.errors import FormatError
 from symbolics.file import PYTHON_OP, GradientPairing, read_pairing
-from symbolics.gradients._bodies import captured, subgraphs
+from symbolics.gradients._bodies import captured, discard, subgraphs
 
 __all__ = ["Halves", "forward_part", "split"]
 
@@ -207,7 +207,8 @@ def _extract(model: ir.Model, kept: set[ir.Node], inputs: Sequence[str], outputs
         graph.inputs.append(by_name[name])
     for node, flag in zip(reversed(nodes), reversed(flags), strict=True):
         if not flag:
-            graph.remove(node, safe=True)
+            discard(node)  # the bodies of a Loop use outer values, too
+            graph.remove(node)
     used = {value for node in graph for value in _reads(node)}
     for name in [name for name, value in graph.initializers.items() if value not in used]:
         del graph.initializers[name]

@@ -48,7 +48,7 @@ def first_departure(program: Any, model: torch.nn.Module, args: tuple[Any, ...],
     values = _run(training, feeds, allow)
 
     def is_known(value: ir.Value) -> bool:
-        array = values.get(value.name)
+        array = values.get(value.name or "")
         return array is None or known.has(array)
 
     for stage, ends in (("value", outputs), ("gradient", [v for v in training.graph.outputs if v.name in set(pairing.outputs.values())])):
@@ -115,7 +115,7 @@ def _feeds(training: ir.Model, model: torch.nn.Module, args: Any, kwargs: Any, o
     given = dict(zip(outputs, cotangents, strict=True))
     named = named_tensors(model, args, kwargs)
     seeds = {graph_input: output for output, graph_input in pairing.inputs.items()}
-    plain = [value.name for value in training.graph.inputs if value.name not in seeds]
+    plain = [str(value.name) for value in training.graph.inputs if value.name not in seeds]
     if not set(plain) <= set(named):
         named = dict(zip(plain, named.values(), strict=True))
     feeds = {name: named[name].detach().contiguous() for name in plain}

@@ -272,10 +272,9 @@ def _largest(tensor: torch.Tensor) -> float:
 def _compare(eager: _Eager, precise: _Eager | None, found: dict[str, Any]) -> list[Row]:
     rows = []
     outputs = found["outputs"]
-    for index, wanted in enumerate(eager.outputs):
+    for index, output in enumerate(eager.outputs):
         got = outputs[index] if index < len(outputs) else None
-        better = precise.outputs[index] if precise is not None else None
-        rows.append(_row(f"output {index}", "output", wanted, got, better, 0.0))
+        rows.append(_row(f"output {index}", "output", output, got, precise.outputs[index] if precise is not None else None, 0.0))
     if len(outputs) > len(eager.outputs):
         rows.append(Row("outputs", "output", (), "", float("nan"), None, 0.0, "", False, f"the file has {len(outputs)} outputs, eager {len(eager.outputs)}"))
     scales = [_largest(g) for g in eager.gradients.values() if g is not None]
@@ -310,7 +309,7 @@ def _row(name: str, kind: str, wanted: torch.Tensor | None, got: torch.Tensor | 
     scale = max(_largest(wanted), 0.01 * noise) or 1.0
     floor = _FLOOR.get(wanted.dtype, 1e-1)
     own = None if better is None else _difference(wanted, better) / scale
-    if own is None or own > max(_ROUGH, floor) or own != own:
+    if better is None or own is None or own > max(_ROUGH, floor) or own != own:
         error, tolerance, reference, own = _difference(got, wanted) / scale, floor, about[3], None
     else:
         error, tolerance, reference = _difference(got, better) / scale, max(floor, _FACTOR * own), "float64"
@@ -320,7 +319,7 @@ def _row(name: str, kind: str, wanted: torch.Tensor | None, got: torch.Tensor | 
 def _facts(case: Case, model: ir.Model, dynamo: bool, size: int, found: dict[str, Any]) -> dict[str, Any]:
     import onnxruntime
 
-    parameters = [p for p in case.model.parameters()]
+    parameters = list(case.model.parameters())
     return {
         "model": type(case.model).__name__,
         "exporter": "torch.export" if dynamo else "TorchScript",
