@@ -178,12 +178,14 @@ class _Build:
             mapping: dict[ir.Value, ir.Value | None] = {}
             nodes = clone_nodes(self.session, branch, mapping)
             values = [mapping.get(v, v) for v in branch.outputs]
+        elif key in COMPOSITES and self.rules.get(key) is RULES.get(key):  # no override
+            with op.arithmetic():
+                composed = COMPOSITES[key](op, node)
+            if composed is None:
+                return False
+            nodes, values = op.nodes, list(composed)
         elif key in self.rules:
             return False
-        elif key in COMPOSITES:
-            with op.arithmetic():
-                values = list(COMPOSITES[key](op, node))
-            nodes = op.nodes
         else:
             function = function_body(node, self.model.functions, self.session.opset)
             if function is None:

@@ -13,7 +13,7 @@ __all__ = ["COMPOSITES", "RULES", "Composite", "Gradients", "Rule", "RuleFunctio
 
 Gradients = Sequence[ir.Value | None] | Mapping[ir.Value, ir.Value]
 RuleFunction = Callable[..., Gradients]  # (op, node, *output gradients) -> one gradient an input, None where there is none
-Composite = Callable[[Builder, ir.Node], Sequence[ir.Value | None]]  # the forward in operators that have rules
+Composite = Callable[[Builder, ir.Node], Sequence[ir.Value | None] | None]  # the forward in operators that have rules
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,10 @@ def gradient(
 
 
 def composite(*op_types: str, domain: str = "") -> Callable[[Composite], Composite]:
-    """Register the forward of an operator in operators that have rules; its gradient is theirs."""
+    """Register the forward of an operator in operators that have rules; its gradient is theirs.
+
+    A function that returns None leaves a node to its rule.
+    """
 
     def register(function: Composite) -> Composite:
         for op_type in op_types:

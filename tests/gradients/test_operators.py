@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.gradients.tools import check
+from exporter.gradient_graph import build_gradient_graph
+from symbolics.errors import UnsupportedOperatorError
+from tests.gradients.tools import check, model_of
 
 X = "float[2,3] x"
 XY = "float[2,3] x, float[3] b"
@@ -173,3 +175,29 @@ ONCE = {"MaxPool", "Resize linear", "Gather one"}  # the evaluator lacks what th
 def test_operator(name):
     signature, body, inputs = BODIES[name]
     check(signature, body, inputs, order=1 if name in ONCE else 2)
+
+
+# ------------------------------------------------------------------------------------------------------------ sequences
+SEQUENCES = {
+    "at": "s = SequenceConstruct(x, w) p = Constant<value = int64 {1}>() e = SequenceAt(s, p) y = Mul(e, x)",
+    "from the end": "s = SequenceConstruct(x, w, x) p = Constant<value = int64 {-2}>() e = SequenceAt(s, p) y = Mul(e, x)",
+    "concat": "e = Exp(x) s = SequenceConstruct(e, w) y = ConcatFromSequence<axis = 1>(s)",
+    "stack": "e = Exp(x) s = SequenceConstruct(e, w) y = ConcatFromSequence<axis = 0, new_axis = 1>(s)",
+    "insert": "p = Constant<value = int64 {0}>() s = SequenceConstruct(x, x) t = SequenceInsert(s, w, p) u = SequenceInsert(t, x) y = ConcatFromSequence<axis = 0>(u)",
+    "erase": "p = Constant<value = int64 {0}>() s = SequenceConstruct(x, w, w) t = SequenceErase(s, p) u = SequenceErase(t) q = Constant<value = int64 {0}>() e = SequenceAt(u, q) y = Sin(e)",
+    "split": "s = SplitToSequence<axis = 1>(x) p = Constant<value = int64 {2}>() q = Constant<value = int64 {0}>() a = SequenceAt(s, p) b = SequenceAt(s, q) y = Mul(a, b)",
+    "split, squeezed": "s = SplitToSequence<axis = 1, keepdims = 0>(x) p = Constant<value = int64 {2}>() a = SequenceAt(s, p) y = Mul(a, a)",
+    "equal parts": "n = Constant<value = int64 {2}>() s = SplitToSequence<axis = 1>(x, n) y = ConcatFromSequence<axis = 1>(s)",
+    "parts": "n = Constant<value = int64[2] {1, 2}>() s = SplitToSequence<axis = 1>(x, n) p = Constant<value = int64 {1}>() a = SequenceAt(s, p) y = Sin(a)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("body", SEQUENCES.values(), ids=SEQUENCES)
+def test_sequences_of_known_length_and_positions(body):
+    check("float[2,3] x, float[2,3] w", body)
+
+
+def test_a_sequence_position_known_only_at_run_time_is_refused():
+    model = model_of("float[2] x, int64 i", "s = SequenceConstruct(x, x) y = SequenceAt(s, i)")
+    with pytest.raises(UnsupportedOperatorError, match="SequenceAt.*only at run time"):
+        build_gradient_graph(model)
