@@ -7,15 +7,11 @@ outputs, files a `Record` under a key and calls ``torch.ops.pythonop.call(inputs
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import inspect
 import itertools
 import sys
 import threading
-import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -25,11 +21,12 @@ import symbolics.torch_export as torch_export
 from symbolics import _torch_private as private
 from symbolics.arguments import Slot, expand_leaves, fill, qualified_name
 from symbolics.attributes import AttributeValue, encode
+from symbolics.binding import Slots, bind, has_setup_context
 from symbolics.call import Autocast, AutogradCall
 from symbolics.errors import ExportError, PythonopWarning
+from symbolics.inlining import InlineContext, trainable_module
 from symbolics.output_shapes import Outputs, observe
 from symbolics.patterns import Patterns
-from symbolics.torch_arguments import PartialSize
 from symbolics.torch_types import onnx_type
 
 __all__ = ["Record", "Recorder", "active_recorder", "captured_apply"]
@@ -150,7 +147,7 @@ class Recorder:
         try:
             if self.inline.matches(cls):
                 return self._inline(cls, args, kwargs)
-            hidden = _trainable_module(args, kwargs)
+            hidden = trainable_module(args, kwargs)
             if hidden is not None:
                 self._notice(cls, module, f"its argument {hidden} holds trainable parameters, which an opaque node would hide")
                 self.transparent = True  # autograd is off in a forward: no_grad() and detach() in it stop nothing
@@ -169,7 +166,7 @@ class Recorder:
         bound, names, passed = bind(cls, args, kwargs)
         name = self._name(cls)
         _warn_closure(cls, module)
-        slots = _Slots()
+        slots = Slots()
         positional = tuple(slots.take(value) for value in bound.args)
         keywords = {name: slots.take(value) for name, value in sorted(bound.kwargs.items())}
         slots.check(names)
@@ -242,7 +239,7 @@ class Recorder:
                         "keep today's size: pass the size itself (x.shape[0], without int() or .item()), or export with another example size if they are unrelated"
                     )
 
-    def _call_op(self, slots: _Slots, key: str) -> list[torch.Tensor]:
+    def _call_op(self, slots: Slots, key: str) -> list[torch.Tensor]:
         self._depth += 1
         try:
             context, *outputs = torch.ops.pythonop.call(slots.tensors, slots.sizes, key)
@@ -302,195 +299,6 @@ class Recorder:
                         return path, source
             frame = frame.f_back  # type: ignore[assignment]
         return "", source
-
-
-class InlineContext:
-    """The ctx of an inlined forward: it takes everything and keeps what the graph needs."""
-
-    def __init__(self, args: Iterable[Any]) -> None:
-        self.needs_input_grad = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-        self.non_differentiable: tuple[torch.Tensor, ...] = ()
-        self.saved_tensors: tuple[Any, ...] = ()
-
-    def save_for_backward(self, *tensors: Any) -> None:
-        """As torch's."""
-        self.saved_tensors = tensors
-
-    def save_for_forward(self, *tensors: Any) -> None:
-        """As torch's: forward-mode differentiation has no place in a file."""
-
-    def mark_dirty(self, *tensors: Any) -> None:
-        """As torch's: the in-place operations themselves are traced."""
-
-    def mark_non_differentiable(self, *tensors: torch.Tensor) -> None:
-        """As torch's: gradients stop at these outputs."""
-        self.non_differentiable = tensors
-
-    def set_materialize_grads(self, value: bool) -> None:
-        """As torch's: the derivative of traced operations does not depend on it."""
-
-
-# ------------------------------------------------------------------------------------------------------- arguments
-
-
-def has_setup_context(cls: Any) -> bool:
-    """Whether the Function has the separate setup_context of PyTorch 2."""
-    return cls.setup_context is not torch.autograd.Function.setup_context
-
-
-@functools.lru_cache(maxsize=1024)
-def _signature(forward: Any) -> inspect.Signature:
-    return inspect.signature(forward)
-
-
-def bind(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[inspect.BoundArguments, list[str], int]:
-    """Arguments by forward's signature without ctx, defaults applied.
-
-    Returns:
-        The bound arguments; the name of each positional one; how many of them the caller passed.
-
-    Raises:
-        ExportError: The call does not fit forward's signature.
-    """
-    signature = _signature(cls.forward)
-    if not has_setup_context(cls):
-        parameters = list(signature.parameters.values())
-        if parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:  # forward(*args) takes ctx among them
-            signature = signature.replace(parameters=parameters[1:])
-    try:
-        bound = signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise ExportError(f"the call does not fit the signature of forward: {error}") from error
-    given = set(bound.arguments)
-    bound.apply_defaults()
-    names: list[str] = []
-    passed = 0
-    for name, parameter in signature.parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            names += [f"{name}[{i}]" for i in range(len(bound.arguments[name]))]
-        elif parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
-            names.append(name)
-        if name in given:
-            passed = len(names)
-    return bound, [*names, *sorted(bound.kwargs)], passed
-
-
-class _Slots:
-    """Takes the tensors and symbolic sizes out of arguments."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []  # tensors and sizes, by slot index
-        self.order: list[str] = []
-        self._top: list[int] = []  # which argument a slot came from
-
-    def take(self, value: Any) -> Any:
-        """The argument with `Slot`s in place of its tensors and symbolic sizes."""
-        self._top.append(len(self.values))
-        return fill(value, self._leaf)
-
-    def _leaf(self, leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return self._add(leaf, "size" if is_traced_size(leaf) else "tensor")
-        if isinstance(leaf, torch.SymInt):
-            known = leaf.node.maybe_as_int()
-            return known if known is not None else self._add(leaf, "size")
-        if isinstance(leaf, torch.Size) and any(isinstance(n, (torch.SymInt, torch.Tensor)) for n in leaf):
-            return PartialSize(self._leaf(n) for n in leaf)
-        if isinstance(leaf, (torch.SymFloat, torch.SymBool)):
-            raise ExportError(
-                f"an argument is a {'float' if isinstance(leaf, torch.SymFloat) else 'bool'} computed from a dynamic size ({leaf}); "
-                "a file could only hold today's value: pass the size as an int, or as a tensor"
-            )
-        return leaf
-
-    def _add(self, value: Any, kind: str) -> Slot:
-        self.values.append(value)
-        self.order.append(kind)
-        return Slot(len(self.values) - 1, kind)  # type: ignore[arg-type]
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """What the op takes as tensors (under TorchScript a size is a traced tensor)."""
-        return [value for value in self.values if isinstance(value, torch.Tensor)]
-
-    @property
-    def sizes(self) -> list[torch.SymInt]:
-        """What the op takes as symbolic ints."""
-        return [value for value in self.values if isinstance(value, torch.SymInt)]
-
-    @property
-    def tensors_and_sizes(self) -> list[Any]:
-        """All slots in order, with traced sizes as ints."""
-        return [int(v) if kind == "size" and isinstance(v, torch.Tensor) else v for v, kind in zip(self.values, self.order, strict=True)]
-
-    def path(self, index: int) -> str:
-        """Which argument a slot came from."""
-        return str(max(i for i, start in enumerate(self._top) if start <= index))
-
-    def check(self, names: list[str]) -> None:
-        """Refuse tensors that a PythonOp cannot take."""
-        for index, value in enumerate(self.values):
-            if not isinstance(value, torch.Tensor):
-                continue
-            argument = names[int(self.path(index))]
-            if value.is_complex():
-                raise ExportError(f"argument {argument} is a complex tensor, which a PythonOp cannot take: pass torch.view_as_real(x), or inline the Function")
-            if value.layout != torch.strided or value.is_nested or value.is_quantized:
-                raise ExportError(f"argument {argument} is not a dense tensor ({value.layout}): convert it before the call, or inline the Function")
-
-
-def is_traced_size(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is an int of the user's code: torch.jit.trace makes x.shape[0] a 0-d tensor."""
-    if not private.is_tracing() or tensor.dim() != 0 or tensor.dtype != torch.int64:
-        return False
-    pending, sizes = [private.traced_producer(tensor)], 0
-    while pending:
-        node = pending.pop()
-        kind = node.kind()
-        if kind == "prim::NumToTensor":
-            sizes += 1
-        elif kind.startswith("aten::") and node.outputsSize() == 1 and node.inputsSize():
-            pending.extend(value.node() for value in node.inputs())
-        elif kind != "prim::Constant":
-            return False
-    return sizes > 0
-
-
-def _trainable_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """The first argument that is, or belongs to, a module with trainable parameters.
-
-    Raises:
-        ExportError: An argument is a function that closes over such a module. It may run the module, or only ask it for
-            something: nobody can tell whether the derivative of forward is what its backward computes.
-    """
-    for name, value in [*enumerate(args), *kwargs.items()]:
-        for leaf in expand_leaves(value):
-            for module, closed in _modules_behind(leaf):
-                if any(p.requires_grad for p in module.parameters()):
-                    if closed:
-                        raise ExportError(
-                            f"argument {name} is a function over the {type(module).__name__} in {closed!r}, whose trainable parameters would be hidden: pass the "
-                            "module itself or the parameters, or name the Function in inline= if the derivative of its forward is what you want"
-                        )
-                    return str(name)
-    return None
-
-
-def _modules_behind(value: Any, closed: str = "", depth: int = 0) -> Iterator[tuple[torch.nn.Module, str]]:
-    """The modules of a callable, each with the variable that a function closes over it by ("" for modules and methods)."""
-    if isinstance(value, torch.nn.Module):
-        yield value, closed
-    elif depth > 3:
-        return
-    elif isinstance(value, types.MethodType):
-        yield from _modules_behind(value.__self__, closed, depth + 1)
-    elif isinstance(value, functools.partial):
-        for item in (value.func, *value.args, *value.keywords.values()):
-            yield from _modules_behind(item, closed, depth + 1)
-    elif isinstance(value, types.FunctionType):
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
-            with contextlib.suppress(ValueError):  # an empty cell
-                yield from _modules_behind(cell.cell_contents, name, depth + 1)
 
 
 def _warn_closure(cls: Any, module: str) -> None:

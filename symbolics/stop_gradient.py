@@ -93,7 +93,7 @@ def _recorder() -> Any:
 
 def _watch_reads(recorder: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Tell the recorder of sizes that become numbers, and of tensors that a Function changed and that are read again."""
-    from symbolics.capture import is_traced_size
+    from symbolics.binding import is_traced_size
 
     if name in _SIZE_READERS and recorder.dynamic and args and isinstance(args[0], torch.Tensor) and is_traced_size(args[0]):
         with private.paused_capture():
