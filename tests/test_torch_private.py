@@ -331,10 +331,6 @@ def test_keeps_graph(keep):
     assert seen == [keep]
 
 
-def test_leaves():
-    assert private.leaves(({"b": 1, "a": [2]}, (3, None))) == [1, 2, 3, None]
-
-
 def test_every_result():
     seen = []
     x = torch.ones(2, requires_grad=True)
