@@ -223,6 +223,22 @@ def test_torchscript_exporter(tmp_path):
     assert {"kwargs", "training", "do_constant_folding", "keep_initializers_as_inputs", "opset_version"} <= set(inspect.signature(private.torchscript_exporter().export).parameters)
 
 
+def test_is_higher_order():
+    seen = []
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(private.is_higher_order(func))
+            return func(*args, **(kwargs or {}))
+
+    def probe(x):
+        with Watch():
+            return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+    _inside_export(probe)
+    assert {True, False} <= set(seen)
+
+
 def test_is_tracing():
     seen = []
     torch.jit.trace(lambda x: seen.append(private.is_tracing()) or x + 1, (torch.ones(1),), check_trace=False)

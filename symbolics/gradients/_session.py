@@ -14,6 +14,7 @@ from symbolics.gradients._values import attr, static_shape
 __all__ = ["Session"]
 
 _FOLDED_SIZE = 4096
+_FOLDED_DEPTH = 40
 _NEVER_FOLDED = frozenset(
     ["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout", "If", "Loop", "Scan"]
 )
@@ -50,22 +51,22 @@ class Session:
             self._own.add(known)
         return known
 
-    def const(self, value: ir.Value | None) -> np.ndarray | None:
-        """The array of a value that no training step changes, otherwise None."""
-        if value is None:
+    def const(self, value: ir.Value | None, depth: int = 0) -> np.ndarray | None:
+        """The array of a value that no training step changes, otherwise None; so many nodes deep it looks, and no further."""
+        if value is None or depth > _FOLDED_DEPTH:
             return None
         if value in self._own:
             return value.const_value.numpy()
         producer = value.producer()
         if producer is not None:
-            if value not in self._known and (arrays := self.evaluate(producer)) is not None:
+            if value not in self._known and (arrays := self.evaluate(producer, depth)) is not None:
                 self._known.update(zip(producer.outputs, arrays))
             return self._known.get(value)
         if value.const_value is not None and value.is_initializer() and not value.is_graph_input() and self._folded(value):
             return value.const_value.numpy()
         return None
 
-    def evaluate(self, node: ir.Node) -> list[np.ndarray] | None:
+    def evaluate(self, node: ir.Node, depth: int = 0) -> list[np.ndarray] | None:
         """The outputs of a node that only constants and static shapes go into, None for any other."""
         if node.domain != "" or node.op_type in _NEVER_FOLDED:
             return None
@@ -78,7 +79,7 @@ class Session:
             return [np.array(int(np.prod(dims)), np.int64)]
         arrays = []
         for v in node.inputs:
-            array = None if v is None else self.const(v)
+            array = None if v is None else self.const(v, depth + 1)
             if v is not None and (array is None or array.size > _FOLDED_SIZE or v.type is None):
                 return None
             arrays.append(array)

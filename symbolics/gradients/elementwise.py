@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from symbolics.gradients._builder import Builder, attr, is_float
+from symbolics.gradients._builder import Builder, attr, is_float, rank_of
 from symbolics.gradients._registry import Gradients, gradient
 from symbolics.gradients.normalization import is_masked_softmax
 
@@ -142,8 +142,8 @@ def sub(op, node, g):
 @gradient("Mul", broadcast=True)
 def mul(op, node, g):
     a, b = node.inputs
-    factor = op.const(b)
-    return [g * b if factor is None or factor.ndim else op.scale(g, float(factor)), g * a]
+    factor = op.const(b) if rank_of(b) == 0 else None
+    return [g * b if factor is None else op.scale(g, float(factor)), g * a]
 
 
 @gradient("Div", broadcast=True)

@@ -92,3 +92,23 @@ def test_the_backward_is_the_functions_own(dynamo):
     (name,), (gradient,) = pairing.inputs.values(), pairing.outputs.values()
     feeds = {program.model.graph.inputs[0].name: np.ones((2, 4), np.float32), name: np.ones((2, 4), np.float32)}
     assert (dict(zip([o.name for o in training.graph.outputs], evaluator.run(None, feeds), strict=True))[gradient] == 3).all()
+
+
+class Branches(torch.nn.Module):
+    """torch.cond, once with a stop behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def branch(self, x):
+        return torch.cond(x.sum() > 0, lambda x: self.inner(x).sin(), lambda x: self.inner(x).exp() * x, (x,))
+
+    def forward(self, x):
+        return self.outer(self.branch(x)) + self.branch(x * 2).detach() * x
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_gradients_flow_through_a_branch_and_stop_where_eager_stops_them(sign):
+    training = gradients_equal(Branches(), True, sign * torch.rand(5, 4))
+    assert [n.op_type for n in training.graph].count("If") >= 3

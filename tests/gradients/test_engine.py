@@ -106,6 +106,13 @@ def test_forward_names_and_order_stay():
     assert [n.outputs[0].name for n in training.graph][:3] == ["a", "b", "y"]
 
 
+def test_a_deep_chain_of_scalars():
+    """What asks whether a value is constant must not walk a whole model for it."""
+    lines = [f"t{i + 1} = Mul(u, t{i}) u{i} = Clip(t{i + 1}, t{i})" for i in range(2000)]
+    model = parse("t0 = Exp(x) u = Sin(x) " + " ".join(lines) + " y = Mul(u1999, x)", inputs="float x", outputs="float y")
+    assert read_pairing(build_gradient_graph(model).metadata_props).unreached == ()
+
+
 def test_builds_are_deterministic():
     model = parse("t = Softmax(x) y = Mul(t, w)", weights=WEIGHTS)
     assert ir.to_proto(build_gradient_graph(model)).SerializeToString() == ir.to_proto(build_gradient_graph(model)).SerializeToString()
