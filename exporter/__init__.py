@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from exporter.trust import register as register
     from exporter.verify import verify as verify
     from symbolics.errors import (
+        ArgumentError as ArgumentError,
         ExportError as ExportError,
         FormatError as FormatError,
         PythonopError as PythonopError,
@@ -52,6 +53,7 @@ _WHERE = {
     "inference_session": "exporter.runtime.session",
     "session_options": "exporter.runtime.session",
     "reference_evaluator": "exporter.runtime.reference",
+    "ArgumentError": "symbolics.errors",
     "ExportError": "symbolics.errors",
     "FormatError": "symbolics.errors",
     "PythonopError": "symbolics.errors",
