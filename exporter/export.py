@@ -196,7 +196,8 @@ def anchor_calls(graph: ir.Graph) -> int:
 
 
 def _drop_outputs(graph: ir.Graph, count: int) -> None:
-    del graph.outputs[len(graph.outputs) - count :]
+    for _ in range(count):  # one by one: onnx_ir does not see a deleted slice, the values would still count as outputs
+        graph.outputs.pop()
 
 
 def _adopt_orphans(graph: ir.Graph, nodes: list[ir.Node]) -> None:

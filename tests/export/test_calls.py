@@ -315,3 +315,10 @@ def test_a_call_whose_result_nobody_reads_is_kept(dynamo, fresh, tmp_path):
     program = roundtrip(f.Call(forward, weight=torch.nn.Parameter(torch.rand(4))), dynamo, fresh, tmp_path)
     assert [n.op_type for n in nodes(program.model)] == ["PythonOp"] * 3
     assert len(program.model.graph.outputs) == 1
+
+
+def test_the_file_says_the_types_of_all_outputs(dynamo):
+    """onnxruntime cannot infer them."""
+    program = exporter.export(f.Call(lambda m, x: f.Setup.apply(f.Halves.apply(x)[0])), (torch.randn(2, 4),), dynamo=dynamo)
+    typed = {v.name for v in (*program.model_proto.graph.value_info, *program.model_proto.graph.output)}
+    assert {v.name for n in nodes(program.model, "PythonOp") for v in n.outputs[1:]} <= typed

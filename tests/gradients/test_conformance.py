@@ -132,14 +132,14 @@ def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray], names: list[str], 
                 raise AssertionError(f"runs nowhere: {error} / {second}") from second
 
 
-def check_case(name: str, model: onnx.ModelProto) -> None:
+def check_case(name: str, model: onnx.ModelProto, elsewhere: bool = False) -> None:
     case = REFERENCES.cases[name]
     types = {v.name: v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output)}
     training = lower(ir.to_proto(build_gradient_graph(model, wrt=case["wrt"])))
     of_type = lambda k, a: a.astype(helper.tensor_dtype_to_np_dtype(types[k])) if types[k] in FLOATS else a  # noqa: E731
     feeds = {k: of_type(k, REFERENCES[f"{name}/feed/{i}"]) for i, k in enumerate(case["feeds"])}
     feeds |= {f"{k}_grad": of_type(k, REFERENCES[f"{name}/cot/{i}"]) for i, k in enumerate(case["cotangents"])}
-    got = run(training, feeds, [f"{k}_grad" for k in case["wrt"]] + case["forward"], bool(NO_KERNEL.search(name)))
+    got = run(training, feeds, [f"{k}_grad" for k in case["wrt"]] + case["forward"], elsewhere or bool(NO_KERNEL.search(name)))
     tolerance = 3e-2 if LOW & set(types.values()) else 1e-3 if case["exact"] else 5e-3
     for i, k in enumerate(case["forward"] if name not in OTHER_FORWARD else ()):
         np.testing.assert_allclose(
@@ -172,4 +172,5 @@ def test_conformance(name):
 def test_conformance_with_shapes_erased(name):
     if name not in models():
         pytest.xfail("the installed onnx has no such case")
-    check_case(name, erase_shapes(lower(models()[name])))
+    # onnxruntime's own shape inference refuses the forward of a Resize whose dims are all symbols.
+    check_case(name, erase_shapes(lower(models()[name])), elsewhere=name.startswith("test_resize_"))
