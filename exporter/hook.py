@@ -287,7 +287,6 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
         # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
         with _without_gc():
             original(model, args, draft, training=training, do_constant_folding=False, export_params=False, keep_initializers_as_inputs=True, **options)
-        with _without_gc():
             # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
             proto = onnx.load_from_string(draft.getvalue())
             _constants_to_initializers(proto.graph)

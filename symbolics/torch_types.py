@@ -7,7 +7,7 @@ import torch
 
 from symbolics.errors import ExportError
 
-__all__ = ["onnx_type", "torch_dtype"]
+__all__ = ["DTYPES", "onnx_type"]
 
 _PAIRS = {
     torch.float32: ir.DataType.FLOAT, torch.float64: ir.DataType.DOUBLE, torch.float16: ir.DataType.FLOAT16, torch.bfloat16: ir.DataType.BFLOAT16,
@@ -17,7 +17,9 @@ _PAIRS = {
     torch.float8_e4m3fn: ir.DataType.FLOAT8E4M3FN, torch.float8_e4m3fnuz: ir.DataType.FLOAT8E4M3FNUZ,
     torch.float8_e5m2: ir.DataType.FLOAT8E5M2, torch.float8_e5m2fnuz: ir.DataType.FLOAT8E5M2FNUZ,
 }  # fmt: skip
-_BACK = {int(kind): dtype for dtype, kind in _PAIRS.items()}
+
+#: ONNX element type -> torch dtype. Readers know complex numbers, which no PythonOp that we write takes.
+DTYPES: dict[int, torch.dtype] = {int(kind): dtype for dtype, kind in _PAIRS.items()} | {14: torch.complex64, 15: torch.complex128}
 
 
 def onnx_type(dtype: torch.dtype) -> int:
@@ -29,8 +31,3 @@ def onnx_type(dtype: torch.dtype) -> int:
     if dtype not in _PAIRS:
         raise ExportError(f"a tensor of dtype {dtype} has no ONNX element type: convert it before the call, or inline the Function")
     return int(_PAIRS[dtype])
-
-
-def torch_dtype(kind: int) -> torch.dtype:
-    """The torch dtype of an ONNX element type; KeyError for string and complex."""
-    return _BACK[kind]

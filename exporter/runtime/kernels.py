@@ -22,33 +22,11 @@ from symbolics.attributes import GRAD_SPECS, check_types, decode, shown
 from symbolics.errors import FormatError, PythonopError, RunError
 from symbolics.file import CALL_ATTRIBUTE, PYTHON_OP_GRAD
 from symbolics.torch_arguments import by_name
+from symbolics.torch_types import DTYPES
 
 __all__ = ["DTYPES", "LARGE", "STRING", "PythonOp", "PythonOpGrad", "without_leaf"]
 
 STRING, HALF = 8, 10
-
-#: ONNX element type -> torch dtype
-DTYPES: dict[int, torch.dtype] = {
-    1: torch.float32,
-    2: torch.uint8,
-    3: torch.int8,
-    4: torch.uint16,
-    5: torch.int16,
-    6: torch.int32,
-    7: torch.int64,
-    9: torch.bool,
-    10: torch.float16,
-    11: torch.float64,
-    12: torch.uint32,
-    13: torch.uint64,
-    14: torch.complex64,
-    15: torch.complex128,
-    16: torch.bfloat16,
-    17: torch.float8_e4m3fn,
-    18: torch.float8_e4m3fnuz,
-    19: torch.float8_e5m2,
-    20: torch.float8_e5m2fnuz,
-}
 
 # Bytes from which a context names a tensor by its gradient edge, so that it does not keep the tensor's memory.
 LARGE = 1 << 16
