@@ -114,7 +114,7 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
         if optimize and rewrite:
             onnxscript.optimizer.optimize(model)
         elif optimize:
-            for step in _FOLD_PASSES:
+            for step in FOLD_PASSES:
                 step(model)
         else:
             passes.InlinePass()(model)
@@ -146,7 +146,7 @@ def _fold(model: ir.Model) -> None:
 
 
 # What onnxscript.optimizer.optimize does, but its rewrite rules.
-_FOLD_PASSES: tuple[Any, ...] = (
+FOLD_PASSES: tuple[Any, ...] = (
     passes.InlinePass(),
     _fold,
     passes.RemoveUnusedNodesPass(),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from symbolics.errors import FormatError
@@ -26,14 +26,18 @@ __all__ = [
     "PYTHON_OP_GRAD",
     "SOURCE_PROPERTY",
     "STATE_KEY",
+    "STEP_KEY",
     "VERSION_KEY",
     "GradientPairing",
     "StateEntry",
+    "StepLayout",
     "check_version",
     "read_pairing",
     "read_state",
+    "read_step",
     "write_pairing",
     "write_state",
+    "write_step",
 ]
 
 ORT_DOMAIN = "com.microsoft"
@@ -51,6 +55,7 @@ STATE_KEY = "pythonop.state"  # JSON: state_dict key -> StateEntry
 MARK_COUNT_KEY = "pythonop.stop_gradients"  # how many StopGradient nodes the exporter wrote, subgraphs included
 OUTPUTS_KEY = "pythonop.outputs"  # JSON: the structure of forward's result (symbolics/structure.py)
 GRADIENTS_KEY = "pythonop.gradients"  # JSON: GradientPairing; training files only
+STEP_KEY = "pythonop.step"  # JSON: StepLayout; training steps only
 
 # Metadata of a PythonOp node: where the call came from. For people; nothing reads them back.
 MODULE_PROPERTY = "pythonop.module"  # path of the module that made the call
@@ -87,6 +92,33 @@ class GradientPairing:
     inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
     unreached: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepLayout:
+    """What the inputs and outputs of a training step are.
+
+    Attributes:
+        carried: output name -> the input that takes its value in the next step.
+        inputs: Inputs that hold the model's arguments.
+        targets: Inputs that hold what the loss takes beside the model's output.
+        loss: The output that holds the loss.
+        parameters: state_dict key -> the input that holds it; tied keys share one, frozen ones have none.
+        buffers: The same for buffers that a step updates.
+        untrained: Keys of trainable parameters that the loss does not depend on: a step leaves them as they are.
+        optimizer: Its name.
+        hyperparameters: One dict a group of parameters, as torch's param_groups; ``keys`` lists its state_dict keys.
+    """
+
+    carried: Mapping[str, str]
+    inputs: tuple[str, ...]
+    targets: tuple[str, ...]
+    loss: str
+    parameters: Mapping[str, str]
+    buffers: Mapping[str, str]
+    untrained: tuple[str, ...]
+    optimizer: str
+    hyperparameters: tuple[Mapping[str, Any], ...]
 
 
 def check_version(metadata: Mapping[str, str]) -> int | None:
@@ -157,6 +189,35 @@ def read_pairing(metadata: Mapping[str, str]) -> GradientPairing | None:
     if not names_ok or not isinstance(unreached, list) or not all(isinstance(v, str) for v in unreached):
         raise FormatError(f"metadata {GRADIENTS_KEY} is malformed: the file is damaged")
     return GradientPairing(data["inputs"], data["outputs"], tuple(unreached))
+
+
+def write_step(layout: StepLayout) -> str:
+    """JSON text for `STEP_KEY`."""
+    return json.dumps(asdict(layout), separators=(",", ":"))
+
+
+def read_step(metadata: Mapping[str, str]) -> StepLayout | None:
+    """The layout of a training step, None where the file is none.
+
+    Raises:
+        FormatError: The text is not a layout.
+    """
+    text = metadata.get(STEP_KEY)
+    if text is None:
+        return None
+    data = _json_object(STEP_KEY, text)
+    maps, lists = ("carried", "parameters", "buffers"), ("inputs", "targets", "untrained")
+    ok = (
+        set(data) == {f.name for f in fields(StepLayout)}
+        and all(isinstance(data[k], dict) and all(isinstance(v, str) for v in data[k].values()) for k in maps)
+        and all(isinstance(data[k], list) and all(isinstance(v, str) for v in data[k]) for k in lists)
+        and all(isinstance(data[k], str) for k in ("loss", "optimizer"))
+        and isinstance(data["hyperparameters"], list)
+        and all(isinstance(group, dict) for group in data["hyperparameters"])
+    )
+    if not ok:
+        raise FormatError(f"metadata {STEP_KEY} is malformed: the file is damaged")
+    return StepLayout(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
 
 
 def _json_object(key: str, text: str) -> dict[str, Any]:
