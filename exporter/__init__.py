@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from exporter.program import Program as Program
     from exporter.runtime.reference import reference_evaluator as reference_evaluator
     from exporter.runtime.session import inference_session as inference_session, session_options as session_options
+    from exporter.training_step import TrainingStep as TrainingStep, export_training_step as export_training_step
     from exporter.trust import register as register
     from exporter.verify import verify as verify
     from symbolics.errors import (
@@ -39,6 +40,8 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "export": "exporter.export",
+    "export_training_step": "exporter.training_step",
+    "TrainingStep": "exporter.training_step",
     "load": "exporter.module",
     "hook": "exporter.hook",
     "install": "exporter.hook",

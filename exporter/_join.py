@@ -69,7 +69,7 @@ class Join:
         self.keys: dict[str, list[str]] = {}
         for key, entry in entries.items():
             self.keys.setdefault(entry.initializer, []).append(key)
-        by_name = {value.name: value for value in graph.outputs}
+        by_name = {_name(value): value for value in graph.outputs}
         loss = graph.outputs[0]
         gradients = {name: by_name[output] for name, output in pairing.outputs.items() if name not in pairing.unreached}
         self.untrained = [key for name in pairing.unreached for key in self.keys.get(name, [name])]
@@ -77,20 +77,22 @@ class Join:
             graph.outputs.pop()
         self._free_names()
         with op.arithmetic():
-            self._seed(loss, pairing.inputs[loss.name])
+            self._seed(loss, pairing.inputs[_name(loss)])
             self._batch_norms(changing)
             parameters = {name: self._input(f"param.{name}", name) for name in gradients}
             self.parameters = parameters
             outputs = self._optimize(parameters, gradients)
             if seed is not None:
-                self._carry(next(v for v in graph.inputs if v.name == seed), np.array(0, np.int64), lambda v: v + 1)
+                masks = next(value for value in graph.inputs if value.name == seed)
+                self.initial[seed] = np.array(0, np.int64)
+                self.next[masks] = masks + 1  # other masks in each step, without a word from the loop
         graph.extend(op.nodes)
         self._outputs(loss, outputs)
         self._tidy()
 
     def describe(self, inputs: Sequence[str], targets: Sequence[str]) -> None:
         """Write the metadata: what is an argument of the model, what a target, what goes round."""
-        carried = {new.name: old.name for old, new in self.next.items()}
+        carried = {_name(new): _name(old) for old, new in self.next.items()}
         groups = [{**group.hyperparameters, "keys": list(group.names)} for group in self.groups]
         present = {value.name for value in self.graph.inputs}
         self.layout = StepLayout(
@@ -98,8 +100,8 @@ class Join:
             inputs=tuple(name for name in inputs if name in present),
             targets=tuple(name for name in targets if name in present),
             loss=LOSS,
-            parameters={key: value.name for name, value in self.parameters.items() for key in self.keys[name]},
-            buffers={key: value.name for name, value in self.buffers.items() for key in self.keys[name]},
+            parameters={key: _name(value) for name, value in self.parameters.items() for key in self.keys[name]},
+            buffers={key: _name(value) for name, value in self.buffers.items() for key in self.keys[name]},
             untrained=tuple(self.untrained),
             optimizer=self.groups[0].name,
             hyperparameters=tuple(groups),
@@ -140,30 +142,23 @@ class Join:
         self.initial[name] = initial
         return value
 
-    def _carry(self, value: ir.Value, initial: np.ndarray, step: Any) -> None:
-        self.initial[value.name] = initial  # type: ignore[index]
-        self.next[value] = step(value)
+    def _outputs(self, loss: ir.Value, told: Mapping[str, ir.Value]) -> None:
+        """The loss, what else is told, then what goes round, in the order of the inputs."""
+        taken: set[ir.Value] = set()
+        for name, value in ((LOSS, loss), *told.items()):
+            self._output(name, value, value, taken)
+        for old in [value for value in self.graph.inputs if value in self.next]:
+            self.next[old] = self._output(f"{old.name}.next", self.next[old], old, taken)
 
-    def _outputs(self, loss: ir.Value, named: Mapping[str, ir.Value]) -> None:
-        graph, taken = self.graph, set()
-        wanted = {LOSS: loss, **named, **{f"{old.name}.next": new for old, new in self.next.items()}}
-        for old, new in list(self.next.items()):
-            name = f"{old.name}.next"
-            self.next[old] = self._ending(name, new, old, taken)
-        for name, value in wanted.items():
-            if not name.endswith(".next"):
-                self._ending(name, value, value, taken)
-
-    def _ending(self, name: str, value: ir.Value, like: ir.Value, taken: set[ir.Value]) -> ir.Value:
-        """A value as an output of the graph; it has a node of its own where it is an input, or two outputs already."""
+    def _output(self, name: str, value: ir.Value, like: ir.Value, taken: set[ir.Value]) -> ir.Value:
+        """Make an output of a value; it gets a node of its own where it is an input, or an output already."""
         if value.producer() is None or value in taken:
             node = ir.Node("", "Identity", [value], name=f"{name}/identity")
             self.graph.append(node)
             value = node.outputs[0]
         value.name, value.type, value.shape = name, like.type, like.shape
         taken.add(value)
-        position = 0 if name == LOSS else 1 if name == NORM else len(self.graph.outputs)
-        self.graph.outputs.insert(position, value)
+        self.graph.outputs.append(value)
         return value
 
     # ------------------------------------------------------------------------------------------------------ the parts
@@ -191,13 +186,14 @@ class Join:
         """
         op, graph = self.op, self.graph
         owners = {key: name for name, keys in self.keys.items() for key in keys}
-        values = {}
+        values: dict[str, ir.Value] = {}
         for entry in batch_statistics(self.model):
             by_name = {value.name: value for node in graph for value in node.outputs}
             mean, var, shape = (by_name[name] for name in entry.values)
             stem = entry.mean.removesuffix("running_mean")
             old_mean, old_var = self._input(f"buffer.{entry.mean}", entry.mean), self._input(f"buffer.{entry.var}", entry.var)
             node = mean.producer()
+            assert node is not None
             for position, old in ((3, old_mean), (4, old_var)):
                 # onnxruntime's kernel writes its results over these inputs, the caller's own memory: give it a copy,
                 # by an operator that no optimizer takes for an Identity.
@@ -213,7 +209,7 @@ class Join:
             self.next[old_var] = kept + (var - kept) * (size / (size - channels))
             values.update({entry.mean: old_mean, entry.var: old_var})
             counter = owners.get(f"{stem}num_batches_tracked")
-            if counter in graph.initializers:
+            if counter is not None and counter in graph.initializers:
                 values[counter] = count = self._input(f"buffer.{counter}", counter)
                 self.next[count] = count + 1
         self.buffers = values
@@ -225,52 +221,40 @@ class Join:
             )
 
     def _optimize(self, parameters: Mapping[str, ir.Value], gradients: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
-        """The next parameters and state. Returns what else is told."""
+        """The next parameters and state. Returns what else the step tells, by name."""
         op = self.op
         gradients = {name: op.cast(g, parameters[name].dtype) for name, g in gradients.items()}
-        scale = op.Mul(self.scale, float(self.accumulate)) if self.scaled else float(self.accumulate)
         if self.accumulate == 1:
-            return self._update(op, parameters, gradients, scale)
+            return self._update(op, parameters, gradients)
         sums = {}
         for name, g in gradients.items():
             kept = self._new_input(f"state.{name}.gradient", np.zeros_like(self.initial[f"param.{name}"]))
             sums[kept] = op.Add(kept, g)
-        micro = self._new_input("state.micro_step", np.array(0, np.int64))
-        count = op.Mod(op.Add(micro, 1), self.accumulate)
-        before = dict(self.next)
-        self.next = {}
-        then = op.child()
-        with then.arithmetic():
-            told = self._update(then, parameters, dict(zip(gradients, sums.values())), scale)
-            for kept in sums:
-                self.next[kept] = then.zeros(then.shape(kept), kept.dtype)
-        # The other branch keeps what there is, and the sums.
-        names = list(self.next)
-        other = op.child()
-        results = [new if old in sums else old for old, new in ((old, sums.get(old)) for old in names)]
-        results = [other.Identity(value) for value in results]
-        results += [other.constant(0.0, value.dtype) for value in told.values()]
-        results[len(names) :] = [other.Identity(value) for value in results[len(names) :]]
-        branches = []
-        for builder, values in ((then, [*self.next.values(), *told.values()]), (other, results)):
-            for number, value in enumerate(values):
-                if value.producer() is None or value.producer() not in builder.nodes or value in values[:number]:
-                    values[number] = builder.Identity(value)
-            for value, like in zip(values, (*names, *told.values())):
-                value.type, value.shape = like.type, like.shape
-            branches.append(ir.Graph([], values, nodes=builder.nodes, name="update" if builder is then else "keep"))
-        whole = op.node("If", [op.Equal(count, 0)], outputs=len(names) + len(told), then_branch=branches[0], else_branch=branches[1])
-        whole = whole if isinstance(whole, tuple) else (whole,)
-        for value, like in zip(whole, (*names, *told.values())):
-            value.type, value.shape = like.type, like.shape
-        self.next = {**before, **dict(zip(names, whole)), micro: count}
-        return dict(zip(told, whole[len(names) :]))
+        run = self._new_input("state.micro_step", np.array(0, np.int64))
+        count = op.Mod(op.Add(run, 1), self.accumulate)
 
-    def _update(self, op: Builder, parameters: Mapping[str, ir.Value], gradients: dict[str, ir.Value], scale: Any) -> dict[str, ir.Value]:
+        around, self.next = self.next, {}
+        update, keep = op.child(), op.child()
+        with update.arithmetic():
+            told = self._update(update, parameters, dict(zip(gradients, sums.values(), strict=True)))
+            self.next.update((kept, update.zeros(update.shape(kept), _kind(kept))) for kept in sums)
+        inputs = list(self.next)
+        results = [*self.next.values(), *told.values()]
+        same = [*(sums.get(value, value) for value in inputs), *(keep.constant(0.0, _kind(value)) for value in told.values())]
+        branches = [_branch(update, results, "update"), _branch(keep, same, "keep")]
+        made = op.node("If", [op.Equal(count, 0)], outputs=len(results), then_branch=branches[0], else_branch=branches[1])
+        for value, like in zip(made, [*inputs, *told.values()], strict=True):
+            value.type, value.shape = like.type, like.shape
+        self.next = {**around, **dict(zip(inputs, made)), run: count}
+        return dict(zip(told, made[len(inputs) :]))
+
+    def _update(self, op: Builder, parameters: Mapping[str, ir.Value], gradients: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
         told: dict[str, ir.Value] = {}
-        if isinstance(scale, ir.Value) or scale != 1:
-            inverse = op.Reciprocal(scale) if isinstance(scale, ir.Value) else op.constant(1 / scale, _FLOAT)
-            gradients = {name: g * op.cast(inverse, g.dtype) if isinstance(scale, ir.Value) else op.scale(g, 1 / scale) for name, g in gradients.items()}
+        if self.scaled:
+            inverse = op.Div(1 / self.accumulate, self.scale)
+            gradients = {name: g * op.cast(inverse, g.dtype) for name, g in gradients.items()}
+        elif self.accumulate > 1:
+            gradients = {name: op.scale(g, 1 / self.accumulate) for name, g in gradients.items()}
         if self.clip_norm is not None:
             squares = [op.ReduceSumSquare(g, None, keepdims=0) for g in gradients.values()]
             norm = op.Sqrt(op.Sum(*squares) if len(squares) > 1 else squares[0])
@@ -308,8 +292,7 @@ class Join:
 
             for name in names:
                 p, g = parameters[name], gradients[name]
-                kind = p.dtype
-                assert kind is not None
+                kind = _kind(p)
                 known = group.state.get(name, {})
                 slots = []
                 for slot in optimizer.slots:
@@ -343,7 +326,7 @@ class Join:
         graph = self.graph
         for value in self.op.session.constants.values():
             if value.uses():
-                graph.initializers[value.name] = value
+                graph.initializers[_name(value)] = value
         known = {entry.initializer for entry in (read_state(self.model.metadata_props) or {}).values()}
         used = {name: value for name, value in graph.initializers.items() if value.uses()}
         for name in [name for name in graph.initializers if name not in used]:
@@ -351,6 +334,25 @@ class Join:
         with held_out(graph, {name: value for name, value in used.items() if name in known}), _named(graph):
             for step in FOLD_PASSES:
                 step(self.model)
+
+
+def _branch(builder: Builder, values: Sequence[ir.Value], name: str) -> ir.Graph:
+    """A branch of an If; what it gives out is made in it, once."""
+    inside = {output for node in builder.nodes for output in node.outputs}
+    own = [value if value in inside and value not in values[:number] else builder.Identity(value) for number, value in enumerate(values)]
+    for value, like in zip(own, values, strict=True):
+        value.type, value.shape = like.type, like.shape
+    return ir.Graph([], own, nodes=builder.nodes, name=name)
+
+
+def _kind(value: ir.Value) -> ir.DataType:
+    assert value.dtype is not None
+    return value.dtype
+
+
+def _name(value: ir.Value) -> str:
+    assert value.name is not None
+    return value.name
 
 
 @contextlib.contextmanager

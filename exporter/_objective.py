@@ -82,7 +82,7 @@ class Objective(torch.nn.Module):
 
 
 def _automatic(leaf: Any) -> Any:
-    return {axis: torch.export.Dim.AUTO for axis in range(leaf.dim())} if isinstance(leaf, torch.Tensor) else None
+    return dict.fromkeys(range(leaf.dim()), torch.export.Dim.AUTO) if isinstance(leaf, torch.Tensor) else None
 
 
 def _static(leaf: Any) -> None:

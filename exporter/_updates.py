@@ -100,7 +100,7 @@ def _number(name: str, key: str, value: Any) -> Any:
 
 
 def _of_torch(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> list[Group]:
-    keys = {id(parameter): key for key, parameter in reversed(parameters.items())}
+    keys = {id(parameter): key for key, parameter in parameters.items()}
     kind = type(optimizer).__name__
     groups = []
     for number, group in enumerate(optimizer.param_groups):

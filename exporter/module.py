@@ -19,7 +19,7 @@ from exporter.runtime.reference import to_tensor
 from exporter.trust import Gate
 from symbolics import _torch_private as private
 from symbolics.errors import FormatError, PythonopWarning, RunError
-from symbolics.file import OUTPUTS_KEY, StateEntry, read_pairing, read_state
+from symbolics.file import OUTPUTS_KEY, STEP_KEY, StateEntry, read_pairing, read_state
 from symbolics.structure import rebuild
 
 __all__ = ["OnnxModule", "load"]
@@ -74,6 +74,8 @@ class OnnxModule(torch.nn.Module):
         place = torch.device("cpu" if device is None else device)
         gate = Gate(allow)
         opened = open_model(model)
+        if STEP_KEY in opened.metadata_props:
+            raise FormatError("the file is a training step, which has no parameters of its own: run it with exporter.inference_session, or load the forward file")
         entries = _entries(opened)
         found = _register(self, opened.graph, entries, place)
         if providers is None and place.type == "cuda":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ def export_training_step(
     forward = program.model
     _rename_state(forward)
     seed = seed_dropout(forward)
-    training = build_gradient_graph(forward, wrt=[name for group in groups for name in group.names], outputs=[forward.graph.outputs[0].name])
+    training = build_gradient_graph(forward, wrt=[name for group in groups for name in group.names], outputs=[str(forward.graph.outputs[0].name)])
     join = Join(training, groups, clip_norm=clip_norm, accumulate=accumulate, scaled=precision == "float16")
     join.run(seed, {_key(name): value for name, value in changing.items()})
     join.describe(objective.names, objective.target_names)
@@ -179,8 +179,6 @@ def _rename_state(model: ir.Model) -> None:
     """Give the state the names that it has in the model, without the module around model and loss."""
     entries = read_state(model.metadata_props) or {}
     initializers = model.graph.initializers
-    from dataclasses import replace
-
     renamed = {_key(name): replace(entry, initializer=_key(entry.initializer)) for name, entry in entries.items()}
     if len(renamed) != len(entries):
         raise ExportError("the model has a submodule `loss` with a parameter of the same name as one of the loss: rename one of them")

@@ -217,7 +217,8 @@ def read_step(metadata: Mapping[str, str]) -> StepLayout | None:
     )
     if not ok:
         raise FormatError(f"metadata {STEP_KEY} is malformed: the file is damaged")
-    return StepLayout(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    return StepLayout(**values)
 
 
 def _json_object(key: str, text: str) -> dict[str, Any]:

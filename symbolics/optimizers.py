@@ -21,7 +21,9 @@ __all__ = ["OPTIMIZERS", "Optimizer", "add_decay", "body", "shrink"]
 _OPSET = onnxscript.values.Opset("pythonop.optimizer", 1)
 _script = onnxscript.script(_OPSET, default_opset=op)
 
-# ruff: noqa: N803, D103  (onnxscript reads the bodies; what they mean stands in the table)
+# onnxscript reads the bodies below; what they mean stands in the table.
+# ruff: noqa: D103
+# mypy: disable-error-code=type-var
 
 
 # --------------------------------------------------------------------------------------------------------- the scalars

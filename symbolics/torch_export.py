@@ -158,11 +158,13 @@ def _translate_stop(x: ir.Value) -> ir.Value:
 def translations() -> dict[Any, Any]:
     """The entries for torch.onnx.export's ``custom_translation_table``."""
     from symbolics.batch_norm import batch_norm_translations
+    from symbolics.cross_entropy import cross_entropy_translations
     from symbolics.floor_divide import floor_divide_translations
 
     return {
         torch.ops.pythonop.call.default: _translate_call,
         torch.ops.pythonop.stop_gradient.default: _translate_stop,
         **batch_norm_translations(),
+        **cross_entropy_translations(),
         **floor_divide_translations(),
     }

@@ -1,0 +1,136 @@
+"""The models that the training benchmarks run, each with a batch, a loss and targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+__all__ = ["MODELS", "Sample"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A model in train mode, its arguments, its loss and the targets of that."""
+
+    model: nn.Module
+    args: tuple[torch.Tensor, ...]
+    loss: Callable[..., torch.Tensor]
+    targets: tuple[torch.Tensor, ...]
+
+
+class Gelu(torch.autograd.Function):
+    """GELU with a backward of its own, as fused kernels have it: one saved tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return F.gelu(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.ops.aten.gelu_backward(g, x)
+
+
+class _CustomGelu(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Gelu.apply(x)
+
+
+class _Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 1.001
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * 1.001
+
+
+class _Gpt(nn.Module):
+    def __init__(self, activation: Callable[[], nn.Module] | None) -> None:
+        super().__init__()
+        import transformers
+
+        config = transformers.GPT2Config(vocab_size=1024, n_positions=128, n_embd=256, n_layer=4, n_head=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+        self.inner = transformers.GPT2LMHeadModel(config)
+        if activation is not None:
+            for block in self.inner.transformer.h:
+                block.mlp.act = activation()
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.inner(input_ids=ids, use_cache=False).logits
+
+
+def _next_token(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def gpt(batch: int, activation: Callable[[], nn.Module] | None = None) -> Sample:
+    ids = torch.randint(0, 1024, (batch, 128))
+    return Sample(_Gpt(activation).train(), (ids,), _next_token, (ids,))
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.first, self.a = nn.Conv2d(width, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out)
+        self.second, self.b = nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out)
+        self.short = nn.Identity() if stride == 1 and width == out else nn.Sequential(nn.Conv2d(width, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.b(self.second(F.relu(self.a(self.first(x))))) + self.short(x))
+
+
+def resnet(batch: int = 16) -> Sample:
+    """0.70M parameters, on 3x32x32."""
+    blocks = [_Block(32, 32, 1), _Block(32, 64, 2), _Block(64, 64, 1), _Block(64, 128, 2), _Block(128, 128, 1)]
+    stem = [nn.Conv2d(3, 32, 3, 1, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU()]
+    model = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+    return Sample(model.train(), (torch.randn(batch, 3, 32, 32),), F.cross_entropy, (torch.randint(0, 10, (batch,)),))
+
+
+class _Lstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.LSTM(128, 256), nn.Linear(256, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.cell(x)[0][-1])
+
+
+def lstm() -> Sample:
+    """64 steps, a batch of 32, 128 features, 256 units."""
+    return Sample(_Lstm().train(), (torch.randn(64, 32, 128),), F.cross_entropy, (torch.randint(0, 10, (32,)),))
+
+
+class _Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.weight
+        for _ in range(100):
+            y = _Double.apply(y)
+        return y
+
+
+def chain() -> Sample:
+    return Sample(_Chain().train(), (torch.randn(4, 4),), lambda y: y.mean(), ())
+
+
+MODELS: dict[str, Callable[[], Sample]] = {
+    "gpt-b8": lambda: gpt(8),
+    "gpt-b2": lambda: gpt(2),
+    "gpt-b2-gelu": lambda: gpt(2, _CustomGelu),
+    "resnet": resnet,
+    "lstm": lstm,
+    "chain-100": chain,
+}
+

@@ -1,0 +1,46 @@
+"""Cross entropy in all its forms against eager: torch's own translation drops label_smoothing silently."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import exporter
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+
+SHAPES = {"class": (5,), "batch": (4, 5), "image": (2, 5, 3, 2)}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_equals_eager(shape, probabilities):
+    size = SHAPES[shape]
+    torch.manual_seed(0)
+    x = torch.randn(size, requires_grad=True)
+    target = torch.rand(size).softmax(0 if len(size) == 1 else 1) if probabilities else torch.randint(0, 5, (*size[:1], *size[2:]) if len(size) > 1 else ())
+    losses = []
+    for reduction, smoothing, weight in itertools.product(("mean", "sum", "none"), (0.0, 0.1), (None, torch.rand(5) + 0.5)):
+        if smoothing or probabilities:
+            losses.append(nn.CrossEntropyLoss(weight, reduction=reduction, label_smoothing=smoothing, ignore_index=-100 if probabilities else 1))
+
+    class All(nn.Module):
+        def forward(self, x, target):
+            return tuple(loss(x, target) for loss in losses)
+
+    program = exporter.export(All(), (x, target))
+    training = exporter.build_gradient_graph(program, wrt=["x"])
+    evaluator = exporter.reference_evaluator(training)
+    expected = All()(x, target)
+    seeds = [torch.randn_like(y) for y in expected]
+    names = [value.name for value in training.graph.inputs]
+    feeds = dict(zip(names, (value.detach().numpy() for value in (x, target, *seeds)), strict=True))
+    *values, gradient = evaluator.run(None, feeds)
+    for value, wanted in zip(values, expected, strict=True):
+        np.testing.assert_allclose(value, wanted.detach(), rtol=1e-5, atol=1e-6)
+    (wanted,) = torch.autograd.grad(expected, x, seeds)
+    np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-5)
