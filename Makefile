@@ -3,6 +3,7 @@
 #   make test        ruff, mypy, import contracts, pytest
 #   make demo        the main job: two transformers models, exported, reopened elsewhere, compared
 #   make test-wild   more packages from PyPI (docs/wild.md), installed without what they depend on
+#   make node        onnxruntime for Node.js, which one test runs a training step with (make test does it where npm is)
 #   make bench       every program of benchmarks/, each with its targets
 #   make lint        the linters alone
 #   make wheel       dist/pythonop-*.whl
@@ -24,10 +25,13 @@ NO_DEPS ?= timm
 # What tests/wild looks at beyond the test extra; a package that is missing is an xfail that names it.
 WILD ?= torchsde trampoline torchdiffeq scipy linear_operator gpytorch jaxtyping wadler_lindig boltons spikingjelly
 
+NODE_PACKAGE ?= onnxruntime-node@1.30.0
+
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 DONE := $(VENV)/installed
 BUILT := $(VENV)/built
+NODE := $(VENV)/node/installed
 
 # Two processes at most: a test run shares its machine. One thread each: torch takes every core otherwise.
 export OMP_NUM_THREADS ?= 1
@@ -41,7 +45,7 @@ else
 PINS := $(VENV)/constraints-own-torch.txt
 endif
 
-.PHONY: test lint pytest demo test-wild bench wheel clean help
+.PHONY: test lint pytest demo test-wild node bench wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -68,12 +72,20 @@ $(BUILT): $(DONE) $(wildcard exporter/runtime/*.c)
 	$(PY) -m pip install --no-deps --editable .
 	touch $@
 
+# Its install script would fetch CUDA; the CPU's library is in the package.
+$(NODE): $(DONE)
+	mkdir -p $(VENV)/node
+	npm install --ignore-scripts --no-audit --no-fund --prefix $(VENV)/node $(NODE_PACKAGE)
+	touch $@
+
+node: $(NODE)
+
 lint: $(DONE)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-pytest: $(BUILT)
+pytest: $(BUILT) $(if $(shell command -v npm),$(NODE))
 	$(PY) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 test: lint pytest

@@ -15,6 +15,7 @@ from exporter.commands.export import export
 from exporter.commands.gradient import gradient
 from exporter.commands.inspect import inspect
 from exporter.commands.run import run
+from exporter.commands.step import step
 from exporter.commands.verify import verify
 
 __all__ = ["main"]
@@ -36,7 +37,7 @@ def main(context: click.Context, traceback: bool) -> None:
         sys.path.insert(0, os.getcwd())
 
 
-for _command in (export, gradient, inspect, run, verify):
+for _command in (export, gradient, inspect, run, step, verify):
     main.add_command(_command)
 
 if __name__ == "__main__":

@@ -47,8 +47,7 @@ def _cross_entropy(
     share = op.Squeeze(op.Div(_number(label_smoothing, x), classes))
     each = op.Neg(op.Add(op.Mul(picked, _number(1 - label_smoothing, x)), op.Mul(uniform, share)))
     each = op.Where(ignored, _number(0.0, x), each)
-    kept: Any = op.Not(ignored)
-    kept = op.CastLike(kept, x)
+    kept = op.CastLike(op.Not(ignored), x)  # type: ignore[type-var]
     count = op.ReduceSum(kept if weight is None else op.Mul(kept, op.Gather(weight, safe)), keepdims=0)
     return _reduced(each, count, reduction)
 

@@ -153,7 +153,7 @@ def _open(func: Any) -> Callable[..., Any] | None:
     if not isinstance(func, types.FunctionType):
         return None
     checks = [name for name in func.__code__.co_names if name.startswith("has_torch_function")]
-    if not checks:
+    if not checks or "super" in func.__code__.co_names:  # Tensor.unflatten: what it calls comes back here under its own name
         return None
     scope = {**func.__globals__, **dict.fromkeys(checks, lambda *_: False)}
     body = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ import exporter
 from exporter.inspect import clean
 from symbolics.errors import PythonopError, PythonopWarning
 
-__all__ = ["Failure", "called", "load_target", "named", "reported", "run_setups", "setup_option", "status", "writable"]
+__all__ = ["Failure", "called", "explained", "load_target", "named", "reported", "run_setups", "setup_option", "status", "writable"]
 
 
 class Failure(click.ClickException):
@@ -107,6 +108,29 @@ def load_target(text: str) -> exporter.Case:
         inside = f" of {type(made.model).__name__}" if isinstance(made, Case) else ""
         raise Failure(f"TARGET {text}: it returned a {type(made).__name__}{inside}, not (torch.nn.Module, args) or an exporter.Case")
     return made
+
+
+@contextlib.contextmanager
+def explained(context: click.Context) -> Iterator[None]:
+    """Around an export: what torch prints belongs to the progress, and of what it raises the first cause is the news.
+
+    Raises:
+        Failure: The export failed, with an error that is not one of ours.
+    """
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            yield
+        except PythonopError:
+            raise
+        except Exception as error:
+            if context.obj["traceback"]:
+                raise
+            cause: BaseException = error  # torch wraps what a model raised in an account of its own steps
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            first = str(cause).strip().splitlines() or [""]
+            again = f"`pythonop --traceback {context.info_name} ...` shows where"
+            raise Failure(f"the export failed with {type(cause).__name__}: {first[0]}\n{again}") from error
 
 
 def writable(path: Path) -> None:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 from rich.text import Text
 
 import exporter
-from exporter.commands._shared import Failure, load_target, reported, run_setups, setup_option, status, writable
+from exporter.commands._shared import explained, load_target, reported, run_setups, setup_option, status, writable
 from exporter.inspect import clean, inspect_file
 from exporter.program import save_model
 from symbolics.dialects import DIALECTS
-from symbolics.errors import PythonopError
 
 __all__ = ["export"]
 
@@ -55,8 +51,10 @@ def export(
         with status(f"importing {target}", as_json):
             run_setups(setups)
             case = load_target(target)
-        with status(f"exporting {type(case.model).__name__}", as_json):
-            program = _export(context, case, dynamo=dynamo, opset_version=opset, inline=(*case.inline, *inline))
+        with status(f"exporting {type(case.model).__name__}", as_json), explained(context):
+            program = exporter.export(
+                case.model, case.args, case.kwargs, dynamic_shapes=case.dynamic_shapes, dynamo=dynamo, opset_version=opset, inline=(*case.inline, *inline)
+            )
         with status(f"writing {output}", as_json):
             program.save(output, schema=schema, external_data=external_data or None)
             report = inspect_file(output)
@@ -86,21 +84,3 @@ def export(
             console.print(Text(f"wrote {clean(str(gradients))} ({gradients.stat().st_size:,} bytes), its training graph"))
         for name, count in counts.most_common():
             console.print(Text(f"  {count} x {clean(name)}"))
-
-
-def _export(context: click.Context, case: exporter.Case, **options: Any) -> exporter.Program:
-    # What torch prints on the way belongs to the progress, not to the answer.
-    with contextlib.redirect_stdout(sys.stderr):
-        try:
-            return exporter.export(case.model, case.args, case.kwargs, dynamic_shapes=case.dynamic_shapes, **options)
-        except PythonopError:
-            raise
-        except Exception as error:
-            if context.obj["traceback"]:
-                raise
-            # torch wraps what a model raised in an account of its own steps: the first cause is the news.
-            cause: BaseException = error
-            while cause.__cause__ is not None:
-                cause = cause.__cause__
-            first = str(cause).strip().splitlines() or [""]
-            raise Failure(f"the export failed with {type(cause).__name__}: {first[0]}\n`pythonop --traceback export ...` shows where") from error

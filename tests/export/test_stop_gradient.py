@@ -185,3 +185,28 @@ def test_the_model_is_as_it_was(dynamo):
     exporter.export(model, (torch.randn(3, 4),), dynamo=dynamo)
     assert model.__dict__.keys() == before.keys()
     assert model.forward.__func__ is Ste.forward
+
+
+METHODS = {
+    "unflatten": lambda x: x.unflatten(-1, (2, 2)),  # a Python method that calls the method of the same name in C
+    "split": lambda x: x.split(2, 1)[0],
+    "norm": lambda x: x.norm(dim=1),
+    "rsub": lambda x: 1 - x,
+    "rpow": lambda x: 2.0**x,
+    "rdiv": lambda x: 1 / (x.abs() + 1),
+    "floordiv": lambda x: x.abs() // 2 + x,  # of negative floats torch's TorchScript exporter truncates
+    "len": lambda x: x * len(x),
+    "unique": lambda x: x.sum() + torch.arange(4).unique().sum(),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_of_tensor_that_are_written_in_python(name, dynamo):
+    class Model(nn.Module):
+        def forward(self, x):
+            return METHODS[name](x * 1.5)
+
+    x = torch.randn(3, 4)
+    program = exporter.export(Model(), (x,), dynamo=dynamo)
+    (found,) = exporter.reference_evaluator(program).run(None, {program.model.graph.inputs[0].name: x.numpy()})
+    np.testing.assert_allclose(found, Model()(x), rtol=1e-5, atol=1e-6)
