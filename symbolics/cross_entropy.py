@@ -47,7 +47,7 @@ def _cross_entropy(
     share = op.Squeeze(op.Div(_number(label_smoothing, x), classes))
     each = op.Neg(op.Add(op.Mul(picked, _number(1 - label_smoothing, x)), op.Mul(uniform, share)))
     each = op.Where(ignored, _number(0.0, x), each)
-    kept = op.CastLike(op.Not(ignored), x)  # type: ignore[type-var]
+    kept = op.CastLike(op.Not(ignored), x)
     count = op.ReduceSum(kept if weight is None else op.Mul(kept, op.Gather(weight, safe)), keepdims=0)
     return _reduced(each, count, reduction)
 
@@ -64,7 +64,8 @@ def _ints(value: Any) -> Any:
 
 
 def _number(value: float, like: Any) -> Any:
-    return op.CastLike(op.Constant(value=ir.to_proto(ir.tensor(np.array(value, np.float64)))), like)
+    constant: Any = op.Constant(value=ir.to_proto(ir.tensor(np.array(value, np.float64))))
+    return op.CastLike(constant, like)
 
 
 def cross_entropy_translations() -> dict[Any, Any]:

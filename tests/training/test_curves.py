@@ -131,5 +131,5 @@ def test_in_float32_inside_twice_eagers_envelope(name):
     # Chaos grows: what was seen before a step may be seen at it.
     widest = np.maximum.accumulate(envelope)
     away = np.abs(np.subtract(found, expected))
-    print(f"{name}: largest distance {away.max():.2e}, eager's own envelope {widest[-1]:.2e}")  # noqa: T201
+    print(f"{name}: largest distance {away.max():.2e}, eager's own envelope {widest[-1]:.2e}")
     assert (away <= 2 * widest + 1e-6 * np.abs(expected)).all()
