@@ -54,12 +54,18 @@ def _lines(values):
     return "{\n" + ",\n".join(f"  {json.dumps(k)}: {json.dumps(json.loads(v) if k == 'call' else v)}" for k, v in values.items()) + "\n}"
 
 
+STEP = file.StepLayout(
+    carried={"param.weight.next": "param.weight", "state.step.next": "state.step"}, inputs=("x",), targets=("target",), loss="loss",
+    parameters={"weight": "param.weight"}, buffers={}, untrained=("spare",), optimizer="sgd",
+    hyperparameters=({"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "keys": ["weight", "spare"]},),
+)  # fmt: skip
 EXAMPLES = {
     "scale": lambda: _lines(encode(SCALE)),
     "gather": lambda: _lines(encode(GATHER)),
     "gather gradient": lambda: _lines(values_of(node_of(model_of(GATHER, gradient=True), "PythonOpGrad"))),
     "state": lambda: _lines(json.loads(file.write_state(STATE))),
     "gradients": lambda: _lines(json.loads(file.write_pairing(PAIRING))),
+    "step": lambda: _lines(json.loads(file.write_step(STEP))),
 }
 BLOCK = re.compile(r"<!-- example: ([\w ]+) -->\n```json\n(.*?)\n```", re.S)
 
@@ -84,6 +90,7 @@ def test_metadata_examples_read_back():
     blocks = dict(BLOCK.findall(TEXT))
     assert file.read_state({file.STATE_KEY: blocks["state"]}) == STATE
     assert file.read_pairing({file.GRADIENTS_KEY: blocks["gradients"]}) == PAIRING
+    assert file.read_step({file.STEP_KEY: blocks["step"]}) == STEP
 
 
 def _section(title):

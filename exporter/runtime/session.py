@@ -24,6 +24,7 @@ from exporter.trust import Gate
 from symbolics.arguments import Slot
 from symbolics.attributes import GRAD_SPECS, SPECS
 from symbolics.errors import FormatError, RunError
+from symbolics.file import STEP_KEY
 
 try:
     import onnxruntime
@@ -330,7 +331,8 @@ def inference_session(
         allow: Classes and patterns that the file may name; see `exporter.trust.Gate`.
         store: Where contexts go; sessions that share a store share contexts. Default: one of its own,
             ``session.store``.
-        sess_options: Options to start from; the operators are added to them. Options of `session_options` bring
+        sess_options: Options to start from; the operators are added to them. Default: those of `session_options`, for a
+            training step without onnxruntime's memory pattern. Options of `session_options` bring
             their own gate and store, ``allow`` and ``store`` are then not given.
         providers, kwargs: As onnxruntime.InferenceSession has them; default ``["CPUExecutionProvider"]``.
 
@@ -353,6 +355,9 @@ def inference_session(
     device = "cuda" if "CUDAExecutionProvider" in names else "cpu"
     if sess_options is None:
         options = session_options(allow, store=store, device=device)
+        # The plan that onnxruntime makes of all buffers at once is the size of a whole step: measured 1.2 to 1.6 times what
+        # asking for each buffer as it comes takes, at no cost in time.
+        options.enable_mem_pattern = not any(entry.key == STEP_KEY for entry in proto.metadata_props)
     else:
         options = sess_options
         if options not in _bound:

@@ -1,0 +1,229 @@
+"""A training step (forward, loss, backward, AdamW) as one ONNX model, beside what people would use instead.
+
+    python -m benchmarks.training_step                  # every model
+    python -m benchmarks.training_step gpt-b2 resnet    # some
+
+Per model, in one process of its own: our step in onnxruntime, eager PyTorch (foreach AdamW), torch.compile, and the gradient
+graph of onnx-ad (without optimizer) where it can make one; they take turns, so that what else the machine does hits all
+alike. Figures are medians of the steps after three of warming up, as ratios to eager. Peak memory is measured in processes
+that run one of them alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks._report import Figure, tell
+
+#: model -> the most that our time may be of eager's.
+LIMITS = {"gpt-b8": 0.95, "gpt-b2": 0.95, "gpt-b2-gelu": 1.0, "resnet": 1.1, "lstm": 1.5, "chain-100": 1.4}
+MEMORY_LIMIT = 1.2
+#: ORTModule 1.19.2 over eager with torch 2.4.1 on another machine of two threads, spinning off: for orientation.
+ORTMODULE = {"gpt-b2-gelu": 1.19, "resnet": 1.7, "chain-100": 1.65}
+THREADS = 2
+
+
+def _ours(sample: Any) -> Callable[[], float]:
+    import onnxruntime
+
+    import exporter
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        step = exporter.export_training_step(sample.model, sample.args, loss=sample.loss, targets=sample.targets, optimizer="adamw")
+    options = exporter.session_options(allow=["benchmarks._models:*"])
+    options.intra_op_num_threads = THREADS
+    options.log_severity_level = 3
+    session = exporter.inference_session(step.model, sess_options=options)
+    layout = step.layout
+    assert layout is not None
+    values = onnxruntime.OrtValue.ortvalue_from_numpy
+    names = [output.name for output in session.get_outputs()]
+    feeds = {name: values(array) for name, array in step.initial.items()}
+    feeds.update((name, values(t.numpy())) for name, t in zip((*layout.inputs, *layout.targets), (*sample.args, *sample.targets), strict=True))
+    step.initial.clear()
+
+    def run() -> float:
+        results = dict(zip(names, session.run_with_ort_values(names, feeds), strict=True))
+        for output, name in layout.carried.items():
+            feeds[name] = results[output]
+        return float(results[layout.loss].numpy())
+
+    return run
+
+
+def _eager(sample: Any, compiled: bool = False) -> Callable[[], float]:
+    import torch
+
+    forward = torch.compile(sample.model) if compiled else sample.model
+    optimizer = torch.optim.AdamW(sample.model.parameters(), foreach=True)
+
+    def run() -> float:
+        optimizer.zero_grad()
+        loss = sample.loss(forward(*sample.args), *sample.targets)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return run
+
+
+def _onnx_ad(sample: Any) -> Callable[[], float]:
+    """Forward and backward by onnx-ad, every parameter an input, without an optimizer."""
+    import numpy as np
+    import onnx
+    import onnxruntime
+    from onnx_ad import reverse
+
+    import exporter
+    from exporter._objective import Objective
+
+    objective = Objective(sample.model, sample.args, {}, sample.loss, sample.targets, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        proto = exporter.export(objective, objective.args).model_proto
+    parameters = {name: p.detach().numpy() for name, p in objective.named_parameters()}
+    kept = [tensor for tensor in proto.graph.initializer if tensor.name not in parameters]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(kept)
+    proto.graph.input.extend(onnx.helper.make_tensor_value_info(name, 1, array.shape) for name, array in parameters.items())
+    adjoint = reverse(proto)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = THREADS
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(adjoint.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [*objective.names, *objective.target_names]
+    feeds = {**dict(zip(names, (t.numpy() for t in (*sample.args, *sample.targets)), strict=True)), **parameters}
+    for value in session.get_inputs():
+        if value.name not in feeds:
+            feeds[value.name] = np.ones([d if isinstance(d, int) else 1 for d in value.shape], np.float32)
+    return lambda: float(np.asarray(session.run(None, feeds)[0]).reshape(-1)[0])
+
+
+def _contenders(name: str, compiled: bool) -> tuple[dict[str, Callable[[], float]], dict[str, str]]:
+    import torch
+
+    from benchmarks._models import MODELS
+
+    made: dict[str, Callable[[Any], Callable[[], float]]] = {"ours": _ours, "eager": _eager}
+    if compiled:
+        made["torch.compile"] = lambda sample: _eager(sample, True)
+    made["onnx-ad, no optimizer"] = _onnx_ad
+    found, refused = {}, {}
+    for kind, make in made.items():
+        torch.manual_seed(0)
+        try:
+            run = make(MODELS[name]())
+            run()
+            found[kind] = run
+        except Exception as error:
+            if kind in ("ours", "eager"):
+                raise
+            refused[kind] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120] if str(error).strip() else ''}"
+    return found, refused
+
+
+def _measure(name: str, steps: int, compiled: bool) -> dict[str, Any]:
+    import torch
+
+    torch.set_num_threads(THREADS)
+    found, refused = _contenders(name, compiled)
+    times: dict[str, list[float]] = {kind: [] for kind in found}
+    losses: dict[str, float] = {}
+    for number in range(steps + 3):
+        for kind, run in found.items():
+            begin = time.perf_counter()
+            losses[kind] = run()
+            if number >= 3:
+                times[kind].append(time.perf_counter() - begin)
+    if abs(losses["ours"] - losses["eager"]) > 2e-2 * max(1, abs(losses["eager"])):
+        raise RuntimeError(f"{name}: the losses differ: {losses}")
+    return {"seconds": {kind: statistics.median(values) for kind, values in times.items()}, "refused": refused}
+
+
+def _status(key: str) -> float:
+    """A line of /proc/self/status in MiB."""
+    text = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(text.split()[1]) / 1024
+
+
+def _memory(name: str, kind: str) -> float:
+    """Peak resident memory of steps 3 to 8 above what was resident before the first, in MiB."""
+    import torch
+
+    from benchmarks._models import MODELS
+
+    torch.set_num_threads(THREADS)
+    torch.manual_seed(0)
+    sample = MODELS[name]()
+    if kind == "ours":
+        run = _ours(sample)
+        sample = None
+    else:
+        run = _eager(sample)
+    gc.collect()
+    before = _status("VmRSS")
+    for _ in range(2):
+        run()
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    for _ in range(6):
+        run()
+    return _status("VmHWM") - before
+
+
+def _child(*arguments: str) -> Any:
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(THREADS), "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.training_step", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run; the exit status is 1 where a limit was missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(LIMITS)}")
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out: its first step takes half a minute")
+    parser.add_argument("--time", help=argparse.SUPPRESS)
+    parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.time:
+        print(json.dumps(_measure(options.time, options.steps, not options.no_compile)))
+        return 0
+    if options.memory:
+        print(json.dumps(_memory(*options.memory)))
+        return 0
+    figures = []
+    for name in options.models or LIMITS:
+        found = _child("--time", name, "--steps", str(options.steps), *(["--no-compile"] if options.no_compile else []))
+        seconds = found["seconds"]
+        note = f"{1e3 * seconds['ours']:.1f} ms; eager {1e3 * seconds['eager']:.1f} ms"
+        figures.append(Figure(f"{name}: ours / eager", seconds["ours"] / seconds["eager"], "ratio", LIMITS[name], options.steps, note))
+        for kind, value in seconds.items():
+            if kind not in ("ours", "eager"):
+                figures.append(Figure(f"{name}: {kind} / eager", value / seconds["eager"], "ratio", None, options.steps))
+        for kind, reason in found["refused"].items():
+            figures.append(Figure(f"{name}: {kind}", float("nan"), "", None, 0, f"cannot: {reason}"))
+        if name in ORTMODULE:
+            figures.append(Figure(f"{name}: ORTModule 1.19.2 / eager", ORTMODULE[name], "ratio", None, 0, "recorded earlier, torch 2.4.1"))
+        memory = {kind: _child("--memory", name, kind) for kind in ("ours", "eager")}
+        limit = MEMORY_LIMIT if memory["eager"] > 16 else None  # of less it says nothing
+        figures.append(Figure(f"{name}: memory of a step, ours / eager", memory["ours"] / memory["eager"], "ratio", limit, 6, f"{memory['ours']:.0f} MiB; eager {memory['eager']:.0f} MiB"))
+    return tell("training_step", figures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
