@@ -8,6 +8,7 @@ import math
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ import exporter
 from exporter.training_step import export_training_step
 from symbolics.errors import ArgumentError, ExportError, FormatError
 from symbolics.file import STATE_KEY, read_state, read_step
+from tests.support import FreshProcess
 from tests.training.loop import eager, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -344,6 +346,30 @@ class TestFile:
         assert (layout.carried, layout.parameters) == (step.layout.carried, step.layout.parameters)
         assert {value.name for value in proto.graph.output} == {"loss", *layout.carried}
         assert all(output == f"{name}.next" for output, name in layout.carried.items())
+
+    def test_a_plain_session_runs_it(self, tmp_path):
+        model, batches = _network(torch.float32), _batches(1, torch.float32)
+        step = _step(model, batches[0])
+        step.save(tmp_path / "step.onnx")
+        session = onnxruntime.InferenceSession(tmp_path / "step.onnx", providers=["CPUExecutionProvider"])
+        x, y = (t.numpy() for t in batches[0])
+        (loss,) = session.run(["loss"], {**step.initial, "input": x, "target": y})
+        np.testing.assert_allclose(loss, F.cross_entropy(model(batches[0][0]), batches[0][1]).detach(), rtol=1e-5)
+
+    def test_a_fresh_process_runs_its_functions(self, tmp_path):
+        torch.manual_seed(0)
+        model, batches = _Custom(), _batches(1, torch.float32)
+        step = _step(model, batches[0], optimizer="sgd", hyperparameters={"lr": 0.05})
+        step.save(tmp_path / "step.onnx")
+        elsewhere = FreshProcess(tmp_path)
+        try:
+            x, y = batches[0]
+            values = elsewhere.run(tmp_path / "step.onnx", {**step.initial, "x": x, "target": y}, allow=[f"{__name__}:*"])
+        finally:
+            elsewhere.close()
+        results = dict(zip([value.name for value in step.model.graph.outputs], values, strict=True))
+        eager(model, F.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.05), batches)
+        np.testing.assert_allclose(results["param.first.weight.next"], model.first.weight.detach(), rtol=1e-5, atol=1e-6)
 
     def test_two_exports_are_equal(self, tmp_path):
         for name in ("a", "b"):
