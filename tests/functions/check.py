@@ -41,6 +41,7 @@ class Row:
     dynamo_says: str = ""
     torchscript_says: str = ""
     note: str = ""
+    rule: str = ""
 
 
 ROWS = [Row(**entry) for entry in tomllib.loads(Path(__file__).with_name("rows.toml").read_text())["row"]]

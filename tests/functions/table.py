@@ -72,6 +72,10 @@ def _document(cells: dict[tuple[str, bool], Cell]) -> str:
         counts = Counter(cells[row.id, dynamo].outcome for row in ROWS)
         shown = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
         lines.append(f"- **{'dynamo=True' if dynamo else 'dynamo=False'}**: {len(ROWS)} rows: {shown}; {share(name):.0%} of those that torch can trace work or work with a warning.")
+    meant = [row for row in ROWS if row.rule]
+    lines += ["", f"{len(meant)} rows are meant to do something else than to work in silence; all others work on every exporter that can trace them:", ""]
+    for rule in dict.fromkeys(row.rule for row in meant):
+        lines.append(f"- {rule}: {'; '.join(row.what for row in meant if row.rule == rule)}")
     messages: list[str] = []
     for group in dict.fromkeys(row.group for row in ROWS):
         lines += ["", f"## {group}", "", "| | dynamo | TorchScript | onnxruntime | reference |", "|---|---|---|---|---|"]

@@ -45,6 +45,12 @@ def test_every_outcome_that_is_not_works_says_something():
             assert outcome == "works" or says, f"{row.id}: what does it say?"
 
 
+def test_a_row_that_does_not_simply_work_is_meant_so():
+    for row in ROWS:
+        works = {row.dynamo, row.torchscript} <= {"works", *TORCH}
+        assert works == (not row.rule), f"{row.id}: either it works, or a rule says why not"
+
+
 @pytest.mark.parametrize(("exporter", "least"), [("dynamo", 0.91), ("torchscript", 0.90)])
 def test_share_of_rows_that_work(exporter, least):
     assert share(exporter) >= least
