@@ -16,6 +16,9 @@ __all__ = ["Halves", "forward_part", "split"]
 # Nodes that only look at their input in another way: the backward does them again where it has their inputs anyway, so
 # that the transpose of a weight or the expansion of a mask is not kept from the forward to the backward.
 _CHEAP = frozenset("Transpose Reshape Squeeze Unsqueeze Flatten Expand Identity Shape Size Cast CastLike ConstantOfShape Constant Range Not".split())
+# One pass over an operand, to the same bits: cheap where the other operand is a constant of one element. GELU's x/2 and
+# tanh + 1 are made so; kept, they are a third of what a feed-forward block keeps.
+_SCALED = frozenset("Add Sub Mul Div".split())
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,17 @@ class Halves:
 def _reads(node: ir.Node) -> list[ir.Value]:
     inner = captured(node) if any(True for _ in subgraphs(node)) else ()
     return [value for value in (*node.inputs, *inner) if value is not None]
+
+
+def _is_cheap(node: ir.Node) -> bool:
+    if node.domain != "":
+        return False
+    return node.op_type in _CHEAP or (node.op_type in _SCALED and any(_is_scalar(value) for value in node.inputs))
+
+
+def _is_scalar(value: ir.Value | None) -> bool:
+    constant = None if value is None else ir.convenience.get_const_tensor(value)
+    return constant is not None and constant.size == 1
 
 
 def _ancestors(nodes: Sequence[ir.Node], ends: Iterable[ir.Value]) -> set[ir.Node]:
@@ -135,7 +149,7 @@ def _cut(nodes: Sequence[ir.Node], ahead: set[ir.Node], behind: Sequence[ir.Node
     """The forward nodes that the backward does again, and the values that it is given."""
     needed: dict[ir.Value, None] = {value: None for node in behind for value in _reads(node)}
     needed.update((value, None) for value in ends)
-    cheap = {node for node in ahead if node.domain == "" and node.op_type in _CHEAP}
+    cheap = {node for node in ahead if _is_cheap(node)}
     # Free: what both halves have without keeping anything: inputs, state, constants, and what is cheaply made of these.
     free: set[ir.Value] = set()
     for node in nodes:

@@ -12,11 +12,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter._engine import Runner, tensor
+from exporter._places import module_of, operator_of
 from exporter.gradient_graph import build_gradient_graph
 from exporter.inputs import named_tensors
 from exporter.runtime.session import inference_session
 from symbolics import _torch_private as private
-from symbolics.file import MODULE_PROPERTY, SOURCE_PROPERTY, read_pairing
+from symbolics.file import read_pairing
 from symbolics.gradients._bodies import captured, subgraphs
 
 __all__ = ["first_departure"]
@@ -158,12 +159,5 @@ def _frontier(nodes: Sequence[ir.Node], wrong: Iterable[ir.Value], is_known: Any
 
 
 def _sentence(node: ir.Node, stage: str) -> str:
-    name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-    function = node.attributes.get("name")
-    of = f" of {function.as_string()}" if function is not None and node.domain else ""
-    where = [f"module {node.metadata_props[MODULE_PROPERTY]}" if MODULE_PROPERTY in node.metadata_props else "", node.metadata_props.get(SOURCE_PROPERTY, "")]
-    scopes = node.metadata_props.get("namespace") or node.metadata_props.get("pkg.torch.onnx.name_scopes")
-    if not any(where) and scopes:
-        where = [scopes]
-    place = ", ".join(part for part in where if part)
-    return f"the {stage} of node {node.name!r} ({name}{of}){' in ' + place if place else ''}: its inputs are eager's, its result is not"
+    where = module_of(node)
+    return f"the {stage} of node {node.name!r} ({operator_of(node)}){' in ' + where if where else ''}: its inputs are eager's, its result is not"

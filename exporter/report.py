@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import math
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from exporter import _charts
 from exporter.inspect import clean
 
-__all__ = ["Report", "Row"]
+__all__ = ["STEPS", "Report", "Row"]
+
+#: Those of `Report.seconds` that are the median of several steps; the others happened once.
+STEPS = ("eager step", "onnxruntime step")
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Row:
         reference: "float64", or the type in which eager ran.
         ok: Whether the file says the same.
         problem: What is wrong where a number does not say it.
+        node: The node of the file that makes the output, or the first that reads the parameter or input.
     """
 
     name: str
@@ -41,6 +45,7 @@ class Row:
     reference: str
     ok: bool
     problem: str = ""
+    node: str = ""
 
     @property
     def badness(self) -> float:
@@ -118,7 +123,7 @@ class Report:
     def summary(self) -> str:
         """One line."""
         bad = sum(not row.ok for row in self.rows)
-        times = ", ".join(f"{key} {value:.3g} s" for key, value in self.seconds.items())
+        times = ", ".join(f"{key} {_charts.duration(value)}" for key, value in self.seconds.items())
         verdict = f"{len(self.rows)} tensors equal eager PyTorch's" if self.ok else f"{bad} of {len(self.rows)} tensors differ from eager PyTorch's"
         return f"{verdict}; largest error {self.max_error:.1e} ({times})"
 
@@ -126,65 +131,29 @@ class Report:
         """Write one page that needs nothing else: no network, no scripts, pictures inside.
 
         Raises:
-            ImportError: jinja2 or matplotlib is not installed (the extra ``report``).
+            ImportError: jinja2 is not installed (the extra ``report``).
         """
         import jinja2
 
-        environment = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True)
+        environment = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        environment.filters.update(clean=lambda text: clean(str(text)), duration=_charts.duration)
+        worst = self.worst()
+        steps = {key: value for key, value in self.seconds.items() if key in STEPS}
         page = environment.get_template("report.html").render(
-            report=self, rows=self.worst(), clean=lambda text: clean(str(text)), errors=_picture(self._errors), times=_picture(self._times)
+            report=self,
+            rows=worst,
+            charted=min(len(worst), _charts.ROWS),
+            errors=_charts.errors(worst),
+            steps=_charts.times(steps),
+            ratio=_ratio(steps),
+            once={key: value for key, value in self.seconds.items() if key not in STEPS},
         )
         target = Path(path)
         target.write_text(page, encoding="utf-8")
         return target
 
-    def _errors(self, figure: Any) -> None:
-        """Error of each tensor beside what is allowed and eager's own, on a logarithmic axis."""
-        rows = self.worst()[:40][::-1]
-        figure.set_size_inches(9, 1.2 + 0.26 * len(rows))
-        axes = figure.add_subplot()
-        low = 1e-17
-        for place, row in enumerate(rows):
-            axes.plot([low, row.tolerance], [place, place], color="#e3e6ea", linewidth=7, solid_capstyle="butt", zorder=1)
-            if row.eager_error is not None:
-                axes.plot(max(row.eager_error, low), place, "|", color="#8a8f98", markersize=10, markeredgewidth=2, zorder=2)
-            error = row.error if math.isfinite(row.error) else 1.0
-            axes.plot(max(error, low), place, "o", color="#1a7f37" if row.ok else "#cf222e", markersize=5, zorder=3)
-        axes.set_yticks(range(len(rows)), [_short(f"{row.name}  ({row.kind})") for row in rows], fontsize=8, parse_math=False)
-        axes.set_xscale("log")
-        axes.set_xlim(low, max([10 * row.error for row in rows if math.isfinite(row.error)] + [1e-3]))
-        axes.set_xlabel("largest difference, relative   (grey: allowed; bar: eager's own error)", fontsize=8)
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.tick_params(axis="both", length=0, labelsize=8)
 
-    def _times(self, figure: Any) -> None:
-        steps = {key: value * 1000 for key, value in self.seconds.items() if "step" in key}
-        figure.set_size_inches(9, 0.8 + 0.4 * max(len(steps), 1))
-        axes = figure.add_subplot()
-        axes.barh(list(steps), list(steps.values()), color=["#8a8f98", "#0969da", "#54aeff"][: len(steps)], height=0.6)
-        axes.invert_yaxis()
-        for place, value in enumerate(steps.values()):
-            axes.text(value, place, f" {value:.2f} ms", va="center", fontsize=8)
-        axes.set_xlabel("milliseconds, forward and backward (median)", fontsize=8)
-        axes.margins(x=0.15)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=8)
-
-
-def _short(text: str, length: int = 60) -> str:
-    text = clean(text)
-    return text if len(text) <= length else "…" + text[1 - length :]
-
-
-def _picture(draw: Any) -> str:
-    """SVG text for the page, made without a display."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    figure = Figure(layout="constrained")
-    FigureCanvasSVG(figure)
-    draw(figure)
-    out = io.StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    text = out.getvalue()
-    return text[text.index("<svg") :]
+def _ratio(steps: dict[str, float]) -> float | None:
+    """A step from the file in units of eager's."""
+    eager, file = (steps.get(name, 0.0) for name in STEPS)
+    return file / eager if eager and file else None

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
+from exporter._places import node_of
 from exporter.case import Case
 from exporter.export import export
 from exporter.inputs import named_tensors
 from exporter.report import Report, Row
 from symbolics.errors import FormatError, PythonopError, RunError, TrustError
-from symbolics.file import CALL_ATTRIBUTE, MARK_COUNT_KEY, OUTPUTS_KEY, PYTHON_OP
+from symbolics.file import CALL_ATTRIBUTE, MARK_COUNT_KEY, OUTPUTS_KEY, PYTHON_OP, read_state
 
 __all__ = ["names_in", "verify"]
 
@@ -98,7 +99,9 @@ def verify(
         size = sum(file.stat().st_size for file in Path(folder).glob("model.onnx*"))
     seconds.update(found["seconds"])
     seconds["eager step"] = _eager_seconds(case.model, tuple(inputs), keywords, eager, steps)
-    report = Report(_compare(eager, precise, found), _facts(case, program.model, dynamo, size, found), _functions(program.model), seconds)
+    places = _places(program.model)
+    rows = [replace(row, node=places.get((row.kind, row.name), "")) for row in _compare(eager, precise, found)]
+    report = Report(rows, _facts(case, program.model, dynamo, size, found), _functions(program.model), seconds)
     if bisect and not report.ok:
         from exporter.bisect import first_departure
 
@@ -332,6 +335,19 @@ def _facts(case: Case, model: ir.Model, dynamo: bool, size: int, found: dict[str
         "opset": model.opset_imports.get("", ""),
         "versions": f"torch {torch.__version__}, onnxruntime {onnxruntime.__version__}, Python {sys.version.split()[0]}",
     }
+
+
+def _places(model: ir.Model) -> dict[tuple[str, str], str]:
+    """(kind, name) of a row -> the node that makes the output, or the first that reads the parameter or input."""
+
+    def reader(value: ir.Value | None) -> str:
+        return node_of(next((use.node for use in value.uses()), None)) if value is not None else ""
+
+    graph = model.graph
+    found = {("output", f"output {index}"): node_of(value.producer()) for index, value in enumerate(graph.outputs)}
+    found |= {("input gradient", str(value.name)): reader(value) for value in graph.inputs}
+    state = read_state(model.metadata_props) or {}
+    return found | {("parameter gradient", name): reader(graph.initializers.get(entry.initializer)) for name, entry in state.items()}
 
 
 def _functions(model: ir.Model) -> dict[str, int]:
