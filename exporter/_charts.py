@@ -59,7 +59,9 @@ def errors(rows: Sequence[Row]) -> str:
         number = f"{row.error:.1e}" if math.isfinite(row.error) else "no number"
         parts.append(f"<g><title>{escape(_tip(row))}</title>")
         parts.append(f'<text class="label" text-anchor="end" x="{left - 10:.1f}" y="{middle + 4}">{escape(label)}</text>')
-        parts.append(f'<rect class="allowed" x="{left:.1f}" y="{middle - 7}" width="{max(0.0, x(row.tolerance or 10.0**low) - left):.1f}" height="14" rx="2"/>')
+        parts.append(
+            f'<rect class="allowed" x="{left:.1f}" y="{middle - 7}" width="{max(0.0, x(row.tolerance or 10.0**low) - left):.1f}" height="14" rx="2"/>'
+        )
         parts.append(f'<line class="stem {kind}" x1="{left:.1f}" x2="{x(row.error):.1f}" y1="{middle}" y2="{middle}"/>')
         if row.eager_error is not None:
             at = x(row.eager_error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,9 +137,9 @@ class Report:
         import jinja2
 
         environment = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-        environment.filters.update(clean=lambda text: clean(str(text)), duration=_charts.duration)
+        environment.filters.update(clean=lambda text: clean(str(text)), duration=_charts.duration, breakable=_breakable)
         worst = self.worst()
-        steps = {key: value for key, value in self.seconds.items() if key in STEPS}
+        steps = {key: self.seconds[key] for key in STEPS if key in self.seconds}
         page = environment.get_template("report.html").render(
             report=self,
             rows=worst,
@@ -151,6 +152,13 @@ class Report:
         target = Path(path)
         target.write_text(page, encoding="utf-8")
         return target
+
+
+def _breakable(text: str) -> Any:
+    """A path of modules, escaped, which a narrow column may break at its dots and colons."""
+    from markupsafe import escape
+
+    return escape(re.sub(r"([.:])(?=\w)", "\\1\u200b", clean(text)))
 
 
 def _ratio(steps: dict[str, float]) -> float | None:

@@ -143,21 +143,8 @@ def test_the_page_is_whole_and_escapes_names(tmp_path):
     parsed.feed(page)
     assert parsed.open == []
     assert parsed.outside == []
-    assert parsed.tags.count("svg") == 2
+    assert page.count('role="img"') == 2
 
 
 def test_a_report_of_nothing_is_not_ok():
     assert not Report([]).ok
-
-
-def test_the_page_in_chromium(tmp_path):
-    import shutil
-
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-    if browser is None:
-        pytest.xfail("no Chromium on this machine: the page is parsed in the tests above, not rendered")
-    report = exporter.verify(*targets.good())
-    page, picture = report.to_html(tmp_path / "r.html"), tmp_path / "r.png"
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--screenshot={picture}", "--window-size=1200,1600", page.as_uri()]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
-    assert picture.stat().st_size > 10_000
