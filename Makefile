@@ -1,7 +1,8 @@
 # Everything sets itself up: `make test` on a machine with Python 3.11 and nothing else makes .venv and fills it.
 #
 #   make test        ruff, mypy, import contracts, pytest
-#   make demo        the main job: two transformers models, exported, reopened elsewhere, compared
+#   make demo        the main job: two transformers models, exported, reopened elsewhere, compared; two networks trained
+#                    from their files; a picture of the curves and the report as a page in demo-output/
 #   make test-wild   more packages from PyPI (docs/wild.md), installed without what they depend on
 #   make node        onnxruntime for Node.js, which one test runs a training step with (make test does it where npm is)
 #   make bench       every program of benchmarks/, each with its targets

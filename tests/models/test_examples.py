@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import PIL.Image
 import pytest
 
 from tests.support import ROOT
@@ -35,13 +36,19 @@ def test_an_example_runs(script: str, said: str, tmp_path: Path) -> None:
 def test_the_demo_runs_and_writes_its_files(tmp_path: Path) -> None:
     done = _run("-m", "examples.demo", "--only", "bloom", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("equal") == 2
-    assert {path.name for path in (tmp_path / "demo-output").glob("*.onnx")} == {"bloom-dynamo.onnx", "bloom-torchscript.onnx"}
+    assert done.stdout.count("\u2502 equal") == 2
+    output = tmp_path / "demo-output"
+    exported = {"bloom-dynamo.onnx", "bloom-torchscript.onnx", "bloom-training.onnx", "snn-training.onnx"}
+    assert {path.name for path in output.glob("*.onnx")} == exported
+    assert done.stdout.count("steps of AdamW from the file") == 2
+    assert "demo-output/report.html" in done.stdout
+    assert "equals eager PyTorch" in (output / "report.html").read_text()
+    assert len(PIL.Image.open(output / "training.png").convert("L").getcolors()) > 20
 
 
 def test_the_demo_fails_where_a_file_differs(tmp_path: Path) -> None:
     """A tolerance below float32 makes every file differ: the status must say so."""
-    code = "import sys; from examples import demo; demo.TOLERANCE = -1.0; sys.exit(demo.main(['--only', 'bloom', '--exporter', 'TorchScript']))"
+    code = "import sys; from examples import demo; demo.TOLERANCE = -1.0; sys.exit(demo.main(['--only', 'bloom', '--exporter', 'TorchScript', '--no-training']))"
     done = _run("-c", code, cwd=tmp_path)
     assert done.returncode == 1
     assert "differs from eager" in " ".join(done.stdout.split())
