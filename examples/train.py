@@ -143,7 +143,7 @@ def draw(curves: dict[str, tuple[list[float], list[float]]], path: Path) -> None
         above.set(title=title, ylabel="loss", ylim=(0, None))
         above.legend(frameon=False)
         gap = [abs(a - b) for a, b in zip(file, eager, strict=True)]
-        below.plot([value or None for value in gap], linewidth=1, color="#cf222e")  # a logarithmic axis has no 0
+        below.plot([value or None for value in gap], ".", markersize=3, color="#cf222e")  # a logarithmic axis has no 0
         below.set(yscale="log", xlabel="step", ylabel="difference")
         for one in (above, below):
             one.spines[["top", "right"]].set_visible(False)

@@ -37,6 +37,8 @@ _FACTOR = 10.0
 #: Above this, eager's own error says that the function is not smooth (it rounds, sorts or thresholds): float64 takes other turns.
 _ROUGH = 1e-3
 _SEED = 20240229
+#: Who reads a tensor is said by the node behind these.
+_LAYOUT = frozenset(("Transpose", "Reshape", "Identity", "Cast", "Unsqueeze", "Squeeze"))
 
 
 def verify(
@@ -341,7 +343,11 @@ def _places(model: ir.Model) -> dict[tuple[str, str], str]:
     """(kind, name) of a row -> the node that makes the output, or the first that reads the parameter or input."""
 
     def reader(value: ir.Value | None) -> str:
-        return node_of(next((use.node for use in value.uses()), None)) if value is not None else ""
+        node = None
+        while value is not None and (uses := value.uses()):
+            node = uses[0].node
+            value = node.outputs[0] if node.op_type in _LAYOUT else None
+        return node_of(node)
 
     graph = model.graph
     found = {("output", f"output {index}"): node_of(value.producer()) for index, value in enumerate(graph.outputs)}
