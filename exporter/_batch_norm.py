@@ -8,6 +8,7 @@ import onnx_ir as ir
 import torch
 
 from exporter.randomness import trains
+from symbolics.file import read_cumulative
 
 __all__ = ["Statistics", "batch_statistics"]
 
@@ -19,22 +20,37 @@ class Statistics:
     Attributes:
         mean, var: The initializers that hold them.
         values: What the graph gives out for them: the new mean, the new variance, the shape of the input.
-        momentum: ONNX's: the share of the old value.
+        momentum: ONNX's: the share of the old value. None: the new value is the batch's own, and the running one is the
+            average of all batches.
     """
 
     mean: str
     var: str
     values: tuple[str, str, str]
-    momentum: float
+    momentum: float | None
 
     @torch.no_grad()
-    def update(self, mean: torch.Tensor, var: torch.Tensor, results: dict[str, torch.Tensor]) -> None:
-        """Take over what a run computed. torch's running variance is of the unbiased kind, ONNX's is not."""
+    def update(self, mean: torch.Tensor, var: torch.Tensor, batches: torch.Tensor | None, results: dict[str, torch.Tensor]) -> None:
+        """Take over what a run computed. torch's running variance is of the unbiased kind, ONNX's is not.
+
+        Args:
+            mean, var: The buffers.
+            batches: The buffer that counts, int64 scalar, None where there is none.
+            results: name -> value, of the run.
+        """
         new_mean, new_var, shape = (results[name] for name in self.values)
         count = shape.prod() // shape[1]
-        kept = var * self.momentum
-        mean.copy_(new_mean)
-        var.copy_(kept + (new_var - kept) * (count / (count - 1)))
+        unbiased = count / (count - 1)
+        if batches is not None:
+            batches.add_(1)
+        if self.momentum is None:
+            assert batches is not None
+            mean.add_((new_mean - mean) / batches)
+            var.add_((new_var * unbiased - var) / batches)
+        else:
+            kept = var * self.momentum
+            mean.copy_(new_mean)
+            var.copy_(kept + (new_var - kept) * unbiased)
 
 
 def _initializer(value: ir.Value | None) -> str | None:
@@ -48,6 +64,7 @@ def _initializer(value: ir.Value | None) -> str | None:
 def batch_statistics(model: ir.Model) -> list[Statistics]:
     """The train-mode BatchNormalizations of the main graph; each gets named outputs for its statistics, in place."""
     found = []
+    cumulative = read_cumulative(model.metadata_props)
     graph = model.graph
     for node in [node for node in graph if node.op_type == "BatchNormalization" and trains(node)]:
         mean, var = _initializer(node.inputs[3]), _initializer(node.inputs[4])
@@ -64,7 +81,11 @@ def batch_statistics(model: ir.Model) -> list[Statistics]:
         shape.outputs[0].name = shape.name
         shape.outputs[0].type = ir.TensorType(ir.DataType.INT64)
         graph.insert_after(node, shape)
-        momentum = node.attributes.get("momentum")
+        momentum: float | None = None
+        if mean in cumulative:
+            node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
+        else:
+            momentum = node.attributes.get_float("momentum", 0.9)
         names = (node.outputs[1].name, node.outputs[2].name, shape.name)
-        found.append(Statistics(mean, var, names, 0.9 if momentum is None else momentum.as_float()))  # type: ignore[arg-type]
+        found.append(Statistics(mean, var, names, momentum))  # type: ignore[arg-type]
     return found

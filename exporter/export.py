@@ -23,6 +23,7 @@ from symbolics.capture import Recorder
 from symbolics.errors import ExportError
 from symbolics.file import (
     CALL_ATTRIBUTE,
+    CUMULATIVE_KEY,
     FORMAT_VERSION,
     MARK_COUNT_KEY,
     MARK_DOMAIN,
@@ -34,6 +35,7 @@ from symbolics.file import (
     SOURCE_PROPERTY,
     STATE_KEY,
     VERSION_KEY,
+    write_cumulative,
     write_state,
 )
 from symbolics.structure import count_tensors
@@ -129,6 +131,8 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     model.metadata_props[VERSION_KEY] = str(FORMAT_VERSION)
     model.metadata_props[STATE_KEY] = write_state(state.entries)
     model.metadata_props[MARK_COUNT_KEY] = str(marks)
+    if state.cumulative:
+        model.metadata_props[CUMULATIVE_KEY] = write_cumulative(state.cumulative)
     if recorder.outputs is not None and count_tensors(recorder.outputs) == len(graph.outputs):
         model.metadata_props[OUTPUTS_KEY] = recorder.outputs
     if any(node.domain == ORT_DOMAIN for node in nodes):

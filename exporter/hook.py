@@ -30,6 +30,7 @@ from exporter.state import ModelState, all_buffers_named, tensor_of
 from exporter.trust import name_of
 from symbolics import _torch_private as private, torch_export
 from symbolics.arguments import qualified_name
+from symbolics.batch_norm import momentum_of_this_step
 from symbolics.capture import Recorder, active_recorder, captured_apply
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.patterns import Patterns
@@ -175,6 +176,7 @@ def _capturing(current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any]
         if isinstance(model, torch.nn.Module):
             recorder.watch(model)
             stack.enter_context(marking(model, keywords))
+            stack.enter_context(momentum_of_this_step(model))
         if dynamo:
             stack.enter_context(private.allow_in_dynamo(_all_functions(torch.autograd.Function)))
             stack.enter_context(private.quiet_registration(torch_export.translations().values()))

@@ -19,7 +19,7 @@ from exporter.runtime.reference import to_tensor
 from exporter.trust import Gate
 from symbolics import _torch_private as private
 from symbolics.errors import FormatError, PythonopWarning, RunError
-from symbolics.file import OUTPUTS_KEY, STEP_KEY, StateEntry, read_pairing, read_state
+from symbolics.file import OUTPUTS_KEY, STEP_KEY, StateEntry, read_cumulative, read_pairing, read_state
 from symbolics.structure import rebuild
 
 __all__ = ["OnnxModule", "load"]
@@ -197,6 +197,9 @@ class _Bound:
             for name, entry in entries.items()
             if name.endswith("running_mean") and (other := entries.get(name.removesuffix("running_mean") + "num_batches_tracked")) is not None
         }
+        for name in read_cumulative(model.metadata_props):
+            if name in names and name not in self.counters:
+                raise FormatError(f"{name!r} is the average of all batches, and the file has no num_batches_tracked beside it: it is damaged")
         self.engine = Engine(model, tuple(names), allow, device, providers)
         self._warned: set[str] = set()
 
@@ -293,10 +296,8 @@ class _Bound:
 
     def _update(self, module: OnnxModule, plan: Plan, state: dict[str, torch.Tensor], box: dict[str, Any]) -> None:
         for entry in plan.statistics:
-            entry.update(state[entry.mean], state[entry.var], box)
             counter = self.counters.get(entry.mean)
-            if counter is not None:
-                state[counter].add_(1)
+            entry.update(state[entry.mean], state[entry.var], None if counter is None else state[counter], box)
 
     def structured(self, results: list[torch.Tensor]) -> Any:
         """What the exported model would have returned."""

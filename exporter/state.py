@@ -15,6 +15,7 @@ import torch
 from onnx_ir import tensor_adapters
 
 from symbolics import _torch_private as private
+from symbolics.batch_norm import cumulative_statistics
 from symbolics.file import StateEntry
 
 __all__ = ["ModelState", "all_buffers_named", "held_out", "tensor_of"]
@@ -27,10 +28,12 @@ class ModelState:
     Attributes:
         entries: name -> StateEntry; tied names share one initializer name.
         values: initializer name -> its tensor, a copy for buffers.
+        cumulative: Initializers of running means that are averages of all batches.
     """
 
     entries: dict[str, StateEntry]
     values: dict[str, torch.Tensor]
+    cumulative: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> ModelState:
@@ -45,7 +48,7 @@ class ModelState:
                 if owner == name:
                     values[name] = tensor if kind == "parameter" else tensor.detach().clone()
                 entries[name] = StateEntry(owner, kind, kind == "parameter" and tensor.requires_grad, name in persistent)  # type: ignore[arg-type]
-        return cls(entries, values)
+        return cls(entries, values, tuple(dict.fromkeys(entries[name].initializer for name in cumulative_statistics(model))))
 
     @contextlib.contextmanager
     def restored(self, model: torch.nn.Module) -> Iterator[None]:

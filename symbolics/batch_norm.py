@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from symbolics import _torch_private as private
 
-__all__ = ["batch_norm_translations", "pin_running_statistics"]
+__all__ = ["batch_norm_translations", "cumulative_statistics", "momentum_of_this_step", "pin_running_statistics"]
 
 
 def _op(op_type: str, inputs: Sequence[ir.Value | None], outputs: int = 1, **attributes: Any) -> Sequence[ir.Value]:
@@ -60,6 +61,37 @@ def _functional_batch_norm(
 def batch_norm_translations() -> dict[Any, Any]:
     """The entries for torch.onnx.export's ``custom_translation_table``."""
     return {torch.ops.aten._native_batch_norm_legit_functional.default: _functional_batch_norm}
+
+
+def cumulative_statistics(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Names of the running means that a forward makes the average of all batches so far (momentum=None), with their modules."""
+    return {
+        f"{path}.running_mean".removeprefix("."): module
+        for path, module in model.named_modules()
+        if isinstance(module, torch.nn.modules.batchnorm._NormBase)
+        and module.training
+        and module.momentum is None
+        and module.track_running_stats
+        and module.num_batches_tracked is not None
+        and not isinstance(module, torch.nn.modules.instancenorm._InstanceNorm)  # there None means 0
+    }
+
+
+@contextlib.contextmanager
+def momentum_of_this_step(model: torch.nn.Module) -> Iterator[None]:
+    """Let an export see the number that momentum=None stands for at the next step.
+
+    torch computes it from the counter of batches: torch.export cannot (it is data), and a trace freezes it. The file says by
+    `CUMULATIVE_KEY` that it was none; the counter is among the model's buffers.
+    """
+    norms = list(cumulative_statistics(model).values())
+    for norm in norms:
+        norm.momentum = 1.0 / (float(norm.num_batches_tracked) + 1.0)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.momentum = None
 
 
 def pin_running_statistics(graph: ir.Graph) -> None:

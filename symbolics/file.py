@@ -6,7 +6,7 @@ No torch here: readers of a file need none.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from symbolics.errors import FormatError
 
 __all__ = [
     "CALL_ATTRIBUTE",
+    "CUMULATIVE_KEY",
     "FORMAT_VERSION",
     "GRADIENTS_KEY",
     "MARK_COUNT_KEY",
@@ -32,9 +33,11 @@ __all__ = [
     "StateEntry",
     "StepLayout",
     "check_version",
+    "read_cumulative",
     "read_pairing",
     "read_state",
     "read_step",
+    "write_cumulative",
     "write_pairing",
     "write_state",
     "write_step",
@@ -54,6 +57,7 @@ VERSION_KEY = "pythonop.version"  # the format version of the file
 STATE_KEY = "pythonop.state"  # JSON: state_dict key -> StateEntry
 MARK_COUNT_KEY = "pythonop.stop_gradients"  # how many StopGradient nodes the exporter wrote, subgraphs included
 OUTPUTS_KEY = "pythonop.outputs"  # JSON: the structure of forward's result (symbolics/structure.py)
+CUMULATIVE_KEY = "pythonop.cumulative"  # JSON: initializers of running means that are averages of all batches (momentum=None)
 GRADIENTS_KEY = "pythonop.gradients"  # JSON: GradientPairing; training files only
 STEP_KEY = "pythonop.step"  # JSON: StepLayout; training steps only
 
@@ -166,6 +170,27 @@ def read_state(metadata: Mapping[str, str]) -> dict[str, StateEntry] | None:
             raise FormatError(f"metadata {STATE_KEY}: the entry of {name!r} is malformed: the file is damaged")
         out[name] = StateEntry(**entry)
     return out
+
+
+def write_cumulative(names: Iterable[str]) -> str:
+    """JSON text for `CUMULATIVE_KEY`."""
+    return json.dumps(list(names), separators=(",", ":"))
+
+
+def read_cumulative(metadata: Mapping[str, str]) -> frozenset[str]:
+    """The running means that are averages of all batches so far, by initializer.
+
+    Raises:
+        FormatError: The text is not a list of names.
+    """
+    text = metadata.get(CUMULATIVE_KEY, "[]")
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"metadata {CUMULATIVE_KEY} is not JSON: the file is damaged") from error
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise FormatError(f"metadata {CUMULATIVE_KEY} is not a list of names: the file is damaged")
+    return frozenset(names)
 
 
 def write_pairing(pairing: GradientPairing) -> str:

@@ -268,6 +268,25 @@ def test_batch_norm_statistics_are_torchs(dynamo):
     assert_close(module.state_dict()["1.running_var"], model.state_dict()["1.running_var"])
 
 
+def test_batch_norm_of_no_momentum_averages_all_batches(dynamo, tmp_path):
+    """The share of a batch depends on how many there were, which a file must read from the counter and not freeze."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Conv2d(1, 12, 3), nn.BatchNorm2d(12, momentum=None), nn.BatchNorm2d(12)).train()
+    with torch.no_grad():
+        model(torch.randn(4, 1, 8, 8))
+        model(torch.randn(4, 1, 8, 8))
+    module = loaded(model, (torch.randn(4, 1, 8, 8),), dynamo=dynamo, path=tmp_path / "model.onnx")
+    assert model[1].momentum is None
+    assert int(model[1].num_batches_tracked) == 2
+    for step in range(4):
+        x = torch.randn(4, 1, 8, 8) * (step + 1) + step
+        torch.testing.assert_close(module(x), model(x), rtol=1e-4, atol=1e-4)
+        for (name, one), (other, two) in zip(module.named_buffers(), model.named_buffers(), strict=True):
+            assert name == other
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5, msg=f"{name} at step {step}")
+    assert_close(module.eval()(x), model.eval()(x))
+
+
 def test_dropout_is_drawn_anew_and_follows_torchs_generator(dynamo):
     model, x = F.Dropping().train(), torch.randn(50, 6)
     module = loaded(model, (x,), dynamo=dynamo)

@@ -115,6 +115,16 @@ def test_metadata_that_names_what_is_not_there(file):
         exporter.load(model, allow=ALLOW)
 
 
+@pytest.mark.parametrize(("text", "message"), [("[", "not JSON"), ('{"a": 1}', "not a list of names"), ('["first.weight"]', "num_batches_tracked")])
+def test_damaged_metadata_of_statistics(file, text, message):
+    import onnx
+
+    model = onnx.load(file)
+    model.metadata_props.add(key="pythonop.cumulative", value=text)
+    with pytest.raises(exporter.FormatError, match=message):
+        exporter.load(model, allow=ALLOW)
+
+
 def test_a_lost_stop_gradient_mark(tmp_path):
     class Stops(nn.Module):
         def __init__(self):
