@@ -2,13 +2,20 @@
 
 ONNX's Dropout draws from a generator of the runtime's own. Here the mask is computed by standard operators from an int64
 scalar input ``seed``, the number of the node and the position of the element, by an integer hash (two rounds of
-xor-shift and multiply on uint32, whose arithmetic wraps around by definition).
+xor-shift and multiply on uint32, whose arithmetic wraps around by definition). Inside a Loop or a Scan the number of the pass
+goes in, too: a mask is a function of these numbers alone, so that a gradient graph that runs a body again has it again.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
 import numpy as np
 import onnx_ir as ir
+
+from symbolics.errors import UnsupportedOperatorError
+from symbolics.gradients._bodies import subgraphs
 
 __all__ = ["SEED", "inference_mode", "seed_dropout", "trains"]
 
@@ -37,30 +44,92 @@ def trains(node: ir.Node) -> bool:
     return False
 
 
+#: From a body to the number of its pass: an int64 scalar in the body, None where a body has but one (the branches of an If).
+_Counter = Callable[[], ir.Value | None]
+
+
 def seed_dropout(model: ir.Model) -> str | None:
-    """Compute the masks of the main graph's Dropout nodes from an input, in place. Those in bodies of control flow stay.
+    """Compute the masks of all Dropout nodes from an input, in place; inside Loop and Scan each pass has masks of its own.
 
     Returns:
         The name of the input, None where there is no Dropout in training mode (nothing has changed then).
+
+    Raises:
+        UnsupportedOperatorError: A Dropout is in a body whose passes have no numbers (SequenceMap), or its ratio is computed.
     """
     graph = model.graph
-    found = [node for node in graph if node.op_type == "Dropout" and trains(node) and (len(node.inputs) < 2 or node.inputs[1] is None or _constant(node.inputs[1]) is not None)]
+    found = [entry for entry in _dropouts(graph, ()) if trains(entry[0])]
     if not found:
         return None
     taken = {value.name for node in graph for value in node.outputs} | {v.name for v in graph.inputs} | set(graph.initializers)
     name = next(n for n in (SEED, *(f"{SEED}_{i}" for i in range(1, len(taken) + 2))) if n not in taken)
     seed = ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
     graph.inputs.append(seed)
-    for number, node in enumerate(found):
-        _replace(graph, node, seed, number, f"{name}/{number}")
+    for number, (node, counters) in enumerate(found):
+        passes = [value for counter in counters if (value := counter()) is not None]
+        _replace(graph, node, seed, passes, number, f"{name}/{number}")
     return name
 
 
-def _replace(graph: ir.Graph, node: ir.Node, seed: ir.Value, number: int, prefix: str) -> None:
+def _dropouts(graph: ir.Graph, counters: tuple[_Counter, ...]) -> Iterator[tuple[ir.Node, tuple[_Counter, ...]]]:
+    """Dropout nodes, those of bodies included, each with the counters of the bodies around it."""
+    for node in graph:
+        if node.op_type == "Dropout" and node.domain in ("", "ai.onnx"):
+            yield node, counters
+        for body in subgraphs(node):
+            yield from _dropouts(body, (*counters, functools.cache(functools.partial(_number_of_pass, node, body))))
+
+
+def _number_of_pass(node: ir.Node, body: ir.Graph) -> ir.Value | None:
+    """The number of the pass through a body. A Scan has none: it gets a state that counts, in place."""
+    if node.op_type == "If":
+        return None
+    if node.op_type == "Loop":
+        return body.inputs[0]
+    if node.op_type != "Scan":
+        raise UnsupportedOperatorError(
+            f"{node.op_type} {node.name!r} has a Dropout in its body, whose masks cannot be drawn from a seed: the passes have no numbers. "
+            "Export the model with dropout 0, or as a loop"
+        )
+    states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
+    prefix = f"{node.name or node.op_type}/{SEED}"
+    kind, scalar = ir.TensorType(ir.DataType.INT64), ir.Shape([])
+    count = ir.Value(name=f"{prefix}/pass", type=kind, shape=scalar)
+    zero, one = (ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(np.array(n, np.int64)))], name=f"{prefix}/{n}") for n in (0, 1))
+    following = ir.Node("", "Add", [count, one.outputs[0]], name=f"{prefix}/next")
+    for made in (zero, one, following):
+        made.outputs[0].name, made.outputs[0].type, made.outputs[0].shape = made.name, kind, scalar
+    body.inputs.insert(states, count)
+    body.extend([one, following])
+    body.outputs.insert(states, following.outputs[0])
+    assert node.graph is not None
+    node.graph.insert_before(node, zero)
+    _insert_state(node, states, zero.outputs[0], f"{prefix}/passes")
+    return count
+
+
+def _insert_state(node: ir.Node, place: int, value: ir.Value, name: str) -> None:
+    """One more input and one more output in the middle of a node: all that follow move by one."""
+    inputs = [*node.inputs[:place], value, *node.inputs[place:]]
+    node.resize_inputs(len(inputs))
+    for index in range(place, len(inputs)):
+        node.replace_input_with(index, inputs[index])
+    node.resize_outputs(len(node.outputs) + 1)
+    for index in range(len(node.outputs) - 1, place, -1):
+        old, new = node.outputs[index - 1], node.outputs[index]
+        moved = old.name
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        old.name, new.name, new.type, new.shape = None, moved, old.type, old.shape
+    counted = node.outputs[place]
+    counted.name, counted.type, counted.shape = name, value.type, value.shape
+
+
+def _replace(root: ir.Graph, node: ir.Node, seed: ir.Value, passes: Sequence[ir.Value], number: int, prefix: str) -> None:
+    """Put the arithmetic of a mask in a Dropout's place; its constants are initializers of the root."""
+    graph = node.graph
     x, y = node.inputs[0], node.outputs[0]
-    assert x is not None
-    ratio = _constant(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
-    p = 0.5 if ratio is None else float(ratio)
+    assert graph is not None and x is not None
+    p = _ratio(node)
     nodes: list[ir.Node] = []
 
     def op(op_type: str, *inputs: ir.Value, dtype: ir.DataType | None = None, shape: ir.Shape | None = None, **attributes: object) -> ir.Value:
@@ -73,28 +142,34 @@ def _replace(graph: ir.Graph, node: ir.Node, seed: ir.Value, number: int, prefix
         return out
 
     def constant(value: float, dtype: ir.DataType) -> ir.Value:
-        name = f"{prefix}/constant_{len(graph.initializers)}"
+        name = f"{prefix}/constant_{len(root.initializers)}"
         tensor = ir.tensor(np.array(value, dtype=dtype.numpy()), dtype=dtype, name=name)
-        graph.initializers[name] = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape([]), const_value=tensor)
-        return graph.initializers[name]
+        root.initializers[name] = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape([]), const_value=tensor)
+        return root.initializers[name]
 
     u32, i64 = ir.DataType.UINT32, ir.DataType.INT64
-    half, multiplier = constant(16, u32), constant(_MULTIPLIER, u32)
+    half, multiplier, golden = constant(16, u32), constant(_MULTIPLIER, u32), constant(_GOLDEN, u32)
 
     def mixed(h: ir.Value) -> ir.Value:
         for _ in range(2):
             h = op("Mul", op("BitwiseXor", h, op("BitShift", h, half, direction="RIGHT")), multiplier)
         return op("BitwiseXor", h, op("BitShift", h, half, direction="RIGHT"))
 
-    start = op("Add", op("Cast", seed, to=u32), constant((number + 1) * _GOLDEN % 2**32, u32))
+    start = mixed(op("Add", op("Cast", seed, to=u32), constant((number + 1) * _GOLDEN % 2**32, u32)))
+    for count in passes:
+        start = mixed(op("Add", start, op("Mul", op("Add", op("Cast", count, to=u32), constant(1, u32)), golden)))
     positions = op("Range", constant(0, i64), op("Size", x), constant(1, i64))
-    spread = op("Mul", op("Cast", positions, to=u32), constant(_GOLDEN, u32))
-    bits = op("Cast", op("BitShift", mixed(op("Add", spread, mixed(start))), constant(1, u32), direction="RIGHT"), to=ir.DataType.INT32)
+    spread = op("Mul", op("Cast", positions, to=u32), golden)
+    bits = op("Cast", op("BitShift", mixed(op("Add", spread, start)), constant(1, u32), direction="RIGHT"), to=ir.DataType.INT32)
     kept = op("GreaterOrEqual", bits, constant(min(int(p * 2**31), 2**31 - 1), ir.DataType.INT32))
     mask = op("Reshape", kept, op("Shape", x), dtype=ir.DataType.BOOL, shape=x.shape)
-    kind = x.dtype or ir.DataType.FLOAT
-    scale = constant(0.0 if p >= 1 else 1 / (1 - p), kind)
-    dropped = op("Mul", op("Mul", x, op("Cast", mask, to=kind, dtype=kind, shape=x.shape), dtype=kind, shape=x.shape), scale, dtype=kind, shape=x.shape)
+    kind = x.dtype
+    scale = constant(0.0 if p >= 1 else 1 / (1 - p), kind or ir.DataType.FLOAT)
+    if kind is None:  # a body of another exporter need not say the types of its values
+        factor, scale = op("CastLike", mask, x), op("CastLike", scale, x)
+    else:
+        factor = op("Cast", mask, to=kind, dtype=kind, shape=x.shape)
+    dropped = op("Mul", op("Mul", x, factor, dtype=kind, shape=x.shape), scale, dtype=kind, shape=x.shape)
     graph.insert_before(node, nodes)
     pairs = [(y, dropped)] if len(node.outputs) < 2 else [(y, dropped), (node.outputs[1], mask)]
     for old, new in pairs:
@@ -102,6 +177,18 @@ def _replace(graph: ir.Graph, node: ir.Node, seed: ir.Value, number: int, prefix
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         old.name, new.name = None, name
     graph.remove(node, safe=True)
+
+
+def _ratio(node: ir.Node) -> float:
+    value = node.inputs[1] if len(node.inputs) > 1 else None
+    if value is None:
+        return 0.5
+    ratio = _constant(value)
+    if ratio is None:
+        raise UnsupportedOperatorError(
+            f"the ratio of Dropout {node.name!r} is computed in the graph ({value.name!r}): its mask cannot be drawn from a seed. Give it as a number"
+        )
+    return float(ratio)
 
 
 def inference_mode(model: ir.Model) -> None:
