@@ -23,8 +23,10 @@ from exporter.runtime.kernels import DTYPES
 from exporter.runtime.models import read_model
 from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore
+from symbolics.attributes import shown
 from symbolics.errors import FormatError, PythonopError, RunError
 from symbolics.file import ORT_DOMAIN, read_pairing
+from symbolics.gradients._bodies import subgraphs
 
 __all__ = ["Engine", "Kept", "Plan", "Runner", "open_model", "tensor"]
 
@@ -111,6 +113,7 @@ def open_model(source: Any) -> ir.Model:
         raise FormatError(f"the model is damaged: {type(error).__name__}: {str(error)[:300]}") from error
     if not model.graph.outputs:
         raise FormatError(f"{source if isinstance(source, (str, Path)) else 'the model'} has no outputs: it is no ONNX model, or was cut off")
+    _check_names(model.graph, set())
     for value in model.graph.initializers.values():
         if isinstance(value.const_value, ir.ExternalTensor):
             path = Path(value.const_value.path)
@@ -120,6 +123,25 @@ def open_model(source: Any) -> ir.Model:
             if path.stat().st_size < needed:
                 raise FormatError(f"{path} has {path.stat().st_size} bytes, and {value.name!r} lies at {needed} and before: the file was cut off")
     return model
+
+
+def _check_names(graph: ir.Graph, outer: set[ir.Value]) -> None:
+    """Every value that a node reads, or that is an output, is made somewhere before.
+
+    Raises:
+        FormatError: One is not; the message names the node and the value.
+    """
+    known = outer | {*graph.inputs, *graph.initializers.values()}
+    for node in graph:
+        for value in node.inputs:
+            if value is not None and value not in known:
+                raise FormatError(f"node {node.name!r} ({node.op_type}) reads {shown(str(value.name))!r}, which nothing before it makes: the model is damaged")
+        for body in subgraphs(node):
+            _check_names(body, known)
+        known.update(node.outputs)
+    for value in graph.outputs:
+        if value not in known:
+            raise FormatError(f"the output {shown(str(value.name))!r} is made by no node: the model is damaged")
 
 
 # ------------------------------------------------------------------------------------------------------------ plans

@@ -169,9 +169,20 @@ def _refuse_randomness(model: torch.nn.Module, args: tuple[Any, ...], kwargs: di
         torch.random.set_rng_state(state)
     if any(_difference(one, two) > 1e-3 for one, two in zip(again.outputs, eager.outputs, strict=True) if one.is_floating_point()):
         raise PythonopError(
-            "two runs of the model with one input differ: it draws random numbers (dropout?), and eager and onnxruntime draw different ones. "
-            "Verify it with dropout 0 or in eval(); what a loaded file does with dropout is tested by its seed"
+            f"two runs of the model with one input differ: it draws random numbers{_drawing(model)}, and eager and onnxruntime draw different ones, so that "
+            "nothing can be compared. Verify the same model with dropout 0 (`for m in model.modules(): if hasattr(m, 'p'): m.p = 0.0`, or the dropout "
+            "arguments of its config), which leaves all else in training mode, or in eval()"
         )
+
+
+def _drawing(model: torch.nn.Module) -> str:
+    """The modules that are known to draw, for a message."""
+    found = [
+        f"{type(module).__name__} {name!r}"
+        for name, module in model.named_modules()
+        if isinstance(module, (torch.nn.modules.dropout._DropoutNd, torch.nn.RReLU)) and module.training and getattr(module, "p", True)
+    ]
+    return f" ({', '.join(found[:5])}{f' and {len(found) - 5} more' if len(found) > 5 else ''})" if found else ""
 
 
 def _precise(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], eager: _Eager) -> _Eager | None:
@@ -344,8 +355,8 @@ def _places(model: ir.Model) -> dict[tuple[str, str], str]:
 
     def reader(value: ir.Value | None) -> str:
         node = None
-        while value is not None and (uses := value.uses()):
-            node = uses[0].node
+        while value is not None and (use := next(iter(value.uses()), None)) is not None:
+            node = use.node
             value = node.outputs[0] if node.op_type in _LAYOUT else None
         return node_of(node)
 

@@ -86,12 +86,12 @@ def momentum_of_this_step(model: torch.nn.Module) -> Iterator[None]:
     """
     norms = list(cumulative_statistics(model).values())
     for norm in norms:
-        norm.momentum = 1.0 / (float(norm.num_batches_tracked) + 1.0)  # type: ignore[arg-type]
+        norm.momentum = 1.0 / (float(norm.num_batches_tracked) + 1.0)  # type: ignore[arg-type, assignment]
     try:
         yield
     finally:
         for norm in norms:
-            norm.momentum = None
+            norm.momentum = None  # type: ignore[assignment]
 
 
 def pin_running_statistics(graph: ir.Graph) -> None:

@@ -105,6 +105,67 @@ def test_missing_and_truncated_external_data(tmp_path):
         exporter.load(path, allow=ALLOW)
 
 
+def test_external_data_outside_the_folder(tmp_path):
+    """A file from somewhere else must not read what lies beside its folder."""
+    import onnx
+
+    (tmp_path / "inside").mkdir()
+    path = tmp_path / "inside" / "model.onnx"
+    exporter.export(F.Cubic(64), (torch.randn(3, 64),)).save(path, external_data=True)
+    secret = tmp_path / "secret"
+    secret.write_bytes(path.with_name("model.onnx.data").read_bytes())
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "../secret"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(exporter.FormatError, match="secret"):
+        exporter.load(path, allow=ALLOW)
+
+
+@pytest.mark.parametrize("name", ["call", "output_tensor_types", "input_convention"])
+def test_a_tampered_call(file, name):
+    """What a PythonOp says of itself is checked before it runs: damaged, it is an error and no wrong result."""
+    import onnx
+
+    model = onnx.load(file)
+    (node,) = [n for n in model.graph.node if n.op_type == "PythonOp"]
+    (attribute,) = [a for a in node.attribute if a.name == name]
+    if attribute.s:
+        attribute.s = attribute.s[: len(attribute.s) // 2] + b"?"
+    else:
+        del attribute.ints[:]
+    with pytest.raises(exporter.PythonopError, match="Cube|PythonOp|call"):
+        exporter.load(model, allow=ALLOW)(torch.randn(3, 4))
+
+
+def test_an_initializer_that_lost_bytes(file):
+    import onnx
+
+    model = onnx.load(file)
+    (weight,) = [t for t in model.graph.initializer if t.name == "first.weight"]
+    weight.raw_data = weight.raw_data[:-4]
+    with pytest.raises(exporter.FormatError, match=r"first\.weight"):
+        exporter.load(model, allow=ALLOW)
+
+
+@pytest.mark.slow
+def test_flipped_bits_are_errors_or_harmless(file):
+    """A hundred tampered files: each opens, or says that it is damaged; none ends the process or raises something else."""
+    data = file.read_bytes()
+    x = torch.randn(3, 4)
+    generator = torch.Generator().manual_seed(0)
+    refused = 0
+    for place in torch.randint(0, len(data), (100,), generator=generator).tolist():
+        file.write_bytes(data[:place] + bytes([data[place] ^ (1 << place % 8)]) + data[place + 1 :])
+        try:
+            exporter.load(file, allow=ALLOW)(x)
+        except (exporter.PythonopError, TypeError):
+            refused += 1
+    assert refused > 10
+
+
 def test_metadata_that_names_what_is_not_there(file):
     import onnx
 

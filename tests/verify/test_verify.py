@@ -79,9 +79,27 @@ def test_batch_norm_in_training_mode_tied_and_frozen(dynamo):
 
 
 def test_a_model_that_draws_is_refused():
-    with pytest.raises(exporter.PythonopError, match="random"):
+    with pytest.raises(exporter.PythonopError, match=r"random numbers \(Dropout '.*dropout 0 .*eval\(\)"):
         exporter.verify(F.Dropping().train(), (torch.randn(3, 6),))
     assert exporter.verify(F.Dropping().eval(), (torch.randn(3, 6),)).ok
+
+
+class _Draws(nn.Module):
+    def forward(self, x):
+        return x * torch.rand_like(x)
+
+
+def test_a_model_that_draws_by_itself_is_refused():
+    with pytest.raises(exporter.PythonopError, match="draws random numbers, and"):
+        exporter.verify(_Draws(), (torch.randn(3, 6),))
+
+
+def test_the_remedy_for_dropout_works():
+    model = F.Dropping().train()
+    for m in model.modules():
+        if hasattr(m, "p"):
+            m.p = 0.0
+    assert exporter.verify(model, (torch.randn(3, 6),)).ok
 
 
 def test_assert_roundtrip():
