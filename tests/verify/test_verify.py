@@ -102,6 +102,21 @@ def test_the_remedy_for_dropout_works():
     assert exporter.verify(model, (torch.randn(3, 6),)).ok
 
 
+class _Rounds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.round(self.linear(x))
+
+
+def test_a_file_without_a_gradient_path_is_told():
+    """torch's round has a gradient of zeros, ONNX's none: trained from the file its parameters would stay without one."""
+    with pytest.raises(exporter.RunError, match="gradient in eager, and none in the file"):
+        exporter.verify(_Rounds(), (torch.randn(3, 4),))
+
+
 def test_assert_roundtrip():
     exporter.testing.assert_roundtrip(*targets.good())
     with pytest.raises(AssertionError, match=r"parameter gradient first\.weight: error"):
