@@ -257,7 +257,7 @@ def trained(folder: Path) -> tuple[list[str], bool]:
         eager, file, _ = train.both(factory(), folder / f"{key}-training.onnx")
         lines.append(f"{title}: {len(file.losses)} steps of AdamW from the file, loss {file.losses[0]:.3f} -> {file.losses[-1]:.3f}; in eager {eager.losses[-1]:.3f}")
         curves[title] = (eager.losses, file.losses)
-        ok &= file.losses[-1] <= 0.5 * file.losses[0] and abs(file.losses[-1] - eager.losses[-1]) <= 0.1 * eager.losses[0]
+        ok &= train.agree(eager, file)
     train.draw(curves, folder / "training.png")
     return lines, ok
 

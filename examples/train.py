@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable
@@ -126,6 +127,17 @@ def both(task: Task, path: Path, steps: int = STEPS, dynamo: bool = True) -> tup
     return train(copy.deepcopy(task.model), task, steps), train(module, task, steps), module
 
 
+def agree(eager: Training, file: Training) -> bool:
+    """Whether both learned, and the same.
+
+    The median distance, not the largest: a spiking network is chaotic, one rounding decides in the end whether a neuron fires. How
+    far a file may be from eager is measured by benchmarks/training_curves.py.
+    """
+    gaps = [abs(a - b) for a, b in zip(file.losses, eager.losses, strict=True)]
+    halved = all(one.losses[-1] <= one.losses[0] / 2 for one in (eager, file))
+    return halved and statistics.median(gaps) <= 1e-4 * eager.losses[0]
+
+
 def draw(curves: dict[str, tuple[list[float], list[float]]], path: Path) -> None:
     """One picture: for each title the losses of eager and of the file, above how far they are apart.
 
@@ -171,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
         # What was learned goes back into the model that was exported.
         task.model.load_state_dict(module.state_dict())
         curves[title] = (eager.losses, file.losses)
-        ok &= file.losses[-1] < file.losses[0] / 2 and gap < 1e-2
+        ok &= agree(eager, file)
     if options.picture is not None:
         draw(curves, options.picture)
         print(f"wrote {options.picture}")
