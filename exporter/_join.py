@@ -203,15 +203,21 @@ class Join:
                 node.replace_input_with(position, copy.outputs[0])
             size = op.Cast(op.ReduceProd(shape, None, keepdims=0), to=var.dtype or _FLOAT)
             channels = op.Cast(op.Gather(shape, 1), to=var.dtype or _FLOAT)
-            kept = old_var * entry.momentum
-            # torch keeps the unbiased variance, ONNX the other one.
-            self.next[old_mean] = mean
-            self.next[old_var] = kept + (var - kept) * (size / (size - channels))
+            unbiased = size / (size - channels)  # torch keeps this variance, ONNX the other one
             values.update({entry.mean: old_mean, entry.var: old_var})
-            counter = owners.get(f"{stem}num_batches_tracked")
+            counter, batches = owners.get(f"{stem}num_batches_tracked"), None
             if counter is not None and counter in graph.initializers:
                 values[counter] = count = self._input(f"buffer.{counter}", counter)
-                self.next[count] = count + 1
+                self.next[count] = batches = count + 1
+            if entry.momentum is None:  # the average of all batches
+                assert batches is not None
+                number = op.Cast(batches, to=var.dtype or _FLOAT)
+                self.next[old_mean] = old_mean + (mean - old_mean) / number
+                self.next[old_var] = old_var + (var * unbiased - old_var) / number
+            else:
+                kept = old_var * entry.momentum
+                self.next[old_mean] = mean
+                self.next[old_var] = kept + (var - kept) * unbiased
         self.buffers = values
         lost = [key for key in changing if owners.get(key) not in values]
         if lost:

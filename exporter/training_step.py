@@ -24,7 +24,7 @@ from exporter.gradient_graph import build_gradient_graph
 from exporter.program import Program, save_model
 from exporter.randomness import seed_dropout
 from symbolics.errors import ArgumentError, ExportError
-from symbolics.file import STATE_KEY, StepLayout, read_state, write_state
+from symbolics.file import CUMULATIVE_KEY, STATE_KEY, StepLayout, read_cumulative, read_state, write_cumulative, write_state
 
 __all__ = ["TrainingStep", "export_training_step"]
 
@@ -188,3 +188,5 @@ def _rename_state(model: ir.Model) -> None:
             value.name = _key(name)
             initializers[value.name] = value
     model.metadata_props[STATE_KEY] = write_state(renamed)
+    if cumulative := read_cumulative(model.metadata_props):
+        model.metadata_props[CUMULATIVE_KEY] = write_cumulative(sorted(map(_key, cumulative)))

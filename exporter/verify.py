@@ -175,12 +175,17 @@ def _refuse_randomness(model: torch.nn.Module, args: tuple[Any, ...], kwargs: di
         )
 
 
+_DRAWING = (
+    torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d, torch.nn.AlphaDropout, torch.nn.FeatureAlphaDropout, torch.nn.RReLU,
+)  # fmt: skip
+
+
 def _drawing(model: torch.nn.Module) -> str:
     """The modules that are known to draw, for a message."""
     found = [
         f"{type(module).__name__} {name!r}"
         for name, module in model.named_modules()
-        if isinstance(module, (torch.nn.modules.dropout._DropoutNd, torch.nn.RReLU)) and module.training and getattr(module, "p", True)
+        if isinstance(module, _DRAWING) and module.training and getattr(module, "p", True)
     ]
     return f" ({', '.join(found[:5])}{f' and {len(found) - 5} more' if len(found) > 5 else ''})" if found else ""
 

@@ -63,17 +63,20 @@ def batch_norm_translations() -> dict[Any, Any]:
     return {torch.ops.aten._native_batch_norm_legit_functional.default: _functional_batch_norm}
 
 
+# Of InstanceNorm, None means 0.
+_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm)
+
+
 def cumulative_statistics(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """Names of the running means that a forward makes the average of all batches so far (momentum=None), with their modules."""
     return {
         f"{path}.running_mean".removeprefix("."): module
         for path, module in model.named_modules()
-        if isinstance(module, torch.nn.modules.batchnorm._NormBase)
+        if isinstance(module, _NORMS)
         and module.training
         and module.momentum is None
         and module.track_running_stats
         and module.num_batches_tracked is not None
-        and not isinstance(module, torch.nn.modules.instancenorm._InstanceNorm)  # there None means 0
     }
 
 

@@ -217,10 +217,12 @@ class _Custom(nn.Module):
 
 
 class TestModels:
+    @pytest.mark.parametrize("momentum", [0.1, None])
     @pytest.mark.parametrize("dynamo", [True, False])
-    def test_running_statistics_go_from_step_to_step(self, dynamo):
+    def test_running_statistics_go_from_step_to_step(self, dynamo, momentum):
         torch.manual_seed(0)
         model = _Normed().train()  # onnxruntime has no Conv for float64
+        model.norm.momentum = momentum
         batches = [(torch.randn(6, 2, 7, 7), torch.randint(0, 3, (6,))) for _ in range(5)]
         step = _step(model, batches[0], optimizer="sgd", hyperparameters={"lr": 0.1}, dynamo=dynamo)
         before = {name: array.copy() for name, array in step.initial.items()}
