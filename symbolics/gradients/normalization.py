@@ -119,10 +119,11 @@ def batch_normalization(op, node, g, *_):
         mean_x = op.ReduceMean(wide_x, axes, keepdims=1)
         centered = wide_x - mean_x
         inverse = 1.0 / op.Sqrt(op.ReduceMean(centered * centered, axes, keepdims=1) + epsilon)
-        normal = centered * inverse
-        dbias, dscale = op.ReduceSum(wide, axes, keepdims=1), op.ReduceSum(wide * normal, axes, keepdims=1)
-        count = op.count_over(x, axes, wide)
-        dx = (wide - (dbias + normal * dscale) / count) * (inverse * op.cast(_channels(op, scale, rank), kind))
+        dbias = op.ReduceSum(wide, axes, keepdims=1)
+        dscale = op.ReduceSum(wide * centered, axes, keepdims=1) * inverse
+        factor = inverse * op.cast(_channels(op, scale, rank), kind)
+        share = factor / op.count_over(x, axes, wide)  # few passes over what is large: the rest is one number a channel
+        dx = wide * factor - (centered * (share * inverse * dscale) + share * dbias)
         return [dx, op.Reshape(dscale, [-1]), op.Reshape(dbias, [-1]), None, None]
     inverse = 1.0 / op.Sqrt(variance + epsilon)
     factor = op.cast(scale, kind) * inverse
