@@ -221,9 +221,7 @@ class _Build:
             if parts is None:
                 return None
             if len(parts) > 1:
-                whole = op.Add(*parts) if len(parts) == 2 else op.Sum(*parts)
-                whole.shape = value.shape
-                gradients[value] = parts = [whole]
+                gradients[value] = parts = [op.add_up(parts, value)]
             return parts[0]
 
         with op.arithmetic():
