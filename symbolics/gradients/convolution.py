@@ -15,7 +15,7 @@ from symbolics.gradients._windows import Windows, windows
 
 __all__: list[str] = []
 
-_FEW_CHANNELS = 16
+_FEW_CHANNELS, _MORE_CHANNELS = 16, 48
 _MANY_PIXELS = 2**18
 
 
@@ -61,18 +61,20 @@ def _weight_by_columns(op: Builder, slide: Windows, padded: ir.Value, small: ir.
     """What each kernel position sees, side by side, then a product: several times faster than the Conv form.
 
     With channels last, a Gather of whole pixels lays them side by side; a product for each index of the first kernel axis
-    keeps what it reads in the cache. Few channels make pixels too short for that, huge images the indices too many: then
-    Slices, with the batch behind the channels, and one product.
+    keeps what it reads in the cache. Pixels of less channels are too short for that, huge images need too many indices:
+    then Slices, with the batch behind the channels, and a product for each kernel position, or one for very few channels.
     """
     m, c, *kernel = static_shape(w)
     outs = [int(d) for d in slide.small.shape[2:]]
     axes = list(range(2, slide.rank + 2))
     rows = op.memo(("rows of g", small), lambda: op.Reshape(op.transpose(small, [1, 0, *axes]), [m, -1]))
     positions = list(itertools.product(*[range(k) for k in kernel]))
-    if c < _FEW_CHANNELS or len(positions) == 1 or len(positions) * math.prod(outs) > _MANY_PIXELS:
-        sliced = [_seen(op, slide, op.transpose(padded, [1, 0, *axes]), position, outs) for position in positions]
-        columns = op.Concat(*sliced, axis=0) if len(sliced) > 1 else sliced[0]
-        product = op.Gemm(rows, op.Reshape(columns, [len(positions) * c, -1]), transB=1)
+    if c < _MORE_CHANNELS or len(positions) == 1 or len(positions) * math.prod(outs) > _MANY_PIXELS:
+        turned = op.transpose(padded, [1, 0, *axes])
+        groups = [_seen(op, slide, turned, position, outs) for position in positions]
+        if c < _FEW_CHANNELS and len(groups) > 1:
+            groups = [op.Concat(*groups, axis=0)]
+        parts = [op.Gemm(rows, op.Reshape(group, [len(positions) * c // len(groups), -1]), transB=1) for group in groups]
     else:
         sizes = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(outs, slide.strides, kernel, slide.dilations)]
         pixels = op.Reshape(op.Transpose(padded, perm=[0, *axes, 1]), [0, math.prod(sizes), c])
@@ -82,7 +84,7 @@ def _weight_by_columns(op: Builder, slide: Windows, padded: ir.Value, small: ir.
         for offset in offsets:
             seen = op.Gather(pixels, op.constant((starts + offset).ravel(), ir.DataType.INT32), axis=1)
             parts.append(op.Gemm(rows, op.Reshape(seen, [-1, len(offset) * c])))
-        product = op.Concat(*parts, axis=1) if len(parts) > 1 else parts[0]
+    product = op.Concat(*parts, axis=1) if len(parts) > 1 else parts[0]
     if len(positions) == 1:
         return op.Reshape(product, [m, c, *kernel])
     return op.Reshape(op.Transpose(op.Reshape(product, [m, len(positions), c]), perm=[0, 2, 1]), [m, c, *kernel])
