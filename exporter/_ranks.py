@@ -99,7 +99,7 @@ _POINTWISE = _BROADCAST | {"Softmax", "LogSoftmax", "Cast", "IsNaN", "Not", "Tan
 def name_dims(graph: ir.Graph, const: Callable[[ir.Value | None], np.ndarray | None]) -> None:
     """Fill in unknown dims: exporters compute shapes from the shapes of other values, whose dims have names.
 
-    Known names tell that nothing was broadcast, which spares the gradient its sums over axes found at run time.
+    The names tell that nothing was broadcast, which spares the gradient its sums over axes found at run time.
     """
     vectors: dict[ir.Value, list[Dim]] = {}
 
@@ -114,14 +114,20 @@ def name_dims(graph: ir.Graph, const: Callable[[ir.Value | None], np.ndarray | N
             continue
         if node.op_type in _OF_VECTORS and (found := _vector(node, vector)) is not None:
             vectors[node.outputs[0]] = found
-        if any(o.shape is not None and any(d is None for d in _dims(o) or ()) for o in node.outputs[:1]):
+        out = node.outputs[0]
+        before = _dims(out) or []
+        if any(_is_open(d) for d in before):
             dims = _known_dims(node, vector)
-            out = node.outputs[0]
-            if dims is not None and len(dims) == len(out.shape):
-                out.shape = ir.Shape([new if old is None else old for old, new in zip(_dims(out) or (), dims)])
+            if dims is not None and len(dims) == len(before):
+                out.shape = ir.Shape([new if _is_open(old) and new is not None else old for old, new in zip(before, dims)])
 
 
 _OF_VECTORS = frozenset(["Shape", "Slice", "Concat", "Gather", "Squeeze", "Unsqueeze", "Identity"])
+
+
+def _is_open(dim: Dim) -> bool:
+    """Unknown, or named by ONNX's inference as a dim that nothing is known of."""
+    return dim is None or (isinstance(dim, str) and dim.startswith("unk__"))
 
 
 def _dims(v: ir.Value | None) -> list[Dim] | None:
