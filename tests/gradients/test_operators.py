@@ -201,3 +201,12 @@ def test_a_sequence_position_known_only_at_run_time_is_refused():
     model = model_of("float[2] x, int64 i", "s = SequenceConstruct(x, x) y = SequenceAt(s, i)")
     with pytest.raises(UnsupportedOperatorError, match="SequenceAt.*only at run time"):
         build_gradient_graph(model)
+
+
+@pytest.mark.parametrize("mode", ["half_pixel", "output_half_pixel"])
+def test_roi_align_with_as_many_samples_as_each_region_needs(mode):
+    rng = np.random.default_rng(0)
+    regions = np.float32([[0.3, 0.2, 7.6, 8.1], [1.1, 2.3, 3.4, 3.9], [-2.2, -1.7, 5.3, 6.1]])
+    settings = f'output_height=2, output_width=3, spatial_scale=0.9, coordinate_transformation_mode="{mode}"'  # sampling_ratio=0
+    inputs = {"x": rng.standard_normal((2, 3, 9, 8)).astype(np.float32), "rois": regions, "i": I64([0, 1, 1])}
+    check("float[2,3,9,8] x, float[3,4] rois, int64[3] i", f"y = RoiAlign<{settings}>(x, rois, i)", inputs, order=1, wrt=["x"])
