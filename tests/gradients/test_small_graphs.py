@@ -173,11 +173,9 @@ def test_dims_that_were_computed_from_shapes_need_no_sum_found_at_run_time():
     check('float["b","t"] x, float["b","t",1] w', body, values(x=(2, 3), w=(2, 3, 1)), order=1)
 
 
+@pytest.mark.slow
 def test_gpt2_has_at_most_2_6_nodes_for_one_of_the_forward():
     from benchmarks.gradient_graph import gpt2
 
-    for layers in (2, 4):
-        model = gpt2(layers)
-        count = len(build_gradient_graph(model).graph)
-    # the embedding and the head weigh less the deeper the model is: what a layer costs counts
-    assert count / len(model.graph) <= 2.65
+    model = gpt2(12)
+    assert len(build_gradient_graph(model).graph) / len(model.graph) <= 2.6
