@@ -17,7 +17,7 @@ from symbolics.errors import ArgumentError, FormatError, PythonopError
 from symbolics.file import MARK_COUNT_KEY, MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, check_version, read_state
 from symbolics.gradients._bodies import subgraphs, walk
 from symbolics.gradients._values import attr, is_float, rank_of
-from symbolics.gradients.control_flow import EXPOSED
+from symbolics.gradients.control_flow import EXPOSED, OWN_BACKWARD
 
 __all__ = ["Boundary", "infer_shapes", "own_copy", "read_boundary", "remove_marks", "set_ir_version"]
 
@@ -51,7 +51,8 @@ def own_copy(source: Any) -> ir.Model:
     else:
         raise PythonopError(f"expected a path, an onnx.ModelProto, an onnx_ir.Model or a Program, not {type(source).__name__}")
     for node in walk(model.graph):
-        node.meta.pop(EXPOSED, None)  # of an earlier build: to this one all outputs are alike
+        for key in (EXPOSED, OWN_BACKWARD):  # of an earlier build: to this one all outputs are alike
+            node.meta.pop(key, None)
     check_version(model.metadata_props)
     for value in model.graph.initializers.values():
         tensor = value.const_value

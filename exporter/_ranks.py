@@ -1,13 +1,16 @@
-"""Ranks of values where ONNX's shape inference gives up, for want of a constant mostly."""
+"""What ONNX's shape inference leaves open: ranks, for want of a constant mostly, and names of dims that shapes were made of."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import numpy as np
 import onnx_ir as ir
 
 from symbolics.gradients._bodies import subgraphs, walk
 from symbolics.gradients._values import attr, rank_of
 
-__all__ = ["guess_ranks"]
+__all__ = ["guess_ranks", "name_dims"]
 
 _BROADCAST = frozenset(["Add", "Sub", "Mul", "Div", "Pow", "Where", "Max", "Min", "Sum", "Mean", "Mod", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor", "PRelu"])
 _SAME = frozenset(
@@ -86,3 +89,113 @@ def _of_bodies(node: ir.Node) -> list[int | None]:
         value.type = value.type or (None if source is None else source.type)
     ranks = [rank_of(v) for v in outputs]
     return [r if r is None or i < states else r + 1 for i, r in enumerate(ranks)]
+
+
+# ------------------------------------------------------------------------------------------------------- names of dims
+Dim = int | str | None  # a number, a name, or unknown
+_POINTWISE = _BROADCAST | {"Softmax", "LogSoftmax", "Cast", "IsNaN", "Not", "Tanh", "Exp", "Erf", "Sigmoid", "Relu", "Gelu", "Neg", "Sqrt", "Identity", "Dropout"}
+
+
+def name_dims(graph: ir.Graph, const: Callable[[ir.Value | None], np.ndarray | None]) -> None:
+    """Fill in unknown dims: exporters compute shapes from the shapes of other values, whose dims have names.
+
+    The names tell that nothing was broadcast, which spares the gradient its sums over axes found at run time.
+    """
+    vectors: dict[ir.Value, list[Dim]] = {}
+
+    def vector(v: ir.Value | None) -> list[Dim] | None:
+        if v is None or v in vectors:
+            return None if v is None else vectors[v]
+        array = const(v)
+        return None if array is None or array.dtype != np.int64 or array.ndim > 1 or array.size > 16 else [int(i) for i in array.reshape(-1)]
+
+    for node in graph:
+        if node.domain:
+            continue
+        if node.op_type in _OF_VECTORS and (found := _vector(node, vector)) is not None:
+            vectors[node.outputs[0]] = found
+        out = node.outputs[0]
+        before = _dims(out) or []
+        if any(_is_open(d) for d in before):
+            dims = _known_dims(node, vector)
+            if dims is not None and len(dims) == len(before):
+                out.shape = ir.Shape([new if _is_open(old) and new is not None else old for old, new in zip(before, dims)])
+
+
+_OF_VECTORS = frozenset(["Shape", "Slice", "Concat", "Gather", "Squeeze", "Unsqueeze", "Identity"])
+
+
+def _is_open(dim: Dim) -> bool:
+    """Unknown, or named by ONNX's inference as a dim that nothing is known of."""
+    return dim is None or (isinstance(dim, str) and dim.startswith("unk__"))
+
+
+def _dims(v: ir.Value | None) -> list[Dim] | None:
+    return None if v is None or v.shape is None else [d if type(d) is int else d.value for d in v.shape]
+
+
+def _vector(node: ir.Node, vector: Callable[[ir.Value | None], list[Dim] | None]) -> list[Dim] | None:
+    """The elements of a vector, or of a scalar, that was made of dims."""
+    if node.op_type == "Shape":
+        dims = _dims(node.inputs[0])
+        return None if dims is None else dims[slice(attr(node, "start", 0), attr(node, "end"))]
+    inputs = [vector(v) for v in node.inputs]
+    if None in inputs or not inputs:
+        return None
+    if node.op_type == "Concat":
+        return [d for part in inputs for d in part]
+    if node.op_type == "Slice":
+        start, end, *rest = [v[0] if len(v) == 1 else None for v in inputs[1:]]
+        plain = isinstance(start, int) and isinstance(end, int) and rest[:1] in ([], [0]) and rest[1:] in ([], [1])
+        return inputs[0][start:end] if plain else None
+    if node.op_type == "Gather":
+        indices = inputs[1]
+        return [inputs[0][i] for i in indices] if all(isinstance(i, int) and -len(inputs[0]) <= i < len(inputs[0]) for i in indices) else None
+    return inputs[0]
+
+
+def _known_dims(node: ir.Node, vector: Callable[[ir.Value | None], list[Dim] | None]) -> list[Dim] | None:
+    shapes = [_dims(v) for v in node.inputs if v is not None]
+    if node.op_type == "Reshape":
+        target = vector(node.inputs[1])
+        return None if target is None or shapes[0] is None else _reshaped(shapes[0], target, bool(attr(node, "allowzero", 0)))
+    if node.op_type == "Transpose":
+        perm = attr(node, "perm")
+        return None if shapes[0] is None else [shapes[0][p] for p in perm] if perm is not None else shapes[0][::-1]
+    if not shapes or None in shapes:
+        return None
+    if node.op_type == "MatMul" and all(len(s) >= 2 for s in shapes):
+        a, b = shapes
+        return [*_broadcast([a[:-2], b[:-2]]), a[-2], b[-1]]
+    if node.op_type in _POINTWISE:
+        return _broadcast(shapes[:1] if node.op_type == "Dropout" else shapes)
+    return None
+
+
+def _broadcast(shapes: Sequence[list[Dim]]) -> list[Dim]:
+    rank = max(len(s) for s in shapes)
+    columns = zip(*[[1] * (rank - len(s)) + s for s in shapes])
+    out: list[Dim] = []
+    for column in columns:
+        wide = {d for d in column if d != 1}
+        number = next((d for d in wide if isinstance(d, int)), None)
+        out.append(1 if not wide else number if number is not None else wide.pop() if len(wide) == 1 else None)
+    return out
+
+
+def _reshaped(before: list[Dim], target: list[Dim], allowzero: bool) -> list[Dim]:
+    """The dims behind a Reshape; what -1 stands for where all else cancels out."""
+    out = [before[i] if d == 0 and not allowzero and i < len(before) else d for i, d in enumerate(target)]
+    if -1 not in out:
+        return out
+    rest, others = list(before), [d for d in out if d != -1]
+    for d in list(others):
+        if d in rest:
+            rest.remove(d)
+            others.remove(d)
+    fill: Dim = None
+    if all(isinstance(d, int) for d in (*rest, *others)) and 0 not in (*rest, *others):
+        fill = int(np.prod(rest)) // int(np.prod(others))
+    elif len(rest) == 1 and not others:
+        fill = rest[0]
+    return [fill if d == -1 else d for d in out]

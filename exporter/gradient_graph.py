@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from exporter._gradient_model import Boundary, infer_shapes, own_copy, read_boundary, remove_marks, set_ir_version
+from exporter._ranks import name_dims
 from symbolics.errors import PythonopError
 from symbolics.file import GRADIENTS_KEY, GradientPairing, write_pairing
 from symbolics.gradients import COMPOSITES, NONDIFFERENTIABLE, RULES, Rule, gradient
@@ -81,6 +82,7 @@ class _Build:
                 self.register_constants()
                 infer_shapes(self.model)
                 self.expanded, again = fold(Builder(self.session), self.expanded)
+        name_dims(graph, self.session.const)
         seeds: dict[ir.Value, ir.Value] = {}
         pairing_in = {}
         for value in boundary.outputs:
@@ -221,9 +223,7 @@ class _Build:
             if parts is None:
                 return None
             if len(parts) > 1:
-                whole = op.Add(*parts) if len(parts) == 2 else op.Sum(*parts)
-                whole.shape = value.shape
-                gradients[value] = parts = [whole]
+                gradients[value] = parts = [op.add_up(parts, value)]
             return parts[0]
 
         with op.arithmetic():

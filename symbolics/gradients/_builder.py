@@ -164,8 +164,55 @@ class Builder:
 
     def reshape(self, x: ir.Value, dims: Sequence[int | ir.Value] | ir.Value) -> ir.Value:
         """Reshape to numbers (0 copies, -1 fills) and one-element vectors."""
-        shape = dims if isinstance(dims, ir.Value) else self.vector(dims)
-        return self.Reshape(x, shape)
+        if isinstance(dims, ir.Value):
+            return self.Reshape(x, dims)
+        if all(isinstance(d, int) and d for d in dims) or dims == [-1]:
+            return self._reshape_static(x, [int(d) for d in dims])
+        return self.Reshape(x, self.vector(dims))
+
+    def _reshape_static(self, x: ir.Value, dims: list[int]) -> ir.Value:
+        """Reshape to numbers, -1 fills: of what was reshaped before it, or nothing where that has the shape already."""
+        whole = static_shape(x)
+        if whole is not None and -1 in dims and 0 not in whole:
+            dims = [int(np.prod(whole)) // -int(np.prod(dims)) if d == -1 else d for d in dims]
+        if (before := _before_reshape(x)) is not None:
+            x = before
+        if static_shape(x) == tuple(dims):
+            return x
+        maker = x.producer()
+        if maker is not None and maker.graph is None and maker.op_type == "Mul" and not maker.domain and -1 not in dims:
+            for left, right in (maker.inputs, maker.inputs[::-1]):  # the product of what had the shape before: reshape the other
+                if (before := _before_reshape(left)) is not None and static_shape(before) == tuple(dims):
+                    if static_shape(right) == static_shape(left):
+                        return self._static(self.Mul(before, self._reshape_static(right, dims)), dims)
+        return self.memo(("reshape", x, tuple(dims)), lambda: self._static(self.Reshape(x, dims), dims))
+
+    def _static(self, x: ir.Value, dims: Sequence[int]) -> ir.Value:
+        if -1 not in dims and 0 not in dims:
+            x.shape = ir.Shape(dims)
+        return x
+
+    def rows(self, x: ir.Value, width: int | ir.Value) -> ir.Value:
+        """All axes but the last, which has this width, as one."""
+        return self.reshape(x, [-1, width]) if isinstance(width, int) else self.memo(("rows", x), lambda: self.reshape(x, [-1, width]))
+
+    def matrix_of(self, x: ir.Value) -> ir.Value | None:
+        """The matrix that x was reshaped from, where it was one."""
+        before = _before_reshape(x)
+        dims = None if before is None else static_shape(before)
+        return before if dims is not None and len(dims) == 2 else None
+
+    def add_up(self, parts: Sequence[ir.Value], like: ir.Value) -> ir.Value:
+        """The sum of values of the shape of ``like``; of what they were reshaped from, where one was one matrix."""
+        matrix = next((static_shape(m) for p in parts if (m := self.matrix_of(p)) is not None), None)
+        whole = static_shape(like)
+        if matrix is None or whole is None or whole[-1:] != matrix[-1:] or np.prod(whole) != np.prod(matrix):
+            total = self.Add(*parts) if len(parts) == 2 else self.Sum(*parts)
+            total.shape = like.shape
+            return total
+        parts = [self._reshape_static(p, list(matrix)) for p in parts]
+        total = self._static(self.Add(*parts) if len(parts) == 2 else self.Sum(*parts), matrix)
+        return self._reshape_static(total, list(whole))
 
     def flat(self, x: ir.Value) -> ir.Value:
         return self.memo(("flat", x), lambda: self.Reshape(x, [-1]))
@@ -174,7 +221,7 @@ class Builder:
         """Reshape to the shape of ``like``."""
         dims = None if like.shape is None else [d if type(d) is int else -1 for d in like.shape]
         if dims is not None and dims.count(-1) <= 1 and 0 not in dims:
-            return self._as_transpose(x, dims) or self.Reshape(x, dims)
+            return self._as_transpose(x, dims) or self.reshape(x, dims)
         return self.Reshape(x, self.shape(like), allowzero=1)
 
     def _as_transpose(self, x: ir.Value, dims: list[int]) -> ir.Value | None:
@@ -196,10 +243,38 @@ class Builder:
     def transpose(self, x: ir.Value, perm: Sequence[int]) -> ir.Value:
         """Transpose; one of a Transpose is one Transpose, or none."""
         inner = x.producer()
-        first = attr(inner, "perm") if inner is not None and inner.op_type == "Transpose" and not inner.domain else None
-        if first is not None:
+        if inner is not None and not inner.domain and inner.op_type == "Transpose" and (first := attr(inner, "perm")) is not None:
             x, perm = inner.inputs[0], [first[p] for p in perm]
-        return x if list(perm) == list(range(len(perm))) else self.Transpose(x, perm=list(perm))
+        if list(perm) == list(range(len(perm))):
+            return x
+        if inner is not None and inner.graph is None and inner.op_type == "Gemm" and list(perm) == [1, 0] and len(inner.inputs) == 2:
+            a, b = inner.inputs
+            flags = {"transA": 1 - attr(inner, "transB", 0), "transB": 1 - attr(inner, "transA", 0), "alpha": attr(inner, "alpha")}
+            return self.Gemm(b, a, **{k: v for k, v in flags.items() if v})
+        turned = self.Transpose(x, perm=list(perm))
+        if x.shape is not None:
+            turned.shape = ir.Shape([x.shape[p] for p in perm])
+        return turned
+
+    def concat(self, parts: Sequence[ir.Value], axis: int) -> ir.Value:
+        """Concat; of values that were transposed and reshaped alike it is one Transpose and one Reshape of a Concat."""
+        shapes = [static_shape(p) for p in parts]
+        if None not in shapes and axis % len(shapes[0]) == len(shapes[0]) - 1:
+            axis %= len(shapes[0])
+            apart = [z for p in parts if (z := _before_reshape(p)) is not None and static_shape(z) is not None]
+            inner = [static_shape(z) for z in apart]
+            if len(apart) == len(parts) and all(s[:axis] == t[:axis] and s[axis + 1 :] == inner[0][axis + 1 :] for s, t in zip(inner, shapes)):
+                whole = [*shapes[0][:axis], sum(s[axis] for s in shapes)]
+                dims = [*inner[0][:axis], sum(s[axis] for s in inner), *inner[0][axis + 1 :]]
+                return self._reshape_static(self._static(self._concat_transposed(apart, axis), dims), whole)
+        return self.Concat(*parts, axis=axis)
+
+    def _concat_transposed(self, parts: Sequence[ir.Value], axis: int) -> ir.Value:
+        makers = [p.producer() for p in parts]
+        perms = {tuple(attr(m, "perm") or ()) if m is not None and m.graph is None and m.op_type == "Transpose" else () for m in makers}
+        if len(perms) == 1 and (perm := perms.pop()):
+            return self.Transpose(self.Concat(*[m.inputs[0] for m in makers if m is not None], axis=perm[axis]), perm=list(perm))
+        return self.Concat(*parts, axis=axis)
 
     def scale(self, x: ir.Value, factor: float) -> ir.Value:
         """x times a number; what is itself a new product with a number takes the product of both."""
@@ -324,6 +399,14 @@ class Builder:
                 return None
             arrays.append(array)
         return self.i64(_FOLD[op_type](*arrays))
+
+
+def _before_reshape(x: ir.Value) -> ir.Value | None:
+    """What a Reshape of the build reshaped."""
+    maker = x.producer()
+    if maker is None or maker.graph is not None or maker.op_type != "Reshape" or maker.domain:
+        return None
+    return maker.inputs[0]
 
 
 def _stretched(i: int, x: ir.Value, full: ir.Value, others: Sequence[ir.Value]) -> bool | None:

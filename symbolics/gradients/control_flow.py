@@ -16,10 +16,11 @@ from symbolics.gradients._bodies import captured, clone_nodes, prune, subgraphs
 from symbolics.gradients._builder import Builder, attr, is_float, unsupported
 from symbolics.gradients._registry import gradient
 
-__all__ = ["EXPOSED"]
+__all__ = ["EXPOSED", "OWN_BACKWARD"]
 
 _RANDOM = frozenset(["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"])
 EXPOSED = "pythonop.exposed"  # node.meta: key -> index of the output that carries it
+OWN_BACKWARD = "pythonop.backward"  # node.meta: the rule of a Scan that was written together with its backward
 
 
 # ------------------------------------------------------------------------------------------------- what runs only once
@@ -271,6 +272,8 @@ class _Reader:
 @gradient("Loop", "Scan")
 def iterate(op, node, *gradients):
     """A Loop from the last iteration to the first: carries the gradients of the states, sums those of captured values."""
+    if OWN_BACKWARD in node.meta:
+        return node.meta[OWN_BACKWARD](op, node, *gradients)
     iteration = _Iteration.of(op, node)
     wanted = _wanted(op, node)
     states = [s for s in iteration.states if is_float(s[0]) or is_float(s[2])]

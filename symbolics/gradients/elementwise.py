@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from symbolics.gradients._builder import Builder, attr, is_float, rank_of
 from symbolics.gradients._registry import Gradients, gradient
-from symbolics.gradients.normalization import is_masked_softmax
+from symbolics.gradients.compositions import is_masked_softmax, tanh_gelu
 
 __all__: list[str] = []
 
@@ -117,8 +117,11 @@ def gelu(op, node, g):
         square = x * x
         t = op.Tanh(c * x * (1.0 + k * square))
         return [g * (0.5 * (1.0 + t) + 0.5 * c * x * (1.0 - t * t) * (1.0 + 3 * k * square))]
-    phi = 0.5 * (1.0 + op.Erf(x * math.sqrt(0.5)))
-    return [g * (phi + x * (op.Exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))))]
+    u = x * math.sqrt(0.5)
+    twice_density = op.Exp(0.5 * math.log(2 / math.pi) - u * u)
+    factor = (op.Erf(u) + x * twice_density + 1.0) * 0.5
+    factor.shape = x.shape
+    return [g * factor]
 
 
 @gradient("PRelu")
@@ -141,6 +144,8 @@ def sub(op, node, g):
 
 @gradient("Mul", broadcast=True)
 def mul(op, node, g):
+    if (whole := tanh_gelu(op, node, g)) is not None:
+        return whole
     a, b = node.inputs
     factor = op.const(b) if rank_of(b) == 0 else None
     return [g * b if factor is None else op.scale(g, float(factor)), g * a]

@@ -8,18 +8,14 @@ import onnx_ir as ir
 
 from symbolics.gradients._builder import Builder, attr, unsupported
 from symbolics.gradients._registry import gradient
+from symbolics.gradients.compositions import attention, swap
 
 __all__: list[str] = []
 
 
-def _swap(op: Builder, x: ir.Value, rank: int) -> ir.Value:
-    """The transpose of the last two axes."""
-    return op.memo(("swap", x), lambda: op.Transpose(x, perm=[*range(rank - 2), rank - 1, rank - 2]))
-
-
 def _rows(op: Builder, x: ir.Value) -> ir.Value:
     """All axes but the last as one."""
-    return op.memo(("rows", x), lambda: op.reshape(x, [-1, op.dim(x, len(x.shape) - 1)]))
+    return op.rows(x, op.dim(x, len(x.shape) - 1))
 
 
 @gradient("MatMul")
@@ -28,10 +24,12 @@ def matmul(op, node, g):
     m, n = op.rank(node, a), op.rank(node, b)
     if m == 1 or n == 1:
         return _vector_matmul(op, a, b, m, n, g)
-    da = op.MatMul(g, _swap(op, b, n))
+    if (whole := attention(op, node, g)) is not None:
+        return whole
+    da = op.MatMul(g, swap(op, b, n))
     if m > 2 and n == 2:  # a weight: one product over all rows instead of one a batch and their sum
-        return [da, op.Gemm(_rows(op, a), op.reshape(g, [-1, op.dim(b, 1)]), transA=1)]
-    db = op.MatMul(_swap(op, a, m), g)
+        return [da, op.Gemm(_rows(op, a), op.rows(g, op.dim(b, 1)), transA=1)]
+    db = op.MatMul(swap(op, a, m), g)
     return [op.sum_to(da, a, *_batched(node, a)), op.sum_to(db, b, *_batched(node, b))]
 
 
@@ -54,7 +52,7 @@ def _vector_matmul(op: Builder, a: ir.Value, b: ir.Value, m: int, n: int, g: ir.
         column = op.Unsqueeze(g, [-1])
         return [op.MatMul(column, op.Unsqueeze(b, [0])), op.ReduceSum(column * a, list(range(m - 1)), keepdims=0)]
     row = op.Unsqueeze(g, [-2])  # (k) x (..., k, n): g has the shape (..., n)
-    da = op.ReduceSum(op.MatMul(row, _swap(op, b, n)), list(range(n - 1)), keepdims=0)
+    da = op.ReduceSum(op.MatMul(row, swap(op, b, n)), list(range(n - 1)), keepdims=0)
     return [da, op.MatMul(op.Unsqueeze(a, [1]), row)]
 
 

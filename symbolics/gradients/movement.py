@@ -77,7 +77,7 @@ def concat(op, node, g):
 @gradient("Split")
 def split(op, node, *gradients):
     parts = [g if g is not None else op.zeros_like(y) for g, y in zip(gradients, node.outputs)]
-    return [op.Concat(*parts, axis=attr(node, "axis", 0)), None][: len(node.inputs)]
+    return [op.concat(parts, attr(node, "axis", 0)), None][: len(node.inputs)]
 
 
 @gradient("Slice")

@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from symbolics.gradients._builder import Builder, attr, static_shape, unsupported
 from symbolics.gradients._registry import gradient
+from symbolics.gradients.compositions import is_masked_softmax
 
 __all__: list[str] = []
 
@@ -19,15 +20,6 @@ def softmax(op, node, g):
     if y.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):  # the difference cancels: torch takes it in float32 too
         y, g = op.cast(y, ir.DataType.FLOAT), op.cast(g, ir.DataType.FLOAT)
     return [y * (g - op.ReduceSum(g * y, [axis], keepdims=1))]
-
-
-def is_masked_softmax(op: Builder, condition: ir.Value, x: ir.Value, y: ir.Value) -> bool:
-    """Whether ``Where(condition, x, y)`` is a softmax with 0 for the NaN of its fully masked rows."""
-    maker, test = y.producer(), condition.producer()
-    if maker is None or maker.op_type != "Softmax" or test is None or test.op_type != "IsNaN" or test.inputs[0] is not y:
-        return False
-    replacement = op.const(x)
-    return replacement is not None and replacement.size == 1 and not replacement.any()
 
 
 def _without_nan(op: Builder, y: ir.Value) -> ir.Value:
@@ -60,11 +52,17 @@ def layer_normalization(op, node, g, gmean=None, ginverse=None):
     axis = attr(node, "axis", -1) % rank
     axes = list(range(axis, rank))
     stash = ir.DataType(attr(node, "stash_type", 1))
+    settings = {"epsilon": attr(node, "epsilon", 1e-5), "stash_type": int(stash)}
+    kind, dims = x.dtype, static_shape(x)
+    plain = dims is not None and kind is stash is ir.DataType.FLOAT
+    if plain and g is not None and gmean is ginverse is None and axis == rank - 1 and static_shape(scale) == dims[axis:]:
+        if (matrix := op.matrix_of(g)) is not None and static_shape(matrix)[-1:] == dims[-1:] and rank > 2:
+            return _rows_of_layer_normalization(op, x, scale, bias, matrix, settings)
     shape = ir.Shape([*x.shape[:axis], *[1] * (rank - axis)])
-    if x.dtype is ir.DataType.DOUBLE:  # the operator's own statistics may be of a narrower type
-        stash = x.dtype
+    if kind is ir.DataType.DOUBLE:  # the operator's own statistics may be of a narrower type
+        stash = kind
         mean = op.ReduceMean(x, axes, keepdims=1)
-        inverse = 1.0 / op.Sqrt(op.ReduceMean((x - mean) * (x - mean), axes, keepdims=1) + attr(node, "epsilon", 1e-5))
+        inverse = 1.0 / op.Sqrt(op.ReduceMean((x - mean) * (x - mean), axes, keepdims=1) + settings["epsilon"])
     else:
         if len(node.outputs) < 3:
             node.resize_outputs(3)
@@ -72,11 +70,8 @@ def layer_normalization(op, node, g, gmean=None, ginverse=None):
             out.name = out.name or op.session.name(stem)
             out.type, out.shape = ir.TensorType(stash), shape
         _, mean, inverse = node.outputs
-    kind = x.dtype
-    dims = static_shape(x)
-    if dims is not None and kind is stash is ir.DataType.FLOAT:  # one node for two
-        ones = op.constant(np.ones(dims[axis:]), kind)
-        normal = op.LayerNormalization(x, ones, axis=axis, epsilon=attr(node, "epsilon", 1e-5), stash_type=attr(node, "stash_type", 1))
+    if plain:  # one node for two
+        normal = op.LayerNormalization(x, op.constant(np.ones(dims[axis:]), kind), axis=axis, **settings)
     else:
         normal = (op.cast(x, stash) - mean) * inverse
     g = op.zeros_like(node.outputs[0]) if g is None else op.cast(g, stash)
@@ -89,6 +84,18 @@ def layer_normalization(op, node, g, gmean=None, ginverse=None):
     dscale = _sum_leading(op, g * normal, scale, x)
     dbias = None if bias is None else _sum_leading(op, g, bias, x)
     return [dx, dscale, dbias][: len(node.inputs)]
+
+
+def _rows_of_layer_normalization(op, x, scale, bias, g, settings):
+    """The same where g came as a matrix, as from the Gemm behind: all is done with matrices, for the Gemm before."""
+    rows = op.rows(x, static_shape(x)[-1])
+    ones = op.constant(np.ones(static_shape(x)[-1:]), x.dtype)
+    normal, _, inverse = op.node("LayerNormalization", [rows, ones], outputs=3, **settings)
+    inverse.type = x.type
+    dx = _normalized(op, g * scale, normal, inverse, [1])
+    dx.shape = g.shape
+    dbias = [] if bias is None else [op.ReduceSum(g, [0], keepdims=0)]
+    return [op.reshape_like(dx, x), op.ReduceSum(g * normal, [0], keepdims=0), *dbias]
 
 
 def _sum_leading(op: Builder, g: ir.Value, like: ir.Value, x: ir.Value) -> ir.Value:
@@ -119,10 +126,11 @@ def batch_normalization(op, node, g, *_):
         mean_x = op.ReduceMean(wide_x, axes, keepdims=1)
         centered = wide_x - mean_x
         inverse = 1.0 / op.Sqrt(op.ReduceMean(centered * centered, axes, keepdims=1) + epsilon)
-        normal = centered * inverse
-        dbias, dscale = op.ReduceSum(wide, axes, keepdims=1), op.ReduceSum(wide * normal, axes, keepdims=1)
-        count = op.count_over(x, axes, wide)
-        dx = (wide - (dbias + normal * dscale) / count) * (inverse * op.cast(_channels(op, scale, rank), kind))
+        dbias = op.ReduceSum(wide, axes, keepdims=1)
+        dscale = op.ReduceSum(wide * centered, axes, keepdims=1) * inverse
+        factor = inverse * op.cast(_channels(op, scale, rank), kind)
+        share = factor / op.count_over(x, axes, wide)  # few passes over what is large: the rest is one number a channel
+        dx = wide * factor - (centered * (share * inverse * dscale) + share * dbias)
         return [dx, op.Reshape(dscale, [-1]), op.Reshape(dbias, [-1]), None, None]
     inverse = 1.0 / op.Sqrt(variance + epsilon)
     factor = op.cast(scale, kind) * inverse

@@ -1,4 +1,7 @@
-"""LSTM, GRU and RNN as a Scan over time of primitives, one a direction; the rule of Scan does the rest."""
+"""LSTM, GRU and RNN as a Scan over time of primitives, one a direction.
+
+The rule of Scan does the rest, but for the plain LSTM, whose Scan keeps what its own backward reads (`_plain_lstm`).
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ import onnx_ir as ir
 
 from symbolics.gradients._builder import Builder, attr
 from symbolics.gradients._registry import composite
+from symbolics.gradients.control_flow import OWN_BACKWARD
 
 __all__: list[str] = []
 
+_END = 2**63 - 1
 Activation = Callable[[Builder, ir.Value], ir.Value]
 Step = Callable[[Builder, ir.Value, Sequence[ir.Value]], Sequence[ir.Value]]  # (op, x W^T + biases, states) -> states
 
@@ -80,11 +85,17 @@ def _over_time(
 
 
 def _recurrent(
-    op: Builder, node: ir.Node, states: int, default: Sequence[str], make_step: Callable[..., tuple[ir.Value | None, Step]]
+    op: Builder,
+    node: ir.Node,
+    states: int,
+    default: Sequence[str],
+    make_step: Callable[..., tuple[ir.Value | None, Step]],
+    plain: Callable[..., tuple[ir.Value, ...]] | None = None,
 ) -> list[ir.Value | None]:
     """The part that LSTM, GRU and RNN share: directions, layout, lengths, initial states.
 
-    ``make_step(op, activations, r, b, p)`` gives (the bias to add before the loop, the step) of one direction.
+    ``make_step(op, activations, r, b, p)`` gives (the bias to add before the loop, the step) of one direction; ``plain``
+    stands for `_over_time` where no sample ends before the others.
     """
     x, w, r, b, lengths = [*node.inputs, None, None][:5]
     initial = [*node.inputs[5:], *[None] * 3][:states]
@@ -112,7 +123,11 @@ def _recurrent(
         start = [
             _of_direction(op, s, d) if s is not None else op.zeros(op.Concat(batch, op.vector([hidden]), axis=0), x.dtype) for s in initial
         ]
-        y, *last = _over_time(op, xw, start, mask, backwards and lengths is None, step)
+        way_back = backwards and lengths is None
+        if plain is not None and mask is None:
+            y, *last = plain(op, xw, start, way_back, _of_direction(op, r, d))
+        else:
+            y, *last = _over_time(op, xw, start, mask, way_back, step)
         if backwards and lengths is not None:
             y = op.ReverseSequence(y, op.Cast(lengths, to=ir.DataType.INT64), time_axis=0, batch_axis=1)
         outs.append(op.Unsqueeze(y, [1]))
@@ -202,4 +217,81 @@ def lstm(op, node):
 
         return _sum_biases(op, b), step
 
-    return _recurrent(op, node, 2, ["Sigmoid", "Tanh", "Tanh"], make_step)[: len(node.outputs)]
+    default = ["Sigmoid", "Tanh", "Tanh"]
+    usual = [a.lower() for a in attr(node, "activations") or default] in ([a.lower() for a in default] * k for k in (1, 2))
+    has_peepholes = len(node.inputs) > 7 and node.inputs[7] is not None
+    plain = _plain_lstm if usual and not coupled and not has_peepholes and attr(node, "clip") is None else None
+    return _recurrent(op, node, 2, default, make_step, plain)[: len(node.outputs)]
+
+
+# ------------------------------------------------------------------------------------------------------ the plain LSTM
+def _plain_lstm(op: Builder, x: ir.Value, initial: Sequence[ir.Value], reverse: bool, r: ir.Value) -> tuple[ir.Value, ...]:
+    """`_over_time` for the usual activations: (T, B, 4H), [(B, H), (B, H)] -> (all h (T, B, H), last h, last c).
+
+    Its Scan has further outputs, stacked by time: the gates i, o, f side by side, the candidate, c before the step and
+    tanh of c after it. With them the backward repeats no product.
+    """
+    inside, name, kind = op.child(), op.session.name, ir.TensorType(x.dtype)
+    h, c, xt = (ir.Value(name=name(stem), type=kind, shape=ir.Shape([None, None])) for stem in ("h", "c", "x"))
+    rt = op.Transpose(r, perm=[1, 0])
+    size = op.dim(r, 1)
+    sizes = op.vector([3 * size if isinstance(size, int) else op.Mul(size, op.i64([3])), size])
+    with inside.arithmetic():
+        gates, new = inside.Split(inside.Gemm(h, rt, xt), sizes, axis=1, outputs=2)
+        gates, new = inside.Sigmoid(gates), inside.Tanh(new)
+        i, o, forget = inside.Split(gates, axis=1, num_outputs=3, outputs=3)
+        cell = forget * c + i * new
+        squashed = inside.Tanh(cell)
+        state = o * squashed
+        ends = [state, cell, inside.Identity(state), gates, new, inside.Identity(c), squashed]
+    body = ir.Graph([h, c, xt], ends, nodes=inside.nodes, name=name("step"))
+    way = int(reverse)
+    last_h, last_c, y, *_ = op.node(
+        "Scan", [*initial, x], outputs=7, body=body, num_scan_inputs=1, scan_input_directions=[way], scan_output_directions=[way] * 5,
+    )  # fmt: skip
+    y.producer().meta[OWN_BACKWARD] = _plain_lstm_backward
+    return y, last_h, last_c
+
+
+def _plain_lstm_backward(op: Builder, node: ir.Node, *above: ir.Value | None) -> dict[ir.Value, ir.Value]:
+    """From the last step to the first, seven small nodes a step; what the steps have in common stands outside of the Scan.
+
+    With dh, dc the gradients of a step's h and c: dc += dh o (1 - tanh(c)^2), the gradients before the activations are
+    [dc g i(1-i), dh tanh(c) o(1-o), dc c' f(1-f), dc i (1 - g^2)], and the step before gets dh = those R, dc = dc f.
+    """
+    h0, c0, x = node.inputs
+    _, _, y, gates, new, before, squashed = node.outputs
+    dh_last, dc_last, dy = above[:3]
+    rt = next(n for n in attr(node, "body") if n.op_type == "Gemm").inputs[1]
+    way, name, kind = attr(node, "scan_input_directions")[0], op.session.name, ir.TensorType(x.dtype)
+
+    # what a step multiplies dc, dh, dc, dc with
+    i, o, forget = op.Split(gates, axis=2, num_outputs=3, outputs=3)
+    slopes = op.Concat(op.Concat(new, squashed, before, axis=2) * (gates * (1.0 - gates)), i * (1.0 - new * new), axis=2)
+    through = o * (1.0 - squashed * squashed)
+
+    inside = op.child()
+    dh, dc, *read = (ir.Value(name=name("back"), type=kind, shape=ir.Shape([None, None])) for _ in range(6 if dy is not None else 5))
+    slope, pass_on, kept = read[:3]
+    with inside.arithmetic():
+        whole_h = dh + read[3] if dy is not None else dh
+        whole_c = dc + whole_h * pass_on
+        dgates = inside.Concat(whole_c, whole_h, whole_c, whole_c, axis=1) * slope
+        ends = [inside.MatMul(dgates, op.transpose(rt, [1, 0])), whole_c * kept, dgates]
+    scanned = [slopes, through, forget, *([] if dy is None else [dy])]
+    body = ir.Graph([dh, dc, *read], ends, nodes=inside.nodes, name=name("backward"))
+    start = [op.zeros_like(v) if g is None else g for g, v in ((dh_last, h0), (dc_last, c0))]
+    dh0, dc0, dx = op.node(
+        "Scan", [*start, *scanned], outputs=3, body=body, num_scan_inputs=len(scanned),
+        scan_input_directions=[1 - way] * len(scanned), scan_output_directions=[1 - way],
+    )  # fmt: skip
+    dx.type, dx.shape = x.type, x.shape
+    first, rest = op.Unsqueeze(h0, [0]), op.Slice(y, [1], [_END], [0]) if way else op.Slice(y, [0], [-1], [0])
+    earlier = op.Concat(rest, first, axis=0) if way else op.Concat(first, rest, axis=0)
+    hidden, wide = op.dim(rt, 0), op.dim(rt, 1)
+    drt = op.Gemm(op.reshape(earlier, [-1, hidden]), op.reshape(dx, [-1, wide]), transA=1)
+    out: dict[ir.Value, ir.Value] = {}
+    for value, g in ((h0, dh0), (c0, dc0), (x, dx), (rt, drt)):
+        g.type = kind
+        out[value] = op.Add(out[value], g) if value in out else g  # one value may start h and c
+    return out

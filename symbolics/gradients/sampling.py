@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from symbolics.gradients._builder import Builder, attr, static_shape, unsupported
@@ -155,21 +156,37 @@ def affine_grid(op, node):
 
 @composite("RoiAlign")
 def roi_align(op, node):
-    """sampling_ratio^2 bilinear samples a bin, their mean or maximum."""
+    """sampling_ratio^2 bilinear samples a bin, their mean or maximum.
+
+    Without a ratio each region has ceil(span / bins) samples a bin: as many as the largest needs are laid out, and each
+    region counts its own.
+    """
     x, rois, batch = node.inputs
     ratio, scale = attr(node, "sampling_ratio", 0), attr(node, "spatial_scale", 1.0)
-    if ratio < 1:
-        raise unsupported(node, "with sampling_ratio 0 the number of samples depends on the regions")
+    if ratio < 1 and attr(node, "mode", "avg") != "avg":
+        raise unsupported(node, "with sampling_ratio 0 and mode max the number of samples to compare depends on the regions")
     half = attr(node, "coordinate_transformation_mode", "half_pixel") == "half_pixel"
     bins = [attr(node, "output_height", 1), attr(node, "output_width", 1)]
     sizes = [_size(op, x, 2), _size(op, x, 3)]
-    taps, valid = [], None
+    taps, valid, own, laid_out = [], None, [], []
     for i, (count, size) in enumerate(zip(bins, sizes)):
         low, high = (op.Gather(rois, op.i64([k]), axis=1) * scale - (0.5 if half else 0.0) for k in (1 - i, 3 - i))
         span = high - low if half else op.Max(high - low, 1.0)
-        steps = [(b + (s + 0.5) / ratio) / count for b in range(count) for s in range(ratio)]
-        p = low + span * op.constant([steps], x.dtype)  # (regions, bins * ratio)
-        ok = op.And(op.GreaterOrEqual(p, -1.0), op.LessOrEqual(p, size))
+        if ratio > 0:
+            steps = [(b + (s + 0.5) / ratio) / count for b in range(count) for s in range(ratio)]
+            p = low + span * op.constant([steps], x.dtype)  # (regions, bins * ratio)
+            ok = op.And(op.GreaterOrEqual(p, -1.0), op.LessOrEqual(p, size))
+            laid_out.append(ratio)
+        else:
+            n = op.Unsqueeze(op.Max(op.Ceil(span / float(count)), 0.0), [2])
+            most = op.Cast(op.ReduceMax(n, keepdims=0), to=ir.DataType.INT64)
+            s = op.Cast(op.Range(op.i64(0), most, op.i64(1)), to=x.dtype)
+            b = op.constant(np.arange(count)[:, None], x.dtype)
+            p = op.Unsqueeze(low, [2]) + op.Unsqueeze(span, [2]) * ((b + (s + 0.5) / op.Max(n, 1.0)) / float(count))
+            ok = op.And(op.And(op.GreaterOrEqual(p, -1.0), op.LessOrEqual(p, size)), op.Less(s, n))  # (regions, bins, most)
+            p, ok = op.Reshape(p, [0, -1]), op.Reshape(ok, [0, -1])
+            own.append(n)
+            laid_out.append(op.Reshape(most, [1]))
         p = op.Min(op.Max(p, 0.0), size - 1.0)
         shape = [0, -1, 1] if i == 0 else [0, 1, -1]  # rows vary along axis 1, columns along axis 2
         p, ok = op.Reshape(p, shape), op.Reshape(ok, shape)
@@ -178,8 +195,11 @@ def roi_align(op, node):
     base = op.Reshape(op.Gather(_starts(op, x, 4), batch, axis=0), [-1, 1, 1])
     parts = _sample(op, _rows(op, x, 4), base, sizes, taps, masked=False)
     gate = op.Unsqueeze(op.mask(valid, x), [-1])
-    split = op.vector([0, bins[0], ratio, bins[1], ratio, op.dim(x, 1)])
-    if attr(node, "mode", "avg") == "avg":
+    split = op.vector([0, bins[0], laid_out[0], bins[1], laid_out[1], op.dim(x, 1)])
+    if own and attr(node, "mode", "avg") == "avg":
+        total = op.ReduceSum(op.Reshape(_total(op, parts) * gate, split), [2, 4], keepdims=0)
+        pooled = total / op.Max(op.Unsqueeze(own[0] * own[1], [3]), 1.0)
+    elif attr(node, "mode", "avg") == "avg":
         pooled = op.ReduceMean(op.Reshape(_total(op, parts) * gate, split), [2, 4], keepdims=0)
     else:  # the maximum of the weighted taps, as onnxruntime and the standard's reference take it
         pooled = op.ReduceMax(op.Reshape(op.Max(*parts) * gate, split), [2, 4], keepdims=0)

@@ -328,3 +328,17 @@ def test_three_shapes_from_one_file(name, dynamo):
     training = build_gradient_graph(exporter.export(model, args, dynamo=dynamo, dynamic_shapes=dynamic_shapes))
     for batch, length in ((2, 7), (1, 4), (5, 3)):
         check_against_eager(model, make(batch, length), training)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+@pytest.mark.parametrize("name", zoo.DYNAMIC)
+def test_three_batches_from_one_file_with_python_ops(name, dynamo):
+    entry = getattr(zoo, name)()
+    program = exporter.export(copy.deepcopy(entry.model), entry.args, dynamo=dynamo, dynamic_shapes=entry.dynamic_shapes)
+    training = build_gradient_graph(program)
+    assert any(n.op_type == "PythonOpGrad" for n in training.graph)
+    session = exporter.reference_evaluator(ir.to_proto(training), entry.allow)
+    for batch in (1, 3, 5):
+        args = pytree.tree_map(lambda a, batch=batch: a[:batch], entry.larger_args)
+        check_against_eager(entry.model, args, training, session=session)

@@ -7,7 +7,7 @@ import pytest
 
 from exporter.gradient_graph import build_gradient_graph
 from symbolics.errors import UnsupportedOperatorError
-from tests.gradients.tools import check, model_of
+from tests.gradients.tools import check, gradients, model_of
 
 X = "float[2,3] x"
 XY = "float[2,3] x, float[3] b"
@@ -201,3 +201,44 @@ def test_a_sequence_position_known_only_at_run_time_is_refused():
     model = model_of("float[2] x, int64 i", "s = SequenceConstruct(x, x) y = SequenceAt(s, i)")
     with pytest.raises(UnsupportedOperatorError, match="SequenceAt.*only at run time"):
         build_gradient_graph(model)
+
+
+@pytest.mark.parametrize("mode", ["half_pixel", "output_half_pixel"])
+def test_roi_align_with_as_many_samples_as_each_region_needs(mode):
+    rng = np.random.default_rng(0)
+    regions = np.float32([[0.3, 0.2, 7.6, 8.1], [1.1, 2.3, 3.4, 3.9], [-2.2, -1.7, 5.3, 6.1]])
+    settings = f'output_height=2, output_width=3, spatial_scale=0.9, coordinate_transformation_mode="{mode}"'  # sampling_ratio=0
+    inputs = {"x": rng.standard_normal((2, 3, 9, 8)).astype(np.float32), "rois": regions, "i": I64([0, 1, 1])}
+    check("float[2,3,9,8] x, float[3,4] rois, int64[3] i", f"y = RoiAlign<{settings}>(x, rois, i)", inputs, order=1, wrt=["x"])
+
+
+def _deform_conv(x: np.ndarray, w: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """One image, one channel, no padding, in float64 throughout: the evaluator's sampling grid is float32."""
+    (kh, kw), (oh, ow), (height, width) = w.shape, offset.shape[1:], x.shape
+    y = np.zeros((oh, ow))
+    for i, j, a, b in np.ndindex(oh, ow, kh, kw):
+        py, px = np.array([i + a, j + b]) + offset[2 * (a * kw + b) : 2 * (a * kw + b) + 2, i, j]
+        for yy, xx in ((int(np.floor(py)) + p, int(np.floor(px)) + q) for p in (0, 1) for q in (0, 1)):
+            if 0 <= yy < height and 0 <= xx < width:
+                y[i, j] += (1 - abs(py - yy)) * (1 - abs(px - xx)) * w[a, b] * x[yy, xx]
+    return y
+
+
+def test_deform_conv_against_differences_in_float64():
+    rng = np.random.default_rng(0)
+    places = rng.uniform(0.2, 0.8, (8, 2, 2)) * rng.choice([-1, 1], (8, 2, 2))  # away from the kinks
+    inputs, g = [rng.standard_normal((3, 3)), rng.standard_normal((2, 2)), places], rng.standard_normal((2, 2))
+    inputs, g = [v.astype(np.float32).astype(np.float64) for v in inputs], g.astype(np.float32)
+    feeds = {n: v.astype(np.float32).reshape(s) for n, v, s in zip("xwo", inputs, [(1, 1, 3, 3), (1, 1, 2, 2), (1, 8, 2, 2)])}
+    signature = "float[1,1,3,3] x, float[1,1,2,2] w, float[1,8,2,2] o"
+    found = gradients(signature, "y = DeformConv(x, w, o)", {**feeds, "y_grad": g.reshape(1, 1, 2, 2)})
+    for k, name in enumerate("xwo"):
+        expected = np.zeros_like(inputs[k])
+        for place in np.ndindex(expected.shape):
+            ends = []
+            for step in (1e-5, -1e-5):
+                moved = [v.copy() for v in inputs]
+                moved[k][place] += step
+                ends.append((_deform_conv(*moved) * g).sum())
+            expected[place] = (ends[0] - ends[1]) / 2e-5
+        np.testing.assert_allclose(found[f"{name}_grad"].reshape(expected.shape), expected, atol=1e-5, err_msg=name)
