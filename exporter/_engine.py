@@ -20,6 +20,7 @@ from exporter._split import Halves, forward_part, split
 from exporter.gradient_graph import build_gradient_graph
 from exporter.randomness import inference_mode, seed_dropout
 from exporter.runtime.kernels import DTYPES
+from exporter.runtime.link import link
 from exporter.runtime.models import read_model
 from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore
@@ -215,6 +216,7 @@ class Engine:
             forward = self._session(part)
             outputs = tuple(name for name in forward.names if name not in extra)
             return Plan(forward, None, None, statistics, seed, outputs)
+        link(model)  # before the halves part: a context that one gives to the other is a value that the graph gives out
         halves = split(model, self.state, extra, wrt)
         forward = self._session(halves.forward)
         backward = None
