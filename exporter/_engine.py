@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import weakref
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import torch
 from torch.utils import dlpack
@@ -82,13 +82,22 @@ class Runner:
 
 
 def tensor(value: Any) -> torch.Tensor:
-    """An OrtValue as a tensor over the same memory, which lives as long as one of them."""
+    """An OrtValue as a tensor over the same memory, which lives as long as one of them; a copy where DLPack cannot say it."""
     kind = value.element_type()
     dtype = DTYPES[kind]
-    if dtype.is_floating_point and dtype.itemsize == 1:  # DLPack has no float8
-        return torch.from_numpy(value.numpy().view(np.uint8).copy()).view(dtype)
+    # DLPack has no float8, and the values of onnxruntime before 1.24 have no DLPack.
+    if (dtype.is_floating_point and dtype.itemsize == 1) or not hasattr(value, "__dlpack__"):
+        return _copy(value, dtype)
     found = dlpack.from_dlpack(value.__dlpack__())
     return found.view(torch.bool) if dtype is torch.bool and found.dtype is not torch.bool else found
+
+
+def _copy(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    out = torch.empty(value.shape(), dtype=dtype)
+    if value.device_name() != "cpu":
+        raise RunError("this onnxruntime cannot give tensors of a device to torch: install a newer one")
+    ctypes.memmove(out.data_ptr(), value.data_ptr(), out.nbytes)
+    return out
 
 
 # ----------------------------------------------------------------------------------------------------------- files

@@ -54,7 +54,8 @@ def link(model: ir.Model) -> int:
     roots: dict[ir.Node, ir.Node] = {}
     for node in reversed(ops):
         reader = _reader(node, calls, grads)
-        roots[node] = root = node if reader is None else roots[reader]
+        # A reader that stands before what it reads is nobody's order: onnxruntime refuses it.
+        roots[node] = root = roots.get(reader, node) if reader is not None else node
         groups.setdefault(root, []).insert(0, node)
     for root, members in groups.items():
         if len(members) > 1:
