@@ -329,7 +329,8 @@ def inference_session(
 ) -> Session:
     """An onnxruntime.InferenceSession that runs PythonOp and PythonOpGrad: forward files, training files, any file.
 
-    What onnxruntime needs of a file beyond what it says (typed outputs, no empty names) is arranged in memory.
+    What onnxruntime needs of a file beyond what it says (typed outputs, no empty names) is arranged in memory. PythonOps that
+    feed one another alone run as one there, with one autograd graph (`exporter.runtime.link`).
 
     Args:
         model: A path, an onnx.ModelProto, an onnx_ir.Model or a Program.
