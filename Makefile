@@ -5,6 +5,7 @@
 #                    from their files; a picture of the curves and the report as a page in demo-output/
 #   make test-wild   more packages from PyPI (docs/wild.md), installed without what they depend on
 #   make node        onnxruntime for Node.js, which one test runs a training step with (make test does it where npm is)
+#   make test-ort    one binary on four releases of onnxruntime, installed below .venv
 #   make bench       every program of benchmarks/, each with its targets
 #   make lint        the linters alone
 #   make wheel       dist/pythonop-*.whl
@@ -27,6 +28,8 @@ NO_DEPS ?= timm
 WILD ?= torchsde trampoline torchdiffeq scipy linear_operator gpytorch jaxtyping wadler_lindig boltons spikingjelly
 
 NODE_PACKAGE ?= onnxruntime-node@1.30.0
+# The releases on which the native library is tested; tests/runtime/test_versions.py names the same.
+ORT_VERSIONS ?= 1.20.1 1.23.2 1.27.0 1.31.1
 
 BIN := $(VENV)/bin
 PY := $(BIN)/python
@@ -46,7 +49,7 @@ else
 PINS := $(VENV)/constraints-own-torch.txt
 endif
 
-.PHONY: test lint pytest demo test-wild node bench wheel clean help
+.PHONY: test lint pytest demo test-wild test-ort node bench wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -97,6 +100,13 @@ demo: $(BUILT)
 test-wild: $(BUILT)
 	$(PY) -m pip install --no-deps $(WILD)
 	$(PY) -m pytest -n $(WORKERS) tests/wild $(PYTEST_ARGS)
+
+test-ort: $(BUILT)
+	@for version in $(ORT_VERSIONS); do \
+		test -d $(VENV)/ort/ort-$$version/onnxruntime || \
+		$(PY) -m pip install --no-deps --target $(VENV)/ort/ort-$$version onnxruntime==$$version || exit 1; \
+	done
+	PYTHONOP_ORT_DIR=$(abspath $(VENV)/ort) $(PY) -m pytest -n $(WORKERS) tests/runtime/test_versions.py $(PYTEST_ARGS)
 
 bench: $(BUILT)
 	$(PY) -m benchmarks

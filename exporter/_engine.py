@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import weakref
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import torch
 from torch.utils import dlpack
@@ -20,6 +20,7 @@ from exporter._split import Halves, forward_part, split
 from exporter.gradient_graph import build_gradient_graph
 from exporter.randomness import inference_mode, seed_dropout
 from exporter.runtime.kernels import DTYPES
+from exporter.runtime.link import link
 from exporter.runtime.models import read_model
 from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore
@@ -83,13 +84,22 @@ class Runner:
 
 
 def tensor(value: Any) -> torch.Tensor:
-    """An OrtValue as a tensor over the same memory, which lives as long as one of them."""
+    """An OrtValue as a tensor over the same memory, which lives as long as one of them; a copy where DLPack cannot say it."""
     kind = value.element_type()
     dtype = DTYPES[kind]
-    if dtype.is_floating_point and dtype.itemsize == 1:  # DLPack has no float8
-        return torch.from_numpy(value.numpy().view(np.uint8).copy()).view(dtype)
+    # DLPack has no float8, and the values of onnxruntime before 1.24 have no DLPack.
+    if (dtype.is_floating_point and dtype.itemsize == 1) or not hasattr(value, "__dlpack__"):
+        return _copy(value, dtype)
     found = dlpack.from_dlpack(value.__dlpack__())
     return found.view(torch.bool) if dtype is torch.bool and found.dtype is not torch.bool else found
+
+
+def _copy(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    out = torch.empty(value.shape(), dtype=dtype)
+    if value.device_name() != "cpu":
+        raise RunError("this onnxruntime cannot give tensors of a device to torch: install a newer one")
+    ctypes.memmove(out.data_ptr(), value.data_ptr(), out.nbytes)
+    return out
 
 
 # ----------------------------------------------------------------------------------------------------------- files
@@ -237,6 +247,7 @@ class Engine:
             forward = self._session(part)
             outputs = tuple(name for name in forward.names if name not in extra)
             return Plan(forward, None, None, statistics, seed, outputs)
+        link(model)  # before the halves part: a context that one gives to the other is a value that the graph gives out
         halves = split(model, self.state, extra, wrt)
         forward = self._session(halves.forward)
         backward = None

@@ -11,8 +11,8 @@ import onnx_ir as ir
 import torch
 
 from exporter._batch_norm import batch_statistics
+from exporter._fold import fold
 from exporter._updates import Group
-from exporter.export import FOLD_PASSES
 from exporter.state import held_out
 from symbolics.errors import ExportError
 from symbolics.file import GRADIENTS_KEY, OUTPUTS_KEY, STATE_KEY, STEP_KEY, StepLayout, read_pairing, read_state, write_state, write_step
@@ -338,8 +338,7 @@ class Join:
         for name in [name for name in graph.initializers if name not in used]:
             del graph.initializers[name]
         with held_out(graph, {name: value for name, value in used.items() if name in known}), _named(graph):
-            for step in FOLD_PASSES:
-                step(self.model)
+            fold(self.model)
 
 
 def _branch(builder: Builder, values: Sequence[ir.Value], name: str) -> ir.Graph:

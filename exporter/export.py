@@ -13,6 +13,7 @@ import onnxscript.optimizer
 import torch
 
 import symbolics.schema  # noqa: F401  (the checker should know the operators of what we write)
+from exporter._fold import fold
 from exporter.hook import hook
 from exporter.inputs import dynamic_axes
 from exporter.program import Program
@@ -38,6 +39,7 @@ from symbolics.file import (
     write_cumulative,
     write_state,
 )
+from symbolics.gradients._bodies import walk
 from symbolics.structure import count_tensors
 
 __all__ = ["export", "finish"]
@@ -116,16 +118,18 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
         if optimize and rewrite:
             onnxscript.optimizer.optimize(model)
         elif optimize:
-            for step in FOLD_PASSES:
-                step(model)
+            fold(model)
         else:
             passes.InlinePass()(model)
             passes.RemoveUnusedNodesPass()(model)
     _drop_outputs(graph, anchored)
-    pin_running_statistics(graph)
     nodes = list(_all_nodes(graph))  # walks over large graphs are what finishing costs: one serves all that follows
+    if any(node.op_type == "BatchNormalization" for node in nodes):
+        pin_running_statistics(graph)
+        nodes = list(_all_nodes(graph))
     _adopt_orphans(graph, nodes)
-    passes.NameFixPass()(model)
+    if not _well_named(graph, nodes):
+        passes.NameFixPass()(model)
     _finish_calls(graph, nodes, recorder)
     marks = sum((node.domain, node.op_type) == (MARK_DOMAIN, MARK_OP) for node in nodes)
     model.metadata_props[VERSION_KEY] = str(FORMAT_VERSION)
@@ -145,25 +149,19 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
         model.functions[mark.identifier()] = mark
 
 
-def _fold(model: ir.Model) -> None:
-    onnxscript.optimizer.fold_constants(model, onnx_shape_inference=False)
-
-
-# What onnxscript.optimizer.optimize does, but its rewrite rules.
-FOLD_PASSES: tuple[Any, ...] = (
-    passes.InlinePass(),
-    _fold,
-    passes.RemoveUnusedNodesPass(),
-    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-    passes.LiftSubgraphInitializersToMainGraphPass(),
-    passes.DeduplicateInitializersPass(),
-    passes.CommonSubexpressionEliminationPass(),
-    passes.OutputFixPass(),
-)
-
-
 def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
-    return ir.traversal.RecursiveGraphIterator(graph)
+    return walk(graph)
+
+
+def _well_named(graph: ir.Graph, nodes: list[ir.Node]) -> bool:
+    """Whether every node and value has a name of its own, as in a graph without bodies that TorchScript made."""
+    if any(node.graph is not graph for node in nodes):
+        return False
+    values = [*graph.inputs, *graph.initializers.values(), *(value for node in nodes for value in node.outputs)]
+    # An initializer may be an input, too.
+    value_names, node_names = {value.name: value for value in values}, {node.name for node in nodes}
+    complete = all(value_names) and all(node_names) and len(node_names) == len(nodes)
+    return complete and all(value_names[value.name] is value for value in values)
 
 
 _RANDOM = frozenset("Dropout Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())

@@ -291,7 +291,7 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
             original(model, args, draft, training=training, do_constant_folding=False, export_params=False, keep_initializers_as_inputs=True, **options)
             # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
             proto = onnx.load_from_string(draft.getvalue())
-            _constants_to_initializers(proto.graph)
+            _constants_to_initializers(proto.graph, merge=bool(optimize))
             translated = ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True))
             recorder.anchored, recorder.anchors = len(recorder.anchors), []
             _parameters_to_initializers(translated.graph, state)
@@ -313,20 +313,43 @@ def _without_gc() -> Iterator[None]:
             gc.enable()
 
 
-def _constants_to_initializers(graph: onnx.GraphProto) -> None:
-    """Half of the nodes that TorchScript writes are Constants: as messages they are moved for a fraction of what nodes cost."""
+def _constants_to_initializers(graph: onnx.GraphProto, merge: bool) -> None:
+    """Half of the nodes that TorchScript writes are Constants: as messages they are moved for a fraction of what nodes cost.
+
+    Args:
+        graph: The main graph.
+        merge: Whether equal small ones become one, as the optimizer would make them later.
+    """
     nodes, tensors = [], []
+    first: dict[bytes, str] = {}
+    other: dict[str, str] = {}
     for node in graph.node:
         if node.op_type == "Constant" and not node.domain and len(node.attribute) == 1 and node.attribute[0].name == "value":
-            node.attribute[0].t.name = node.output[0]
-            tensors.append(node.attribute[0].t)
+            tensor, name = node.attribute[0].t, node.output[0]
+            tensor.ClearField("name")
+            data = tensor.SerializeToString(deterministic=True) if merge and len(tensor.raw_data) <= _SMALL else b""
+            if data and first.setdefault(data, name) != name:
+                other[name] = first[data]
+                continue
+            tensor.name = name
+            tensors.append(tensor)
         else:
             nodes.append(node)
+    if other.keys() & {value.name for value in graph.output} or any(attribute.HasField("g") for node in nodes for attribute in node.attribute):
+        first.clear()
+        return _constants_to_initializers(graph, False)  # names that somebody else reads: onnx_ir sees to them
     if tensors:
         graph.initializer.extend(tensors)
+        for node in nodes if other else ():
+            for i, name in enumerate(node.input):
+                if name in other:
+                    node.input[i] = other[name]
         kept = list(map(onnx.NodeProto.FromString, (node.SerializeToString() for node in nodes)))
         del graph.node[:]
         graph.node.extend(kept)
+
+
+_SMALL = 1024  # bytes of a constant that is worth comparing
 
 
 def _parameters_to_initializers(graph: ir.Graph, state: ModelState) -> None:

@@ -58,7 +58,11 @@ class PythonOp:
         title: How messages name the node.
         simple: Whether the native library may run it on its own: no containers, sizes, kwargs or autocast, and
             tensors as outputs.
+        simple_arguments: Whether its arguments are tensors and constants that one object serves in every run.
+        titles: Function -> title, where several calls run as one (`exporter.runtime.chain`).
     """
+
+    titles: Mapping[str, str] = {}
 
     def __init__(self, attributes: Mapping[str, Any], gate: Gate, store: ContextStore, node_name: str = "") -> None:
         """Args:
@@ -92,13 +96,16 @@ class PythonOp:
         # A class may override apply to prepare its arguments: those of the file are prepared already.
         self.apply = MethodType(torch.autograd.Function.apply.__func__, self.function)  # type: ignore[attr-defined]
         flat_outputs = call.outputs if type(call.outputs) is tuple else (call.outputs,)
-        self.simple = (
+        self.simple_arguments = (
             not call.kwargs
             and not call.autocast.dtypes
             and not call.inplace
             and all(kind == "tensor" for kind in self.kinds)
             and all(isinstance(value, Slot) or (not slots(value) and _is_constant(value)) for value in self.args)
             and not slots(call.args[len(self.args) :])
+        )
+        self.simple = (
+            self.simple_arguments
             and all(isinstance(value, Slot) for value in flat_outputs)
             and STRING not in (*call.input_types, *call.output_types)
             and HALF not in call.input_types
@@ -151,7 +158,7 @@ class PythonOp:
             kwargs = {key: fill(value, place) for key, value in call.kwargs.items()}
             result = self.apply(*args, **kwargs)
             outputs: list[Any] = [None] * len(call.output_types)
-            self._collect(call.outputs, result, outputs)
+            self.collect(call.outputs, result, outputs)
             handle = self.store.put(self.context(values, targets, outputs)) if keep else 0
         return handle, [value.detach() if isinstance(value, torch.Tensor) else value for value in outputs]
 
@@ -160,7 +167,12 @@ class PythonOp:
         shapes = [tuple(value.shape) if flag and value is not None else () for value, flag in zip(inputs, self.flags, strict=True)]
         return Context(self.call.id, self.call.name, tuple(map(_root, outputs)), tuple(targets), tuple(shapes))
 
-    def _collect(self, template: Any, result: Any, outputs: list[Any]) -> None:
+    def collect(self, template: Any, result: Any, outputs: list[Any]) -> None:
+        """Put the tensors of what apply returned where the template has their slots.
+
+        Raises:
+            RunError: It returned something else than the file says.
+        """
         if isinstance(template, Slot):
             outputs[template.index] = self.check(template.index, result)
         elif isinstance(template, (tuple, list)):
@@ -168,7 +180,7 @@ class PythonOp:
                 count = len(result) if isinstance(result, (tuple, list)) else 1
                 raise RunError(f"{self.title} returned {count} values, {len(template)} when it was exported: export it as it is used now")
             for part, item in zip(template, result, strict=True):
-                self._collect(part, item, outputs)
+                self.collect(part, item, outputs)
         elif slots(template):
             names = [Slot(slot.index) for slot in slots(template)]
             flat: list[Any] = []
@@ -178,7 +190,7 @@ class PythonOp:
                     f"{self.title} returned {len(flat)} tensors in a {type(template).__name__}, {len(names)} when it was exported"
                 )
             for slot, value in zip(names, flat, strict=True):
-                self._collect(slot, value, outputs)
+                self.collect(slot, value, outputs)
 
     def check(self, index: int, value: Any) -> Any:
         """Output ``index`` as apply returned it, if the file says so too.
@@ -209,7 +221,10 @@ class PythonOpGrad:
             forward outputs) is control dependency only.
         wanted: One an output: whether a gradient is wanted there.
         id, name: The call and the Function whose contexts it takes.
+        titles: As a PythonOp's.
     """
+
+    titles: Mapping[str, str] = {}
 
     def __init__(self, attributes: Mapping[str, Any], store: ContextStore, node_name: str = "") -> None:
         """Args:

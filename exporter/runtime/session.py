@@ -14,9 +14,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import torch
 
+from exporter.runtime.chain import Chain, GradChain, title_of
 from exporter.runtime.kernels import DTYPES, PythonOp, PythonOpGrad
+from exporter.runtime.link import LINKED, could_link, link
 from exporter.runtime.models import read_model
 from exporter.runtime.prepare import ABSENT_INPUTS, KEPT_OUTPUTS, prepare
 from exporter.runtime.store import ContextStore
@@ -60,7 +63,7 @@ def available() -> str | None:
 
 
 def _attribute_kinds(specs: dict[str, Any], *more: str) -> tuple[tuple[str, str], ...]:
-    return (*((name, _KINDS[kind.name]) for name, (kind, *_) in specs.items()), *((name, "I") for name in more))
+    return (*((name, _KINDS[kind.name]) for name, (kind, *_) in specs.items()), *((name, "I") for name in more), (LINKED, "s"))
 
 
 class Binding:
@@ -78,9 +81,11 @@ class Binding:
         """How a node runs, in the order of make_kernel() in native.c."""
         absent = attributes.pop(ABSENT_INPUTS, [])
         kept = attributes.pop(KEPT_OUTPUTS, None)
+        linked = attributes.pop(LINKED, None)
         if backward:
-            return self._plan_backward(PythonOpGrad(attributes, self.store, node_name), absent, kept)
-        kernel = PythonOp(attributes, self.gate, self.store, node_name)
+            grad = GradChain(attributes, linked, self.store, node_name) if linked else PythonOpGrad(attributes, self.store, node_name)
+            return self._plan_backward(grad, absent, kept)
+        kernel = Chain(attributes, linked, self.gate, self.store, node_name) if linked else PythonOp(attributes, self.gate, self.store, node_name)
         call = kernel.call
         count = len(kernel.flags)
         places = tuple(i for i in range(count) if i not in absent)
@@ -176,7 +181,7 @@ class Binding:
 
     def failed(self, kernel: PythonOp | PythonOpGrad | None, error: BaseException) -> str:
         """The text of an exception for onnxruntime; the exception itself waits for `Session`."""
-        title = kernel.title if kernel is not None else "while the session was made"
+        title = title_of(kernel, error) if kernel is not None else "while the session was made"
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         # Frames keep their locals, and with them tensors over memory that is not ours any more.
         traceback.clear_frames(error.__traceback__)
@@ -324,7 +329,8 @@ def inference_session(
 ) -> Session:
     """An onnxruntime.InferenceSession that runs PythonOp and PythonOpGrad: forward files, training files, any file.
 
-    What onnxruntime needs of a file beyond what it says (typed outputs, no empty names) is arranged in memory.
+    What onnxruntime needs of a file beyond what it says (typed outputs, no empty names) is arranged in memory. PythonOps that
+    feed one another alone run as one there, with one autograd graph (`exporter.runtime.link`).
 
     Args:
         model: A path, an onnx.ModelProto, an onnx_ir.Model or a Program.
@@ -350,7 +356,12 @@ def inference_session(
     proto, folder = read_model(model, load_data=False)
     if proto is model or proto is getattr(model, "model", None):
         proto = _copy(proto)
-    changed = prepare(proto)
+    linked = could_link(proto)
+    if linked:
+        graph = ir.from_proto(proto)
+        linked = link(graph) > 0
+        proto = ir.to_proto(graph) if linked else proto
+    changed = prepare(proto) or linked
     names = [provider if isinstance(provider, str) else provider[0] for provider in providers or ()]
     device = "cuda" if "CUDAExecutionProvider" in names else "cpu"
     if sess_options is None:

@@ -23,7 +23,7 @@ from symbolics.arguments import Slot
 from symbolics.call import Autocast, AutogradCall
 from symbolics.errors import RunError
 from tests.runtime import functions as F
-from tests.runtime.build import forward, record, training
+from tests.runtime.build import forward, record, sandwich, training
 from tests.runtime.cases import CASES, check_case
 
 ALLOW = ["tests.runtime.functions:*"]
@@ -128,32 +128,6 @@ def test_gradients_where_ort_reuses_buffers(cls, shape):
             torch.testing.assert_close(y, expected.detach(), rtol=1e-6, atol=1e-7)
             torch.testing.assert_close(gradient, expected_gradient, rtol=1e-6, atol=1e-7)
     assert len(runner.store) == 0
-
-
-def sandwich(cls, x):
-    call = record(cls, x.detach().flatten()[:8].reshape((2, 4) if x.dim() == 2 else (8,)).requires_grad_())
-    model = training(call)
-    graph = model.graph
-    op, grad = graph.node
-    helper = onnx.helper
-    del graph.node[:]
-    op.input[0], op.output[1] = "scaled", "f"
-    grad.input[1:] = ["negated_grad", "f"]
-    grad.output[0] = "f_grad"
-    before = [helper.make_node("Relu", ["x0"], ["relu"]), helper.make_node("Mul", ["relu", "half"], ["scaled"]), op]
-    after = [
-        helper.make_node("Neg", ["f"], ["y"]),
-        helper.make_node("Neg", ["g0"], ["negated_grad"]),
-        grad,
-        helper.make_node("Mul", ["f_grad", "half"], ["half_grad"]),
-        helper.make_node("Sign", ["relu"], ["step"]),
-        helper.make_node("Mul", ["half_grad", "step"], ["x_grad"]),
-    ]
-    graph.node.extend([*before, *after])
-    graph.initializer.append(helper.make_tensor("half", 1, [], [0.5]))
-    del graph.output[:], graph.value_info[:]
-    graph.output.extend([helper.make_tensor_value_info(name, 1, None) for name in ("y", "x_grad")])
-    return model
 
 
 @pytest.mark.parametrize("size", [8, 1 << 15])

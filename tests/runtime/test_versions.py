@@ -1,7 +1,7 @@
 """One binary, several releases of onnxruntime: the session tests again, in a process with that release.
 
 PYTHONOP_ORT_DIR names a folder with one folder a release, made by
-``pip install --no-deps --target $PYTHONOP_ORT_DIR/ort-1.20.1 onnxruntime==1.20.1``.
+``pip install --no-deps --target $PYTHONOP_ORT_DIR/ort-1.20.1 onnxruntime==1.20.1``; ``make test-ort`` makes it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 VERSIONS = ["1.20.1", "1.23.2", "1.27.0", "1.31.1"]
+TESTS = ["test_session.py", "test_link.py"]
 HERE = Path(__file__).parent
 
 
@@ -24,11 +25,11 @@ def test_release(version):
         import onnxruntime
 
         if onnxruntime.__version__ == version:
-            return  # test_session.py is this test
-        pytest.xfail(f"onnxruntime {version} is not installed in PYTHONOP_ORT_DIR")
+            return  # TESTS are this test
+        pytest.xfail(f"onnxruntime {version} is not installed in PYTHONOP_ORT_DIR: make test-ort")
     path = os.pathsep.join([str(folder), str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")])
     code = f"import onnxruntime, sys; assert onnxruntime.__version__ == {version!r}, onnxruntime.__file__; import pytest; sys.exit(pytest.main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "-q", "-x", "-p", "no:cacheprovider", "-k", "not 64MB", str(HERE / "test_session.py")]
+    command = [sys.executable, "-c", code, "-q", "-x", "-p", "no:cacheprovider", "-k", "not 64MB", *(str(HERE / name) for name in TESTS)]
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600
     )
