@@ -21,7 +21,7 @@ class Figure:
 
     Attributes:
         what: What was measured, of what.
-        value: The number.
+        value: The number; None where there is none, and `note` says why.
         unit: "ratio", "us", "s", "MiB", ...
         limit: The most that it may be; None where it is told for orientation.
         runs: How many runs it is the median of.
@@ -29,7 +29,7 @@ class Figure:
     """
 
     what: str
-    value: float
+    value: float | None
     unit: str
     limit: float | None = None
     runs: int = 1
@@ -37,7 +37,7 @@ class Figure:
 
     @property
     def missed(self) -> bool:
-        return self.limit is not None and not self.value <= self.limit
+        return self.limit is not None and not (self.value is not None and self.value <= self.limit)
 
 
 def machine() -> dict[str, Any]:
@@ -49,7 +49,8 @@ def machine() -> dict[str, Any]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), platform.processor()) if Path("/proc/cpuinfo").exists() else platform.processor()
+    facts = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    cpu = next((line.split(":")[1].strip() for line in facts if line.startswith("model name")), platform.processor())
     return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(), "python": platform.python_version(), **versions}
 
 
@@ -64,7 +65,8 @@ def tell(program: str, figures: Sequence[Figure]) -> int:
     for figure in figures:
         limit = "" if figure.limit is None else f"{figure.limit:g}"
         style = "red" if figure.missed else None
-        table.add_row(figure.what, f"{figure.value:.4g} {figure.unit}", limit, str(figure.runs), figure.note, style=style)
+        value = "" if figure.value is None else f"{figure.value:.4g} {figure.unit}"
+        table.add_row(figure.what, value, limit, str(figure.runs), figure.note, style=style)
     Console(stderr=True).print(table)
     rows = [{**asdict(figure), "missed": figure.missed} for figure in figures]
     print(json.dumps({"program": program, "machine": machine(), "figures": rows}), file=sys.stdout, flush=True)

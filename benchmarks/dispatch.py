@@ -11,7 +11,6 @@ they are measured against eager code that calls the engine for each Function as 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -29,6 +28,7 @@ import onnxruntime
 import torch
 from torch.autograd import Function
 
+from benchmarks._report import Figure, tell
 from exporter.runtime.session import inference_session, session_options
 from tests.runtime import build
 
@@ -184,6 +184,10 @@ def _quiet(options: onnxruntime.SessionOptions) -> onnxruntime.SessionOptions:
 
 
 #: measurement -> (how, figure, at most)
+def _unit(figure: str) -> str:
+    return {"above_us": "us", "ratio": "ratio", "memcpys_above": "memcpys"}[figure]
+
+
 TARGETS: dict[str, tuple[Callable[[int], dict[str, float]], str, float]] = {
     "forward, one": (lambda rounds: forward_chain(1, rounds), "above_us", 12.0),
     "forward, chain of 100": (lambda rounds: forward_chain(100, rounds), "above_us", 3.0),
@@ -195,28 +199,17 @@ TARGETS: dict[str, tuple[Callable[[int], dict[str, float]], str, float]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = {}
+    figures = []
     for name, (measure, figure, most) in TARGETS.items():
         found = measure(options.rounds)
-        rows[name] = {**found, "target": most, "met": found[figure] <= most}
-        if not options.json:
-            print(f"{name:36} {found[figure]:8.2f}  at most {most:5.1f}  {'met' if found[figure] <= most else 'MISSED'}", flush=True)
-            print(
-                "    "
-                + "  ".join(
-                    f"{key} {value * 1e6:.1f} us"
-                    for key, value in found.items()
-                    if key in ("onnxruntime", "direct", "eager", "an engine call each", "memcpy")
-                )
-            )
-    if options.json:
-        print(json.dumps(rows, indent=1))
-    return 0 if all(row["met"] for row in rows.values()) else 1
+        told = ("onnxruntime", "direct", "eager", "an engine call each", "memcpy")
+        note = ", ".join(f"{key} {value * 1e6:.1f} us" for key, value in found.items() if key in told)
+        figures.append(Figure(name, found[figure], _unit(figure), most, options.rounds, note))
+    return tell("dispatch", figures)
 
 
 if __name__ == "__main__":

@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import logging
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from torch import nn
 
 import exporter
+from benchmarks._report import Figure, tell
 
 RATIO, RATIO_AT_100, GROWTH = 1.1, 0.7, 1.25
 EXPORTERS = {True: "torch.export", False: "TorchScript"}  # by dynamo=
@@ -170,7 +169,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=5, help="runs of each side (default 5; long cases run three times)")
     parser.add_argument("--only", nargs="*", help="cases by name; 'growth' is the run to 1000 calls")
     parser.add_argument("--exporter", choices=["torch.export", "TorchScript"], help="one of the two")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -192,54 +190,17 @@ def main(argv: list[str] | None = None) -> int:
                 progress.update(task, description="1000 calls")
                 grown.append(growth(dynamo))
                 progress.advance(task)
-    if options.json:
-        print(
-            json.dumps(
-                {"torch": torch.__version__, "threads": torch.get_num_threads(), "export": rows, "growth": [asdict(g) for g in grown]},
-                indent=1,
-            )
+    figures = [
+        Figure(
+            f"{row['case']}, {row['exporter']}: hook / bare", row["ratio"], "ratio", row["limit"], row["runs"],
+            f"bare {row['bare_s']:.3f} s, hook {row['hook_s']:.3f} s, {row['spread'][0]:.2f} to {row['spread'][1]:.2f}",
         )
-    else:
-        show(rows, grown)
-    return int(not all([row["ok"] for row in rows] + [g.ok for g in grown]))
-
-
-def show(rows: list[dict[str, Any]], grown: list[Growth]) -> None:
-    console = Console() if sys.stdout.isatty() else Console(width=120)
-    if rows:
-        table = Table(title="export time: the hook against bare torch.onnx.export", title_justify="left")
-        for heading in ("model", "exporter"):
-            table.add_column(heading)
-        for heading in ("bare", "hook", "ratio", "limit", "runs"):
-            table.add_column(heading, justify="right")
-        for row in rows:
-            colour = "green" if row["ok"] else "red"
-            table.add_row(
-                row["case"],
-                row["exporter"],
-                f"{row['bare_s']:.3f} s",
-                f"{row['hook_s']:.3f} s",
-                f"[{colour}]{row['ratio']:.2f}[/]",
-                f"{row['limit']}",
-                str(row["runs"]),
-            )
-        console.print(table)
-    if grown:
-        table = Table(title="time a call as the model grows (hook)", title_justify="left")
-        table.add_column("exporter")
-        for heading in ("at 100 calls", "at 1000 calls", "ratio", "limit", "bare's ratio"):
-            table.add_column(heading, justify="right")
-        for g in grown:
-            colour = "green" if g.ok else "red"
-            table.add_row(
-                g.exporter,
-                f"{1e3 * g.at_100:.1f} ms",
-                f"{1e3 * g.at_1000:.1f} ms",
-                f"[{colour}]{g.ratio:.2f}[/]",
-                f"{GROWTH}",
-                f"{g.bare:.2f}" if g.bare else "",
-            )
-        console.print(table)
+        for row in rows
+    ]  # fmt: skip
+    for g in grown:
+        note = f"{1e3 * g.at_100:.1f} and {1e3 * g.at_1000:.1f} ms a call" + (f"; bare torch's own {g.bare:.2f}" if g.bare else "")
+        figures.append(Figure(f"growth of a call from 100 to 1000, {g.exporter}", g.ratio, "ratio", max(GROWTH, g.bare or 0), 1, note))
+    return tell("export", figures)
 
 
 if __name__ == "__main__":

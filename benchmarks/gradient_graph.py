@@ -1,6 +1,6 @@
 """How long a gradient graph takes to build, and how large it gets.
 
-    python benchmarks/gradient_graph.py [--sizes 300 3000 30000] [--gpt2 12 48]
+    python -m benchmarks.gradient_graph [--sizes 300 3000 30000] [--gpt2 12 48]
 
 Beside each build stand ONNX's own shape inference and checker on the same model, for a ratio that does not depend on the
 machine. The best of several runs counts.
@@ -9,6 +9,8 @@ machine. The best of several runs counts.
 from __future__ import annotations
 
 import argparse
+import math
+import sys
 import time
 from collections.abc import Callable
 
@@ -17,7 +19,12 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
+from benchmarks._report import Figure, tell
 from exporter.gradient_graph import build_gradient_graph
+
+GROWTH = 1.1
+#: layers -> limits, in seconds and as a ratio.
+GPT2 = {12: {"build": 0.6, "nodes": 2.6, "session": 2.0}, 48: {"build": 2.5, "nodes": 2.6}}
 
 
 def transformer_like(nodes: int, width: int = 8) -> ir.Model:
@@ -68,8 +75,8 @@ def session_seconds(model: ir.Model) -> float:
     return best(lambda: onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"]), 1)
 
 
-def row(name: str, model: ir.Model, runs: int, with_session: bool) -> float:
-    """Print a line; microseconds of build a forward node."""
+def row(name: str, model: ir.Model, runs: int, limits: dict[str, float]) -> tuple[float, list[Figure]]:
+    """Microseconds of build a forward node, and the figures of one model."""
     count = len(model.graph)
     build = best(lambda: build_gradient_graph(model), runs)
     proto = ir.to_proto(model)
@@ -81,13 +88,15 @@ def row(name: str, model: ir.Model, runs: int, with_session: bool) -> float:
     infer = best(lambda: onnx.shape_inference.infer_shapes(proto), runs)
     check = best(lambda: onnx.checker.check_model(proto), runs)
     training = build_gradient_graph(model)
-    session = f"{session_seconds(training):7.2f} s" if with_session else "      -"
-    print(
-        f"{name:14s} {count:6d} nodes  build {build * 1e3:8.1f} ms = {build / count * 1e6:6.1f} us a node"
-        f"  (infer {infer * 1e3:7.1f} ms, check {check * 1e3:6.1f} ms: {build / (infer + check):5.1f} x)"
-        f"  training graph {len(training.graph) / count:4.2f} x nodes, session {session}"
-    )
-    return build / count * 1e6
+    note = f"{count} nodes, {build / count * 1e6:.0f} us a node"
+    figures = [
+        Figure(f"{name}: build", build, "s", limits.get("build"), runs, note),
+        Figure(f"{name}: build / (onnx's inference + checker)", build / (infer + check), "ratio", None, runs),
+        Figure(f"{name}: training nodes / forward nodes", len(training.graph) / count, "ratio", limits.get("nodes")),
+    ]
+    if "session" in limits:
+        figures.append(Figure(f"{name}: session of the training graph", session_seconds(training), "s", limits["session"]))
+    return build / count * 1e6, figures
 
 
 def gpt2(layers: int) -> ir.Model:
@@ -112,18 +121,22 @@ def gpt2(layers: int) -> ir.Model:
     return exporter.export(Logits(), (torch.zeros(2, 16, dtype=torch.int64),)).model
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=int, nargs="*", default=[300, 3000, 30000])
-    parser.add_argument("--gpt2", type=int, nargs="*", default=[12])
-    parser.add_argument("--session", action="store_true", help="time the creation of sessions of the large graphs too")
+    parser.add_argument("--gpt2", type=int, nargs="*", default=[12, 48])
     options = parser.parse_args()
-    costs = [row("blocks", transformer_like(n), max(1, min(5, 15000 // n)), options.session or n <= 3000) for n in options.sizes]
+    figures, costs = [], []
+    for size in options.sizes:
+        cost, found = row(f"blocks of {size}", transformer_like(size), max(1, min(5, 15000 // size)), {"session": math.inf} if size <= 3000 else {})
+        costs.append(cost)
+        figures += found
     if len(costs) > 1:
-        print(f"growth from {options.sizes[0]} to {options.sizes[-1]} nodes: {costs[-1] / costs[0]:.2f} x a node")
+        figures.append(Figure("growth of a node's build from the smallest to the largest", costs[-1] / costs[0], "ratio", GROWTH))
     for layers in options.gpt2:
-        row(f"GPT-2, {layers}", gpt2(layers), 3, True)
+        figures += row(f"GPT-2, {layers} layers", gpt2(layers), 3, GPT2.get(layers, {}))[1]
+    return tell("gradient_graph", figures)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -23,6 +22,7 @@ import numpy as np
 import onnxruntime
 import torch
 
+from benchmarks._report import Figure, tell
 from exporter.runtime.session import inference_session
 from exporter.runtime.store import ContextStore
 from tests.runtime import functions as F
@@ -114,11 +114,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the runs")
     parser.add_argument("--only", nargs="*", help="cases by name")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     onnxruntime.set_default_logger_severity(4)
-    rows = {}
+    figures = []
     for name, (make, times) in CASES.items():
         if options.only and name not in options.only:
             continue
@@ -132,16 +131,10 @@ def main() -> int:
             run()
         gc.collect()
         at_most = AT_MOST_LARGE if name.startswith("64 MB") else AT_MOST
-        rows[name] = {"runs": times, "grown_mb": resident() - start, "live_contexts": len(store), "at_most_mb": at_most}
-        ok = rows[name]["grown_mb"] <= at_most and not len(store)
-        if not options.json:
-            print(
-                f"{name:30} {times:6} runs  {rows[name]['grown_mb']:+7.2f} MB  {len(store)} contexts live  {'flat' if ok else 'GROWS'}",
-                flush=True,
-            )
-    if options.json:
-        print(json.dumps(rows, indent=1))
-    return 0 if all(row["grown_mb"] <= row["at_most_mb"] and not row["live_contexts"] for row in rows.values()) else 1
+        grown, live = resident() - start, len(store)
+        figures.append(Figure(f"{name}: growth", grown, "MB", at_most, 1, f"{times} runs"))
+        figures.append(Figure(f"{name}: contexts alive at the end", live, "", 0))
+    return tell("runtime_growth", figures)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -26,6 +25,7 @@ from typing import Any
 
 import torch
 
+from benchmarks._report import Figure, tell
 from examples import demo
 from examples.train import STEPS, TASKS, Task, Training, both, train
 
@@ -127,12 +127,6 @@ def measure(key: str, folder: Path) -> dict[str, Any]:
         "steps_outside": beyond(file.losses, eager.losses, *envelopes),
         "distance_float64": max(distances(double_file.losses, double.losses)),
     }
-    result["ok"] = (
-        eager.losses[-1] <= eager.losses[0] / 2
-        and result["first_gradients"] < FIRST_GRADIENTS
-        and not result["steps_outside"]
-        and result["distance_float64"] < FLOAT64
-    )
     return result
 
 
@@ -144,8 +138,23 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         found = {key: measure(key, Path(folder)) for key in options.only or TASKS}
-    print(json.dumps(found, indent=1))
-    return int(not all(result["ok"] for result in found.values()))
+    return tell("training_curves", [figure for key, result in found.items() for figure in _figures(key, result)])
+
+
+def _figures(key: str, result: dict[str, Any]) -> list[Figure]:
+    def each(runs: list[float]) -> str:
+        return "each run: " + ", ".join(f"{run:.2g}" for run in runs)
+
+    first, last = result["loss"]
+    return [
+        Figure(f"{key}: last loss / first loss", last / first, "ratio", 0.5, 1, f"{STEPS} steps"),
+        Figure(f"{key}: gradients of the first step, relative", result["first_gradients"], "", FIRST_GRADIENTS),
+        Figure(f"{key}: the file's distance from eager", result["distance"], ""),
+        Figure(f"{key}: eager's envelope, one ulp", result["envelope_one_ulp"], "", None, RUNS, each(result["runs_one_ulp"])),
+        Figure(f"{key}: eager's envelope, threads", result["envelope_threads"], "", None, RUNS, each(result["runs_threads"])),
+        Figure(f"{key}: steps outside twice the envelope", len(result["steps_outside"]), "", 0),
+        Figure(f"{key}: the file's distance in float64", result["distance_float64"], "", FLOAT64),
+    ]
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks._report import Figure, tell
+
 LIMIT = 1.2
 #: MiB from the first fifth of the steps to the last: 5 KiB a step of 1000.
 GROWTH_LIMIT = 4.0
@@ -144,18 +146,18 @@ def main(argv: list[str] | None = None) -> int:
                 [*command, "--model", options.model, "--steps", str(options.steps)], check=True, capture_output=True, text=True
             )
             found[kind] = json.loads(done.stdout.splitlines()[-1])
-            print(f"{kind:6}", ", ".join(f"{key} {value:.4g}" for key, value in found[kind].items()), flush=True)
-    missed = bool(found["file"]["live_contexts"])
-    ratio = found["file"]["step_mib"] / found["eager"]["step_mib"]
-    if options.model == "gpt2":  # of a model of 40 thousand parameters the sessions are most of what there is
-        missed |= ratio > LIMIT
-        print(f"memory of a step: {ratio:.2f} times eager's (limit {LIMIT})")
-    print(f"time of a step: {found['file']['seconds'] / found['eager']['seconds']:.2f} times eager's")
+    eager, file = found["eager"], found["file"]
+    limit = LIMIT if options.model == "gpt2" else None  # of a model of 40 thousand parameters the sessions are most of what there is
+    note = f"{file['step_mib']:.0f} MiB; eager {eager['step_mib']:.0f}"
+    figures = [
+        Figure(f"{options.model}: memory of a step, file / eager", file["step_mib"] / eager["step_mib"], "ratio", limit, 1, note),
+        Figure(f"{options.model}: time of a step, file / eager", file["seconds"] / eager["seconds"], "ratio", None, 6),
+        Figure(f"{options.model}: contexts alive at the end", file["live_contexts"], "", 0),
+    ]
     if options.steps:
-        grown = found["file"]["growth_mib"]
-        missed |= grown > GROWTH_LIMIT
-        print(f"growth over {options.steps} steps: {grown:+.2f} MiB (limit {GROWTH_LIMIT:g}; eager {found['eager']['growth_mib']:+.2f})")
-    return int(missed)
+        note = f"eager {eager['growth_mib']:+.2f}"
+        figures.append(Figure(f"{options.model}: growth over {options.steps} steps", file["growth_mib"], "MiB", GROWTH_LIMIT, 1, note))
+    return tell("training_memory", figures)
 
 
 if __name__ == "__main__":
