@@ -19,9 +19,8 @@ class Statistics:
 
     Attributes:
         mean, var: The initializers that hold them.
-        values: What the graph gives out for them: the new mean, the new variance, the shape of the input.
-        momentum: ONNX's: the share of the old value. None: the new value is the batch's own, and the running one is the
-            average of all batches.
+        values: What the graph gives out: the batch's mean, its biased variance, the shape of the input.
+        momentum: ONNX's: the share of the old value. None: the running value is the average of all batches.
     """
 
     mean: str
@@ -38,54 +37,71 @@ class Statistics:
             batches: The buffer that counts, int64 scalar, None where there is none.
             results: name -> value, of the run.
         """
-        new_mean, new_var, shape = (results[name] for name in self.values)
+        batch_mean, batch_var, shape = (results[name] for name in self.values)
         count = shape.prod() // shape[1]
-        unbiased = count / (count - 1)
+        unbiased = batch_var * (count / (count - 1))
         if batches is not None:
             batches.add_(1)
-        if self.momentum is None:
-            assert batches is not None
-            mean.add_((new_mean - mean) / batches)
-            var.add_((new_var * unbiased - var) / batches)
-        else:
-            kept = var * self.momentum
-            mean.copy_(new_mean)
-            var.copy_(kept + (new_var - kept) * unbiased)
+        for running, batch in ((mean, batch_mean), (var, unbiased)):
+            if self.momentum is None:
+                assert batches is not None
+                running.add_((batch - running) / batches)
+            else:
+                running.mul_(self.momentum).add_(batch, alpha=1 - self.momentum)
 
 
-def _initializer(value: ir.Value | None) -> str | None:
-    """The buffer behind a statistic: itself, or under the Where of `symbolics.batch_norm.pin_running_statistics`."""
-    if value is not None and value.producer() is not None:
+def _buffer(value: ir.Value | None, position: int) -> ir.Value | None:
+    """The initializer behind a statistic: itself, under the Where of `symbolics.batch_norm.pin_running_statistics`, or
+    before the node of an earlier call of the same module, from which torch.export takes it.
+    """
+    while value is not None and value.producer() is not None:
         node = value.producer()
-        value = node.inputs[1] if node.op_type == "Where" and node.inputs[1] is node.inputs[2] else None
-    return value.name if value is not None and value.is_initializer() else None
+        assert node is not None
+        if node.op_type == "Where" and node.inputs[1] is node.inputs[2]:
+            value = node.inputs[1]
+        elif node.op_type == "BatchNormalization" and value.index() == position - 2:
+            value = node.inputs[position]
+        else:
+            return None
+    return value if value is not None and value.is_initializer() else None
 
 
 def batch_statistics(model: ir.Model) -> list[Statistics]:
-    """The train-mode BatchNormalizations of the main graph; each gets named outputs for its statistics, in place."""
+    """The train-mode BatchNormalizations of the main graph; each gets named outputs for its batch's statistics, in place.
+
+    A module that is called twice has two of them over the same buffers: so the nodes give out what the batch says
+    (momentum 0), and who keeps the buffers lets them follow, one node after the other. For graphs whose state are inputs.
+    """
     found = []
     cumulative = read_cumulative(model.metadata_props)
     graph = model.graph
-    for node in [node for node in graph if node.op_type == "BatchNormalization" and trains(node)]:
-        mean, var = _initializer(node.inputs[3]), _initializer(node.inputs[4])
-        x = node.inputs[0]
+    nodes = [node for node in graph if node.op_type == "BatchNormalization" and trains(node)]
+    buffers = [(node, _buffer(node.inputs[3], 3), _buffer(node.inputs[4], 4)) for node in nodes]
+    variances = {mean: var for _, mean, var in buffers if var is not None}  # of a later call torch.export computes it
+    for node, mean, _ in buffers:
+        x, var = node.inputs[0], variances.get(mean)
         if mean is None or var is None or x is None:
             continue
         if len(node.outputs) < 3:
             node.resize_outputs(3)
         stem = f"pythonop/statistics_{len(found)}"
-        for output, source, what in zip(node.outputs[1:], node.inputs[3:5], ("mean", "var"), strict=True):
+        for position, source, what in ((3, mean, "mean"), (4, var, "var")):
+            output = node.outputs[position - 2]
             output.name = output.name or f"{stem}/{what}"
-            output.type, output.shape = source.type, source.shape  # type: ignore[union-attr]
+            output.type, output.shape = source.type, source.shape
+            # onnxruntime's kernel writes its results over these inputs, the caller's own memory: give it a copy, by an
+            # operator that no optimizer takes for an Identity, nor for the copy of another call.
+            calls = sum(entry.mean == mean.name for entry in found)
+            copy = ir.Node("", "Max", [source] * (calls + 1), name=f"{stem}/{what}/copy")
+            copy.outputs[0].name, copy.outputs[0].type, copy.outputs[0].shape = copy.name, source.type, source.shape
+            graph.insert_before(node, copy)
+            node.replace_input_with(position, copy.outputs[0])
         shape = ir.Node("", "Shape", [x], name=f"{stem}/shape")
         shape.outputs[0].name = shape.name
         shape.outputs[0].type = ir.TensorType(ir.DataType.INT64)
         graph.insert_after(node, shape)
-        momentum: float | None = None
-        if mean in cumulative:
-            node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
-        else:
-            momentum = node.attributes.get_float("momentum", 0.9)
+        momentum = None if mean.name in cumulative else node.attributes.get_float("momentum", 0.9)
+        node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
         names = (node.outputs[1].name, node.outputs[2].name, shape.name)
-        found.append(Statistics(mean, var, names, momentum))  # type: ignore[arg-type]
+        found.append(Statistics(mean.name, var.name, names, momentum))  # type: ignore[arg-type]
     return found

@@ -190,34 +190,20 @@ class Join:
         for entry in batch_statistics(self.model):
             by_name = {value.name: value for node in graph for value in node.outputs}
             mean, var, shape = (by_name[name] for name in entry.values)
-            stem = entry.mean.removesuffix("running_mean")
-            old_mean, old_var = self._input(f"buffer.{entry.mean}", entry.mean), self._input(f"buffer.{entry.var}", entry.var)
-            node = mean.producer()
-            assert node is not None
-            for position, old in ((3, old_mean), (4, old_var)):
-                # onnxruntime's kernel writes its results over these inputs, the caller's own memory: give it a copy,
-                # by an operator that no optimizer takes for an Identity.
-                copy = ir.Node("", "Sum", [old], name=f"{old.name}/copy")
-                copy.outputs[0].name, copy.outputs[0].type, copy.outputs[0].shape = copy.name, old.type, old.shape
-                graph.insert_before(node, copy)
-                node.replace_input_with(position, copy.outputs[0])
+            for key in (entry.mean, entry.var):
+                if key not in values:  # a module that is called twice has two nodes over one pair of buffers
+                    values[key] = self._input(f"buffer.{key}", key)
+            running = values[entry.mean], values[entry.var]
             size = op.Cast(op.ReduceProd(shape, None, keepdims=0), to=var.dtype or _FLOAT)
             channels = op.Cast(op.Gather(shape, 1), to=var.dtype or _FLOAT)
-            unbiased = size / (size - channels)  # torch keeps this variance, ONNX the other one
-            values.update({entry.mean: old_mean, entry.var: old_var})
-            counter, batches = owners.get(f"{stem}num_batches_tracked"), None
-            if counter is not None and counter in graph.initializers:
-                values[counter] = count = self._input(f"buffer.{counter}", counter)
-                self.next[count] = batches = count + 1
-            if entry.momentum is None:  # the average of all batches
-                assert batches is not None
-                number = op.Cast(batches, to=var.dtype or _FLOAT)
-                self.next[old_mean] = old_mean + (mean - old_mean) / number
-                self.next[old_var] = old_var + (var * unbiased - old_var) / number
-            else:
-                kept = old_var * entry.momentum
-                self.next[old_mean] = mean
-                self.next[old_var] = kept + (var - kept) * unbiased
+            batches = self._counted(owners.get(f"{entry.mean.removesuffix('running_mean')}num_batches_tracked"), values)
+            for old, batch in zip(running, (mean, var * (size / (size - channels)))):  # torch keeps the unbiased variance
+                now = self.next.get(old, old)
+                if entry.momentum is None:  # the average of all batches
+                    assert batches is not None
+                    self.next[old] = now + (batch - now) / op.Cast(batches, to=var.dtype or _FLOAT)
+                else:
+                    self.next[old] = now * entry.momentum + batch * (1 - entry.momentum)
         self.buffers = values
         lost = [key for key in changing if owners.get(key) not in values]
         if lost:
@@ -225,6 +211,16 @@ class Join:
                 f"a forward changes the buffer {lost[0]!r}, and no ONNX operator of the graph computes its new value: the step would keep the old one. "
                 "Return the new value from forward and keep it outside, or put that module into eval mode"
             )
+
+    def _counted(self, counter: str | None, values: dict[str, ir.Value]) -> ir.Value | None:
+        """The count of batches after one more; None where there is no such buffer."""
+        if counter is None:
+            return None
+        if counter not in values:
+            values[counter] = self._input(f"buffer.{counter}", counter)
+        count = values[counter]
+        self.next[count] = self.next.get(count, count) + 1
+        return self.next[count]
 
     def _optimize(self, parameters: Mapping[str, ir.Value], gradients: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
         """The next parameters and state. Returns what else the step tells, by name."""

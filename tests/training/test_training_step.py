@@ -233,6 +233,30 @@ class TestModels:
         for name, array in step.initial.items():  # the kernel of BatchNormalization writes over its inputs
             np.testing.assert_array_equal(array, before[name])
 
+    @pytest.mark.parametrize("momentum", [0.1, None])
+    def test_a_batch_norm_that_is_called_twice(self, momentum):
+        class Twice(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm, self.head = nn.BatchNorm1d(4, momentum=momentum), nn.Linear(4, 3)
+
+            def forward(self, x):
+                return self.head(torch.tanh(self.norm(x)) + self.norm(2 * x + 1))
+
+        torch.manual_seed(0)
+        model, batches = Twice().double().train(), _batches(4)
+        step = _step(model, batches[0], optimizer="sgd")
+        losses, state = run(step, batches)
+        module = exporter.load(exporter.export(copy.deepcopy(model), batches[0][:1])).train()
+        np.testing.assert_allclose(losses, eager(model, F.cross_entropy, torch.optim.SGD(model.parameters(), lr=1e-3), batches), rtol=1e-9)
+        for x, _ in batches:
+            module(x)
+        buffers = dict(module.named_buffers())
+        for key, buffer in model.named_buffers():
+            np.testing.assert_allclose(state[f"buffer.{key}"], buffer, rtol=1e-6, atol=1e-7)
+            np.testing.assert_allclose(buffers[key], buffer, rtol=1e-6, atol=1e-7)
+        assert buffers["norm.num_batches_tracked"] == 8
+
     @pytest.mark.parametrize("dynamo", [True, False])
     def test_a_function_keeps_its_backward(self, dynamo):
         torch.manual_seed(0)
