@@ -37,9 +37,11 @@ from symbolics.file import (
     PYTHON_OP_GRAD,
     SOURCE_PROPERTY,
     StateEntry,
+    StepLayout,
     check_version,
     read_pairing,
     read_state,
+    read_step,
 )
 
 __all__ = ["Report", "Row", "clean", "inspect_file", "inspect_model", "read_model", "render"]
@@ -88,6 +90,7 @@ class Report:
         parameters, trainable, frozen, buffers, not_persistent: How many names of each.
         tied: Names that share an initializer, a list a group.
         rows: Its PythonOps, subgraphs and functions included.
+        step: What the inputs and outputs of a training step are; None for any other file.
     """
 
     format_version: int | None
@@ -104,6 +107,7 @@ class Report:
     not_persistent: int
     tied: list[list[str]]
     rows: list[Row]
+    step: StepLayout | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain dicts and lists."""
@@ -174,6 +178,7 @@ def inspect_model(model: ir.Model) -> Report:
         not_persistent=sum(not entry.persistent for entry in state.values()),
         tied=_tied(state),
         rows=[_row(graph, node, backward) for graph, node in places if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP)],
+        step=read_step(metadata),
     )
 
 
@@ -368,6 +373,10 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     recorded = report.stop_gradients_recorded
     lost = "" if recorded in (None, report.stop_gradients) else f" (the metadata says {recorded}: an optimizer removed some, gradients of this file would be wrong)"
     yield "stop-gradient marks", f"{report.stop_gradients}{lost}"
+    if (step := report.step) is not None:
+        yield "training step", f"{step.optimizer}: takes {', '.join((*step.inputs, *step.targets))}; trains {len(step.parameters)} parameters, updates {len(step.buffers)} buffers"
+        if step.untrained:
+            yield "untrained", ", ".join(step.untrained)
     if version is not None:
         yield "parameters", f"{report.parameters}, {report.trainable} trainable, {report.frozen} frozen"
         yield "buffers", f"{report.buffers}, {report.not_persistent} not in state_dict()"

@@ -7,6 +7,7 @@ state. Whatever runtime runs it, training is the loop ``outputs = run(inputs)``:
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -156,12 +157,17 @@ def export_training_step(
         raise ExportError(f"{type(model).__name__} has no trainable parameter: there is nothing to train (requires_grad is False everywhere, or the optimizer has none)")
     changing = changed_buffers(objective)
 
-    program = export(
-        objective, objective.args, dynamo=dynamo, dynamic_shapes=objective.dynamic(dynamic_shapes, dynamo),
-        opset_version=opset_version, inline=inline, **torch_onnx_export_options,
-    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Exporting a model while it is in training mode", UserWarning)
+        program = export(
+            objective, objective.args, dynamo=dynamo, dynamic_shapes=objective.dynamic(dynamic_shapes, dynamo),
+            opset_version=opset_version, inline=inline, **torch_onnx_export_options,
+        )  # fmt: skip
     forward = program.model
     _rename_state(forward)
+    for node in forward.graph.all_nodes():
+        if (path := node.metadata_props.pop(MODULE_PROPERTY, "model")) != "model":
+            node.metadata_props[MODULE_PROPERTY] = _key(path)
     seed = seed_dropout(forward)
     training = build_gradient_graph(forward, wrt=[name for group in groups for name in group.names], outputs=[str(forward.graph.outputs[0].name)])
     join = Join(training, groups, clip_norm=clip_norm, accumulate=accumulate, scaled=precision == "float16")

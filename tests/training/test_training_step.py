@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
 
 import numpy as np
@@ -12,9 +13,11 @@ import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from torch import nn
 
 import exporter
+from exporter.inspect import inspect_model, render
 from exporter.training_step import export_training_step
 from symbolics.errors import ArgumentError, ExportError, FormatError
 from symbolics.file import STATE_KEY, read_state, read_step
@@ -401,6 +404,25 @@ class TestFile:
         for name in ("a", "b"):
             _step(_network(torch.float32), _batches(1, torch.float32)[0]).save(tmp_path / f"{name}.onnx")
         assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+
+    def test_inspect_says_what_it_is(self, tmp_path):
+        class Inner(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.part, self.spare = _Custom(), nn.Linear(1, 1)
+
+            def forward(self, x):
+                return self.part(x)
+
+        step = _step(Inner(), _batches(1, torch.float32)[0], optimizer="lion")
+        report = inspect_model(step.model)
+        assert report.step == step.layout
+        assert report.rows[0].module == "part"
+        console = Console(width=200, file=io.StringIO())
+        console.print(render(report))
+        text = console.file.getvalue()
+        assert "lion: takes x, target; trains 4 parameters" in text
+        assert "spare.weight, spare.bias" in text
 
     def test_damaged_layouts_are_refused(self):
         for text in ("{}", "[]", "nonsense", '{"carried": 1}'):
