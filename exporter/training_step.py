@@ -25,7 +25,16 @@ from exporter.gradient_graph import build_gradient_graph
 from exporter.program import Program, save_model
 from exporter.randomness import seed_dropout
 from symbolics.errors import ArgumentError, ExportError
-from symbolics.file import CUMULATIVE_KEY, STATE_KEY, StepLayout, read_cumulative, read_state, write_cumulative, write_state
+from symbolics.file import (
+    CUMULATIVE_KEY,
+    MODULE_PROPERTY,
+    STATE_KEY,
+    StepLayout,
+    read_cumulative,
+    read_state,
+    write_cumulative,
+    write_state,
+)
 
 __all__ = ["TrainingStep", "export_training_step"]
 

@@ -213,6 +213,7 @@ def test_inspect(run, exported):
         "buffers": 2,
         "not_persistent": 1,
         "tied": [["tied", "linear.weight"]],
+        "step": None,
     }
     first, second = rows
     assert first["function"] == SCALE
