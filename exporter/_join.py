@@ -15,7 +15,18 @@ from exporter._fold import fold
 from exporter._updates import Group
 from exporter.state import held_out
 from symbolics.errors import ExportError
-from symbolics.file import GRADIENTS_KEY, OUTPUTS_KEY, STATE_KEY, STEP_KEY, StepLayout, read_pairing, read_state, write_state, write_step
+from symbolics.file import (
+    GRADIENTS_KEY,
+    OUTPUTS_KEY,
+    STATE_KEY,
+    STEP_KEY,
+    StepLayout,
+    read_pairing,
+    read_state,
+    read_step,
+    write_state,
+    write_step,
+)
 from symbolics.gradients._bodies import inline
 from symbolics.gradients._builder import Builder, Session
 from symbolics.optimizers import add_decay, body, shrink
@@ -95,7 +106,7 @@ class Join:
         carried = {_name(new): _name(old) for old, new in self.next.items()}
         groups = [{**group.hyperparameters, "keys": list(group.names)} for group in self.groups]
         present = {value.name for value in self.graph.inputs}
-        self.layout = StepLayout(
+        layout = StepLayout(
             carried=carried,
             inputs=tuple(name for name in inputs if name in present),
             targets=tuple(name for name in targets if name in present),
@@ -107,7 +118,8 @@ class Join:
             hyperparameters=tuple(groups),
         )
         metadata = self.model.metadata_props
-        metadata[STEP_KEY] = write_step(self.layout)
+        metadata[STEP_KEY] = write_step(layout)
+        self.layout = read_step(metadata)
         metadata.pop(GRADIENTS_KEY, None)
         metadata.pop(OUTPUTS_KEY, None)
         initializers = self.graph.initializers

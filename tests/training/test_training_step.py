@@ -372,7 +372,7 @@ class TestFile:
         inputs = {value.name for value in proto.graph.input}
         assert inputs == {*values, "input", "target"}
         layout = read_step({entry.key: entry.value for entry in proto.metadata_props})
-        assert (layout.carried, layout.parameters) == (step.layout.carried, step.layout.parameters)
+        assert layout == step.layout
         assert {value.name for value in proto.graph.output} == {"loss", *layout.carried}
         assert all(output == f"{name}.next" for output, name in layout.carried.items())
 
