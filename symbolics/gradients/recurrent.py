@@ -228,8 +228,10 @@ def lstm(op, node):
 def _plain_lstm(op: Builder, x: ir.Value, initial: Sequence[ir.Value], reverse: bool, r: ir.Value) -> tuple[ir.Value, ...]:
     """`_over_time` for the usual activations: (T, B, 4H), [(B, H), (B, H)] -> (all h (T, B, H), last h, last c).
 
-    Its Scan has further outputs, stacked by time: the gates i, o, f side by side, the candidate, c before the step and
-    tanh of c after it. With them the backward repeats no product.
+    Its Scan has further outputs, stacked by time, which are all that its backward reads: what a step's dc, dh, dc, dc are
+    multiplied with for the gradients before the activations (T, B, 4H), the derivative of h by c (T, B, H), and the gate
+    f (T, B, H). They are made here, step by step, since whole stacks of them would double the memory of the backward.
+    With p = i g, q = f c and t = tanh(c'), i (1 - g^2) is i - p g and o (1 - t^2) is o - h t.
     """
     inside, name, kind = op.child(), op.session.name, ir.TensorType(x.dtype)
     h, c, xt = (ir.Value(name=name(stem), type=kind, shape=ir.Shape([None, None])) for stem in ("h", "c", "x"))
@@ -240,35 +242,32 @@ def _plain_lstm(op: Builder, x: ir.Value, initial: Sequence[ir.Value], reverse: 
         gates, new = inside.Split(inside.Gemm(h, rt, xt), sizes, axis=1, outputs=2)
         gates, new = inside.Sigmoid(gates), inside.Tanh(new)
         i, o, forget = inside.Split(gates, axis=1, num_outputs=3, outputs=3)
-        cell = forget * c + i * new
+        old, added = forget * c, i * new
+        cell = old + added
         squashed = inside.Tanh(cell)
         state = o * squashed
-        ends = [state, cell, inside.Identity(state), gates, new, inside.Identity(c), squashed]
+        slopes = inside.Concat(inside.Concat(added, state, old, axis=1) * (1.0 - gates), i - added * new, axis=1)
+        ends = [state, cell, inside.Identity(state), slopes, o - state * squashed, forget]
     body = ir.Graph([h, c, xt], ends, nodes=inside.nodes, name=name("step"))
     way = int(reverse)
     last_h, last_c, y, *_ = op.node(
-        "Scan", [*initial, x], outputs=7, body=body, num_scan_inputs=1, scan_input_directions=[way], scan_output_directions=[way] * 5,
+        "Scan", [*initial, x], outputs=6, body=body, num_scan_inputs=1, scan_input_directions=[way], scan_output_directions=[way] * 4,
     )  # fmt: skip
     y.producer().meta[OWN_BACKWARD] = _plain_lstm_backward
     return y, last_h, last_c
 
 
 def _plain_lstm_backward(op: Builder, node: ir.Node, *above: ir.Value | None) -> dict[ir.Value, ir.Value]:
-    """From the last step to the first, seven small nodes a step; what the steps have in common stands outside of the Scan.
+    """From the last step to the first, seven small nodes a step; the product for the gradient of R stands outside of the Scan.
 
     With dh, dc the gradients of a step's h and c: dc += dh o (1 - tanh(c)^2), the gradients before the activations are
     [dc g i(1-i), dh tanh(c) o(1-o), dc c' f(1-f), dc i (1 - g^2)], and the step before gets dh = those R, dc = dc f.
     """
     h0, c0, x = node.inputs
-    _, _, y, gates, new, before, squashed = node.outputs
+    _, _, y, slopes, through, forget = node.outputs
     dh_last, dc_last, dy = above[:3]
     rt = next(n for n in attr(node, "body") if n.op_type == "Gemm").inputs[1]
     way, name, kind = attr(node, "scan_input_directions")[0], op.session.name, ir.TensorType(x.dtype)
-
-    # what a step multiplies dc, dh, dc, dc with
-    i, o, forget = op.Split(gates, axis=2, num_outputs=3, outputs=3)
-    slopes = op.Concat(op.Concat(new, squashed, before, axis=2) * (gates * (1.0 - gates)), i * (1.0 - new * new), axis=2)
-    through = o * (1.0 - squashed * squashed)
 
     inside = op.child()
     dh, dc, *read = (ir.Value(name=name("back"), type=kind, shape=ir.Shape([None, None])) for _ in range(6 if dy is not None else 5))
