@@ -17,6 +17,7 @@ __all__: list[str] = []
 
 _FEW_CHANNELS, _MORE_CHANNELS = 16, 48
 _MANY_PIXELS = 2**18
+_MANY_POSITIONS = 32  # of a kernel
 
 
 def _kernel(op: Builder, node: ir.Node) -> list[int | ir.Value]:
@@ -84,10 +85,23 @@ def _weight_by_columns(op: Builder, slide: Windows, padded: ir.Value, small: ir.
         for offset in offsets:
             seen = op.Gather(pixels, op.constant((starts + offset).ravel(), ir.DataType.INT32), axis=1)
             parts.append(op.Gemm(rows, op.Reshape(seen, [-1, len(offset) * c])))
-    product = op.Concat(*parts, axis=1) if len(parts) > 1 else parts[0]
-    if len(positions) == 1:
-        return op.Reshape(product, [m, c, *kernel])
-    return op.Reshape(op.Transpose(op.Reshape(product, [m, len(positions), c]), perm=[0, 2, 1]), [m, c, *kernel])
+    return op.Reshape(_kernel_last(op, parts, m, c, len(positions)), [m, c, *kernel])
+
+
+def _kernel_last(op: Builder, parts: Sequence[ir.Value], m: int, c: int, positions: int) -> ir.Value:
+    """Products (m, some positions times c), side by side (m, positions * c), with the positions behind the channels.
+
+    A Transpose would do; onnxruntime moves it behind the squares of an optimizer, makes two of it, and either takes several
+    times what it takes to interleave columns. Of very many positions the columns are too many nodes.
+    """
+    if positions == 1:
+        return parts[0]
+    each = positions // len(parts)
+    if len(parts) == 1 or positions > _MANY_POSITIONS:
+        product = op.Concat(*parts, axis=1) if len(parts) > 1 else parts[0]
+        return op.Transpose(op.Reshape(product, [m, positions, c]), perm=[0, 2, 1])
+    single = [v for p in parts for v in (op.node("Split", [p], outputs=each, axis=1, num_outputs=each) if each > 1 else (p,))]
+    return op.Concat(*(op.Reshape(v, [m * c, 1]) for v in single), axis=1)
 
 
 def _seen(op: Builder, slide: Windows, padded: ir.Value, position: Sequence[int], outs: Sequence[int]) -> ir.Value:

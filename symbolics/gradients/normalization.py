@@ -125,13 +125,15 @@ def batch_normalization(op, node, g, *_):
     if attr(node, "training_mode", 0):
         mean_x = op.ReduceMean(wide_x, axes, keepdims=1)
         centered = wide_x - mean_x
-        inverse = 1.0 / op.Sqrt(op.ReduceMean(centered * centered, axes, keepdims=1) + epsilon)
-        dbias = op.ReduceSum(wide, axes, keepdims=1)
-        dscale = op.ReduceSum(wide * centered, axes, keepdims=1) * inverse
-        factor = inverse * op.cast(_channels(op, scale, rank), kind)
-        share = factor / op.count_over(x, axes, wide)  # few passes over what is large: the rest is one number a channel
-        dx = wide * factor - (centered * (share * inverse * dscale) + share * dbias)
-        return [dx, op.Reshape(dscale, [-1]), op.Reshape(dbias, [-1]), None, None]
+        spread = op.ReduceMean(centered * centered, axes, keepdims=0)
+        inverse = 1.0 / op.Sqrt(spread + epsilon)
+        dbias = op.ReduceSum(wide, axes, keepdims=0)
+        dscale = op.ReduceSum(wide * centered, axes, keepdims=0) * inverse
+        factor = inverse * op.cast(scale, kind)
+        share = factor / op.count_over(x, axes, dbias)
+        # Few passes over what is large: a BatchNormalization takes dscale * normal + dbias from wide_x in one.
+        rest = op.BatchNormalization(wide_x, share * dscale, share * dbias, op.Reshape(mean_x, [-1]), spread, epsilon=epsilon)
+        return [wide * _channels(op, factor, rank) - rest, dscale, dbias, None, None]
     inverse = 1.0 / op.Sqrt(variance + epsilon)
     factor = op.cast(scale, kind) * inverse
     normal = (wide_x - _channels(op, mean, rank)) * _channels(op, inverse, rank)
