@@ -64,11 +64,15 @@ class Builder:
             return folded
         node = ir.Node(domain, op_type, values, [_attribute(k, v) for k, v in attributes.items() if v is not None], num_outputs=outputs)
         node.name = self.session.name(op_type)
-        dtype = _output_type(op_type, values, attributes)
+        body = next((v for v in attributes.values() if isinstance(v, ir.Graph)), None)
+        dtype = None if body is not None else _output_type(op_type, values, attributes)
         for i, out in enumerate(node.outputs):
             out.name = node.name if i == 0 else f"{node.name}_{i}"
             if dtype is not None and (i == 0 or op_type == "Split"):
                 out.type = ir.TensorType(dtype)
+        if body is not None:  # If, Loop, Scan: what their bodies give; a Loop's body says first whether to go on
+            for out, inner in zip(node.outputs, body.outputs[1 if op_type == "Loop" else 0 :]):
+                out.type = inner.type
         if op_type == "TopK":
             node.outputs[1].type = ir.TensorType(ir.DataType.INT64)
         self.nodes.append(node)

@@ -54,6 +54,13 @@ NESTED = """
         n = If (is) <then_branch = t () => (float[2] a) { a = Mul(r, s) }, else_branch = f () => (float[2] b) { b = Sin(r) }>
     }>
 """
+LOOP_IN_SCAN = """
+    y = Scan <num_scan_inputs = 1, body = outer (float[2] v) => (float[2,2] all) {
+        m = Constant<value = int64 {2}>()
+        go = Constant<value = bool {1}>()
+        all = Loop (m, go) <body = inner (int64 j, bool c) => (bool d, float[2] o) { d = Identity(c) p = Mul(v, v) o = Sin(p) }>
+    }> (x)
+"""
 
 
 @pytest.mark.parametrize("condition", [0, 1])
@@ -84,6 +91,10 @@ def test_loop_with_counter_state_and_captured_values():
 
 def test_loop_of_a_loop_and_an_if():
     check("float[2] x, float[2] w", NESTED)
+
+
+def test_loop_without_states_inside_a_scan_without_states():
+    check("float[3,2] x", LOOP_IN_SCAN)
 
 
 def test_loop_that_never_runs_hands_its_gradient_through():

@@ -104,9 +104,6 @@ def test_a_loop_inside_a_scan_counts_both():
     assert max(_correlation(masks[a], masks[b]) for a in range(6) for b in range(a)) < 0.17
 
 
-@pytest.mark.xfail(
-    reason="the gradient of a Loop inside a Scan is a graph that onnxruntime refuses, with dropout or without", raises=exporter.RunError
-)
 def test_the_gradient_of_a_loop_inside_a_scan():
     x = torch.ones(3, *SHAPE, requires_grad=True)
     found = _loop_in_a_scan()(x)
