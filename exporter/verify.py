@@ -78,7 +78,8 @@ def verify(
     Raises:
         ExportError: The model cannot be exported.
         TrustError: The fresh process cannot resolve a class; the message names the remedy.
-        RunError: It failed otherwise; the message has the end of its account.
+        RunError: It failed otherwise; the message has the end of its account. Or no output of the file has a gradient, and
+            eager's gradients are not all zero.
         PythonopError: The model draws random numbers, so that no two runs are comparable.
     """
     case = model if isinstance(model, Case) else Case(model, args, kwargs, dynamic_shapes=dynamic_shapes, inline=tuple(inline))
@@ -99,6 +100,7 @@ def verify(
         program.save(path)
         found = _in_a_fresh_process(path, eager, allowed, setup, steps, timeout)
         size = sum(file.stat().st_size for file in Path(folder).glob("model.onnx*"))
+    _refuse_no_path(eager, found)
     seconds.update(found["seconds"])
     seconds["eager step"] = _eager_seconds(case.model, tuple(inputs), keywords, eager, steps)
     places = _places(program.model)
@@ -277,6 +279,13 @@ def _in_a_fresh_process(path: Path, eager: _Eager, allow: list[Any], setup: str 
 # ----------------------------------------------------------------------------------------------------------- compare
 
 
+def _refuse_no_path(eager: _Eager, found: dict[str, Any]) -> None:
+    """A file without any gradient says nothing of the model, unless eager's are all zero: behind torch.round they are."""
+    wanted = [has for has, g in zip(found["differentiable"], eager.cotangents, strict=False) if g is not None]
+    if wanted and not any(wanted) and any(_largest(g) for g in eager.gradients.values() if g is not None):
+        raise RunError("the outputs have a gradient in eager, and none in the file: no operator on their way is differentiable there")
+
+
 def _difference(got: torch.Tensor, wanted: torch.Tensor) -> float:
     """The largest difference; equal infinities and NaNs are none."""
     a, b = got.double(), wanted.double()
@@ -305,6 +314,8 @@ def _compare(eager: _Eager, precise: _Eager | None, found: dict[str, Any]) -> li
         better = precise.gradients[kind, name] if precise is not None else None
         if wanted is None and got is None:
             continue
+        if got is None and wanted is not None and not wanted.any():
+            got = torch.zeros_like(wanted)  # where nothing can come through (torch.round), eager has zeros and a graph no path
         rows.append(_row(name, kind, wanted, got, better, noise))
     return rows
 

@@ -103,18 +103,50 @@ def test_the_remedy_for_dropout_works():
 
 
 class _Rounds(nn.Module):
-    def __init__(self):
+    """Linear, round, and another Linear where ``behind``."""
+
+    def __init__(self, behind=False):
         super().__init__()
-        self.linear = nn.Linear(4, 4)
+        self.linear, self.behind = nn.Linear(4, 4), nn.Linear(4, 2) if behind else nn.Identity()
 
     def forward(self, x):
-        return torch.round(self.linear(x))
+        return self.behind(torch.round(self.linear(x)))
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_zeros_of_eager_equal_no_path_in_the_file(behind):
+    """torch's round has a gradient of zeros, ONNX's none."""
+    report = exporter.verify(_Rounds(behind), (torch.randn(3, 4),))
+    assert report.ok, [row for row in report.rows if not row.ok]
+    errors = {row.name: row.error for row in report.rows if row.kind.endswith("gradient")}
+    assert errors.keys() == {"linear.weight", "linear.bias", "x", *(["behind.weight", "behind.bias"] if behind else [])}
+    assert errors["linear.weight"] == errors["x"] == 0
+
+
+class _Straight(torch.autograd.Function):
+    """round, with the gradient of the identity."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return torch.round(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+class _StraightThrough(_Rounds):
+    def forward(self, x):
+        return self.behind(_Straight.apply(self.linear(x)))
 
 
 def test_a_file_without_a_gradient_path_is_told():
-    """torch's round has a gradient of zeros, ONNX's none: trained from the file its parameters would stay without one."""
+    """Inlined, a straight-through Function is what its forward is: flat."""
     with pytest.raises(exporter.RunError, match="gradient in eager, and none in the file"):
-        exporter.verify(_Rounds(), (torch.randn(3, 4),))
+        exporter.verify(_StraightThrough(), (torch.randn(3, 4),), inline=[_Straight])
+    report = exporter.verify(_StraightThrough(behind=True), (torch.randn(3, 4),), inline=[_Straight])
+    assert {row.name for row in report.rows if not row.ok} == {"linear.weight", "linear.bias", "x"}
+    assert all("missing in the file" in row.problem for row in report.rows if not row.ok)
 
 
 def test_assert_roundtrip():
