@@ -57,6 +57,8 @@ def _ranks(node: ir.Node) -> list[int | None]:
         return [first + ranks[1] - 1]
     if op_type in ("Squeeze", "Unsqueeze") and first is not None and length is not None:
         return [first + length if op_type == "Unsqueeze" else first - length]
+    if op_type == "Squeeze" and (len(node.inputs) < 2 or node.inputs[1] is None):
+        return [_squeezed(node)]
     if op_type.startswith("Reduce"):
         if attr(node, "keepdims", 1):
             return [first]
@@ -64,6 +66,23 @@ def _ranks(node: ir.Node) -> list[int | None]:
     if op_type == "ConstantOfShape":
         return [_length(node.inputs[0])]
     return [None] * n
+
+
+_ALONG_AXIS = frozenset(["Split", "Concat", "Softmax", "LogSoftmax"])  # each of their inputs has the axis that they name
+
+
+def _squeezed(node: ir.Node) -> int | None:
+    """A Squeeze without axes drops every 1, also of a dim not known: its rank is open, unless readers need all those dims."""
+    shape = None if node.inputs[0] is None else node.inputs[0].shape
+    if shape is None:
+        return None
+    most = sum(not (type(d) is int and d == 1) for d in shape)
+    least = sum(type(d) is int and d != 1 for d in shape)
+    for reader in node.outputs[0].consumers():
+        if reader.domain == "" and reader.op_type in _ALONG_AXIS:
+            axis = attr(reader, "axis", 0 if reader.op_type == "Split" else -1)
+            least = max(least, axis + 1 if axis >= 0 else -axis)
+    return most if least == most else None
 
 
 def _length(vector: ir.Value | None) -> int | None:

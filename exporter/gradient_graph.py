@@ -153,6 +153,9 @@ class _Build:
         return found
 
     def reads(self, node: ir.Node) -> Sequence[ir.Value | None]:
+        """What a gradient of the node's outputs could go to."""
+        if (rule := self.rules.get((node.domain, node.op_type))) is not None and rule.first_only:
+            return node.inputs[:1]
         return (*node.inputs, *captured(node)) if any(True for _ in subgraphs(node)) else node.inputs
 
     def is_flat(self, node: ir.Node) -> bool:

@@ -25,11 +25,13 @@ class Rule:
             may be None too, but never all of them.
         broadcast: The inputs were broadcast to the shape of output 0 and their gradients have that shape: the engine sums them.
         straight_through: The outputs are integers through which a gradient passes nevertheless (QuantizeLinear).
+        first_only: Only input 0 has a gradient, whatever the others are (CastLike): what they alone depend on is on no path.
     """
 
     function: RuleFunction
     broadcast: bool = False
     straight_through: bool = False
+    first_only: bool = False
 
 
 RULES: dict[tuple[str, str], Rule] = {}
@@ -37,7 +39,7 @@ COMPOSITES: dict[tuple[str, str], Composite] = {}
 
 
 def gradient(
-    *op_types: str, domain: str = "", broadcast: bool = False, straight_through: bool = False
+    *op_types: str, domain: str = "", broadcast: bool = False, straight_through: bool = False, first_only: bool = False
 ) -> Callable[[RuleFunction], RuleFunction]:
     """Register a gradient rule.
 
@@ -54,7 +56,7 @@ def gradient(
 
     def register(function: RuleFunction) -> RuleFunction:
         for op_type in op_types:
-            RULES[domain, op_type] = Rule(function, broadcast, straight_through)
+            RULES[domain, op_type] = Rule(function, broadcast, straight_through, first_only)
         return function
 
     return register

@@ -228,7 +228,7 @@ def clip(op, node, g):
 
 
 # ------------------------------------------------------------------------------------------------------------ types
-@gradient("Cast", "CastLike")
+@gradient("Cast", "CastLike", first_only=True)
 def cast(op, node, g):
     return [g]  # the engine casts a gradient to the type of its value
 
