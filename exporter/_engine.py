@@ -231,6 +231,7 @@ class Engine:
             seed = seed_dropout(model)
         else:
             inference_mode(model)
+        statistics = batch_statistics(model) if training else []  # first: gradients take what the batch says from there
         pairing = read_pairing(model.metadata_props)
         if wrt and pairing is None:
             order = [name for name in (*(v.name for v in model.graph.inputs), *model.graph.initializers) if name in wrt]
@@ -240,7 +241,6 @@ class Engine:
                 f"the training file has no gradient of {sorted(wrt - set(pairing.outputs))}: it has those of {sorted(pairing.outputs)[:20]}. "
                 "Load the forward file it was made from, or freeze what should stay as it is (requires_grad_(False))"
             )
-        statistics = batch_statistics(model) if training else []
         extra = [name for entry in statistics for name in entry.values]
         if not wrt:
             part = forward_part(model, self.state, extra)

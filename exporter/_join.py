@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from exporter._batch_norm import batch_statistics
+from exporter._batch_norm import Statistics
 from exporter._fold import fold
 from exporter._updates import Group
 from exporter.state import held_out
@@ -63,11 +63,12 @@ class Join:
         self.buffers: dict[str, ir.Value] = {}
         self.untrained: list[str] = []
 
-    def run(self, seed: str | None, changing: Mapping[str, torch.Tensor]) -> None:
+    def run(self, seed: str | None, statistics: Sequence[Statistics], changing: Mapping[str, torch.Tensor]) -> None:
         """Join.
 
         Args:
             seed: The input that dropout's masks come from.
+            statistics: Of the train-mode BatchNormalizations.
             changing: The buffers that a forward changes, by their state_dict keys.
 
         Raises:
@@ -89,7 +90,7 @@ class Join:
         self._free_names()
         with op.arithmetic():
             self._seed(loss, pairing.inputs[_name(loss)])
-            self._batch_norms(changing)
+            self._batch_norms(statistics, changing)
             parameters = {name: self._input(f"param.{name}", name) for name in gradients}
             self.parameters = parameters
             outputs = self._optimize(parameters, gradients)
@@ -190,7 +191,7 @@ class Join:
         seed.replace_all_uses_with(one)
         graph.inputs.remove(seed)
 
-    def _batch_norms(self, changing: Mapping[str, torch.Tensor]) -> None:
+    def _batch_norms(self, statistics: Sequence[Statistics], changing: Mapping[str, torch.Tensor]) -> None:
         """Running statistics go from step to step; so do the counts of batches beside them.
 
         Raises:
@@ -199,7 +200,7 @@ class Join:
         op, graph = self.op, self.graph
         owners = {key: name for name, keys in self.keys.items() for key in keys}
         values: dict[str, ir.Value] = {}
-        for entry in batch_statistics(self.model):
+        for entry in statistics:
             by_name = {value.name: value for node in graph for value in node.outputs}
             mean, var, shape = (by_name[name] for name in entry.values)
             for key in (entry.mean, entry.var):

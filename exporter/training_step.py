@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from exporter._batch_norm import batch_statistics
 from exporter._join import Join
 from exporter._objective import Objective, changed_buffers
 from exporter._updates import groups_of
@@ -178,9 +179,10 @@ def export_training_step(
         if (path := node.metadata_props.pop(MODULE_PROPERTY, "model")) != "model":
             node.metadata_props[MODULE_PROPERTY] = _key(path)
     seed = seed_dropout(forward)
+    statistics = batch_statistics(forward)
     training = build_gradient_graph(forward, wrt=[name for group in groups for name in group.names], outputs=[str(forward.graph.outputs[0].name)])
     join = Join(training, groups, clip_norm=clip_norm, accumulate=accumulate, scaled=precision == "float16")
-    join.run(seed, {_key(name): value for name, value in changing.items()})
+    join.run(seed, statistics, {_key(name): value for name, value in changing.items()})
     join.describe(objective.names, objective.target_names)
     return TrainingStep(join.model, program.inlined, program.torch_program, join.initial, join.layout)
 

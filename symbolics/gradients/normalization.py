@@ -123,16 +123,20 @@ def batch_normalization(op, node, g, *_):
     kind = mean.dtype  # statistics may be of a wider type
     wide, wide_x = op.cast(g, kind), op.cast(x, kind)
     if attr(node, "training_mode", 0):
-        mean_x = op.ReduceMean(wide_x, axes, keepdims=1)
-        centered = wide_x - mean_x
-        spread = op.ReduceMean(centered * centered, axes, keepdims=0)
+        if attr(node, "momentum", 0.9) == 0 and len(node.outputs) == 3 and all(o.name for o in node.outputs):
+            _, mean_x, spread = node.outputs  # the batch's own, as they are
+            centered = wide_x - _channels(op, mean_x, rank)
+        else:
+            mean_x = op.ReduceMean(wide_x, axes, keepdims=0)
+            centered = wide_x - _channels(op, mean_x, rank)
+            spread = op.ReduceMean(centered * centered, axes, keepdims=0)
         inverse = 1.0 / op.Sqrt(spread + epsilon)
         dbias = op.ReduceSum(wide, axes, keepdims=0)
         dscale = op.ReduceSum(wide * centered, axes, keepdims=0) * inverse
         factor = inverse * op.cast(scale, kind)
         share = factor / op.count_over(x, axes, dbias)
         # Few passes over what is large: a BatchNormalization takes dscale * normal + dbias from wide_x in one.
-        rest = op.BatchNormalization(wide_x, share * dscale, share * dbias, op.Reshape(mean_x, [-1]), spread, epsilon=epsilon)
+        rest = op.BatchNormalization(wide_x, share * dscale, share * dbias, mean_x, spread, epsilon=epsilon)
         return [wide * _channels(op, factor, rank) - rest, dscale, dbias, None, None]
     inverse = 1.0 / op.Sqrt(variance + epsilon)
     factor = op.cast(scale, kind) * inverse
