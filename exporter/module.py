@@ -311,9 +311,9 @@ class _Bound:
             warnings.warn(f"the model's result comes as a plain tuple or dict: {why}", PythonopWarning, stacklevel=5)
 
 
-def draw_seed() -> torch.Tensor:
+def draw_seed(generator: torch.Generator | None = None) -> torch.Tensor:
     """The seed of one forward's masks, an int64 scalar, from torch's generator."""
-    return torch.randint(0, 2**31 - 1, (), dtype=torch.int64)
+    return torch.randint(0, 2**31 - 1, (), dtype=torch.int64, generator=generator)
 
 
 def _ready(feeds: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

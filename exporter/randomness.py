@@ -21,7 +21,7 @@ import onnx_ir as ir
 from symbolics.errors import UnsupportedOperatorError
 from symbolics.gradients._bodies import subgraphs
 
-__all__ = ["SEED", "dropout_mask", "inference_mode", "seed_dropout", "trains"]
+__all__ = ["SEED", "dropout_mask", "dropouts", "inference_mode", "ratio_of", "seed_dropout", "trains"]
 
 #: The name of the input; a model that has a value of this name already gets ``seed_1``, ...
 SEED = "seed"
@@ -75,6 +75,11 @@ def seed_dropout(model: ir.Model) -> str | None:
         passes = [value for counter in counters if (value := counter()) is not None]
         _replace(graph, node, seed, passes, number, f"{name}/{number}")
     return name
+
+
+def dropouts(model: ir.Model) -> list[ir.Node]:
+    """The Dropout nodes that drop, those of bodies included: a node's place is the number that goes into its mask."""
+    return [node for node, _ in _dropouts(model.graph, ()) if trains(node)]
 
 
 def _dropouts(graph: ir.Graph, counters: tuple[_Counter, ...]) -> Iterator[tuple[ir.Node, tuple[_Counter, ...]]]:
@@ -135,7 +140,7 @@ def _replace(root: ir.Graph, node: ir.Node, seed: ir.Value, passes: Sequence[ir.
     graph = node.graph
     x, y = node.inputs[0], node.outputs[0]
     assert graph is not None and x is not None
-    p = _ratio(node)
+    p = ratio_of(node)
     nodes: list[ir.Node] = []
 
     def op(op_type: str, *inputs: ir.Value, dtype: ir.DataType | None = None, shape: ir.Shape | None = None, **attributes: object) -> ir.Value:
@@ -193,7 +198,12 @@ def _replace(root: ir.Graph, node: ir.Node, seed: ir.Value, passes: Sequence[ir.
     graph.remove(node, safe=True)
 
 
-def _ratio(node: ir.Node) -> float:
+def ratio_of(node: ir.Node) -> float:
+    """What share of the elements a Dropout drops.
+
+    Raises:
+        UnsupportedOperatorError: It is computed in the graph.
+    """
     value = node.inputs[1] if len(node.inputs) > 1 else None
     if value is None:
         return 0.5
