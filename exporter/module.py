@@ -22,7 +22,7 @@ from symbolics.errors import FormatError, PythonopWarning, RunError
 from symbolics.file import OUTPUTS_KEY, STEP_KEY, StateEntry, read_cumulative, read_pairing, read_state
 from symbolics.structure import rebuild
 
-__all__ = ["OnnxModule", "load"]
+__all__ = ["OnnxModule", "draw_seed", "load"]
 
 
 def load(model: Any, *, allow: Any = (), device: torch.device | str | None = None, providers: Sequence[Any] | None = None) -> OnnxModule:
@@ -220,7 +220,7 @@ class _Bound:
         plan = self.engine.plan(module.training, frozenset(wrt))
         feeds = {**inputs, **state}
         if plan.seed is not None:
-            feeds[plan.seed] = torch.randint(0, 2**31 - 1, (), dtype=torch.int64)
+            feeds[plan.seed] = draw_seed()
         names = list(feeds)
         box: dict[str, Any] = {}
         if plan.halves is None or plan.halves.backward is None:
@@ -309,6 +309,11 @@ class _Bound:
         if why not in self._warned:
             self._warned.add(why)
             warnings.warn(f"the model's result comes as a plain tuple or dict: {why}", PythonopWarning, stacklevel=5)
+
+
+def draw_seed(generator: torch.Generator | None = None) -> torch.Tensor:
+    """The seed of one forward's masks, an int64 scalar, from torch's generator."""
+    return torch.randint(0, 2**31 - 1, (), dtype=torch.int64, generator=generator)
 
 
 def _ready(feeds: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

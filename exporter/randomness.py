@@ -1,14 +1,18 @@
 """Dropout from a seed: one file gives one mask on every runtime.
 
 ONNX's Dropout draws from a generator of the runtime's own. Here the mask is computed by standard operators from an int64
-scalar input ``seed``, the number of the node and the position of the element, by an integer hash (two rounds of
-xor-shift and multiply on uint32, whose arithmetic wraps around by definition). Inside a Loop or a Scan the number of the pass
-goes in, too: a mask is a function of these numbers alone, so that a gradient graph that runs a body again has it again.
+scalar input ``seed``, the number of the node and the position of the element, by an integer hash: two rounds of
+xor-shift and multiply modulo 2**32. Inside a Loop or a Scan the number of the pass goes in, too: a mask is a function of
+these numbers alone, so that a gradient graph that runs a body again has it again.
+
+Not every onnxruntime adds and multiplies uint32 (1.20 does not). So shifts and XORs are done on uint32, sums and products on
+int64, where none of them overflows; the Cast back to uint32 keeps the lower 32 bits, as ONNX defines it for integers.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -17,13 +21,15 @@ import onnx_ir as ir
 from symbolics.errors import UnsupportedOperatorError
 from symbolics.gradients._bodies import subgraphs
 
-__all__ = ["SEED", "inference_mode", "seed_dropout", "trains"]
+__all__ = ["SEED", "dropout_mask", "dropouts", "inference_mode", "ratio_of", "seed_dropout", "trains"]
 
 #: The name of the input; a model that has a value of this name already gets ``seed_1``, ...
 SEED = "seed"
 
 _MULTIPLIER = 0x045D9F3B
 _GOLDEN = 0x9E3779B9
+#: The same modulo 2**32, but small enough for its product with any uint32 to be an int64.
+_SIGNED_GOLDEN = _GOLDEN - 2**32
 
 
 def _constant(value: ir.Value | None) -> np.ndarray | None:
@@ -69,6 +75,11 @@ def seed_dropout(model: ir.Model) -> str | None:
         passes = [value for counter in counters if (value := counter()) is not None]
         _replace(graph, node, seed, passes, number, f"{name}/{number}")
     return name
+
+
+def dropouts(model: ir.Model) -> list[ir.Node]:
+    """The Dropout nodes that drop, those of bodies included: a node's place is the number that goes into its mask."""
+    return [node for node, _ in _dropouts(model.graph, ()) if trains(node)]
 
 
 def _dropouts(graph: ir.Graph, counters: tuple[_Counter, ...]) -> Iterator[tuple[ir.Node, tuple[_Counter, ...]]]:
@@ -129,7 +140,7 @@ def _replace(root: ir.Graph, node: ir.Node, seed: ir.Value, passes: Sequence[ir.
     graph = node.graph
     x, y = node.inputs[0], node.outputs[0]
     assert graph is not None and x is not None
-    p = _ratio(node)
+    p = ratio_of(node)
     nodes: list[ir.Node] = []
 
     def op(op_type: str, *inputs: ir.Value, dtype: ir.DataType | None = None, shape: ir.Shape | None = None, **attributes: object) -> ir.Value:
@@ -148,20 +159,28 @@ def _replace(root: ir.Graph, node: ir.Node, seed: ir.Value, passes: Sequence[ir.
         return root.initializers[name]
 
     u32, i64 = ir.DataType.UINT32, ir.DataType.INT64
-    half, multiplier, golden = constant(16, u32), constant(_MULTIPLIER, u32), constant(_GOLDEN, u32)
+    half, multiplier, golden, one = constant(16, u32), constant(_MULTIPLIER, i64), constant(_SIGNED_GOLDEN, i64), constant(1, i64)
 
     def mixed(h: ir.Value) -> ir.Value:
+        """uint32, from an int64 of which the lower 32 bits count."""
         for _ in range(2):
-            h = op("Mul", op("BitwiseXor", h, op("BitShift", h, half, direction="RIGHT")), multiplier)
+            h = op("Cast", h, to=u32)
+            h = op("BitwiseXor", h, op("BitShift", h, half, direction="RIGHT"))
+            h = op("Mul", op("Cast", h, to=i64), multiplier)
+        h = op("Cast", h, to=u32)
         return op("BitwiseXor", h, op("BitShift", h, half, direction="RIGHT"))
 
-    start = mixed(op("Add", op("Cast", seed, to=u32), constant((number + 1) * _GOLDEN % 2**32, u32)))
+    def lower(number: ir.Value) -> ir.Value:
+        """An int64 modulo 2**32."""
+        return op("Cast", op("Cast", number, to=u32), to=i64)
+
+    start = op("Cast", mixed(op("Add", lower(seed), constant((number + 1) * _GOLDEN % 2**32, i64))), to=i64)
     for count in passes:
-        start = mixed(op("Add", start, op("Mul", op("Add", op("Cast", count, to=u32), constant(1, u32)), golden)))
-    positions = op("Range", constant(0, i64), op("Size", x), constant(1, i64))
-    spread = op("Mul", op("Cast", positions, to=u32), golden)
-    bits = op("Cast", op("BitShift", mixed(op("Add", spread, start)), constant(1, u32), direction="RIGHT"), to=ir.DataType.INT32)
-    kept = op("GreaterOrEqual", bits, constant(min(int(p * 2**31), 2**31 - 1), ir.DataType.INT32))
+        start = op("Cast", mixed(op("Add", start, op("Mul", op("Add", lower(count), one), golden))), to=i64)
+    positions = op("Range", constant(0, i64), op("Size", x), one)
+    bits = mixed(op("Add", op("Mul", positions, golden), start))
+    bits = op("Cast", op("BitShift", bits, constant(1, u32), direction="RIGHT"), to=ir.DataType.INT32)
+    kept = op("GreaterOrEqual", bits, constant(_threshold(p), ir.DataType.INT32))
     mask = op("Reshape", kept, op("Shape", x), dtype=ir.DataType.BOOL, shape=x.shape)
     kind = x.dtype
     scale = constant(0.0 if p >= 1 else 1 / (1 - p), kind or ir.DataType.FLOAT)
@@ -179,7 +198,12 @@ def _replace(root: ir.Graph, node: ir.Node, seed: ir.Value, passes: Sequence[ir.
     graph.remove(node, safe=True)
 
 
-def _ratio(node: ir.Node) -> float:
+def ratio_of(node: ir.Node) -> float:
+    """What share of the elements a Dropout drops.
+
+    Raises:
+        UnsupportedOperatorError: It is computed in the graph.
+    """
     value = node.inputs[1] if len(node.inputs) > 1 else None
     if value is None:
         return 0.5
@@ -189,6 +213,41 @@ def _ratio(node: ir.Node) -> float:
             f"the ratio of Dropout {node.name!r} is computed in the graph ({value.name!r}): its mask cannot be drawn from a seed. Give it as a number"
         )
     return float(ratio)
+
+
+def _threshold(ratio: float) -> int:
+    """Elements whose 31 bits are below are dropped."""
+    return min(int(ratio * 2**31), 2**31 - 1)
+
+
+def dropout_mask(seed: int, number: int, shape: Sequence[int], ratio: float, passes: Sequence[int] = ()) -> np.ndarray:
+    """The mask that a file draws after `seed_dropout`, by numpy.
+
+    Args:
+        seed: What the input gets.
+        number: Of the node: 0 for the first Dropout in training mode.
+        shape: Of the tensor that drops.
+        ratio: Of the elements, how many are dropped; as the file has it, a float32.
+        passes: The numbers of the passes through the Loops and Scans around the node, the outermost first.
+
+    Returns:
+        bool of that shape: what is kept.
+    """
+
+    def mixed(h: np.ndarray) -> np.ndarray:
+        for _ in range(2):
+            h = (h ^ (h >> np.uint32(16))) * np.uint32(_MULTIPLIER)
+        return h ^ (h >> np.uint32(16))
+
+    def lower(*numbers: int) -> np.ndarray:
+        return np.array([n % 2**32 for n in numbers], np.uint32)  # an array: its arithmetic wraps around without a warning
+
+    golden = np.uint32(_GOLDEN)
+    start = mixed(lower(seed) + lower(number + 1) * golden)
+    for count in passes:
+        start = mixed(start + lower(count + 1) * golden)
+    bits = mixed(np.arange(math.prod(shape), dtype=np.uint32) * golden + start) >> np.uint32(1)
+    return (bits >= np.uint32(_threshold(ratio))).reshape(shape)
 
 
 def inference_mode(model: ir.Model) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -20,12 +21,14 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
+from exporter._masks import Masks, OtherDraws
 from exporter._places import node_of
 from exporter.case import Case
 from exporter.export import export
 from exporter.inputs import named_tensors
+from exporter.module import draw_seed
 from exporter.report import Report, Row
-from symbolics.errors import FormatError, PythonopError, RunError, TrustError
+from symbolics.errors import FormatError, PythonopError, RunError, TrustError, UnsupportedOperatorError
 from symbolics.file import CALL_ATTRIBUTE, MARK_COUNT_KEY, OUTPUTS_KEY, PYTHON_OP, read_state
 
 __all__ = ["names_in", "verify"]
@@ -60,7 +63,7 @@ def verify(
 
     The model is exported, saved, opened by another Python process that knows the file alone, and run there on
     onnxruntime with its gradient graph. Outputs and the gradients of every parameter and float input are compared with
-    eager PyTorch, for one random cotangent. Where the model also runs in float64, that is the reference, and the tolerance
+    eager PyTorch, for one random cotangent. Where the model drops out, eager drops what the file drops. Where the model also runs in float64, that is the reference, and the tolerance
     comes from eager's own error against it.
 
     Args:
@@ -71,7 +74,7 @@ def verify(
             cannot be imported, such as classes of ``__main__`` and classes inside functions.
         allow: What that process may import. Default: what the exported file names, which this process has just written.
         inline, dynamic_shapes, opset_version: As `exporter.export` takes them.
-        bisect: Where something differs, look for the first node that departs (`Report.first_departure`).
+        bisect: Where something differs, look for the first node that departs (`Report.first_departure`); not in a model that drops out.
         steps: How often a step is run for the times.
         timeout: Seconds that the fresh process may take.
 
@@ -80,20 +83,22 @@ def verify(
         TrustError: The fresh process cannot resolve a class; the message names the remedy.
         RunError: It failed otherwise; the message has the end of its account. Or no output of the file has a gradient, and
             eager's gradients are not all zero.
-        PythonopError: The model draws random numbers, so that no two runs are comparable.
+        PythonopError: The model draws random numbers other than Dropout's, so that no two runs are comparable.
     """
     case = model if isinstance(model, Case) else Case(model, args, kwargs, dynamic_shapes=dynamic_shapes, inline=tuple(inline))
     inputs = case.args if isinstance(case.args, (tuple, list)) else (case.args,)
     keywords = case.kwargs or {}
     eager = _Eager.run(case.model, tuple(inputs), keywords)
-    _refuse_randomness(case.model, tuple(inputs), keywords, eager)
-    precise = _precise(case.model, tuple(inputs), keywords, eager)
-
+    draws = _draws(case.model, tuple(inputs), keywords, eager)
     begin = time.perf_counter()
     program = export(
         copy.deepcopy(case.model), tuple(inputs), case.kwargs, dynamo=dynamo, dynamic_shapes=case.dynamic_shapes, inline=case.inline, opset_version=opset_version
     )
     seconds = {"export": time.perf_counter() - begin}
+    masks = None
+    if draws:
+        eager, masks = _with_the_files_masks(case.model, tuple(inputs), keywords, eager, program.model)
+    precise = _precise(case.model, tuple(inputs), keywords, eager, masks)
     allowed = [*names_in(program.model), *case.allow] if allow is None else list(allow)
     with tempfile.TemporaryDirectory(prefix="pythonop-verify-") as folder:
         path = Path(folder, "model.onnx")
@@ -106,7 +111,7 @@ def verify(
     places = _places(program.model)
     rows = [replace(row, node=places.get((row.kind, row.name), "")) for row in _compare(eager, precise, found)]
     report = Report(rows, _facts(case, program.model, dynamo, size, found), _functions(program.model), seconds)
-    if bisect and not report.ok:
+    if bisect and not report.ok and masks is None:
         from exporter.bisect import first_departure
 
         report.first_departure = first_departure(program, case.model, tuple(inputs), keywords, eager.cotangents, allowed)
@@ -133,8 +138,8 @@ class _Eager:
     gradients: dict[tuple[str, str], torch.Tensor | None]
 
     @classmethod
-    def run(cls, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], kind: torch.dtype | None = None, given: list[Any] | None = None) -> _Eager:
-        """Run a copy of the model; with ``kind`` in that type."""
+    def run(cls, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], kind: torch.dtype | None = None, given: list[Any] | None = None, masks: Masks | None = None) -> _Eager:
+        """Run a copy of the model; with ``kind`` in that type, with ``masks`` instead of its dropouts' own."""
         model = copy.deepcopy(model)
         if kind is not None:
             model = model.to(kind)
@@ -148,7 +153,7 @@ class _Eager:
             return leaf.clone()  # no leaf: a model may change its input in place
 
         named = named_tensors(model, args, kwargs)
-        with torch.enable_grad():
+        with torch.enable_grad(), contextlib.nullcontext() if masks is None else masks.given():
             copies, keywords = pytree.tree_map_only(torch.Tensor, fresh, (args, kwargs))
             outputs = [leaf for leaf in pytree.tree_leaves(model(*copies, **keywords)) if isinstance(leaf, torch.Tensor)]
             if given is None:
@@ -162,19 +167,36 @@ class _Eager:
         return cls({name: t.detach() for name, t in named.items()}, [out.detach() for out in outputs], list(given), gradients)
 
 
-def _refuse_randomness(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], eager: _Eager) -> None:
+def _draws(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], eager: _Eager, masks: Masks | None = None) -> bool:
+    """Whether another run gives another result."""
     state = torch.random.get_rng_state()
     try:
         torch.manual_seed(_SEED + 1)
-        again = _Eager.run(model, args, kwargs, given=eager.cotangents)
+        again = _Eager.run(model, args, kwargs, given=eager.cotangents, masks=masks)
     finally:
         torch.random.set_rng_state(state)
-    if any(_difference(one, two) > 1e-3 for one, two in zip(again.outputs, eager.outputs, strict=True) if one.is_floating_point()):
-        raise PythonopError(
-            f"two runs of the model with one input differ: it draws random numbers{_drawing(model)}, and eager and onnxruntime draw different ones, so that "
-            "nothing can be compared. Verify the same model with dropout 0 (`for m in model.modules(): if hasattr(m, 'p'): m.p = 0.0`, or the dropout "
-            "arguments of its config), which leaves all else in training mode, or in eval()"
-        )
+    return any(_difference(one, two) > 1e-3 for one, two in zip(again.outputs, eager.outputs, strict=True) if one.is_floating_point())
+
+
+def _with_the_files_masks(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], eager: _Eager, file: ir.Model) -> tuple[_Eager, Masks]:
+    """Eager again, with the masks that the fresh process will draw.
+
+    Raises:
+        PythonopError: The model draws something else.
+    """
+    try:
+        masks = Masks(file, int(draw_seed(torch.Generator().manual_seed(_SEED))))
+        eager = _Eager.run(model, args, kwargs, given=eager.cotangents, masks=masks)
+        if not _draws(model, args, kwargs, eager, masks):
+            return eager, masks
+        reason = "not by Dropout alone"
+    except (OtherDraws, UnsupportedOperatorError) as error:
+        reason = str(error)
+    raise PythonopError(
+        f"two runs of the model with one input differ: it draws random numbers{_drawing(model)}, and eager and onnxruntime draw different ones, so that "
+        f"nothing can be compared ({reason}). Verify the same model with dropout 0 (`for m in model.modules(): if hasattr(m, 'p'): m.p = 0.0`, or the "
+        "dropout arguments of its config), which leaves all else in training mode, or in eval()"
+    )
 
 
 _DRAWING = (
@@ -192,13 +214,13 @@ def _drawing(model: torch.nn.Module) -> str:
     return f" ({', '.join(found[:5])}{f' and {len(found) - 5} more' if len(found) > 5 else ''})" if found else ""
 
 
-def _precise(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], eager: _Eager) -> _Eager | None:
+def _precise(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], eager: _Eager, masks: Masks | None) -> _Eager | None:
     """The same step in float64, None where the model cannot run in it."""
     kinds = {p.dtype for p in model.parameters() if p.is_floating_point()} | {t.dtype for t in eager.inputs.values() if t.is_floating_point()}
     if kinds <= {torch.float64}:
         return None
     try:
-        found = _Eager.run(model, args, kwargs, torch.float64, eager.cotangents)
+        found = _Eager.run(model, args, kwargs, torch.float64, eager.cotangents, masks)
     except Exception:  # a Function of fixed types: eager itself is then the reference
         return None
     same = len(found.outputs) == len(eager.outputs) and all(one.shape == two.shape for one, two in zip(found.outputs, eager.outputs, strict=True))
@@ -251,7 +273,7 @@ def _in_a_fresh_process(path: Path, eager: _Eager, allow: list[Any], setup: str 
     """One step of the saved file, by a Python that has seen neither the model nor its module."""
     patterns = [entry if isinstance(entry, str) else f"{entry.__module__}:{entry.__qualname__}" for entry in allow]
     job = {
-        "path": str(path), "allow": patterns, "setup": setup, "inputs": eager.inputs, "cotangents": eager.cotangents, "steps": steps,
+        "path": str(path), "allow": patterns, "setup": setup, "inputs": eager.inputs, "cotangents": eager.cotangents, "steps": steps, "seed": _SEED,
         "threads": torch.get_num_threads(),
     }  # fmt: skip
     folder = path.parent

@@ -22,6 +22,7 @@ __all__ = [
     "SingleLevelFunction",
     "add_traced_node",
     "allow_in_dynamo",
+    "answered_draws",
     "captured_by_dynamo",
     "detect_fake_mode",
     "dynamo_exporter",
@@ -277,6 +278,25 @@ def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
 def keeps_graph() -> bool:
     """Inside a backward: whether it was called with retain_graph=True."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+@contextlib.contextmanager
+def answered_draws(answer: Callable[[tuple[int, ...], float], torch.Tensor]) -> Iterator[None]:
+    """Let ``answer(shape, probability)`` say what is drawn where dropout draws.
+
+    On the CPU all dropouts, those inside LSTM and attention as well, end in this operator.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Answering(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if func is not torch.ops.aten.bernoulli_.float:
+                return func(*args, **kwargs)
+            return args[0].copy_(answer(tuple(args[0].shape), args[1] if len(args) > 1 else kwargs.get("p", 0.5)))
+
+    with Answering():
+        yield
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import math
 from pathlib import Path
 
 import onnx_ir as ir
@@ -345,6 +346,27 @@ def test_keeps_graph(keep):
 
     Ask.apply(torch.ones(1, requires_grad=True)).sum().backward(retain_graph=keep)
     assert seen == [keep]
+
+
+def test_answered_draws():
+    asked = []
+
+    def answer(shape, probability):
+        asked.append((shape, probability))
+        return torch.eye(3) if shape == (3, 3) else torch.ones(shape)
+
+    attention = torch.nn.functional.scaled_dot_product_attention
+    x = torch.ones(3, 3, requires_grad=True)
+    with private.answered_draws(answer):
+        y = torch.nn.functional.dropout(x, 0.5)
+        attention(torch.rand(2, 3), torch.rand(2, 3), torch.rand(2, 3), dropout_p=0.25)
+        torch.nn.LSTM(3, 4, 2, dropout=0.5).train()(x)
+    assert torch.equal(y, 2 * torch.eye(3))
+    assert [(math.prod(shape), probability) for shape, probability in asked] == [(9, 0.5), (4, 0.75), (12, 0.5)]
+    y.sum().backward()
+    assert torch.equal(x.grad, 2 * torch.eye(3))
+    torch.nn.functional.dropout(x, 0.5)
+    assert len(asked) == 3
 
 
 def test_every_result():

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 VERSIONS = ["1.20.1", "1.23.2", "1.27.0", "1.31.1"]
-TESTS = ["test_session.py", "test_link.py"]
 HERE = Path(__file__).parent
+TESTS = [HERE / "test_session.py", HERE / "test_link.py", HERE.parent / "module" / "test_dropout_masks.py"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -29,7 +29,7 @@ def test_release(version):
         pytest.xfail(f"onnxruntime {version} is not installed in PYTHONOP_ORT_DIR: make test-ort")
     path = os.pathsep.join([str(folder), str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")])
     code = f"import onnxruntime, sys; assert onnxruntime.__version__ == {version!r}, onnxruntime.__file__; import pytest; sys.exit(pytest.main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "-q", "-x", "-p", "no:cacheprovider", "-k", "not 64MB", *(str(HERE / name) for name in TESTS)]
+    command = [sys.executable, "-c", code, "-q", "-x", "-p", "no:cacheprovider", "-k", "not 64MB", *map(str, TESTS)]
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600
     )

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import exporter
+from exporter.randomness import dropout_mask
 from exporter.report import Report, Row
 from tests.module import functions as F
 from tests.support import ROOT
@@ -78,10 +79,55 @@ def test_batch_norm_in_training_mode_tied_and_frozen(dynamo):
     assert not any("frozen" in row.name for row in report.rows)
 
 
-def test_a_model_that_draws_is_refused():
-    with pytest.raises(exporter.PythonopError, match=r"random numbers \(Dropout '.*dropout 0 .*eval\(\)"):
-        exporter.verify(F.Dropping().train(), (torch.randn(3, 6),))
-    assert exporter.verify(F.Dropping().eval(), (torch.randn(3, 6),)).ok
+class _Attending(nn.Module):
+    """Dropout on the weights of an attention and on its result."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.drop = nn.Linear(8, 24), nn.Dropout(0.3)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return x + self.drop(self.drop((q @ k.transpose(-1, -2)).softmax(-1)) @ v)
+
+
+class _DropsInside(nn.Module):
+    """The exporter translates this dropout as none: the file does not do what eager does."""
+
+    def forward(self, x):
+        return nn.functional.dropout(nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.3), 0.5)
+
+
+class _Twice(nn.Module):
+    """Two dropouts that only their masks tell apart, of different ratios."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        half = nn.functional.dropout(self.linear(x), 0.5)
+        return half + 2 * nn.functional.dropout(self.linear(x), 0.25), half
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"), [(F.Dropping, (3, 6)), (_Twice, (3, 6)), (_Attending, (2, 5, 8))], ids=["one", "two", "attention"]
+)
+def test_dropout_is_verified_with_the_files_masks(make, shape, dynamo):
+    report = exporter.verify(make().train(), (torch.randn(*shape),), dynamo=dynamo)
+    assert report.ok, report
+    assert report.facts["mode"] == "training"
+    assert {row.kind for row in report.rows} == {"output", "parameter gradient", "input gradient"}
+
+
+def test_a_dropout_that_the_file_lacks_is_refused():
+    with pytest.raises(exporter.PythonopError, match=r"mask 0 of eager has the shape \[2, 1, 5, 5\] and drops 0.3, Dropout .* of the file \[2,1,5,8\] and 0.5"):
+        exporter.verify(_DropsInside().train(), (torch.randn(2, 1, 5, 8),))
+
+
+def test_a_file_that_drops_otherwise_differs(monkeypatch):
+    monkeypatch.setattr("exporter._masks.dropout_mask", lambda seed, number, *rest: dropout_mask(seed + 1, number, *rest))
+    assert not exporter.verify(_Twice().train(), (torch.randn(3, 6),)).ok
 
 
 class _Draws(nn.Module):
@@ -92,6 +138,9 @@ class _Draws(nn.Module):
 def test_a_model_that_draws_by_itself_is_refused():
     with pytest.raises(exporter.PythonopError, match="draws random numbers, and"):
         exporter.verify(_Draws(), (torch.randn(3, 6),))
+    both = nn.Sequential(nn.Dropout(0.5), _Draws()).train()
+    with pytest.raises(exporter.PythonopError, match=r"random numbers \(Dropout '0'\).*not by Dropout alone.*dropout 0 .*eval\(\)"):
+        exporter.verify(both, (torch.randn(3, 6),))
 
 
 def test_the_remedy_for_dropout_works():
