@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import onnxscript.optimizer
@@ -112,6 +113,7 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     """
     graph = model.graph
     parameters = state.adopt(graph)
+    _keep_dropping(graph)
     _drop_outputs(graph, recorder.anchored)
     with held_out(graph, parameters), _kept_apart(graph):
         anchored = anchor_calls(graph)
@@ -147,6 +149,22 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
         model.opset_imports[MARK_DOMAIN] = 1
         mark = _mark_function(model.opset_imports[""])
         model.functions[mark.identifier()] = mark
+
+
+def _keep_dropping(graph: ir.Graph) -> None:
+    """Say of each Dropout that it drops, where torch's translation does not.
+
+    Neither exporter writes the dropout of a model in eval mode, but that of scaled_dot_product_attention(dropout_p=...) both
+    write without training_mode: as a node that passes everything on.
+    """
+    for node in list(_all_nodes(graph)):
+        if node.op_type == "Dropout" and node.domain in ("", "ai.onnx") and len(node.inputs) == 2:
+            drops = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(np.array(True)))])
+            drops.outputs[0].type, drops.outputs[0].shape = ir.TensorType(ir.DataType.BOOL), ir.Shape([])
+            assert node.graph is not None
+            node.graph.insert_before(node, drops)
+            node.resize_inputs(3)
+            node.replace_input_with(2, drops.outputs[0])
 
 
 def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
