@@ -14,6 +14,7 @@ import onnxscript.optimizer
 import torch
 
 import symbolics.schema  # noqa: F401  (the checker should know the operators of what we write)
+from exporter._draft import RANDOM
 from exporter._fold import fold
 from exporter.hook import hook
 from exporter.inputs import dynamic_axes
@@ -182,16 +183,13 @@ def _well_named(graph: ir.Graph, nodes: list[ir.Node]) -> bool:
     return complete and all(value_names[value.name] is value for value in values)
 
 
-_RANDOM = frozenset("Dropout Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
-
-
 _NUMBER = "pythonop_number"
 
 
 @contextlib.contextmanager
 def _kept_apart(graph: ir.Graph) -> Iterator[None]:
     """While the block runs, no two random draws are equal: the optimizer would make one of two dropouts of one value."""
-    draws = [node for node in _all_nodes(graph) if node.op_type in _RANDOM]
+    draws = [node for node in _all_nodes(graph) if node.op_type in RANDOM]
     for number, node in enumerate(draws):
         node.attributes[_NUMBER] = ir.AttrInt64(_NUMBER, number)
     try:

@@ -1,8 +1,8 @@
 """hook(): while it is open, torch.onnx.export keeps autograd Functions, in this thread.
 
-Three names of torch are replaced while at least one hook is open: ``apply`` on the base class of all Functions and the
-two functions that torch.onnx.export hands over to. Each replacement acts only in a thread with an open hook (or when
-`install` was called), so a training thread beside an export sees nothing.
+Names of torch are replaced while at least one hook is open: ``apply`` on the base class of all Functions, the two
+functions that torch.onnx.export hands over to, and three that these call. Each replacement acts only in a thread with an
+open hook (or when `install` was called), so a training thread beside an export sees nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 import torch
 
+from exporter._draft import constants_to_initializers
 from exporter.inputs import check_dynamic, dynamic_sizes, input_names
 from exporter.program import Program, save_model
 from exporter.state import ModelState, all_buffers_named, tensor_of
@@ -126,6 +127,8 @@ def _patch() -> None:
         _replace(private.dynamo_exporter(), "export_compat", _export_dynamo)
         _replace(private.translator(), "_exported_program_to_onnx_program", _anchor_translation)
         _replace(private.torchscript_exporter(), "export", _export_torchscript)
+        _replace(private.torchscript_exporter(), "_decide_constant_folding", _decide_folding)
+        _replace(private.torchscript_passes(), "_jit_pass_onnx_constant_fold", _fold_constants)
 
 
 def _unpatch() -> None:
@@ -288,10 +291,11 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
         draft = io.BytesIO()
         # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
         with _without_gc():
-            original(model, args, draft, training=training, do_constant_folding=False, export_params=False, keep_initializers_as_inputs=True, **options)
+            with _folding(enabled=bool(optimize)):
+                original(model, args, draft, training=training, do_constant_folding=False, export_params=False, keep_initializers_as_inputs=True, **options)
             # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
             proto = onnx.load_from_string(draft.getvalue())
-            _constants_to_initializers(proto.graph, merge=bool(optimize))
+            constants_to_initializers(proto.graph, merge=bool(optimize))
             translated = ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True))
             recorder.anchored, recorder.anchors = len(recorder.anchors), []
             _parameters_to_initializers(translated.graph, state)
@@ -299,6 +303,35 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
         current.program = Program(translated, dict(recorder.inlined))
     if f is not None:
         _write(current.program, f, **saving)
+
+
+@contextlib.contextmanager
+def _folding(enabled: bool) -> Iterator[None]:
+    """While the block runs, torch's exporter folds constants in this thread, and constants alone.
+
+    Its pass is written in C++ and folds before anything is written: a node that goes here costs nothing later.
+    """
+    _thread.folds = enabled
+    try:
+        with private.shape_inference_restored():
+            yield
+    finally:
+        _thread.folds = False
+
+
+def _decide_folding(current: Hook, original: Any, choice: Any, *args: Any, **kwargs: Any) -> Any:
+    """Without the warning that folding mutates parameters, which is not so here."""
+    return True if getattr(_thread, "folds", False) else original(choice, *args, **kwargs)
+
+
+def _fold_constants(current: Hook, original: Any, graph: Any, parameters: dict[str, Any], opset: int) -> Any:
+    """torch folds operators on constants and on the parameters that it is given: here it is given none."""
+    if not getattr(_thread, "folds", False):
+        return original(graph, parameters, opset)
+    original(graph, {}, opset)
+    # torch would infer all shapes again, as it did just before: types of inner values, which it writes nowhere.
+    private.skip_shape_inference()
+    return parameters
 
 
 @contextlib.contextmanager
@@ -311,45 +344,6 @@ def _without_gc() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _constants_to_initializers(graph: onnx.GraphProto, merge: bool) -> None:
-    """Half of the nodes that TorchScript writes are Constants: as messages they are moved for a fraction of what nodes cost.
-
-    Args:
-        graph: The main graph.
-        merge: Whether equal small ones become one, as the optimizer would make them later.
-    """
-    nodes, tensors = [], []
-    first: dict[bytes, str] = {}
-    other: dict[str, str] = {}
-    for node in graph.node:
-        if node.op_type == "Constant" and not node.domain and len(node.attribute) == 1 and node.attribute[0].name == "value":
-            tensor, name = node.attribute[0].t, node.output[0]
-            tensor.ClearField("name")
-            data = tensor.SerializeToString(deterministic=True) if merge and len(tensor.raw_data) <= _SMALL else b""
-            if data and first.setdefault(data, name) != name:
-                other[name] = first[data]
-                continue
-            tensor.name = name
-            tensors.append(tensor)
-        else:
-            nodes.append(node)
-    if other.keys() & {value.name for value in graph.output} or any(attribute.HasField("g") for node in nodes for attribute in node.attribute):
-        first.clear()
-        return _constants_to_initializers(graph, False)  # names that somebody else reads: onnx_ir sees to them
-    if tensors:
-        graph.initializer.extend(tensors)
-        for node in nodes if other else ():
-            for i, name in enumerate(node.input):
-                if name in other:
-                    node.input[i] = other[name]
-        kept = list(map(onnx.NodeProto.FromString, (node.SerializeToString() for node in nodes)))
-        del graph.node[:]
-        graph.node.extend(kept)
-
-
-_SMALL = 1024  # bytes of a constant that is worth comparing
 
 
 def _parameters_to_initializers(graph: ir.Graph, state: ModelState) -> None:

@@ -40,10 +40,13 @@ __all__ = [
     "real_tensors",
     "replace_traced",
     "set_grad_enabled",
+    "shape_inference_restored",
     "shares_memory",
     "sizes_watched",
+    "skip_shape_inference",
     "tensor_type",
     "torchscript_exporter",
+    "torchscript_passes",
     "traced_producer",
     "translator",
 ]
@@ -242,6 +245,30 @@ def torchscript_exporter() -> Any:
     from torch.onnx._internal.torchscript_exporter import utils
 
     return utils
+
+
+def torchscript_passes() -> Any:
+    """The module in which torch.onnx.export(dynamo=False) looks up ``_jit_pass_onnx_constant_fold``, at each call."""
+    return torch._C
+
+
+def skip_shape_inference() -> None:
+    """torch.onnx.export(dynamo=False) asks this flag before it infers the shapes of a graph once more."""
+    from torch.onnx._internal.torchscript_exporter._globals import GLOBALS
+
+    GLOBALS.onnx_shape_inference = False
+
+
+@contextlib.contextmanager
+def shape_inference_restored() -> Iterator[None]:
+    """Undo `skip_shape_inference` at the end of the block."""
+    from torch.onnx._internal.torchscript_exporter._globals import GLOBALS
+
+    before = GLOBALS.onnx_shape_inference
+    try:
+        yield
+    finally:
+        GLOBALS.onnx_shape_inference = before
 
 
 def is_tracing() -> bool:

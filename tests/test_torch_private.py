@@ -224,6 +224,52 @@ def test_torchscript_exporter(tmp_path):
     assert {"kwargs", "training", "do_constant_folding", "keep_initializers_as_inputs", "opset_version"} <= set(inspect.signature(private.torchscript_exporter().export).parameters)
 
 
+def test_torchscript_passes(tmp_path, monkeypatch):
+    class Transposes(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3, 2))
+
+        def forward(self, x):
+            return x @ self.weight.t()
+
+    passes, results, kinds = private.torchscript_passes(), [], []
+    original = passes._jit_pass_onnx_constant_fold
+
+    def without_parameters(graph, parameters, opset):
+        results.append(original(graph, {}, opset))
+        kinds.extend(node.kind() for node in graph.nodes())
+        return parameters
+
+    monkeypatch.setattr(passes, "_jit_pass_onnx_constant_fold", without_parameters)
+    torch.onnx.export(Transposes(), (torch.ones(2, 2),), str(tmp_path / "m.onnx"), dynamo=False)
+    assert "onnx::Transpose" in kinds, "it folds a parameter that it was not given"
+    assert results == [{}], "folded constants no longer stay nodes of the graph: they are new inputs now"
+
+
+def test_skip_shape_inference(tmp_path, monkeypatch):
+    passes, counts = private.torchscript_passes(), []
+    original = passes._jit_pass_onnx_graph_shape_type_inference
+    monkeypatch.setattr(passes, "_jit_pass_onnx_graph_shape_type_inference", lambda *args: counts.append(1) or original(*args))
+    fold = passes._jit_pass_onnx_constant_fold
+    for skip in (False, True):
+        monkeypatch.setattr(passes, "_jit_pass_onnx_constant_fold", lambda *args, skip=skip: (private.skip_shape_inference() if skip else None) or fold(*args))
+        with private.shape_inference_restored():
+            torch.onnx.export(torch.nn.ReLU(), (torch.ones(2),), str(tmp_path / "m.onnx"), dynamo=False)
+        counts.append(0)
+    assert counts == [1, 1, 0, 1, 0], "torch no longer infers shapes once before constant folding and once after"
+
+
+def test_shape_inference_restored():
+    from torch.onnx._internal.torchscript_exporter._globals import GLOBALS
+
+    before = GLOBALS.onnx_shape_inference
+    with private.shape_inference_restored():
+        private.skip_shape_inference()
+        assert GLOBALS.onnx_shape_inference is False
+    assert GLOBALS.onnx_shape_inference is before
+
+
 def test_is_higher_order():
     seen = []
 
