@@ -55,9 +55,10 @@ def test_the_demo_fails_where_a_file_differs(tmp_path: Path) -> None:
 
 
 def test_the_benchmark_prints_json(tmp_path: Path) -> None:
-    done = _run("-m", "benchmarks.export", "--only", "1 call", "--exporter", "TorchScript", "--runs", "1", "--json", cwd=tmp_path)
-    (row,) = json.loads(done.stdout)["export"]
-    assert row["case"] == "1 call"
-    assert row["hook_s"] > 0
-    assert row["bare_s"] > 0
-    assert done.returncode == (0 if row["ok"] else 1)
+    done = _run("-m", "benchmarks.export", "--only", "1 call", "--exporter", "TorchScript", "--runs", "1", cwd=tmp_path)
+    told = json.loads(done.stdout)
+    (figure,) = told["figures"]
+    assert (told["program"], figure["what"]) == ("export", "1 call, TorchScript: hook / bare")
+    assert figure["value"] > 0
+    assert told["machine"]["torch"]
+    assert done.returncode == (1 if figure["missed"] else 0)

@@ -68,8 +68,8 @@ def _case(name, dtype):
         for i in range(2, 8):
             rows[..., i] = (3 * rows[..., i - 1] + rows[..., i - 2]) % 16
         return Gpt().to(dtype), _next_token, [(ids, ids) for ids in rows]
-    labels = torch.randint(0, 3, (STEPS, 8))
-    images = torch.randn(STEPS, 8, 1, 8, 8, dtype=dtype) + 0.5 * labels[:, :, None, None, None].to(dtype)
+    labels = torch.randint(0, 3, (STEPS, 6))
+    images = torch.randn(STEPS, 6, 1, 6, 6, dtype=dtype) + 0.5 * labels[:, :, None, None, None].to(dtype)
     return Cnn().to(dtype), F.cross_entropy, list(zip(images, labels, strict=True))
 
 
