@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import torch
 
 from exporter._batch_norm import Statistics
 from exporter._fold import fold
 from exporter._updates import Group
+from exporter.export import drop_outputs
 from exporter.state import held_out
 from symbolics.errors import ExportError
 from symbolics.file import (
@@ -34,7 +34,7 @@ from symbolics.optimizers import add_decay, body, shrink
 __all__ = ["Join"]
 
 LOSS, NORM, RATE = "loss", "gradient_norm", "learning_rate"
-_DOUBLE, _FLOAT, _INT = ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.INT64
+_DOUBLE, _FLOAT = ir.DataType.DOUBLE, ir.DataType.FLOAT
 # torch.amp.GradScaler's defaults.
 _SCALE, _GROWTH, _BACKOFF, _INTERVAL = 65536.0, 2.0, 0.5, 2000
 
@@ -62,8 +62,9 @@ class Join:
         self.parameters: dict[str, ir.Value] = {}
         self.buffers: dict[str, ir.Value] = {}
         self.untrained: list[str] = []
+        self.keys: dict[str, list[str]] = {}  # initializer -> its state_dict keys
 
-    def run(self, seed: str | None, statistics: Sequence[Statistics], changing: Mapping[str, torch.Tensor]) -> None:
+    def run(self, seed: str | None, statistics: Sequence[Statistics], changing: Collection[str]) -> None:
         """Join.
 
         Args:
@@ -78,15 +79,13 @@ class Join:
         pairing = read_pairing(self.model.metadata_props)
         assert pairing is not None
         entries = read_state(self.model.metadata_props) or {}
-        self.keys: dict[str, list[str]] = {}
         for key, entry in entries.items():
             self.keys.setdefault(entry.initializer, []).append(key)
         by_name = {_name(value): value for value in graph.outputs}
         loss = graph.outputs[0]
         gradients = {name: by_name[output] for name, output in pairing.outputs.items() if name not in pairing.unreached}
         self.untrained = [key for name in pairing.unreached for key in self.keys.get(name, [name])]
-        for _ in range(len(graph.outputs)):  # one by one: see exporter.export
-            graph.outputs.pop()
+        drop_outputs(graph, len(graph.outputs))
         self._free_names()
         with op.arithmetic():
             self._seed(loss, pairing.inputs[_name(loss)])
@@ -191,7 +190,7 @@ class Join:
         seed.replace_all_uses_with(one)
         graph.inputs.remove(seed)
 
-    def _batch_norms(self, statistics: Sequence[Statistics], changing: Mapping[str, torch.Tensor]) -> None:
+    def _batch_norms(self, statistics: Sequence[Statistics], changing: Collection[str]) -> None:
         """Running statistics go from step to step; so do the counts of batches beside them.
 
         Raises:
@@ -200,8 +199,8 @@ class Join:
         op, graph = self.op, self.graph
         owners = {key: name for name, keys in self.keys.items() for key in keys}
         values: dict[str, ir.Value] = {}
+        by_name = {value.name: value for node in graph for value in node.outputs}
         for entry in statistics:
-            by_name = {value.name: value for node in graph for value in node.outputs}
             mean, var, shape = (by_name[name] for name in entry.values)
             for key in (entry.mean, entry.var):
                 if key not in values:  # a module that is called twice has two nodes over one pair of buffers

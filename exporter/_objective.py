@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter.inputs import named_tensors
+from exporter.state import ModelState
 from symbolics.errors import ExportError
 
 __all__ = ["Objective", "changed_buffers"]
@@ -23,7 +24,7 @@ class Objective(torch.nn.Module):
     several): the exporters name the inputs after them.
 
     Attributes:
-        args, kwargs: Example arguments, targets included.
+        args: Example arguments, targets included.
         names: The inputs that the model's own arguments become.
         target_names: The inputs that the targets become.
     """
@@ -48,7 +49,6 @@ class Objective(torch.nn.Module):
             if name in bound:
                 raise ExportError(f"the model has an argument {name!r}, which is the name of the loss's target: rename it")
         self.args = (*(value for _, value in bound.values()), *targets)
-        self.kwargs: dict[str, Any] = {}
         keywords = {name for name, (keyword, _) in bound.items() if keyword}
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         signature = inspect.Signature([inspect.Parameter(name, kind) for name in (*bound, *names)])
@@ -66,7 +66,7 @@ class Objective(torch.nn.Module):
         ours = sum(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(targets))
         self.names, self.target_names = every[: len(every) - ours], every[len(every) - ours :]
 
-    def dynamic(self, shapes: Any, dynamo: bool) -> Any:
+    def dynamic(self, shapes: Any) -> Any:
         """``dynamic_shapes`` of the model's arguments for all of this module's; sizes of targets follow where nothing is said."""
         if shapes is None:
             return None
@@ -75,7 +75,7 @@ class Objective(torch.nn.Module):
         if unknown := set(given) - set(names):
             raise ExportError(f"dynamic_shapes names {sorted(unknown)}; the step's arguments are {', '.join(names)}")
         every = dict(zip(names, self.args, strict=True))
-        for name in names[len(names) - len(self.args) :]:
+        for name in names:
             if name not in given:
                 given[name] = pytree.tree_map(_automatic if name.startswith("target") else _static, every[name])
         return {name: given[name] for name in names}
@@ -127,15 +127,9 @@ def _scalar(loss: Any, function: Any) -> torch.Tensor:
     return loss.reshape(())
 
 
-def changed_buffers(objective: Objective) -> dict[str, torch.Tensor]:
-    """The buffers that one forward changes, by name, with their new values; the module and the random state stay as they were."""
-    before = {name: buffer.clone() for name, buffer in objective.named_buffers()}
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            objective(*objective.args)
-        return {name: buffer.clone() for name, buffer in objective.named_buffers() if not torch.equal(buffer, before[name])}
-    finally:
-        with torch.no_grad():
-            for name, buffer in objective.named_buffers():
-                if name in before and before[name].shape == buffer.shape:
-                    buffer.copy_(before[name])
+def changed_buffers(objective: Objective) -> set[str]:
+    """The names of the buffers that one forward changes; the module and the random state stay as they were."""
+    state = ModelState.of(objective)
+    with state.restored(objective), torch.random.fork_rng(devices=[]), torch.no_grad():
+        objective(*objective.args)
+        return {name for name, buffer in objective.named_buffers() if not torch.equal(buffer, state.values[state.entries[name].initializer])}

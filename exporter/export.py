@@ -44,7 +44,7 @@ from symbolics.file import (
 from symbolics.gradients._bodies import walk
 from symbolics.structure import count_tensors
 
-__all__ = ["export", "finish"]
+__all__ = ["drop_outputs", "export", "finish"]
 
 
 def export(
@@ -115,7 +115,7 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     graph = model.graph
     parameters = state.adopt(graph)
     _keep_dropping(graph)
-    _drop_outputs(graph, recorder.anchored)
+    drop_outputs(graph, recorder.anchored)
     with held_out(graph, parameters), _kept_apart(graph):
         anchored = anchor_calls(graph)
         if optimize and rewrite:
@@ -125,7 +125,7 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
         else:
             passes.InlinePass()(model)
             passes.RemoveUnusedNodesPass()(model)
-    _drop_outputs(graph, anchored)
+    drop_outputs(graph, anchored)
     nodes = list(_all_nodes(graph))  # walks over large graphs are what finishing costs: one serves all that follows
     if any(node.op_type == "BatchNormalization" for node in nodes):
         pin_running_statistics(graph)
@@ -213,7 +213,8 @@ def anchor_calls(graph: ir.Graph) -> int:
     return len(graph.outputs) - count
 
 
-def _drop_outputs(graph: ir.Graph, count: int) -> None:
+def drop_outputs(graph: ir.Graph, count: int) -> None:
+    """Take back the last outputs of a graph."""
     for _ in range(count):  # one by one: onnx_ir does not see a deleted slice, the values would still count as outputs
         graph.outputs.pop()
 

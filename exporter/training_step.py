@@ -170,7 +170,7 @@ def export_training_step(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Exporting a model while it is in training mode", UserWarning)
         program = export(
-            objective, objective.args, dynamo=dynamo, dynamic_shapes=objective.dynamic(dynamic_shapes, dynamo),
+            objective, objective.args, dynamo=dynamo, dynamic_shapes=objective.dynamic(dynamic_shapes),
             opset_version=opset_version, inline=inline, **torch_onnx_export_options,
         )  # fmt: skip
     forward = program.model
@@ -182,7 +182,7 @@ def export_training_step(
     statistics = batch_statistics(forward)
     training = build_gradient_graph(forward, wrt=[name for group in groups for name in group.names], outputs=[str(forward.graph.outputs[0].name)])
     join = Join(training, groups, clip_norm=clip_norm, accumulate=accumulate, scaled=precision == "float16")
-    join.run(seed, statistics, {_key(name): value for name, value in changing.items()})
+    join.run(seed, statistics, set(map(_key, changing)))
     join.describe(objective.names, objective.target_names)
     return TrainingStep(join.model, program.inlined, program.torch_program, join.initial, join.layout)
 
