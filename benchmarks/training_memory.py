@@ -29,6 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks._process import status
 from benchmarks._report import Figure, tell
 
 LIMIT = 1.2
@@ -36,31 +37,14 @@ LIMIT = 1.2
 GROWTH_LIMIT = 4.0
 
 
-def status(key: str) -> float:
-    """A line of /proc/self/status in MiB."""
-    text = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-    return int(text.split()[1]) / 1024
-
-
 def gpt2() -> tuple[Any, tuple[Any, ...]]:
-    """The model, and its token ids, (8, 128) int64."""
     import torch
-    import transformers
 
-    class Logits(torch.nn.Module):
-        def __init__(self, inner: Any) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            return self.inner(input_ids=ids, use_cache=False).logits
+    from benchmarks._models import gpt
 
     torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=1024, n_positions=128, n_embd=256, n_layer=4, n_head=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
-    )
-    ids = torch.randint(0, 1024, (8, 128))
-    return Logits(transformers.GPT2LMHeadModel(config)).train(), (ids,)
+    sample = gpt(8)
+    return sample.model, sample.args
 
 
 def bloom() -> tuple[Any, tuple[Any, ...]]:

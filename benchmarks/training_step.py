@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks._process import status
 from benchmarks._report import Figure, tell
 
 #: model -> the most that our time may be of eager's.
@@ -153,12 +154,6 @@ def _measure(name: str, steps: int, compiled: bool) -> dict[str, Any]:
     return {"seconds": {kind: statistics.median(values) for kind, values in times.items()}, "refused": refused}
 
 
-def _status(key: str) -> float:
-    """A line of /proc/self/status in MiB."""
-    text = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-    return int(text.split()[1]) / 1024
-
-
 def _memory(name: str, kind: str) -> float:
     """Peak resident memory of steps 3 to 8 above what was resident before the first, in MiB."""
     import torch
@@ -174,13 +169,13 @@ def _memory(name: str, kind: str) -> float:
     else:
         run = _eager(sample)
     gc.collect()
-    before = _status("VmRSS")
+    before = status("VmRSS")
     for _ in range(2):
         run()
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
     for _ in range(6):
         run()
-    return _status("VmHWM") - before
+    return status("VmHWM") - before
 
 
 def _child(*arguments: str) -> Any:

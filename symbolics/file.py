@@ -208,12 +208,9 @@ def read_pairing(metadata: Mapping[str, str]) -> GradientPairing | None:
     if text is None:
         return None
     data = _json_object(GRADIENTS_KEY, text)
-    maps = [data.get("inputs"), data.get("outputs")]
-    unreached = data.get("unreached")
-    names_ok = all(isinstance(m, dict) and all(isinstance(v, str) for v in m.values()) for m in maps)
-    if not names_ok or not isinstance(unreached, list) or not all(isinstance(v, str) for v in unreached):
+    if not (_maps_names(data.get("inputs")) and _maps_names(data.get("outputs")) and _lists_names(data.get("unreached"))):
         raise FormatError(f"metadata {GRADIENTS_KEY} is malformed: the file is damaged")
-    return GradientPairing(data["inputs"], data["outputs"], tuple(unreached))
+    return GradientPairing(data["inputs"], data["outputs"], tuple(data["unreached"]))
 
 
 def write_step(layout: StepLayout) -> str:
@@ -231,11 +228,10 @@ def read_step(metadata: Mapping[str, str]) -> StepLayout | None:
     if text is None:
         return None
     data = _json_object(STEP_KEY, text)
-    maps, lists = ("carried", "parameters", "buffers"), ("inputs", "targets", "untrained")
     ok = (
         set(data) == {f.name for f in fields(StepLayout)}
-        and all(isinstance(data[k], dict) and all(isinstance(v, str) for v in data[k].values()) for k in maps)
-        and all(isinstance(data[k], list) and all(isinstance(v, str) for v in data[k]) for k in lists)
+        and all(_maps_names(data[k]) for k in ("carried", "parameters", "buffers"))
+        and all(_lists_names(data[k]) for k in ("inputs", "targets", "untrained"))
         and all(isinstance(data[k], str) for k in ("loss", "optimizer"))
         and isinstance(data["hyperparameters"], list)
         and all(isinstance(group, dict) for group in data["hyperparameters"])
@@ -244,6 +240,14 @@ def read_step(metadata: Mapping[str, str]) -> StepLayout | None:
         raise FormatError(f"metadata {STEP_KEY} is malformed: the file is damaged")
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
     return StepLayout(**values)
+
+
+def _maps_names(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(name, str) for name in value.values())
+
+
+def _lists_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def _json_object(key: str, text: str) -> dict[str, Any]:
