@@ -9,6 +9,7 @@ machine. The best of several runs counts, in processor time: other users of the 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -67,6 +68,25 @@ def best(function: Callable[[], object], runs: int) -> float:
     return min(times)
 
 
+def growth(models: list[ir.Model], rounds: int) -> float:
+    """Build time a node of the last model over that of the first, which is built as often as the last has nodes more.
+
+    The two take turns, so that a slow minute of the machine meets both; the median of the rounds' ratios.
+    """
+    small, large = models[0], models[-1]
+    more = len(large.graph) // len(small.graph)
+    ratios = []
+    for _ in range(rounds):
+        spent = []
+        for model, times in ((small, more // 2), (large, 1), (small, more - more // 2)):
+            start = time.process_time()
+            for _ in range(times):
+                build_gradient_graph(model)
+            spent.append(time.process_time() - start)
+        ratios.append(spent[1] / len(large.graph) / ((spent[0] + spent[2]) / (more * len(small.graph))))
+    return statistics.median(ratios)
+
+
 def session_seconds(model: ir.Model) -> float:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -74,8 +94,8 @@ def session_seconds(model: ir.Model) -> float:
     return best(lambda: onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"]), 1)
 
 
-def row(name: str, model: ir.Model, runs: int, limits: dict[str, float | None]) -> tuple[float, list[Figure]]:
-    """Microseconds of build a forward node, and the figures of one model."""
+def row(name: str, model: ir.Model, runs: int, limits: dict[str, float | None]) -> list[Figure]:
+    """The figures of one model."""
     count = len(model.graph)
     build = best(lambda: build_gradient_graph(model), runs)
     proto = ir.to_proto(model)
@@ -95,7 +115,7 @@ def row(name: str, model: ir.Model, runs: int, limits: dict[str, float | None]) 
     ]
     if "session" in limits:
         figures.append(Figure(f"{name}: session of the training graph", session_seconds(training), "s", limits["session"]))
-    return build / count * 1e6, figures
+    return figures
 
 
 def gpt2(layers: int) -> ir.Model:
@@ -124,17 +144,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=int, nargs="*", default=[300, 3000, 30000])
     parser.add_argument("--gpt2", type=int, nargs="*", default=[12, 48])
+    parser.add_argument("--rounds", type=int, default=3, help="of the growth (default 3)")
     options = parser.parse_args()
     figures: list[Figure] = []
-    costs: list[float] = []
-    for size in options.sizes:
-        cost, found = row(f"blocks of {size}", transformer_like(size), max(1, min(5, 15000 // size)), {"session": None} if size <= 3000 else {})
-        costs.append(cost)
-        figures += found
-    if len(costs) > 1:
-        figures.append(Figure("growth of a node's build from the smallest to the largest", costs[-1] / costs[0], "ratio", GROWTH))
+    models = [transformer_like(size) for size in sorted(options.sizes)]
+    for size, model in zip(sorted(options.sizes), models, strict=True):
+        figures += row(f"blocks of {size}", model, max(1, min(5, 15000 // size)), {"session": None} if size <= 3000 else {})
+    if len(models) > 1:
+        ratio = growth(models, options.rounds)
+        figures.append(Figure("growth of a node's build from the smallest to the largest", ratio, "ratio", GROWTH, options.rounds))
     for layers in options.gpt2:
-        figures += row(f"GPT-2, {layers} layers", gpt2(layers), 3, GPT2.get(layers, {}))[1]
+        figures += row(f"GPT-2, {layers} layers", gpt2(layers), 3, GPT2.get(layers, {}))
     return tell("gradient_graph", figures)
 
 

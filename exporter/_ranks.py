@@ -93,7 +93,7 @@ def _length(vector: ir.Value | None) -> int | None:
 
 def _of_bodies(node: ir.Node) -> list[int | None]:
     """If: what its branches agree on. Loop, Scan: the body's, and one more where iterations are stacked."""
-    bodies = list(subgraphs(node))
+    bodies = subgraphs(node)
     if node.op_type == "If":
         pairs = zip(*[[rank_of(v) for v in b.outputs] for b in bodies])
         return [p[0] if len(set(p)) == 1 else None for p in pairs]

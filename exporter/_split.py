@@ -53,7 +53,7 @@ class Halves:
 
 
 def _reads(node: ir.Node) -> list[ir.Value]:
-    inner = captured(node) if any(True for _ in subgraphs(node)) else ()
+    inner = captured(node) if subgraphs(node) else ()
     return [value for value in (*node.inputs, *inner) if value is not None]
 
 

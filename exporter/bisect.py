@@ -136,7 +136,7 @@ def _run(training: ir.Model, feeds: dict[str, torch.Tensor], allow: Any) -> dict
 
 
 def _reads(node: ir.Node) -> Iterator[ir.Value]:
-    inner = captured(node) if any(True for _ in subgraphs(node)) else ()
+    inner = captured(node) if subgraphs(node) else ()
     return (value for value in (*node.inputs, *inner) if value is not None)
 
 

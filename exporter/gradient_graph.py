@@ -156,7 +156,7 @@ class _Build:
         """What a gradient of the node's outputs could go to."""
         if (rule := self.rules.get((node.domain, node.op_type))) is not None and rule.first_only:
             return node.inputs[:1]
-        return (*node.inputs, *captured(node)) if any(True for _ in subgraphs(node)) else node.inputs
+        return (*node.inputs, *captured(node)) if subgraphs(node) else node.inputs
 
     def is_flat(self, node: ir.Node) -> bool:
         key = (node.domain, node.op_type)

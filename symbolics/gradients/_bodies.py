@@ -18,15 +18,17 @@ _PREVIEW = "ai.onnx.preview"
 
 
 # ------------------------------------------------------------------------------------------------------- looking around
-def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """The graphs among the attributes of a node."""
-    for attribute in node.attributes.values():
-        if attribute.is_ref():
-            continue
-        if attribute.type is ir.AttributeType.GRAPH:
-            yield attribute.value
-        elif attribute.type is ir.AttributeType.GRAPHS:
-            yield from attribute.value
+    found: list[ir.Graph] = []
+    # Every pass over a graph asks this of every node: UserDict's own dictionary, not a view over it.
+    for attribute in node.attributes.data.values():
+        kind = attribute.type
+        if kind is ir.AttributeType.GRAPH and not attribute.is_ref():
+            found.append(attribute.value)
+        elif kind is ir.AttributeType.GRAPHS and not attribute.is_ref():
+            found.extend(attribute.value)
+    return found
 
 
 def walk(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:

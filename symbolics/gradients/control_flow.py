@@ -48,7 +48,7 @@ def _complete(op: Builder, node: ir.Node) -> None:
             out.name = op.session.name("context" if i == 0 else "mask")
         if node.op_type == PYTHON_OP and i == 0:
             out.type, out.shape = ir.TensorType(ir.DataType.INT64), ir.Shape(())
-    if any(True for _ in subgraphs(node)):
+    if subgraphs(node):
         _prepare(op, node)
 
 
@@ -73,7 +73,7 @@ def _expose(op: Builder, node: ir.Node, key: Hashable, branch: int, value: ir.Va
         return node.outputs[known[key]]
     if not isinstance(value.type, ir.TensorType):
         raise unsupported(node, f"its backward needs {value.name!r} of each iteration, which is no tensor")
-    bodies = list(subgraphs(node))
+    bodies = subgraphs(node)
     for b, body in enumerate(bodies):
         inside = op.child()
         if b != branch:  # the branch not taken has to give something
