@@ -39,6 +39,7 @@ def _ours(sample: Any) -> Callable[[], float]:
     import onnxruntime
 
     import exporter
+    from exporter.runtime.arena import thrifty
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -46,7 +47,7 @@ def _ours(sample: Any) -> Callable[[], float]:
     options = exporter.session_options(allow=["benchmarks._models:*"])
     options.intra_op_num_threads = THREADS
     options.log_severity_level = 3
-    options.enable_mem_pattern = False  # as inference_session's own options for a step
+    thrifty(options)  # as inference_session's own options for a step
     session = exporter.inference_session(step.model, sess_options=options)
     layout = step.layout
     assert layout is not None

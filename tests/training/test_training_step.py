@@ -385,6 +385,28 @@ class TestFile:
         (loss,) = session.run(["loss"], {**step.initial, "input": x, "target": y})
         np.testing.assert_allclose(loss, F.cross_entropy(model(batches[0][0]), batches[0][1]).detach(), rtol=1e-5)
 
+    def test_sessions_of_steps_share_an_arena(self):
+        """And nobody else's session does, nor one whose options the user brings."""
+
+        def entry(session):
+            options = session.get_session_options()
+            try:
+                return options.get_session_config_entry("session.use_env_allocators"), options.enable_mem_pattern
+            except RuntimeError:  # onnxruntime's word for an entry that is not there
+                return None, options.enable_mem_pattern
+
+        model, (batch,) = _network(torch.float32), _batches(1, torch.float32)
+        step = _step(model, batch)
+        sessions = [exporter.inference_session(step), exporter.inference_session(step)]
+        assert [entry(session) for session in sessions] == [("1", False), ("1", False)]
+        plain = exporter.inference_session(exporter.export(model, batch[:1]))
+        assert entry(plain) == (None, True)
+        own = exporter.inference_session(step, sess_options=onnxruntime.SessionOptions())
+        assert entry(own) == (None, True)
+        feeds = {**step.initial, "input": batch[0].numpy(), "target": batch[1].numpy()}
+        losses = [session.run([step.layout.loss], feeds)[0] for session in (*sessions, own)]
+        assert losses[0] == losses[1] == losses[2]
+
     def test_a_fresh_process_runs_its_functions(self, tmp_path):
         torch.manual_seed(0)
         model, batches = _Custom(), _batches(1, torch.float32)
