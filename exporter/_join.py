@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from exporter._batch_norm import Statistics
 from exporter._fold import fold
-from exporter._updates import Group
+from exporter._updates import Group, steps_made
 from exporter.export import drop_outputs
 from exporter.state import held_out
 from symbolics.errors import ExportError
@@ -285,8 +285,7 @@ class Join:
         doubles = all(value.dtype is _DOUBLE for value in parameters.values())
         first = self.groups[0].hyperparameters["lr"]
         rate = self._new_input(RATE, np.array(first, np.float64 if doubles else np.float32))
-        done = max(group.steps for group in self.groups)
-        step = self._new_input("state.step", np.array(done, np.int64))
+        step = self._new_input("state.step", np.array(steps_made(self.groups, parameters), np.int64))
         self.next[step] = count = op.Add(step, 1)
         shared_rate = op.cast(rate, _DOUBLE)
         for group in self.groups:

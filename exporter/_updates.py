@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from symbolics.errors import ArgumentError
-from symbolics.optimizers import OPTIMIZERS, Optimizer
+from symbolics.optimizers import OPTIMIZERS, Optimizer, plain_factors
 
-__all__ = ["Group", "groups_of"]
+__all__ = ["Group", "groups_of", "steps_made"]
 
 # Settings of torch's classes that say how torch computes, not what.
 _HOW = frozenset({"foreach", "fused", "capturable", "differentiable", "params", "initial_lr"})
@@ -29,7 +29,7 @@ class Group:
         name: The optimizer's name.
         hyperparameters: All of its hyperparameters, ``lr`` among them.
         state: state_dict key -> slot -> value, of a torch optimizer that has already run.
-        steps: How many steps it has made.
+        steps: state_dict key -> how many steps it has made; 1 where torch keeps state and counts no steps.
     """
 
     names: tuple[str, ...]
@@ -37,7 +37,12 @@ class Group:
     name: str
     hyperparameters: Mapping[str, Any]
     state: Mapping[str, Mapping[str, torch.Tensor]]
-    steps: int = 0
+    steps: Mapping[str, int]
+
+    @property
+    def counts(self) -> bool:
+        """Whether an update depends on how many came before."""
+        return self.optimizer.factors is not plain_factors and self.hyperparameters.get("dampening") != 0
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -65,10 +70,10 @@ def groups_of(optimizer: str | torch.optim.Optimizer, hyperparameters: Mapping[s
         return _of_torch(optimizer, parameters)
     if not isinstance(optimizer, str):
         raise ArgumentError(f"optimizer is a {type(optimizer).__name__}: give one of {', '.join(OPTIMIZERS)}, or an instance of torch.optim.Optimizer")
-    return [_group(optimizer, tuple(parameters), hyperparameters or {}, {})]
+    return [_group(optimizer, tuple(parameters), hyperparameters or {}, {}, {})]
 
 
-def _group(name: str, names: tuple[str, ...], given: Mapping[str, Any], state: Mapping[str, Any], steps: int = 0) -> Group:
+def _group(name: str, names: tuple[str, ...], given: Mapping[str, Any], state: Mapping[str, Any], steps: Mapping[str, int]) -> Group:
     kind = name.lower()
     if kind == "adam" and given.get("decoupled_weight_decay"):
         kind = "adamw"
@@ -108,12 +113,26 @@ def _of_torch(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.n
         if strangers := [p for p in found if id(p) not in keys]:
             raise ArgumentError(f"the optimizer's group {number} has a parameter of shape {list(strangers[0].shape)} that the model has not: make it from model.parameters()")
         state = {keys[id(p)]: dict(optimizer.state[p]) for p in found if optimizer.state.get(p)}
-        steps = {int(entry["step"]) for entry in state.values() if "step" in entry}
-        if len(steps) > 1:
-            raise ArgumentError(f"the optimizer has made different numbers of steps for its parameters ({sorted(steps)}): a training step counts once for all")
+        steps = {key: int(entry.get("step", 1)) for key, entry in state.items()}
         slots = {key: {slot: value for slot, value in entry.items() if isinstance(value, torch.Tensor) and slot != "step"} for key, entry in state.items()}
-        groups.append(_group(kind, tuple(keys[id(p)] for p in found), group, slots, max(steps, default=0)))
+        groups.append(_group(kind, tuple(keys[id(p)] for p in found), group, slots, steps))
     return groups
+
+
+def steps_made(groups: Iterable[Group], parameters: Container[str]) -> int:
+    """How many steps lie behind these parameters.
+
+    Raises:
+        ArgumentError: Not as many behind each.
+    """
+    made = {name: group.steps.get(name, 0) for group in groups if group.counts for name in group.names if name in parameters}
+    if len(set(made.values())) > 1:
+        low, high = min(made, key=made.__getitem__), max(made, key=made.__getitem__)
+        raise ArgumentError(
+            f"the optimizer has made {made[low]} steps for {low} and {made[high]} for {high}, and a training step counts once for all: "
+            "give an optimizer that has not run, or one that has run for all of them"
+        )
+    return max(made.values(), default=0)
 
 
 def _meant(word: str, words: Iterable[str]) -> str:

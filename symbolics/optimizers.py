@@ -16,7 +16,7 @@ import onnx_ir as ir
 import onnxscript
 from onnxscript import opset18 as op
 
-__all__ = ["OPTIMIZERS", "Optimizer", "add_decay", "body", "shrink"]
+__all__ = ["OPTIMIZERS", "Optimizer", "add_decay", "body", "plain_factors", "shrink"]
 
 _OPSET = onnxscript.values.Opset("pythonop.optimizer", 1)
 _script = onnxscript.script(_OPSET, default_opset=op)

@@ -120,6 +120,22 @@ class TestOptimizers:
         assert state["state.step"] == 12
         np.testing.assert_allclose(losses, eager(model, F.cross_entropy, optimizer, batches[6:]), rtol=1e-9)
 
+    def test_dampening_goes_on_where_it_was(self):
+        """torch's SGD counts no steps: that there is a buffer says that the first gradient has passed."""
+        model, batches = _network(), _batches(8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.5)
+        eager(model, F.cross_entropy, optimizer, batches[:3])
+        losses, _ = run(_step(model, batches[0], optimizer=optimizer), batches[3:])
+        np.testing.assert_allclose(losses, eager(model, F.cross_entropy, optimizer, batches[3:]), rtol=1e-9)
+
+    def test_steps_of_different_numbers_are_refused(self):
+        model, batches = _network(), _batches(4)
+        optimizer = torch.optim.Adam(model[0].parameters(), lr=0.01)
+        eager(model, F.cross_entropy, optimizer, batches[:3])
+        optimizer.add_param_group({"params": model[2].parameters()})
+        with pytest.raises(ArgumentError, match=r"0 steps for 2\.weight and 3 for 0\.weight"):
+            _step(model, batches[0], optimizer=optimizer)
+
     def test_learning_rate_is_an_input(self):
         model, batches = _network(), _batches(4)
         step = _step(model, batches[0], optimizer="sgd")
