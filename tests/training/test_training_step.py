@@ -120,6 +120,12 @@ class TestOptimizers:
         assert state["state.step"] == 12
         np.testing.assert_allclose(losses, eager(model, F.cross_entropy, optimizer, batches[6:]), rtol=1e-9)
 
+    def test_adam_with_decoupled_decay_is_adamw(self):
+        model, batches = _network(), _batches(4)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, weight_decay=0.5, decoupled_weight_decay=True)
+        losses, _ = run(_step(model, batches[0], optimizer=optimizer), batches)
+        np.testing.assert_allclose(losses, eager(model, F.cross_entropy, optimizer, batches), rtol=1e-9)
+
     def test_dampening_goes_on_where_it_was(self):
         """torch's SGD counts no steps: that there is a buffer says that the first gradient has passed."""
         model, batches = _network(), _batches(8)
