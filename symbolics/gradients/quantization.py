@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from symbolics.gradients._builder import Builder, attr, static_shape, unsupported
+from symbolics.gradients._builder import Builder, attr, static_shape
 from symbolics.gradients._registry import gradient
 
 __all__: list[str] = []
@@ -14,22 +14,36 @@ def _along_axis(op: Builder, node: ir.Node, x: ir.Value, v: ir.Value | None) -> 
     """A scale or zero point, shaped to broadcast with x."""
     if v is None:
         return None
+    n = op.rank(node, x)
     if attr(node, "block_size", 0):
-        raise unsupported(node, "blocked quantization has no gradient")
+        return op.Gather(v, _blocks(op, node, x), axis=attr(node, "axis", 1) % n)
     rank = op.rank(node, v)
     if rank == 0 or static_shape(v) == (1,):
         return op.Reshape(v, op.constant([], ir.DataType.INT64)) if rank else v
-    n = op.rank(node, x)
     shape = [1] * n
     shape[attr(node, "axis", 1) % n] = -1
     return op.Reshape(v, shape)
 
 
+def _blocks(op: Builder, node: ir.Node, x: ir.Value) -> ir.Value:
+    """Which block each index along the axis belongs to."""
+    size, length = attr(node, "block_size", 0), op.dim(x, attr(node, "axis", 1) % op.rank(node, x))
+    if isinstance(length, int):
+        return op.i64([i // size for i in range(length)])
+    return op.Div(op.Range(op.i64(0), op.Squeeze(length, [0]), op.i64(1)), op.i64(size))
+
+
 def _sum_over(op: Builder, node: ir.Node, g: ir.Value, x: ir.Value, scale: ir.Value) -> ir.Value:
     n = op.rank(node, x)
+    axis = attr(node, "axis", 1) % n
+    if attr(node, "block_size", 0):
+        shape = [1] * n
+        shape[axis] = -1
+        blocks = op.Expand(op.Reshape(_blocks(op, node, x), shape), op.shape(x))
+        zeros = op.Expand(op.number(0.0, g), op.shape(scale))
+        return op.ScatterElements(zeros, blocks, g, axis=axis, reduction="add")
     if op.rank(node, scale) == 0 or static_shape(scale) == (1,):
         return op.reshape_like(op.ReduceSum(g, keepdims=0), scale)
-    axis = attr(node, "axis", 1) % n
     return op.ReduceSum(g, [i for i in range(n) if i != axis], keepdims=0)
 
 

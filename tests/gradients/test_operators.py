@@ -242,3 +242,35 @@ def test_deform_conv_against_differences_in_float64():
                 ends.append((_deform_conv(*moved) * g).sum())
             expected[place] = (ends[0] - ends[1]) / 2e-5
         np.testing.assert_allclose(found[f"{name}_grad"].reshape(expected.shape), expected, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("length", ["5", "N"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_blocked_quantization(axis, length):
+    """Blocks of 2 along an axis of 5, the last one short: int8 weights, trainable scales; then a fake quantizer with both."""
+    shape, scales = ((length, 3), (3, 3)) if axis == 0 else ((3, length), (3, 3))
+    sizes = [5 if d == length else int(d) for d in shape]
+    rng = np.random.default_rng(0)
+    w = rng.integers(-9, 9, sizes).astype(np.int8)
+    s, z = rng.uniform(0.5, 2, scales), rng.integers(-3, 3, scales).astype(np.int8)
+    head = f"int8[{','.join(map(str, shape))}] w, float[3,3] s, int8[3,3] z"
+    node = f"<axis = {axis}, block_size = 2>"
+    g = rng.standard_normal(sizes).astype(np.float32)
+    got = gradients(head, f"y = DequantizeLinear {node} (w, s, z)", {"w": w, "s": s.astype(np.float32), "z": z, "y_grad": g})
+    blocks = [2, 2, 1]
+    repeated = np.repeat(z, blocks, axis)
+    expected = np.add.reduceat(g * (w.astype(float) - repeated), [0, 2, 4], axis)
+    np.testing.assert_allclose(got["s_grad"], expected, rtol=1e-5)
+    head = f"float[{','.join(map(str, shape))}] x, float[3,3] s"
+    x = rng.uniform(-50, 50, sizes).astype(np.float32)
+    body = f"q = QuantizeLinear {node} (x, s) y = DequantizeLinear {node} (q, s)"
+    got = gradients(head, body, {"x": x, "s": s.astype(np.float32), "y_grad": g})
+    ratio = x / np.repeat(s, blocks, axis)
+    level = np.round(ratio)
+    inside = (level >= 0) & (level <= 255)  # without a zero point onnx quantizes to uint8
+    assert inside.any()
+    assert not inside.all()
+    np.testing.assert_allclose(got["x_grad"], np.where(inside, g, 0), rtol=1e-5)
+    # LSQ, arXiv 1902.08153, equation 3.
+    slope = np.where(inside, level - ratio, np.clip(level, 0, 255))
+    np.testing.assert_allclose(got["s_grad"], np.add.reduceat(g * slope, [0, 2, 4], axis), rtol=1e-3, atol=1e-4)
