@@ -15,7 +15,12 @@ import pytest
 
 VERSIONS = ["1.20.1", "1.23.2", "1.27.0", "1.31.1"]
 HERE = Path(__file__).parent
-TESTS = [HERE / "test_session.py", HERE / "test_link.py", HERE.parent / "module" / "test_dropout_masks.py"]
+TESTS = [
+    HERE / "test_session.py",
+    HERE / "test_link.py",
+    HERE.parent / "module" / "test_dropout_masks.py",
+    f"{HERE.parent / 'training' / 'test_training_step.py'}::TestFile",
+]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
