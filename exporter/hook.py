@@ -129,6 +129,7 @@ def _patch() -> None:
         _replace(private.torchscript_exporter(), "export", _export_torchscript)
         _replace(private.torchscript_exporter(), "_decide_constant_folding", _decide_folding)
         _replace(private.torchscript_passes(), "_jit_pass_onnx_constant_fold", _fold_constants)
+        _replace(private.torchscript_passes(), "_jit_pass_onnx_graph_shape_type_inference", _infer_shapes)
 
 
 def _unpatch() -> None:
@@ -291,7 +292,7 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
         draft = io.BytesIO()
         # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
         with _without_gc():
-            with _folding(enabled=bool(optimize)):
+            with _drafting(folds=bool(optimize)):
                 original(model, args, draft, training=training, do_constant_folding=False, export_params=False, keep_initializers_as_inputs=True, **options)
             # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
             proto = onnx.load_from_string(draft.getvalue())
@@ -306,17 +307,18 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
 
 
 @contextlib.contextmanager
-def _folding(enabled: bool) -> Iterator[None]:
-    """While the block runs, torch's exporter folds constants in this thread, and constants alone.
+def _drafting(folds: bool) -> Iterator[None]:
+    """While the block runs, torch's exporter writes a draft for us in this thread: it leaves out what finish() does anyway.
 
-    Its pass is written in C++ and folds before anything is written: a node that goes here costs nothing later.
+    Args:
+        folds: Fold constants, and constants alone. torch's pass is written in C++ and folds before anything is written: a
+            node that goes here costs nothing later.
     """
-    _thread.folds = enabled
+    _thread.drafts, _thread.folds = True, folds
     try:
-        with private.shape_inference_restored():
-            yield
+        yield
     finally:
-        _thread.folds = False
+        _thread.drafts = _thread.folds = False
 
 
 def _decide_folding(current: Hook, original: Any, choice: Any, *args: Any, **kwargs: Any) -> Any:
@@ -329,9 +331,17 @@ def _fold_constants(current: Hook, original: Any, graph: Any, parameters: dict[s
     if not getattr(_thread, "folds", False):
         return original(graph, parameters, opset)
     original(graph, {}, opset)
-    # torch would infer all shapes again, as it did just before: types of inner values, which it writes nowhere.
-    private.skip_shape_inference()
     return parameters
+
+
+def _infer_shapes(current: Hook, original: Any, graph: Any, *args: Any) -> None:
+    """torch infers the shapes of each node as it is made, and then twice those of the whole graph.
+
+    That finds more only where nodes have bodies; the types of inner values are written nowhere, and onnx infers those of
+    the draft.
+    """
+    if not getattr(_thread, "drafts", False) or private.has_bodies(graph):
+        original(graph, *args)
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ __all__ = [
     "dynamo_exporter",
     "every_result",
     "functions",
+    "has_bodies",
     "is_fake",
     "is_higher_order",
     "is_tracing",
@@ -40,10 +41,8 @@ __all__ = [
     "real_tensors",
     "replace_traced",
     "set_grad_enabled",
-    "shape_inference_restored",
     "shares_memory",
     "sizes_watched",
-    "skip_shape_inference",
     "tensor_type",
     "torchscript_exporter",
     "torchscript_passes",
@@ -248,27 +247,14 @@ def torchscript_exporter() -> Any:
 
 
 def torchscript_passes() -> Any:
-    """The module in which torch.onnx.export(dynamo=False) looks up ``_jit_pass_onnx_constant_fold``, at each call."""
+    """The module in which torch.onnx.export(dynamo=False) looks up its passes at each call: ``_jit_pass_onnx_constant_fold``
+    and ``_jit_pass_onnx_graph_shape_type_inference``."""
     return torch._C
 
 
-def skip_shape_inference() -> None:
-    """torch.onnx.export(dynamo=False) asks this flag before it infers the shapes of a graph once more."""
-    from torch.onnx._internal.torchscript_exporter._globals import GLOBALS
-
-    GLOBALS.onnx_shape_inference = False
-
-
-@contextlib.contextmanager
-def shape_inference_restored() -> Iterator[None]:
-    """Undo `skip_shape_inference` at the end of the block."""
-    from torch.onnx._internal.torchscript_exporter._globals import GLOBALS
-
-    before = GLOBALS.onnx_shape_inference
-    try:
-        yield
-    finally:
-        GLOBALS.onnx_shape_inference = before
+def has_bodies(graph: Any) -> bool:
+    """Whether a graph of the TorchScript exporter has nodes with bodies, at any depth."""
+    return any(graph.findNode(kind) is not None for kind in ("onnx::If", "onnx::Loop"))
 
 
 def is_tracing() -> bool:
