@@ -24,10 +24,10 @@ import onnx.shape_inference
 import onnx_ir as ir
 import torch
 
-from exporter._draft import constants_to_initializers
+from exporter._draft import constants_to_initializers, read_draft
 from exporter.inputs import check_dynamic, dynamic_sizes, input_names
 from exporter.program import Program, save_model
-from exporter.state import ModelState, all_buffers_named, tensor_of
+from exporter.state import ModelState, all_buffers_named
 from exporter.trust import name_of
 from symbolics import _torch_private as private, torch_export
 from symbolics.arguments import qualified_name
@@ -143,14 +143,18 @@ def _unpatch() -> None:
 
 def _replace(owner: Any, name: str, stand_in: Any) -> None:
     original = getattr(owner, name)
+    setattr(owner, name, _guarded(original, stand_in))
+    _restore.append(lambda: setattr(owner, name, original))
 
+
+@functools.lru_cache(maxsize=32)  # every hook replaces the same few
+def _guarded(original: Any, stand_in: Any) -> Any:
     @functools.wraps(original)
     def patched(*args: Any, **kwargs: Any) -> Any:
         current = _current()
         return original(*args, **kwargs) if current is None else stand_in(current, original, *args, **kwargs)
 
-    setattr(owner, name, patched)
-    _restore.append(lambda: setattr(owner, name, original))
+    return patched
 
 
 def _refuse_transforms(current: Hook, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -297,7 +301,7 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
             # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
             proto = onnx.load_from_string(draft.getvalue())
             constants_to_initializers(proto.graph, merge=bool(optimize))
-            translated = ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True))
+            translated = read_draft(onnx.shape_inference.infer_shapes(proto, data_prop=True))
             recorder.anchored, recorder.anchors = len(recorder.anchors), []
             _parameters_to_initializers(translated.graph, state)
             finish(translated, recorder, state, optimize=optimize, rewrite=False)
@@ -357,15 +361,14 @@ def _without_gc() -> Iterator[None]:
 
 
 def _parameters_to_initializers(graph: ir.Graph, state: ModelState) -> None:
+    """Inputs that torch named after parameters and buffers become initializers; their tensors come with ModelState.adopt."""
     inputs = list(graph.inputs)
     graph.inputs.clear()
     for value in inputs:
-        entry = state.entries.get(value.name or "")
-        if entry is None:
-            graph.inputs.append(value)
+        if value.name in state.entries:
+            graph.initializers[value.name] = value
         else:
-            value.const_value = tensor_of(state.values[entry.initializer], value.name or "")
-            graph.initializers[value.name or ""] = value
+            graph.inputs.append(value)
 
 
 def _write(program: Program, f: Any, *, export_params: bool = True, keep_initializers_as_inputs: bool = False, external_data: bool | None = None) -> None:

@@ -107,11 +107,16 @@ def _random_watch() -> type:
             self.drawn: list[Any] = []
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if torch.Tag.nondeterministic_seeded in func.tags:
+            if _draws(func):
                 self.drawn.append(func)
             return func(*args, **(kwargs or {}))
 
     return Watch
+
+
+@functools.lru_cache(maxsize=1024)
+def _draws(operator: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in operator.tags
 
 
 @contextlib.contextmanager
