@@ -169,6 +169,18 @@ def _refuse_transforms(current: Hook, original: Any, cls: Any, *args: Any, **kwa
 
 
 @contextlib.contextmanager
+def _without_gc() -> Iterator[None]:
+    """Thousands of new objects, none of them garbage, make Python search its whole heap again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
 def _capturing(current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any] | None = None) -> Iterator[Recorder]:
     """The surroundings of one export; errors of ours come out as they were raised."""
     recorder = active_recorder()
@@ -264,6 +276,7 @@ def _anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any)
     return program
 
 
+@_without_gc()
 def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: Any = None, **options: Any) -> None:
     from exporter.export import finish, refuse_scripted
 
@@ -295,16 +308,15 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
         # No parameter data: finish() has it at hand. A large model would pass protobuf's 2 GiB for nothing.
         draft = io.BytesIO()
         # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
-        with _without_gc():
-            with _drafting(folds=bool(optimize)):
-                original(model, args, draft, training=training, do_constant_folding=False, export_params=False, keep_initializers_as_inputs=True, **options)
-            # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
-            proto = onnx.load_from_string(draft.getvalue())
-            constants_to_initializers(proto.graph, merge=bool(optimize))
-            translated = read_draft(onnx.shape_inference.infer_shapes(proto, data_prop=True))
-            recorder.anchored, recorder.anchors = len(recorder.anchors), []
-            _parameters_to_initializers(translated.graph, state)
-            finish(translated, recorder, state, optimize=optimize, rewrite=False)
+        with _drafting(folds=bool(optimize)):
+            original(model, args, draft, training=training, do_constant_folding=False, export_params=False, keep_initializers_as_inputs=True, **options)
+        # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
+        proto = onnx.load_from_string(draft.getvalue())
+        constants_to_initializers(proto.graph, merge=bool(optimize))
+        translated = read_draft(onnx.shape_inference.infer_shapes(proto, data_prop=True))
+        recorder.anchored, recorder.anchors = len(recorder.anchors), []
+        _parameters_to_initializers(translated.graph, state)
+        finish(translated, recorder, state, optimize=optimize, rewrite=False)
         current.program = Program(translated, dict(recorder.inlined))
     if f is not None:
         _write(current.program, f, **saving)
@@ -346,18 +358,6 @@ def _infer_shapes(current: Hook, original: Any, graph: Any, *args: Any) -> None:
     """
     if not getattr(_thread, "drafts", False) or private.has_bodies(graph):
         original(graph, *args)
-
-
-@contextlib.contextmanager
-def _without_gc() -> Iterator[None]:
-    """Thousands of new objects, none of them garbage, make Python search its whole heap again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _parameters_to_initializers(graph: ir.Graph, state: ModelState) -> None:

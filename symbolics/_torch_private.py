@@ -48,6 +48,7 @@ __all__ = [
     "torchscript_passes",
     "traced_producer",
     "translator",
+    "unheard",
 ]
 
 
@@ -79,13 +80,18 @@ def paused_capture() -> Iterator[None]:
     proxy = sys.modules.get("torch.fx.experimental.proxy_tensor")
     state = torch._C._get_tracing_state()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch._C.DisableTorchFunction())
+        stack.enter_context(unheard())
         if proxy is not None:
             stack.enter_context(proxy.disable_proxy_modes_tracing())
         if state is not None:
             torch._C._set_tracing_state(None)
             stack.callback(torch._C._set_tracing_state, state)
         yield
+
+
+def unheard() -> contextlib.AbstractContextManager[Any]:
+    """Neither torch function modes nor subclasses of Tensor hear of the torch functions that run inside."""
+    return torch._C.DisableTorchFunction()
 
 
 #: What torch.no_grad() and enable_grad() call; a torch function mode sees it.

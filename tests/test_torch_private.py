@@ -264,6 +264,23 @@ def test_shape_inference_of_graphs(tmp_path, monkeypatch):
     assert files[True] == files[False], "shapes of outputs are no longer known from the nodes alone"
 
 
+def test_unheard():
+    heard = []
+
+    class Listens(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            heard.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2)
+    with Listens():
+        with private.unheard():
+            assert (x + 1).dtype == x.dtype
+        assert not heard
+        x + 1
+    assert len(heard) == 1
+
+
 def test_has_bodies(monkeypatch):
     passes, seen = private.torchscript_passes(), []
     original = passes._jit_pass_onnx_graph_shape_type_inference
