@@ -77,11 +77,10 @@ def watched(cls: type, arguments: Any, tensors: Sequence[Any]) -> Iterator[Habit
 
 def _numpy_state() -> tuple[Any, ...]:
     """The state of numpy's own generator, in a form that is cheap to compare."""
-    state = np.random.get_state()
-    if isinstance(state, dict):  # another bit generator than numpy's default
+    state: Any = np.random.get_state(legacy=False)
+    if state["bit_generator"] != "MT19937":  # somebody set another than numpy's default
         return (str(state),)
-    name, key, *rest = state
-    return name, key.tobytes(), *rest
+    return state["state"]["key"].tobytes(), state["state"]["pos"], state["has_gauss"], state["gauss"]
 
 
 def _modules_of(cls: Any) -> list[Any]:
