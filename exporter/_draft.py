@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import onnx
+import onnx_ir as ir
 
 from symbolics.file import MARK_DOMAIN
 
-__all__ = ["RANDOM", "constants_to_initializers"]
+__all__ = ["RANDOM", "constants_to_initializers", "read_draft"]
 
 RANDOM = frozenset("Dropout Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
 
@@ -77,3 +78,25 @@ def _merge_nodes(nodes: list[onnx.NodeProto], outputs: set[str], other: dict[str
                 continue
         kept.append(node)
     return kept
+
+
+def read_draft(proto: onnx.ModelProto) -> ir.Model:
+    """The model of a message, from which the types of inner values are taken.
+
+    Half of the time of ir.from_proto goes into those types, and the values of a graph share a few: each is read once.
+    """
+    types = {info.name: info.type.SerializeToString(deterministic=True) for info in proto.graph.value_info}
+    del proto.graph.value_info[:]
+    model = ir.from_proto(proto)
+    known: dict[bytes, ir.TypeAndShape] = {}
+    for value in (value for node in model.graph for value in node.outputs):
+        key = types.get(value.name or "")
+        if key is None:
+            continue
+        kind = known.get(key) or ir.from_proto(onnx.TypeProto.FromString(key))
+        if isinstance(kind.type, ir.TensorType):  # types and shapes may be changed: each value has its own
+            known[key] = kind
+            value.type, value.shape = ir.TensorType(kind.type.dtype), None if kind.shape is None else kind.shape.copy()
+        else:
+            value.type, value.shape = kind.type, kind.shape
+    return model

@@ -24,10 +24,10 @@ import onnx.shape_inference
 import onnx_ir as ir
 import torch
 
-from exporter._draft import constants_to_initializers
+from exporter._draft import constants_to_initializers, read_draft
 from exporter.inputs import check_dynamic, dynamic_sizes, input_names
 from exporter.program import Program, save_model
-from exporter.state import ModelState, all_buffers_named, tensor_of
+from exporter.state import ModelState, all_buffers_named
 from exporter.trust import name_of
 from symbolics import _torch_private as private, torch_export
 from symbolics.arguments import qualified_name
@@ -129,6 +129,7 @@ def _patch() -> None:
         _replace(private.torchscript_exporter(), "export", _export_torchscript)
         _replace(private.torchscript_exporter(), "_decide_constant_folding", _decide_folding)
         _replace(private.torchscript_passes(), "_jit_pass_onnx_constant_fold", _fold_constants)
+        _replace(private.torchscript_passes(), "_jit_pass_onnx_graph_shape_type_inference", _infer_shapes)
 
 
 def _unpatch() -> None:
@@ -142,14 +143,18 @@ def _unpatch() -> None:
 
 def _replace(owner: Any, name: str, stand_in: Any) -> None:
     original = getattr(owner, name)
+    setattr(owner, name, _guarded(original, stand_in))
+    _restore.append(lambda: setattr(owner, name, original))
 
+
+@functools.lru_cache(maxsize=32)  # every hook replaces the same few
+def _guarded(original: Any, stand_in: Any) -> Any:
     @functools.wraps(original)
     def patched(*args: Any, **kwargs: Any) -> Any:
         current = _current()
         return original(*args, **kwargs) if current is None else stand_in(current, original, *args, **kwargs)
 
-    setattr(owner, name, patched)
-    _restore.append(lambda: setattr(owner, name, original))
+    return patched
 
 
 def _refuse_transforms(current: Hook, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -161,6 +166,18 @@ def _refuse_transforms(current: Hook, original: Any, cls: Any, *args: Any, **kwa
 
 
 # ------------------------------------------------------------------------------------------------------- exports
+
+
+@contextlib.contextmanager
+def _without_gc() -> Iterator[None]:
+    """Thousands of new objects, none of them garbage, make Python search its whole heap again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager
@@ -259,6 +276,7 @@ def _anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any)
     return program
 
 
+@_without_gc()
 def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: Any = None, **options: Any) -> None:
     from exporter.export import finish, refuse_scripted
 
@@ -290,33 +308,33 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
         # No parameter data: finish() has it at hand. A large model would pass protobuf's 2 GiB for nothing.
         draft = io.BytesIO()
         # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
-        with _without_gc():
-            with _folding(enabled=bool(optimize)):
-                original(model, args, draft, training=training, do_constant_folding=False, export_params=False, keep_initializers_as_inputs=True, **options)
-            # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
-            proto = onnx.load_from_string(draft.getvalue())
-            constants_to_initializers(proto.graph, merge=bool(optimize))
-            translated = ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True))
-            recorder.anchored, recorder.anchors = len(recorder.anchors), []
-            _parameters_to_initializers(translated.graph, state)
-            finish(translated, recorder, state, optimize=optimize, rewrite=False)
+        with _drafting(folds=bool(optimize)):
+            original(model, args, draft, training=training, do_constant_folding=False, export_params=False, keep_initializers_as_inputs=True, **options)
+        # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
+        proto = onnx.load_from_string(draft.getvalue())
+        constants_to_initializers(proto.graph, merge=bool(optimize))
+        translated = read_draft(onnx.shape_inference.infer_shapes(proto, data_prop=True))
+        recorder.anchored, recorder.anchors = len(recorder.anchors), []
+        _parameters_to_initializers(translated.graph, state)
+        finish(translated, recorder, state, optimize=optimize, rewrite=False)
         current.program = Program(translated, dict(recorder.inlined))
     if f is not None:
         _write(current.program, f, **saving)
 
 
 @contextlib.contextmanager
-def _folding(enabled: bool) -> Iterator[None]:
-    """While the block runs, torch's exporter folds constants in this thread, and constants alone.
+def _drafting(folds: bool) -> Iterator[None]:
+    """While the block runs, torch's exporter writes a draft for us in this thread: it leaves out what finish() does anyway.
 
-    Its pass is written in C++ and folds before anything is written: a node that goes here costs nothing later.
+    Args:
+        folds: Fold constants, and constants alone. torch's pass is written in C++ and folds before anything is written: a
+            node that goes here costs nothing later.
     """
-    _thread.folds = enabled
+    _thread.drafts, _thread.folds = True, folds
     try:
-        with private.shape_inference_restored():
-            yield
+        yield
     finally:
-        _thread.folds = False
+        _thread.drafts = _thread.folds = False
 
 
 def _decide_folding(current: Hook, original: Any, choice: Any, *args: Any, **kwargs: Any) -> Any:
@@ -329,33 +347,28 @@ def _fold_constants(current: Hook, original: Any, graph: Any, parameters: dict[s
     if not getattr(_thread, "folds", False):
         return original(graph, parameters, opset)
     original(graph, {}, opset)
-    # torch would infer all shapes again, as it did just before: types of inner values, which it writes nowhere.
-    private.skip_shape_inference()
     return parameters
 
 
-@contextlib.contextmanager
-def _without_gc() -> Iterator[None]:
-    """Thousands of new objects, none of them garbage, make Python search its whole heap again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+def _infer_shapes(current: Hook, original: Any, graph: Any, *args: Any) -> None:
+    """torch infers the shapes of each node as it is made, and then twice those of the whole graph.
+
+    That finds more only where nodes have bodies; the types of inner values are written nowhere, and onnx infers those of
+    the draft.
+    """
+    if not getattr(_thread, "drafts", False) or private.has_bodies(graph):
+        original(graph, *args)
 
 
 def _parameters_to_initializers(graph: ir.Graph, state: ModelState) -> None:
+    """Inputs that torch named after parameters and buffers become initializers; their tensors come with ModelState.adopt."""
     inputs = list(graph.inputs)
     graph.inputs.clear()
     for value in inputs:
-        entry = state.entries.get(value.name or "")
-        if entry is None:
-            graph.inputs.append(value)
+        if value.name in state.entries:
+            graph.initializers[value.name] = value
         else:
-            value.const_value = tensor_of(state.values[entry.initializer], value.name or "")
-            graph.initializers[value.name or ""] = value
+            graph.inputs.append(value)
 
 
 def _write(program: Program, f: Any, *, export_params: bool = True, keep_initializers_as_inputs: bool = False, external_data: bool | None = None) -> None:

@@ -18,7 +18,7 @@ from symbolics import _torch_private as private
 from symbolics.batch_norm import cumulative_statistics
 from symbolics.file import StateEntry
 
-__all__ = ["ModelState", "all_buffers_named", "held_out", "tensor_of"]
+__all__ = ["ModelState", "all_buffers_named", "held_out"]
 
 
 @dataclass
@@ -69,14 +69,16 @@ class ModelState:
             initializer name -> its value, unused parameters included.
         """
         out: dict[str, ir.Value] = {}
+        tied: dict[str, list[str]] = {name: [] for name in self.values}
+        for name, entry in self.entries.items():
+            tied[entry.initializer].append(name)
         for name, tensor in self.values.items():
-            tied = [other for other, entry in self.entries.items() if entry.initializer == name]
-            found = [graph.initializers.pop(n) for n in tied if n in graph.initializers]
+            found = [graph.initializers.pop(n) for n in tied[name] if n in graph.initializers]
             value = found[0] if found else ir.Value(name=name)
             for other in found[1:]:
                 other.replace_all_uses_with(value, replace_graph_outputs=True)
             value.name = name
-            value.const_value = tensor_of(tensor, name)
+            value.const_value = _tensor_of(tensor, name)
             value.type = ir.TensorType(value.const_value.dtype)
             value.shape = ir.Shape(tensor.shape)
             graph.initializers[name] = value
@@ -84,7 +86,7 @@ class ModelState:
         return out
 
 
-def tensor_of(tensor: torch.Tensor, name: str) -> ir.TensorProtocol:
+def _tensor_of(tensor: torch.Tensor, name: str) -> ir.TensorProtocol:
     """A tensor of torch as one of onnx_ir; nothing is copied."""
     return tensor_adapters.TorchTensor(tensor.detach().contiguous(), name=name)
 

@@ -28,6 +28,7 @@ __all__ = [
     "dynamo_exporter",
     "every_result",
     "functions",
+    "has_bodies",
     "is_fake",
     "is_higher_order",
     "is_tracing",
@@ -40,15 +41,14 @@ __all__ = [
     "real_tensors",
     "replace_traced",
     "set_grad_enabled",
-    "shape_inference_restored",
     "shares_memory",
     "sizes_watched",
-    "skip_shape_inference",
     "tensor_type",
     "torchscript_exporter",
     "torchscript_passes",
     "traced_producer",
     "translator",
+    "unheard",
 ]
 
 
@@ -80,13 +80,18 @@ def paused_capture() -> Iterator[None]:
     proxy = sys.modules.get("torch.fx.experimental.proxy_tensor")
     state = torch._C._get_tracing_state()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch._C.DisableTorchFunction())
+        stack.enter_context(unheard())
         if proxy is not None:
             stack.enter_context(proxy.disable_proxy_modes_tracing())
         if state is not None:
             torch._C._set_tracing_state(None)
             stack.callback(torch._C._set_tracing_state, state)
         yield
+
+
+def unheard() -> contextlib.AbstractContextManager[Any]:
+    """Neither torch function modes nor subclasses of Tensor hear of the torch functions that run inside."""
+    return torch._C.DisableTorchFunction()
 
 
 #: What torch.no_grad() and enable_grad() call; a torch function mode sees it.
@@ -108,11 +113,16 @@ def _random_watch() -> type:
             self.drawn: list[Any] = []
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if torch.Tag.nondeterministic_seeded in func.tags:
+            if _draws(func):
                 self.drawn.append(func)
             return func(*args, **(kwargs or {}))
 
     return Watch
+
+
+@functools.lru_cache(maxsize=1024)
+def _draws(operator: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in operator.tags
 
 
 @contextlib.contextmanager
@@ -248,27 +258,14 @@ def torchscript_exporter() -> Any:
 
 
 def torchscript_passes() -> Any:
-    """The module in which torch.onnx.export(dynamo=False) looks up ``_jit_pass_onnx_constant_fold``, at each call."""
+    """The module in which torch.onnx.export(dynamo=False) looks up its passes at each call: ``_jit_pass_onnx_constant_fold``
+    and ``_jit_pass_onnx_graph_shape_type_inference``."""
     return torch._C
 
 
-def skip_shape_inference() -> None:
-    """torch.onnx.export(dynamo=False) asks this flag before it infers the shapes of a graph once more."""
-    from torch.onnx._internal.torchscript_exporter._globals import GLOBALS
-
-    GLOBALS.onnx_shape_inference = False
-
-
-@contextlib.contextmanager
-def shape_inference_restored() -> Iterator[None]:
-    """Undo `skip_shape_inference` at the end of the block."""
-    from torch.onnx._internal.torchscript_exporter._globals import GLOBALS
-
-    before = GLOBALS.onnx_shape_inference
-    try:
-        yield
-    finally:
-        GLOBALS.onnx_shape_inference = before
+def has_bodies(graph: Any) -> bool:
+    """Whether a graph of the TorchScript exporter has nodes with bodies, at any depth."""
+    return any(graph.findNode(kind) is not None for kind in ("onnx::If", "onnx::Loop"))
 
 
 def is_tracing() -> bool:

@@ -163,6 +163,16 @@ class Recorder:
             raise self.error from error.__cause__
 
     def _node(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str) -> Any:
+        with private.unheard():  # reading a tensor's properties would cost a call of each mode
+            key, slots = self._record(cls, args, kwargs, module, source)
+        outputs = self.records[key].outputs
+        results = self._call_op(slots, key)
+        for source_index, output_index in outputs.dirty:
+            results[output_index] = _write_back(slots.values[source_index], results[output_index])
+        return fill(outputs.template, lambda leaf: results[leaf.index] if isinstance(leaf, Slot) else leaf)
+
+    def _record(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str) -> tuple[str, Slots]:
+        """File a record of a call; its key, and the tensors and sizes among its arguments."""
         bound, names, passed = bind(cls, args, kwargs)
         name = self._name(cls)
         _warn_closure(cls, module)
@@ -203,10 +213,7 @@ class Recorder:
             self._warn(cls, module, habit)
         self.records[key] = Record(call, attributes, outputs, module, source)
         torch_export.remember(key, self.records[key])
-        results = self._call_op(slots, key)
-        for source_index, output_index in outputs.dirty:
-            results[output_index] = _write_back(slots.values[source_index], results[output_index])
-        return fill(outputs.template, lambda leaf: results[leaf.index] if isinstance(leaf, Slot) else leaf)
+        return key, slots
 
     def _name(self, cls: type) -> str:
         """What the file calls a Function: one name, one class."""

@@ -144,7 +144,7 @@ def check_version(metadata: Mapping[str, str]) -> int | None:
 
 def write_state(entries: Mapping[str, StateEntry]) -> str:
     """JSON text for `STATE_KEY`."""
-    return json.dumps({name: asdict(entry) for name, entry in entries.items()}, separators=(",", ":"))
+    return json.dumps({name: vars(entry) for name, entry in entries.items()}, separators=(",", ":"))
 
 
 def read_state(metadata: Mapping[str, str]) -> dict[str, StateEntry] | None:

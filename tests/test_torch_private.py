@@ -8,9 +8,11 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import io
 import math
 from pathlib import Path
 
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
@@ -247,27 +249,57 @@ def test_torchscript_passes(tmp_path, monkeypatch):
     assert results == [{}], "folded constants no longer stay nodes of the graph: they are new inputs now"
 
 
-def test_skip_shape_inference(tmp_path, monkeypatch):
-    passes, counts = private.torchscript_passes(), []
+def test_shape_inference_of_graphs(tmp_path, monkeypatch):
+    passes, files = private.torchscript_passes(), {}
     original = passes._jit_pass_onnx_graph_shape_type_inference
-    monkeypatch.setattr(passes, "_jit_pass_onnx_graph_shape_type_inference", lambda *args: counts.append(1) or original(*args))
-    fold = passes._jit_pass_onnx_constant_fold
-    for skip in (False, True):
-        monkeypatch.setattr(passes, "_jit_pass_onnx_constant_fold", lambda *args, skip=skip: (private.skip_shape_inference() if skip else None) or fold(*args))
-        with private.shape_inference_restored():
-            torch.onnx.export(torch.nn.ReLU(), (torch.ones(2),), str(tmp_path / "m.onnx"), dynamo=False)
-        counts.append(0)
-    assert counts == [1, 1, 0, 1, 0], "torch no longer infers shapes once before constant folding and once after"
+    for infers in (True, False):
+        seen = []
+        monkeypatch.setattr(passes, "_jit_pass_onnx_graph_shape_type_inference", lambda *args, i=infers, s=seen: s.append(1) or (original(*args) if i else None))
+        path = tmp_path / "m.onnx"
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Unflatten(1, (2, 2)), torch.nn.Flatten(0))
+        torch.manual_seed(0)
+        torch.onnx.export(model, (torch.ones(2, 3),), str(path), dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "n"}})
+        files[infers] = onnx.load(path).graph.output
+        assert seen == [1, 1], "torch no longer infers the shapes of the graph twice"
+    assert files[True] == files[False], "shapes of outputs are no longer known from the nodes alone"
 
 
-def test_shape_inference_restored():
-    from torch.onnx._internal.torchscript_exporter._globals import GLOBALS
+def test_unheard():
+    heard = []
 
-    before = GLOBALS.onnx_shape_inference
-    with private.shape_inference_restored():
-        private.skip_shape_inference()
-        assert GLOBALS.onnx_shape_inference is False
-    assert GLOBALS.onnx_shape_inference is before
+    class Listens(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            heard.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2)
+    with Listens():
+        with private.unheard():
+            assert (x + 1).dtype == x.dtype
+        assert not heard
+        x + 1
+    assert len(heard) == 1
+
+
+def test_has_bodies(monkeypatch):
+    passes, seen = private.torchscript_passes(), []
+    original = passes._jit_pass_onnx_graph_shape_type_inference
+    monkeypatch.setattr(passes, "_jit_pass_onnx_graph_shape_type_inference", lambda graph, *args: seen.append(private.has_bodies(graph)) or original(graph, *args))
+
+    @torch.jit.script
+    def looped(x, n: int):
+        for _ in range(n):
+            if bool(x.sum() > 0):
+                x = x - 1
+        return x
+
+    class Loops(torch.nn.Module):
+        def forward(self, x):
+            return looped(x, x.shape[0])
+
+    for model in (Loops(), torch.nn.ReLU()):
+        torch.onnx.export(model, (torch.ones(2),), io.BytesIO(), dynamo=False, input_names=["x"], dynamic_axes={"x": [0]})
+    assert seen == [True, True, False, False]
 
 
 def test_is_higher_order():

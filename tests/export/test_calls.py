@@ -209,6 +209,24 @@ def test_undeclared_mutation_warns(dynamo):
         exporter.export(f.Call(lambda m, x: f.Sneaky.apply(x)), (torch.randn(2, 4),), dynamo=dynamo)
 
 
+@pytest.mark.parametrize("generator", [np.random.MT19937, np.random.PCG64, np.random.SFC64])
+def test_draws_of_numpy_warn(generator):
+    """Whichever bit generator numpy draws from."""
+
+    class Draws(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * np.random.rand()
+
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(generator(0))
+    try:
+        with pytest.warns(exporter.PythonopWarning, match=r"Draws.*numpy.random.seed"):
+            exporter.export(f.Call(lambda m, x: Draws.apply(x)), (torch.randn(2, 4),), dynamo=False)
+    finally:
+        np.random.set_bit_generator(before)
+
+
 def test_a_closure_warns(dynamo):
     hidden = torch.randn(4, requires_grad=True)
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import exporter
-from exporter._draft import constants_to_initializers
+from exporter._draft import constants_to_initializers, read_draft
 from exporter._fold import fold
 
 
@@ -195,3 +195,20 @@ def test_a_model_with_equal_constants_is_right():
     with exporter.hook():
         torch.onnx.export(SameNumbers(), (x,), file, dynamo=False)
     assert onnx.load_from_string(file.getvalue()) == model.model_proto
+
+
+def test_a_draft_is_read_as_onnx_ir_reads_it():
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]> g (float[n, 2] x, bool c) => (float[k, 2] y) {
+        a = Neg(x) b = Abs(x) s = SequenceConstruct(a, b) t = SequenceConstruct(b) w = ConcatFromSequence<axis = 0>(s) size = Shape(w) p = SequenceAt(t, size)
+        q = If(c) <then_branch = then () => (float[n, 2] u) { u = Neg(b) }, else_branch = other () => (float[n, 2] v) { v0 = Abs(b) v = Neg(v0) }>
+        y = Add(w, q)
+    }""")
+    proto = onnx.shape_inference.infer_shapes(proto)
+    assert {"a", "s", "size"} <= {info.name for info in proto.graph.value_info}
+    expected = ir.to_proto(ir.from_proto(proto))
+    model = read_draft(proto)
+    assert ir.to_proto(model) == expected
+    first, second = (node.outputs[0] for node in list(model.graph)[:2])
+    first.shape[1] = 5
+    first.dtype = ir.DataType.DOUBLE
+    assert (second.shape[1], second.dtype) == (2, ir.DataType.FLOAT)
