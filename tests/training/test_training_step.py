@@ -359,6 +359,19 @@ class TestModels:
         losses, _ = run(step, batches)
         np.testing.assert_allclose(losses, eager(model, F.cross_entropy, torch.optim.AdamW(model.parameters()), batches), rtol=1e-9)
 
+    def test_what_was_learned_goes_back_into_the_module(self):
+        """As docs/training.md says."""
+        torch.manual_seed(0)
+        model = _Normed().train()
+        batches = [(torch.randn(6, 2, 7, 7), torch.randint(0, 3, (6,))) for _ in range(3)]
+        step = _step(model, batches[0], optimizer="sgd", hyperparameters={"lr": 0.1})
+        _, state = run(step, batches)
+        eager(twin := copy.deepcopy(model), F.cross_entropy, torch.optim.SGD(twin.parameters(), lr=0.1), batches)
+        learned = {name.partition(".")[2]: torch.from_numpy(value) for name, value in state.items() if name.startswith(("param.", "buffer."))}
+        model.load_state_dict(learned, strict=False)
+        for key, value in twin.state_dict().items():
+            torch.testing.assert_close(model.state_dict()[key], value, rtol=1e-5, atol=1e-6)
+
     def test_tied_parameters_are_one(self):
         class Tied(nn.Module):
             def __init__(self):
