@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from symbolics.gradients._builder import Builder, attr
-from symbolics.gradients._registry import gradient
+from symbolics.gradients._registry import composite, gradient
 from symbolics.gradients._windows import Windows, windows
 
 __all__: list[str] = []
@@ -119,3 +120,36 @@ def lrn(op, node, g):
 
     s = bias + (alpha / size) * window_sum(x * x, back, on)
     return [g * op.Pow(s, op.number(-beta, s)) - (2 * alpha * beta / size) * x * window_sum(g * y / s, on, back)]
+
+
+@composite("MaxRoiPool")
+def max_roi_pool(op, node):
+    """The maximum of each bin of each region, over columns and then rows; Fast R-CNN, arXiv 1504.08083, section 2.1.
+
+    A region is (image, x1, y1, x2, y2) in whole pixels, the last included; bins overlap by a pixel where they do not divide
+    it, and an empty one gives 0.
+    """
+    x, regions = node.inputs
+    scale, bins = attr(node, "spatial_scale", 1.0), attr(node, "pooled_shape")
+    image = op.Cast(op.Gather(regions, op.i64(0), axis=1), to=ir.DataType.INT64)
+    pooled = op.Unsqueeze(op.Gather(x, image, axis=0), [2])  # (regions, channels, 1, H, W)
+    filled = None
+    for axis, count in ((3, bins[1]), (2, bins[0])):
+        low, high = (op.Gather(regions, op.i64([k]), axis=1) * scale for k in (4 - axis, 6 - axis))
+        low, high = (op.Sign(v) * op.Floor(op.Abs(v) + 0.5) for v in (low, high))  # halves away from zero
+        width = op.Max(high - low + 1.0, 1.0) / float(count)
+        steps = op.constant(np.arange(count)[None], x.dtype)
+        first, end = low + op.Floor(steps * width), low + op.Ceil((steps + 1.0) * width)  # (regions, bins)
+        length = op.dim(x, axis)
+        ends = op.i64(length) if isinstance(length, int) else op.Squeeze(length, [0])
+        p = op.Cast(op.Range(op.i64(0), ends, op.i64(1)), to=x.dtype)
+        inside = op.And(op.GreaterOrEqual(p, op.Unsqueeze(first, [2])), op.Less(p, op.Unsqueeze(end, [2])))
+        some = op.Cast(op.ReduceMax(op.Cast(inside, to=ir.DataType.INT64), [2], keepdims=0), to=ir.DataType.BOOL)
+        # Columns: (regions, 1, bins, 1, W) of (regions, channels, 1, H, W); rows: (regions, 1, 1, bins, H) of what is left.
+        mask = op.Unsqueeze(inside, [1, 3] if axis == 3 else [1, 2])
+        pooled = op.ReduceMax(op.Where(mask, pooled, float("-inf")), [4], keepdims=0)
+        if axis == 3:
+            filled, pooled = op.Unsqueeze(some, [1]), op.Unsqueeze(pooled, [3])  # (regions, channels, columns, 1, H)
+        else:
+            filled = op.And(op.Unsqueeze(filled, [3]), op.Unsqueeze(some, [1, 2]))
+    return [op.Transpose(op.Where(filled, pooled, 0.0), perm=[0, 1, 3, 2])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 from exporter.gradient_graph import build_gradient_graph
@@ -210,6 +211,41 @@ def test_roi_align_with_as_many_samples_as_each_region_needs(mode):
     settings = f'output_height=2, output_width=3, spatial_scale=0.9, coordinate_transformation_mode="{mode}"'  # sampling_ratio=0
     inputs = {"x": rng.standard_normal((2, 3, 9, 8)).astype(np.float32), "rois": regions, "i": I64([0, 1, 1])}
     check("float[2,3,9,8] x, float[3,4] rois, int64[3] i", f"y = RoiAlign<{settings}>(x, rois, i)", inputs, order=1, wrt=["x"])
+
+
+@pytest.mark.parametrize("size", ["9,8", "H,W"])
+def test_max_roi_pool(size):
+    """Regions inside, over the edge, smaller than their bins and off the image; onnx has no reference for this operator."""
+    rng = np.random.default_rng(0)
+    x = rng.permutation(2 * 3 * 9 * 8).reshape(2, 3, 9, 8).astype(np.float32)
+    regions = np.float32([[0, 0, 0, 15, 13], [1, 3, 4, 9, 6], [1, 2, 2, 3, 2], [0, 12, 8, 30, 40], [1, 50, 50, 60, 60]])
+    g = rng.standard_normal((5, 3, 2, 3)).astype(np.float32)
+    expected_y, expected = np.zeros_like(g), np.zeros_like(x)
+    for r, (image, *corners) in enumerate(regions):
+        x1, y1, x2, y2 = np.floor(np.array(corners) * 0.5 + 0.5)
+        for c, i, j in np.ndindex(3, 2, 3):
+            height, width = max(y2 - y1 + 1, 1) / 2, max(x2 - x1 + 1, 1) / 3
+            rows = range(max(int(y1 + np.floor(i * height)), 0), min(int(y1 + np.ceil((i + 1) * height)), 9))
+            columns = range(max(int(x1 + np.floor(j * width)), 0), min(int(x1 + np.ceil((j + 1) * width)), 8))
+            places = [(int(image), c, row, column) for row in rows for column in columns]
+            if places:
+                best = max(places, key=lambda place: x[place])
+                expected_y[r, c, i, j] = x[best]
+                expected[best] += g[r, c, i, j]
+    body = "y = MaxRoiPool<pooled_shape = [2, 3], spatial_scale = 0.5>(x, rois)"
+    got = gradients(f"float[2,3,{size}] x, float[5,5] rois", body, {"x": x, "rois": regions, "y_grad": g}, wrt=["x"])
+    np.testing.assert_array_equal(got["y"], expected_y)
+    np.testing.assert_allclose(got["x_grad"], expected, rtol=1e-6)
+
+
+def test_every_operator_of_the_standard_has_a_gradient_or_has_none():
+    """A rule, a body of operators that have one, or a place on the list of those without a gradient."""
+    from symbolics.gradients import COMPOSITES, NONDIFFERENTIABLE, RULES
+
+    known = {key[1] if isinstance(key, tuple) else key for key in (*RULES, *COMPOSITES, *NONDIFFERENTIABLE)}
+    schemas = [s for s in onnx.defs.get_all_schemas() if s.domain == "" and not s.deprecated]
+    assert len(schemas) > 190
+    assert [s.name for s in schemas if s.name not in known and not (s.has_function or s.has_context_dependent_function)] == []
 
 
 def _deform_conv(x: np.ndarray, w: np.ndarray, offset: np.ndarray) -> np.ndarray:
