@@ -18,7 +18,7 @@ from typing import Any
 import benchmarks
 
 RESULTS = Path(__file__).with_name("results")
-_EXTRA = {"training_memory": ["--steps", "1000"]}
+_EXTRA = {"training_memory": ["--steps", "300"]}
 
 
 def run(program: str) -> dict[str, Any]:
