@@ -6,6 +6,7 @@ import copy
 import gc
 import warnings
 
+import onnx.parser
 import pytest
 import torch
 from torch import nn
@@ -377,3 +378,28 @@ def test_a_type_without_a_kernel_is_a_clear_error():
     model = nn.Sequential(nn.Linear(4, 4)).to(torch.bfloat16)
     with pytest.raises(exporter.RunError, match=r"onnxruntime cannot run the model.*Gemm"):
         loaded(model, (torch.randn(3, 4, dtype=torch.bfloat16),))
+
+
+@pytest.mark.parametrize("call", [lambda w, v: w.T @ v, lambda w, v: w.T.detach() @ v, lambda w, v: (w * torch.ones(2, 1, 1)).transpose(1, 2) @ v], ids=["matrix", "stopped", "batch"])
+def test_a_transposed_parameter_times_a_vector(call, dynamo):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 3))
+
+        def forward(self, v):
+            return call(self.weight, v) * self.weight.sum()
+
+    model, v = Model(), torch.randn(4)
+    module = loaded(model, (v,), dynamo=dynamo)
+    y, z = module(v), model(v)
+    assert_close(y, z)
+    y.square().sum().backward()
+    z.square().sum().backward()
+    assert_same_grads(module, model)
+
+
+def test_a_transposed_matrix_times_a_vector_in_a_file_of_another_exporter():
+    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 18]> g (float[4] v) => (float[3] y) <float[4,3] w = {1,2,3,4,5,6,7,8,9,10,11,12}> {t = Transpose<perm=[1,0]>(w) y = MatMul(t, v)}')
+    v = torch.randn(4)
+    assert_close(exporter.load(model)(v), torch.arange(1.0, 13).reshape(4, 3).T @ v)
