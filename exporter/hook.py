@@ -25,7 +25,7 @@ import onnx_ir as ir
 import torch
 
 from exporter._draft import constants_to_initializers, read_draft
-from exporter.inputs import check_dynamic, dynamic_sizes, input_names
+from exporter.inputs import check_dynamic, dynamic_sizes, input_names, without_numbers
 from exporter.program import Program, save_model
 from exporter.state import ModelState, all_buffers_named
 from exporter.trust import name_of
@@ -181,7 +181,9 @@ def _without_gc() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _capturing(current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any] | None = None) -> Iterator[Recorder]:
+def _capturing(
+    current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any] | None = None, constants: dict[int, Any] | None = None
+) -> Iterator[Recorder]:
     """The surroundings of one export; errors of ours come out as they were raised."""
     recorder = active_recorder()
     with contextlib.ExitStack() as stack:
@@ -195,7 +197,7 @@ def _capturing(current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any]
         stack.enter_context(torch.enable_grad())
         if isinstance(model, torch.nn.Module):
             recorder.watch(model)
-            stack.enter_context(marking(model, keywords))
+            stack.enter_context(marking(model, keywords, constants))
             stack.enter_context(momentum_of_this_step(model))
         if dynamo:
             stack.enter_context(private.allow_in_dynamo(_all_functions(torch.autograd.Function)))
@@ -297,12 +299,14 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
         args = tuple(rest)
     order = list(inspect.signature(model.forward).parameters)
     keywords = dict(sorted(keywords.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
+    constants: dict[int, Any] = {}
     if options.get("input_names") is None:
         options["input_names"] = input_names(model, args, keywords)
+        args, constants = without_numbers(args)
     args, keywords = differentiable_inputs((args, keywords))
     args += tuple(value for value in keywords.values() if holds_tensor(value))
     opset = options.get("opset_version")
-    with _capturing(current, model, False, keywords) as recorder, state.restored(model), all_buffers_named(model), symbolics_registered(opset or 9):
+    with _capturing(current, model, False, keywords, constants) as recorder, state.restored(model), all_buffers_named(model), symbolics_registered(opset or 9):
         recorder.dynamic = dynamic_sizes((args, keywords), options["input_names"], options.get("dynamic_axes"))
         recorder.frozen = set()
         # No parameter data: finish() has it at hand. A large model would pass protobuf's 2 GiB for nothing.

@@ -164,13 +164,14 @@ def _open(func: Any) -> Callable[..., Any] | None:
 
 
 @contextlib.contextmanager
-def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None) -> Iterator[None]:
+def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, constants: dict[int, Any] | None = None) -> Iterator[None]:
     """Mark what happens inside ``model.forward`` while the block runs.
 
     Args:
         model: The module.
         keywords: Keyword arguments for a caller that passes positional ones only (torch.jit): those that hold tensors
             arrive as the last positional arguments, in this order, the others are constants.
+        constants: Positional arguments that the caller left out, by position.
     """
     forward = model.forward
     traced = [name for name, value in (keywords or {}).items() if holds_tensor(value)]
@@ -185,13 +186,15 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None) -> I
         if keywords:
             count = len(args) - len(traced)
             args, kwargs = args[:count], {**keywords, **dict(zip(traced, args[count:], strict=True))}
+        for position, value in sorted((constants or {}).items()):
+            args = (*args[:position], value, *args[position:])
         with StopGradients():
             result = forward(*args, **kwargs)
         recorder.outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))
         _watch_reads(recorder, "the model's return", (result,), {})
         return (result, tuple(recorder.anchors)) if private.is_tracing() else result
 
-    if keywords:
+    if keywords or constants:
         del marked.__wrapped__  # type: ignore[attr-defined]  # torch.jit must not bind by the signature of forward
     own = model.__dict__.get("forward")
     model.__dict__["forward"] = marked
