@@ -24,6 +24,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 import torch
 
+from exporter._batch_norm import warn_of_lost_changes
 from exporter._draft import constants_to_initializers, read_draft
 from exporter.inputs import check_dynamic, dynamic_sizes, input_names, without_numbers
 from exporter.program import Program, save_model
@@ -258,6 +259,8 @@ def _export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any =
             )
         with _without_gc():
             finish(program.model, recorder, state, optimize=optimize)
+        if program.exported_program is not None:
+            warn_of_lost_changes(program.model.graph, set(program.exported_program.graph_signature.buffers_to_mutate.values()))
         inlined = dict(recorder.inlined)
     current.program = Program(program.model, inlined, program)
     if verify:
@@ -314,6 +317,7 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
         # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
         with _drafting(folds=bool(optimize)):
             original(model, args, draft, training=training, do_constant_folding=False, export_params=False, keep_initializers_as_inputs=True, **options)
+        changed = state.changed(model) | {name for name, buffer in model.named_buffers() if any(buffer is dirty for dirty in recorder.dirtied)}
         # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
         proto = onnx.load_from_string(draft.getvalue())
         constants_to_initializers(proto.graph, merge=bool(optimize))
@@ -321,6 +325,7 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
         recorder.anchored, recorder.anchors = len(recorder.anchors), []
         _parameters_to_initializers(translated.graph, state)
         finish(translated, recorder, state, optimize=optimize, rewrite=False)
+        warn_of_lost_changes(translated.graph, changed)
         current.program = Program(translated, dict(recorder.inlined))
     if f is not None:
         _write(current.program, f, **saving)
