@@ -21,8 +21,10 @@ __all__ = ["rewritten"]
 def rewritten(func: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of a call, in a form whose derivative is the call's own backward; ``result`` itself for any other call."""
     rewrite = _REWRITES.get(func)
-    first = result[0] if isinstance(result, tuple) and result else result
-    return result if rewrite is None or not isinstance(first, torch.Tensor) or not first.requires_grad else rewrite(result, *args, **kwargs)
+    if rewrite is None:
+        return result
+    first = result[0] if isinstance(result, tuple) else result
+    return rewrite(result, *args, **kwargs) if first.requires_grad else result
 
 
 def _embedding(

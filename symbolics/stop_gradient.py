@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from symbolics import _torch_private as private
 from symbolics.errors import ExportError
+from symbolics.mixed_norms import normalized
 from symbolics.own_backward import rewritten
 from symbolics.structure import write_structure
 
@@ -55,9 +56,11 @@ class StopGradients(TorchFunctionMode):
             _watch_reads(recorder, name, args, kwargs)
         if _is_inplace(name):
             return self._inplace(func, name, args, kwargs)
-        # Neither exporter traces the getter of x.data: its result would be a constant.
-        result = args[0].detach() if getattr(func, "__self__", None) is _GETTER_OF_DATA and name == "__get__" else func(*args, **kwargs)
-        result = rewritten(func, result, args, kwargs)
+        result = normalized(func, args, kwargs)
+        if result is None:
+            # Neither exporter traces the getter of x.data: its result would be a constant.
+            result = args[0].detach() if getattr(func, "__self__", None) is _GETTER_OF_DATA and name == "__get__" else func(*args, **kwargs)
+            result = rewritten(func, result, args, kwargs)
         if name in _SHAPE_ONLY or _needs_no_mark(result):
             return result
         if torch.is_grad_enabled() and private.is_higher_order(func):  # torch.cond, scan: a capture runs their bodies without autograd
