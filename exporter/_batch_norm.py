@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import onnx_ir as ir
 import torch
 
 from exporter.randomness import trains
+from symbolics.errors import PythonopWarning
 from symbolics.file import read_cumulative
 
-__all__ = ["Statistics", "batch_statistics"]
+__all__ = ["Statistics", "batch_statistics", "warn_of_lost_changes"]
 
 
 @dataclass(frozen=True)
@@ -105,3 +107,23 @@ def batch_statistics(model: ir.Model) -> list[Statistics]:
         names = (node.outputs[1].name, node.outputs[2].name, shape.name)
         found.append(Statistics(mean.name, var.name, names, momentum))  # type: ignore[arg-type]
     return found
+
+
+def warn_of_lost_changes(graph: ir.Graph, changed: set[str]) -> None:
+    """Say which buffers a forward changes that the runs of its file will not.
+
+    Args:
+        graph: The graph, whose train-mode BatchNormalizations say what becomes of their statistics.
+        changed: The names of all buffers that the forward changes.
+    """
+    norms = [node for node in graph if node.op_type == "BatchNormalization" and trains(node)] if changed else []
+    kept: set[str] = {str(found.name) for node in norms for position in (3, 4) if (found := _buffer(node.inputs[position], position)) is not None}
+    kept |= {f"{name.removesuffix('running_mean')}num_batches_tracked" for name in kept if name.endswith("running_mean")}
+    lost = sorted(changed - kept)
+    if lost:
+        warnings.warn(
+            f"forward changes the buffers {', '.join(map(repr, lost))}; the file leaves them as they were at export, run after run: return the new values "
+            "from forward and keep them outside, or export in eval mode if it leaves them alone there.",
+            PythonopWarning,
+            stacklevel=5,
+        )

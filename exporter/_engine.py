@@ -28,6 +28,7 @@ from symbolics.attributes import shown
 from symbolics.errors import FormatError, PythonopError, RunError
 from symbolics.file import ORT_DOMAIN, read_pairing
 from symbolics.gradients._bodies import subgraphs
+from symbolics.matrix_vector import turn_products_with_vectors
 
 __all__ = ["Engine", "Kept", "Plan", "Runner", "open_model", "tensor"]
 
@@ -226,6 +227,7 @@ class Engine:
 
     def _make(self, training: bool, wrt: frozenset[str]) -> Plan:
         model = self.model.clone()
+        turn_products_with_vectors(model.graph.all_nodes())
         seed = None
         if training:
             seed = seed_dropout(model)

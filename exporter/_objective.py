@@ -132,4 +132,4 @@ def changed_buffers(objective: Objective) -> set[str]:
     state = ModelState.of(objective)
     with state.restored(objective), torch.random.fork_rng(devices=[]), torch.no_grad():
         objective(*objective.args)
-        return {name for name, buffer in objective.named_buffers() if not torch.equal(buffer, state.values[state.entries[name].initializer])}
+        return state.changed(objective)

@@ -42,6 +42,7 @@ from symbolics.file import (
     write_state,
 )
 from symbolics.gradients._bodies import walk
+from symbolics.matrix_vector import turn_products_with_vectors
 from symbolics.structure import count_tensors
 
 __all__ = ["drop_outputs", "export", "finish"]
@@ -131,6 +132,8 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
         pin_running_statistics(graph)
         nodes = list(_all_nodes(graph))
     _adopt_orphans(graph, nodes)
+    if turn_products_with_vectors(nodes):
+        nodes = list(_all_nodes(graph))
     if not _well_named(graph, nodes):
         passes.NameFixPass()(model)
     _finish_calls(graph, nodes, recorder)

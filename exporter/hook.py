@@ -24,8 +24,9 @@ import onnx.shape_inference
 import onnx_ir as ir
 import torch
 
+from exporter._batch_norm import warn_of_lost_changes
 from exporter._draft import constants_to_initializers, read_draft
-from exporter.inputs import check_dynamic, dynamic_sizes, input_names
+from exporter.inputs import check_dynamic, dynamic_sizes, input_names, without_numbers
 from exporter.program import Program, save_model
 from exporter.state import ModelState, all_buffers_named
 from exporter.trust import name_of
@@ -181,7 +182,9 @@ def _without_gc() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _capturing(current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any] | None = None) -> Iterator[Recorder]:
+def _capturing(
+    current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any] | None = None, constants: dict[int, Any] | None = None
+) -> Iterator[Recorder]:
     """The surroundings of one export; errors of ours come out as they were raised."""
     recorder = active_recorder()
     with contextlib.ExitStack() as stack:
@@ -195,7 +198,7 @@ def _capturing(current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any]
         stack.enter_context(torch.enable_grad())
         if isinstance(model, torch.nn.Module):
             recorder.watch(model)
-            stack.enter_context(marking(model, keywords))
+            stack.enter_context(marking(model, keywords, constants))
             stack.enter_context(momentum_of_this_step(model))
         if dynamo:
             stack.enter_context(private.allow_in_dynamo(_all_functions(torch.autograd.Function)))
@@ -256,6 +259,8 @@ def _export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any =
             )
         with _without_gc():
             finish(program.model, recorder, state, optimize=optimize)
+        if program.exported_program is not None:
+            warn_of_lost_changes(program.model.graph, set(program.exported_program.graph_signature.buffers_to_mutate.values()))
         inlined = dict(recorder.inlined)
     current.program = Program(program.model, inlined, program)
     if verify:
@@ -297,12 +302,14 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
         args = tuple(rest)
     order = list(inspect.signature(model.forward).parameters)
     keywords = dict(sorted(keywords.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
+    constants: dict[int, Any] = {}
     if options.get("input_names") is None:
         options["input_names"] = input_names(model, args, keywords)
+        args, constants = without_numbers(args)
     args, keywords = differentiable_inputs((args, keywords))
     args += tuple(value for value in keywords.values() if holds_tensor(value))
     opset = options.get("opset_version")
-    with _capturing(current, model, False, keywords) as recorder, state.restored(model), all_buffers_named(model), symbolics_registered(opset or 9):
+    with _capturing(current, model, False, keywords, constants) as recorder, state.restored(model), all_buffers_named(model), symbolics_registered(opset or 9):
         recorder.dynamic = dynamic_sizes((args, keywords), options["input_names"], options.get("dynamic_axes"))
         recorder.frozen = set()
         # No parameter data: finish() has it at hand. A large model would pass protobuf's 2 GiB for nothing.
@@ -310,6 +317,7 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
         # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
         with _drafting(folds=bool(optimize)):
             original(model, args, draft, training=training, do_constant_folding=False, export_params=False, keep_initializers_as_inputs=True, **options)
+        changed = state.changed(model) | {name for name, buffer in model.named_buffers() if any(buffer is dirty for dirty in recorder.dirtied)}
         # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
         proto = onnx.load_from_string(draft.getvalue())
         constants_to_initializers(proto.graph, merge=bool(optimize))
@@ -317,6 +325,7 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
         recorder.anchored, recorder.anchors = len(recorder.anchors), []
         _parameters_to_initializers(translated.graph, state)
         finish(translated, recorder, state, optimize=optimize, rewrite=False)
+        warn_of_lost_changes(translated.graph, changed)
         current.program = Program(translated, dict(recorder.inlined))
     if f is not None:
         _write(current.program, f, **saving)

@@ -11,8 +11,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from symbolics.errors import ExportError
+from symbolics.stop_gradient import holds_tensor
 
-__all__ = ["check_dynamic", "dynamic_axes", "dynamic_sizes", "input_names", "named_leaves", "named_tensors"]
+__all__ = ["check_dynamic", "dynamic_axes", "dynamic_sizes", "input_names", "named_leaves", "named_tensors", "without_numbers"]
 
 
 def input_names(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str] | None:
@@ -32,6 +33,12 @@ def named_tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
 def named_leaves(name: str, value: Any) -> dict[str, torch.Tensor]:
     """The tensors inside one argument by the names of the inputs that they become."""
     return {leaf: tensor for leaf, tensor, _ in _leaves(name, value, None)}
+
+
+def without_numbers(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[int, Any]]:
+    """Positional arguments without those that hold no tensor, and these by position: torch.jit would make inputs of numbers."""
+    constants = {i: value for i, value in enumerate(args) if value is not None and not holds_tensor(value)}
+    return tuple(value for i, value in enumerate(args) if i not in constants), constants
 
 
 def dynamic_axes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, names: list[str] | None = None) -> dict[str, dict[int, str]]:

@@ -62,6 +62,10 @@ class ModelState:
                     if saved is not None and saved.shape == buffer.shape:
                         buffer.copy_(saved)
 
+    def changed(self, model: torch.nn.Module) -> set[str]:
+        """The names of the buffers that are no longer as they were."""
+        return {name for name, buffer in model.named_buffers() if name in self.entries and not torch.equal(buffer, self.values[self.entries[name].initializer])}
+
     def adopt(self, graph: ir.Graph) -> dict[str, ir.Value]:
         """Give the graph one initializer a tensor, with the snapshot's bits; tied names are joined.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -283,9 +283,9 @@ def replace_traced(tensor: torch.Tensor, source: torch.Tensor) -> None:
     torch._C._set_value_trace(tensor, torch._C._get_value_trace(source))
 
 
-def tensor_type(dtype: torch.dtype, rank: int) -> Any:
-    """The TorchScript type of tensors of a dtype and rank, whatever their sizes."""
-    return torch._C.TensorType.get().with_dtype(dtype).with_sizes([None] * rank)
+def tensor_type(dtype: torch.dtype, sizes: Sequence[int | None]) -> Any:
+    """The TorchScript type of tensors of a dtype and of these sizes, None for one that is open."""
+    return torch._C.TensorType.get().with_dtype(dtype).with_sizes(list(sizes))
 
 
 # ----------------------------------------------------------------------------------------------------- modules

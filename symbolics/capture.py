@@ -84,6 +84,8 @@ class Recorder:
         transparent: Whether no_grad() and detach() stop no gradients now: in a forward that is inlined for the parameters it uses.
         dynamic: Example sizes of the dimensions that are declared dynamic (TorchScript).
         frozen: Those that the model turned into Python ints (torch.export keeps them symbolic, or fails).
+        state: The names of the model's parameters and buffers.
+        dirtied: Tensors that a Function changed and said so, in a trace that leaves them as they were.
         changed: Tensors that a forward changed without mark_dirty, and which one.
     """
 
@@ -99,6 +101,8 @@ class Recorder:
     transparent: bool = False
     dynamic: set[int] = field(default_factory=set)
     frozen: set[int] = field(default_factory=set)
+    state: frozenset[str] = frozenset()
+    dirtied: list[torch.Tensor] = field(default_factory=list)
     _classes: dict[str, type] = field(default_factory=dict)
     changed: list[tuple[torch.Tensor, str]] = field(default_factory=list)
     _modules: dict[int, str] = field(default_factory=dict)
@@ -116,7 +120,8 @@ class Recorder:
     def watch(self, model: torch.nn.Module) -> None:
         """Learn the module paths and the mode of the model that is about to be exported."""
         self._modules = {id(module): name for name, module in model.named_modules()}
-        self.changed = []
+        self.state = frozenset(name for named in (model.named_parameters, model.named_buffers) for name, _ in named(remove_duplicate=False))
+        self.changed, self.dirtied = [], []
         self.training = bool(model.training)
 
     def listening(self) -> bool:
@@ -169,6 +174,7 @@ class Recorder:
         results = self._call_op(slots, key)
         for source_index, output_index in outputs.dirty:
             results[output_index] = _write_back(slots.values[source_index], results[output_index])
+            self.dirtied.append(slots.values[source_index])
         return fill(outputs.template, lambda leaf: results[leaf.index] if isinstance(leaf, Slot) else leaf)
 
     def _record(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str) -> tuple[str, Slots]:

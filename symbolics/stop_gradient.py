@@ -19,6 +19,8 @@ from torch.utils import _pytree as pytree
 
 from symbolics import _torch_private as private
 from symbolics.errors import ExportError
+from symbolics.mixed_norms import normalized
+from symbolics.own_backward import rewritten
 from symbolics.structure import write_structure
 
 __all__ = ["StopGradients", "differentiable_inputs", "holds_tensor", "marking"]
@@ -54,8 +56,11 @@ class StopGradients(TorchFunctionMode):
             _watch_reads(recorder, name, args, kwargs)
         if _is_inplace(name):
             return self._inplace(func, name, args, kwargs)
-        # Neither exporter traces the getter of x.data: its result would be a constant.
-        result = args[0].detach() if getattr(func, "__self__", None) is _GETTER_OF_DATA and name == "__get__" else func(*args, **kwargs)
+        result = normalized(func, args, kwargs)
+        if result is None:
+            # Neither exporter traces the getter of x.data: its result would be a constant.
+            result = args[0].detach() if getattr(func, "__self__", None) is _GETTER_OF_DATA and name == "__get__" else func(*args, **kwargs)
+            result = rewritten(func, result, args, kwargs)
         if name in _SHAPE_ONLY or _needs_no_mark(result):
             return result
         if torch.is_grad_enabled() and private.is_higher_order(func):  # torch.cond, scan: a capture runs their bodies without autograd
@@ -162,13 +167,14 @@ def _open(func: Any) -> Callable[..., Any] | None:
 
 
 @contextlib.contextmanager
-def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None) -> Iterator[None]:
+def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, constants: dict[int, Any] | None = None) -> Iterator[None]:
     """Mark what happens inside ``model.forward`` while the block runs.
 
     Args:
         model: The module.
         keywords: Keyword arguments for a caller that passes positional ones only (torch.jit): those that hold tensors
             arrive as the last positional arguments, in this order, the others are constants.
+        constants: Positional arguments that the caller left out, by position.
     """
     forward = model.forward
     traced = [name for name, value in (keywords or {}).items() if holds_tensor(value)]
@@ -183,13 +189,15 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None) -> I
         if keywords:
             count = len(args) - len(traced)
             args, kwargs = args[:count], {**keywords, **dict(zip(traced, args[count:], strict=True))}
+        for position, value in sorted((constants or {}).items()):
+            args = (*args[:position], value, *args[position:])
         with StopGradients():
             result = forward(*args, **kwargs)
         recorder.outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))
         _watch_reads(recorder, "the model's return", (result,), {})
         return (result, tuple(recorder.anchors)) if private.is_tracing() else result
 
-    if keywords:
+    if keywords or constants:
         del marked.__wrapped__  # type: ignore[attr-defined]  # torch.jit must not bind by the signature of forward
     own = model.__dict__.get("forward")
     model.__dict__["forward"] = marked

@@ -14,6 +14,7 @@ import onnx_ir as ir
 import torch
 
 from symbolics import _torch_private as private
+from symbolics.capture import active_recorder
 from symbolics.file import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
 from symbolics.torch_export import record_of
 
@@ -33,10 +34,30 @@ def _call(g: Any, inputs: Any, sizes: Any, key: Any) -> Any:
     for attribute in ir_attributes(record.attributes):
         # g.op drops "inplace" and cannot write empty lists: the node takes both.
         getattr(node, _SETTERS[attribute.type])(attribute.name, list(attribute.value) if isinstance(attribute.value, tuple) else attribute.value)
-    outputs[0].setType(private.tensor_type(torch.int64, 0))
+    outputs[0].setType(private.tensor_type(torch.int64, []))
+    # A convolution must know the sizes of its kernel: a quantized weight has those of the weight.
+    recorder = active_recorder()
+    fixed = recorder is not None and all(_is_of(value, recorder.state) for value in operands)
+    shapes = [value.type().sizes() for value in operands] if fixed else []
     for value, output in zip(outputs[1:], record.outputs.tensors, strict=True):
-        value.setType(private.tensor_type(output.dtype, len(output.shape)))
+        sizes = [int(size) for size in output.shape] if fixed else []
+        value.setType(private.tensor_type(output.dtype, sizes if sizes in shapes else [None] * len(output.shape)))
     return g.op("prim::ListConstruct", *outputs)
+
+
+def _is_of(value: Any, state: frozenset[str]) -> bool:
+    """Whether a value of the graph depends on these inputs alone."""
+    todo, seen = [value], set()
+    while todo:
+        value = todo.pop()
+        node, name = value.node(), value.debugName()
+        if node.kind() == "prim::Param":
+            if name not in state:
+                return False
+        elif name not in seen:
+            seen.add(name)
+            todo += node.inputs()
+    return True
 
 
 def _stop(g: Any, x: Any) -> Any:

@@ -390,13 +390,14 @@ def test_replace_traced():
 def test_tensor_type():
     def model(x):
         y = torch.sin(x)
-        private.traced_producer(y).output().setType(private.tensor_type(torch.int64, 2))
+        private.traced_producer(y).output().setType(private.tensor_type(torch.int64, [None, None]))
         return y
 
     graph = torch.jit.trace(model, (torch.ones(1),), check_trace=False).graph
     assert "sin" in str(graph)
-    assert private.tensor_type(torch.float16, 2).dtype() == torch.float16
-    assert private.tensor_type(torch.float16, 2).dim() == 2
+    assert private.tensor_type(torch.float16, [None, 3]).dtype() == torch.float16
+    assert private.tensor_type(torch.float16, [None, 3]).dim() == 2
+    assert private.tensor_type(torch.float16, [2, 3]).sizes() == [2, 3]
 
 
 def test_non_persistent_buffers():

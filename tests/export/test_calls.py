@@ -340,3 +340,19 @@ def test_the_file_says_the_types_of_all_outputs(dynamo):
     program = exporter.export(f.Call(lambda m, x: f.Setup.apply(f.Halves.apply(x)[0])), (torch.randn(2, 4),), dynamo=dynamo)
     typed = {v.name for v in (*program.model_proto.graph.value_info, *program.model_proto.graph.output)}
     assert {v.name for n in nodes(program.model, "PythonOp") for v in n.outputs[1:]} <= typed
+
+
+def test_the_kernel_of_a_convolution_from_a_function(dynamo):
+    class Quantized(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.scale = torch.nn.Conv2d(2, 3, 3), torch.nn.Parameter(torch.rand(1))
+
+        def forward(self, x):
+            return torch.nn.functional.conv2d(x, f.Scale.apply(self.conv.weight * 2, self.scale), self.conv.bias)
+
+    model, x = Quantized(), torch.randn(2, 2, 5, 5)
+    program = exporter.export(model, (x,), dynamo=dynamo, dynamic_shapes={"x": {0: torch.export.Dim("batch"), 2: torch.export.Dim("height", min=4)}})
+    more = torch.randn(3, 2, 6, 5)
+    (got,) = exporter.reference_evaluator(program, allow=["tests.*"]).run(None, {"x": more.numpy()})
+    torch.testing.assert_close(torch.from_numpy(got), model(more))

@@ -183,3 +183,15 @@ def test_kwargs_and_names(dynamo):
     assert [v.name for v in program.model.graph.inputs] == ["x", "scale"]
     assert [v.name for v in program.model.graph.outputs] == ["y"]
     assert [str(d) for d in program.model.graph.inputs[0].shape] == ["batch", "4"]
+
+
+def test_numbers_among_the_arguments_are_constants(dynamo):
+    class Model(torch.nn.Module):
+        def forward(self, x, power, flags, y=None):
+            return x**power - (y if flags[0] else x)
+
+    x, y = torch.rand(2, 4), torch.rand(2, 4)
+    program = exporter.export(Model(), (x, 3, [True], y), dynamo=dynamo)
+    assert [v.name for v in program.model.graph.inputs] == ["x", "y"]
+    (got,) = exporter.reference_evaluator(program).run(None, {"x": x.numpy(), "y": y.numpy()})
+    torch.testing.assert_close(torch.from_numpy(got), x**3 - y)

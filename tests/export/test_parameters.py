@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import onnx
 import pytest
@@ -120,3 +122,28 @@ def test_external_data(tmp_path, dynamo):
     loaded = onnx.load(tmp_path / "model.onnx")
     assert onnx.numpy_helper.to_array(next(i for i in loaded.graph.initializer if i.name == "matrix")).tobytes() == model.matrix.detach().numpy().tobytes()
     assert {p.name for p in tmp_path.iterdir()} <= {"model.onnx", "model.onnx.data"}
+
+
+class Counts(nn.Module):
+    """Buffers that forward changes, beside those of BatchNorm, which a file keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        return self.norm(x - self.mean)
+
+
+def test_changes_of_buffers_that_the_file_loses_are_warned_of(dynamo):
+    with pytest.warns(exporter.PythonopWarning) as caught:
+        exporter.export(Counts(), (torch.randn(3, 4),), dynamo=dynamo)
+    (message,) = [str(w.message) for w in caught if issubclass(w.category, exporter.PythonopWarning)]
+    assert "changes the buffers 'mean';" in message
+    assert "return the new values from forward" in message
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", exporter.PythonopWarning)
+        exporter.export(nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4, momentum=None)), (torch.randn(3, 4),), dynamo=dynamo)

@@ -6,6 +6,7 @@ import copy
 import gc
 import warnings
 
+import onnx.parser
 import pytest
 import torch
 from torch import nn
@@ -377,3 +378,74 @@ def test_a_type_without_a_kernel_is_a_clear_error():
     model = nn.Sequential(nn.Linear(4, 4)).to(torch.bfloat16)
     with pytest.raises(exporter.RunError, match=r"onnxruntime cannot run the model.*Gemm"):
         loaded(model, (torch.randn(3, 4, dtype=torch.bfloat16),))
+
+
+OWN_BACKWARDS = {
+    "max of equal values": lambda v: v.max(1).values,
+    "min, kept dimension": lambda v: torch.min(v, dim=0, keepdim=True)[0],
+    "max and its place": lambda v: torch.max(v, -1)[0] * torch.max(v, -1)[1],
+    "max of everything": lambda v: v.max() * v,
+    "std of equal values": lambda v: v.std(1),
+    "std of everything": lambda v: v.std() + v.std(dim=(0, 1), keepdim=True, correction=0),
+    "logsigmoid far below 0": lambda v: torch.nn.functional.logsigmoid(v * 100 - 200),
+}
+
+
+@pytest.mark.parametrize("call", OWN_BACKWARDS.values(), ids=OWN_BACKWARDS)
+def test_backwards_that_are_not_the_derivative_of_the_translation(call, dynamo):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3, 5))
+
+        def forward(self, x):
+            return call(x * self.weight)
+
+    model, x = Model(), torch.tensor([[1.0, 1, 0, 2, 2], [2, 1, 2, 0, 0], [3, 3, 3, 3, 3]])
+    module = loaded(model, (x,), dynamo=dynamo)
+    y, z = module(x), model(x)
+    assert_close(y, z)
+    (y * torch.arange(1.0, y.numel() + 1).reshape(y.shape)).sum().backward()
+    (z * torch.arange(1.0, z.numel() + 1).reshape(z.shape)).sum().backward()
+    assert_same_grads(module, model)
+
+
+@pytest.mark.parametrize("padding", [None, 0, 2, -1])
+def test_the_rows_of_padding_idx_learn_nothing(padding, dynamo):
+    model, x = nn.Sequential(nn.Embedding(5, 3, padding_idx=padding), nn.Linear(3, 2)), torch.tensor([[0, 1, 1, 2], [4, 2, 0, 3]])
+    module = loaded(model, (x,), dynamo=dynamo)
+    y, z = module(x), model(x)
+    assert_close(y, z)
+    y.square().sum().backward()
+    z.square().sum().backward()
+    assert_same_grads(module, model)
+
+
+def test_scale_grad_by_freq_is_warned_of():
+    with pytest.warns(exporter.PythonopWarning, match=r"scale_grad_by_freq=True.*pass False"):
+        exporter.export(nn.Embedding(5, 3, scale_grad_by_freq=True), (torch.tensor([1, 1]),))
+
+
+@pytest.mark.parametrize("call", [lambda w, v: w.T @ v, lambda w, v: w.T.detach() @ v, lambda w, v: (w * torch.ones(2, 1, 1)).transpose(1, 2) @ v], ids=["matrix", "stopped", "batch"])
+def test_a_transposed_parameter_times_a_vector(call, dynamo):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 3))
+
+        def forward(self, v):
+            return call(self.weight, v) * self.weight.sum()
+
+    model, v = Model(), torch.randn(4)
+    module = loaded(model, (v,), dynamo=dynamo)
+    y, z = module(v), model(v)
+    assert_close(y, z)
+    y.square().sum().backward()
+    z.square().sum().backward()
+    assert_same_grads(module, model)
+
+
+def test_a_transposed_matrix_times_a_vector_in_a_file_of_another_exporter():
+    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 18]> g (float[4] v) => (float[3] y) <float[4,3] w = {1,2,3,4,5,6,7,8,9,10,11,12}> {t = Transpose<perm=[1,0]>(w) y = MatMul(t, v)}')
+    v = torch.randn(4)
+    assert_close(exporter.load(model)(v), torch.arange(1.0, 13).reshape(4, 3).T @ v)

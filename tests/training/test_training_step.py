@@ -211,6 +211,22 @@ class TestMixedPrecision:
         assert kinds == {ir.DataType.BFLOAT16}
         assert "state.loss_scale" not in step.initial
 
+    @pytest.mark.parametrize("norm", [nn.LayerNorm(6), nn.GroupNorm(2, 6), nn.BatchNorm1d(6)], ids=lambda norm: type(norm).__name__)
+    def test_norms_of_a_half_type_have_parameters_in_float32(self, norm, dynamo):
+        model, batches = nn.Sequential(nn.Linear(4, 6), norm, nn.Linear(6, 3)), _batches(2, torch.float32)
+        step = _step(model, batches[0], optimizer="sgd", hyperparameters={"lr": 0.1}, precision="float16", dynamo=dynamo)
+        onnx.checker.check_model(step.model_proto, full_check=True)
+        losses, _ = run(step, batches)
+        optimizer, expected = torch.optim.SGD(model.parameters(), lr=0.1), []
+        for x, y in batches:
+            with torch.autocast("cpu", torch.float16):
+                loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            expected.append(float(loss.detach()))
+        np.testing.assert_allclose(losses, expected, rtol=5e-3)
+
 
 class _Normed(nn.Module):
     def __init__(self):

@@ -1,0 +1,69 @@
+"""Calls whose backward in PyTorch is not the derivative of what torch.onnx.export writes for them.
+
+Each function here takes the result of such a call, its arguments, and gives the same values by operators whose derivative is what
+PyTorch computes. The source is the documentation of each operator and torch's derivatives.yaml.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from symbolics.errors import PythonopWarning
+
+__all__ = ["rewritten"]
+
+
+def rewritten(func: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a call, in a form whose derivative is the call's own backward; ``result`` itself for any other call."""
+    rewrite = _REWRITES.get(func)
+    if rewrite is None:
+        return result
+    first = result[0] if isinstance(result, tuple) else result
+    return rewrite(result, *args, **kwargs) if first.requires_grad else result
+
+
+def _embedding(
+    result: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, *_: Any, **__: Any
+) -> torch.Tensor:
+    """The rows of ``padding_idx`` learn nothing. (torch.nn.functional passes 0 or more, or -1 for none.)"""
+    if scale_grad_by_freq:
+        warnings.warn("embedding(scale_grad_by_freq=True): the gradients of the file are not divided by how often a row is read: pass False.", PythonopWarning, stacklevel=2)
+    if padding_idx < 0:
+        return result
+    return torch.where((indices == padding_idx).unsqueeze(-1), torch.ops.pythonop.stop_gradient(result), result)
+
+
+def _extremum(result: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Along one dimension: of equal extrema, the one that ``indices`` names has all of the gradient. ReduceMax shares it evenly."""
+    dim = kwargs.get("dim", args[0] if args else None)
+    if not isinstance(dim, int) or x.dim() == 0:  # over everything it is shared, and with a tensor it is torch.maximum
+        return result
+    values, indices = result
+    kept = values.dim() == x.dim()
+    picked = x.gather(dim, indices if kept else indices.unsqueeze(dim))
+    return type(result)((picked if kept else picked.squeeze(dim), indices))
+
+
+def _std(result: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Nothing flows where the deviation is 0; the square root alone has an infinite slope there."""
+    variance = torch.var(x, *args, **kwargs)
+    flat = variance == 0
+    return torch.where(flat, torch.zeros_like(variance), torch.where(flat, torch.ones_like(variance), variance).sqrt())
+
+
+def _log_sigmoid(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Finite where the sigmoid is 0 in floating point."""
+    return -functional.softplus(-x)
+
+
+_REWRITES: dict[Any, Callable[..., Any]] = {
+    torch.embedding: _embedding,
+    torch.max: _extremum, torch.Tensor.max: _extremum, torch.min: _extremum, torch.Tensor.min: _extremum,
+    torch.std: _std, torch.Tensor.std: _std,
+    functional.logsigmoid: _log_sigmoid,
+}  # fmt: skip
