@@ -85,6 +85,7 @@ class Recorder:
         dynamic: Example sizes of the dimensions that are declared dynamic (TorchScript).
         frozen: Those that the model turned into Python ints (torch.export keeps them symbolic, or fails).
         state: The names of the model's parameters and buffers.
+        fed: The names of values that depend on the model's inputs, of those that somebody asked about (TorchScript).
         dirtied: Tensors that a Function changed and said so, in a trace that leaves them as they were.
         changed: Tensors that a forward changed without mark_dirty, and which one.
     """
@@ -102,6 +103,7 @@ class Recorder:
     dynamic: set[int] = field(default_factory=set)
     frozen: set[int] = field(default_factory=set)
     state: frozenset[str] = frozenset()
+    fed: set[str] = field(default_factory=set)
     dirtied: list[torch.Tensor] = field(default_factory=list)
     _classes: dict[str, type] = field(default_factory=dict)
     changed: list[tuple[torch.Tensor, str]] = field(default_factory=list)
@@ -121,7 +123,7 @@ class Recorder:
         """Learn the module paths and the mode of the model that is about to be exported."""
         self._modules = {id(module): name for name, module in model.named_modules()}
         self.state = frozenset(name for named in (model.named_parameters, model.named_buffers) for name, _ in named(remove_duplicate=False))
-        self.changed, self.dirtied = [], []
+        self.changed, self.dirtied, self.fed = [], [], set()
         self.training = bool(model.training)
 
     def listening(self) -> bool:

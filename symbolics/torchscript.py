@@ -14,7 +14,7 @@ import onnx_ir as ir
 import torch
 
 from symbolics import _torch_private as private
-from symbolics.capture import active_recorder
+from symbolics.capture import Recorder, active_recorder
 from symbolics.file import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
 from symbolics.torch_export import record_of
 
@@ -37,7 +37,7 @@ def _call(g: Any, inputs: Any, sizes: Any, key: Any) -> Any:
     outputs[0].setType(private.tensor_type(torch.int64, []))
     # A convolution must know the sizes of its kernel: a quantized weight has those of the weight.
     recorder = active_recorder()
-    fixed = recorder is not None and all(_is_of(value, recorder.state) for value in operands)
+    fixed = recorder is not None and all(_is_of_state(value, recorder) for value in operands)
     shapes = [value.type().sizes() for value in operands] if fixed else []
     for value, output in zip(outputs[1:], record.outputs.tensors, strict=True):
         sizes = [int(size) for size in output.shape] if fixed else []
@@ -45,18 +45,18 @@ def _call(g: Any, inputs: Any, sizes: Any, key: Any) -> Any:
     return g.op("prim::ListConstruct", *outputs)
 
 
-def _is_of(value: Any, state: frozenset[str]) -> bool:
-    """Whether a value of the graph depends on these inputs alone."""
-    todo, seen = [value], set()
+def _is_of_state(root: Any, recorder: Recorder) -> bool:
+    """Whether a value of the graph depends on parameters and buffers alone."""
+    todo, seen = [root], set()
     while todo:
         value = todo.pop()
         node, name = value.node(), value.debugName()
-        if node.kind() == "prim::Param":
-            if name not in state:
-                return False
-        elif name not in seen:
+        if name in recorder.fed or (node.kind() == "prim::Param" and name not in recorder.state):
+            recorder.fed.add(root.debugName())  # calls behind this one stop here
+            return False
+        if name not in seen:
             seen.add(name)
-            todo += node.inputs()
+            todo += node.inputs() if node.kind() != "prim::Param" else ()
     return True
 
 
