@@ -86,6 +86,7 @@ node: $(NODE)
 
 lint: $(DONE)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -61,7 +61,10 @@ def draw(result: dict[str, Any], path: Path) -> None:
     ratios = [f for f in result["figures"] if not f["limit"] and f["value"] is not None and f["unit"] == "ratio"]
     if not limited and not ratios:
         return
-    rows = [(f["what"], f["value"] / f["limit"], "tab:red" if f["missed"] else "tab:green", f"{f['value']:.3g} of {f['limit']:g} {f['unit']}") for f in limited]
+    rows = [
+        (f["what"], f["value"] / f["limit"], "tab:red" if f["missed"] else "tab:green", f"{f['value']:.3g} of {f['limit']:g} {f['unit']}")
+        for f in limited
+    ]
     rows += [(f["what"], f["value"], "tab:gray", f"{f['value']:.3g}") for f in ratios]
     figure, axes = pyplot.subplots(figsize=(10, 0.4 * len(rows) + 1.2), layout="constrained")
     for y, (_, value, colour, text) in enumerate(rows):
@@ -93,7 +96,9 @@ def main() -> int:
         draw(told[-1], RESULTS / f"{program}.png")
     missed = [figure["what"] for result in told for figure in result["figures"] if figure["missed"]]
     broken = [result["program"] for result in told if "error" in result]
-    print(f"wrote {RESULTS}; missed: {'; '.join(missed) or 'none'}{'; told nothing: ' + ', '.join(broken) if broken else ''}", file=sys.stderr)
+    print(
+        f"wrote {RESULTS}; missed: {'; '.join(missed) or 'none'}{'; told nothing: ' + ', '.join(broken) if broken else ''}", file=sys.stderr
+    )
     return bool(missed or broken)
 
 

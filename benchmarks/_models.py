@@ -57,7 +57,9 @@ class _Gpt(nn.Module):
         super().__init__()
         import transformers
 
-        config = transformers.GPT2Config(vocab_size=1024, n_positions=128, n_embd=256, n_layer=4, n_head=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+        config = transformers.GPT2Config(
+            vocab_size=1024, n_positions=128, n_embd=256, n_layer=4, n_head=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+        )
         self.inner = transformers.GPT2LMHeadModel(config)
         if activation is not None:
             for block in self.inner.transformer.h:
@@ -81,7 +83,11 @@ class _Block(nn.Module):
         super().__init__()
         self.first, self.a = nn.Conv2d(width, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out)
         self.second, self.b = nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out)
-        self.short = nn.Identity() if stride == 1 and width == out else nn.Sequential(nn.Conv2d(width, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+        self.short = (
+            nn.Identity()
+            if stride == 1 and width == out
+            else nn.Sequential(nn.Conv2d(width, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.relu(self.b(self.second(F.relu(self.a(self.first(x))))) + self.short(x))
@@ -133,4 +139,3 @@ MODELS: dict[str, Callable[[], Sample]] = {
     "lstm": lstm,
     "chain-100": chain,
 }
-

@@ -51,7 +51,12 @@ def machine() -> dict[str, Any]:
             continue
     facts = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     cpu = next((line.split(":")[1].strip() for line in facts if line.startswith("model name")), platform.processor())
-    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(), "python": platform.python_version(), **versions}
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "python": platform.python_version(),
+        **versions,
+    }
 
 
 def tell(program: str, figures: Sequence[Figure]) -> int:

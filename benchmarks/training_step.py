@@ -54,7 +54,9 @@ def _ours(sample: Any) -> Callable[[], float]:
     values = onnxruntime.OrtValue.ortvalue_from_numpy
     names = [output.name for output in session.get_outputs()]
     feeds = {name: values(array) for name, array in step.initial.items()}
-    feeds.update((name, values(t.numpy())) for name, t in zip((*layout.inputs, *layout.targets), (*sample.args, *sample.targets), strict=True))
+    feeds.update(
+        (name, values(t.numpy())) for name, t in zip((*layout.inputs, *layout.targets), (*sample.args, *sample.targets), strict=True)
+    )
     step.initial.clear()
 
     def run() -> float:
@@ -218,7 +220,16 @@ def main(argv: list[str] | None = None) -> int:
             figures.append(Figure(f"{name}: ORTModule 1.19.2 / eager", ORTMODULE[name], "ratio", None, 0, "recorded earlier, torch 2.4.1"))
         memory = {kind: _child("--memory", name, kind) for kind in ("ours", "eager")}
         limit = MEMORY_LIMIT if memory["eager"] > 16 else None  # of less it says nothing
-        figures.append(Figure(f"{name}: memory of a step, ours / eager", memory["ours"] / memory["eager"], "ratio", limit, 6, f"{memory['ours']:.0f} MiB; eager {memory['eager']:.0f} MiB"))
+        figures.append(
+            Figure(
+                f"{name}: memory of a step, ours / eager",
+                memory["ours"] / memory["eager"],
+                "ratio",
+                limit,
+                6,
+                f"{memory['ours']:.0f} MiB; eager {memory['eager']:.0f} MiB",
+            )
+        )
     return tell("training_step", figures)
 
 

@@ -255,7 +255,9 @@ def trained(folder: Path) -> tuple[list[str], bool]:
     lines, curves, ok = [], {}, True
     for key, (title, factory) in train.TASKS.items():
         eager, file, _ = train.both(factory(), folder / f"{key}-training.onnx")
-        lines.append(f"{title}: {len(file.losses)} steps of AdamW from the file, loss {file.losses[0]:.3f} -> {file.losses[-1]:.3f}; in eager {eager.losses[-1]:.3f}")
+        lines.append(
+            f"{title}: {len(file.losses)} steps of AdamW from the file, loss {file.losses[0]:.3f} -> {file.losses[-1]:.3f}; in eager {eager.losses[-1]:.3f}"
+        )
         curves[title] = (eager.losses, file.losses)
         ok &= train.agree(eager, file)
     train.draw(curves, folder / "training.png")

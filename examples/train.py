@@ -1,6 +1,8 @@
 """Train saved files with any optimizer of torch: no model code, a file and onnxruntime.
 
-    python -m examples.train                       # BLOOM and a spiking network, exported here, trained from their files beside eager PyTorch
+Usage::
+
+    python -m examples.train                       # BLOOM and a spiking network, exported here, trained beside eager PyTorch
     python -m examples.train --picture curves.png  # the curves in one picture
 """
 

@@ -117,7 +117,9 @@ def warn_of_lost_changes(graph: ir.Graph, changed: set[str]) -> None:
         changed: The names of all buffers that the forward changes.
     """
     norms = [node for node in graph if node.op_type == "BatchNormalization" and trains(node)] if changed else []
-    kept: set[str] = {str(found.name) for node in norms for position in (3, 4) if (found := _buffer(node.inputs[position], position)) is not None}
+    kept: set[str] = {
+        str(found.name) for node in norms for position in (3, 4) if (found := _buffer(node.inputs[position], position)) is not None
+    }
     kept |= {f"{name.removesuffix('running_mean')}num_batches_tracked" for name in kept if name.endswith("running_mean")}
     lost = sorted(changed - kept)
     if lost:

@@ -123,7 +123,9 @@ def open_model(source: Any) -> ir.Model:
     except Exception as error:
         raise FormatError(f"the model is damaged: {type(error).__name__}: {str(error)[:300]}") from error
     if not model.graph.outputs:
-        raise FormatError(f"{source if isinstance(source, (str, Path)) else 'the model'} has no outputs: it is no ONNX model, or was cut off")
+        raise FormatError(
+            f"{source if isinstance(source, (str, Path)) else 'the model'} has no outputs: it is no ONNX model, or was cut off"
+        )
     _check_names(model.graph, set())
     for value in model.graph.initializers.values():
         if isinstance(value.const_value, ir.ExternalTensor):
@@ -132,7 +134,9 @@ def open_model(source: Any) -> ir.Model:
             if not path.is_file():
                 raise FormatError(f"the data of {value.name!r} is in {path}, which is not there: keep it beside the model")
             if path.stat().st_size < needed:
-                raise FormatError(f"{path} has {path.stat().st_size} bytes, and {value.name!r} lies at {needed} and before: the file was cut off")
+                raise FormatError(
+                    f"{path} has {path.stat().st_size} bytes, and {value.name!r} lies at {needed} and before: the file was cut off"
+                )
     return model
 
 
@@ -146,7 +150,9 @@ def _check_names(graph: ir.Graph, outer: set[ir.Value]) -> None:
     for node in graph:
         for value in node.inputs:
             if value is not None and value not in known:
-                raise FormatError(f"node {node.name!r} ({node.op_type}) reads {shown(str(value.name))!r}, which nothing before it makes: the model is damaged")
+                raise FormatError(
+                    f"node {node.name!r} ({node.op_type}) reads {shown(str(value.name))!r}, which nothing before it makes: the model is damaged"
+                )
         for body in subgraphs(node):
             _check_names(body, known)
         known.update(node.outputs)

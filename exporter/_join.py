@@ -135,7 +135,9 @@ class Join:
                     value.name = f"{value.name}/value"
         for value in self.graph.inputs:
             if value.name in (LOSS, NORM, RATE) or value.name.startswith(("param.", "state.", "buffer.")):  # type: ignore[union-attr]
-                raise ExportError(f"an argument of the model is called {value.name!r}, a name that a training step uses itself: rename the argument")
+                raise ExportError(
+                    f"an argument of the model is called {value.name!r}, a name that a training step uses itself: rename the argument"
+                )
 
     def _input(self, name: str, initializer: str) -> ir.Value:
         """Make an input of an initializer."""

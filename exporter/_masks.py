@@ -50,7 +50,11 @@ class Masks:
                 raise OtherDraws(f"eager draws more than the {len(self.nodes)} masks of the file's Dropout nodes")
             node, ratio = self.nodes[number], self.ratios[number]
             wanted = node.inputs[0].shape if node.inputs[0] is not None else None
-            sizes = shape if wanted is None or len(wanted) != len(shape) else tuple(d if isinstance(d, int) else n for d, n in zip(wanted, shape, strict=True))
+            sizes = (
+                shape
+                if wanted is None or len(wanted) != len(shape)
+                else tuple(d if isinstance(d, int) else n for d, n in zip(wanted, shape, strict=True))
+            )
             if abs(1 - kept - ratio) > 1e-6 or sizes != shape or (wanted is not None and len(wanted) != len(shape)):
                 raise OtherDraws(
                     f"mask {number} of eager has the shape {list(shape)} and drops {1 - kept:g}, Dropout {node.name!r} of the file {wanted} and {ratio:g}"

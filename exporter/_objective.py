@@ -119,11 +119,17 @@ def _scalar(loss: Any, function: Any) -> torch.Tensor:
             loss = loss["loss"]
         elif isinstance(loss, (tuple, list)) and loss:
             loss = loss[0]
-    who = "the model (loss=None: it returns its loss)" if function is None else f"the loss {getattr(function, '__name__', type(function).__name__)}"
+    who = (
+        "the model (loss=None: it returns its loss)"
+        if function is None
+        else f"the loss {getattr(function, '__name__', type(function).__name__)}"
+    )
     if not isinstance(loss, torch.Tensor):
         raise ExportError(f"{who} returned a {type(loss).__name__}: a training step needs one floating-point number, a tensor")
     if loss.numel() != 1 or not loss.is_floating_point():
-        raise ExportError(f"{who} returned a tensor of {loss.dtype} with shape {list(loss.shape)}: a training step needs one floating-point number (reduce it, for example with .mean())")
+        raise ExportError(
+            f"{who} returned a tensor of {loss.dtype} with shape {list(loss.shape)}: a training step needs one floating-point number (reduce it, for example with .mean())"
+        )
     return loss.reshape(())
 
 

@@ -12,9 +12,19 @@ from symbolics.gradients._values import attr, rank_of
 
 __all__ = ["guess_ranks", "name_dims"]
 
-_BROADCAST = frozenset(["Add", "Sub", "Mul", "Div", "Pow", "Where", "Max", "Min", "Sum", "Mean", "Mod", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor", "PRelu"])
+_BROADCAST = frozenset(
+    """
+    Add Sub Mul Div Pow Where Max Min Sum Mean Mod Equal Less LessOrEqual Greater GreaterOrEqual And Or Xor PRelu
+    """.split()
+)
 _SAME = frozenset(
-    ["Abs", "Neg", "Exp", "Log", "Sqrt", "Reciprocal", "Erf", "Sin", "Cos", "Tan", "Tanh", "Sigmoid", "Softplus", "Softsign", "Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Gelu", "HardSigmoid", "HardSwish", "Mish", "Swish", "Clip", "Sign", "Floor", "Ceil", "Round", "Not", "IsNaN", "IsInf", "Identity", "Cast", "CastLike", "Dropout", "Softmax", "LogSoftmax", "CumSum", "CumProd", "Trilu", "Slice", "Concat", "Split", "Pad", "Tile", "Transpose", "ScatterElements", "ScatterND", "GatherElements", "Resize", "Conv", "ConvTranspose", "MaxPool", "AveragePool", "LayerNormalization", "BatchNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization", "ReverseSequence", "Compress", "TopK"]
+    """
+    Abs Neg Exp Log Sqrt Reciprocal Erf Sin Cos Tan Tanh Sigmoid Softplus Softsign Relu LeakyRelu Elu Selu Celu Gelu HardSigmoid
+    HardSwish Mish Swish Clip Sign Floor Ceil Round Not IsNaN IsInf Identity Cast CastLike Dropout Softmax LogSoftmax CumSum
+    CumProd Trilu Slice Concat Split Pad Tile Transpose ScatterElements ScatterND GatherElements Resize Conv ConvTranspose
+    MaxPool AveragePool LayerNormalization BatchNormalization InstanceNormalization GroupNormalization RMSNormalization
+    ReverseSequence Compress TopK
+    """.split()
 )
 
 
@@ -112,7 +122,23 @@ def _of_bodies(node: ir.Node) -> list[int | None]:
 
 # ------------------------------------------------------------------------------------------------------- names of dims
 Dim = int | str | None  # a number, a name, or unknown
-_POINTWISE = _BROADCAST | {"Softmax", "LogSoftmax", "Cast", "IsNaN", "Not", "Tanh", "Exp", "Erf", "Sigmoid", "Relu", "Gelu", "Neg", "Sqrt", "Identity", "Dropout"}
+_POINTWISE = _BROADCAST | {
+    "Softmax",
+    "LogSoftmax",
+    "Cast",
+    "IsNaN",
+    "Not",
+    "Tanh",
+    "Exp",
+    "Erf",
+    "Sigmoid",
+    "Relu",
+    "Gelu",
+    "Neg",
+    "Sqrt",
+    "Identity",
+    "Dropout",
+}
 
 
 def name_dims(graph: ir.Graph, const: Callable[[ir.Value | None], np.ndarray | None]) -> None:
@@ -126,7 +152,9 @@ def name_dims(graph: ir.Graph, const: Callable[[ir.Value | None], np.ndarray | N
         if v is None or v in vectors:
             return None if v is None else vectors[v]
         array = const(v)
-        return None if array is None or array.dtype != np.int64 or array.ndim > 1 or array.size > 16 else [int(i) for i in array.reshape(-1)]
+        return (
+            None if array is None or array.dtype != np.int64 or array.ndim > 1 or array.size > 16 else [int(i) for i in array.reshape(-1)]
+        )
 
     for node in graph:
         if node.domain:
@@ -169,7 +197,9 @@ def _vector(node: ir.Node, vector: Callable[[ir.Value | None], list[Dim] | None]
         return inputs[0][start:end] if plain else None
     if node.op_type == "Gather":
         indices = inputs[1]
-        return [inputs[0][i] for i in indices] if all(isinstance(i, int) and -len(inputs[0]) <= i < len(inputs[0]) for i in indices) else None
+        return (
+            [inputs[0][i] for i in indices] if all(isinstance(i, int) and -len(inputs[0]) <= i < len(inputs[0]) for i in indices) else None
+        )
     return inputs[0]
 
 

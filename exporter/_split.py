@@ -15,7 +15,9 @@ __all__ = ["Halves", "forward_part", "split"]
 
 # Nodes that only look at their input in another way: the backward does them again where it has their inputs anyway, so
 # that the transpose of a weight or the expansion of a mask is not kept from the forward to the backward.
-_CHEAP = frozenset("Transpose Reshape Squeeze Unsqueeze Flatten Expand Identity Shape Size Cast CastLike ConstantOfShape Constant Range Not".split())
+_CHEAP = frozenset(
+    "Transpose Reshape Squeeze Unsqueeze Flatten Expand Identity Shape Size Cast CastLike ConstantOfShape Constant Range Not".split()
+)
 # One pass over an operand, to the same bits: cheap where the other operand is a constant of one element. GELU's x/2 and
 # tanh + 1 are made so; kept, they are a third of what a feed-forward block keeps.
 _SCALED = frozenset("Add Sub Mul Div".split())
@@ -111,7 +113,9 @@ def split(training: ir.Model, state: Iterable[str], extra: Iterable[str] = (), w
     by_name = {value.name: value for node in nodes for value in node.outputs if value.name}
     outputs_of = {graph_input: output for output, graph_input in pairing.inputs.items()}
     ends = [value for value in graph.outputs if value.name not in set(pairing.outputs.values())]
-    wanted = {name: by_name[output] for name, output in pairing.outputs.items() if name not in pairing.unreached and (wrt is None or name in wrt)}
+    wanted = {
+        name: by_name[output] for name, output in pairing.outputs.items() if name not in pairing.unreached and (wrt is None or name in wrt)
+    }
     extras = [by_name[name] for name in extra]
 
     ahead = _ancestors(nodes, [*ends, *extras])
@@ -145,7 +149,9 @@ def split(training: ir.Model, state: Iterable[str], extra: Iterable[str] = (), w
     )
 
 
-def _cut(nodes: Sequence[ir.Node], ahead: set[ir.Node], behind: Sequence[ir.Node], ends: Iterable[ir.Value]) -> tuple[set[ir.Node], list[ir.Value]]:
+def _cut(
+    nodes: Sequence[ir.Node], ahead: set[ir.Node], behind: Sequence[ir.Node], ends: Iterable[ir.Value]
+) -> tuple[set[ir.Node], list[ir.Value]]:
     """The forward nodes that the backward does again, and the values that it is given."""
     needed: dict[ir.Value, None] = {value: None for node in behind for value in _reads(node)}
     needed.update((value, None) for value in ends)

@@ -53,7 +53,9 @@ class Group:
         return {name: float(value) for name, value in values.items()}
 
 
-def groups_of(optimizer: str | torch.optim.Optimizer, hyperparameters: Mapping[str, Any] | None, parameters: Mapping[str, torch.nn.Parameter]) -> list[Group]:
+def groups_of(
+    optimizer: str | torch.optim.Optimizer, hyperparameters: Mapping[str, Any] | None, parameters: Mapping[str, torch.nn.Parameter]
+) -> list[Group]:
     """The groups of an optimizer.
 
     Args:
@@ -69,7 +71,9 @@ def groups_of(optimizer: str | torch.optim.Optimizer, hyperparameters: Mapping[s
             raise ArgumentError("hyperparameters= belongs to an optimizer's name; a torch optimizer has its own in param_groups")
         return _of_torch(optimizer, parameters)
     if not isinstance(optimizer, str):
-        raise ArgumentError(f"optimizer is a {type(optimizer).__name__}: give one of {', '.join(OPTIMIZERS)}, or an instance of torch.optim.Optimizer")
+        raise ArgumentError(
+            f"optimizer is a {type(optimizer).__name__}: give one of {', '.join(OPTIMIZERS)}, or an instance of torch.optim.Optimizer"
+        )
     return [_group(optimizer, tuple(parameters), hyperparameters or {}, {}, {})]
 
 
@@ -111,10 +115,15 @@ def _of_torch(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.n
     for number, group in enumerate(optimizer.param_groups):
         found = [p for p in group["params"] if p.requires_grad]
         if strangers := [p for p in found if id(p) not in keys]:
-            raise ArgumentError(f"the optimizer's group {number} has a parameter of shape {list(strangers[0].shape)} that the model has not: make it from model.parameters()")
+            raise ArgumentError(
+                f"the optimizer's group {number} has a parameter of shape {list(strangers[0].shape)} that the model has not: make it from model.parameters()"
+            )
         state = {keys[id(p)]: dict(optimizer.state[p]) for p in found if optimizer.state.get(p)}
         steps = {key: int(entry.get("step", 1)) for key, entry in state.items()}
-        slots = {key: {slot: value for slot, value in entry.items() if isinstance(value, torch.Tensor) and slot != "step"} for key, entry in state.items()}
+        slots = {
+            key: {slot: value for slot, value in entry.items() if isinstance(value, torch.Tensor) and slot != "step"}
+            for key, entry in state.items()
+        }
         groups.append(_group(kind, tuple(keys[id(p)] for p in found), group, slots, steps))
     return groups
 

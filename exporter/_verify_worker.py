@@ -42,7 +42,9 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         if len(order) != len(given):
             raise RunError(f"the file has the inputs {order}, the model was called with {list(given)}: name them with input_names=")
         given = dict(zip(order, given.values(), strict=True))
-    names = dict(zip(order, (name for name in job["inputs"]), strict=False)) if given is not job["inputs"] else {name: name for name in order}
+    names = (
+        dict(zip(order, (name for name in job["inputs"]), strict=False)) if given is not job["inputs"] else {name: name for name in order}
+    )
 
     def step() -> tuple[list[Any], dict[str, Any]]:
         inputs = {name: given[name].detach().clone().requires_grad_(given[name].is_floating_point()) for name in order}

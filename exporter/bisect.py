@@ -25,7 +25,9 @@ __all__ = ["first_departure"]
 _TOLERANCE = 1e-4
 
 
-def first_departure(program: Any, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], cotangents: Sequence[Any], allow: Any) -> str | None:
+def first_departure(
+    program: Any, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], cotangents: Sequence[Any], allow: Any
+) -> str | None:
     """Where a file leaves eager PyTorch, as a sentence; None where no node stands out.
 
     Every tensor that eager computes on its way forward and back is remembered by its sorted elements, so that transposed
@@ -112,7 +114,9 @@ def _eager(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 # ---------------------------------------------------------------------------------------------------- what the file has
 
 
-def _feeds(training: ir.Model, model: torch.nn.Module, args: Any, kwargs: Any, outputs: Sequence[Any], cotangents: Sequence[Any], pairing: Any) -> dict[str, torch.Tensor]:
+def _feeds(
+    training: ir.Model, model: torch.nn.Module, args: Any, kwargs: Any, outputs: Sequence[Any], cotangents: Sequence[Any], pairing: Any
+) -> dict[str, torch.Tensor]:
     given = dict(zip(outputs, cotangents, strict=True))
     named = named_tensors(model, args, kwargs)
     seeds = {graph_input: output for output, graph_input in pairing.inputs.items()}
@@ -132,7 +136,10 @@ def _run(training: ir.Model, feeds: dict[str, torch.Tensor], allow: Any) -> dict
     wanted = [value for node in model.graph for value in node.outputs if value.name and not value.is_graph_output()]
     model.graph.outputs.extend(value for value in wanted if value.dtype is not None and value.dtype.is_floating_point())
     runner = Runner(inference_session(model, allow), torch.device("cpu"))
-    return {name: tensor(value).float().numpy() if value.element_type() == 16 else tensor(value).numpy() for name, value in runner.run(feeds).items()}
+    return {
+        name: tensor(value).float().numpy() if value.element_type() == 16 else tensor(value).numpy()
+        for name, value in runner.run(feeds).items()
+    }
 
 
 def _reads(node: ir.Node) -> Iterator[ir.Value]:

@@ -231,7 +231,13 @@ def _adopt_orphans(graph: ir.Graph, nodes: list[ir.Node]) -> None:
     taken: set[str | None] = set()
     for node in nodes:
         for value in node.inputs:
-            if value is None or value.const_value is None or value.producer() is not None or value.is_graph_input() or value.is_initializer():
+            if (
+                value is None
+                or value.const_value is None
+                or value.producer() is not None
+                or value.is_graph_input()
+                or value.is_initializer()
+            ):
                 continue
             taken = taken or {value.name for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}
             base, count = value.name or "constant", 0

@@ -162,7 +162,10 @@ def _refuse_transforms(current: Hook, original: Any, cls: Any, *args: Any, **kwa
     """Function.apply inside torch.func: there is no one call that a node could stand for."""
     recorder = active_recorder()
     if recorder is not None and recorder.listening() and not recorder.inline.matches(cls):
-        recorder.refuse(qualified_name(cls), "it is called under torch.func (vmap, grad, jvp), where there is no single call to keep: call it outside, on the whole batch, or name it in inline=")
+        recorder.refuse(
+            qualified_name(cls),
+            "it is called under torch.func (vmap, grad, jvp), where there is no single call to keep: call it outside, on the whole batch, or name it in inline=",
+        )
     return original(cls, *args, **kwargs)
 
 
@@ -309,15 +312,31 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
     args, keywords = differentiable_inputs((args, keywords))
     args += tuple(value for value in keywords.values() if holds_tensor(value))
     opset = options.get("opset_version")
-    with _capturing(current, model, False, keywords, constants) as recorder, state.restored(model), all_buffers_named(model), symbolics_registered(opset or 9):
+    with (
+        _capturing(current, model, False, keywords, constants) as recorder,
+        state.restored(model),
+        all_buffers_named(model),
+        symbolics_registered(opset or 9),
+    ):
         recorder.dynamic = dynamic_sizes((args, keywords), options["input_names"], options.get("dynamic_axes"))
         recorder.frozen = set()
         # No parameter data: finish() has it at hand. A large model would pass protobuf's 2 GiB for nothing.
         draft = io.BytesIO()
         # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
         with _drafting(folds=bool(optimize)):
-            original(model, args, draft, training=training, do_constant_folding=False, export_params=False, keep_initializers_as_inputs=True, **options)
-        changed = state.changed(model) | {name for name, buffer in model.named_buffers() if any(buffer is dirty for dirty in recorder.dirtied)}
+            original(
+                model,
+                args,
+                draft,
+                training=training,
+                do_constant_folding=False,
+                export_params=False,
+                keep_initializers_as_inputs=True,
+                **options,
+            )
+        changed = state.changed(model) | {
+            name for name, buffer in model.named_buffers() if any(buffer is dirty for dirty in recorder.dirtied)
+        }
         # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
         proto = onnx.load_from_string(draft.getvalue())
         constants_to_initializers(proto.graph, merge=bool(optimize))
@@ -380,7 +399,9 @@ def _parameters_to_initializers(graph: ir.Graph, state: ModelState) -> None:
             graph.inputs.append(value)
 
 
-def _write(program: Program, f: Any, *, export_params: bool = True, keep_initializers_as_inputs: bool = False, external_data: bool | None = None) -> None:
+def _write(
+    program: Program, f: Any, *, export_params: bool = True, keep_initializers_as_inputs: bool = False, external_data: bool | None = None
+) -> None:
     """What torch.onnx.export does with ``f``, finished and whole."""
     model = program.model
     if keep_initializers_as_inputs or not export_params:

@@ -41,7 +41,9 @@ def without_numbers(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[int, A
     return tuple(value for i, value in enumerate(args) if i not in constants), constants
 
 
-def dynamic_axes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, names: list[str] | None = None) -> dict[str, dict[int, str]]:
+def dynamic_axes(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, names: list[str] | None = None
+) -> dict[str, dict[int, str]]:
     """The ``dynamic_axes`` of torch's older exporter for the ``dynamic_shapes`` of the newer one.
 
     Args:
@@ -62,7 +64,9 @@ def dynamic_axes(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
 def dynamic_sizes(arguments: Any, names: list[str] | None, axes: Any) -> set[int]:
     """The example sizes of the dimensions that ``dynamic_axes`` names."""
     tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
-    return {int(tensor.shape[axis]) for tensor, name in zip(tensors, names or ()) for axis in (axes or {}).get(name, ()) if axis < tensor.dim()}
+    return {
+        int(tensor.shape[axis]) for tensor, name in zip(tensors, names or ()) for axis in (axes or {}).get(name, ()) if axis < tensor.dim()
+    }
 
 
 def check_dynamic(model: torch.nn.Module, args: Any, kwargs: dict[str, Any], dynamic_shapes: Any, graph: ir.Graph) -> None:

@@ -137,7 +137,9 @@ def read_model(path: str | os.PathLike[str]) -> ir.Model:
         return ir.from_proto(proto)
     except Exception as error:
         # onnx_ir raises whatever its parts raise: to the reader it is one thing.
-        raise FormatError(f"{shown} is no ONNX model, or it is cut off ({clean(str(error).splitlines()[0] if str(error) else type(error).__name__)})") from error
+        raise FormatError(
+            f"{shown} is no ONNX model, or it is cut off ({clean(str(error).splitlines()[0] if str(error) else type(error).__name__)})"
+        ) from error
 
 
 def inspect_file(path: str | os.PathLike[str]) -> Report:
@@ -197,8 +199,10 @@ def _places(model: ir.Model) -> Iterator[tuple[str, ir.Node]]:
         for node in ir.traversal.RecursiveGraphIterator(graph):
             inner = node.graph
             # The nodes of a function say the graph that it is made of.
-            own = name if inner is getattr(graph, "graph", graph) else "/".join(filter(None, [name, f"subgraph {inner.name or ''}".strip()]))  # type: ignore[union-attr]
-            yield own, node
+            if inner is None or inner is getattr(graph, "graph", graph):
+                yield name, node
+            else:
+                yield "/".join(filter(None, [name, f"subgraph {inner.name or ''}".strip()])), node
 
 
 def _backward(places: list[tuple[str, ir.Node]]) -> dict[Any, list[ir.Node]]:
@@ -218,7 +222,13 @@ def _pair_key(node: ir.Node, context: ir.Value | None) -> Any:
 
 
 def _row(graph: str, node: ir.Node, backward: dict[Any, list[ir.Node]]) -> Row:
-    row = Row("?", node.name or "", graph, module=node.metadata_props.get(MODULE_PROPERTY, ""), source=node.metadata_props.get(SOURCE_PROPERTY, ""))
+    row = Row(
+        "?",
+        node.name or "",
+        graph,
+        module=node.metadata_props.get(MODULE_PROPERTY, ""),
+        source=node.metadata_props.get(SOURCE_PROPERTY, ""),
+    )
     try:
         values = values_of(node)
         row.function = str(values.get("name", values.get("func_name", "?")))
@@ -280,7 +290,10 @@ def _fill_from_attributes(row: Row, node: ir.Node, values: dict[str, Any]) -> No
     needed = [bool(flag) for flag, letter in zip(flags, convention, strict=False) if letter == "d"]
     row.inputs = _tensors(list(node.inputs), values.get("input_tensor_types", ()), values.get("input_tensor_ranks", ()), needed)
     row.outputs = _tensors(
-        list(node.outputs[1:]), values.get("output_tensor_types", ()), values.get("output_tensor_ranks", ()), values.get("output_tensor_requires_grads", ())
+        list(node.outputs[1:]),
+        values.get("output_tensor_types", ()),
+        values.get("output_tensor_ranks", ()),
+        values.get("output_tensor_requires_grads", ()),
     )
     row.flags = [flag for flag, key in (("training", "training_mode"), ("inplace", "inplace")) if values.get(key)]
     row.flags += ["context"] if node.outputs and node.outputs[0].name else []
@@ -292,7 +305,10 @@ def _tensors(values: list[ir.Value | None], kinds: Any, ranks: Any, flags: Any) 
     for i, (kind, rank) in enumerate(zip(kinds, ranks, strict=False)):
         value = values[i] if i < len(values) else None
         if value is not None and value.shape is not None:
-            dims = ["?" if isinstance(d, ir.SymbolicDim) and d.value is None else str(d.value if isinstance(d, ir.SymbolicDim) else d) for d in value.shape]
+            dims = [
+                "?" if isinstance(d, ir.SymbolicDim) and d.value is None else str(d.value if isinstance(d, ir.SymbolicDim) else d)
+                for d in value.shape
+            ]
         else:
             dims = ["?"] * min(max(rank, 0), 64)
         try:
@@ -353,7 +369,16 @@ def render(report: Report, title: str = "") -> RenderableType:
         for index, row in enumerate(report.rows):
             where = [clean(text) for text in (row.graph, row.module, row.source) if text]
             arguments = Text(f"damaged: {clean(row.error, 400)}", style="red") if row.error is not None else _lines(row.arguments)
-            table.add_row(str(index), Text(clean(row.function)), arguments, _lines(row.inputs), _lines(row.outputs), *(text(row) for _, text in paired), _lines(row.flags), _lines(where))
+            table.add_row(
+                str(index),
+                Text(clean(row.function)),
+                arguments,
+                _lines(row.inputs),
+                _lines(row.outputs),
+                *(text(row) for _, text in paired),
+                _lines(row.flags),
+                _lines(where),
+            )
         parts.append(table)
         parts.append(Text("* needs (has) a gradient", style="dim"))
     else:
@@ -371,10 +396,17 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "ONNX", f"IR {report.ir_version}, " + ", ".join(f"{domain or 'ai.onnx'} {number}" for domain, number in report.opsets.items())
     yield "calls", f"{len(report.rows)} PythonOp, {report.gradients} PythonOpGrad{', gradients paired' if report.training else ''}"
     recorded = report.stop_gradients_recorded
-    lost = "" if recorded in (None, report.stop_gradients) else f" (the metadata says {recorded}: an optimizer removed some, gradients of this file would be wrong)"
+    lost = (
+        ""
+        if recorded in (None, report.stop_gradients)
+        else f" (the metadata says {recorded}: an optimizer removed some, gradients of this file would be wrong)"
+    )
     yield "stop-gradient marks", f"{report.stop_gradients}{lost}"
     if (step := report.step) is not None:
-        yield "training step", f"{step.optimizer}: takes {', '.join((*step.inputs, *step.targets))}; trains {len(step.parameters)} parameters, updates {len(step.buffers)} buffers"
+        yield (
+            "training step",
+            f"{step.optimizer}: takes {', '.join((*step.inputs, *step.targets))}; trains {len(step.parameters)} parameters, updates {len(step.buffers)} buffers",
+        )
         if step.untrained:
             yield "untrained", ", ".join(step.untrained)
     if version is not None:

@@ -69,13 +69,17 @@ class OnnxModule(torch.nn.Module):
 
     _onnx: _Bound
 
-    def __init__(self, model: Any, *, allow: Any = (), device: torch.device | str | None = None, providers: Sequence[Any] | None = None) -> None:
+    def __init__(
+        self, model: Any, *, allow: Any = (), device: torch.device | str | None = None, providers: Sequence[Any] | None = None
+    ) -> None:
         super().__init__()
         place = torch.device("cpu" if device is None else device)
         gate = Gate(allow)
         opened = open_model(model)
         if STEP_KEY in opened.metadata_props:
-            raise FormatError("the file is a training step, which has no parameters of its own: run it with exporter.inference_session, or load the forward file")
+            raise FormatError(
+                "the file is a training step, which has no parameters of its own: run it with exporter.inference_session, or load the forward file"
+            )
         entries = _entries(opened)
         found = _register(self, opened.graph, entries, place)
         if providers is None and place.type == "cuda":
@@ -101,7 +105,9 @@ class OnnxModule(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """The file and the inputs."""
-        inputs = ", ".join(f"{value.name}: {value.dtype}{list(value.shape) if value.shape is not None else ''}" for value in self._onnx.inputs)
+        inputs = ", ".join(
+            f"{value.name}: {value.dtype}{list(value.shape) if value.shape is not None else ''}" for value in self._onnx.inputs
+        )
         return f"{self._onnx.source}: {inputs}"
 
 
@@ -119,11 +125,15 @@ def _entries(model: ir.Model) -> dict[str, StateEntry]:
     if entries is not None:
         missing = [entry.initializer for entry in entries.values() if entry.initializer not in initializers]
         if missing:
-            raise FormatError(f"the file lacks the initializers {missing[:5]} that its metadata names: something removed them, or it is damaged")
+            raise FormatError(
+                f"the file lacks the initializers {missing[:5]} that its metadata names: something removed them, or it is damaged"
+            )
         return entries
     floats = [(name, value.const_value) for name, value in initializers.items() if value.const_value is not None]
     return {
-        name: StateEntry(name, "parameter", True, True) for name, array in floats if array.dtype.is_floating_point() and len(array.shape) >= 1
+        name: StateEntry(name, "parameter", True, True)
+        for name, array in floats
+        if array.dtype.is_floating_point() and len(array.shape) >= 1
     }
 
 
@@ -178,7 +188,14 @@ class _Bound:
     """A file with the module that it became: from arguments to results."""
 
     def __init__(
-        self, model: ir.Model, entries: dict[str, StateEntry], names: dict[str, str], allow: Any, gate: Gate, device: torch.device, providers: Any
+        self,
+        model: ir.Model,
+        entries: dict[str, StateEntry],
+        names: dict[str, str],
+        allow: Any,
+        gate: Gate,
+        device: torch.device,
+        providers: Any,
     ) -> None:
         graph = model.graph
         pairing = read_pairing(model.metadata_props)
@@ -195,11 +212,14 @@ class _Bound:
         self.counters = {
             entry.initializer: other.initializer
             for name, entry in entries.items()
-            if name.endswith("running_mean") and (other := entries.get(name.removesuffix("running_mean") + "num_batches_tracked")) is not None
+            if name.endswith("running_mean")
+            and (other := entries.get(name.removesuffix("running_mean") + "num_batches_tracked")) is not None
         }
         for name in read_cumulative(model.metadata_props):
             if name in names and name not in self.counters:
-                raise FormatError(f"{name!r} is the average of all batches, and the file has no num_batches_tracked beside it: it is damaged")
+                raise FormatError(
+                    f"{name!r} is the average of all batches, and the file has no num_batches_tracked beside it: it is damaged"
+                )
         self.engine = Engine(model, tuple(names), allow, device, providers)
         self._warned: set[str] = set()
 
@@ -251,7 +271,9 @@ class _Bound:
             found = {name: value} if name in self.order else named_leaves(name, value) or {name: value}
             for key, leaf in found.items():
                 if key not in self.order:
-                    raise TypeError(f"the model has no input {key!r}; its inputs are {', '.join(self.order)} (other arguments were fixed by the export)")
+                    raise TypeError(
+                        f"the model has no input {key!r}; its inputs are {', '.join(self.order)} (other arguments were fixed by the export)"
+                    )
                 if key in given:
                     raise TypeError(f"the input {key!r} is given twice, by position and by name")
                 given[key] = leaf
@@ -281,7 +303,9 @@ class _Bound:
                 )
             for d, n in zip(expected, value.shape, strict=True):
                 if isinstance(d, str) and sizes.setdefault(d, (n, str(name)))[0] != n and d.isidentifier():
-                    raise RunError(f"the inputs {sizes[d][1]!r} and {name!r} have different sizes {sizes[d][0]} and {n} where the model has one, {d!r}")
+                    raise RunError(
+                        f"the inputs {sizes[d][1]!r} and {name!r} have different sizes {sizes[d][0]} and {n} where the model has one, {d!r}"
+                    )
         return value
 
     def _check_state(self, name: str, value: torch.Tensor) -> None:
@@ -292,7 +316,9 @@ class _Bound:
                 "a graph has fixed types; export the model again in the type that it should run in"
             )
         if value.device.type != self.device.type:
-            raise RunError(f"{self.names[name]!r} is on {value.device}, the file was loaded for {self.device}: load it with device={str(value.device)!r}")
+            raise RunError(
+                f"{self.names[name]!r} is on {value.device}, the file was loaded for {self.device}: load it with device={str(value.device)!r}"
+            )
 
     def _update(self, module: OnnxModule, plan: Plan, state: dict[str, torch.Tensor], box: dict[str, Any]) -> None:
         for entry in plan.statistics:
@@ -332,7 +358,9 @@ class _Step(torch.autograd.Function):
     """The forward and the backward of a file as one node of autograd."""
 
     @staticmethod
-    def forward(ctx: Any, engine: Engine, plan: Plan, names: list[str], box: dict[str, Any], *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, engine: Engine, plan: Plan, names: list[str], box: dict[str, Any], *values: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         """One run of the forward; outputs without a gradient are marked so."""
         halves = plan.halves
         assert halves is not None
@@ -389,4 +417,7 @@ class _Step(torch.autograd.Function):
         if not keep:
             kept.close()
         wanted = {name: found[output] for name, output in halves.gradients.items() if halves.reach[name] & given}
-        return (*none, *(tensor(wanted[name]) if name in wanted and ctx.needs_input_grad[i + 4] else None for i, name in enumerate(ctx.names)))
+        return (
+            *none,
+            *(tensor(wanted[name]) if name in wanted and ctx.needs_input_grad[i + 4] else None for i, name in enumerate(ctx.names)),
+        )

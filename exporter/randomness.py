@@ -106,7 +106,9 @@ def _number_of_pass(node: ir.Node, body: ir.Graph) -> ir.Value | None:
     prefix = f"{node.name or node.op_type}/{SEED}"
     kind, scalar = ir.TensorType(ir.DataType.INT64), ir.Shape([])
     count = ir.Value(name=f"{prefix}/pass", type=kind, shape=scalar)
-    zero, one = (ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(np.array(n, np.int64)))], name=f"{prefix}/{n}") for n in (0, 1))
+    zero, one = (
+        ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(np.array(n, np.int64)))], name=f"{prefix}/{n}") for n in (0, 1)
+    )
     following = ir.Node("", "Add", [count, one.outputs[0]], name=f"{prefix}/next")
     for made in (zero, one, following):
         made.outputs[0].name, made.outputs[0].type, made.outputs[0].shape = made.name, kind, scalar
@@ -143,7 +145,9 @@ def _replace(root: ir.Graph, node: ir.Node, seed: ir.Value, passes: Sequence[ir.
     p = ratio_of(node)
     nodes: list[ir.Node] = []
 
-    def op(op_type: str, *inputs: ir.Value, dtype: ir.DataType | None = None, shape: ir.Shape | None = None, **attributes: object) -> ir.Value:
+    def op(
+        op_type: str, *inputs: ir.Value, dtype: ir.DataType | None = None, shape: ir.Shape | None = None, **attributes: object
+    ) -> ir.Value:
         made = ir.Node("", op_type, inputs, ir.convenience.convert_attributes(attributes), name=f"{prefix}/{op_type}_{len(nodes)}")
         out = made.outputs[0]
         out.name = made.name

@@ -113,7 +113,15 @@ class Report:
         for row in worst[: max(limit, bad)]:
             own = "" if row.eager_error is None else f"{row.eager_error:.1e}"
             result = Text("equal", "green") if row.ok else Text(clean(row.problem) or "differs", "bold red")
-            table.add_row(Text(clean(row.name)), row.kind, "x".join(map(str, row.shape)) or "scalar", f"{row.error:.1e}", own, f"{row.tolerance:.1e}", result)
+            table.add_row(
+                Text(clean(row.name)),
+                row.kind,
+                "x".join(map(str, row.shape)) or "scalar",
+                f"{row.error:.1e}",
+                own,
+                f"{row.tolerance:.1e}",
+                result,
+            )
         lines = [self.summary()]
         if len(worst) > max(limit, bad):
             lines.insert(0, f"and {len(worst) - max(limit, bad)} more that are equal")
@@ -125,7 +133,11 @@ class Report:
         """One line."""
         bad = sum(not row.ok for row in self.rows)
         times = ", ".join(f"{key} {_charts.duration(value)}" for key, value in self.seconds.items())
-        verdict = f"{len(self.rows)} tensors equal eager PyTorch's" if self.ok else f"{bad} of {len(self.rows)} tensors differ from eager PyTorch's"
+        verdict = (
+            f"{len(self.rows)} tensors equal eager PyTorch's"
+            if self.ok
+            else f"{bad} of {len(self.rows)} tensors differ from eager PyTorch's"
+        )
         return f"{verdict}; largest error {self.max_error:.1e} ({times})"
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
@@ -136,7 +148,9 @@ class Report:
         """
         import jinja2
 
-        environment = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        )
         environment.filters.update(clean=lambda text: clean(str(text)), duration=_charts.duration, breakable=_breakable)
         worst = self.worst()
         steps = {key: self.seconds[key] for key in STEPS if key in self.seconds}

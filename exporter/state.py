@@ -42,7 +42,10 @@ class ModelState:
         entries: dict[str, StateEntry] = {}
         values: dict[str, torch.Tensor] = {}
         first: dict[int, str] = {}
-        for kind, named in (("parameter", model.named_parameters(remove_duplicate=False)), ("buffer", model.named_buffers(remove_duplicate=False))):
+        for kind, named in (
+            ("parameter", model.named_parameters(remove_duplicate=False)),
+            ("buffer", model.named_buffers(remove_duplicate=False)),
+        ):
             for name, tensor in named:
                 owner = first.setdefault(id(tensor), name)
                 if owner == name:
@@ -64,7 +67,11 @@ class ModelState:
 
     def changed(self, model: torch.nn.Module) -> set[str]:
         """The names of the buffers that are no longer as they were."""
-        return {name for name, buffer in model.named_buffers() if name in self.entries and not torch.equal(buffer, self.values[self.entries[name].initializer])}
+        return {
+            name
+            for name, buffer in model.named_buffers()
+            if name in self.entries and not torch.equal(buffer, self.values[self.entries[name].initializer])
+        }
 
     def adopt(self, graph: ir.Graph) -> dict[str, ir.Value]:
         """Give the graph one initializer a tensor, with the snapshot's bits; tied names are joined.

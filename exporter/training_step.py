@@ -74,7 +74,9 @@ class TrainingStep(Program):
             out.name, out.type, out.shape = name, ir.TensorType(kind), ir.Shape(array.shape)
             nodes.append(node)
             values.append(out)
-        graph = ir.Graph([], values, nodes=nodes, initializers=initializers, name="initial", opset_imports={"": self.model.opset_imports[""]})
+        graph = ir.Graph(
+            [], values, nodes=nodes, initializers=initializers, name="initial", opset_imports={"": self.model.opset_imports[""]}
+        )
         return ir.Model(graph, ir_version=self.model.ir_version, producer_name="pythonop")
 
     def save(self, path: str | os.PathLike[str], schema: str | None = None, *, external_data: bool | None = None) -> None:
@@ -164,7 +166,9 @@ def export_training_step(
     trainable = {_key(name): p for name, p in objective.named_parameters(remove_duplicate=True) if p.requires_grad}
     groups = groups_of(optimizer, hyperparameters, trainable)
     if not any(group.names for group in groups):
-        raise ExportError(f"{type(model).__name__} has no trainable parameter: there is nothing to train (requires_grad is False everywhere, or the optimizer has none)")
+        raise ExportError(
+            f"{type(model).__name__} has no trainable parameter: there is nothing to train (requires_grad is False everywhere, or the optimizer has none)"
+        )
     changing = changed_buffers(objective)
 
     with warnings.catch_warnings():
@@ -180,7 +184,9 @@ def export_training_step(
             node.metadata_props[MODULE_PROPERTY] = _key(path)
     seed = seed_dropout(forward)
     statistics = batch_statistics(forward)
-    training = build_gradient_graph(forward, wrt=[name for group in groups for name in group.names], outputs=[str(forward.graph.outputs[0].name)])
+    training = build_gradient_graph(
+        forward, wrt=[name for group in groups for name in group.names], outputs=[str(forward.graph.outputs[0].name)]
+    )
     join = Join(training, groups, clip_norm=clip_norm, accumulate=accumulate, scaled=precision == "float16")
     join.run(seed, statistics, set(map(_key, changing)))
     join.describe(objective.names, objective.target_names)

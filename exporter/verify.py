@@ -92,7 +92,13 @@ def verify(
     draws = _draws(case.model, tuple(inputs), keywords, eager)
     begin = time.perf_counter()
     program = export(
-        copy.deepcopy(case.model), tuple(inputs), case.kwargs, dynamo=dynamo, dynamic_shapes=case.dynamic_shapes, inline=case.inline, opset_version=opset_version
+        copy.deepcopy(case.model),
+        tuple(inputs),
+        case.kwargs,
+        dynamo=dynamo,
+        dynamic_shapes=case.dynamic_shapes,
+        inline=case.inline,
+        opset_version=opset_version,
     )
     seconds = {"export": time.perf_counter() - begin}
     masks = None
@@ -138,7 +144,15 @@ class _Eager:
     gradients: dict[tuple[str, str], torch.Tensor | None]
 
     @classmethod
-    def run(cls, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], kind: torch.dtype | None = None, given: list[Any] | None = None, masks: Masks | None = None) -> _Eager:
+    def run(
+        cls,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        kind: torch.dtype | None = None,
+        given: list[Any] | None = None,
+        masks: Masks | None = None,
+    ) -> _Eager:
         """Run a copy of the model; with ``kind`` in that type, with ``masks`` instead of its dropouts' own."""
         model = copy.deepcopy(model)
         if kind is not None:
@@ -158,7 +172,10 @@ class _Eager:
             outputs = [leaf for leaf in pytree.tree_leaves(model(*copies, **keywords)) if isinstance(leaf, torch.Tensor)]
             if given is None:
                 generator = torch.Generator().manual_seed(_SEED)
-                given = [torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype) if out.requires_grad else None for out in outputs]
+                given = [
+                    torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype) if out.requires_grad else None
+                    for out in outputs
+                ]
             roots = [(out, g) for out, g in zip(outputs, given, strict=True) if g is not None]
             if roots:
                 torch.autograd.backward([out for out, _ in roots], [g.to(out.dtype) for out, g in roots])
@@ -178,7 +195,9 @@ def _draws(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     return any(_difference(one, two) > 1e-3 for one, two in zip(again.outputs, eager.outputs, strict=True) if one.is_floating_point())
 
 
-def _with_the_files_masks(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], eager: _Eager, file: ir.Model) -> tuple[_Eager, Masks]:
+def _with_the_files_masks(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], eager: _Eager, file: ir.Model
+) -> tuple[_Eager, Masks]:
     """Eager again, with the masks that the fresh process will draw.
 
     Raises:
@@ -216,14 +235,18 @@ def _drawing(model: torch.nn.Module) -> str:
 
 def _precise(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], eager: _Eager, masks: Masks | None) -> _Eager | None:
     """The same step in float64, None where the model cannot run in it."""
-    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()} | {t.dtype for t in eager.inputs.values() if t.is_floating_point()}
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()} | {
+        t.dtype for t in eager.inputs.values() if t.is_floating_point()
+    }
     if kinds <= {torch.float64}:
         return None
     try:
         found = _Eager.run(model, args, kwargs, torch.float64, eager.cotangents, masks)
     except Exception:  # a Function of fixed types: eager itself is then the reference
         return None
-    same = len(found.outputs) == len(eager.outputs) and all(one.shape == two.shape for one, two in zip(found.outputs, eager.outputs, strict=True))
+    same = len(found.outputs) == len(eager.outputs) and all(
+        one.shape == two.shape for one, two in zip(found.outputs, eager.outputs, strict=True)
+    )
     return found if same and found.gradients.keys() == eager.gradients.keys() else None
 
 
@@ -328,7 +351,20 @@ def _compare(eager: _Eager, precise: _Eager | None, found: dict[str, Any]) -> li
         got = outputs[index] if index < len(outputs) else None
         rows.append(_row(f"output {index}", "output", output, got, precise.outputs[index] if precise is not None else None, 0.0))
     if len(outputs) > len(eager.outputs):
-        rows.append(Row("outputs", "output", (), "", float("nan"), None, 0.0, "", False, f"the file has {len(outputs)} outputs, eager {len(eager.outputs)}"))
+        rows.append(
+            Row(
+                "outputs",
+                "output",
+                (),
+                "",
+                float("nan"),
+                None,
+                0.0,
+                "",
+                False,
+                f"the file has {len(outputs)} outputs, eager {len(eager.outputs)}",
+            )
+        )
     scales = [_largest(g) for g in eager.gradients.values() if g is not None]
     noise = max(scales, default=0.0)
     for (kind, name), wanted in eager.gradients.items():
@@ -358,7 +394,9 @@ def _row(name: str, kind: str, wanted: torch.Tensor | None, got: torch.Tensor | 
     assert wanted is not None and got is not None
     if not wanted.is_floating_point():
         differ = int((got != wanted).sum())
-        return Row(*about, float(differ), None, 0.5, about[3], differ == 0, f"{differ} of {wanted.numel()} elements differ" if differ else "")
+        return Row(
+            *about, float(differ), None, 0.5, about[3], differ == 0, f"{differ} of {wanted.numel()} elements differ" if differ else ""
+        )
     # A gradient that is 0 but for rounding (a bias in front of a norm) is measured by the largest one of the model.
     scale = max(_largest(wanted), 0.01 * noise) or 1.0
     floor = _FLOOR.get(wanted.dtype, 1e-1)

@@ -136,7 +136,9 @@ def _importable(obj: Any) -> bool:
     found: Any = sys.modules.get(getattr(obj, "__module__", None) or "")
     for part in (getattr(obj, "__qualname__", None) or "<none>").split("."):
         found = getattr(found, part, None)
-    return found is obj or (isinstance(obj, types.MethodType) and isinstance(obj.__self__, type) and found == obj)  # each look makes a new bound method
+    return found is obj or (
+        isinstance(obj, types.MethodType) and isinstance(obj.__self__, type) and found == obj
+    )  # each look makes a new bound method
 
 
 # ---------------------------------------------------------------------------------------------- the table of types
@@ -257,7 +259,9 @@ def _write_dataclass(value: Any, encode_child: Callable[[Any], Any]) -> list[Any
     object.__new__(type(value))  # TypeError for what a reader could not build: subclasses of int, of Exception, ...
     extra = sorted(set(getattr(value, "__dict__", {})) - set(names))
     if extra:
-        raise ExportError(f"a {qualified_name(type(value))} carries {', '.join(extra)} outside its dataclass fields: make them fields, or register the object")
+        raise ExportError(
+            f"a {qualified_name(type(value))} carries {', '.join(extra)} outside its dataclass fields: make them fields, or register the object"
+        )
     return [qualified_name(type(value)), {n: encode_child(getattr(value, n)) for n in names}]
 
 
@@ -383,7 +387,13 @@ _SAFE_INT = 1 << 53
 
 def _is_plain(value: Any) -> bool:
     kind = type(value)
-    return value is None or kind is bool or (kind is str and not _has_pair(value)) or (kind is int and abs(value) <= _SAFE_INT) or (kind is float and math.isfinite(value))
+    return (
+        value is None
+        or kind is bool
+        or (kind is str and not _has_pair(value))
+        or (kind is int and abs(value) <= _SAFE_INT)
+        or (kind is float and math.isfinite(value))
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- the recursion
@@ -432,7 +442,9 @@ def encode(value: Any, names: Callable[[Any], str | None] = lambda _: None) -> A
                 try:
                     return {codec.tag: codec.write(item, lambda x: visit(x, depth + 1))}
                 except (TypeError, ValueError, AttributeError, OverflowError) as error:
-                    raise ExportError(f"an object of type {qualified_name(type(item))} cannot be written as {codec.tag}: {_short(error)}") from error
+                    raise ExportError(
+                        f"an object of type {qualified_name(type(item))} cannot be written as {codec.tag}: {_short(error)}"
+                    ) from error
         raise ExportError(
             f"an object of type {qualified_name(type(item))} has no portable form: give it a name with "
             "exporter.register(obj, name) here and in the process that runs the file, or name the Function in inline="
@@ -461,7 +473,9 @@ def decode(data: Any, resolver: Resolver = describe) -> Any:
         ((tag, payload),) = item.items()
         codec = _BY_TAG.get(tag)
         if codec is None:
-            raise FormatError(f"a call holds a value of the unknown type {tag[:40]!r}: it needs a newer pythonop, or `import symbolics.torch_arguments`")
+            raise FormatError(
+                f"a call holds a value of the unknown type {tag[:40]!r}: it needs a newer pythonop, or `import symbolics.torch_arguments`"
+            )
         try:
             return codec.read(payload, lambda x: visit(x, depth + 1), resolver)
         except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError, binascii.Error) as error:

@@ -17,7 +17,19 @@ from symbolics.call import Autocast, AutogradCall
 from symbolics.errors import ExportError, FormatError
 from symbolics.file import CALL_ATTRIBUTE, FORMAT_VERSION, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
-__all__ = ["GRAD_SPECS", "SPECS", "AttributeValue", "check_types", "decode", "encode", "family_of", "ir_attributes", "python_op_grad", "shown", "values_of"]
+__all__ = [
+    "GRAD_SPECS",
+    "SPECS",
+    "AttributeValue",
+    "check_types",
+    "decode",
+    "encode",
+    "family_of",
+    "ir_attributes",
+    "python_op_grad",
+    "shown",
+    "values_of",
+]
 
 AttributeValue = str | int | list[int] | list[float]
 
@@ -82,7 +94,10 @@ def _is_tuple_of(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 # One row a family of typed attributes: prefix, which values it takes. The first that takes a value has it.
 _SCALARS: list[tuple[str, Callable[[Any], bool]]] = [("input_int_scalar", _is_int), ("input_float_scalar", _is_float32)]
-_TUPLES: list[tuple[str, Callable[[Any], bool]]] = [("input_int_tuple", _is_tuple_of(_is_int)), ("input_float_tuple", _is_tuple_of(_is_float32))]
+_TUPLES: list[tuple[str, Callable[[Any], bool]]] = [
+    ("input_int_tuple", _is_tuple_of(_is_int)),
+    ("input_float_tuple", _is_tuple_of(_is_float32)),
+]
 
 _POINTER = "input_pointer_scalar"
 
@@ -140,7 +155,9 @@ def _write_call(call: AutogradCall, names: Callable[[Any], str | None]) -> str:
         "version": FORMAT_VERSION,
         "id": call.id,
         "args": [_encode_part(call, f"argument {i}", value, names) for i, value in enumerate(call.args)],
-        "kwargs": {_plain_key(call, key): _encode_part(call, f"keyword argument {key!r}", value, names) for key, value in call.kwargs.items()},
+        "kwargs": {
+            _plain_key(call, key): _encode_part(call, f"keyword argument {key!r}", value, names) for key, value in call.kwargs.items()
+        },
         "outputs": _encode_part(call, "its output", call.outputs, names),
     }
     if call.autocast.dtypes:
@@ -149,7 +166,9 @@ def _write_call(call: AutogradCall, names: Callable[[Any], str | None]) -> str:
         data["passed"] = call.passed
     text = json.dumps(data, separators=(",", ":"))
     if len(text) > MAX_BYTES:
-        raise ExportError(f"{call.name}: the arguments of one call take {len(text)} bytes, a file may hold {MAX_BYTES}: pass large data as a tensor")
+        raise ExportError(
+            f"{call.name}: the arguments of one call take {len(text)} bytes, a file may hold {MAX_BYTES}: pass large data as a tensor"
+        )
     return text
 
 
@@ -181,7 +200,9 @@ def decode(attributes: Mapping[str, Any], resolver: Resolver = describe) -> Auto
     name, convention = attributes["name"], attributes["input_convention"]
     flags = _flags(attributes, "input_requires_grads")
     if set(convention) - {"c", "d"} or len(flags) != len(convention):
-        raise FormatError(f"{shown(name)}: input_convention {shown(convention)} and input_requires_grads do not go together: the file is damaged")
+        raise FormatError(
+            f"{shown(name)}: input_convention {shown(convention)} and input_requires_grads do not go together: the file is damaged"
+        )
     if CALL_ATTRIBUTE in attributes:
         data = _read_call(attributes[CALL_ATTRIBUTE], name)
         args = tuple(decode_value(value, resolver) for value in data["args"])
@@ -225,7 +246,9 @@ def check_types(attributes: Mapping[str, Any], specs: Mapping[str, tuple[ir.Attr
     for name, (kind, required, _) in specs.items():
         if name not in attributes:
             if required:
-                raise FormatError(f"a {op} lacks the attribute {name}: the file is damaged, or of a dialect that cannot be read back (docs/format.md)")
+                raise FormatError(
+                    f"a {op} lacks the attribute {name}: the file is damaged, or of a dialect that cannot be read back (docs/format.md)"
+                )
             continue
         value = attributes[name]
         if kind in python:
@@ -245,7 +268,9 @@ def _read_call(text: str, name: str) -> dict[str, Any]:
     data = loads(text)
     version = data.get("version") if isinstance(data, dict) else None
     if type(version) is int and version > FORMAT_VERSION:
-        raise FormatError(f"{shown(name)}: its call has format {version}, this release reads up to {FORMAT_VERSION}: install a newer pythonop")
+        raise FormatError(
+            f"{shown(name)}: its call has format {version}, this release reads up to {FORMAT_VERSION}: install a newer pythonop"
+        )
     data = {**_DEFAULTS, **data} if isinstance(data, dict) else {}
     autocast, passed = data.get("autocast"), data.get("passed")
     ok = (
@@ -371,7 +396,11 @@ def python_op_grad(node: ir.Node, context: ir.Value, gradients: Sequence[ir.Valu
         attributes[CALL_ATTRIBUTE] = values[CALL_ATTRIBUTE]
     # A Function without a tensor output would have no gradient to take: it has no PythonOpGrad either.
     grads = [
-        ir.Value(name=None if need else "", type=ir.TensorType(ir.DataType(kind)) if need else None, shape=source.shape if need and source is not None else None)
+        ir.Value(
+            name=None if need else "",
+            type=ir.TensorType(ir.DataType(kind)) if need else None,
+            shape=source.shape if need and source is not None else None,
+        )
         for need, kind, source in zip(needed, values["input_tensor_types"], node.inputs, strict=True)
     ]
     return ir.Node(
@@ -382,4 +411,3 @@ def python_op_grad(node: ir.Node, context: ir.Value, gradients: Sequence[ir.Valu
         outputs=grads,
         name=f"{node.name}_grad" if node.name else None,
     )
-

@@ -42,7 +42,9 @@ def _functional_batch_norm(
         empty = _constant(np.zeros((0,), dtype=np.float32))
         return y, empty, empty, _op("Identity", [mean])[0], _op("Identity", [var])[0]
     # ONNX's momentum is the share of the old value, torch's that of the new one.
-    y, new_mean, _ = _op("BatchNormalization", [x, scale, shift, mean, var], 3, epsilon=float(eps), momentum=1.0 - float(momentum), training_mode=1)
+    y, new_mean, _ = _op(
+        "BatchNormalization", [x, scale, shift, mean, var], 3, epsilon=float(eps), momentum=1.0 - float(momentum), training_mode=1
+    )
     # The rest is pruned where nobody reads it. torch's running variance is the unbiased one, ONNX's is not.
     axes = _constant(np.array([0, *range(2, len(x.shape))] if x.shape is not None else [0, 2, 3], dtype=np.int64))
     batch_mean = _op("ReduceMean", [x, axes], keepdims=0)[0]

@@ -117,9 +117,13 @@ class Slots:
                 continue
             argument = names[int(self.path(index))]
             if value.is_complex():
-                raise ExportError(f"argument {argument} is a complex tensor, which a PythonOp cannot take: pass torch.view_as_real(x), or inline the Function")
+                raise ExportError(
+                    f"argument {argument} is a complex tensor, which a PythonOp cannot take: pass torch.view_as_real(x), or inline the Function"
+                )
             if value.layout != torch.strided or value.is_nested or value.is_quantized:
-                raise ExportError(f"argument {argument} is not a dense tensor ({value.layout}): convert it before the call, or inline the Function")
+                raise ExportError(
+                    f"argument {argument} is not a dense tensor ({value.layout}): convert it before the call, or inline the Function"
+                )
 
 
 def is_traced_size(tensor: torch.Tensor) -> bool:

@@ -93,4 +93,6 @@ class AutogradCall:
 def _text(call: AutogradCall) -> str:
     # Objects without a portable form are compared by identity.
     fields = {f.name: getattr(call, f.name) for f in dataclasses.fields(call) if f.name != "autocast"}
-    return json.dumps(encode([fields, sorted(call.autocast.dtypes.items()), call.autocast.cache], lambda v: None if has_codec(v) else f"id {id(v)}"))
+    return json.dumps(
+        encode([fields, sorted(call.autocast.dtypes.items()), call.autocast.cache], lambda v: None if has_codec(v) else f"id {id(v)}")
+    )

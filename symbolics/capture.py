@@ -215,8 +215,14 @@ class Recorder:
         attributes = encode(call, self.names)  # an argument without a portable form is an error here, where module and line are known
         if outputs.mutated:
             shown = ", ".join(f"argument {names[int(slots.path(i))]}" for i in outputs.mutated)
-            self._warn(cls, module, f"its forward changes {shown} in place without ctx.mark_dirty; the node leaves it as it was: declare the change")
-            self.changed += [(slots.values[i], f"{qualified_name(cls)} changes it in place without ctx.mark_dirty") for i in outputs.mutated]
+            self._warn(
+                cls,
+                module,
+                f"its forward changes {shown} in place without ctx.mark_dirty; the node leaves it as it was: declare the change",
+            )
+            self.changed += [
+                (slots.values[i], f"{qualified_name(cls)} changes it in place without ctx.mark_dirty") for i in outputs.mutated
+            ]
         for habit in outputs.habits:
             self._warn(cls, module, habit)
         self.records[key] = Record(call, attributes, outputs, module, source)
@@ -243,7 +249,9 @@ class Recorder:
         for tensor in tensors if self.changed else ():
             for changed, why in self.changed:
                 if tensor is changed or private.shares_memory(tensor, changed):
-                    raise ExportError(f"a tensor is read after {why}, and a file would read its old value: call ctx.mark_dirty in that forward, and return it")
+                    raise ExportError(
+                        f"a tensor is read after {why}, and a file would read its old value: call ctx.mark_dirty in that forward, and return it"
+                    )
 
     def _check_sizes(self, arguments: Iterable[Any], names: list[str]) -> None:
         for value, name in zip(arguments, names, strict=True):
@@ -290,7 +298,11 @@ class Recorder:
 
     def _inline_checkpoint(self, args: tuple[Any, ...]) -> Any:
         run_function, _preserve_rng_state, *inputs = args
-        self._notice(torch.utils.checkpoint.CheckpointFunction, self._where()[0], "a reentrant checkpoint recomputes, a file has nothing to gain from it")
+        self._notice(
+            torch.utils.checkpoint.CheckpointFunction,
+            self._where()[0],
+            "a reentrant checkpoint recomputes, a file has nothing to gain from it",
+        )
         return run_function(*inputs)
 
     def _notice(self, cls: type, module: str, why: str) -> None:
@@ -318,7 +330,9 @@ class Recorder:
 
 def _warn_closure(cls: Any, module: str) -> None:
     """A tensor that forward closes over is no argument: autograd gives it no gradient, and neither do we."""
-    for cell_name, cell in zip(cls.forward.__code__.co_freevars if hasattr(cls.forward, "__code__") else (), cls.forward.__closure__ or (), strict=False):
+    for cell_name, cell in zip(
+        cls.forward.__code__.co_freevars if hasattr(cls.forward, "__code__") else (), cls.forward.__closure__ or (), strict=False
+    ):
         try:
             value = cell.cell_contents
         except ValueError:  # an empty cell
@@ -342,7 +356,9 @@ def _write_back(target: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     """Let a dirty input stand for the output that replaces it; the caller gets the same object, as from eager."""
     if private.is_tracing():
         if target._is_view():
-            raise ExportError("mark_dirty on a view: torch.onnx.export(dynamo=False) would drop the node without a word. Use dynamo=True, or clone the view first")
+            raise ExportError(
+                "mark_dirty on a view: torch.onnx.export(dynamo=False) would drop the node without a word. Use dynamo=True, or clone the view first"
+            )
         with torch.no_grad():
             private.replace_traced(target, result)
         return result

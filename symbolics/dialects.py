@@ -140,9 +140,13 @@ class _Writer:
         call = decode(values)
         name = shown(call.name)
         if not call.input_types:
-            raise ExportError(f"{name} has no tensor argument, which schema={self.schema!r} cannot say: save without schema=, or pass it a tensor")
+            raise ExportError(
+                f"{name} has no tensor argument, which schema={self.schema!r} cannot say: save without schema=, or pass it a tensor"
+            )
         if not call.output_types:
-            raise ExportError(f"{name} returns no tensor, which schema={self.schema!r} cannot say: save without schema=, or let it return one")
+            raise ExportError(
+                f"{name} returns no tensor, which schema={self.schema!r} cannot say: save without schema=, or let it return one"
+            )
         if CALL_ATTRIBUTE in values:
             self.losses.update(f"{name}, {loss}" for loss in _losses(call, self.dialect))
         if call.inplace and "inplace" in self.dialect.without:
@@ -173,7 +177,9 @@ class _Writer:
             for what, read in (("types", _element_type), ("ranks", _rank)):
                 attribute = f"{prefix}_tensor_{what}"
                 if attribute not in values:
-                    node.attributes[attribute] = ir.Attr(attribute, ir.AttributeType.INTS, [self._known(node, read, place) for place in places])
+                    node.attributes[attribute] = ir.Attr(
+                        attribute, ir.AttributeType.INTS, [self._known(node, read, place) for place in places]
+                    )
         self._rewrite(node, self.dialect.grad_without)
 
     def _known(self, node: ir.Node, read: Callable[[ir.Value], int | None], place: ir.Value | None) -> int:
@@ -220,7 +226,11 @@ def _split_bools(node: ir.Node, call: AutogradCall) -> None:
     if not bools:
         return
     old = values_of(node)
-    ints = [pair for pair in zip(old.get("input_int_scalar_positions", []), old.get("input_int_scalars", []), strict=True) if pair[0] not in bools]
+    ints = [
+        pair
+        for pair in zip(old.get("input_int_scalar_positions", []), old.get("input_int_scalars", []), strict=True)
+        if pair[0] not in bools
+    ]
     tuples = [pair for pair in _tuples(old) if pair[0] not in bools]
     groups["input_int_scalar"], groups["input_int_tuple"] = ints, tuples
     for prefix in ("input_int_scalar", "input_int_tuple"):

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["ArgumentError", "ExportError", "FormatError", "PythonopError", "PythonopWarning", "RunError", "TrustError", "UnsupportedOperatorError"]
+__all__ = [
+    "ArgumentError",
+    "ExportError",
+    "FormatError",
+    "PythonopError",
+    "PythonopWarning",
+    "RunError",
+    "TrustError",
+    "UnsupportedOperatorError",
+]
 
 
 class PythonopError(Exception):

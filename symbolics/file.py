@@ -195,7 +195,9 @@ def read_cumulative(metadata: Mapping[str, str]) -> frozenset[str]:
 
 def write_pairing(pairing: GradientPairing) -> str:
     """JSON text for `GRADIENTS_KEY`."""
-    return json.dumps({"inputs": dict(pairing.inputs), "outputs": dict(pairing.outputs), "unreached": list(pairing.unreached)}, separators=(",", ":"))
+    return json.dumps(
+        {"inputs": dict(pairing.inputs), "outputs": dict(pairing.outputs), "unreached": list(pairing.unreached)}, separators=(",", ":")
+    )
 
 
 def read_pairing(metadata: Mapping[str, str]) -> GradientPairing | None:

@@ -128,4 +128,9 @@ def _picture(value: Any) -> Any:
 
 
 def _same(one: Any, two: Any) -> bool:
-    return one is not None and two is not None and len(one) == len(two) and all(a is b or (type(a) is str and a == b) for a, b in zip(one, two, strict=True))
+    return (
+        one is not None
+        and two is not None
+        and len(one) == len(two)
+        and all(a is b or (type(a) is str and a == b) for a, b in zip(one, two, strict=True))
+    )

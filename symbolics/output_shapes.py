@@ -113,7 +113,10 @@ class _Run:
     def describe(self, shapes: list[list[Any]], keep: bool = False) -> Outputs:
         tensors = self.tensors()
         count = iter(range(len(tensors)))
-        outputs = [Output(shape, t.dtype, t.device, t.requires_grad, t.detach() if keep else None) for shape, t in zip(shapes, tensors, strict=True)]
+        outputs = [
+            Output(shape, t.dtype, t.device, t.requires_grad, t.detach() if keep else None)
+            for shape, t in zip(shapes, tensors, strict=True)
+        ]
         dirty = [(i, j) for i, copy in enumerate(self.copies) for j, t in enumerate(tensors) if t is copy]
         return Outputs(
             tensors=outputs,
@@ -171,7 +174,9 @@ def _run_real(cls: type, call: Call, values: Sequence[Any]) -> Outputs:
 
 
 def _forward_raised(error: Exception) -> ExportError:
-    return ExportError(f"its forward raised {type(error).__name__}: {str(error)[:500]}; make it run on the example arguments, or name the Function in inline=")
+    return ExportError(
+        f"its forward raised {type(error).__name__}: {str(error)[:500]}; make it run on the example arguments, or name the Function in inline="
+    )
 
 
 # -------------------------------------------------------------------------------------------------- fake tensors
@@ -251,7 +256,9 @@ class _Probe:
             raise _forward_raised(error) from error
         self._same_python_values(first, second)
         if len(self._shapes(second)) != len(shapes):
-            raise ExportError("the number of its outputs depends on the values of its inputs, a node has a fixed number: return empty tensors for the others")
+            raise ExportError(
+                "the number of its outputs depends on the values of its inputs, a node has a fixed number: return empty tensors for the others"
+            )
         for i, (one, two) in enumerate(zip(shapes, self._shapes(second), strict=True)):
             if len(one) != len(two):
                 raise ExportError(f"the rank of its output {i} depends on the values of its inputs, a file needs one rank")
@@ -278,7 +285,10 @@ class _Probe:
     def _fit(self, base: list[list[int]]) -> list[list[Any]]:
         """Output sizes as linear functions of the dynamic sizes; Fresh where a run contradicts the line."""
         slopes = {symbol: self._slope(symbol, base) for symbol in self.hints}
-        moved = {symbol: hint + (step or 1) * (i + 2) for i, (symbol, hint, step) in enumerate((s, h, slopes[s][1]) for s, h in self.hints.items())}
+        moved = {
+            symbol: hint + (step or 1) * (i + 2)
+            for i, (symbol, hint, step) in enumerate((s, h, slopes[s][1]) for s, h in self.hints.items())
+        }
         try:
             joint: list[list[int]] | None = self._shapes(self._run(moved, seed=0))
         except Exception:
@@ -307,7 +317,10 @@ class _Probe:
                 continue
             if [len(s) for s in shapes] != [len(s) for s in base]:
                 continue
-            return [[(b - a) // step if (b - a) % step == 0 else None for a, b in zip(one, two, strict=True)] for one, two in zip(base, shapes, strict=True)], step
+            return [
+                [(b - a) // step if (b - a) % step == 0 else None for a, b in zip(one, two, strict=True)]
+                for one, two in zip(base, shapes, strict=True)
+            ], step
         return [[None] * len(shape) for shape in base], 1
 
     @staticmethod
@@ -319,7 +332,9 @@ class _Probe:
 
         for one, two in zip(leaves(first), leaves(second), strict=False):
             if type(one) is not type(two) or (isinstance(one, (bool, int, float, str)) and one != two and one == one):
-                raise ExportError(f"it returns a Python value computed from its inputs ({one!r} in one run, {two!r} in another); a file would hold one of them: return a tensor")
+                raise ExportError(
+                    f"it returns a Python value computed from its inputs ({one!r} in one run, {two!r} in another); a file would hold one of them: return a tensor"
+                )
 
 
 def _example(value: torch.Tensor, shape: list[int]) -> torch.Tensor:

@@ -28,11 +28,21 @@ def rewritten(func: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _embedding(
-    result: torch.Tensor, weight: torch.Tensor, indices: torch.Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, *_: Any, **__: Any
+    result: torch.Tensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    *_: Any,
+    **__: Any,
 ) -> torch.Tensor:
     """The rows of ``padding_idx`` learn nothing. (torch.nn.functional passes 0 or more, or -1 for none.)"""
     if scale_grad_by_freq:
-        warnings.warn("embedding(scale_grad_by_freq=True): the gradients of the file are not divided by how often a row is read: pass False.", PythonopWarning, stacklevel=2)
+        warnings.warn(
+            "embedding(scale_grad_by_freq=True): the gradients of the file are not divided by how often a row is read: pass False.",
+            PythonopWarning,
+            stacklevel=2,
+        )
     if padding_idx < 0:
         return result
     return torch.where((indices == padding_idx).unsqueeze(-1), torch.ops.pythonop.stop_gradient(result), result)

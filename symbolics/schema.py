@@ -97,9 +97,18 @@ def _schemas() -> list[OpSchema]:
         "The backward of one PythonOp.",
         inputs=[
             _parameter("context", "TInt64", "The context output of the PythonOp.", _ONE),
-            _parameter("inputs", "T", "N gradients (backward's inputs, empty where absent), then the N forward outputs as control dependency.", _VARIADIC),
+            _parameter(
+                "inputs",
+                "T",
+                "N gradients (backward's inputs, empty where absent), then the N forward outputs as control dependency.",
+                _VARIADIC,
+            ),
         ],
-        outputs=[_parameter("outputs", "T", "What backward returns, a place a tensor argument of apply; empty where no gradient is wanted.", _VARIADIC)],
+        outputs=[
+            _parameter(
+                "outputs", "T", "What backward returns, a place a tensor argument of apply; empty where no gradient is wanted.", _VARIADIC
+            )
+        ],
         type_constraints=_CONSTRAINTS,
         attributes=_attributes(GRAD_SPECS),
         node_determinism=OpSchema.NodeDeterminism.NonDeterministic,  # type: ignore[call-arg]  # newer than the stub

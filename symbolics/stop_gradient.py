@@ -73,7 +73,10 @@ class StopGradients(TorchFunctionMode):
     def _inplace(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         target = args[0] if args else None
         if getattr(target, "_pythonop_alias", False) and name not in ("requires_grad_", "__setstate__"):
-            _refuse(name, "it changes the memory of a tensor through x.detach() or x.data; a graph cannot say that: change a copy (x.detach().clone()), or x itself")
+            _refuse(
+                name,
+                "it changes the memory of a tensor through x.detach() or x.data; a graph cannot say that: change a copy (x.detach().clone()), or x itself",
+            )
         if name == "detach_":
             stopped = torch.ops.pythonop.stop_gradient(target.detach())  # type: ignore[union-attr]
             result = func(*args, **kwargs)
@@ -81,7 +84,9 @@ class StopGradients(TorchFunctionMode):
                 result.copy_(stopped)
             return result
         if not torch.is_grad_enabled():  # the target stays as it is: the mark goes on what is written into it
-            rest = pytree.tree_map_only(torch.Tensor, lambda t: torch.ops.pythonop.stop_gradient(t) if _needs_gradient(t) else t, (args[1:], kwargs))
+            rest = pytree.tree_map_only(
+                torch.Tensor, lambda t: torch.ops.pythonop.stop_gradient(t) if _needs_gradient(t) else t, (args[1:], kwargs)
+            )
             args, kwargs = (target, *rest[0]), rest[1]
         return func(*args, **kwargs)
 

@@ -75,7 +75,9 @@ def count_tensors(text: str) -> int:
     return len(seen)
 
 
-def rebuild(text: str, tensor: Callable[[int], Any] | Sequence[Any], resolver: Resolver | None, missing: Callable[[str], None] = lambda _: None) -> Any:
+def rebuild(
+    text: str, tensor: Callable[[int], Any] | Sequence[Any], resolver: Resolver | None, missing: Callable[[str], None] = lambda _: None
+) -> Any:
     """A model's result around its tensors.
 
     Args:

@@ -74,7 +74,11 @@ def _is_builtin(value: Any) -> bool:
     return isinstance(value, types.BuiltinFunctionType) and vars(torch).get(value.__name__) is value
 
 
-add_codec(Codec("$builtin", _is_builtin, lambda value, _: f"torch:{value.__name__}", lambda payload, _, resolver: resolver("callable", str(payload))))
+add_codec(
+    Codec(
+        "$builtin", _is_builtin, lambda value, _: f"torch:{value.__name__}", lambda payload, _, resolver: resolver("callable", str(payload))
+    )
+)
 
 
 def _is_world(value: Any) -> bool:

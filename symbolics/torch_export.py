@@ -109,7 +109,9 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]
 
 
 def _no_backward(ctx: Any, *gradients: Any) -> Any:
-    raise ExportError("a captured graph is for translation: run the exported file for its gradients (exporter.load, exporter.build_gradient_graph)")
+    raise ExportError(
+        "a captured graph is for translation: run the exported file for its gradients (exporter.load, exporter.build_gradient_graph)"
+    )
 
 
 torch.library.register_autograd("pythonop::call", _no_backward, setup_context=_setup_context)

@@ -33,7 +33,9 @@ def _call(g: Any, inputs: Any, sizes: Any, key: Any) -> Any:
     node = outputs[0].node()
     for attribute in ir_attributes(record.attributes):
         # g.op drops "inplace" and cannot write empty lists: the node takes both.
-        getattr(node, _SETTERS[attribute.type])(attribute.name, list(attribute.value) if isinstance(attribute.value, tuple) else attribute.value)
+        getattr(node, _SETTERS[attribute.type])(
+            attribute.name, list(attribute.value) if isinstance(attribute.value, tuple) else attribute.value
+        )
     outputs[0].setType(private.tensor_type(torch.int64, []))
     # A convolution must know the sizes of its kernel: a quantized weight has those of the weight.
     recorder = active_recorder()

@@ -93,4 +93,6 @@ NO_FUNCTION = 3
 def trainable():
     torch.manual_seed(0)
     batch = (torch.randn(4, 3),)
-    return exporter.Case(nn.Linear(3, 2), batch, targets=(torch.tensor([0, 1, 0, 1]),), loss=nn.functional.cross_entropy, dynamic_shapes=({0: "batch"},))
+    return exporter.Case(
+        nn.Linear(3, 2), batch, targets=(torch.tensor([0, 1, 0, 1]),), loss=nn.functional.cross_entropy, dynamic_shapes=({0: "batch"},)
+    )

@@ -38,13 +38,28 @@ def call_of(*args: Any, outputs: Any = Slot(0), **fields: Any) -> AutogradCall:
     return replace(call, **{key: value for key, value in given.items() if key not in fields})
 
 
-def model_of(call: AutogradCall, *, gradient: bool = False, context: str = "", marks: int = 0, attributes: Sequence[ir.Attr] | None = None, opset: int = 18) -> ir.Model:
+def model_of(
+    call: AutogradCall,
+    *,
+    gradient: bool = False,
+    context: str = "",
+    marks: int = 0,
+    attributes: Sequence[ir.Attr] | None = None,
+    opset: int = 18,
+) -> ir.Model:
     """A checked model of one PythonOp, with its PythonOpGrad when asked, and that many stop-gradient marks."""
     inputs = [
         ir.Value(name=f"x{i}", type=ir.TensorType(ir.DataType(kind)), shape=ir.Shape([None] * rank))
         for i, (kind, rank) in enumerate(zip(call.input_types, call.input_ranks, strict=True))
     ]
-    node = ir.Node(ORT_DOMAIN, PYTHON_OP, inputs, attributes or ir_attributes(encode(call, lambda _: None)), num_outputs=1 + len(call.output_types), name="op")
+    node = ir.Node(
+        ORT_DOMAIN,
+        PYTHON_OP,
+        inputs,
+        attributes or ir_attributes(encode(call, lambda _: None)),
+        num_outputs=1 + len(call.output_types),
+        name="op",
+    )
     node.outputs[0].name = context or ("ctx" if gradient else "")
     node.outputs[0].type, node.outputs[0].shape = ir.TensorType(ir.DataType.INT64), ir.Shape([])
     outputs = list(node.outputs[1:])

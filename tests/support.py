@@ -42,7 +42,9 @@ class FreshProcess:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen([sys.executable, "-c", _WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder
+        )
 
     def run(self, path: Path, inputs: dict[str, Any], allow: Sequence[str] = ()) -> list[np.ndarray]:
         """The outputs of a saved file; RuntimeError with the other process's error."""

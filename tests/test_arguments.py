@@ -114,7 +114,19 @@ def test_two_nans_stay_two_keys():
 
 
 def test_exact_comparison_can_fail():
-    for a, b in [(1, True), (1, 1.0), (0.0, -0.0), ([1], (1,)), ({1: 2, 3: 4}, {3: 4, 1: 2}), (v.Pair(1), (1, None)), (range(0), range(1, 1)), ({1}, {True}), ((1,), torch.Size([1])), (np.float32(1), 1.0), (v.Number.ONE, 1)]:
+    for a, b in [
+        (1, True),
+        (1, 1.0),
+        (0.0, -0.0),
+        ([1], (1,)),
+        ({1: 2, 3: 4}, {3: 4, 1: 2}),
+        (v.Pair(1), (1, None)),
+        (range(0), range(1, 1)),
+        ({1}, {True}),
+        ((1,), torch.Size([1])),
+        (np.float32(1), 1.0),
+        (v.Number.ONE, 1),
+    ]:
         assert not same(a, b), (a, b)
 
 
@@ -212,8 +224,12 @@ def test_refused_on_writing(value, text):
         encode(value)
 
 
-@pytest.mark.parametrize("value", [_deep(5000), _cyclic(), _deep(5000, Slot(0)), _deep(5000, (1, {2: [3]}))], ids=["deep", "cyclic", "slot", "mixed"])
-@pytest.mark.parametrize("function", [encode, slots, expand, lambda x: fill(x, lambda leaf: leaf)], ids=["encode", "slots", "expand", "fill"])
+@pytest.mark.parametrize(
+    "value", [_deep(5000), _cyclic(), _deep(5000, Slot(0)), _deep(5000, (1, {2: [3]}))], ids=["deep", "cyclic", "slot", "mixed"]
+)
+@pytest.mark.parametrize(
+    "function", [encode, slots, expand, lambda x: fill(x, lambda leaf: leaf)], ids=["encode", "slots", "expand", "fill"]
+)
 def test_no_nesting_breaks_the_stack(value, function):
     with pytest.raises(ExportError, match="nests deeper"):
         function(value)
@@ -254,7 +270,27 @@ def test_malformed(data):
         decode([1, {"$tuple": [data]}], v.resolver)
 
 
-@pytest.mark.parametrize("text", ["", "{", "nul", "NaN", "Infinity", "-Infinity", "1e999", "9007199254740993", "-9007199254740993", "1" * 5000, "[1,]", "'a'", '"\x00"', "\ufeff1", "[" * 100_000, '{"a":' * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "nul",
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        "1e999",
+        "9007199254740993",
+        "-9007199254740993",
+        "1" * 5000,
+        "[1,]",
+        "'a'",
+        '"\x00"',
+        "\ufeff1",
+        "[" * 100_000,
+        '{"a":' * 100_000,
+    ],
+)
 def test_text_that_is_no_call(text):
     with pytest.raises(FormatError):
         loads(text)
@@ -278,8 +314,19 @@ def test_limits_on_reading():
 
 TAGS = st.sampled_from(sorted(arguments._BY_TAG))
 JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from(["<f4", "AADAPw==", "tests.values:Config", "tests.values:Color", "RED", "0x1", "nan"])),
-    lambda c: st.one_of(st.lists(c, max_size=4), st.dictionaries(st.one_of(TAGS, st.text(max_size=3)), c, max_size=2), st.tuples(TAGS, c).map(lambda t: {t[0]: t[1]})),
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(max_size=8),
+        st.sampled_from(["<f4", "AADAPw==", "tests.values:Config", "tests.values:Color", "RED", "0x1", "nan"]),
+    ),
+    lambda c: st.one_of(
+        st.lists(c, max_size=4),
+        st.dictionaries(st.one_of(TAGS, st.text(max_size=3)), c, max_size=2),
+        st.tuples(TAGS, c).map(lambda t: {t[0]: t[1]}),
+    ),
     max_leaves=15,
 )
 
@@ -312,7 +359,6 @@ def test_no_name_reaches_a_resolver_by_accident():
     seen = []
     decode({"$tuple": ["os:system", {"$bytes": base64.b64encode(b"os:system").decode()}]}, lambda *a: seen.append(a))
     assert seen == []
-
 
 
 def test_reading_needs_no_torch():

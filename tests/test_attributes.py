@@ -186,13 +186,20 @@ def test_the_schema_is_registered(op_type, specs):
     register()  # a second time changes nothing
     schema = onnx.defs.get_schema(op_type, ORT_DOMAIN)
     assert schema.since_version == 1
-    assert {name: (a.type.name, a.required) for name, a in schema.attributes.items()} == {name: (kind.name, required) for name, (kind, required, _) in specs.items()}
+    assert {name: (a.type.name, a.required) for name, a in schema.attributes.items()} == {
+        name: (kind.name, required) for name, (kind, required, _) in specs.items()
+    }
     assert all(a.description for a in schema.attributes.values())
 
 
 @pytest.mark.parametrize(
     ("op_type", "attribute"),
-    [(op, name) for op, specs in (("PythonOp", SPECS), ("PythonOpGrad", GRAD_SPECS)) for name, (_, required, _) in specs.items() if required],
+    [
+        (op, name)
+        for op, specs in (("PythonOp", SPECS), ("PythonOpGrad", GRAD_SPECS))
+        for name, (_, required, _) in specs.items()
+        if required
+    ],
 )
 def test_the_checker_refuses_a_missing_attribute(op_type, attribute):
     model = model_of(call_of(X), gradient=True)
@@ -224,7 +231,9 @@ def _inferred(model, name):
 
 
 def test_inference():
-    call = call_of(X, Slot(1), outputs=(Slot(0), Slot(1)), input_types=(10, 1), input_ranks=(1, 4), output_types=(16, 9), output_ranks=(3, 0))
+    call = call_of(
+        X, Slot(1), outputs=(Slot(0), Slot(1)), input_types=(10, 1), input_ranks=(1, 4), output_types=(16, 9), output_ranks=(3, 0)
+    )
     found = {name: _inferred(model_of(call, gradient=True), name) for name in ("ctx", "y0", "y1", "x0_grad", "x1_grad")}
     assert {name: (t.elem_type, len(t.shape.dim), t.HasField("shape")) for name, t in found.items()} == {
         "ctx": (7, 0, True),
@@ -254,7 +263,9 @@ def test_inference_refuses_a_contradiction():
 
 
 def test_python_op_grad():
-    call = call_of(X, Slot(1), 3, Slot(2), outputs=(Slot(0), Slot(1)), input_requires_grads=(True, False, True), output_requires_grads=(True, False))
+    call = call_of(
+        X, Slot(1), 3, Slot(2), outputs=(Slot(0), Slot(1)), input_requires_grads=(True, False, True), output_requires_grads=(True, False)
+    )
     model = model_of(call, gradient=True)
     node, grad = node_of(model), node_of(model, "PythonOpGrad")
     assert [value.name for value in grad.inputs] == ["ctx", "y0_grad", "y1_grad", "y0", "y1"]
@@ -366,7 +377,10 @@ def test_names_from_files_are_escaped():
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from(sorted(GOOD)), st.one_of(st.integers(), st.text(max_size=5), st.lists(st.integers(-3, 3), max_size=5), st.lists(st.floats(), max_size=3)))
+@given(
+    st.sampled_from(sorted(GOOD)),
+    st.one_of(st.integers(), st.text(max_size=5), st.lists(st.integers(-3, 3), max_size=5), st.lists(st.floats(), max_size=3)),
+)
 def test_any_attribute_is_read_or_refused(name, value):
     try:
         decode(_with(**{name: value}))
@@ -399,7 +413,13 @@ def test_documented_nodes_can_be_read_back():
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.dictionaries(st.sampled_from([n for n in SPECS if n.startswith("input_") and SPECS[n][0] is ir.AttributeType.INTS]), st.lists(st.integers(-3, 5), max_size=4)), st.text("dc", max_size=5))
+@given(
+    st.dictionaries(
+        st.sampled_from([n for n in SPECS if n.startswith("input_") and SPECS[n][0] is ir.AttributeType.INTS]),
+        st.lists(st.integers(-3, 5), max_size=4),
+    ),
+    st.text("dc", max_size=5),
+)
 def test_any_documented_node_is_read_or_refused(changes, convention):
     base = {name: value for name, value in GOOD.items() if name != "call" and "scalar" not in name}
     try:

@@ -177,7 +177,9 @@ def test_the_current_folder_can_be_imported_from(tmp_path):
     (tmp_path / "mine.py").write_text("from tests.cli_targets import pair\n")
     code = "from exporter.cli import main; main()"
     command = [sys.executable, "-P", "-c", code, "export", "mine:pair", "-o", "out.onnx", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["calls"] == 2
     assert sorted(p.name for p in tmp_path.glob("out*")) == ["out.onnx"]
@@ -229,7 +231,17 @@ def test_inspect_table(run, exported, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     result = run("inspect", exported)
     assert result.exit_code == 0, result.output
-    for text in (SCALE, "float[batch, 3]*", "'mean'", f"{TARGETS}:3", "4, 3 trainable, 1 frozen", "2, 1 not in state_dict()", "tied = linear.weight", "pythonop 1", "training"):
+    for text in (
+        SCALE,
+        "float[batch, 3]*",
+        "'mean'",
+        f"{TARGETS}:3",
+        "4, 3 trainable, 1 frozen",
+        "2, 1 not in state_dict()",
+        "tied = linear.weight",
+        "pythonop 1",
+        "training",
+    ):
         assert text in result.stdout, text
 
 
@@ -243,7 +255,14 @@ def test_inspect_needs_no_torch_and_imports_nothing(exported):
         "from exporter.cli import main\n"
         f"main(['inspect', {str(exported)!r}])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "250"}, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "250"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert SCALE in done.stdout
 
@@ -277,7 +296,11 @@ def test_classes_that_nobody_resolves_are_shown():
     from tests import values as v
 
     rows = inspect_model(model_of(call_of(v.Config(Slot(0), (1,)), v.Pair(Slot(1), v.Color.RED), v.helper))).rows
-    assert rows[0].arguments == ["tests.values:Config(size=x0, name=(1,))", "tests.values:Pair(x1, tests.values:Color.RED)", "callable tests.values:helper"]
+    assert rows[0].arguments == [
+        "tests.values:Config(size=x0, name=(1,))",
+        "tests.values:Pair(x1, tests.values:Color.RED)",
+        "callable tests.values:helper",
+    ]
     assert rows[0].error is None
 
 
@@ -320,7 +343,17 @@ def test_files_that_are_no_files(run, tmp_path, exported):
     fails(run("inspect", path), "cannot read", "No such file")
     fails(run("inspect", tmp_path), "cannot read")
     data = exported.read_bytes()
-    for content in (b"", b"hello world\n", b"\x00" * 100, os.urandom(300), data[: len(data) // 2], data[:-1], data[:1], b"{}", b"\x1f\x8b" + data):
+    for content in (
+        b"",
+        b"hello world\n",
+        b"\x00" * 100,
+        os.urandom(300),
+        data[: len(data) // 2],
+        data[:-1],
+        data[:1],
+        b"{}",
+        b"\x1f\x8b" + data,
+    ):
         path.write_bytes(content)
         fails(run("inspect", path), "no ONNX model, or it is cut off")
 

@@ -82,7 +82,9 @@ def test_run(model, file, tmp_path, engine):
     x = torch.randn(3, 4)
     np.savez(tmp_path / "in.npz", x=x.numpy())
     options = [engine] if engine else []
-    result = cli("run", file, "--allow", "tests.export.functions:*", "--inputs", tmp_path / "in.npz", "-o", tmp_path / "out.npz", "--json", *options)
+    result = cli(
+        "run", file, "--allow", "tests.export.functions:*", "--inputs", tmp_path / "in.npz", "-o", tmp_path / "out.npz", "--json", *options
+    )
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["outputs"][0]["shape"] == [3, 3]
     with np.load(tmp_path / "out.npz") as outputs:
@@ -101,5 +103,9 @@ def test_run_refuses(file, tmp_path):
     assert wrong.exit_code == 2
     assert not (tmp_path / "out.npz").exists()
     (tmp_path / "broken.onnx").write_bytes(file.read_bytes()[:100])
-    for command in (["run", tmp_path / "broken.onnx"], ["gradient", tmp_path / "broken.onnx", "-o", tmp_path / "t.onnx"], ["run", tmp_path / "missing.onnx"]):
+    for command in (
+        ["run", tmp_path / "broken.onnx"],
+        ["gradient", tmp_path / "broken.onnx", "-o", tmp_path / "t.onnx"],
+        ["run", tmp_path / "missing.onnx"],
+    ):
         assert cli(*command).exit_code == 2

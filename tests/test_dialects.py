@@ -182,7 +182,11 @@ def test_nodes_in_subgraphs_and_functions(schema):
     then = branch
     condition = ir.Value(name="c", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
     model.graph.inputs.append(condition)
-    model.graph.append(ir.Node("", "If", [condition], [ir.AttrGraph("then_branch", then), ir.AttrGraph("else_branch", model_of(FULL).graph)], num_outputs=1))
+    model.graph.append(
+        ir.Node(
+            "", "If", [condition], [ir.AttrGraph("then_branch", then), ir.AttrGraph("else_branch", model_of(FULL).graph)], num_outputs=1
+        )
+    )
     out = quiet(model, schema)
     found = [n for g in (out.graph, *out.functions.values()) for n in ir.traversal.RecursiveGraphIterator(g) if n.op_type == "PythonOp"]
     assert len(found) == 4

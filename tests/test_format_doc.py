@@ -48,7 +48,6 @@ STATE = {
 PAIRING = file.GradientPairing({"y": "y_grad"}, {"embed.weight": "embed.weight_grad", "x": "x_grad"}, ("x",))
 
 
-
 def _lines(values):
     """One attribute a line."""
     return "{\n" + ",\n".join(f"  {json.dumps(k)}: {json.dumps(json.loads(v) if k == 'call' else v)}" for k, v in values.items()) + "\n}"
@@ -109,7 +108,12 @@ def test_every_type_is_in_the_table():
 @pytest.mark.parametrize(("title", "specs"), [("PythonOp", SPECS), ("PythonOpGrad", GRAD_SPECS)])
 def test_every_attribute_is_in_its_table(title, specs):
     assert _first_column(_section(title)) == set(specs)
-    required = {name for line in _section(title).splitlines() if line.startswith("| `") and "| yes |" in line for name in re.findall(r"`([^`]+)`", line.split("|")[1])}
+    required = {
+        name
+        for line in _section(title).splitlines()
+        if line.startswith("| `") and "| yes |" in line
+        for name in re.findall(r"`([^`]+)`", line.split("|")[1])
+    }
     assert required == {name for name, (_, needed, _) in specs.items() if needed}
 
 

@@ -16,7 +16,9 @@ WITHOUT_TORCH = [
 
 
 def _run(code):
-    return subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 @pytest.mark.parametrize("module", WITHOUT_TORCH)

@@ -181,7 +181,12 @@ def test_add_traced_node():
             return torch.ops.pythonop_test.noted(x)
 
     program = torch.onnx.export(
-        Model(), (torch.ones(2),), dynamo=True, verbose=False, optimize=False, custom_translation_table={torch.ops.pythonop_test.noted.default: translate}
+        Model(),
+        (torch.ones(2),),
+        dynamo=True,
+        verbose=False,
+        optimize=False,
+        custom_translation_table={torch.ops.pythonop_test.noted.default: translate},
     )
     assert [node.op_type for node in program.model.graph] == ["Neg"]
 
@@ -221,9 +226,13 @@ def test_captured_by_dynamo():
 
 def test_torchscript_exporter(tmp_path):
     model, args = torch.nn.ReLU(), (torch.ones(2),)
-    seen = _is_called(private.torchscript_exporter(), "export", lambda: torch.onnx.export(model, args, str(tmp_path / "m.onnx"), dynamo=False))
+    seen = _is_called(
+        private.torchscript_exporter(), "export", lambda: torch.onnx.export(model, args, str(tmp_path / "m.onnx"), dynamo=False)
+    )
     assert seen[0][0][0] is model
-    assert {"kwargs", "training", "do_constant_folding", "keep_initializers_as_inputs", "opset_version"} <= set(inspect.signature(private.torchscript_exporter().export).parameters)
+    assert {"kwargs", "training", "do_constant_folding", "keep_initializers_as_inputs", "opset_version"} <= set(
+        inspect.signature(private.torchscript_exporter().export).parameters
+    )
 
 
 def test_torchscript_passes(tmp_path, monkeypatch):
@@ -254,7 +263,11 @@ def test_shape_inference_of_graphs(tmp_path, monkeypatch):
     original = passes._jit_pass_onnx_graph_shape_type_inference
     for infers in (True, False):
         seen = []
-        monkeypatch.setattr(passes, "_jit_pass_onnx_graph_shape_type_inference", lambda *args, i=infers, s=seen: s.append(1) or (original(*args) if i else None))
+        monkeypatch.setattr(
+            passes,
+            "_jit_pass_onnx_graph_shape_type_inference",
+            lambda *args, i=infers, s=seen: s.append(1) or (original(*args) if i else None),
+        )
         path = tmp_path / "m.onnx"
         model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Unflatten(1, (2, 2)), torch.nn.Flatten(0))
         torch.manual_seed(0)
@@ -284,7 +297,11 @@ def test_unheard():
 def test_has_bodies(monkeypatch):
     passes, seen = private.torchscript_passes(), []
     original = passes._jit_pass_onnx_graph_shape_type_inference
-    monkeypatch.setattr(passes, "_jit_pass_onnx_graph_shape_type_inference", lambda graph, *args: seen.append(private.has_bodies(graph)) or original(graph, *args))
+    monkeypatch.setattr(
+        passes,
+        "_jit_pass_onnx_graph_shape_type_inference",
+        lambda graph, *args: seen.append(private.has_bodies(graph)) or original(graph, *args),
+    )
 
     @torch.jit.script
     def looped(x, n: int):
@@ -503,7 +520,12 @@ def _own_names() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 own.add(node.name)
-            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+            elif (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store)
+                and isinstance(node.value, ast.Name)
+                and node.value.id in ("self", "cls")
+            ):
                 own.add(node.attr)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 own.add(node.id)
@@ -581,7 +603,9 @@ def test_the_names_that_are_allowed_elsewhere():
 
 def test_translator():
     model, args = torch.nn.ReLU(), (torch.ones(2),)
-    seen = _is_called(private.translator(), "_exported_program_to_onnx_program", lambda: torch.onnx.export(model, args, dynamo=True, verbose=False))
+    seen = _is_called(
+        private.translator(), "_exported_program_to_onnx_program", lambda: torch.onnx.export(model, args, dynamo=True, verbose=False)
+    )
     assert isinstance(seen[0][0][0], torch.export.ExportedProgram)
 
 

@@ -75,9 +75,20 @@ def resolver(kind: str, name: str) -> Any:
     return {"builtins:len": len, "math:sqrt": __import__("math").sqrt}[name]
 
 
-ints = st.one_of(st.integers(), st.integers(-(2**200), 2**200), st.sampled_from([0, 1, 2**53, 2**53 + 1, -(2**53) - 1, 2**63, -(2**63), 2**64, 2**8191]))
-floats = st.one_of(st.floats(), st.sampled_from([0.1, 1e-300, 5e-324, 1.7976931348623157e308, float("nan"), float("inf"), float("-inf"), -0.0, 0.0, 1.0, 3.4028235e38, 3.41e38]))
-texts = st.one_of(st.text(), st.text(st.characters(codec=None, categories=["Cs", "Ll"])), st.sampled_from(["", "\ud800", "\ud83d\ude00", "😀", "$int", "\x00", "\u2028"]))
+ints = st.one_of(
+    st.integers(), st.integers(-(2**200), 2**200), st.sampled_from([0, 1, 2**53, 2**53 + 1, -(2**53) - 1, 2**63, -(2**63), 2**64, 2**8191])
+)
+floats = st.one_of(
+    st.floats(),
+    st.sampled_from(
+        [0.1, 1e-300, 5e-324, 1.7976931348623157e308, float("nan"), float("inf"), float("-inf"), -0.0, 0.0, 1.0, 3.4028235e38, 3.41e38]
+    ),
+)
+texts = st.one_of(
+    st.text(),
+    st.text(st.characters(codec=None, categories=["Cs", "Ll"])),
+    st.sampled_from(["", "\ud800", "\ud83d\ude00", "😀", "$int", "\x00", "\u2028"]),
+)
 numpy_dtypes = st.sampled_from([np.dtype(d) for d in ("?", "i1", "<i4", ">i4", "<i8", "u2", "<f2", "<f4", ">f8", "<c8", ">c16")])
 arrays = st.tuples(numpy_dtypes, st.lists(st.integers(0, 3), max_size=3), st.binary(min_size=27 * 16, max_size=27 * 16)).map(
     lambda t: np.frombuffer(t[2], t[0])[: int(np.prod(t[1], dtype=int))].reshape(t[1]).copy()
@@ -90,7 +101,22 @@ torch_values = st.one_of(
     st.sampled_from([torch.channels_last, torch.contiguous_format, torch.preserve_format, torch.strided, torch.sparse_coo]),
     st.lists(st.integers(0, 2**62), max_size=4).map(torch.Size),
 )
-named = st.sampled_from([*Color, Number.ONE, Word.A, *Bits, Bits(0), Bits.A | Bits.B, Bits.HIGH | Bits.A, IntBits.A | IntBits.B, IntBits(0), helper, len, __import__("math").sqrt])
+named = st.sampled_from(
+    [
+        *Color,
+        Number.ONE,
+        Word.A,
+        *Bits,
+        Bits(0),
+        Bits.A | Bits.B,
+        Bits.HIGH | Bits.A,
+        IntBits.A | IntBits.B,
+        IntBits(0),
+        helper,
+        len,
+        __import__("math").sqrt,
+    ]
+)
 ranges = st.builds(range, small, small, small.filter(bool))
 
 leaves = st.one_of(
@@ -125,4 +151,8 @@ def _more(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 values = st.recursive(leaves, _more, max_leaves=12)
 
 #: Arguments with places for tensors (Slot(-1)) and sizes (Slot(-2)); `numbered` gives them their numbers.
-holes = st.recursive(st.one_of(values, st.just(Slot(-1)), st.just(Slot(-2))), lambda c: st.one_of(_containers(c, hashable), st.builds(Config, c, c), st.builds(Frozen, c)), max_leaves=8)
+holes = st.recursive(
+    st.one_of(values, st.just(Slot(-1)), st.just(Slot(-2))),
+    lambda c: st.one_of(_containers(c, hashable), st.builds(Config, c, c), st.builds(Frozen, c)),
+    max_leaves=8,
+)

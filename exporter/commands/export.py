@@ -26,7 +26,9 @@ __all__ = ["export"]
 @click.option("--inline", multiple=True, metavar="PATTERN", help="Functions to inline: module:qualname or a glob over it. May be repeated.")
 @setup_option
 @click.option("--opset", type=click.IntRange(min=1), help="The ONNX opset. Default: torch's.")
-@click.option("--schema", type=click.Choice(list(DIALECTS)), help="Write the PythonOp dialect of another reader; what it loses is a warning.")
+@click.option(
+    "--schema", type=click.Choice(list(DIALECTS)), help="Write the PythonOp dialect of another reader; what it loses is a warning."
+)
 @click.option("--gradients", type=click.Path(path_type=Path), help="Also write the training graph (see pythonop gradient) to this file.")
 @click.option("--external-data", is_flag=True, help="Keep the tensors in OUTPUT.data beside the file.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
@@ -53,7 +55,13 @@ def export(
             case = load_target(target)
         with status(f"exporting {type(case.model).__name__}", as_json), explained(context):
             program = exporter.export(
-                case.model, case.args, case.kwargs, dynamic_shapes=case.dynamic_shapes, dynamo=dynamo, opset_version=opset, inline=(*case.inline, *inline)
+                case.model,
+                case.args,
+                case.kwargs,
+                dynamic_shapes=case.dynamic_shapes,
+                dynamo=dynamo,
+                opset_version=opset,
+                inline=(*case.inline, *inline),
             )
         with status(f"writing {output}", as_json):
             program.save(output, schema=schema, external_data=external_data or None)
@@ -79,7 +87,11 @@ def export(
             return
         console = Console(highlight=False, soft_wrap=True)
         console.print(Text(f"wrote {clean(str(output))} ({facts['bytes']:,} bytes)"))
-        console.print(Text(f"{len(report.rows)} PythonOp, {report.stop_gradients} stop-gradient marks, {report.trainable} of {report.parameters} parameters trainable"))
+        console.print(
+            Text(
+                f"{len(report.rows)} PythonOp, {report.stop_gradients} stop-gradient marks, {report.trainable} of {report.parameters} parameters trainable"
+            )
+        )
         if gradients is not None:
             console.print(Text(f"wrote {clean(str(gradients))} ({gradients.stat().st_size:,} bytes), its training graph"))
         for name, count in counts.most_common():

@@ -21,12 +21,21 @@ __all__ = ["gradient"]
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The training graph to write.")
-@click.option("--wrt", multiple=True, metavar="NAME", help="An initializer or input to differentiate with respect to. May be repeated. Default: trainable parameters and float inputs.")
-@click.option("--of", "outputs", multiple=True, metavar="NAME", help="An output to differentiate. May be repeated. Default: every float output.")
+@click.option(
+    "--wrt",
+    multiple=True,
+    metavar="NAME",
+    help="An initializer or input to differentiate with respect to. May be repeated. Default: trainable parameters and float inputs.",
+)
+@click.option(
+    "--of", "outputs", multiple=True, metavar="NAME", help="An output to differentiate. May be repeated. Default: every float output."
+)
 @click.option("--external-data", is_flag=True, help="Keep the tensors in OUTPUT.data beside the file.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 @click.pass_context
-def gradient(context: click.Context, file: Path, output: Path, wrt: tuple[str, ...], outputs: tuple[str, ...], external_data: bool, as_json: bool) -> None:
+def gradient(
+    context: click.Context, file: Path, output: Path, wrt: tuple[str, ...], outputs: tuple[str, ...], external_data: bool, as_json: bool
+) -> None:
     """Write the gradient graph of an ONNX FILE: any model, from any exporter."""
     writable(output)
     with reported(context):
@@ -40,9 +49,17 @@ def gradient(context: click.Context, file: Path, output: Path, wrt: tuple[str, .
         nodes = len(list(training.graph.all_nodes()))
         if as_json:
             facts = {"file": str(output), "bytes": output.stat().st_size, "nodes": nodes, "forward_nodes": forward}
-            click.echo(json.dumps({**facts, "inputs": dict(pairing.inputs), "outputs": dict(pairing.outputs), "unreached": list(pairing.unreached)}))
+            click.echo(
+                json.dumps(
+                    {**facts, "inputs": dict(pairing.inputs), "outputs": dict(pairing.outputs), "unreached": list(pairing.unreached)}
+                )
+            )
             return
         console = Console(highlight=False, soft_wrap=True)
         console.print(Text(f"wrote {clean(str(output))} ({output.stat().st_size:,} bytes, {nodes} nodes; forward {forward})"))
         console.print(Text(f"takes {', '.join(clean(name) for name in pairing.inputs.values())}"))
-        console.print(Text(f"gives {len(pairing.outputs)} gradients{f', {len(pairing.unreached)} of them zero: nothing depends on them' if pairing.unreached else ''}"))
+        console.print(
+            Text(
+                f"gives {len(pairing.outputs)} gradients{f', {len(pairing.unreached)} of them zero: nothing depends on them' if pairing.unreached else ''}"
+            )
+        )

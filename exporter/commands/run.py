@@ -22,9 +22,17 @@ __all__ = ["run"]
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--allow", multiple=True, metavar="PATTERN", help="Functions that the file may run: module:qualname or a glob over it. May be repeated.")
+@click.option(
+    "--allow", multiple=True, metavar="PATTERN", help="Functions that the file may run: module:qualname or a glob over it. May be repeated."
+)
 @click.option("--inputs", type=click.Path(path_type=Path), help="An .npz file with an array an input. Inputs that it lacks are random.")
-@click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="The size of a symbolic dimension of random inputs. May be repeated. Default: 2.")
+@click.option(
+    "--dim",
+    "dims",
+    multiple=True,
+    metavar="NAME=SIZE",
+    help="The size of a symbolic dimension of random inputs. May be repeated. Default: 2.",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the outputs to this .npz file.")
 @click.option("--reference", is_flag=True, help="Run on onnx.reference in place of onnxruntime.")
 @click.option("--times", default=1, type=click.IntRange(min=1), help="How often to run. The time shown is the median.")
@@ -63,7 +71,16 @@ def run(
         if as_json:
             click.echo(json.dumps(facts))
             return
-        table = Table("output", "type", "shape", "mean", "min", "max", title=f"{facts['engine']}, {facts['seconds'] * 1e3:.3g} ms", title_justify="left")
+        table = Table(
+            "output",
+            "type",
+            "shape",
+            "mean",
+            "min",
+            "max",
+            title=f"{facts['engine']}, {facts['seconds'] * 1e3:.3g} ms",
+            title_justify="left",
+        )
         for fact in facts["outputs"]:
             numbers = [f"{fact[key]:.6g}" if key in fact else "" for key in ("mean", "min", "max")]
             table.add_row(*(Text(clean(str(text))) for text in (fact["name"], fact["dtype"], fact["shape"], *numbers)))

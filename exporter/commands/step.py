@@ -33,9 +33,22 @@ def _hyperparameters(_: click.Context, __: click.Parameter, given: tuple[str, ..
 
 @click.command()
 @click.argument("target")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The training step to write; OUTPUT's stem.init.onnx beside it gives the initial state.")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The training step to write; OUTPUT's stem.init.onnx beside it gives the initial state.",
+)
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", show_default=True)
-@click.option("--set", "hyperparameters", multiple=True, metavar="NAME=NUMBER", callback=_hyperparameters, help="A hyperparameter: lr=0.01, betas=0.9,0.95, nesterov=true. May be repeated.")
+@click.option(
+    "--set",
+    "hyperparameters",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    callback=_hyperparameters,
+    help="A hyperparameter: lr=0.01, betas=0.9,0.95, nesterov=true. May be repeated.",
+)
 @click.option("--clip-norm", type=float, help="Clip the gradients to this norm of all together.")
 @click.option("--accumulate", type=click.IntRange(min=1), default=1, show_default=True, help="Update every so many runs.")
 @click.option("--precision", type=click.Choice(["float16", "bfloat16"]), help="Compute in this type; parameters keep theirs.")
@@ -80,13 +93,27 @@ def step(
         initial = output.with_name(f"{output.stem}.init.onnx")
         nodes = len(list(program.model.graph.all_nodes()))
         if as_json:
-            facts = {"file": str(output), "initial": str(initial), "bytes": output.stat().st_size, "nodes": nodes, "inlined": program.inlined}
-            click.echo(json.dumps({**facts, "inputs": layout.inputs, "targets": layout.targets, "carried": layout.carried, "untrained": layout.untrained}))
+            facts = {
+                "file": str(output),
+                "initial": str(initial),
+                "bytes": output.stat().st_size,
+                "nodes": nodes,
+                "inlined": program.inlined,
+            }
+            click.echo(
+                json.dumps(
+                    {**facts, "inputs": layout.inputs, "targets": layout.targets, "carried": layout.carried, "untrained": layout.untrained}
+                )
+            )
             return
         console = Console(highlight=False, soft_wrap=True)
         console.print(Text(f"wrote {clean(str(output))} ({output.stat().st_size:,} bytes, {nodes} nodes)"))
         console.print(Text(f"wrote {clean(str(initial))} ({initial.stat().st_size:,} bytes), which gives the initial state"))
-        console.print(Text(f"takes {clean(', '.join((*layout.inputs, *layout.targets)))}; {len(layout.parameters)} parameters and the state of {optimizer}"))
+        console.print(
+            Text(
+                f"takes {clean(', '.join((*layout.inputs, *layout.targets)))}; {len(layout.parameters)} parameters and the state of {optimizer}"
+            )
+        )
         console.print(Text(f"gives {layout.loss}, and X.next for the {len(layout.carried)} inputs X that go round"))
         if layout.untrained:
             console.print(Text(f"the loss does not depend on {clean(', '.join(layout.untrained))}: they stay as they are"))

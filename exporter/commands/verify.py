@@ -22,7 +22,9 @@ __all__ = ["verify"]
 @click.option("--html", type=click.Path(path_type=Path), help="Also write the report as one self-contained page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--bisect", is_flag=True, help="Where something differs, find the first node that departs.")
-@click.option("--setup", metavar="PKG.MOD:FUNCTION", help="Called first in the fresh process; it calls exporter.register(). Default: TARGET.")
+@click.option(
+    "--setup", metavar="PKG.MOD:FUNCTION", help="Called first in the fresh process; it calls exporter.register(). Default: TARGET."
+)
 @click.option("--opset", type=click.IntRange(min=1), help="The ONNX opset. Default: torch's.")
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds that the fresh process may take.")
 @setup_option

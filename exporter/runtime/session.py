@@ -86,7 +86,11 @@ class Binding:
         if backward:
             grad = GradChain(attributes, linked, self.store, node_name) if linked else PythonOpGrad(attributes, self.store, node_name)
             return self._plan_backward(grad, absent, kept)
-        kernel = Chain(attributes, linked, self.gate, self.store, node_name) if linked else PythonOp(attributes, self.gate, self.store, node_name)
+        kernel = (
+            Chain(attributes, linked, self.gate, self.store, node_name)
+            if linked
+            else PythonOp(attributes, self.gate, self.store, node_name)
+        )
         call = kernel.call
         count = len(kernel.flags)
         places = tuple(i for i in range(count) if i not in absent)

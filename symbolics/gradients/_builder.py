@@ -267,7 +267,9 @@ class Builder:
             axis %= len(shapes[0])
             apart = [z for p in parts if (z := _before_reshape(p)) is not None and static_shape(z) is not None]
             inner = [static_shape(z) for z in apart]
-            if len(apart) == len(parts) and all(s[:axis] == t[:axis] and s[axis + 1 :] == inner[0][axis + 1 :] for s, t in zip(inner, shapes)):
+            if len(apart) == len(parts) and all(
+                s[:axis] == t[:axis] and s[axis + 1 :] == inner[0][axis + 1 :] for s, t in zip(inner, shapes)
+            ):
                 whole = [*shapes[0][:axis], sum(s[axis] for s in shapes)]
                 dims = [*inner[0][:axis], sum(s[axis] for s in inner), *inner[0][axis + 1 :]]
                 return self._reshape_static(self._static(self._concat_transposed(apart, axis), dims), whole)

@@ -168,7 +168,11 @@ def gather(op, node, g):
     if index is not None and index.size == 1 and type(d) is int:  # x[:, i]: zeros around
         i = int(index.reshape(())) % d
         g = op.Unsqueeze(g, [axis % rank]) if index_rank == 0 else g
-        return [op.Pad(g, [i, d - 1 - i], None, [axis]) if d > 1 else g, None] if index_rank <= 1 else [gather_adjoint(op, g, x, indices, axis, rank, index_rank), None]
+        return (
+            [op.Pad(g, [i, d - 1 - i], None, [axis]) if d > 1 else g, None]
+            if index_rank <= 1
+            else [gather_adjoint(op, g, x, indices, axis, rank, index_rank), None]
+        )
     return [gather_adjoint(op, g, x, indices, axis, rank, index_rank), None]
 
 
@@ -226,7 +230,11 @@ def unique(op, node, g, *_):
 def scatter_elements(op, node, g):
     axis = attr(node, "axis", 0)
     return _scatter(
-        op, node, g, lambda v, i: op.GatherElements(v, i, axis=axis), lambda v, i, u, how=None: op.ScatterElements(v, i, u, axis=axis, reduction=how)
+        op,
+        node,
+        g,
+        lambda v, i: op.GatherElements(v, i, axis=axis),
+        lambda v, i, u, how=None: op.ScatterElements(v, i, u, axis=axis, reduction=how),
     )
 
 

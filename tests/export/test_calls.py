@@ -110,7 +110,9 @@ def view(x):
 
 
 def test_a_size_stays_symbolic(dynamo):
-    program = exporter.export(f.Call(lambda m, x: f.TakeRows.apply(x, x.shape[0])), (torch.randn(2, 4),), dynamo=dynamo, dynamic_shapes=BATCH)
+    program = exporter.export(
+        f.Call(lambda m, x: f.TakeRows.apply(x, x.shape[0])), (torch.randn(2, 4),), dynamo=dynamo, dynamic_shapes=BATCH
+    )
     call = the_call(program)
     assert call.args[1].kind == "size"
     assert call.input_types[1] == DataType.INT64 and call.input_ranks[1] == 0
@@ -137,14 +139,18 @@ class TakesNumbers(torch.autograd.Function):
         return x * rows, torch.ones(rows * 2 - 1, 4)
 
 
-@pytest.mark.parametrize("dim", [torch.export.Dim("batch", min=2), torch.export.Dim.AUTO, torch.export.Dim.DYNAMIC], ids=["named", "auto", "dynamic"])
+@pytest.mark.parametrize(
+    "dim", [torch.export.Dim("batch", min=2), torch.export.Dim.AUTO, torch.export.Dim.DYNAMIC], ids=["named", "auto", "dynamic"]
+)
 def test_a_size_turned_into_a_number_is_not_frozen(dim, fresh, tmp_path):
     program = exporter.export(f.Call(lambda m, x: TakesNumbers.apply(x)), (torch.randn(2, 4),), dynamic_shapes={"args": ({0: dim},)})
     first, second = program.model.graph.outputs
     batch = str(first.shape[0])
     assert not batch.isdigit() and str(second.shape[0]) == f"2*{batch} - 1"
     program.save(tmp_path / "model.onnx")
-    got, ones = fresh.run(tmp_path / "model.onnx", {program.model.graph.inputs[0].name: torch.ones(7, 4)}, allow=["tests.export.test_calls:*"])
+    got, ones = fresh.run(
+        tmp_path / "model.onnx", {program.model.graph.inputs[0].name: torch.ones(7, 4)}, allow=["tests.export.test_calls:*"]
+    )
     assert (got == 7).all() and ones.shape == (13, 4)
 
 
@@ -265,7 +271,13 @@ def test_cond_keeps_functions_in_its_branches(fresh, tmp_path):
 
 @pytest.mark.parametrize("inline", [f.Scale, [f.Scale], "tests.export.functions:Scale", ["*:Sca*"], "Scale", "tests.export.*"], ids=str)
 def test_inline(inline, dynamo, fresh, tmp_path):
-    program = roundtrip(f.Call(lambda m, x: f.Scale.apply(x, m.weight, 2.0), weight=torch.nn.Parameter(torch.rand(4))), dynamo, fresh, tmp_path, inline=inline)
+    program = roundtrip(
+        f.Call(lambda m, x: f.Scale.apply(x, m.weight, 2.0), weight=torch.nn.Parameter(torch.rand(4))),
+        dynamo,
+        fresh,
+        tmp_path,
+        inline=inline,
+    )
     assert not nodes(program.model, "PythonOp")
 
 
@@ -352,7 +364,9 @@ def test_the_kernel_of_a_convolution_from_a_function(dynamo):
             return torch.nn.functional.conv2d(x, f.Scale.apply(self.conv.weight * 2, self.scale), self.conv.bias)
 
     model, x = Quantized(), torch.randn(2, 2, 5, 5)
-    program = exporter.export(model, (x,), dynamo=dynamo, dynamic_shapes={"x": {0: torch.export.Dim("batch"), 2: torch.export.Dim("height", min=4)}})
+    program = exporter.export(
+        model, (x,), dynamo=dynamo, dynamic_shapes={"x": {0: torch.export.Dim("batch"), 2: torch.export.Dim("height", min=4)}}
+    )
     more = torch.randn(3, 2, 6, 5)
     (got,) = exporter.reference_evaluator(program, allow=["tests.*"]).run(None, {"x": more.numpy()})
     torch.testing.assert_close(torch.from_numpy(got), model(more))

@@ -22,11 +22,17 @@ def test_equals_eager(shape, probabilities):
     size = SHAPES[shape]
     torch.manual_seed(0)
     x = torch.randn(size, requires_grad=True)
-    target = torch.rand(size).softmax(0 if len(size) == 1 else 1) if probabilities else torch.randint(0, 5, (*size[:1], *size[2:]) if len(size) > 1 else ())
+    target = (
+        torch.rand(size).softmax(0 if len(size) == 1 else 1)
+        if probabilities
+        else torch.randint(0, 5, (*size[:1], *size[2:]) if len(size) > 1 else ())
+    )
     losses = []
     for reduction, smoothing, weight in itertools.product(("mean", "sum", "none"), (0.0, 0.1), (None, torch.rand(5) + 0.5)):
         if smoothing or probabilities:
-            losses.append(nn.CrossEntropyLoss(weight, reduction=reduction, label_smoothing=smoothing, ignore_index=-100 if probabilities else 1))
+            losses.append(
+                nn.CrossEntropyLoss(weight, reduction=reduction, label_smoothing=smoothing, ignore_index=-100 if probabilities else 1)
+            )
 
     class All(nn.Module):
         def forward(self, x, target):

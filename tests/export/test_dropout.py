@@ -32,7 +32,9 @@ def test_attention_drops(optimize, dynamo):
     module = exporter.load(program)
     first, second = module(x), module(x)
     assert not torch.equal(first, second)
-    torch.testing.assert_close(torch.stack([module(x) for _ in range(300)]).mean(0), Attention.forward(_without(model), x), rtol=0.5, atol=0.15)
+    torch.testing.assert_close(
+        torch.stack([module(x) for _ in range(300)]).mean(0), Attention.forward(_without(model), x), rtol=0.5, atol=0.15
+    )
     torch.testing.assert_close(module.eval()(x), Attention.forward(_without(model), x))
 
 

@@ -95,9 +95,14 @@ def test_equal_nodes_merge_before_they_are_nodes():
     assert [graph.node[3].output[0], graph.node[4].output[0]] == ["y", "z"]
 
 
-@pytest.mark.parametrize("pair", ["a = RandomNormalLike(x) b = RandomNormalLike(x)", "a = other.Op(x) b = other.Op(x)", "a = Elu<alpha=0.5>(x) b = Elu<alpha=0.25>(x)"])
+@pytest.mark.parametrize(
+    "pair",
+    ["a = RandomNormalLike(x) b = RandomNormalLike(x)", "a = other.Op(x) b = other.Op(x)", "a = Elu<alpha=0.5>(x) b = Elu<alpha=0.25>(x)"],
+)
 def test_nodes_that_may_differ_do_not_merge(pair):
-    graph = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 18, "other": 1]> g (float[2] x) => (float[2] y) {{ {pair} y = Add(a, b) }}').graph
+    graph = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 18, "other": 1]> g (float[2] x) => (float[2] y) {{ {pair} y = Add(a, b) }}'
+    ).graph
     constants_to_initializers(graph, True)
     assert len(graph.node) == 3
 
@@ -153,9 +158,7 @@ def test_constants_fold_and_parameters_and_sizes_do_not():
     file = io.BytesIO()
     with warnings.catch_warnings(record=True) as caught, exporter.hook() as hook:
         warnings.simplefilter("always")
-        torch.onnx.export(
-            model, (x,), file, dynamo=False, input_names=["x"], output_names=["y", "table"], dynamic_axes={"x": {0: "batch"}}
-        )
+        torch.onnx.export(model, (x,), file, dynamo=False, input_names=["x"], output_names=["y", "table"], dynamic_axes={"x": {0: "batch"}})
     assert not [w for w in caught if "constant folding" in str(w.message)]
     graph = hook.program.model.graph
     assert torch.equal(torch.from_numpy(graph.initializers["weight"].const_value.numpy()), model.weight)

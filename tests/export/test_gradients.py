@@ -30,8 +30,12 @@ def gradients_equal(model, dynamo, x=None, **options):
     twin, leaf = copy.deepcopy(model), x.clone().requires_grad_()
     outputs = twin(leaf.clone())
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    cotangents = {v.name: torch.randn_like(o) for v, o in zip(program.model.graph.outputs, outputs, strict=True) if v.name in pairing.inputs}
-    torch.autograd.backward([o for o in outputs if o.requires_grad], [c for c, o in zip(cotangents.values(), outputs, strict=False) if o.requires_grad])
+    cotangents = {
+        v.name: torch.randn_like(o) for v, o in zip(program.model.graph.outputs, outputs, strict=True) if v.name in pairing.inputs
+    }
+    torch.autograd.backward(
+        [o for o in outputs if o.requires_grad], [c for c, o in zip(cotangents.values(), outputs, strict=False) if o.requires_grad]
+    )
     feeds = {program.model.graph.inputs[0].name: x.numpy(), **{pairing.inputs[name]: c.numpy() for name, c in cotangents.items()}}
     evaluator = exporter.reference_evaluator(proto, allow=["tests.*"])
     results = dict(zip([v.name for v in training.graph.outputs], evaluator.run(None, feeds), strict=True))

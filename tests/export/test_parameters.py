@@ -64,7 +64,20 @@ def test_every_name_maps_to_its_bits(dynamo, training, tmp_path):
             assert (entry.initializer == name) == (name != "tied.weight")
     assert state["tied.weight"].initializer == "first.weight"
     used = {name for node in proto.graph.node for name in node.input}
-    expected = {"first.weight", "first.bias", "twin.weight", "twin.bias", "matrix", "product.0", "product.1", "norm.weight", "norm.bias", "frozen", "kept", "passing"}
+    expected = {
+        "first.weight",
+        "first.bias",
+        "twin.weight",
+        "twin.bias",
+        "matrix",
+        "product.0",
+        "product.1",
+        "norm.weight",
+        "norm.bias",
+        "frozen",
+        "kept",
+        "passing",
+    }
     assert expected <= used, "each parameter is used where it was used, none is folded away"
     assert [i.name for i in proto.graph.input] == [program.model.graph.inputs[0].name]
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -96,7 +109,13 @@ def test_optimize_false(dynamo):
 
 @pytest.mark.parametrize(
     "norm",
-    [nn.BatchNorm1d(4), nn.BatchNorm1d(4, affine=False), nn.BatchNorm1d(4, momentum=0.7, eps=0.1), nn.BatchNorm1d(4, track_running_stats=False), nn.BatchNorm1d(4).double()],
+    [
+        nn.BatchNorm1d(4),
+        nn.BatchNorm1d(4, affine=False),
+        nn.BatchNorm1d(4, momentum=0.7, eps=0.1),
+        nn.BatchNorm1d(4, track_running_stats=False),
+        nn.BatchNorm1d(4).double(),
+    ],
     ids=["plain", "no affine", "momentum", "no stats", "double"],
 )
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
@@ -120,7 +139,10 @@ def test_external_data(tmp_path, dynamo):
     program.save(tmp_path / "model.onnx", external_data=True)
     assert (tmp_path / "model.onnx.data").exists() or not any(v.const_value.nbytes > 256 for v in program.model.graph.initializers.values())
     loaded = onnx.load(tmp_path / "model.onnx")
-    assert onnx.numpy_helper.to_array(next(i for i in loaded.graph.initializer if i.name == "matrix")).tobytes() == model.matrix.detach().numpy().tobytes()
+    assert (
+        onnx.numpy_helper.to_array(next(i for i in loaded.graph.initializer if i.name == "matrix")).tobytes()
+        == model.matrix.detach().numpy().tobytes()
+    )
     assert {p.name for p in tmp_path.iterdir()} <= {"model.onnx", "model.onnx.data"}
 
 

@@ -207,7 +207,14 @@ def parameters(m, x):
     return Product.apply(x, m.weight, 0.5)
 
 
-@case(inputs=lambda: (torch.randn(3, 4), torch.tensor([0, 2, 1]), torch.tensor([True, False, True, True]), torch.randint(0, 9, (3, 4), dtype=torch.uint8)))
+@case(
+    inputs=lambda: (
+        torch.randn(3, 4),
+        torch.tensor([0, 2, 1]),
+        torch.tensor([True, False, True, True]),
+        torch.randint(0, 9, (3, 4), dtype=torch.uint8),
+    )
+)
 def non_float_tensors(m, x, index, mask, small):
     return Gather.apply(x * m.weight, index, mask, small)
 

@@ -126,7 +126,10 @@ def _check(case: Case, dynamo: bool, worker: Worker, folder: Path, actions: list
         "engines": engines,
         "allow": case.allow or ALLOW,
         "runs": [
-            (dict(zip(names, run.inputs, strict=True)), {name: np.ones(v.shape, v.dtype) if s is None else s for name, v, s in zip(made, run.outputs, run.seeds)})
+            (
+                dict(zip(names, run.inputs, strict=True)),
+                {name: np.ones(v.shape, v.dtype) if s is None else s for name, v, s in zip(made, run.outputs, run.seeds)},
+            )
             for run in runs
         ],
     }
@@ -228,7 +231,11 @@ def _difference(run: _Eager, values: list[np.ndarray], gradients: Any, case: Cas
         if problem := _unequal(got, want, tolerance):
             return f"output {i}: {problem}"
     if case.raises:
-        return "" if isinstance(gradients, str) and run.error.split("\n")[0] in gradients else f"eager raises {run.error!r}, here: {gradients!r}"
+        return (
+            ""
+            if isinstance(gradients, str) and run.error.split("\n")[0] in gradients
+            else f"eager raises {run.error!r}, here: {gradients!r}"
+        )
     if isinstance(gradients, str):
         return f"backward raised {gradients}"
     named = {name.removeprefix("_orig_mod."): gradient for name, gradient in (gradients or {}).items()}  # torch.compile's own prefix

@@ -387,7 +387,9 @@ ACCEPTED = {
     "tensor and Parameter": lambda m, x: TensorAndParameter.apply(m.linear(x), m.weight),
     "output used only inside": used_inside,
     "identity": lambda m, x: Identity.apply(m.linear(x)) * m.weight,
-    "scalars and tuples among tensors": lambda m, x: Mixed.apply(3, m.linear(x), 0.1, (True, False), x * m.weight, (0.5, 1e-300), True, "mean"),
+    "scalars and tuples among tensors": lambda m, x: Mixed.apply(
+        3, m.linear(x), 0.1, (True, False), x * m.weight, (0.5, 1e-300), True, "mean"
+    ),
     "in place, mark_dirty, returned": lambda m, x: DirtyReturned.apply(m.linear(x)) * m.weight,
     "in place, mark_dirty, result not used": dirty_not_returned,
     "in place, undeclared, a copy returned": lambda m, x: UndeclaredReturned.apply(m.linear(x)) * m.weight,
@@ -417,7 +419,9 @@ WRONG = {
     "rank changes": lambda m, x: (lambda a, b: a.sum((0, 2)) * m.weight + b)(*RankChanges.apply(m.linear(x).sum(0))),
     "no tensor input": lambda m, x: NoTensorInput.apply(3, 0.5) * m.linear(x) * m.weight,
     "returns None": lambda m, x: ReturnsNone.apply(m.linear(x))[0] * m.weight,
-    "arguments of any type": lambda m, x: AnyArguments.apply(m.linear(x), ["a", "b"], {"k": (1, None)}, torch.float16, None, ((), [1.5, ("x",)])) * m.weight,
+    "arguments of any type": lambda m, x: (
+        AnyArguments.apply(m.linear(x), ["a", "b"], {"k": (1, None)}, torch.float16, None, ((), [1.5, ("x",)])) * m.weight
+    ),
     "ProcessGroup": lambda m, x: AllReduce.apply(m.linear(x), torch.distributed.group.WORLD) * m.weight,
     "reentrant checkpoint": lambda m, x: checkpoint(lambda h: TensorAndParameter.apply(m.linear(h), m.weight), x, use_reentrant=True),
 }

@@ -71,9 +71,15 @@ def _document(cells: dict[tuple[str, bool], Cell]) -> str:
     for name, dynamo in (("dynamo", True), ("torchscript", False)):
         counts = Counter(cells[row.id, dynamo].outcome for row in ROWS)
         shown = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
-        lines.append(f"- **{'dynamo=True' if dynamo else 'dynamo=False'}**: {len(ROWS)} rows: {shown}; {share(name):.0%} of those that torch can trace work or work with a warning.")
+        lines.append(
+            f"- **{'dynamo=True' if dynamo else 'dynamo=False'}**: {len(ROWS)} rows: {shown}; {share(name):.0%} of those that torch can trace work or work with a warning."
+        )
     meant = [row for row in ROWS if row.rule]
-    lines += ["", f"{len(meant)} rows are meant to do something else than to work in silence; all others work on every exporter that can trace them:", ""]
+    lines += [
+        "",
+        f"{len(meant)} rows are meant to do something else than to work in silence; all others work on every exporter that can trace them:",
+        "",
+    ]
     for rule in dict.fromkeys(row.rule for row in meant):
         lines.append(f"- {rule}: {'; '.join(row.what for row in meant if row.rule == rule)}")
     messages: list[str] = []
@@ -106,7 +112,10 @@ def main() -> None:
                 cell = cells[row.id, dynamo] = check_row(row.id, dynamo, worker, Path(folder))
                 expected = row.dynamo if dynamo else row.torchscript
                 if cell.outcome != expected:
-                    print(f"{row.id} ({'dynamo' if dynamo else 'torchscript'}): {cell.outcome}, expected {expected}: {short(cell.message)}", flush=True)
+                    print(
+                        f"{row.id} ({'dynamo' if dynamo else 'torchscript'}): {cell.outcome}, expected {expected}: {short(cell.message)}",
+                        flush=True,
+                    )
         worker.close()
     DOCUMENT.write_text(_document(cells))
 

@@ -61,7 +61,11 @@ def train(eager, module, *, batches=1):
             optimizer.step()
         (want, want_x, want_grads), (got, got_x, got_grads) = results
         assert want_grads.keys() == got_grads.keys()
-        for what, a, b in [("output", want, got), ("gradient of the input", want_x, got_x), ("gradients", [*want_grads.values()], [*got_grads.values()])]:
+        for what, a, b in [
+            ("output", want, got),
+            ("gradient of the input", want_x, got_x),
+            ("gradients", [*want_grads.values()], [*got_grads.values()]),
+        ]:
             for one, two in zip(a, b, strict=True):
                 one, two = (torch.zeros(3, 4) if t is None else t.detach() for t in (one, two))
                 torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5, msg=lambda m, what=what, step=step: f"step {step}, {what}: {m}")

@@ -318,7 +318,7 @@ def test_what_the_checker_refuses_is_refused(model, message):
 
 
 def test_an_attribute_of_a_newer_opset_does_no_harm():
-    build_gradient_graph(parse("y = SpaceToDepth<blocksize = 2, mode = \"CRD\">(x)", inputs="float[1,1,2,2] x", outputs="float[1,4,1,1] y"))
+    build_gradient_graph(parse('y = SpaceToDepth<blocksize = 2, mode = "CRD">(x)', inputs="float[1,1,2,2] x", outputs="float[1,4,1,1] y"))
 
 
 def test_a_file_that_is_no_model(tmp_path):

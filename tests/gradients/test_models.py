@@ -223,7 +223,9 @@ def run_training(training: ir.Model, args, cotangents, session=None) -> dict[str
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
-    session = session or onnxruntime.InferenceSession(ir.to_proto(training).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = session or onnxruntime.InferenceSession(
+        ir.to_proto(training).SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     names = [v.name for v in training.graph.inputs]
     feeds = dict(zip(names, [v.detach().numpy() for v in (*args, *cotangents)], strict=True))
     outputs = [v.name for v in training.graph.outputs]

@@ -90,7 +90,10 @@ def test_gelu_whose_tanh_is_an_output_too():
 
 def test_a_gelu_that_a_body_begins_outside_of_it():
     """The half is made outside, the rest in the branch: each graph has its own sweep."""
-    body = GELU.replace("y = Mul(h, o)", "on = Greater(half, k)\n y = If(on) <then_branch = a () => (float[5] p) { p = Mul(h, o) }, else_branch = b () => (float[5] n) { n = Add(h, o) }>")
+    body = GELU.replace(
+        "y = Mul(h, o)",
+        "on = Greater(half, k)\n y = If(on) <then_branch = a () => (float[5] p) { p = Mul(h, o) }, else_branch = b () => (float[5] n) { n = Add(h, o) }>",
+    )
     check("float[5] x", body, {"x": np.float32([-2.0, -0.7, 0.1, 1.3, 2.0])}, order=1)
 
 

@@ -15,7 +15,9 @@ pytestmark = pytest.mark.slow
 
 def run(*arguments):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
 
 
 def test_train(tmp_path):

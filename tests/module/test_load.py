@@ -426,7 +426,11 @@ def test_scale_grad_by_freq_is_warned_of():
         exporter.export(nn.Embedding(5, 3, scale_grad_by_freq=True), (torch.tensor([1, 1]),))
 
 
-@pytest.mark.parametrize("call", [lambda w, v: w.T @ v, lambda w, v: w.T.detach() @ v, lambda w, v: (w * torch.ones(2, 1, 1)).transpose(1, 2) @ v], ids=["matrix", "stopped", "batch"])
+@pytest.mark.parametrize(
+    "call",
+    [lambda w, v: w.T @ v, lambda w, v: w.T.detach() @ v, lambda w, v: (w * torch.ones(2, 1, 1)).transpose(1, 2) @ v],
+    ids=["matrix", "stopped", "batch"],
+)
 def test_a_transposed_parameter_times_a_vector(call, dynamo):
     class Model(nn.Module):
         def __init__(self):
@@ -446,6 +450,8 @@ def test_a_transposed_parameter_times_a_vector(call, dynamo):
 
 
 def test_a_transposed_matrix_times_a_vector_in_a_file_of_another_exporter():
-    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 18]> g (float[4] v) => (float[3] y) <float[4,3] w = {1,2,3,4,5,6,7,8,9,10,11,12}> {t = Transpose<perm=[1,0]>(w) y = MatMul(t, v)}')
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[4] v) => (float[3] y) <float[4,3] w = {1,2,3,4,5,6,7,8,9,10,11,12}> {t = Transpose<perm=[1,0]>(w) y = MatMul(t, v)}'
+    )
     v = torch.randn(4)
     assert_close(exporter.load(model)(v), torch.arange(1.0, 13).reshape(4, 3).T @ v)

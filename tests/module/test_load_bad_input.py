@@ -176,7 +176,9 @@ def test_metadata_that_names_what_is_not_there(file):
         exporter.load(model, allow=ALLOW)
 
 
-@pytest.mark.parametrize(("text", "message"), [("[", "not JSON"), ('{"a": 1}', "not a list of names"), ('["first.weight"]', "num_batches_tracked")])
+@pytest.mark.parametrize(
+    ("text", "message"), [("[", "not JSON"), ('{"a": 1}', "not a list of names"), ('["first.weight"]', "num_batches_tracked")]
+)
 def test_damaged_metadata_of_statistics(file, text, message):
     import onnx
 
@@ -214,7 +216,9 @@ def test_an_operator_without_a_gradient_is_named_when_a_gradient_is_needed():
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 2])],
         [onnx.numpy_helper.from_array(np.ones((2, 2), np.float32), "w")],
     )
-    module = exporter.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)], ir_version=9))
+    module = exporter.load(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)], ir_version=9)
+    )
     x = torch.eye(2) + 0.1 * torch.randn(2, 2)
     with torch.no_grad():
         torch.testing.assert_close(module(x), torch.linalg.inv(x))

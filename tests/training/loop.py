@@ -14,7 +14,9 @@ from exporter.training_step import TrainingStep
 __all__ = ["eager", "run"]
 
 
-def run(step: TrainingStep, batches: Sequence[Sequence[torch.Tensor]], *, allow: Any = (), **more: Any) -> tuple[list[float], dict[str, np.ndarray]]:
+def run(
+    step: TrainingStep, batches: Sequence[Sequence[torch.Tensor]], *, allow: Any = (), **more: Any
+) -> tuple[list[float], dict[str, np.ndarray]]:
     """The losses of a loop, and the state after it; a batch holds the arguments, then the targets."""
     session = exporter.inference_session(step.model, allow=allow)
     names = [output.name for output in session.get_outputs()]

@@ -75,7 +75,9 @@ def _case(name, dtype):
 
 def _exported(model, loss, batches, dynamo=True) -> TrainingStep:
     batch = batches[0]
-    return export_training_step(copy.deepcopy(model), batch[:1], loss=loss, targets=batch[1:], optimizer="adamw", hyperparameters={"lr": RATE}, dynamo=dynamo)
+    return export_training_step(
+        copy.deepcopy(model), batch[:1], loss=loss, targets=batch[1:], optimizer="adamw", hyperparameters={"lr": RATE}, dynamo=dynamo
+    )
 
 
 def _eager(model, loss, batches):

@@ -40,7 +40,9 @@ def test_node_trains_as_python_does(tmp_path):
     if shutil.which("node") is None or not (FOLDER / "node_modules" / "onnxruntime-node").is_dir():
         pytest.xfail("npm's onnxruntime-node is not installed: `make node` does it where npm is")
     batches = [(torch.randn(8, 1, 8, 8), torch.randint(0, 3, (8,))) for _ in range(30)]
-    step = export_training_step(_network(), batches[0][:1], loss=F.cross_entropy, targets=batches[0][1:], optimizer="adamw", hyperparameters={"lr": 0.01})
+    step = export_training_step(
+        _network(), batches[0][:1], loss=F.cross_entropy, targets=batches[0][1:], optimizer="adamw", hyperparameters={"lr": 0.01}
+    )
     step.save(tmp_path / "step.onnx")
     assert {node.domain for node in onnx.load(tmp_path / "step.onnx").graph.node} == {""}
     (tmp_path / "batches.json").write_text(json.dumps([{"input": _described(x), "target": _described(y)} for x, y in batches]))

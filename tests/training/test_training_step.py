@@ -106,7 +106,10 @@ class TestOptimizers:
         twin = copy.deepcopy(model)
 
         def optimizer(m):
-            groups = [{"params": [m[0].weight, m[2].weight], "weight_decay": 0.1}, {"params": [m[0].bias, m[2].bias], "weight_decay": 0.0, "lr": 0.002}]
+            groups = [
+                {"params": [m[0].weight, m[2].weight], "weight_decay": 0.1},
+                {"params": [m[0].bias, m[2].bias], "weight_decay": 0.0, "lr": 0.002},
+            ]
             return torch.optim.AdamW(groups, lr=0.01, betas=(0.8, 0.9))
 
         losses, _ = run(_step(model, batches[0], optimizer=optimizer(model)), batches)
@@ -321,13 +324,17 @@ class TestModels:
         model, batches = _network(), _batches(4)
         loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), label_smoothing=0.1)
         step = export_training_step(model, batches[0][:1], loss=loss, targets=batches[0][1:], optimizer="sgd")
-        np.testing.assert_allclose(run(step, batches)[0], eager(model, loss, torch.optim.SGD(model.parameters(), lr=1e-3), batches), rtol=1e-9)
+        np.testing.assert_allclose(
+            run(step, batches)[0], eager(model, loss, torch.optim.SGD(model.parameters(), lr=1e-3), batches), rtol=1e-9
+        )
 
     @pytest.mark.parametrize("loss", [F.mse_loss, nn.HuberLoss(), lambda y, t: ((y - t).abs() ** 1.5).mean()])
     def test_other_losses(self, loss):
         model, batches = _network(), [(x, torch.randn(5, 3, dtype=torch.float64)) for x, _ in _batches(4)]
         step = export_training_step(model, batches[0][:1], loss=loss, targets=batches[0][1], optimizer="sgd")
-        np.testing.assert_allclose(run(step, batches)[0], eager(model, loss, torch.optim.SGD(model.parameters(), lr=1e-3), batches), rtol=1e-9)
+        np.testing.assert_allclose(
+            run(step, batches)[0], eager(model, loss, torch.optim.SGD(model.parameters(), lr=1e-3), batches), rtol=1e-9
+        )
 
     def test_a_model_that_returns_its_loss(self):
         class Whole(nn.Module):
@@ -352,7 +359,9 @@ class TestModels:
         model = _network()
         batches = [_batches(1, size=size)[0] for size in (2, 5, 3)]
         step = _step(model, batches[1], optimizer="sgd", dynamo=dynamo, dynamic_shapes=({0: torch.export.Dim("batch")},))
-        np.testing.assert_allclose(run(step, batches)[0], eager(model, F.cross_entropy, torch.optim.SGD(model.parameters(), lr=1e-3), batches), rtol=1e-9)
+        np.testing.assert_allclose(
+            run(step, batches)[0], eager(model, F.cross_entropy, torch.optim.SGD(model.parameters(), lr=1e-3), batches), rtol=1e-9
+        )
 
     def test_frozen_and_unreached_parameters(self):
         class Partly(nn.Module):
@@ -383,7 +392,9 @@ class TestModels:
         step = _step(model, batches[0], optimizer="sgd", hyperparameters={"lr": 0.1})
         _, state = run(step, batches)
         eager(twin := copy.deepcopy(model), F.cross_entropy, torch.optim.SGD(twin.parameters(), lr=0.1), batches)
-        learned = {name.partition(".")[2]: torch.from_numpy(value) for name, value in state.items() if name.startswith(("param.", "buffer."))}
+        learned = {
+            name.partition(".")[2]: torch.from_numpy(value) for name, value in state.items() if name.startswith(("param.", "buffer."))
+        }
         model.load_state_dict(learned, strict=False)
         for key, value in twin.state_dict().items():
             torch.testing.assert_close(model.state_dict()[key], value, rtol=1e-5, atol=1e-6)
@@ -404,7 +415,9 @@ class TestModels:
         batches = [(torch.randint(0, 7, (6,)), torch.randint(0, 7, (6,))) for _ in range(5)]
         step = _step(model, batches[0], optimizer="adam")
         assert step.layout.parameters == {"embedding.weight": "param.embedding.weight", "head.weight": "param.embedding.weight"}
-        np.testing.assert_allclose(run(step, batches)[0], eager(model, F.cross_entropy, torch.optim.Adam(model.parameters()), batches), rtol=1e-9)
+        np.testing.assert_allclose(
+            run(step, batches)[0], eager(model, F.cross_entropy, torch.optim.Adam(model.parameters()), batches), rtol=1e-9
+        )
 
 
 class TestFile:

@@ -42,7 +42,10 @@ def test_float64_is_compared_as_float64():
     assert report.max_error < 1e-12
 
 
-@pytest.mark.parametrize(("target", "kinds"), [("wrong_forward", {"output", "parameter gradient", "input gradient"}), ("wrong_backward", {"parameter gradient", "input gradient"})])
+@pytest.mark.parametrize(
+    ("target", "kinds"),
+    [("wrong_forward", {"output", "parameter gradient", "input gradient"}), ("wrong_backward", {"parameter gradient", "input gradient"})],
+)
 def test_a_wrong_function_is_found(target, kinds):
     report = exporter.verify(*getattr(targets, target)())
     assert not report.ok
@@ -111,7 +114,9 @@ class _Twice(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("make", "shape"), [(F.Dropping, (3, 6)), (_Twice, (3, 6)), (_Attending, (2, 5, 8)), (_DropsInside, (2, 1, 5, 8))], ids=["one", "two", "attention", "sdpa"]
+    ("make", "shape"),
+    [(F.Dropping, (3, 6)), (_Twice, (3, 6)), (_Attending, (2, 5, 8)), (_DropsInside, (2, 1, 5, 8))],
+    ids=["one", "two", "attention", "sdpa"],
 )
 def test_dropout_is_verified_with_the_files_masks(make, shape, dynamo):
     report = exporter.verify(make().train(), (torch.randn(*shape),), dynamo=dynamo)
@@ -122,7 +127,10 @@ def test_dropout_is_verified_with_the_files_masks(make, shape, dynamo):
 
 def test_a_dropout_that_the_file_lacks_is_refused(monkeypatch):
     monkeypatch.setattr(sys.modules["exporter.export"], "_keep_dropping", lambda graph: None)
-    with pytest.raises(exporter.PythonopError, match=r"mask 0 of eager has the shape \[2, 1, 5, 5\] and drops 0.3, Dropout .* of the file \[2,1,5,8\] and 0.5"):
+    with pytest.raises(
+        exporter.PythonopError,
+        match=r"mask 0 of eager has the shape \[2, 1, 5, 5\] and drops 0.3, Dropout .* of the file \[2,1,5,8\] and 0.5",
+    ):
         exporter.verify(_DropsInside().train(), (torch.randn(2, 1, 5, 8),))
 
 
@@ -206,7 +214,9 @@ def test_assert_roundtrip():
 
 
 def run(*arguments):
-    return subprocess.run([sys.executable, "-m", "exporter.cli", "verify", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "exporter.cli", "verify", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
 
 def test_command_says_yes_in_json_and_html(tmp_path):
@@ -249,7 +259,10 @@ class _Page(html.parser.HTMLParser):
 
 def test_the_page_is_whole_and_escapes_names(tmp_path):
     evil = "<script>alert(1)</script>$\\alpha$\x1b[31m"
-    rows = [Row(evil, "output", (2, 3), "float32", 0.5, 1e-7, 1e-5, "float64", False), Row("ok", "output", (), "float32", 0.0, None, 1e-5, "float32", True)]
+    rows = [
+        Row(evil, "output", (2, 3), "float32", 0.5, 1e-7, 1e-5, "float64", False),
+        Row("ok", "output", (), "float32", 0.0, None, 1e-5, "float32", True),
+    ]
     report = Report(rows, {"model": evil, evil: evil}, {evil: 3}, {"eager step": 0.1, "onnxruntime step": 0.2}, first_departure=evil)
     page = report.to_html(tmp_path / "r.html").read_text()
     assert "<script" not in page

@@ -19,6 +19,8 @@ def test_the_document_has_every_model_and_no_other():
 @pytest.mark.parametrize("name", table.NAMES)
 def test_equal_in_a_fresh_process(name, kind):
     report = table.verified(name, table.EXPORTERS[kind])
-    assert report.ok, "\n".join(f"{row.kind} {row.name}: {row.error:.1e} of {row.tolerance:.1e} {row.problem}" for row in report.worst() if not row.ok)
+    assert report.ok, "\n".join(
+        f"{row.kind} {row.name}: {row.error:.1e} of {row.tolerance:.1e} {row.problem}" for row in report.worst() if not row.ok
+    )
     said, found = SAID[table.NAMES[name], kind], table.cells_of(report)
     assert (found.python_ops, found.nodes) == (said.python_ops, said.nodes), "python -m tests.models.table writes docs/models.md anew"

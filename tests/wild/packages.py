@@ -147,7 +147,9 @@ def torchsde_adjoint(m, x):
     return torchsde.sdeint_adjoint(m.sde, x * m.weight, ts, method="midpoint", dt=0.25)[-1]
 
 
-_INLINE = "inline=['gpytorch.*'], or nothing where the kernel's gradients are not wanted: its Function takes a lambda over the kernel module"
+_INLINE = (
+    "inline=['gpytorch.*'], or nothing where the kernel's gradients are not wanted: its Function takes a lambda over the kernel module"
+)
 _SHAPE = "dynamo=False: the library branches on values, which torch.export cannot trace"
 PACKAGES = [
     Package("entmax15", "entmax", "entmax15", "nothing"),
@@ -158,10 +160,50 @@ PACKAGES = [
     Package("spikingjelly_sigmoid", "spikingjelly", "surrogate.Sigmoid", "nothing"),
     Package("spikingjelly_leaky", "spikingjelly", "surrogate.PiecewiseLeakyReLU", "nothing"),
     Package("gpytorch_log_normal_cdf", "gpytorch", "functions.log_normal_cdf", "nothing"),
-    Package("gpytorch_rbf", "gpytorch", "kernels.RBFKernel", _INLINE, "torch", "refused", "aten.equal|RBFCovariance.*argument 3 is a function over the RBFKernel.*inline="),
-    Package("gpytorch_matern", "gpytorch", "kernels.MaternKernel", "no way yet: its Function takes a lambda over the kernel module, and inlined its gradient at equal points is NaN", "torch", "refused", "aten.equal|MaternCovariance.*function over the MaternKernel.*inline="),
-    Package("linear_operator_solve", "linear_operator", "solve", "a decomposition that ONNX has (torch exports no Cholesky)", "torch", "torch", "data-dependent|linalg_cholesky"),
-    Package("torchdiffeq_adjoint", "torchdiffeq", "odeint_adjoint(method='rk4')", _SHAPE, "torch", "inlined", "data-dependent|argument 1 holds trainable parameters"),
-    Package("torchsde_adjoint", "torchsde", "sdeint_adjoint", "not to be exported: its generators are Python objects", "torch", "torch", "data-dependent|unordered_map|Generator"),
+    Package(
+        "gpytorch_rbf",
+        "gpytorch",
+        "kernels.RBFKernel",
+        _INLINE,
+        "torch",
+        "refused",
+        "aten.equal|RBFCovariance.*argument 3 is a function over the RBFKernel.*inline=",
+    ),
+    Package(
+        "gpytorch_matern",
+        "gpytorch",
+        "kernels.MaternKernel",
+        "no way yet: its Function takes a lambda over the kernel module, and inlined its gradient at equal points is NaN",
+        "torch",
+        "refused",
+        "aten.equal|MaternCovariance.*function over the MaternKernel.*inline=",
+    ),
+    Package(
+        "linear_operator_solve",
+        "linear_operator",
+        "solve",
+        "a decomposition that ONNX has (torch exports no Cholesky)",
+        "torch",
+        "torch",
+        "data-dependent|linalg_cholesky",
+    ),
+    Package(
+        "torchdiffeq_adjoint",
+        "torchdiffeq",
+        "odeint_adjoint(method='rk4')",
+        _SHAPE,
+        "torch",
+        "inlined",
+        "data-dependent|argument 1 holds trainable parameters",
+    ),
+    Package(
+        "torchsde_adjoint",
+        "torchsde",
+        "sdeint_adjoint",
+        "not to be exported: its generators are Python objects",
+        "torch",
+        "torch",
+        "data-dependent|unordered_map|Generator",
+    ),
 ]
 assert all(package.row in CASES for package in PACKAGES)
