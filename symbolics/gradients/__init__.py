@@ -23,6 +23,7 @@ _FAMILIES = (
     "reductions",
     "resize",
     "sampling",
+    "sequences",
     "signal",
 )
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from symbolics.gradients._builder import Builder, attr, is_float, rank_of, static_shape, unsupported
-from symbolics.gradients._registry import composite, gradient
+from symbolics.gradients._builder import Builder, attr, is_float, static_shape
+from symbolics.gradients._registry import gradient
 
 __all__ = ["gather_adjoint"]
 
@@ -298,68 +298,3 @@ def depth_to_space(op, node, g):
 def space_to_depth(op, node, g):
     b = attr(node, "blocksize")
     return [op.DepthToSpace(g, blocksize=b, mode=attr(node, "mode", "DCR"))]
-
-
-# -------------------------------------------------------------------------------------------------------- sequences
-@gradient("Optional", "OptionalGetElement")
-def optional(op, node, g):
-    return [g]
-
-
-def _elements(op: Builder, sequence: ir.Value | None) -> list[ir.Value] | None:
-    """The tensors of a sequence whose length and positions are known, None of any other."""
-    node = None if sequence is None else sequence.producer()
-    if node is None or node.domain != "":
-        return None
-    if node.op_type == "SequenceConstruct":
-        return list(node.inputs)
-    if node.op_type == "SequenceEmpty":
-        return []
-    if node.op_type == "SplitToSequence":
-        return _split_elements(op, node)
-    if node.op_type not in ("SequenceInsert", "SequenceErase", "Identity"):
-        return None
-    elements = _elements(op, node.inputs[0])
-    if elements is None or node.op_type == "Identity":
-        return elements
-    inserts = node.op_type == "SequenceInsert"
-    given = [*node.inputs, None, None][2 if inserts else 1]
-    position = op.ints(given) if given is not None else [len(elements) if inserts else -1]
-    if position is None:
-        return None
-    at = position[0] + len(elements) if position[0] < 0 else position[0]
-    return [*elements[:at], node.inputs[1], *elements[at:]] if inserts else [*elements[:at], *elements[at + 1 :]]
-
-
-def _split_elements(op: Builder, node: ir.Node) -> list[ir.Value] | None:
-    x, split = [*node.inputs, None][:2]
-    axis, lengths = attr(node, "axis", 0), [1] if split is None else op.ints(split)
-    if lengths is None or (x.shape is None and (split is None or rank_of(split) != 1)):
-        return None
-    if split is None or rank_of(split) == 0:  # equal parts, the last may be shorter
-        size = x.shape[axis]
-        if type(size) is not int:
-            return None
-        lengths = [min(lengths[0], size - i) for i in range(0, size, lengths[0])]
-    parts = op.Split(x, lengths, axis=axis, outputs=len(lengths))
-    parts = [parts] if isinstance(parts, ir.Value) else list(parts)
-    return [op.Squeeze(p, [axis]) for p in parts] if split is None and not attr(node, "keepdims", 1) else parts
-
-
-@composite("SequenceAt")
-def sequence_at(op, node):
-    elements, position = _elements(op, node.inputs[0]), op.ints(node.inputs[1])
-    return None if elements is None or position is None or not -len(elements) <= position[0] < len(elements) else [elements[position[0]]]
-
-
-@composite("ConcatFromSequence")
-def concat_from_sequence(op, node):
-    elements, axis = _elements(op, node.inputs[0]), attr(node, "axis")
-    if not elements:
-        return None
-    return [op.Concat(*([op.Unsqueeze(e, [axis]) for e in elements] if attr(node, "new_axis", 0) else elements), axis=axis)]
-
-
-@gradient("SequenceConstruct", "SequenceAt", "SequenceInsert", "SequenceErase", "SplitToSequence", "ConcatFromSequence")
-def sequence(op, node, *_):
-    raise unsupported(node, "a sequence whose length or positions are known only at run time has no gradient")

@@ -189,6 +189,8 @@ SEQUENCES = {
     "split": "s = SplitToSequence<axis = 1>(x) p = Constant<value = int64 {2}>() q = Constant<value = int64 {0}>() a = SequenceAt(s, p) b = SequenceAt(s, q) y = Mul(a, b)",
     "split, squeezed": "s = SplitToSequence<axis = 1, keepdims = 0>(x) p = Constant<value = int64 {2}>() a = SequenceAt(s, p) y = Mul(a, a)",
     "equal parts": "n = Constant<value = int64 {2}>() s = SplitToSequence<axis = 1>(x, n) y = ConcatFromSequence<axis = 1>(s)",
+    "map": "s = SequenceConstruct(x, w) t = SequenceMap<body = twice (float[2,3] a) => (float[2,3] c) { c = Mul(a, a) }>(s) y = ConcatFromSequence<axis = 0>(t)",
+    "map with a tensor": "s = SequenceConstruct(x, x) t = SequenceMap<body = times (float[2,3] a, float[2,3] b) => (float[2,3] c) { c = Mul(a, b) }>(s, w) p = Constant<value = int64 {1}>() y = SequenceAt(t, p)",
     "parts": "n = Constant<value = int64[2] {1, 2}>() s = SplitToSequence<axis = 1>(x, n) p = Constant<value = int64 {1}>() a = SequenceAt(s, p) y = Sin(a)",
 }  # fmt: skip
 

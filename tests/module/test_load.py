@@ -410,6 +410,26 @@ def test_backwards_that_are_not_the_derivative_of_the_translation(call, dynamo):
     assert_same_grads(module, model)
 
 
+def test_hstack(dynamo):
+    """With dynamo=True a SequenceMap over a sequence that the graph makes itself."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return torch.hstack((self.first(x), self.second(x).sin()))
+
+    model, x = Model(), torch.randn(2, 3)
+    module = loaded(model, (x,), dynamo=dynamo)
+    y, z = module(x), model(x)
+    assert_close(y, z)
+    y.square().sum().backward()
+    z.square().sum().backward()
+    assert_same_grads(module, model)
+
+
 @pytest.mark.parametrize("padding", [None, 0, 2, -1])
 def test_the_rows_of_padding_idx_learn_nothing(padding, dynamo):
     model, x = nn.Sequential(nn.Embedding(5, 3, padding_idx=padding), nn.Linear(3, 2)), torch.tensor([[0, 1, 1, 2], [4, 2, 0, 3]])

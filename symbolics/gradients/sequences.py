@@ -1,0 +1,93 @@
+"""Sequences and optionals: tensors under another name, as long as lengths and positions are known."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from symbolics.gradients._bodies import clone_nodes
+from symbolics.gradients._builder import Builder, attr, rank_of, unsupported
+from symbolics.gradients._registry import composite, gradient
+
+__all__: list[str] = []
+
+
+@gradient("Optional", "OptionalGetElement")
+def optional(op, node, g):
+    return [g]
+
+
+def _elements(op: Builder, sequence: ir.Value | None) -> list[ir.Value] | None:
+    """The tensors of a sequence whose length and positions are known, None of any other."""
+    node = None if sequence is None else sequence.producer()
+    if node is None or node.domain != "":
+        return None
+    if node.op_type == "SequenceConstruct":
+        return list(node.inputs)
+    if node.op_type == "SequenceEmpty":
+        return []
+    if node.op_type == "SplitToSequence":
+        return _split_elements(op, node)
+    if node.op_type not in ("SequenceInsert", "SequenceErase", "Identity"):
+        return None
+    elements = _elements(op, node.inputs[0])
+    if elements is None or node.op_type == "Identity":
+        return elements
+    inserts = node.op_type == "SequenceInsert"
+    given = [*node.inputs, None, None][2 if inserts else 1]
+    position = op.ints(given) if given is not None else [len(elements) if inserts else -1]
+    if position is None:
+        return None
+    at = position[0] + len(elements) if position[0] < 0 else position[0]
+    return [*elements[:at], node.inputs[1], *elements[at:]] if inserts else [*elements[:at], *elements[at + 1 :]]
+
+
+def _split_elements(op: Builder, node: ir.Node) -> list[ir.Value] | None:
+    x, split = [*node.inputs, None][:2]
+    axis, lengths = attr(node, "axis", 0), [1] if split is None else op.ints(split)
+    if lengths is None or (x.shape is None and (split is None or rank_of(split) != 1)):
+        return None
+    if split is None or rank_of(split) == 0:  # equal parts, the last may be shorter
+        size = x.shape[axis]
+        if type(size) is not int:
+            return None
+        lengths = [min(lengths[0], size - i) for i in range(0, size, lengths[0])]
+    parts = op.Split(x, lengths, axis=axis, outputs=len(lengths))
+    parts = [parts] if isinstance(parts, ir.Value) else list(parts)
+    return [op.Squeeze(p, [axis]) for p in parts] if split is None and not attr(node, "keepdims", 1) else parts
+
+
+@composite("SequenceAt")
+def sequence_at(op, node):
+    elements, position = _elements(op, node.inputs[0]), op.ints(node.inputs[1])
+    return None if elements is None or position is None or not -len(elements) <= position[0] < len(elements) else [elements[position[0]]]
+
+
+@composite("ConcatFromSequence")
+def concat_from_sequence(op, node):
+    elements, axis = _elements(op, node.inputs[0]), attr(node, "axis")
+    if not elements:
+        return None
+    return [op.Concat(*([op.Unsqueeze(e, [axis]) for e in elements] if attr(node, "new_axis", 0) else elements), axis=axis)]
+
+
+@composite("SequenceMap")
+def sequence_map(op, node):
+    """The body once for each element."""
+    mapped = [_elements(op, v) or v for v in node.inputs]
+    body, first = attr(node, "body"), mapped[0]
+    if not isinstance(first, list) or any(isinstance(v, ir.Value) and isinstance(v.type, ir.SequenceType) for v in mapped):
+        return None
+    results: list[list[ir.Value]] = [[] for _ in body.outputs]
+    for i in range(len(first)):
+        values = [each[i] if isinstance(each, list) else each for each in mapped]
+        mapping: dict[ir.Value, ir.Value | None] = dict(zip(body.inputs, values, strict=True))
+        mapping.update((v, op.constant(v.const_value.numpy(), v.dtype)) for v in body.initializers.values())
+        op.nodes += clone_nodes(op.session, body, mapping)
+        for out, v in zip(results, body.outputs):
+            out.append(mapping.get(v, v))
+    return [op.SequenceConstruct(*out) for out in results]
+
+
+@gradient("SequenceConstruct", "SequenceAt", "SequenceInsert", "SequenceErase", "SplitToSequence", "ConcatFromSequence")
+def sequence(op, node, *_):
+    raise unsupported(node, "a sequence whose length or positions are known only at run time has no gradient")
