@@ -109,7 +109,9 @@ test-ort: $(BUILT)
 	done
 	PYTHONOP_ORT_DIR=$(abspath $(VENV)/ort) $(PY) -m pytest -n $(WORKERS) tests/runtime/test_versions.py $(PYTEST_ARGS)
 
+# onnx-ad is what gradients are compared with, nothing else needs it.
 bench: $(BUILT)
+	$(PY) -m pip install --quiet --no-deps -c constraints.txt onnx-ad
 	$(PY) -m benchmarks
 
 wheel: $(DONE)

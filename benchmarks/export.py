@@ -28,6 +28,7 @@ import exporter
 from benchmarks._report import Figure, tell
 
 RATIO, RATIO_AT_100, GROWTH = 1.1, 0.7, 1.25
+SHORT = 0.1  # seconds
 EXPORTERS = {True: "torch.export", False: "TorchScript"}  # by dynamo=
 
 
@@ -121,6 +122,8 @@ def compare(case: Case, dynamo: bool, runs: int) -> dict[str, Any]:
     model, example = case.make(), torch.randn(case.example)
     times: dict[bool, list[float]] = {False: [], True: []}
     count = max(3, round(runs * case.share))
+    if export_once(model, example, dynamo, False) < SHORT:  # a millisecond more or less is a tenth of it
+        count *= 10
     for turn in range(count + 1):
         for hooked in (False, True) if turn % 2 else (True, False):
             seconds = export_once(model, example, dynamo, hooked)
