@@ -319,7 +319,7 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
         symbolics_registered(opset or 9),
     ):
         recorder.dynamic = dynamic_sizes((args, keywords), options["input_names"], options.get("dynamic_axes"))
-        recorder.frozen = set()
+        recorder.frozen, recorder.state = set(), state.entries
         # No parameter data: finish() has it at hand. A large model would pass protobuf's 2 GiB for nothing.
         draft = io.BytesIO()
         # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
@@ -334,9 +334,7 @@ def _export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: 
                 keep_initializers_as_inputs=True,
                 **options,
             )
-        changed = state.changed(model) | {
-            name for name, buffer in model.named_buffers() if any(buffer is dirty for dirty in recorder.dirtied)
-        }
+        changed = state.changed(model, recorder.dirtied)
         # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
         proto = onnx.load_from_string(draft.getvalue())
         constants_to_initializers(proto.graph, merge=bool(optimize))

@@ -7,7 +7,7 @@ of the graph's constants while anything optimizes, and put back under their PyTo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -60,18 +60,23 @@ class ModelState:
             yield
         finally:
             with torch.no_grad():
-                for name, buffer in model.named_buffers():
+                for name, buffer in self._buffers(model):
                     saved = self.values.get(self.entries[name].initializer) if name in self.entries else None
                     if saved is not None and saved.shape == buffer.shape:
                         buffer.copy_(saved)
 
-    def changed(self, model: torch.nn.Module) -> set[str]:
-        """The names of the buffers that are no longer as they were."""
+    def changed(self, model: torch.nn.Module, declared: Collection[torch.Tensor] = ()) -> set[str]:
+        """The names of the buffers that are no longer as they were, or that are among the ``declared``."""
         return {
             name
-            for name, buffer in model.named_buffers()
-            if name in self.entries and not torch.equal(buffer, self.values[self.entries[name].initializer])
+            for name, buffer in self._buffers(model)
+            if any(buffer is tensor for tensor in declared)
+            or (name in self.entries and not torch.equal(buffer, self.values[self.entries[name].initializer]))
         }
+
+    def _buffers(self, model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+        """The buffers that the model has now, nothing at a look where it had none."""
+        return model.named_buffers() if any(entry.kind == "buffer" for entry in self.entries.values()) else ()
 
     def adopt(self, graph: ir.Graph) -> dict[str, ir.Value]:
         """Give the graph one initializer a tensor, with the snapshot's bits; tied names are joined.

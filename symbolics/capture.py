@@ -11,7 +11,7 @@ import itertools
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -84,7 +84,7 @@ class Recorder:
         transparent: Whether no_grad() and detach() stop no gradients now: in a forward that is inlined for the parameters it uses.
         dynamic: Example sizes of the dimensions that are declared dynamic (TorchScript).
         frozen: Those that the model turned into Python ints (torch.export keeps them symbolic, or fails).
-        state: The names of the model's parameters and buffers.
+        state: The names of the model's parameters and buffers (TorchScript).
         fed: The names of values that depend on the model's inputs, of those that somebody asked about (TorchScript).
         dirtied: Tensors that a Function changed and said so, in a trace that leaves them as they were.
         changed: Tensors that a forward changed without mark_dirty, and which one.
@@ -102,7 +102,7 @@ class Recorder:
     transparent: bool = False
     dynamic: set[int] = field(default_factory=set)
     frozen: set[int] = field(default_factory=set)
-    state: frozenset[str] = frozenset()
+    state: Container[str] = ()
     fed: set[str] = field(default_factory=set)
     dirtied: list[torch.Tensor] = field(default_factory=list)
     _classes: dict[str, type] = field(default_factory=dict)
@@ -122,7 +122,6 @@ class Recorder:
     def watch(self, model: torch.nn.Module) -> None:
         """Learn the module paths and the mode of the model that is about to be exported."""
         self._modules = {id(module): name for name, module in model.named_modules()}
-        self.state = frozenset(name for named in (model.named_parameters, model.named_buffers) for name, _ in named(remove_duplicate=False))
         self.changed, self.dirtied, self.fed = [], [], set()
         self.training = bool(model.training)
 
