@@ -66,13 +66,16 @@ class ModelState:
                         buffer.copy_(saved)
 
     def changed(self, model: torch.nn.Module, declared: Collection[torch.Tensor] = ()) -> set[str]:
-        """The names of the buffers that are no longer as they were, or that are among the ``declared``."""
-        return {
-            name
-            for name, buffer in self._buffers(model)
-            if any(buffer is tensor for tensor in declared)
-            or (name in self.entries and not torch.equal(buffer, self.values[self.entries[name].initializer]))
-        }
+        """The names of the buffers that are no longer as they were, or that are among the ``declared``.
+
+        A buffer that forward gives another shape is no state: the next call could not go on with it.
+        """
+
+        def moved(name: str, buffer: torch.Tensor) -> bool:
+            before = self.values[self.entries[name].initializer] if name in self.entries else buffer
+            return before.shape == buffer.shape and not torch.equal(before, buffer)
+
+        return {name for name, buffer in self._buffers(model) if any(buffer is tensor for tensor in declared) or moved(name, buffer)}
 
     def _buffers(self, model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
         """The buffers that the model has now, nothing at a look where it had none."""

@@ -55,6 +55,7 @@ def _extremum(result: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return result
     values, indices = result
     kept = values.dim() == x.dim()
+    dim %= x.dim()  # onnx.reference's GatherElements counts no axis from the end
     picked = x.gather(dim, indices if kept else indices.unsqueeze(dim))
     return type(result)((picked if kept else picked.squeeze(dim), indices))
 

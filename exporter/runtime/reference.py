@@ -69,6 +69,17 @@ class _Carried(Exception):
         self.error = error
 
 
+class GatherElements(OpRun):
+    """onnx's own takes no axis from the end, and none longer than 64."""
+
+    op_domain = ""
+
+    def _run(self, data: np.ndarray, indices: np.ndarray, axis: int | None = None) -> tuple[np.ndarray]:
+        axis = (axis or 0) % data.ndim
+        part = data[tuple(slice(None) if i == axis else slice(size) for i, size in enumerate(indices.shape))]
+        return (np.take_along_axis(part, indices.astype(np.int64), axis),)
+
+
 def _operators(gate: Gate, store: ContextStore) -> list[type[OpRun]]:
     class PythonOp(OpRun):
         op_domain = ORT_DOMAIN
@@ -112,7 +123,7 @@ def _operators(gate: Gate, store: ContextStore) -> list[type[OpRun]]:
             return (x.copy(),)
 
     assert StopGradient.__name__ == MARK_OP
-    return [PythonOp, PythonOpGrad, StopGradient]
+    return [PythonOp, PythonOpGrad, StopGradient, GatherElements]
 
 
 def reference_evaluator(model: Any, allow: Any = (), *, store: ContextStore | None = None, **options: Any) -> ReferenceEvaluator:

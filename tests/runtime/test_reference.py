@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import torch
 
@@ -123,3 +125,14 @@ def test_bodies_functions_and_marks(tmp_path):
     for c in (True, False):
         (y,) = evaluator.run(None, {"c": torch.tensor(c).numpy(), "x0": x.detach().numpy()})
         assert torch.equal(torch.from_numpy(y), x.detach().sin())
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((3, 5), -1), ((3, 100), 1), ((70, 2), 0)])
+def test_gather_elements_takes_any_axis_of_any_length(shape, axis):
+    """onnx's own operator refuses these; the file of max(dim) has one."""
+    text = f"<ir_version: 10, opset_import: ['' : 18]> g (float[A,B] x, int64[C,D] i) => (float[C,D] y) {{ y = GatherElements<axis = {axis}>(x, i) }}"
+    model = onnx.parser.parse_model(text.replace("'", '"'))
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    indices = x.argmax(axis, keepdims=True)
+    (y,) = reference.reference_evaluator(model).run(None, {"x": x, "i": indices})
+    np.testing.assert_array_equal(y, x.max(axis, keepdims=True))
