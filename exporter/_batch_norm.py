@@ -12,7 +12,7 @@ from exporter.randomness import trains
 from symbolics.errors import PythonopWarning
 from symbolics.file import read_cumulative
 
-__all__ = ["Statistics", "batch_statistics", "warn_of_lost_changes"]
+__all__ = ["Statistics", "batch_statistics", "counter_of", "warn_of_lost_changes"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,11 @@ def _buffer(value: ir.Value | None, position: int) -> ir.Value | None:
     return value if value is not None and value.is_initializer() else None
 
 
+def counter_of(mean: str) -> str:
+    """The name of the count of batches beside a running mean."""
+    return mean.removesuffix("running_mean") + "num_batches_tracked"
+
+
 def batch_statistics(model: ir.Model) -> list[Statistics]:
     """The train-mode BatchNormalizations of the main graph; each gets named outputs for its batch's statistics, in place.
 
@@ -120,7 +125,7 @@ def warn_of_lost_changes(graph: ir.Graph, changed: set[str]) -> None:
     kept: set[str] = {
         str(found.name) for node in norms for position in (3, 4) if (found := _buffer(node.inputs[position], position)) is not None
     }
-    kept |= {f"{name.removesuffix('running_mean')}num_batches_tracked" for name in kept if name.endswith("running_mean")}
+    kept.update(map(counter_of, tuple(kept)))
     lost = sorted(changed - kept)
     if lost:
         warnings.warn(

@@ -137,6 +137,7 @@ def open_model(source: Any) -> ir.Model:
                 raise FormatError(
                     f"{path} has {path.stat().st_size} bytes, and {value.name!r} lies at {needed} and before: the file was cut off"
                 )
+    turn_products_with_vectors(model.graph.all_nodes())
     return model
 
 
@@ -233,7 +234,6 @@ class Engine:
 
     def _make(self, training: bool, wrt: frozenset[str]) -> Plan:
         model = self.model.clone()
-        turn_products_with_vectors(model.graph.all_nodes())
         seed = None
         if training:
             seed = seed_dropout(model)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from exporter._batch_norm import Statistics
+from exporter._batch_norm import Statistics, counter_of
 from exporter._fold import fold
 from exporter._updates import Group, steps_made
 from exporter.export import drop_outputs
@@ -210,7 +210,7 @@ class Join:
             running = values[entry.mean], values[entry.var]
             size = op.Cast(op.ReduceProd(shape, None, keepdims=0), to=var.dtype or _FLOAT)
             channels = op.Cast(op.Gather(shape, 1), to=var.dtype or _FLOAT)
-            batches = self._counted(owners.get(f"{entry.mean.removesuffix('running_mean')}num_batches_tracked"), values)
+            batches = self._counted(owners.get(counter_of(entry.mean)), values)
             for old, batch in zip(running, (mean, var * (size / (size - channels)))):  # torch keeps the unbiased variance
                 now = self.next.get(old, old)
                 if entry.momentum is None:  # the average of all batches

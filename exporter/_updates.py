@@ -28,21 +28,23 @@ class Group:
         optimizer: How one of them is updated.
         name: The optimizer's name.
         hyperparameters: All of its hyperparameters, ``lr`` among them.
-        state: state_dict key -> slot -> value, of a torch optimizer that has already run.
-        steps: state_dict key -> how many steps it has made; 1 where torch keeps state and counts no steps.
+        state: state_dict key -> slot -> value, of a torch optimizer that has already run; ``step`` is among the slots.
     """
 
     names: tuple[str, ...]
     optimizer: Optimizer
     name: str
     hyperparameters: Mapping[str, Any]
-    state: Mapping[str, Mapping[str, torch.Tensor]]
-    steps: Mapping[str, int]
+    state: Mapping[str, Mapping[str, Any]]
 
     @property
     def counts(self) -> bool:
         """Whether an update depends on how many came before."""
         return self.optimizer.factors is not plain_factors and self.hyperparameters.get("dampening") != 0
+
+    def steps(self, name: str) -> int:
+        """How many steps a parameter has made; 1 where torch keeps state of it and counts none."""
+        return int(self.state[name].get("step", 1)) if name in self.state else 0
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -74,10 +76,10 @@ def groups_of(
         raise ArgumentError(
             f"optimizer is a {type(optimizer).__name__}: give one of {', '.join(OPTIMIZERS)}, or an instance of torch.optim.Optimizer"
         )
-    return [_group(optimizer, tuple(parameters), hyperparameters or {}, {}, {})]
+    return [_group(optimizer, tuple(parameters), hyperparameters or {}, {})]
 
 
-def _group(name: str, names: tuple[str, ...], given: Mapping[str, Any], state: Mapping[str, Any], steps: Mapping[str, int]) -> Group:
+def _group(name: str, names: tuple[str, ...], given: Mapping[str, Any], state: Mapping[str, Any]) -> Group:
     kind = name.lower()
     if kind == "adam" and given.get("decoupled_weight_decay"):
         kind = "adamw"
@@ -93,7 +95,7 @@ def _group(name: str, names: tuple[str, ...], given: Mapping[str, Any], state: M
     values = {key: _number(name, key, given.get(key, default)) for key, default in defaults.items()}
     if kind == "sgd" and values["nesterov"] and (not values["momentum"] or values["dampening"]):
         raise ArgumentError("SGD with nesterov=True needs momentum and no dampening, as in torch")
-    return Group(names, OPTIMIZERS[kind].chosen(values), kind, values, state, steps)
+    return Group(names, OPTIMIZERS[kind].chosen(values), kind, values, state)
 
 
 def _number(name: str, key: str, value: Any) -> Any:
@@ -118,13 +120,9 @@ def _of_torch(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.n
             raise ArgumentError(
                 f"the optimizer's group {number} has a parameter of shape {list(strangers[0].shape)} that the model has not: make it from model.parameters()"
             )
-        state = {keys[id(p)]: dict(optimizer.state[p]) for p in found if optimizer.state.get(p)}
-        steps = {key: int(entry.get("step", 1)) for key, entry in state.items()}
-        slots = {
-            key: {slot: value for slot, value in entry.items() if isinstance(value, torch.Tensor) and slot != "step"}
-            for key, entry in state.items()
-        }
-        groups.append(_group(kind, tuple(keys[id(p)] for p in found), group, slots, steps))
+        # SGD without momentum may keep a buffer of None.
+        state = {keys[id(p)]: {slot: v for slot, v in optimizer.state.get(p, {}).items() if v is not None} for p in found}
+        groups.append(_group(kind, tuple(keys[id(p)] for p in found), group, {key: slots for key, slots in state.items() if slots}))
     return groups
 
 
@@ -134,7 +132,7 @@ def steps_made(groups: Iterable[Group], parameters: Container[str]) -> int:
     Raises:
         ArgumentError: Not as many behind each.
     """
-    made = {name: group.steps.get(name, 0) for group in groups if group.counts for name in group.names if name in parameters}
+    made = {name: group.steps(name) for group in groups if group.counts for name in group.names if name in parameters}
     if len(set(made.values())) > 1:
         low, high = min(made, key=made.__getitem__), max(made, key=made.__getitem__)
         raise ArgumentError(

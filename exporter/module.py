@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
+from exporter._batch_norm import counter_of
 from exporter._engine import Engine, Kept, Plan, open_model, tensor
 from exporter.inputs import named_leaves
 from exporter.runtime.kernels import DTYPES
@@ -212,8 +213,7 @@ class _Bound:
         self.counters = {
             entry.initializer: other.initializer
             for name, entry in entries.items()
-            if name.endswith("running_mean")
-            and (other := entries.get(name.removesuffix("running_mean") + "num_batches_tracked")) is not None
+            if name.endswith("running_mean") and (other := entries.get(counter_of(name))) is not None
         }
         for name in read_cumulative(model.metadata_props):
             if name in names and name not in self.counters:

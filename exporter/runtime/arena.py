@@ -5,11 +5,6 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-try:
-    import onnxruntime
-except ImportError:  # exporter.runtime.session says so
-    onnxruntime = None  # type: ignore[assignment]
-
 __all__ = ["thrifty"]
 
 _SAME_AS_REQUESTED = 1  # OrtArenaCfg's arena_extend_strategy
@@ -28,6 +23,8 @@ def thrifty(options: Any) -> None:
     Args:
         options: An onnxruntime.SessionOptions; changed.
     """
+    import onnxruntime
+
     global _registered
     options.enable_mem_pattern = False
     with _registering:

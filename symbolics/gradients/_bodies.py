@@ -11,7 +11,19 @@ from symbolics.gradients._builder import Builder
 from symbolics.gradients._session import Session
 from symbolics.gradients._values import attr
 
-__all__ = ["captured", "clone_nodes", "discard", "fold", "function_body", "inline", "prune", "subgraphs", "taken_branch", "walk"]
+__all__ = [
+    "captured",
+    "clone_nodes",
+    "discard",
+    "fold",
+    "function_body",
+    "inline",
+    "inline_body",
+    "prune",
+    "subgraphs",
+    "taken_branch",
+    "walk",
+]
 
 
 _PREVIEW = "ai.onnx.preview"
@@ -188,6 +200,14 @@ def inline(session: Session, node: ir.Node, function: ir.Function) -> tuple[list
     return nodes, [None if o is None else mapping[o] for o in outputs]
 
 
+def inline_body(op: Builder, body: ir.Graph, inputs: Iterable[ir.Value]) -> tuple[list[ir.Node], list[ir.Value | None]]:
+    """Copies of the nodes of a body for one run of it, and what stands for its outputs."""
+    mapping: dict[ir.Value, ir.Value | None] = dict(zip(body.inputs, inputs, strict=True))
+    mapping.update((v, op.constant(v.const_value.numpy(), v.dtype)) for v in body.initializers.values())
+    nodes = clone_nodes(op.session, body, mapping)
+    return nodes, [mapping.get(v, v) for v in body.outputs]
+
+
 # ----------------------------------------------------------------------------------------------------------- folding
 def fold(op: Builder, nodes: list[ir.Node]) -> tuple[list[ir.Node], bool]:
     """Remove from their graph the nodes that only constants and static shapes go into, so that ranks behind them are known.
@@ -204,12 +224,8 @@ def fold(op: Builder, nodes: list[ir.Node]) -> tuple[list[ir.Node], bool]:
             continue
         ends_graph = any(o.is_graph_output() for o in node.outputs)
         if not ends_graph and (branch := taken_branch(op, node)) is not None:
-            mapping: dict[ir.Value, ir.Value | None] = {
-                v: op.constant(v.const_value.numpy(), v.dtype) for v in branch.initializers.values()
-            }
-            copies = clone_nodes(op.session, branch, mapping)
+            copies, results = inline_body(op, branch, ())
             node.graph.insert_before(node, copies)
-            results = [mapping.get(v, v) for v in branch.outputs]
             todo += list(walk(copies))[::-1]
             dead.update(walk([node]))
         elif not ends_graph and (arrays := op.session.evaluate(node)) is not None:

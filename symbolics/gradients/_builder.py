@@ -141,6 +141,13 @@ class Builder:
             axis += len(x.shape)
         return self.memo(("dim", x, axis), lambda: self.Shape(x, start=axis, end=axis + 1 if axis != -1 else None))
 
+    def indices(self, x: ir.Value, axis: int) -> ir.Value:
+        """0, 1, ... along an axis, as int64 vector: a constant where the dim is static."""
+        length = self.dim(x, axis)
+        if isinstance(length, int):
+            return self.i64(list(range(length)))
+        return self.Range(self.i64(0), self.Squeeze(length, [0]), self.i64(1))
+
     def vector(self, dims: Sequence[int | ir.Value]) -> ir.Value:
         """An int64 vector of numbers and vectors, end to end."""
         if all(isinstance(d, int) for d in dims):

@@ -140,9 +140,7 @@ def max_roi_pool(op, node):
         width = op.Max(high - low + 1.0, 1.0) / float(count)
         steps = op.constant(np.arange(count)[None], x.dtype)
         first, end = low + op.Floor(steps * width), low + op.Ceil((steps + 1.0) * width)  # (regions, bins)
-        length = op.dim(x, axis)
-        ends = op.i64(length) if isinstance(length, int) else op.Squeeze(length, [0])
-        p = op.Cast(op.Range(op.i64(0), ends, op.i64(1)), to=x.dtype)
+        p = op.Cast(op.indices(x, axis), to=x.dtype)
         inside = op.And(op.GreaterOrEqual(p, op.Unsqueeze(first, [2])), op.Less(p, op.Unsqueeze(end, [2])))
         some = op.Cast(op.ReduceMax(op.Cast(inside, to=ir.DataType.INT64), [2], keepdims=0), to=ir.DataType.BOOL)
         # Columns: (regions, 1, bins, 1, W) of (regions, channels, 1, H, W); rows: (regions, 1, 1, bins, H) of what is left.

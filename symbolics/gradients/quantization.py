@@ -27,10 +27,7 @@ def _along_axis(op: Builder, node: ir.Node, x: ir.Value, v: ir.Value | None) -> 
 
 def _blocks(op: Builder, node: ir.Node, x: ir.Value) -> ir.Value:
     """Which block each index along the axis belongs to."""
-    size, length = attr(node, "block_size", 0), op.dim(x, attr(node, "axis", 1) % op.rank(node, x))
-    if isinstance(length, int):
-        return op.i64([i // size for i in range(length)])
-    return op.Div(op.Range(op.i64(0), op.Squeeze(length, [0]), op.i64(1)), op.i64(size))
+    return op.Div(op.indices(x, attr(node, "axis", 1) % op.rank(node, x)), op.i64(attr(node, "block_size")))
 
 
 def _sum_over(op: Builder, node: ir.Node, g: ir.Value, x: ir.Value, scale: ir.Value) -> ir.Value:

@@ -109,8 +109,7 @@ def _recurrent(
     batch = op.Shape(x, start=1, end=2)
     mask = None
     if lengths is not None:  # (time, batch, 1): whether the sample is still running
-        time = op.Range(op.i64(0), op.Squeeze(op.Shape(x, start=0, end=1), [0]), op.i64(1))
-        mask = op.Unsqueeze(op.Less(op.Unsqueeze(time, [1]), op.Unsqueeze(op.Cast(lengths, to=ir.DataType.INT64), [0])), [2])
+        mask = op.Unsqueeze(op.Less(op.Unsqueeze(op.indices(x, 0), [1]), op.Unsqueeze(op.Cast(lengths, to=ir.DataType.INT64), [0])), [2])
     activations = _activations(node, default, directions)
     outs, lasts = [], []
     for d in range(directions):

@@ -87,7 +87,7 @@ def _rows(op: Builder, x: ir.Value, rank: int) -> ir.Value:
 def _starts(op: Builder, x: ir.Value, rank: int) -> ir.Value:
     """Where each of the N images starts in `_rows`: (N)."""
     pixels = op.ReduceProd(op.vector([op.dim(x, i) for i in range(2, rank)]), keepdims=0)
-    return op.Mul(op.Range(op.i64(0), op.Squeeze(op.vector([op.dim(x, 0)]), [0]), op.i64(1)), pixels)
+    return op.Mul(op.indices(x, 0), pixels)
 
 
 def _reflect(op: Builder, p: ir.Value, low: ir.Value, span: ir.Value) -> ir.Value:

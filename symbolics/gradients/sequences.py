@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from symbolics.gradients._bodies import clone_nodes
+from symbolics.gradients._bodies import inline_body
 from symbolics.gradients._builder import Builder, attr, rank_of, unsupported
 from symbolics.gradients._registry import composite, gradient
 
@@ -79,12 +79,10 @@ def sequence_map(op, node):
         return None
     results: list[list[ir.Value]] = [[] for _ in body.outputs]
     for i in range(len(first)):
-        values = [each[i] if isinstance(each, list) else each for each in mapped]
-        mapping: dict[ir.Value, ir.Value | None] = dict(zip(body.inputs, values, strict=True))
-        mapping.update((v, op.constant(v.const_value.numpy(), v.dtype)) for v in body.initializers.values())
-        op.nodes += clone_nodes(op.session, body, mapping)
-        for out, v in zip(results, body.outputs):
-            out.append(mapping.get(v, v))
+        nodes, made = inline_body(op, body, [each[i] if isinstance(each, list) else each for each in mapped])
+        op.nodes += nodes
+        for out, value in zip(results, made):
+            out.append(value)
     return [op.SequenceConstruct(*out) for out in results]
 
 

@@ -48,6 +48,17 @@ def assert_same_grads(module, model):
             assert_close(one.grad, two.grad)
 
 
+def assert_trains_as_eager(model, x, dynamo):
+    """Outputs and gradients of the loaded file, each output under a weight of its own."""
+    module = loaded(model, (x,), dynamo=dynamo)
+    y, z = module(x), model(x)
+    assert_close(y, z)
+    weights = torch.arange(1.0, z.numel() + 1).reshape(z.shape)
+    for value in (y, z):
+        (value * weights + value.square()).sum().backward()
+    assert_same_grads(module, model)
+
+
 def test_forward_and_gradients_equal_eagers(dynamo, tmp_path):
     model, x = F.Cubic(), torch.randn(3, 4)
     module = loaded(model, (x,), dynamo=dynamo, path=tmp_path / "m.onnx")
@@ -402,12 +413,7 @@ def test_backwards_that_are_not_the_derivative_of_the_translation(call, dynamo):
             return call(x * self.weight)
 
     model, x = Model(), torch.tensor([[1.0, 1, 0, 2, 2], [2, 1, 2, 0, 0], [3, 3, 3, 3, 3]])
-    module = loaded(model, (x,), dynamo=dynamo)
-    y, z = module(x), model(x)
-    assert_close(y, z)
-    (y * torch.arange(1.0, y.numel() + 1).reshape(y.shape)).sum().backward()
-    (z * torch.arange(1.0, z.numel() + 1).reshape(z.shape)).sum().backward()
-    assert_same_grads(module, model)
+    assert_trains_as_eager(model, x, dynamo)
 
 
 def test_hstack(dynamo):
@@ -422,23 +428,13 @@ def test_hstack(dynamo):
             return torch.hstack((self.first(x), self.second(x).sin()))
 
     model, x = Model(), torch.randn(2, 3)
-    module = loaded(model, (x,), dynamo=dynamo)
-    y, z = module(x), model(x)
-    assert_close(y, z)
-    y.square().sum().backward()
-    z.square().sum().backward()
-    assert_same_grads(module, model)
+    assert_trains_as_eager(model, x, dynamo)
 
 
 @pytest.mark.parametrize("padding", [None, 0, 2, -1])
 def test_the_rows_of_padding_idx_learn_nothing(padding, dynamo):
     model, x = nn.Sequential(nn.Embedding(5, 3, padding_idx=padding), nn.Linear(3, 2)), torch.tensor([[0, 1, 1, 2], [4, 2, 0, 3]])
-    module = loaded(model, (x,), dynamo=dynamo)
-    y, z = module(x), model(x)
-    assert_close(y, z)
-    y.square().sum().backward()
-    z.square().sum().backward()
-    assert_same_grads(module, model)
+    assert_trains_as_eager(model, x, dynamo)
 
 
 def test_scale_grad_by_freq_is_warned_of():
@@ -461,12 +457,7 @@ def test_a_transposed_parameter_times_a_vector(call, dynamo):
             return call(self.weight, v) * self.weight.sum()
 
     model, v = Model(), torch.randn(4)
-    module = loaded(model, (v,), dynamo=dynamo)
-    y, z = module(v), model(v)
-    assert_close(y, z)
-    y.square().sum().backward()
-    z.square().sum().backward()
-    assert_same_grads(module, model)
+    assert_trains_as_eager(model, v, dynamo)
 
 
 def test_a_transposed_matrix_times_a_vector_in_a_file_of_another_exporter():
