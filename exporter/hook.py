@@ -33,8 +33,9 @@ from exporter.trust import name_of
 from symbolics import _torch_private as private, torch_export
 from symbolics.arguments import qualified_name
 from symbolics.batch_norm import momentum_of_this_step
-from symbolics.capture import Recorder, active_recorder, captured_apply
+from symbolics.capture import Recorder, active_recorder, captured_apply, prove_capture, uncaught, wanted
 from symbolics.errors import ExportError, PythonopWarning
+from symbolics.interception import intercept
 from symbolics.patterns import Patterns
 from symbolics.stop_gradient import differentiable_inputs, holds_tensor, marking
 from symbolics.torchscript import symbolics_registered
@@ -82,6 +83,7 @@ def hook(inline: Iterable[Any] = ()) -> Iterator[Hook]:
     outer = getattr(_thread, "hook", None)
     _patch()
     try:
+        prove_capture()
         _thread.hook = own
         # Open for the whole block: a graph captured by torch.export.export keeps its records until it is translated.
         with Recorder(inline=own.inline, names=name_of):
@@ -97,6 +99,11 @@ def install(inline: Iterable[Any] = ()) -> None:
     with _lock:
         if _installed is None:
             _patch()
+            try:
+                prove_capture()
+            except ExportError:
+                _unpatch()
+                raise
         _installed = Hook(Patterns(inline))
 
 
@@ -122,15 +129,22 @@ def _patch() -> None:
         _open_hooks += 1
         if _open_hooks > 1:
             return
-        private.SingleLevelFunction.apply = classmethod(captured_apply)  # type: ignore[assignment, attr-defined]
-        _restore.append(lambda: delattr(private.SingleLevelFunction, "apply"))
-        _replace(private.functions(), "custom_function_call", _refuse_transforms)
-        _replace(private.dynamo_exporter(), "export_compat", _export_dynamo)
-        _replace(private.translator(), "_exported_program_to_onnx_program", _anchor_translation)
-        _replace(private.torchscript_exporter(), "export", _export_torchscript)
-        _replace(private.torchscript_exporter(), "_decide_constant_folding", _decide_folding)
-        _replace(private.torchscript_passes(), "_jit_pass_onnx_constant_fold", _fold_constants)
-        _replace(private.torchscript_passes(), "_jit_pass_onnx_graph_shape_type_inference", _infer_shapes)
+        try:
+            _restore.append(intercept(captured_apply, wanted))
+            _replace_all()
+        except AttributeError as error:
+            _unpatch()
+            raise uncaught(str(error)) from error
+
+
+def _replace_all() -> None:
+    _replace(private.functions(), "custom_function_call", _refuse_transforms)
+    _replace(private.dynamo_exporter(), "export_compat", _export_dynamo)
+    _replace(private.translator(), "_exported_program_to_onnx_program", _anchor_translation)
+    _replace(private.torchscript_exporter(), "export", _export_torchscript)
+    _replace(private.torchscript_exporter(), "_decide_constant_folding", _decide_folding)
+    _replace(private.torchscript_passes(), "_jit_pass_onnx_constant_fold", _fold_constants)
+    _replace(private.torchscript_passes(), "_jit_pass_onnx_graph_shape_type_inference", _infer_shapes)
 
 
 def _unpatch() -> None:

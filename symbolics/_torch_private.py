@@ -15,17 +15,20 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-# Function.apply reaches it through super().apply: a classmethod set here also catches `f = MyFn.apply` taken before.
-from torch.autograd.function import _SingleLevelFunction as SingleLevelFunction
+# The bases of all Functions, where symbolics.interception stands; `apply` of the first is what Function.apply ends in.
+from torch.autograd.function import FunctionMeta, _SingleLevelFunction as SingleLevelFunction
 
 __all__ = [
+    "FunctionMeta",
     "SingleLevelFunction",
     "add_traced_node",
     "allow_in_dynamo",
     "answered_draws",
+    "apply_of_base",
     "captured_by_dynamo",
     "detect_fake_mode",
     "dynamo_exporter",
+    "enter_transform",
     "every_result",
     "functions",
     "has_bodies",
@@ -33,8 +36,8 @@ __all__ = [
     "is_higher_order",
     "is_tracing",
     "keeps_graph",
+    "leave_transform",
     "non_persistent_buffers",
-    "original_apply",
     "paused_capture",
     "quiet_registration",
     "random_operators",
@@ -47,21 +50,40 @@ __all__ = [
     "torchscript_exporter",
     "torchscript_passes",
     "traced_producer",
+    "transforms_active",
     "translator",
     "unheard",
 ]
 
 
-def original_apply(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What Function.apply does when nobody listens."""
-    return super(SingleLevelFunction, cls).apply(*args, **kwargs)  # type: ignore[misc]
+def apply_of_base(cls: type) -> Any:
+    """What ``cls.apply`` ends in: the method of C, whatever stands before it."""
+    return super(SingleLevelFunction, cls).apply  # type: ignore[misc]
 
 
 def functions() -> Any:
-    """The module in which Function.apply looks up ``custom_function_call``, its path under torch.func transforms."""
+    """The module in which Function.apply looks up ``custom_function_call``, its path under torch.func transforms.
+
+    From torch 2.14 on C looks up ``_bind_default_args`` and ``_call_custom_function_call`` there too, at each call.
+    """
     import torch.autograd.function
 
     return torch.autograd.function
+
+
+def transforms_active() -> bool:
+    """Whether a transform of torch.func (vmap, grad, jvp) surrounds this code."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def enter_transform() -> None:
+    """Let Function.apply believe that torch.func.grad surrounds it: it then hands its call over to Python."""
+    torch._C._functorch._grad_increment_nesting()
+
+
+def leave_transform() -> None:
+    """Undo `enter_transform`, before any operator runs."""
+    torch._C._functorch._grad_decrement_nesting()
 
 
 def is_higher_order(func: Any) -> bool:

@@ -24,12 +24,13 @@ from symbolics.attributes import AttributeValue, encode
 from symbolics.binding import Slots, bind, has_setup_context
 from symbolics.call import Autocast, AutogradCall
 from symbolics.errors import ExportError, PythonopWarning
+from symbolics.interception import original_apply
 from symbolics.inlining import InlineContext, trainable_module
 from symbolics.output_shapes import Outputs, observe
 from symbolics.patterns import Patterns
 from symbolics.torch_types import onnx_type
 
-__all__ = ["Record", "Recorder", "active_recorder", "captured_apply"]
+__all__ = ["Record", "Recorder", "active_recorder", "captured_apply", "prove_capture", "uncaught", "wanted"]
 
 _thread = threading.local()
 _keys = itertools.count()
@@ -41,11 +42,50 @@ def active_recorder() -> Recorder | None:
 
 
 def captured_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-    """The ``apply`` that stands on the base class of all Functions while a hook is open in any thread."""
+    """What stands in for a call of apply that is `wanted`."""
     recorder = active_recorder()
-    if recorder is None or not recorder.listening():
-        return private.original_apply(cls, args, kwargs)
+    assert recorder is not None
     return recorder.apply(cls, args, kwargs)
+
+
+def wanted() -> bool:
+    """Whether a call of apply in this thread, now, belongs to an export."""
+    recorder = active_recorder()
+    return recorder is not None and recorder.listening()
+
+
+class _Probe(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, seen: list[str], how: str) -> None:  # type: ignore[override]
+        """Nothing: this runs where the call was not caught."""
+
+
+_early = _Probe.apply
+
+
+def prove_capture() -> None:
+    """Call a Function of our own, late and early bound, and see that both calls are caught.
+
+    Raises:
+        ExportError: One was not: this torch calls Functions in a way that we do not know, and a file would hold none of them.
+    """
+    seen: list[str] = []
+    with Recorder(probe=_Probe):
+        _Probe.apply(seen, "MyFn.apply(x)")
+        _early(seen, "f = MyFn.apply; f(x)")
+    missed = [how for how in ("MyFn.apply(x)", "f = MyFn.apply; f(x)") if how not in seen]
+    if missed:
+        raise uncaught(f"a call written as {' or as '.join(missed)} goes past the hook")
+
+
+def uncaught(what: str) -> ExportError:
+    """The error for a torch on which calls of Functions cannot be caught."""
+    return ExportError(
+        f"autograd Functions cannot be caught on torch {torch.__version__}: {what}.\n"
+        "  looked for: torch.autograd.Function.apply as torch 2.13 to 2.15 have it (symbolics/interception.py)\n"
+        "  a file made now would hold no PythonOp, and the derivatives of the forwards in place of the Functions' own backward\n"
+        "  way out: pip install 'torch>=2.13,<2.16', or a newer pythonop; if something else replaces Function.apply, take that away"
+    )
 
 
 @dataclass
@@ -73,6 +113,7 @@ class Recorder:
 
     Attributes:
         inline: Which Functions are inlined in place of becoming a node.
+        probe: A Function whose calls write their second argument into their first: a test of the capture, outside an export.
         names: Names of registered objects, for arguments without a portable form.
         records: key -> Record, in the order of the calls.
         error: The first ExportError: the exporters of torch wrap or retry, the hook raises this one.
@@ -91,6 +132,7 @@ class Recorder:
     """
 
     inline: Patterns = field(default_factory=Patterns)
+    probe: type | None = None
     names: Callable[[Any], str | None] = lambda _: None
     records: dict[str, Record] = field(default_factory=dict)
     error: ExportError | None = None
@@ -127,7 +169,7 @@ class Recorder:
 
     def listening(self) -> bool:
         """Whether a call in this thread, now, belongs to the export."""
-        return self._depth == 0 and (torch.compiler.is_exporting() or private.is_tracing())
+        return self._depth == 0 and (torch.compiler.is_exporting() or private.is_tracing() or self.probe is not None)
 
     def refuse(self, what: str, why: str) -> NoReturn:
         """Stop the export; torch may try another way, the hook raises this error in the end.
@@ -143,10 +185,12 @@ class Recorder:
 
     def apply(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Stand in for ``cls.apply(*args, **kwargs)``."""
+        if cls is self.probe:
+            return args[0].append(args[1])
         if cls is torch.utils.checkpoint.CheckpointFunction:
             return self._inline_checkpoint(args)
         if cls.__module__.split(".")[0] == "torch":
-            return private.original_apply(cls, args, kwargs)
+            return original_apply(cls, args, kwargs)
         if self.error is not None:  # torch tries a second strategy after an error; it cannot do better
             raise self.error
         module, source = self._where()
@@ -284,7 +328,7 @@ class Recorder:
 
     def _inline(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if private.is_tracing() and hasattr(cls, "symbolic"):
-            return private.original_apply(cls, args, kwargs)  # its symbolic serves, as without the hook
+            return original_apply(cls, args, kwargs)  # its symbolic serves, as without the hook
         bound, _, passed = bind(cls, args, kwargs)
         context = InlineContext(bound.args[:passed])
         if has_setup_context(cls):

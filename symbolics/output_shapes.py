@@ -21,6 +21,7 @@ from symbolics import _torch_private as private
 from symbolics.arguments import Slot, fill
 from symbolics.errors import ExportError
 from symbolics.habits import watched
+from symbolics.interception import original_apply
 
 __all__ = ["Fresh", "Output", "Outputs", "observe"]
 
@@ -157,7 +158,7 @@ def _apply(cls: type, call: Call, values: Sequence[Any], stand_ins: Sequence[Any
 
     args, kwargs = fill(tuple(call[0]), leaf), fill(dict(call[1]), leaf)
     with watched(cls, (args, kwargs), stand_ins) as seen:
-        result = private.original_apply(cls, args, kwargs)
+        result = original_apply(cls, args, kwargs)
     return _Run(result, list(stand_ins), seen.changed, seen.habits)
 
 

@@ -57,7 +57,9 @@ def _apply_of(function: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     with_context = function.setup_context is torch.autograd.Function.setup_context  # type: ignore[attr-defined]
     if not kwargs and (with_context or _binds_all(function.forward, args)):  # type: ignore[attr-defined]
         return super(torch.autograd.Function, function).apply  # type: ignore[misc]
-    return MethodType(torch.autograd.Function.apply.__func__, function)  # type: ignore[attr-defined]
+    # Where apply is a method of C, that binds the defaults itself.
+    apply = getattr(torch.autograd.Function.apply, "__func__", None)
+    return super(torch.autograd.Function, function).apply if apply is None else MethodType(apply, function)  # type: ignore[misc]
 
 
 def _binds_all(forward: Callable[..., Any], args: tuple[Any, ...]) -> bool:
