@@ -12,7 +12,7 @@ import onnx_ir as ir
 from exporter._batch_norm import Statistics, counter_of
 from exporter._fold import fold
 from exporter._updates import Group, steps_made
-from exporter.export import drop_outputs
+from exporter.finish import drop_outputs
 from exporter.state import held_out
 from symbolics.errors import ExportError
 from symbolics.file import (

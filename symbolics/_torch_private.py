@@ -25,23 +25,29 @@ __all__ = [
     "allow_in_dynamo",
     "answered_draws",
     "apply_of_base",
+    "autograd_kernel",
     "captured_by_dynamo",
     "detect_fake_mode",
     "dynamo_exporter",
     "enter_transform",
     "every_result",
+    "function_of",
     "functions",
     "has_bodies",
+    "helpers_of_apply",
     "is_fake",
     "is_higher_order",
+    "is_module_hook",
     "is_tracing",
     "keeps_graph",
     "leave_transform",
     "non_persistent_buffers",
+    "operator_name",
     "paused_capture",
     "quiet_registration",
     "random_operators",
     "real_tensors",
+    "replace_helpers_of_apply",
     "replace_traced",
     "set_grad_enabled",
     "shares_memory",
@@ -50,6 +56,8 @@ __all__ = [
     "torchscript_exporter",
     "torchscript_passes",
     "traced_producer",
+    "tracing_questions",
+    "tracing_questions_of_c",
     "transforms_active",
     "translator",
     "unheard",
@@ -62,13 +70,24 @@ def apply_of_base(cls: type) -> Any:
 
 
 def functions() -> Any:
-    """The module in which Function.apply looks up ``custom_function_call``, its path under torch.func transforms.
-
-    From torch 2.14 on C looks up ``_bind_default_args`` and ``_call_custom_function_call`` there too, at each call.
-    """
+    """The module in which Function.apply looks up ``custom_function_call``, its path under torch.func transforms."""
     import torch.autograd.function
 
     return torch.autograd.function
+
+
+def helpers_of_apply() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The two functions of Python that ``apply`` in C (torch 2.14 on) looks up at each call.
+
+    Returns:
+        ``bind(forward, args, kwargs)``, called for a Function with a setup_context; ``call(cls, args, kwargs)``, called under torch.func.
+    """
+    return functions()._bind_default_args, functions()._call_custom_function_call
+
+
+def replace_helpers_of_apply(bind: Callable[..., Any], call: Callable[..., Any]) -> None:
+    """Put others in the place of `helpers_of_apply`."""
+    functions()._bind_default_args, functions()._call_custom_function_call = bind, call
 
 
 def transforms_active() -> bool:
@@ -152,6 +171,59 @@ def random_operators() -> Iterator[list[Any]]:
     """Collect the random operators of torch that run in the block, on real tensors or fake ones (which draw nothing)."""
     with _random_watch()() as watch:
         yield watch.drawn
+
+
+def is_module_hook(cls: type) -> bool:
+    """Whether a Function is the one by which modules call their full backward hooks: an identity."""
+    from torch.nn.modules._functions import BackwardHookFunction
+
+    return cls is BackwardHookFunction
+
+
+def operator_name(called: Any) -> str:
+    """``namespace::name`` of what torch._ops calls, "" for torch's own operators and anything else."""
+    name = getattr(called, "_qualified_op_name", None) or getattr(getattr(called, "_schema", None), "name", "")
+    return "" if str(name).split("::")[0] in ("", "aten", "prims", "prim", "pythonop") else str(name)
+
+
+def autograd_kernel(called: Any, tensors: Sequence[torch.Tensor]) -> Callable[..., Any] | None:
+    """What an operator of torch.library runs where autograd is on: what the exporters' modes stand in front of.
+
+    Returns:
+        The kernel for the device of the tensors; None where the operator has several overloads, or no such kernel.
+    """
+    overload = (
+        called if not hasattr(called, "overloads") else getattr(called, called.overloads()[0]) if len(called.overloads()) == 1 else None
+    )
+    if overload is None or not tensors:
+        return None
+    try:
+        kernel = torch.library.get_kernel(overload.name(), f"Autograd{tensors[0].device.type.upper()}")
+    except RuntimeError:
+        return None
+    keys = functools.reduce(lambda a, b: a | b, (torch._C._dispatch_keys(t) for t in tensors))
+    return functools.partial(kernel.call_boxed, keys)
+
+
+def function_of(node: Any) -> type | None:
+    """The Function class whose call a node of an autograd graph is the backward of; None for torch's own operators."""
+    return getattr(type(node), "_forward_cls", None)
+
+
+def tracing_questions() -> tuple[Any, ...]:
+    """The functions of Python by which code asks whether it is traced, compiled or exported."""
+    return (
+        torch.jit.is_tracing,
+        torch.onnx.is_in_onnx_export,
+        torch.compiler.is_exporting,
+        torch.compiler.is_compiling,
+        torch.compiler.is_dynamo_compiling,
+    )
+
+
+def tracing_questions_of_c() -> tuple[Any, dict[str, Any]]:
+    """The module of those that are written in C, and each one's answer in eager mode. brevitas and others ask them."""
+    return torch._C, {"_get_tracing_state": None, "_is_tracing": False}
 
 
 # ------------------------------------------------------------------------------------------------ torch.export

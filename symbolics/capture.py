@@ -24,13 +24,13 @@ from symbolics.attributes import AttributeValue, encode
 from symbolics.binding import Slots, bind, has_setup_context
 from symbolics.call import Autocast, AutogradCall
 from symbolics.errors import ExportError, PythonopWarning
-from symbolics.interception import original_apply
 from symbolics.inlining import InlineContext, trainable_module
+from symbolics.interception import original_apply
 from symbolics.output_shapes import Outputs, observe
 from symbolics.patterns import Patterns
 from symbolics.torch_types import onnx_type
 
-__all__ = ["Record", "Recorder", "active_recorder", "captured_apply", "prove_capture", "uncaught", "wanted"]
+__all__ = ["Call", "Record", "Recorder", "active_recorder", "belongs_to_torch", "captured_apply", "prove_capture", "uncaught", "wanted"]
 
 _thread = threading.local()
 _keys = itertools.count()
@@ -88,6 +88,21 @@ def uncaught(what: str) -> ExportError:
     )
 
 
+@dataclass(frozen=True)
+class Call:
+    """Where a call was made.
+
+    Attributes:
+        module: The path of the module, "" for the root.
+        source: ``module.name:line`` of the code, "" where nobody knows.
+        operator: The operator of torch.library that made it, "" for a model's own code.
+    """
+
+    module: str = ""
+    source: str = ""
+    operator: str = ""
+
+
 @dataclass
 class Record:
     """One captured call.
@@ -114,10 +129,12 @@ class Recorder:
     Attributes:
         inline: Which Functions are inlined in place of becoming a node.
         probe: A Function whose calls write their second argument into their first: a test of the capture, outside an export.
+        survey: Of an eager run: the autograd node of each call, and where it was made. Nothing is captured.
         names: Names of registered objects, for arguments without a portable form.
         records: key -> Record, in the order of the calls.
         error: The first ExportError: the exporters of torch wrap or retry, the hook raises this one.
         inlined: Names of Functions that were inlined without being asked to, with the reason.
+        opened: Operators of torch.library that call Functions: what they run for autograd is exported in their place.
         training: Whether the model is in training mode.
         outputs: The structure of what the model's forward returned last, None where a file cannot say it.
         anchors: A traced tensor a call (TorchScript): as outputs of the graph they keep calls whose results nobody reads.
@@ -133,10 +150,12 @@ class Recorder:
 
     inline: Patterns = field(default_factory=Patterns)
     probe: type | None = None
+    survey: list[tuple[Any, Call]] | None = None
     names: Callable[[Any], str | None] = lambda _: None
     records: dict[str, Record] = field(default_factory=dict)
     error: ExportError | None = None
     inlined: dict[str, str] = field(default_factory=dict)
+    opened: set[str] = field(default_factory=set)
     training: bool = False
     outputs: str | None = None
     anchors: list[torch.Tensor] = field(default_factory=list)
@@ -149,6 +168,7 @@ class Recorder:
     dirtied: list[torch.Tensor] = field(default_factory=list)
     _classes: dict[str, type] = field(default_factory=dict)
     changed: list[tuple[torch.Tensor, str]] = field(default_factory=list)
+    _hooked: set[tuple[str, str]] = field(default_factory=set)
     _modules: dict[int, str] = field(default_factory=dict)
     _depth: int = 0
 
@@ -165,11 +185,14 @@ class Recorder:
         """Learn the module paths and the mode of the model that is about to be exported."""
         self._modules = {id(module): name for name, module in model.named_modules()}
         self.changed, self.dirtied, self.fed = [], [], set()
+        self._hooked = set()
         self.training = bool(model.training)
 
     def listening(self) -> bool:
         """Whether a call in this thread, now, belongs to the export."""
-        return self._depth == 0 and (torch.compiler.is_exporting() or private.is_tracing() or self.probe is not None)
+        return self._depth == 0 and (
+            self.survey is not None or torch.compiler.is_exporting() or private.is_tracing() or self.probe is not None
+        )
 
     def refuse(self, what: str, why: str) -> NoReturn:
         """Stop the export; torch may try another way, the hook raises this error in the end.
@@ -187,9 +210,13 @@ class Recorder:
         """Stand in for ``cls.apply(*args, **kwargs)``."""
         if cls is self.probe:
             return args[0].append(args[1])
+        if self.survey is not None:
+            return self._surveyed(cls, args, kwargs, self.survey)
         if cls is torch.utils.checkpoint.CheckpointFunction:
             return self._inline_checkpoint(args)
-        if cls.__module__.split(".")[0] == "torch":
+        if belongs_to_torch(cls):
+            if private.is_module_hook(cls):
+                self._warn_of_hook()
             return original_apply(cls, args, kwargs)
         if self.error is not None:  # torch tries a second strategy after an error; it cannot do better
             raise self.error
@@ -211,6 +238,29 @@ class Recorder:
                 self.error = type(error)(f"{qualified_name(cls)}, called in module {module or '<root>'} at {source}: {error}")
                 self.error.__cause__ = error.__cause__
             raise self.error from error.__cause__
+
+    def _surveyed(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], survey: list[tuple[Any, Call]]) -> Any:
+        """Make the call, and note where."""
+        self._depth += 1
+        try:
+            result = original_apply(cls, args, kwargs)
+        finally:
+            self._depth -= 1
+        call = Call(*self._where(), _operator())
+        survey += [(t.grad_fn, call) for t in expand_leaves(result) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
+        return result
+
+    def _warn_of_hook(self) -> None:
+        module, source = self._where()
+        if (module, source) in self._hooked:
+            return
+        self._hooked.add((module, source))
+        warnings.warn(
+            f"a backward hook of a module, inside module {module or '<root>'} at {source}: its Python code is not in the file, whose gradients are those "
+            "without it: take it off (handle.remove()), or make an autograd Function of it.",
+            PythonopWarning,
+            stacklevel=2,
+        )
 
     def _node(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str) -> Any:
         with private.unheard():  # reading a tensor's properties would cost a call of each mode
@@ -369,6 +419,29 @@ class Recorder:
                         return path, source
             frame = frame.f_back  # type: ignore[assignment]
         return "", source
+
+
+def belongs_to_torch(cls: type) -> bool:
+    """Whether a Function is part of how torch works, rather than something that a model calls.
+
+    Those of torch's public packages are a model's as any other: torch.nn's CrossMapLRN2d, torch.distributed's collectives.
+    """
+    parts = cls.__module__.split(".")
+    if parts[0] != "torch":
+        return False
+    return parts[1:2] == ["autograd"] or (len(parts) > 1 and parts[1].startswith("_")) or private.is_module_hook(cls)
+
+
+def _operator() -> str:
+    """The innermost operator of torch.library that is running Python code on this stack."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch._ops":
+            name = private.operator_name(frame.f_locals.get("self"))
+            if name:
+                return name
+        frame = frame.f_back
+    return ""
 
 
 def _warn_closure(cls: Any, module: str) -> None:

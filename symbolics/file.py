@@ -28,6 +28,7 @@ __all__ = [
     "SOURCE_PROPERTY",
     "STATE_KEY",
     "STEP_KEY",
+    "UNCHECKED_KEY",
     "VERSION_KEY",
     "GradientPairing",
     "StateEntry",
@@ -58,6 +59,7 @@ STATE_KEY = "pythonop.state"  # JSON: state_dict key -> StateEntry
 MARK_COUNT_KEY = "pythonop.stop_gradients"  # how many StopGradient nodes the exporter wrote, subgraphs included
 OUTPUTS_KEY = "pythonop.outputs"  # JSON: the structure of forward's result (symbolics/structure.py)
 CUMULATIVE_KEY = "pythonop.cumulative"  # JSON: initializers of running means that are averages of all batches (momentum=None)
+UNCHECKED_KEY = "pythonop.unchecked"  # text: why nobody compared the Functions of the file with those of an eager run
 GRADIENTS_KEY = "pythonop.gradients"  # JSON: GradientPairing; training files only
 STEP_KEY = "pythonop.step"  # JSON: StepLayout; training steps only
 

@@ -92,8 +92,8 @@ _READS = {code for name, code in dis.opmap.items() if name.startswith(("LOAD_ATT
 
 
 def _intercept_c(stand_in: StandIn, wanted: Callable[[], bool]) -> Callable[[], None]:
-    meta, module, base = private.FunctionMeta, private.functions(), private.SingleLevelFunction.setup_context
-    bind_default_args, call_transformed = module._bind_default_args, module._call_custom_function_call
+    meta, base = private.FunctionMeta, private.SingleLevelFunction.setup_context
+    bind_default_args, call_transformed = private.helpers_of_apply()
 
     def look_up(cls: type, name: str) -> Any:
         value = type.__getattribute__(cls, name)
@@ -109,7 +109,7 @@ def _intercept_c(stand_in: StandIn, wanted: Callable[[], bool]) -> Callable[[], 
 
     def bind(forward: Any, args: _Args, kwargs: _Kwargs | None) -> tuple[_Args, _Kwargs]:
         cls, _thread.looked_up = getattr(_thread, "looked_up", None), None
-        if cls is None or not wanted() or type.__getattribute__(cls, "forward") is not forward:
+        if cls is None or not wanted() or type.__getattribute__(cls, "forward") != forward:
             return bind_default_args(forward, args, kwargs)  # type: ignore[no-any-return]
         if type.__getattribute__(cls, "setup_context") is not base:
             args, kwargs = bind_default_args(forward, args, kwargs)
@@ -126,10 +126,10 @@ def _intercept_c(stand_in: StandIn, wanted: Callable[[], bool]) -> Callable[[], 
 
     def undo() -> None:
         del meta.__getattribute__
-        module._bind_default_args, module._call_custom_function_call = bind_default_args, call_transformed
+        private.replace_helpers_of_apply(bind_default_args, call_transformed)
 
-    module._bind_default_args, module._call_custom_function_call = bind, call
-    meta.__getattribute__ = look_up  # type: ignore[method-assign]
+    private.replace_helpers_of_apply(bind, call)
+    type.__setattr__(meta, "__getattribute__", look_up)
     return undo
 
 

@@ -46,6 +46,12 @@ class StopGradients(TorchFunctionMode):
             with self:  # what it calls inside may stop gradients too (F.gumbel_softmax)
                 return body(*args, **kwargs)
         recorder = _recorder()
+        if recorder is not None and recorder.opened and private.operator_name(func) in recorder.opened:
+            tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            kernel = private.autograd_kernel(func, tensors)
+            if kernel is not None:
+                with self:
+                    return kernel(*args, **kwargs)
         if recorder is not None and recorder.transparent and args:
             if func is private.set_grad_enabled:
                 return None

@@ -83,7 +83,7 @@ def model_of(
     graph = ir.Graph([*inputs, *extra], results, nodes=nodes, opset_imports={"": opset, ORT_DOMAIN: 1}, name="g")
     model = ir.Model(graph, ir_version=10)
     if marks:
-        from exporter.export import _mark_function
+        from exporter.finish import _mark_function
 
         graph.opset_imports[MARK_DOMAIN] = 1
         function = _mark_function(opset)

@@ -18,6 +18,8 @@ import pytest
 import torch
 
 from symbolics import _torch_private as private
+from symbolics.binding import has_setup_context
+from symbolics.interception import intercept, is_method_of_c
 from tests.support import ROOT
 
 # ------------------------------------------------------------------------------------------------------- a test a name
@@ -33,47 +35,181 @@ class Double(torch.autograd.Function):
         return grad * 2, None
 
 
+in_c = pytest.mark.xfail(not is_method_of_c(), raises=AttributeError, reason="apply is Python on this torch: it hands nothing over")
+
+
+class Mapped(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
 def test_SingleLevelFunction():
     assert issubclass(torch.autograd.Function, private.SingleLevelFunction)
-    assert "apply" not in vars(private.SingleLevelFunction), "it takes the place that our hook takes"
-    early, seen = Double.apply, []
-    private.SingleLevelFunction.apply = classmethod(lambda cls, *args: seen.append(cls))
+    assert "apply" not in vars(private.SingleLevelFunction) or is_method_of_c(), "it takes the place that our hook takes"
+    assert not has_setup_context(Double)
+
+
+def test_FunctionMeta():
+    assert type(Double) is private.FunctionMeta
+    assert "__getattribute__" not in vars(private.FunctionMeta), "it takes the place that our hook takes"
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["late", "early"])
+def test_apply_is_caught(late):
+    early, seen, x = Double.apply, [], torch.ones(1)
+    undo = intercept(lambda cls, *args, **kwargs: seen.append((cls, args, kwargs)), lambda: True)
     try:
-        early(torch.ones(1))
-        Double.apply(torch.ones(1))
+        (Double.apply if late else early)(x, scale=3)
     finally:
-        del private.SingleLevelFunction.apply
-    assert seen == [Double, Double], "Function.apply no longer goes through super().apply"
-    assert early(torch.ones(1)).item() == 2
+        undo()
+    assert seen == [(Double, (x,), {"scale": 3})], "Function.apply goes another way than symbolics/interception.py knows"
+    assert early(x).item() == Double.apply(x).item() == 2
 
 
-def test_original_apply():
+def test_apply_of_base():
     x = torch.ones(2, requires_grad=True)
-    y = private.original_apply(Double, (x,), {})
+    y = private.apply_of_base(Double)(x)
     y.sum().backward()
     assert x.grad.tolist() == [2, 2]
+
+
+@in_c
+def test_helpers_of_apply():
+    """C still looks both up, at each call, in this order; `call` only under a transform."""
+    assert _helpers_called() == ["bind", "call"]
+
+
+def _helpers_called():
+    seen, originals = [], private.helpers_of_apply()
+    bind, _ = originals
+
+    def binds(forward, args, kwargs):
+        seen.append("bind")
+        private.enter_transform()
+        return bind(forward, args, kwargs)
+
+    def calls(cls, args, kwargs):
+        seen.append("call")
+        private.leave_transform()
+        return torch.full((1,), 2.0)
+
+    private.replace_helpers_of_apply(binds, calls)
+    try:
+        assert Mapped.apply(torch.ones(1)).item() == 2
+    finally:
+        private.replace_helpers_of_apply(*originals)
+    assert Mapped.apply(torch.ones(1)).item() == 2
+    return seen
+
+
+@in_c
+def test_replace_helpers_of_apply():
+    before = private.helpers_of_apply()
+    _helpers_called()
+    assert private.helpers_of_apply() == before
+
+
+def test_transforms_active():
+    seen = []
+    torch.func.vmap(lambda x: seen.append(private.transforms_active()) or x)(torch.ones(2))
+    assert seen == [True]
+    assert not private.transforms_active()
+
+
+def test_enter_transform():
+    private.enter_transform()
+    try:
+        assert private.transforms_active()
+    finally:
+        private.leave_transform()
+
+
+def test_leave_transform():
+    private.enter_transform()
+    private.leave_transform()
+    assert not private.transforms_active()
+    x = torch.ones(2, requires_grad=True)
+    (x * 2).sum().backward()
+    assert x.grad.tolist() == [2, 2]
+
+
+def test_function_of():
+    y = Double.apply(torch.ones(1, requires_grad=True))
+    assert private.function_of(y.grad_fn) is Double
+    assert private.function_of((y * 2).grad_fn) is None
+
+
+def test_is_module_hook(monkeypatch):
+    linear = torch.nn.Linear(2, 2)
+    linear.register_full_backward_hook(lambda *_: None)
+    seen = [type(node) for node, _ in linear(torch.ones(1, 2, requires_grad=True)).grad_fn.next_functions]
+    node = linear(torch.ones(1, 2, requires_grad=True)).grad_fn
+    assert private.is_module_hook(private.function_of(node)), seen
+    assert not private.is_module_hook(Double)
+
+
+@pytest.fixture
+def operator():
+    library = torch.library.Library("private_names", "DEF")
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", lambda x: x * 2, "CPU")
+    library.impl("double", lambda x: Double.apply(x), "Autograd")
+    yield torch.ops.private_names.double
+    library._destroy()
+
+
+def test_operator_name(operator):
+    assert private.operator_name(operator) == private.operator_name(operator.default) == "private_names::double"
+    assert private.operator_name(torch.ops.aten.sin.default) == private.operator_name(torch.sin) == private.operator_name(None) == ""
+
+
+def test_autograd_kernel(operator):
+    x = torch.ones(1, requires_grad=True)
+    for called in (operator, operator.default):
+        y = private.autograd_kernel(called, [x])(x)
+        assert y.item() == 2 and private.function_of(y.grad_fn) is Double
+    assert private.autograd_kernel(torch.ops.aten.add, [x]) is None, "several overloads"
+    assert private.autograd_kernel(operator, []) is None
+
+
+def test_tracing_questions():
+    answers = {}
+
+    class Asks(torch.nn.Module):
+        def forward(self, x):
+            answers.update({f.__name__: f() for f in private.tracing_questions()})
+            return x + 1
+
+    assert not any(f() for f in private.tracing_questions())
+    torch.export.export(Asks(), (torch.ones(1),), strict=False)
+    assert answers["is_exporting"] and answers["is_compiling"]
+    torch.onnx.export(Asks(), (torch.ones(1),), io.BytesIO(), dynamo=False)
+    assert answers["is_tracing"] and answers["is_in_onnx_export"]
+
+
+def test_tracing_questions_of_c():
+    module, names = private.tracing_questions_of_c()
+    seen = []
+    assert {name: getattr(module, name)() for name in names} == names
+    torch.jit.trace(lambda x: seen.append([getattr(module, name)() for name in names]) or x + 1, torch.ones(1), check_trace=False)
+    assert all(seen[0])
 
 
 def test_functions(monkeypatch):
     seen = []
     original = private.functions().custom_function_call
     monkeypatch.setattr(private.functions(), "custom_function_call", lambda cls, *args: seen.append(cls) or original(cls, *args))
-
-    class Mapped(torch.autograd.Function):
-        generate_vmap_rule = True
-
-        @staticmethod
-        def forward(x):
-            return x * 2
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            pass
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad
-
     torch.func.vmap(Mapped.apply)(torch.ones(2))
     assert seen == [Mapped], "Function.apply under torch.func no longer looks custom_function_call up there"
 

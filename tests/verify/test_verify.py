@@ -126,7 +126,7 @@ def test_dropout_is_verified_with_the_files_masks(make, shape, dynamo):
 
 
 def test_a_dropout_that_the_file_lacks_is_refused(monkeypatch):
-    monkeypatch.setattr(sys.modules["exporter.export"], "_keep_dropping", lambda graph: None)
+    monkeypatch.setattr(sys.modules["exporter.finish"], "_keep_dropping", lambda graph: None)
     with pytest.raises(
         exporter.PythonopError,
         match=r"mask 0 of eager has the shape \[2, 1, 5, 5\] and drops 0.3, Dropout .* of the file \[2,1,5,8\] and 0.5",

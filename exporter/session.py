@@ -1,0 +1,194 @@
+"""One export under a hook: its surroundings, eager's judgement of it, and how the file gets written."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from exporter.eager_graph import EagerGraph, Lost
+from exporter.program import Program, save_model
+from exporter.trust import name_of
+from symbolics import _torch_private as private, torch_export
+from symbolics.arguments import qualified_name
+from symbolics.batch_norm import momentum_of_this_step
+from symbolics.capture import Recorder, active_recorder, belongs_to_torch
+from symbolics.disguise import as_in_eager
+from symbolics.errors import PythonopWarning
+from symbolics.file import UNCHECKED_KEY
+from symbolics.patterns import Patterns
+from symbolics.stop_gradient import marking
+
+__all__ = ["Hook", "capturing", "judged", "surroundings", "without_gc", "write"]
+
+
+@dataclass
+class Hook:
+    """What an open hook knows.
+
+    Attributes:
+        inline: Which Functions are inlined.
+        program: The last model that was exported under it, None before.
+        eager_check: Whether the Functions of one eager run are looked for in the file.
+    """
+
+    inline: Patterns
+    program: Program | None = None
+    eager_check: bool = True
+
+
+@contextlib.contextmanager
+def without_gc() -> Iterator[None]:
+    """Thousands of new objects, none of them garbage, make Python search its whole heap again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def surroundings(current: Hook) -> Iterator[None]:
+    """A recorder for a hook that was installed, and the autograd of eager mode whatever surrounds the export."""
+    with contextlib.ExitStack() as stack:
+        if active_recorder() is None:
+            stack.enter_context(Recorder(inline=current.inline, names=name_of))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        yield
+
+
+@contextlib.contextmanager
+def capturing(
+    current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any] | None = None, constants: dict[int, Any] | None = None
+) -> Iterator[Recorder]:
+    """The surroundings of one export; errors of ours come out as they were raised."""
+    recorder = active_recorder()
+    assert recorder is not None
+    with contextlib.ExitStack() as stack:
+        recorder.error = None
+        recorder.inlined = {}
+        recorder.outputs = None
+        recorder.anchors, recorder.anchored = [], 0
+        if isinstance(model, torch.nn.Module):
+            recorder.watch(model)
+            stack.enter_context(marking(model, keywords, constants))
+            stack.enter_context(momentum_of_this_step(model))
+        if dynamo:
+            stack.enter_context(private.allow_in_dynamo(_all_functions(torch.autograd.Function)))
+            stack.enter_context(private.quiet_registration(torch_export.translations().values()))
+        try:
+            yield recorder
+            if recorder.error is not None:  # torch found another way, which went around what we refused
+                raise recorder.error
+        except Exception as error:
+            if recorder.error is not None and error is not recorder.error:
+                raise recorder.error from (recorder.error.__cause__ or error)
+            raise
+
+
+def _all_functions(base: type) -> list[type]:
+    """Every Function class that exists now and that a model may call."""
+    found: list[type] = []
+    cls: type
+    for cls in base.__subclasses__():
+        if not belongs_to_torch(cls):
+            found.append(cls)
+        found += _all_functions(cls)
+    return found
+
+
+def judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[], Any], translated: Iterable[str] = ()) -> Any:
+    """Export, and let eager's own graph judge the file.
+
+    What got lost because the model asks whether it is traced, or stands inside an operator of torch.library, is exported
+    once more: the model is told that it is not traced, and the operator makes way for what it runs.
+
+    Args:
+        current: The hook.
+        model, args, kwargs: The model and its example arguments.
+        export: Makes ``current.program``.
+        translated: Operators that the user gave a translation for: what they call inside is inlined by choice.
+
+    Raises:
+        ExportError: A Function that gradients flow through in eager mode is not in the file.
+    """
+    eager = _eager_graph(current, model, args, kwargs)
+    opened, result = eager.operators - set(translated), None
+    try:
+        result = export()
+        lost = _lost(current, eager, translated)
+    except Exception:
+        if not opened:
+            raise
+        lost = eager.all_inside(opened)
+    if lost:
+        recorder = active_recorder()
+        assert recorder is not None
+        try:
+            with as_in_eager():
+                recorder.opened = opened
+                result = export()
+        except Exception as error:
+            raise lost[0].error() from error
+        finally:
+            recorder.opened = set()
+        if lost := _lost(current, eager, translated):
+            raise lost[0].error()
+    if eager.unchecked:
+        assert current.program is not None
+        current.program.model.metadata_props[UNCHECKED_KEY] = eager.unchecked
+        if eager.failed:
+            warnings.warn(
+                f"the Functions of the file could not be compared with those of eager mode: {eager.unchecked}.",
+                PythonopWarning,
+                stacklevel=5,
+            )
+    return result
+
+
+def _eager_graph(current: Hook, model: Any, args: Any, kwargs: Any) -> EagerGraph:
+    if not isinstance(model, torch.nn.Module):
+        return EagerGraph(unchecked="it was captured before")
+    if not current.eager_check:
+        return EagerGraph(unchecked="eager_check=False")
+    return EagerGraph.of(model, args, kwargs)
+
+
+def _lost(current: Hook, eager: EagerGraph, translated: Iterable[str]) -> list[Lost]:
+    program = current.program
+    assert program is not None
+    for function, calls in eager.calls.items():
+        if all(call.operator in set(translated) for call in calls):
+            program.inlined[qualified_name(function)] = (
+                f"the operator {calls[0].operator} that calls it has a translation of the user's own"
+            )
+    return eager.lost(program.model, program.inlined, current.inline, name_of)
+
+
+def write(
+    program: Program, f: Any, *, export_params: bool = True, keep_initializers_as_inputs: bool = False, external_data: bool | None = None
+) -> None:
+    """What torch.onnx.export does with ``f``, finished and whole."""
+    model = program.model
+    if keep_initializers_as_inputs or not export_params:
+        model = model.clone()
+        if keep_initializers_as_inputs:
+            model.graph.inputs.extend(model.graph.initializers.values())
+        if not export_params:
+            model.graph.initializers.clear()
+    with without_gc():
+        if isinstance(f, io.IOBase) or hasattr(f, "write"):
+            f.write(ir.to_proto(model).SerializeToString())
+        else:
+            save_model(model, os.fspath(f), external_data=external_data)
