@@ -40,14 +40,7 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
     else:
         refuse_scripted(model)
     with surroundings(current):
-        program = judged(
-            current,
-            model,
-            args,
-            options.get("kwargs"),
-            lambda: _translate_dynamo(current, original, model, args, **options),
-            {private.operator_name(operator) for operator in options.get("custom_translation_table") or ()},
-        )
+        program = judged(current, model, args, options.get("kwargs"), lambda: _translate_dynamo(current, original, model, args, **options))
     assert current.program is not None
     if verify:
         onnx.checker.check_model(current.program.model_proto, full_check=True)

@@ -111,9 +111,19 @@ class EagerGraph:
         """The operators of torch.library that call Functions."""
         return {call.operator for calls in self.calls.values() for call in calls if call.operator}
 
-    def all_inside(self, operators: set[str]) -> list[Lost]:
-        """The Functions that these operators call, none of which is in a file."""
-        return [Lost(f, len(calls), 0, calls[0]) for f, calls in self.calls.items() if any(call.operator in operators for call in calls)]
+    def inside_operators(self) -> list[Lost]:
+        """The Functions that operators call, for an export that failed."""
+        found = ((function, calls, next((call for call in calls if call.operator), None)) for function, calls in self.calls.items())
+        return [Lost(function, len(calls), 0, call) for function, calls, call in found if call is not None]
+
+    def translated(self, model: ir.Model, names: Callable[[Any], str | None]) -> list[tuple[type, str]]:
+        """The Functions that only operators call, and that operator, where a model exists and has no call of the Function at all."""
+        held = {node.attributes["name"].as_string() for node in _python_ops(model)} if self.operators else set()
+        return [
+            (function, calls[0].operator)
+            for function, calls in self.calls.items()
+            if all(call.operator for call in calls) and (names(function) or qualified_name(function)) not in held
+        ]
 
     def lost(self, model: ir.Model, inlined: dict[str, str], inline: Patterns, names: Callable[[Any], str | None]) -> list[Lost]:
         """What the file lacks.
@@ -126,12 +136,11 @@ class EagerGraph:
         """
         count: Counter[str] = Counter()
         repeated: set[str] = set()
-        for node in model.graph.all_nodes() if self.calls else ():
-            if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP):
-                name = node.attributes["name"].as_string()
-                count[name] += any(node.attributes["input_requires_grads"].as_ints()) if "input_requires_grads" in node.attributes else 0
-                if node.graph is not model.graph:  # a body may run many times
-                    repeated.add(name)
+        for node in _python_ops(model) if self.calls else ():
+            name, flags = node.attributes["name"].as_string(), node.attributes.get("input_requires_grads")
+            count[name] += flags is not None and any(flags.as_ints())
+            if node.graph is not model.graph:  # a body may run many times
+                repeated.add(name)
         found = []
         for function, calls in self.calls.items():
             name = names(function) or qualified_name(function)
@@ -139,6 +148,10 @@ class EagerGraph:
             if not enough and qualified_name(function) not in inlined and not inline.matches(function):
                 found.append(Lost(function, len(calls), count[name], next((c for c in calls if c.source), calls[0])))
         return found
+
+
+def _python_ops(model: ir.Model) -> Iterator[ir.Node]:
+    return (node for node in model.graph.all_nodes() if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP))
 
 
 def _fresh(leaf: Any) -> Any:
@@ -163,8 +176,8 @@ def _tensors(result: Any) -> list[torch.Tensor]:
 
 def _nodes(outputs: list[torch.Tensor]) -> Iterator[Any]:
     """Every node of the graph behind some tensors, once."""
-    todo = [t.grad_fn for t in outputs if t.grad_fn is not None]
-    seen = set(todo)
+    seen = {t.grad_fn for t in outputs if t.grad_fn is not None}
+    todo = list(seen)
     while todo:
         node = todo.pop()
         yield node

@@ -7,7 +7,7 @@ import gc
 import io
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +108,7 @@ def _all_functions(base: type) -> list[type]:
     return found
 
 
-def judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[], Any], translated: Iterable[str] = ()) -> Any:
+def judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[], Any]) -> Any:
     """Export, and let eager's own graph judge the file.
 
     What got lost because the model asks whether it is traced, or stands inside an operator of torch.library, is exported
@@ -118,32 +118,30 @@ def judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[
         current: The hook.
         model, args, kwargs: The model and its example arguments.
         export: Makes ``current.program``.
-        translated: Operators that the user gave a translation for: what they call inside is inlined by choice.
 
     Raises:
         ExportError: A Function that gradients flow through in eager mode is not in the file.
     """
     eager = _eager_graph(current, model, args, kwargs)
-    opened, result = eager.operators - set(translated), None
     try:
         result = export()
-        lost = _lost(current, eager, translated)
+        lost = _lost(current, eager)
     except Exception:
-        if not opened:
+        if not eager.operators:
             raise
-        lost = eager.all_inside(opened)
+        lost = eager.inside_operators()
     if lost:
         recorder = active_recorder()
         assert recorder is not None
         try:
             with as_in_eager():
-                recorder.opened = opened
+                recorder.opened = eager.operators
                 result = export()
         except Exception as error:
             raise lost[0].error() from error
         finally:
             recorder.opened = set()
-        if lost := _lost(current, eager, translated):
+        if lost := _lost(current, eager):
             raise lost[0].error()
     if eager.unchecked:
         assert current.program is not None
@@ -165,14 +163,17 @@ def _eager_graph(current: Hook, model: Any, args: Any, kwargs: Any) -> EagerGrap
     return EagerGraph.of(model, args, kwargs)
 
 
-def _lost(current: Hook, eager: EagerGraph, translated: Iterable[str]) -> list[Lost]:
+def _lost(current: Hook, eager: EagerGraph) -> list[Lost]:
     program = current.program
     assert program is not None
-    for function, calls in eager.calls.items():
-        if all(call.operator in set(translated) for call in calls):
-            program.inlined[qualified_name(function)] = (
-                f"the operator {calls[0].operator} that calls it has a translation of the user's own"
-            )
+    for function, operator in eager.translated(program.model, name_of):
+        program.inlined[qualified_name(function)] = f"the operator {operator} that calls it has a translation of the user's own"
+        warnings.warn(
+            f"{qualified_name(function)} is called inside the operator {operator}, for which the exporter was given a translation: the gradient is the "
+            "derivative of that translation.",
+            PythonopWarning,
+            stacklevel=6,
+        )
     return eager.lost(program.model, program.inlined, current.inline, name_of)
 
 
