@@ -36,6 +36,7 @@ from symbolics.file import (
     PYTHON_OP,
     PYTHON_OP_GRAD,
     SOURCE_PROPERTY,
+    UNCHECKED_KEY,
     StateEntry,
     StepLayout,
     check_version,
@@ -91,6 +92,7 @@ class Report:
         tied: Names that share an initializer, a list a group.
         rows: Its PythonOps, subgraphs and functions included.
         step: What the inputs and outputs of a training step are; None for any other file.
+        unchecked: Why the Functions of the file were not compared with those of an eager run, "" where they were.
     """
 
     format_version: int | None
@@ -108,6 +110,7 @@ class Report:
     tied: list[list[str]]
     rows: list[Row]
     step: StepLayout | None = None
+    unchecked: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain dicts and lists."""
@@ -181,6 +184,7 @@ def inspect_model(model: ir.Model) -> Report:
         tied=_tied(state),
         rows=[_row(graph, node, backward) for graph, node in places if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP)],
         step=read_step(metadata),
+        unchecked=clean(metadata.get(UNCHECKED_KEY, "")),
     )
 
 
@@ -395,6 +399,8 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "format", f"pythonop {version}" if version is not None else "not written by pythonop"
     yield "ONNX", f"IR {report.ir_version}, " + ", ".join(f"{domain or 'ai.onnx'} {number}" for domain, number in report.opsets.items())
     yield "calls", f"{len(report.rows)} PythonOp, {report.gradients} PythonOpGrad{', gradients paired' if report.training else ''}"
+    if report.unchecked:
+        yield "not checked", f"against the Functions of an eager run: {report.unchecked}"
     recorded = report.stop_gradients_recorded
     lost = (
         ""

@@ -7,7 +7,9 @@ outputs, files a `Record` under a key and calls ``torch.ops.pythonop.call(inputs
 
 from __future__ import annotations
 
+import functools
 import itertools
+import re
 import sys
 import threading
 import warnings
@@ -25,7 +27,7 @@ from symbolics.binding import Slots, bind, has_setup_context
 from symbolics.call import Autocast, AutogradCall
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.inlining import InlineContext, trainable_module
-from symbolics.interception import original_apply
+from symbolics.interception import TESTED, original_apply
 from symbolics.output_shapes import Outputs, observe
 from symbolics.patterns import Patterns
 from symbolics.torch_types import onnx_type
@@ -69,6 +71,7 @@ def prove_capture() -> None:
     Raises:
         ExportError: One was not: this torch calls Functions in a way that we do not know, and a file would hold none of them.
     """
+    _warn_of_newer_torch()
     seen: list[str] = []
     with Recorder(probe=_Probe):
         _Probe.apply(seen, "MyFn.apply(x)")
@@ -78,11 +81,24 @@ def prove_capture() -> None:
         raise uncaught(f"a call written as {' or as '.join(missed)} goes past the hook")
 
 
+@functools.cache
+def _warn_of_newer_torch() -> None:
+    """Say once that nobody has tried this torch."""
+    here, newest = (tuple(map(int, re.findall(r"\d+", version)[:2])) for version in (torch.__version__, TESTED[-1]))
+    if here > newest:
+        warnings.warn(
+            f"torch {torch.__version__} is newer than what pythonop was tested with (torch {TESTED[0]} to {TESTED[-1]}): Functions are caught, what else "
+            f"it moved nobody has looked at. Compare with exporter.verify, or install 'torch<{newest[0]}.{newest[1] + 1}'.",
+            PythonopWarning,
+            stacklevel=5,
+        )
+
+
 def uncaught(what: str) -> ExportError:
     """The error for a torch on which calls of Functions cannot be caught."""
     return ExportError(
         f"autograd Functions cannot be caught on torch {torch.__version__}: {what}.\n"
-        "  looked for: torch.autograd.Function.apply as torch 2.13 to 2.15 have it (symbolics/interception.py)\n"
+        f"  looked for: torch.autograd.Function.apply as torch {TESTED[0]} to {TESTED[-1]} have it (symbolics/interception.py)\n"
         "  a file made now would hold no PythonOp, and the derivatives of the forwards in place of the Functions' own backward\n"
         "  way out: pip install 'torch>=2.13,<2.16', or a newer pythonop; if something else replaces Function.apply, take that away"
     )

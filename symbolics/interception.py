@@ -31,7 +31,10 @@ import torch
 
 from symbolics import _torch_private as private
 
-__all__ = ["intercept", "is_method_of_c", "original_apply"]
+__all__ = ["TESTED", "intercept", "is_method_of_c", "original_apply"]
+
+#: The releases of torch that the whole suite has run on; pyproject.toml says the same.
+TESTED = ("2.13", "2.14", "2.15")
 
 StandIn = Callable[..., Any]
 _Args = tuple[Any, ...]

@@ -19,7 +19,19 @@ import exporter
 from exporter.inspect import clean
 from symbolics.errors import PythonopError, PythonopWarning
 
-__all__ = ["Failure", "called", "explained", "load_target", "named", "reported", "run_setups", "setup_option", "status", "writable"]
+__all__ = [
+    "Failure",
+    "called",
+    "eager_check_option",
+    "explained",
+    "load_target",
+    "named",
+    "reported",
+    "run_setups",
+    "setup_option",
+    "status",
+    "writable",
+]
 
 
 class Failure(click.ClickException):
@@ -152,6 +164,12 @@ def setup_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """The --register option of a command."""
     text = "Call this before anything else; it calls exporter.register(). May be repeated."
     return click.option("--register", "setups", multiple=True, metavar="PKG.MOD:FUNCTION", help=text)(function)
+
+
+def eager_check_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The --no-eager-check option of a command."""
+    text = "Look for the Functions of one eager run in the file (default), or save that run."
+    return click.option("--eager-check/--no-eager-check", default=True, help=text)(function)
 
 
 def run_setups(setups: tuple[str, ...]) -> None:

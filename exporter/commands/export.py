@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 import exporter
-from exporter.commands._shared import explained, load_target, reported, run_setups, setup_option, status, writable
+from exporter.commands._shared import eager_check_option, explained, load_target, reported, run_setups, setup_option, status, writable
 from exporter.inspect import clean, inspect_file
 from exporter.program import save_model
 from symbolics.dialects import DIALECTS
@@ -24,6 +24,7 @@ __all__ = ["export"]
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The ONNX file to write.")
 @click.option("--dynamo/--no-dynamo", default=True, help="Which of torch's exporters: torch.export (default) or TorchScript.")
 @click.option("--inline", multiple=True, metavar="PATTERN", help="Functions to inline: module:qualname or a glob over it. May be repeated.")
+@eager_check_option
 @setup_option
 @click.option("--opset", type=click.IntRange(min=1), help="The ONNX opset. Default: torch's.")
 @click.option(
@@ -39,6 +40,7 @@ def export(
     output: Path,
     dynamo: bool,
     inline: tuple[str, ...],
+    eager_check: bool,
     setups: tuple[str, ...],
     opset: int | None,
     schema: str | None,
@@ -62,6 +64,7 @@ def export(
                 dynamo=dynamo,
                 opset_version=opset,
                 inline=(*case.inline, *inline),
+                eager_check=eager_check,
             )
         with status(f"writing {output}", as_json):
             program.save(output, schema=schema, external_data=external_data or None)

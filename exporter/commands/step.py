@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 import exporter
-from exporter.commands._shared import explained, load_target, reported, run_setups, setup_option, status, writable
+from exporter.commands._shared import eager_check_option, explained, load_target, reported, run_setups, setup_option, status, writable
 from exporter.inspect import clean
 from symbolics.optimizers import OPTIMIZERS
 
@@ -54,6 +54,7 @@ def _hyperparameters(_: click.Context, __: click.Parameter, given: tuple[str, ..
 @click.option("--precision", type=click.Choice(["float16", "bfloat16"]), help="Compute in this type; parameters keep theirs.")
 @click.option("--dynamo/--no-dynamo", default=True, help="Which of torch's exporters: torch.export (default) or TorchScript.")
 @click.option("--inline", multiple=True, metavar="PATTERN", help="Functions to inline: module:qualname or a glob over it. May be repeated.")
+@eager_check_option
 @setup_option
 @click.option("--opset", type=click.IntRange(min=1), help="The ONNX opset. Default: torch's.")
 @click.option("--external-data", is_flag=True, help="Keep the tensors in a file beside each model.")
@@ -70,6 +71,7 @@ def step(
     precision: str | None,
     dynamo: bool,
     inline: tuple[str, ...],
+    eager_check: bool,
     setups: tuple[str, ...],
     opset: int | None,
     external_data: bool,
@@ -84,7 +86,7 @@ def step(
         with status(f"exporting a training step of {type(case.model).__name__}", as_json), explained(context):
             program = exporter.export_training_step(
                 case.model, case.args, case.kwargs, loss=case.loss, targets=case.targets, dynamic_shapes=case.dynamic_shapes, optimizer=optimizer, hyperparameters=hyperparameters, clip_norm=clip_norm, accumulate=accumulate,
-                precision=precision, dynamo=dynamo, opset_version=opset, inline=(*case.inline, *inline),
+                precision=precision, dynamo=dynamo, opset_version=opset, inline=(*case.inline, *inline), eager_check=eager_check,
             )  # fmt: skip
         with status(f"writing {output}", as_json):
             program.save(output, external_data=external_data or None)
