@@ -3,6 +3,11 @@
 #   make test        ruff, mypy, import contracts, pytest
 #   make demo        the main job: two transformers models, exported, reopened elsewhere, compared; two networks trained
 #                    from their files; a picture of the curves and the report as a page in demo-output/
+#   make test-torch TORCH=2.15.0
+#                    the tests of capture, export, functions, models, modules and verification on another torch, in an
+#                    environment of its own (.venv-torch-2.15.0; several GB where a torch comes with CUDA)
+#   make versions TORCH=2.15.0
+#                    run the functions and the models on that torch, and write docs/versions.md anew
 #   make test-wild   more packages from PyPI (docs/wild.md), installed without what they depend on
 #   make node        onnxruntime for Node.js, which one test runs a training step with (make test does it where npm is)
 #   make test-ort    one binary on four releases of onnxruntime, installed below .venv
@@ -25,7 +30,7 @@ PYTEST_ARGS ?=
 # Wanted without what they depend on: timm asks for torchvision, of which we need nothing.
 NO_DEPS ?= timm
 # What tests/wild looks at beyond the test extra; a package that is missing is an xfail that names it.
-WILD ?= torchsde trampoline torchdiffeq scipy linear_operator gpytorch jaxtyping wadler_lindig boltons spikingjelly
+WILD ?= torchsde trampoline torchdiffeq scipy linear_operator gpytorch jaxtyping wadler_lindig boltons spikingjelly loguru brevitas dependencies==2.0.1 unfoldNd
 
 NODE_PACKAGE ?= onnxruntime-node@1.30.0
 # The releases on which the native library is tested; tests/runtime/test_versions.py names the same.
@@ -49,7 +54,10 @@ else
 PINS := $(VENV)/constraints-own-torch.txt
 endif
 
-.PHONY: test lint pytest demo test-wild test-ort node bench wheel clean help
+# What depends on torch's release: everything between a model and its file, and what a file does beside eager.
+TORCH_TESTS ?= tests/test_torch_private.py tests/torch_versions tests/export tests/functions tests/models tests/module tests/verify
+
+.PHONY: test lint pytest demo test-torch versions write-versions test-wild test-ort node bench wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -98,6 +106,18 @@ test: lint pytest
 demo: $(BUILT)
 	$(PY) -m examples.demo
 
+# TORCH is a release here: each has an environment of its own.
+OTHER = VENV=.venv-torch-$(or $(TORCH),$(error say which: make $@ TORCH=2.15.0)) TORCH='torch==$(TORCH)'
+
+test-torch:
+	$(MAKE) pytest $(OTHER) PYTEST_ARGS='$(TORCH_TESTS) $(PYTEST_ARGS)'
+
+versions:
+	$(MAKE) write-versions $(OTHER)
+
+write-versions: $(BUILT)
+	$(PY) -m tests.torch_versions.table
+
 test-wild: $(BUILT)
 	$(PY) -m pip install --no-deps $(WILD)
 	$(PY) -m pytest -n $(WORKERS) tests/wild $(PYTEST_ARGS)
@@ -119,5 +139,5 @@ wheel: $(DONE)
 	@ls dist
 
 clean:
-	rm -rf $(VENV) build dist demo-output benchmarks/results *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* build dist demo-output benchmarks/results *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

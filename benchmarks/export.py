@@ -2,6 +2,8 @@
 
 Both run in one process, in turns, after a warm-up; the medians of their processor time, on one thread, stand side by side. Targets: with the hook at most 1.1 times
 bare torch, at most 0.7 times at 100 calls, and a time per call that does not grow from 100 to 1000 calls (or grows less than bare torch's own does).
+Opening a hook (with the call of a Function that shows that calls are caught) and the eager run that judges the file stand beside it, as shares of the
+transformer's export.
 
     python -m benchmarks.export [--runs 5] [--json] [--only CASE ...]
 """
@@ -167,10 +169,49 @@ def growth(dynamo: bool) -> Growth:
     return Growth(EXPORTERS[dynamo], small, large, large / small, bare, large / small <= (bare or GROWTH))
 
 
+def shares(dynamo: bool, runs: int) -> list[Figure]:
+    """What opening a hook and the eager run take of an export of the transformer."""
+    from exporter.eager_graph import EagerGraph
+
+    case = CASES[-1]
+    model, example = case.make(), torch.randn(case.example)
+
+    def opened() -> float:
+        start = time.process_time()
+        for _ in range(100):
+            with exporter.hook():
+                pass
+        return (time.process_time() - start) / 100
+
+    def judged() -> float:
+        with exporter.hook():
+            start = time.process_time()
+            EagerGraph.of(model, (example,), None)
+            return time.process_time() - start
+
+    turns = [(export_once(model, example, dynamo, True), opened(), judged()) for _ in range(runs + 1)][1:]
+    whole, opening, judging = (statistics.median(column) for column in zip(*turns, strict=True))
+    return [
+        Figure(
+            f"opening a hook, {case.name}, {EXPORTERS[dynamo]}", opening / whole, "of the export", 0.01, runs, f"{1e6 * opening:.0f} us"
+        ),
+        Figure(
+            f"eager run, {case.name}, {EXPORTERS[dynamo]}",
+            judging / whole,
+            "of the export",
+            0.1,
+            runs,
+            f"{1e3 * judging:.1f} of {1e3 * whole:.0f} ms",
+        ),
+    ]
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Export time with the hook against bare torch.onnx.export.")
     parser.add_argument("--runs", type=int, default=5, help="runs of each side (default 5; long cases run three times)")
-    parser.add_argument("--only", nargs="*", help="cases by name; 'growth' is the run to 1000 calls")
+    parser.add_argument(
+        "--only", nargs="*", help="cases by name; 'growth' is the run to 1000 calls, 'shares' what the hook's own parts take"
+    )
     parser.add_argument("--exporter", choices=["torch.export", "TorchScript"], help="one of the two")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -182,6 +223,7 @@ def main(argv: list[str] | None = None) -> int:
     grow = not options.only or "growth" in options.only
     rows: list[dict[str, Any]] = []
     grown: list[Growth] = []
+    parts: list[Figure] = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=len(paths) * (len(wanted) + grow))
         for dynamo in paths:
@@ -193,6 +235,8 @@ def main(argv: list[str] | None = None) -> int:
                 progress.update(task, description="1000 calls")
                 grown.append(growth(dynamo))
                 progress.advance(task)
+            if not options.only or "shares" in options.only:
+                parts += shares(dynamo, options.runs)
     figures = [
         Figure(
             f"{row['case']}, {row['exporter']}: hook / bare", row["ratio"], "ratio", row["limit"], row["runs"],
@@ -203,7 +247,7 @@ def main(argv: list[str] | None = None) -> int:
     for g in grown:
         note = f"{1e3 * g.at_100:.1f} and {1e3 * g.at_1000:.1f} ms a call" + (f"; bare torch's own {g.bare:.2f}" if g.bare else "")
         figures.append(Figure(f"growth of a call from 100 to 1000, {g.exporter}", g.ratio, "ratio", max(GROWTH, g.bare or 0), 1, note))
-    return tell("export", figures)
+    return tell("export", [*figures, *parts])
 
 
 if __name__ == "__main__":

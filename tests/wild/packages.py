@@ -90,6 +90,26 @@ def spikingjelly_leaky(m, x):
     return m.spike(x * m.weight)
 
 
+def _lif() -> Any:
+    return importlib.import_module("spikingjelly.activation_based.neuron").LIFNode(step_mode="m", detach_reset=False)
+
+
+@case(state=lambda: {"neuron": _lif()})
+def spikingjelly_lif(m, x):
+    importlib.import_module("spikingjelly.activation_based.functional").reset_net(m)
+    return m.neuron(torch.stack([x * m.weight, x + m.weight, x]))
+
+
+def _quantized() -> Any:
+    layers = importlib.import_module("brevitas.nn")
+    return nn.Sequential(layers.QuantLinear(4, 4, bias=True, weight_bit_width=4), layers.QuantReLU(bit_width=4))
+
+
+@case(state=lambda: {"layers": _quantized()})
+def brevitas_layers(m, x):
+    return m.layers.eval()(x * m.weight)  # training, it takes percentiles, which ONNX has not
+
+
 @case()
 def gpytorch_log_normal_cdf(m, x):
     return importlib.import_module("gpytorch.functions").log_normal_cdf(x * m.weight)
@@ -159,6 +179,8 @@ PACKAGES = [
     Package("spikingjelly_atan", "spikingjelly", "surrogate.ATan", "nothing"),
     Package("spikingjelly_sigmoid", "spikingjelly", "surrogate.Sigmoid", "nothing"),
     Package("spikingjelly_leaky", "spikingjelly", "surrogate.PiecewiseLeakyReLU", "nothing"),
+    Package("spikingjelly_lif", "spikingjelly", "LIFNode over three time steps: its operator sj_lif calls the Function", "nothing"),
+    Package("brevitas_layers", "brevitas", "QuantLinear and QuantReLU: under torch.jit they go around their Functions", "nothing"),
     Package("gpytorch_log_normal_cdf", "gpytorch", "functions.log_normal_cdf", "nothing"),
     Package(
         "gpytorch_rbf",

@@ -1,0 +1,1 @@
+"""docs/versions.md: what works on which torch, exporter and Python."""
