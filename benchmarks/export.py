@@ -186,7 +186,7 @@ def shares(dynamo: bool, runs: int) -> list[Figure]:
     def judged() -> float:
         with exporter.hook():
             start = time.process_time()
-            EagerGraph.of(model, (example,), None)
+            EagerGraph.of(model, (example,), {})
             return time.process_time() - start
 
     turns = [(export_once(model, example, dynamo, True), opened(), judged()) for _ in range(runs + 1)][1:]

@@ -7,30 +7,30 @@ node of a Function there must be a PythonOp of the file, or was inlined with a n
 from __future__ import annotations
 
 import contextlib
-import copy
-import random
 import sys
+import threading
 import warnings
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
-from exporter.state import ModelState
+from exporter.unchanged import unchanged
 from symbolics import _torch_private as private
 from symbolics.arguments import qualified_name
 from symbolics.capture import Call, Recorder, belongs_to_torch
 from symbolics.errors import ExportError
-from symbolics.file import ORT_DOMAIN, PYTHON_OP
+from symbolics.file import CALL_ATTRIBUTE, MARK_DOMAIN, MARK_OP, MODULE_PROPERTY, ORT_DOMAIN, PYTHON_OP, SOURCE_PROPERTY
 from symbolics.patterns import Patterns
 from symbolics.stop_gradient import differentiable_inputs
 
 __all__ = ["EagerGraph", "Lost"]
+
+_lock = threading.RLock()
 
 
 @dataclass
@@ -49,8 +49,12 @@ class Lost:
     found: int
     call: Call
 
-    def error(self) -> ExportError:
-        """What to tell the user."""
+    def error(self, failure: Exception | None = None) -> ExportError:
+        """What to tell the user.
+
+        Args:
+            failure: What the export as in eager mode raised, None where it came to an end.
+        """
         name, place = qualified_name(self.function), f"module {self.call.module or '<root>'} at {self.call.source or 'a line unknown'}"
         if self.call.operator:
             why = f"it is called inside the operator {self.call.operator}, which the exporter sees as one"
@@ -62,7 +66,8 @@ class Lost:
             f"{name}, called in {place}: eager makes {self.eager} call{'s' * (self.eager != 1)} of it that gradients flow through, the file has "
             f"{self.found or 'none'}.\n"
             f"  why: {why}; its own backward would be lost\n"
-            f"  way out: {remedy}; name it in inline= if the derivative of what is exported is right;\n"
+            + (f"  told that it runs in eager mode, the export fails: {_first_line(failure)}\n" if failure is not None else "")
+            + f"  way out: {remedy}; name it in inline= if the derivative of what is exported is right;\n"
             "  or pass eager_check=False and answer for the gradients yourself"
         )
 
@@ -82,29 +87,42 @@ class EagerGraph:
     failed: bool = False
 
     @classmethod
-    def of(cls, model: torch.nn.Module, args: Any, kwargs: dict[str, Any] | None) -> EagerGraph:
+    def of(
+        cls,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        inline: Patterns | None = None,
+        training: bool | None = None,
+    ) -> EagerGraph:
         """Run a model once and look at the graph behind its outputs; model, arguments and random state stay as they were.
 
         Args:
             model: The model, in the mode of the export.
             args, kwargs: Example arguments; float tensors count as needing a gradient.
+            inline: Functions that the export inlines.
+            training: The mode to run it in; None for its own.
         """
-        args, kwargs = pytree.tree_map(
-            _fresh, differentiable_inputs(((args,) if isinstance(args, torch.Tensor) else tuple(args), kwargs or {}))
-        )
+        inputs, keywords = differentiable_inputs((args, kwargs))
         try:
-            with _unchanged(model), Recorder(survey=[]) as recorder, torch.enable_grad(), _uncompiled():
+            # One at a time: warnings and compilation are switched off in the whole process.
+            with (
+                _lock,
+                unchanged(model, inputs, keywords),
+                _quiet(),
+                torch.enable_grad(),
+                Recorder(inline=inline or Patterns(), survey=[]) as recorder,
+            ):
                 recorder.watch(model)
-                result = model(*args, **kwargs)
+                if training is not None:
+                    model.train(training)
+                result = model(*inputs, **keywords)
+                found = cls(_calls(result, recorder.survey or []))
+                del result
         except Exception as error:
             return cls(unchecked=f"an eager run raised {type(error).__name__}: {' '.join(str(error).split())[:200]}", failed=True)
-        made_by = {id(node): call for node, call in recorder.survey or ()}
-        calls: dict[type, list[Call]] = {}
-        for node in _nodes(_tensors(result)):
-            function = private.function_of(node)
-            if function is not None and not belongs_to_torch(function):
-                calls.setdefault(function, []).append(made_by.get(id(node), Call()))
-        return cls(calls)
+        return found
 
     @property
     def operators(self) -> set[str]:
@@ -116,6 +134,10 @@ class EagerGraph:
         found = ((function, calls, next((call for call in calls if call.operator), None)) for function, calls in self.calls.items())
         return [Lost(function, len(calls), 0, call) for function, calls, call in found if call is not None]
 
+    def everything(self) -> list[Lost]:
+        """All Functions, for a file that cannot be made."""
+        return [Lost(function, len(calls), 0, calls[0]) for function, calls in self.calls.items()]
+
     def translated(self, model: ir.Model, names: Callable[[Any], str | None]) -> list[tuple[type, str]]:
         """The Functions that only operators call, and that operator, where a model exists and has no call of the Function at all."""
         held = {node.attributes["name"].as_string() for node in _python_ops(model)} if self.operators else set()
@@ -126,7 +148,10 @@ class EagerGraph:
         ]
 
     def lost(self, model: ir.Model, inlined: dict[str, str], inline: Patterns, names: Callable[[Any], str | None]) -> list[Lost]:
-        """What the file lacks.
+        """What the file lacks: calls that are not there, or that no gradient of an output reaches.
+
+        A call of eager's and a node are the same if module and source line are. Nodes in bodies (of torch.cond, or a loop) may run
+        any number of times and know no line; they stand for any call of their Function.
 
         Args:
             model: The exported model.
@@ -134,43 +159,89 @@ class EagerGraph:
             inline: Those that were to be inlined.
             names: Names of registered classes.
         """
-        count: Counter[str] = Counter()
-        repeated: set[str] = set()
-        for node in _python_ops(model) if self.calls else ():
-            name, flags = node.attributes["name"].as_string(), node.attributes.get("input_requires_grads")
-            count[name] += flags is not None and any(flags.as_ints())
-            if node.graph is not model.graph:  # a body may run many times
-                repeated.add(name)
+        held: dict[str, Counter[Call]] = {}
+        anywhere: set[str] = set()
+        for node in _with_gradient(model) if self.calls else ():
+            name, at = (
+                node.attributes["name"].as_string(),
+                Call(node.metadata_props.get(MODULE_PROPERTY, ""), node.metadata_props.get(SOURCE_PROPERTY, "")),
+            )
+            held.setdefault(name, Counter())[at] += 1
+            if node.graph is not model.graph:
+                anywhere.add(name)
         found = []
         for function, calls in self.calls.items():
             name = names(function) or qualified_name(function)
-            enough = count[name] >= len(calls) or (name in repeated and count[name])
-            if not enough and qualified_name(function) not in inlined and not inline.matches(function):
-                found.append(Lost(function, len(calls), count[name], next((c for c in calls if c.source), calls[0])))
+            if name in anywhere or qualified_name(function) in inlined or inline.matches(function):
+                continue
+            here = held.get(name, Counter())
+            missing = Counter(replace(call, operator="") for call in calls) - here
+            if missing:
+                first = next(call for call in calls if replace(call, operator="") in missing)
+                found.append(Lost(function, len(calls), len(calls) - missing.total(), first))
         return found
+
+
+def _first_line(error: BaseException) -> str:
+    while error.__cause__ is not None and error.__cause__ is not error:
+        error = error.__cause__
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+
+
+def _calls(result: Any, survey: list[tuple[Any, Call]]) -> dict[type, list[Call]]:
+    """The calls that hang on a result by gradients; all calls that were made where nobody can find tensors in the result."""
+    made_by = {id(node): call for node, call in survey}
+    outputs = _tensors(result)
+    calls: dict[type, list[Call]] = {}
+    for node in _nodes(outputs) if outputs else {id(node): node for node, _ in survey}.values():
+        function = private.function_of(node)
+        if function is not None and not belongs_to_torch(function):
+            calls.setdefault(function, []).append(made_by.get(id(node), Call()))
+    return calls
+
+
+def _with_gradient(model: ir.Model) -> Iterator[ir.Node]:
+    """The PythonOps between the outputs of a model and what needs a gradient: the walk stops where gradients do."""
+    seen: set[int] = set()
+    todo = [value for value in model.graph.outputs if value is not None]
+    while todo:
+        value = todo.pop()
+        node = value.producer()
+        if node is None or id(node) in seen or (value.dtype is not None and not value.dtype.is_floating_point()):
+            continue
+        if (node.domain, node.op_type) == (MARK_DOMAIN, MARK_OP):
+            continue
+        if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP) and CALL_ATTRIBUTE in node.attributes:
+            differentiable = node.attributes.get("output_requires_grads")
+            position = value.index()  # 0 is the context
+            if not position or (differentiable is not None and not differentiable.as_ints()[position - 1]):
+                continue
+            seen.add(id(node))
+            flags = node.attributes.get("input_requires_grads")
+            if flags is not None and any(flags.as_ints()):
+                yield node
+                todo += [v for v in node.inputs if v is not None]
+            continue
+        seen.add(id(node))
+        todo += [v for v in node.inputs if v is not None]
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                todo += attribute.as_graph().outputs
+            elif attribute.type == ir.AttributeType.GRAPHS:
+                todo += [output for body in attribute.as_graphs() for output in body.outputs]
 
 
 def _python_ops(model: ir.Model) -> Iterator[ir.Node]:
     return (node for node in model.graph.all_nodes() if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP))
 
 
-def _fresh(leaf: Any) -> Any:
-    """Objects that a forward may change, copied where they can be; tensors are copies already."""
-    if isinstance(leaf, (torch.Tensor, torch.nn.Module, type)) or callable(leaf):
-        return leaf
-    try:
-        return copy.deepcopy(leaf)
-    except Exception:
-        return leaf
-
-
-def _tensors(result: Any) -> list[torch.Tensor]:
+def _tensors(result: Any, depth: int = 0) -> list[torch.Tensor]:
     found = []
     for leaf in pytree.tree_leaves(result):
         if isinstance(leaf, torch.Tensor):
             found.append(leaf)
-        elif hasattr(leaf, "__dict__"):  # a container that torch does not know
-            found += [value for value in vars(leaf).values() if isinstance(value, torch.Tensor)]
+        elif hasattr(leaf, "__dict__") and depth < 3 and not isinstance(leaf, type):  # a container that torch does not know
+            found += _tensors(list(vars(leaf).values()), depth + 1)
     return found
 
 
@@ -187,43 +258,13 @@ def _nodes(outputs: list[torch.Tensor]) -> Iterator[Any]:
                 todo.append(below)
 
 
-# --------------------------------------------------------------------------------------------- nothing is changed
-
-_CONTAINERS = (list, dict, set, deque)
-
-
 @contextlib.contextmanager
-def _unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """Put back what a forward changes: buffers, attributes of modules and what is in them, random states; warn of nothing twice."""
-    modules = [(module, dict(vars(module))) for module in model.modules()]
-    containers = {id(v): (v, copy.copy(v)) for _, attributes in modules for v in attributes.values() if type(v) in _CONTAINERS}
-    tensors = [(v, v._version, v.detach().clone()) for _, attributes in modules for v in attributes.values() if isinstance(v, torch.Tensor)]
-    python, numpy, devices = (
-        random.getstate(),
-        np.random.get_state(),
-        sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda}),
-    )
-    with ModelState.of(model).restored(model):
-        try:
-            with warnings.catch_warnings(), torch.random.fork_rng(devices), torch.inference_mode(False):
-                warnings.simplefilter("ignore")
-                yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
-            for module, attributes in modules:
-                vars(module).update(attributes)
-                for name in set(vars(module)) - set(attributes):
-                    del vars(module)[name]
-            for value, before in containers.values():
-                value.clear()
-                (value.extend if isinstance(value, (list, deque)) else value.update)(before)
-            with torch.no_grad():
-                for tensor, version, values in tensors:
-                    if tensor._version != version and tensor.shape == values.shape:
-                        tensor.copy_(values)
-
-
-def _uncompiled() -> contextlib.AbstractContextManager[Any]:
-    """Functions behind torch.compile run as they are written; a compilation would cost more than the export."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
+def _quiet() -> Iterator[None]:
+    """Warn of nothing twice; what is behind torch.compile runs as it is written: a compilation would cost more than the export."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(torch.inference_mode(False))
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield

@@ -19,10 +19,11 @@ from exporter.torchscript import decide_folding, export_torchscript, fold_consta
 from exporter.trust import name_of
 from symbolics import _torch_private as private
 from symbolics.arguments import qualified_name
-from symbolics.capture import Recorder, active_recorder, captured_apply, prove_capture, uncaught, wanted
+from symbolics.capture import Recorder, active_recorder, captured_apply, wanted
 from symbolics.errors import ExportError
-from symbolics.interception import intercept
+from symbolics.interception import intercept, settled
 from symbolics.patterns import Patterns
+from symbolics.tripwire import prove_capture, uncaught
 
 __all__ = ["Hook", "hook", "install", "uninstall"]
 
@@ -62,7 +63,7 @@ def hook(inline: Iterable[Any] = (), *, eager_check: bool = True) -> Iterator[Ho
         prove_capture()
         _thread.hook = own
         # Open for the whole block: a graph captured by torch.export.export keeps its records until it is translated.
-        with Recorder(inline=own.inline, names=name_of):
+        with settled(), Recorder(inline=own.inline, names=name_of):
             yield own
     finally:
         _thread.hook = outer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import io
 import os
 import warnings
@@ -22,8 +23,9 @@ from symbolics.arguments import qualified_name
 from symbolics.batch_norm import momentum_of_this_step
 from symbolics.capture import Recorder, active_recorder, belongs_to_torch
 from symbolics.disguise import as_in_eager
-from symbolics.errors import PythonopWarning
+from symbolics.errors import ExportError, PythonopWarning
 from symbolics.file import UNCHECKED_KEY
+from symbolics.interception import settled
 from symbolics.patterns import Patterns
 from symbolics.stop_gradient import marking
 
@@ -63,6 +65,7 @@ def surroundings(current: Hook) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if active_recorder() is None:
             stack.enter_context(Recorder(inline=current.inline, names=name_of))
+        stack.enter_context(settled())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         yield
@@ -108,41 +111,33 @@ def _all_functions(base: type) -> list[type]:
     return found
 
 
-def judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[], Any]) -> Any:
+def judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[], Any], *, training: bool | None = None) -> Any:
     """Export, and let eager's own graph judge the file.
 
     What got lost because the model asks whether it is traced, or stands inside an operator of torch.library, is exported
-    once more: the model is told that it is not traced, and the operator makes way for what it runs.
+    once more: what leads to the Function is told that it is not traced, then all of the model; the operator makes way for what it runs.
 
     Args:
         current: The hook.
         model, args, kwargs: The model and its example arguments.
         export: Makes ``current.program``.
+        training: The mode that the export puts the model into; None for its own.
 
     Raises:
         ExportError: A Function that gradients flow through in eager mode is not in the file.
     """
-    eager = _eager_graph(current, model, args, kwargs)
+    current.program = None
+    eager = _eager_graph(current, model, args, kwargs, training)
+    result, failure = None, None
     try:
         result = export()
         lost = _lost(current, eager)
-    except Exception:
+    except Exception as error:
         if not eager.operators:
             raise
-        lost = eager.inside_operators()
+        lost, failure = eager.inside_operators(), error
     if lost:
-        recorder = active_recorder()
-        assert recorder is not None
-        try:
-            with as_in_eager():
-                recorder.opened = eager.operators
-                result = export()
-        except Exception as error:
-            raise lost[0].error() from error
-        finally:
-            recorder.opened = set()
-        if lost := _lost(current, eager):
-            raise lost[0].error()
+        result = _again_as_in_eager(current, eager, lost, export, failure)
     if eager.unchecked:
         assert current.program is not None
         current.program.model.metadata_props[UNCHECKED_KEY] = eager.unchecked
@@ -155,12 +150,62 @@ def judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[
     return result
 
 
-def _eager_graph(current: Hook, model: Any, args: Any, kwargs: Any) -> EagerGraph:
+def _again_as_in_eager(current: Hook, eager: EagerGraph, lost: list[Lost], export: Callable[[], Any], failure: Exception | None) -> Any:
+    recorder = active_recorder()
+    assert recorder is not None
+    before = _inputs(current)
+    askers = {code for each in lost for code in each.call.code}
+    for told in (askers, None):
+        try:
+            with as_in_eager(told):
+                recorder.opened = eager.operators
+                result = export()
+        except Exception as error:
+            current.program = None
+            failure = failure or error
+            continue
+        finally:
+            recorder.opened = set()
+        lost = _lost(current, eager) or lost[:0]
+        if not lost and before is not None and _inputs(current) != before:
+            lost = eager.everything()
+            failure = ExportError(f"the file then has the inputs {_inputs(current)} in place of {before}")
+        if not lost:
+            names = ", ".join(sorted(qualified_name(function) for function in eager.calls))
+            warnings.warn(
+                f"{names}: under an exporter the model goes around it, so it was told that it runs in eager mode (torch.jit.is_tracing() and the like "
+                "were False): compare the file with the model on other inputs (exporter.verify).",
+                PythonopWarning,
+                stacklevel=6,
+            )
+            return result
+    current.program = None
+    raise (lost or eager.everything())[0].error(failure) from failure
+
+
+def _inputs(current: Hook) -> list[str | None] | None:
+    return [value.name for value in current.program.model.graph.inputs] if current.program is not None else None
+
+
+def _eager_graph(current: Hook, model: Any, args: Any, kwargs: Any, training: bool | None) -> EagerGraph:
     if not isinstance(model, torch.nn.Module):
         return EagerGraph(unchecked="it was captured before")
     if not current.eager_check:
         return EagerGraph(unchecked="eager_check=False")
-    return EagerGraph.of(model, args, kwargs)
+    args = () if args is None else (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    kwargs = dict(kwargs or {})
+    if not kwargs and args and isinstance(args[-1], dict) and not _binds(model, args):  # torch's older way to pass keyword arguments
+        *rest, kwargs = args
+        args = tuple(rest)
+    return EagerGraph.of(model, args, kwargs, inline=current.inline, training=training)
+
+
+def _binds(model: torch.nn.Module, args: tuple[Any, ...]) -> bool:
+    try:
+        inspect.signature(model.forward).bind(*args)
+    except TypeError:
+        return False
+    return True
 
 
 def _lost(current: Hook, eager: EagerGraph) -> list[Lost]:

@@ -51,7 +51,14 @@ def export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: A
         *rest, keywords = args
         args = tuple(rest)
     with surroundings(current):
-        judged(current, model, args, keywords, lambda: _translate_torchscript(current, original, model, args, keywords, **options))
+        judged(
+            current,
+            model,
+            args,
+            keywords,
+            lambda: _translate_torchscript(current, original, model, args, keywords, **options),
+            training=True if options["training"] == torch.onnx.TrainingMode.TRAINING else None,
+        )
     assert current.program is not None
     if f is not None:
         write(current.program, f, **saving)

@@ -41,8 +41,10 @@ __all__ = [
     "is_tracing",
     "keeps_graph",
     "leave_transform",
+    "leave_transforms",
     "non_persistent_buffers",
     "operator_name",
+    "parametrization_cache",
     "paused_capture",
     "quiet_registration",
     "random_operators",
@@ -58,6 +60,7 @@ __all__ = [
     "traced_producer",
     "tracing_questions",
     "tracing_questions_of_c",
+    "transform_depth",
     "transforms_active",
     "translator",
     "unheard",
@@ -93,6 +96,17 @@ def replace_helpers_of_apply(bind: Callable[..., Any], call: Callable[..., Any])
 def transforms_active() -> bool:
     """Whether a transform of torch.func (vmap, grad, jvp) surrounds this code."""
     return bool(torch._C._are_functorch_transforms_active())
+
+
+def transform_depth() -> int:
+    """How many transforms of torch.func surround this code."""
+    return len(torch._C._functorch.get_interpreter_stack() or ())
+
+
+def leave_transforms(depth: int) -> None:
+    """Take away the transforms that something left behind, down to so many: with one of them every Function fails."""
+    while transform_depth() > depth:
+        torch._C._functorch.pop_dynamic_layer_stack()
 
 
 def enter_transform() -> None:
@@ -383,6 +397,13 @@ def tensor_type(dtype: torch.dtype, sizes: Sequence[int | None]) -> Any:
 
 
 # ----------------------------------------------------------------------------------------------------- modules
+
+
+def parametrization_cache() -> dict[Any, Any]:
+    """What torch.nn.utils.parametrize.cached() keeps: a run fills it, and the next one calls nothing."""
+    import torch.nn.utils.parametrize
+
+    return torch.nn.utils.parametrize._cache
 
 
 def non_persistent_buffers(module: torch.nn.Module) -> set[str]:

@@ -7,11 +7,10 @@ outputs, files a `Record` under a key and calls ``torch.ops.pythonop.call(inputs
 
 from __future__ import annotations
 
-import functools
 import itertools
-import re
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
@@ -27,12 +26,12 @@ from symbolics.binding import Slots, bind, has_setup_context
 from symbolics.call import Autocast, AutogradCall
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.inlining import InlineContext, trainable_module
-from symbolics.interception import TESTED, original_apply
+from symbolics.interception import original_apply
 from symbolics.output_shapes import Outputs, observe
 from symbolics.patterns import Patterns
 from symbolics.torch_types import onnx_type
 
-__all__ = ["Call", "Record", "Recorder", "active_recorder", "belongs_to_torch", "captured_apply", "prove_capture", "uncaught", "wanted"]
+__all__ = ["Call", "Record", "Recorder", "active_recorder", "belongs_to_torch", "captured_apply", "wanted"]
 
 _thread = threading.local()
 _keys = itertools.count()
@@ -56,54 +55,6 @@ def wanted() -> bool:
     return recorder is not None and recorder.listening()
 
 
-class _Probe(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, seen: list[str], how: str) -> None:  # type: ignore[override]
-        """Nothing: this runs where the call was not caught."""
-
-
-_early = _Probe.apply
-
-
-def prove_capture() -> None:
-    """Call a Function of our own, late and early bound, and see that both calls are caught.
-
-    Raises:
-        ExportError: One was not: this torch calls Functions in a way that we do not know, and a file would hold none of them.
-    """
-    _warn_of_newer_torch()
-    seen: list[str] = []
-    with Recorder(probe=_Probe):
-        _Probe.apply(seen, "MyFn.apply(x)")
-        _early(seen, "f = MyFn.apply; f(x)")
-    missed = [how for how in ("MyFn.apply(x)", "f = MyFn.apply; f(x)") if how not in seen]
-    if missed:
-        raise uncaught(f"a call written as {' or as '.join(missed)} goes past the hook")
-
-
-@functools.cache
-def _warn_of_newer_torch() -> None:
-    """Say once that nobody has tried this torch."""
-    here, newest = (tuple(map(int, re.findall(r"\d+", version)[:2])) for version in (torch.__version__, TESTED[-1]))
-    if here > newest:
-        warnings.warn(
-            f"torch {torch.__version__} is newer than what pythonop was tested with (torch {TESTED[0]} to {TESTED[-1]}): Functions are caught, what else "
-            f"it moved nobody has looked at. Compare with exporter.verify, or install 'torch<{newest[0]}.{newest[1] + 1}'.",
-            PythonopWarning,
-            stacklevel=5,
-        )
-
-
-def uncaught(what: str) -> ExportError:
-    """The error for a torch on which calls of Functions cannot be caught."""
-    return ExportError(
-        f"autograd Functions cannot be caught on torch {torch.__version__}: {what}.\n"
-        f"  looked for: torch.autograd.Function.apply as torch {TESTED[0]} to {TESTED[-1]} have it (symbolics/interception.py)\n"
-        "  a file made now would hold no PythonOp, and the derivatives of the forwards in place of the Functions' own backward\n"
-        "  way out: pip install 'torch>=2.13,<2.16', or a newer pythonop; if something else replaces Function.apply, take that away"
-    )
-
-
 @dataclass(frozen=True)
 class Call:
     """Where a call was made.
@@ -112,11 +63,13 @@ class Call:
         module: The path of the module, "" for the root.
         source: ``module.name:line`` of the code, "" where nobody knows.
         operator: The operator of torch.library that made it, "" for a model's own code.
+        code: The functions that were running.
     """
 
     module: str = ""
     source: str = ""
     operator: str = ""
+    code: frozenset[types.CodeType] = field(default=frozenset(), compare=False)
 
 
 @dataclass
@@ -201,7 +154,7 @@ class Recorder:
         """Learn the module paths and the mode of the model that is about to be exported."""
         self._modules = {id(module): name for name, module in model.named_modules()}
         self.changed, self.dirtied, self.fed = [], [], set()
-        self._hooked = set()
+        self._hooked, self._classes = set(), {}
         self.training = bool(model.training)
 
     def listening(self) -> bool:
@@ -262,7 +215,7 @@ class Recorder:
             result = original_apply(cls, args, kwargs)
         finally:
             self._depth -= 1
-        call = Call(*self._where(), _operator())
+        call = Call(*self._where(), *_stack())
         survey += [(t.grad_fn, call) for t in expand_leaves(result) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
         return result
 
@@ -429,10 +382,10 @@ class Recorder:
             name = frame.f_globals.get("__name__", "")
             if not name.startswith(("torch.", "symbolics.", "exporter.")):
                 source = source or f"{name}:{frame.f_lineno}"
-                if frame.f_code.co_varnames[:1] == ("self",):
-                    path = self._modules.get(id(frame.f_locals.get("self")))
-                    if path is not None:
-                        return path, source
+            if frame.f_code.co_varnames[:1] == ("self",):
+                path = self._modules.get(id(frame.f_locals.get("self")))
+                if path is not None:
+                    return path, source
             frame = frame.f_back  # type: ignore[assignment]
         return "", source
 
@@ -448,16 +401,16 @@ def belongs_to_torch(cls: type) -> bool:
     return parts[1:2] == ["autograd"] or (len(parts) > 1 and parts[1].startswith("_")) or private.is_module_hook(cls)
 
 
-def _operator() -> str:
-    """The innermost operator of torch.library that is running Python code on this stack."""
+def _stack() -> tuple[str, frozenset[types.CodeType]]:
+    """The innermost operator of torch.library that is running Python code on this stack, and all functions on it."""
+    operator, code = "", set()
     frame: Any = sys._getframe(2)
     while frame is not None:
-        if frame.f_globals.get("__name__") == "torch._ops":
-            name = private.operator_name(frame.f_locals.get("self"))
-            if name:
-                return name
+        code.add(frame.f_code)
+        if not operator and frame.f_globals.get("__name__") == "torch._ops":
+            operator = private.operator_name(frame.f_locals.get("self"))
         frame = frame.f_back
-    return ""
+    return operator, frozenset(code)
 
 
 def _warn_closure(cls: Any, module: str) -> None:

@@ -2,7 +2,7 @@
 
 Libraries ask, and take another way: brevitas rounds without its straight-through Function while torch.jit traces. Mostly
 the other way is the better one for an export, so the truth is told. `as_in_eager` is for a model whose Functions got
-lost so: code outside of torch, asking in this thread, is told that nothing special goes on.
+lost so: the functions that lead to them, or all code outside of torch, asking in this thread, are told that nothing special goes on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from symbolics import _torch_private as private
@@ -27,18 +27,23 @@ _originals: dict[types.CodeType, Any] = {}
 
 
 @contextlib.contextmanager
-def as_in_eager() -> Iterator[None]:
-    """While the block runs, this thread's code outside of torch is answered as in eager mode."""
+def as_in_eager(askers: Container[types.CodeType] | None = None) -> Iterator[None]:
+    """While the block runs, this thread's code outside of torch is answered as in eager mode.
+
+    Args:
+        askers: The functions that are, None for all.
+    """
     global _open
     with _lock:
         _open += 1
         if _open == 1:
             _put_on()
-    before, _thread.on = getattr(_thread, "on", False), True
+    before = getattr(_thread, "wanted", None)
+    _thread.wanted = lambda code: askers is None or code in askers
     try:
         yield
     finally:
-        _thread.on = before
+        _thread.wanted = before
         with _lock:
             _open -= 1
             if _open == 0:
@@ -51,7 +56,8 @@ def answer(asked: types.CodeType, caller: types.FrameType) -> Any:
 
 
 def _is_disguised_from(caller: types.FrameType) -> bool:
-    return getattr(_thread, "on", False) and caller.f_globals.get("__name__", "").split(".")[0] not in _OURS
+    wanted = getattr(_thread, "wanted", None)
+    return wanted is not None and caller.f_globals.get("__name__", "").split(".")[0] not in _OURS and wanted(caller.f_code)
 
 
 def _put_on() -> None:

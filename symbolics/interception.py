@@ -21,17 +21,18 @@ transform, and the call leaves it before anything else runs.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from symbolics import _torch_private as private
 
-__all__ = ["TESTED", "intercept", "is_method_of_c", "original_apply"]
+__all__ = ["TESTED", "intercept", "is_method_of_c", "original_apply", "settled"]
 
 #: The releases of torch that the whole suite has run on; pyproject.toml says the same.
 TESTED = ("2.13", "2.14", "2.15")
@@ -75,6 +76,17 @@ def original_apply(cls: type, args: _Args, kwargs: _Kwargs) -> Any:
         _thread.passing = None
 
 
+@contextlib.contextmanager
+def settled() -> Iterator[None]:
+    """Leave no trace of calls that the block did not finish: Ctrl-C may come between entering a transform and leaving it."""
+    depth = private.transform_depth()
+    try:
+        yield
+    finally:
+        private.leave_transforms(depth)
+        _thread.entered = _thread.looked_up = _thread.passing = None
+
+
 # ---------------------------------------------------------------------------------------------------- torch 2.13
 
 
@@ -116,15 +128,15 @@ def _intercept_c(stand_in: StandIn, wanted: Callable[[], bool]) -> Callable[[], 
             return bind_default_args(forward, args, kwargs)  # type: ignore[no-any-return]
         if type.__getattribute__(cls, "setup_context") is not base:
             args, kwargs = bind_default_args(forward, args, kwargs)
-        private.enter_transform()
         _thread.entered = cls
+        private.enter_transform()
         return args, kwargs or {}
 
     def call(cls: type, args: _Args, kwargs: _Kwargs | None) -> Any:
         if getattr(_thread, "entered", None) is not cls:
             return call_transformed(cls, args, kwargs)
-        _thread.entered = None
         private.leave_transform()
+        _thread.entered = None
         return stand_in(cls, *args, **(kwargs or {}))
 
     def undo() -> None:

@@ -216,6 +216,7 @@ def test_inspect(run, exported):
         "not_persistent": 1,
         "tied": [["tied", "linear.weight"]],
         "step": None,
+        "unchecked": "",
     }
     first, second = rows
     assert first["function"] == SCALE

@@ -17,6 +17,7 @@ from torch.compiler import is_exporting
 
 import exporter
 import symbolics.capture
+import symbolics.tripwire
 from symbolics.attributes import decode, values_of
 from symbolics.disguise import as_in_eager
 from symbolics.errors import ExportError, PythonopWarning
@@ -170,7 +171,7 @@ def test_a_capture_that_misses_early_bound_calls_is_an_error(monkeypatch):
         return original(stand_in, lambda: wanted() and not stands_at_the_early_probe(sys._getframe()))
 
     def stands_at_the_early_probe(frame):
-        while frame.f_code is not symbolics.capture.prove_capture.__code__:
+        while frame.f_code is not symbolics.tripwire.prove_capture.__code__:
             frame = frame.f_back
         return "_early(" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
 

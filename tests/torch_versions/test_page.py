@@ -42,12 +42,12 @@ def test_the_oldest_torch_is_the_one_that_is_required():
 
 
 def test_a_newer_torch_warns_once(monkeypatch, recwarn):
-    import symbolics.capture
+    import symbolics.tripwire
 
     monkeypatch.setattr(torch, "__version__", "2.99.1+cu140")
-    symbolics.capture._warn_of_newer_torch.cache_clear()
+    symbolics.tripwire._warn_of_newer_torch.cache_clear()
     for _ in range(2):
-        symbolics.capture.prove_capture()
+        symbolics.tripwire.prove_capture()
     said = [str(w.message) for w in recwarn if "newer than what pythonop was tested with" in str(w.message)]
     assert len(said) == 1 and "torch 2.99.1+cu140" in said[0] and f"torch<{TESTED[-1].split('.')[0]}." in said[0]
-    symbolics.capture._warn_of_newer_torch.cache_clear()
+    symbolics.tripwire._warn_of_newer_torch.cache_clear()
