@@ -154,8 +154,13 @@ def _again_as_in_eager(current: Hook, eager: EagerGraph, lost: list[Lost], expor
     recorder = active_recorder()
     assert recorder is not None
     before = _inputs(current)
-    askers = {code for each in lost for code in each.call.code}
-    for told in (askers, None):
+    way = {code for each in lost for code in each.call.code}
+    # Who asks on the way to the Function; by a helper of its own; anybody. The fewer are told so, the less else changes.
+    for told in (
+        lambda asker: asker.f_code in way,
+        lambda asker: asker.f_code in way or (asker.f_back is not None and asker.f_back.f_code in way),
+        lambda asker: True,
+    ):
         try:
             with as_in_eager(told):
                 recorder.opened = eager.operators

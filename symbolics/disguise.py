@@ -11,7 +11,7 @@ import contextlib
 import sys
 import threading
 import types
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from symbolics import _torch_private as private
@@ -27,11 +27,11 @@ _originals: dict[types.CodeType, Any] = {}
 
 
 @contextlib.contextmanager
-def as_in_eager(askers: Container[types.CodeType] | None = None) -> Iterator[None]:
+def as_in_eager(wanted: Callable[[types.FrameType], bool] = lambda _: True) -> Iterator[None]:
     """While the block runs, this thread's code outside of torch is answered as in eager mode.
 
     Args:
-        askers: The functions that are, None for all.
+        wanted: Whether the code that asks, by its frame, is.
     """
     global _open
     with _lock:
@@ -39,7 +39,7 @@ def as_in_eager(askers: Container[types.CodeType] | None = None) -> Iterator[Non
         if _open == 1:
             _put_on()
     before = getattr(_thread, "wanted", None)
-    _thread.wanted = lambda code: askers is None or code in askers
+    _thread.wanted = wanted
     try:
         yield
     finally:
@@ -57,7 +57,7 @@ def answer(asked: types.CodeType, caller: types.FrameType) -> Any:
 
 def _is_disguised_from(caller: types.FrameType) -> bool:
     wanted = getattr(_thread, "wanted", None)
-    return wanted is not None and caller.f_globals.get("__name__", "").split(".")[0] not in _OURS and wanted(caller.f_code)
+    return wanted is not None and caller.f_globals.get("__name__", "").split(".")[0] not in _OURS and wanted(caller)
 
 
 def _put_on() -> None:

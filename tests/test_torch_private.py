@@ -144,6 +144,31 @@ def test_leave_transform():
     assert x.grad.tolist() == [2, 2]
 
 
+def test_transform_depth():
+    seen = []
+    torch.func.grad(lambda x: torch.func.vmap(lambda y: seen.append(private.transform_depth()) or y)(x).sum())(torch.ones(2))
+    assert seen == [2] and private.transform_depth() == 0
+
+
+def test_leave_transforms():
+    private.enter_transform()
+    private.enter_transform()
+    private.leave_transforms(1)
+    assert private.transform_depth() == 1
+    private.leave_transforms(0)
+    assert private.transform_depth() == 0
+    assert Double.apply(torch.ones(1)).item() == 2
+
+
+def test_parametrization_cache():
+    model = torch.nn.Linear(2, 2)
+    torch.nn.utils.parametrize.register_parametrization(model, "weight", torch.nn.Identity())
+    assert not private.parametrization_cache()
+    with torch.nn.utils.parametrize.cached():
+        model(torch.ones(1, 2))
+        assert len(private.parametrization_cache()) == 1
+
+
 def test_function_of():
     y = Double.apply(torch.ones(1, requires_grad=True))
     assert private.function_of(y.grad_fn) is Double
