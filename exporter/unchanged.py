@@ -12,8 +12,8 @@ import functools
 import random
 import sys
 import types
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -36,12 +36,17 @@ def unchanged(*roots: Any) -> Iterator[None]:
 
     Not undone: changes of global variables and classes, and of objects of the standard library other than containers.
     """
-    undo = [_generators(), *_kept(roots)]
+    kept = _Kept()
+    kept.walk([private.parametrization_cache(), *roots])
+    undo = [_generators(), *kept.undo]
     try:
         yield
     finally:
         for back in undo:
             back()
+        for container, before in kept.containers:
+            if len(container) != len(before) or not _holds_the_same(container, before):
+                _refill(container, before)
 
 
 def _generators() -> Undo:
@@ -58,59 +63,62 @@ def _generators() -> Undo:
     return back
 
 
-def _kept(roots: tuple[Any, ...]) -> list[Undo]:
-    """What puts back each object that can be reached."""
-    undo: list[Undo] = []
-    seen: dict[int, Any] = {}  # the objects too: an id is one object's only while it lives
-    todo: list[Any] = [private.parametrization_cache(), *roots]
-    while todo:
-        value = todo.pop()
-        if isinstance(value, _PLAIN) or id(value) in seen:
-            continue
-        seen[id(value)] = value
-        todo += _keep(value, undo)
-    return undo
+class _Kept:
+    """What a walk found.
 
+    Attributes:
+        undo: What puts back each tensor, generator and object.
+        containers: Each dict, list, deque and set, and what is in it. Modules are made of empty ones: a pair is all they cost.
+    """
 
-def _keep(value: Any, undo: list[Undo]) -> list[Any]:
-    """Remember one object; what it refers to."""
-    if isinstance(value, torch.Tensor):
-        undo.append(_tensor(value))
-        return []
-    if isinstance(value, dict):
-        undo.append(_container(value, dict(value), value.update))
-        inside = list(value.values())
-    elif isinstance(value, (list, deque)):
-        undo.append(_container(value, list(value), value.extend))
-        inside = list(value)
-    elif isinstance(value, set):
-        undo.append(_container(value, set(value), value.update))
-        inside = []
-    elif isinstance(value, (tuple, frozenset)):
-        inside = list(value)
-    elif isinstance(value, np.ndarray):
-        undo.append(functools.partial(_restore_array, value, value.copy()))
-        return []
-    elif isinstance(value, random.Random):
-        undo.append(functools.partial(value.setstate, value.getstate()))
-        return []
-    elif isinstance(value, torch.Generator):
-        undo.append(functools.partial(_restore_generator, value, value.get_state()))
-        return []
-    elif isinstance(value, np.random.Generator):
-        undo.append(functools.partial(setattr, value.bit_generator, "state", value.bit_generator.state))
-        return []
-    elif isinstance(value, functools.partial):
-        inside = [value.func, value.args, value.keywords]
-    elif isinstance(value, types.MethodType):
-        return [value.__self__]
-    elif isinstance(value, types.FunctionType):
-        cells = [cell for cell in value.__closure__ or () if not _is_empty(cell)]
-        undo += [functools.partial(setattr, cell, "cell_contents", cell.cell_contents) for cell in cells]
-        return [cell.cell_contents for cell in cells] + list(value.__defaults__ or ())
-    else:
-        inside = []
-    return inside + _attributes(value, undo)
+    def __init__(self) -> None:
+        self.undo: list[Undo] = []
+        self.containers: list[tuple[Any, Any]] = []
+
+    def walk(self, todo: list[Any]) -> None:
+        """Remember each object that can be reached."""
+        seen: dict[int, Any] = {}  # the objects too: an id is one object's only while it lives
+        while todo:
+            value = todo.pop()
+            if isinstance(value, _PLAIN) or id(value) in seen:
+                continue
+            seen[id(value)] = value
+            if type(value) is dict or type(value) is OrderedDict:
+                self.containers.append((value, dict(value)))
+                todo += value.values()
+            else:
+                todo += self._keep(value)
+
+    def _keep(self, value: Any) -> Iterable[Any]:
+        """Remember one object; what it refers to."""
+        undo = self.undo
+        if isinstance(value, torch.Tensor):
+            undo.append(_tensor(value))
+            return ()
+        inside: list[Any] = []
+        if isinstance(value, (dict, list, deque, set)):
+            before = dict(value) if isinstance(value, dict) else set(value) if isinstance(value, set) else list(value)
+            self.containers.append((value, before))
+            inside = list(before.values()) if isinstance(before, dict) else [] if isinstance(before, set) else before
+        elif isinstance(value, (tuple, frozenset)):
+            inside = list(value)
+        elif isinstance(value, np.ndarray):
+            undo.append(functools.partial(_restore_array, value, value.copy()))
+        elif isinstance(value, random.Random):
+            undo.append(functools.partial(value.setstate, value.getstate()))
+        elif isinstance(value, torch.Generator):
+            undo.append(functools.partial(_restore_generator, value, value.get_state()))
+        elif isinstance(value, np.random.Generator):
+            undo.append(functools.partial(setattr, value.bit_generator, "state", value.bit_generator.state))
+        elif isinstance(value, functools.partial):
+            inside = [value.func, value.args, value.keywords]
+        elif isinstance(value, types.MethodType):
+            inside = [value.__self__]
+        elif isinstance(value, types.FunctionType):
+            cells = [cell for cell in value.__closure__ or () if not _is_empty(cell)]
+            undo += [functools.partial(setattr, cell, "cell_contents", cell.cell_contents) for cell in cells]
+            inside = [cell.cell_contents for cell in cells] + list(value.__defaults__ or ())
+        return (*inside, *_attributes(value, undo))
 
 
 def _attributes(value: Any, undo: list[Undo]) -> list[Any]:
@@ -165,14 +173,9 @@ def _same(one: torch.Tensor, two: torch.Tensor) -> bool:
     return torch.equal(one, two) or torch.allclose(one, two, rtol=0, atol=0, equal_nan=True)
 
 
-def _container(value: Any, before: Any, fill: Callable[[Any], Any]) -> Undo:
-    def back() -> None:
-        if len(value) == len(before) and _holds_the_same(value, before):
-            return
-        value.clear()
-        fill(before)
-
-    return back
+def _refill(container: Any, before: Any) -> None:
+    container.clear()
+    (container.extend if isinstance(container, (list, deque)) else container.update)(before)
 
 
 def _holds_the_same(value: Any, before: Any) -> bool:
