@@ -17,6 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+import symbolics.torch_export  # noqa: F401  (it defines the two operators)
 from symbolics import _torch_private as private
 from symbolics.errors import ExportError
 from symbolics.mixed_norms import normalized
@@ -34,12 +35,18 @@ _SHAPE_ONLY = {
 _GETTER_OF_DATA = torch.Tensor.data
 
 
+_OPERATORS = (
+    torch.ops.pythonop.call, torch.ops.pythonop.call.default, torch.ops.pythonop.stop_gradient, torch.ops.pythonop.stop_gradient.default,
+)  # fmt: skip
+
+
 class StopGradients(TorchFunctionMode):
     """Marks the places where gradients stop. Enter it around the model's own forward."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "namespace", None) == "pythonop" or getattr(func, "_qualified_op_name", "").startswith("pythonop::"):
+        # By identity: Dynamo of torch 2.14, which traces this for torch.cond, fails at an operator's property.
+        if any(func is own for own in _OPERATORS):
             return func(*args, **kwargs)
         body = _open(func)
         if body is not None:
