@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from exporter.inputs import named_tensors
 from exporter.state import ModelState
+from exporter.unchanged import unchanged
 from symbolics.errors import ExportError
 
 __all__ = ["Objective", "changed_buffers"]
@@ -136,6 +137,6 @@ def _scalar(loss: Any, function: Any) -> torch.Tensor:
 def changed_buffers(objective: Objective) -> set[str]:
     """The names of the buffers that one forward changes; the module and the random state stay as they were."""
     state = ModelState.of(objective)
-    with state.restored(objective), torch.random.fork_rng(devices=[]), torch.no_grad():
+    with unchanged(objective, objective.args), torch.no_grad():
         objective(*objective.args)
         return state.changed(objective)

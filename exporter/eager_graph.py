@@ -134,10 +134,6 @@ class EagerGraph:
         found = ((function, calls, next((call for call in calls if call.operator), None)) for function, calls in self.calls.items())
         return [Lost(function, len(calls), 0, call) for function, calls, call in found if call is not None]
 
-    def everything(self) -> list[Lost]:
-        """All Functions, for a file that cannot be made."""
-        return [Lost(function, len(calls), 0, calls[0]) for function, calls in self.calls.items()]
-
     def translated(self, model: ir.Model, names: Callable[[Any], str | None]) -> list[tuple[type, str]]:
         """The Functions that only operators call, and that operator, where a model exists and has no call of the Function at all."""
         held = {node.attributes["name"].as_string() for node in _python_ops(model)} if self.operators else set()

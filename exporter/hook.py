@@ -1,7 +1,7 @@
 """hook(): while it is open, torch.onnx.export keeps autograd Functions, in this thread.
 
-Names of torch are replaced while at least one hook is open: ``apply`` on the base class of all Functions, the two
-functions that torch.onnx.export hands over to, and three that these call. Each replacement acts only in a thread with an
+Names of torch are replaced while at least one hook is open: those that calls of ``apply`` go through (symbolics/interception.py), the two
+functions that torch.onnx.export hands over to, and four that these call. Each replacement acts only in a thread with an
 open hook (or when `install` was called), so a training thread beside an export sees nothing.
 """
 

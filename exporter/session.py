@@ -153,7 +153,7 @@ def judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[
 def _again_as_in_eager(current: Hook, eager: EagerGraph, lost: list[Lost], export: Callable[[], Any], failure: Exception | None) -> Any:
     recorder = active_recorder()
     assert recorder is not None
-    before = _inputs(current)
+    names, before = ", ".join(sorted(qualified_name(each.function) for each in lost)), _inputs(current)
     way = {code for each in lost for code in each.call.code}
     # Who asks on the way to the Function; by a helper of its own; anybody. The fewer are told so, the less else changes.
     for told in (
@@ -166,17 +166,15 @@ def _again_as_in_eager(current: Hook, eager: EagerGraph, lost: list[Lost], expor
                 recorder.opened = eager.operators
                 result = export()
         except Exception as error:
-            current.program = None
             failure = failure or error
             continue
         finally:
             recorder.opened = set()
-        lost = _lost(current, eager) or lost[:0]
-        if not lost and before is not None and _inputs(current) != before:
-            lost = eager.everything()
+        if still := _lost(current, eager):
+            lost = still
+        elif before is not None and _inputs(current) != before:
             failure = ExportError(f"the file then has the inputs {_inputs(current)} in place of {before}")
-        if not lost:
-            names = ", ".join(sorted(qualified_name(function) for function in eager.calls))
+        else:
             warnings.warn(
                 f"{names}: under an exporter the model goes around it, so it was told that it runs in eager mode (torch.jit.is_tracing() and the like "
                 "were False): compare the file with the model on other inputs (exporter.verify).",
@@ -185,7 +183,7 @@ def _again_as_in_eager(current: Hook, eager: EagerGraph, lost: list[Lost], expor
             )
             return result
     current.program = None
-    raise (lost or eager.everything())[0].error(failure) from failure
+    raise lost[0].error(failure) from failure
 
 
 def _inputs(current: Hook) -> list[str | None] | None:

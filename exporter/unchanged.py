@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from symbolics import _torch_private as private
+from symbolics.habits import same_values
 
 __all__ = ["unchanged"]
 
@@ -161,16 +162,12 @@ def _tensor(tensor: torch.Tensor) -> Undo:
         with torch.no_grad():
             if tensor.data_ptr() != memory.data_ptr() or tensor.shape != memory.shape or tensor.dtype != memory.dtype:
                 tensor.data = memory
-            if not _same(memory, values):
+            if not same_values(memory, values):
                 memory.copy_(values)
             if tensor.is_leaf and tensor.grad is not gradient:
                 tensor.grad = gradient
 
     return back
-
-
-def _same(one: torch.Tensor, two: torch.Tensor) -> bool:
-    return torch.equal(one, two) or torch.allclose(one, two, rtol=0, atol=0, equal_nan=True)
 
 
 def _refill(container: Any, before: Any) -> None:

@@ -1,7 +1,7 @@
 """Recorder: turns a call of ``Function.apply`` during an export into an AutogradCall and one opaque op.
 
-Both exporters share it. While a recorder is active in a thread, `captured_apply` (set on torch's Function base class
-by exporter.hook) sends it each outermost call. The recorder runs forward once, unseen by the exporter, to learn the
+Both exporters share it. While a recorder is active in a thread, `captured_apply` (which exporter.hook puts in the place
+of Function.apply, symbolics/interception.py) sends it each outermost call. The recorder runs forward once, unseen by the exporter, to learn the
 outputs, files a `Record` under a key and calls ``torch.ops.pythonop.call(inputs, sizes, key)`` in the Function's place.
 """
 

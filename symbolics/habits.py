@@ -16,7 +16,7 @@ import torch
 
 from symbolics import _torch_private as private
 
-__all__ = ["Habits", "watched"]
+__all__ = ["Habits", "same_values", "watched"]
 
 _DRAWS = (
     "its forward draws random numbers; each run of the file draws new ones from the generators of its own process: "
@@ -98,6 +98,11 @@ def _data(tensor: Any) -> torch.Tensor | None:
 def _equal(one: torch.Tensor | None, two: torch.Tensor | None) -> bool:
     if one is None or two is None or one.shape != two.shape:
         return one is two
+    return same_values(one, two)
+
+
+def same_values(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two tensors of one shape hold the same, NaN where NaN."""
     return torch.equal(one, two) or torch.allclose(one, two, rtol=0, atol=0, equal_nan=True)
 
 

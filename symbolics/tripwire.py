@@ -23,6 +23,10 @@ class _Probe(torch.autograd.Function):
 
 
 _early = _Probe.apply
+_LATE, _EARLY = "MyFn.apply(x)", "f = MyFn.apply; f(x)"
+
+_NEWEST = tuple(map(int, TESTED[-1].split(".")))
+_UNTESTED = f"{_NEWEST[0]}.{_NEWEST[1] + 1}"
 
 
 def prove_capture() -> None:
@@ -34,9 +38,9 @@ def prove_capture() -> None:
     _warn_of_newer_torch()
     seen: list[str] = []
     with Recorder(probe=_Probe):
-        _Probe.apply(seen, "MyFn.apply(x)")
-        _early(seen, "f = MyFn.apply; f(x)")
-    missed = [how for how in ("MyFn.apply(x)", "f = MyFn.apply; f(x)") if how not in seen]
+        _Probe.apply(seen, _LATE)
+        _early(seen, _EARLY)
+    missed = [how for how in (_LATE, _EARLY) if how not in seen]
     if missed:
         raise uncaught(f"a call written as {' or as '.join(missed)} goes past the hook")
 
@@ -44,11 +48,10 @@ def prove_capture() -> None:
 @functools.cache
 def _warn_of_newer_torch() -> None:
     """Say once that nobody has tried this torch."""
-    here, newest = (tuple(map(int, re.findall(r"\d+", version)[:2])) for version in (torch.__version__, TESTED[-1]))
-    if here > newest:
+    if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) > _NEWEST:
         warnings.warn(
             f"torch {torch.__version__} is newer than what pythonop was tested with (torch {TESTED[0]} to {TESTED[-1]}): Functions are caught, what else "
-            f"it moved nobody has looked at. Compare with exporter.verify, or install 'torch<{newest[0]}.{newest[1] + 1}'.",
+            f"it moved nobody has looked at. Compare with exporter.verify, or install 'torch<{_UNTESTED}'.",
             PythonopWarning,
             stacklevel=5,
         )
@@ -60,5 +63,5 @@ def uncaught(what: str) -> ExportError:
         f"autograd Functions cannot be caught on torch {torch.__version__}: {what}.\n"
         f"  looked for: torch.autograd.Function.apply as torch {TESTED[0]} to {TESTED[-1]} have it (symbolics/interception.py)\n"
         "  a file made now would hold no PythonOp, and the derivatives of the forwards in place of the Functions' own backward\n"
-        "  way out: pip install 'torch>=2.13,<2.16', or a newer pythonop; if something else replaces Function.apply, take that away"
+        f"  way out: pip install 'torch>={TESTED[0]},<{_UNTESTED}', or a newer pythonop; if something else replaces Function.apply, take that away"
     )

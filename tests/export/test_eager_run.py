@@ -39,6 +39,15 @@ def detached_statistic(x):
     return (torch.round(x) * 2 if traced() else Steep.apply(x)) / scale
 
 
+def spike(x):
+    return Steep.apply(x)
+
+
+def detached_on_the_same_line(x):
+    scale = spike(x).detach().abs().max() + 1
+    return (torch.round(x) * 2 if traced() else spike(x)) / scale
+
+
 def unused_call(x):
     Steep.apply(x)
     return torch.round(x) * 2 if traced() else Steep.apply(x)
@@ -50,7 +59,7 @@ def other_call_in_a_checkpoint(x):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("function", [detached_statistic, unused_call, other_call_in_a_checkpoint])
+@pytest.mark.parametrize("function", [detached_statistic, detached_on_the_same_line, unused_call, other_call_in_a_checkpoint])
 def test_a_call_that_no_gradient_flows_through_stands_for_no_other(function, dynamo):
     """One call that is in the file does not hide another that is not: it is exported as in eager."""
     model, x = Call(function), torch.randn(3, 4)
