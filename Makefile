@@ -80,7 +80,7 @@ endif
 	touch $@ $(BUILT)
 
 # The native library is compiled when the package is installed: again when its source changes.
-$(BUILT): $(DONE) $(wildcard exporter/runtime/*.c)
+$(BUILT): $(DONE) $(wildcard exporter/runtime/native/*.[ch])
 	$(PY) -m pip install --no-deps --editable .
 	touch $@
 

@@ -16,10 +16,10 @@ flags = ["/O2", "/std:c11"] if sys.platform == "win32" else ["-O2", "-std=gnu11"
 setup(
     ext_modules=[
         Extension(
-            "exporter.runtime._native",
-            ["exporter/runtime/native.c"],
+            "exporter.runtime.native._native",
+            ["exporter/runtime/native/native.c"],
             define_macros=[("Py_LIMITED_API", ABI)],
-            depends=[f"exporter/runtime/native_{part}.h" for part in ("abi", "tensors", "run", "device")],
+            depends=[f"exporter/runtime/native/native_{part}.h" for part in ("abi", "tensors", "run", "device")],
             py_limited_api=True,
             extra_compile_args=flags,
             export_symbols=["RegisterCustomOps"],

@@ -171,7 +171,7 @@ def growth(dynamo: bool) -> Growth:
 
 def shares(dynamo: bool, runs: int) -> list[Figure]:
     """What opening a hook and the eager run take of an export of the transformer."""
-    from exporter.eager_graph import EagerGraph
+    from exporter.forward.eager_graph import EagerGraph
 
     case = CASES[-1]
     model, example = case.make(), torch.randn(case.example)

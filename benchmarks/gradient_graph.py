@@ -20,7 +20,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from benchmarks._report import Figure, tell
-from exporter.gradient_graph import build_gradient_graph
+from exporter.gradient_graph.build import build_gradient_graph
 
 GROWTH = 1.1
 #: layers -> limits, in seconds and as a ratio.

@@ -92,7 +92,7 @@ def _onnx_ad(sample: Any) -> Callable[[], float]:
     from onnx_ad import reverse
 
     import exporter
-    from exporter._objective import Objective
+    from exporter.training.objective import Objective
 
     objective = Objective(sample.model, sample.args, {}, sample.loss, sample.targets, None)
     with warnings.catch_warnings():

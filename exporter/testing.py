@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from exporter.report import Report
-from exporter.verify import verify
+from exporter.verification.report import Report
+from exporter.verification.verify import verify
 
 __all__ = ["assert_roundtrip"]
 

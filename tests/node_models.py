@@ -9,12 +9,12 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-import symbolics.schema
-import symbolics.torch_arguments  # noqa: F401  adds torch's types
-from symbolics.arguments import Slot
-from symbolics.attributes import encode, ir_attributes, python_op_grad
-from symbolics.call import AutogradCall
-from symbolics.file import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
+import symbolics.node.schema
+import symbolics.node.torch_arguments  # noqa: F401  adds torch's types
+from symbolics.node.arguments import Slot
+from symbolics.node.attributes import encode, ir_attributes, python_op_grad
+from symbolics.node.call import AutogradCall
+from symbolics.node.metadata import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
 
 FLOAT = int(ir.DataType.FLOAT)
 
@@ -23,7 +23,7 @@ def call_of(*args: Any, outputs: Any = Slot(0), **fields: Any) -> AutogradCall:
     """A call with the flags and types that its slots need; float matrices everywhere, int64 scalars for sizes."""
     kwargs = fields.get("kwargs", {})
     call = AutogradCall(id="0", name="pkg.mod:Fn", args=args, outputs=outputs, **fields)
-    from symbolics.arguments import slots
+    from symbolics.node.arguments import slots
 
     inputs, results = slots((*args, *kwargs.values())), call.output_slots
     sizes = [slot.kind == "size" for slot in inputs]
@@ -83,7 +83,7 @@ def model_of(
     graph = ir.Graph([*inputs, *extra], results, nodes=nodes, opset_imports={"": opset, ORT_DOMAIN: 1}, name="g")
     model = ir.Model(graph, ir_version=10)
     if marks:
-        from exporter.finish import _mark_function
+        from exporter.forward.finish import _mark_function
 
         graph.opset_imports[MARK_DOMAIN] = 1
         function = _mark_function(opset)

@@ -15,10 +15,23 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch.utils import _pytree as pytree
 
-from symbolics import arguments
-from symbolics.arguments import MAX_BYTES, MAX_DEPTH, MAX_INT_BITS, MAX_ITEMS, Slot, Unresolved, decode, encode, expand, fill, loads, slots
 from symbolics.errors import ExportError, FormatError
-from symbolics.torch_arguments import PartialSize
+from symbolics.node import arguments
+from symbolics.node.arguments import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_INT_BITS,
+    MAX_ITEMS,
+    Slot,
+    Unresolved,
+    decode,
+    encode,
+    expand,
+    fill,
+    loads,
+    slots,
+)
+from symbolics.node.torch_arguments import PartialSize
 from tests import values as v
 from tests.exact import same
 
@@ -364,5 +377,5 @@ def test_no_name_reaches_a_resolver_by_accident():
 def test_reading_needs_no_torch():
     import subprocess
 
-    code = "import sys; sys.modules['torch'] = None; from symbolics.arguments import decode; from symbolics import attributes, call, schema, dialects; print(decode({'$tuple': [1]}))"
+    code = "import sys; sys.modules['torch'] = None; from symbolics.node.arguments import decode; from symbolics import attributes, call, schema, dialects; print(decode({'$tuple': [1]}))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "(1,)\n"

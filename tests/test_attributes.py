@@ -14,12 +14,12 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from symbolics.arguments import MAX_BYTES, MAX_DEPTH, MAX_INT_BITS, MAX_ITEMS, Slot, Unresolved, fill, slots
-from symbolics.attributes import GRAD_SPECS, SPECS, decode, encode, ir_attributes, python_op_grad, values_of
-from symbolics.call import Autocast, AutogradCall
 from symbolics.errors import ExportError, FormatError
-from symbolics.file import ORT_DOMAIN
-from symbolics.schema import register
+from symbolics.node.arguments import MAX_BYTES, MAX_DEPTH, MAX_INT_BITS, MAX_ITEMS, Slot, Unresolved, fill, slots
+from symbolics.node.attributes import GRAD_SPECS, SPECS, decode, encode, ir_attributes, python_op_grad, values_of
+from symbolics.node.call import Autocast, AutogradCall
+from symbolics.node.metadata import ORT_DOMAIN
+from symbolics.node.schema import register
 from tests import values as v
 from tests.exact import same
 from tests.node_models import FLOAT, call_of, check, model_of, node_of

@@ -15,10 +15,10 @@ from click.testing import CliRunner
 
 import exporter
 from exporter.cli import main
-from exporter.inspect import clean, inspect_file, inspect_model
-from symbolics.arguments import Slot
+from exporter.files.inspect import clean, inspect_file, inspect_model
 from symbolics.errors import FormatError
-from symbolics.file import VERSION_KEY
+from symbolics.node.arguments import Slot
+from symbolics.node.metadata import VERSION_KEY
 from tests.node_models import call_of, model_of, node_of
 from tests.support import ROOT
 
@@ -109,7 +109,7 @@ def test_schema(run, path):
 def test_register(run, path):
     fails(run("export", f"{TARGETS}:local", "-o", path), f"{SCALE}, called in module <root>", "exporter.register(obj, name)")
     assert not path.exists()
-    from exporter.trust import unregister
+    from exporter.files.trust import unregister
 
     try:
         assert run("export", f"{TARGETS}:local", "-o", path, "--register", f"{TARGETS}:register").exit_code == 0

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 import exporter
 from exporter.cli import main
-from symbolics.file import read_pairing
+from symbolics.node.metadata import read_pairing
 from tests.export.functions import Mlp
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import exporter
 from exporter.cli import main
-from symbolics.file import read_step
+from symbolics.node.metadata import read_step
 
 TARGET = "tests.cli_targets:trainable"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")

@@ -10,11 +10,11 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from symbolics.arguments import Slot
-from symbolics.attributes import GRAD_SPECS, SPECS, values_of
-from symbolics.call import Autocast
-from symbolics.dialects import DIALECTS, to_dialect
 from symbolics.errors import ExportError, FormatError, PythonopWarning
+from symbolics.node.arguments import Slot
+from symbolics.node.attributes import GRAD_SPECS, SPECS, values_of
+from symbolics.node.call import Autocast
+from symbolics.node.dialects import DIALECTS, to_dialect
 from tests import values as v
 from tests.node_models import call_of, check, model_of, node_of
 

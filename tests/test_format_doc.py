@@ -13,12 +13,12 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from symbolics import arguments, attributes, file
-from symbolics.arguments import Slot
-from symbolics.attributes import GRAD_SPECS, SPECS, decode, encode, values_of
-from symbolics.call import Autocast, AutogradCall
-from symbolics.dialects import DIALECTS, to_dialect
 from symbolics.errors import PythonopWarning
+from symbolics.node import arguments, attributes, metadata as file
+from symbolics.node.arguments import Slot
+from symbolics.node.attributes import GRAD_SPECS, SPECS, decode, encode, values_of
+from symbolics.node.call import Autocast, AutogradCall
+from symbolics.node.dialects import DIALECTS, to_dialect
 from tests.node_models import check, model_of, node_of
 
 DOC = Path(__file__).resolve().parent.parent / "docs" / "format.md"

@@ -17,9 +17,9 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from symbolics import _torch_private as private
-from symbolics.binding import has_setup_context
-from symbolics.interception import intercept, is_method_of_c
+from symbolics import torch_private as private
+from symbolics.capture.binding import has_setup_context
+from symbolics.capture.interception import intercept, is_method_of_c
 from tests.support import ROOT
 
 # ------------------------------------------------------------------------------------------------------- a test a name
@@ -73,7 +73,7 @@ def test_apply_is_caught(late):
         (Double.apply if late else early)(x, scale=3)
     finally:
         undo()
-    assert seen == [(Double, (x,), {"scale": 3})], "Function.apply goes another way than symbolics/interception.py knows"
+    assert seen == [(Double, (x,), {"scale": 3})], "Function.apply goes another way than symbolics/capture/interception.py knows"
     assert early(x).item() == Double.apply(x).item() == 2
 
 
@@ -665,7 +665,7 @@ ALLOWED = {
     "_asdict",
 }
 #: Modules with private names of their own reasons, and a test of their own below.
-ELSEWHERE = {"symbolics/_torch_private.py", "exporter/runtime/_torch_fast.py"}
+ELSEWHERE = {"symbolics/torch_private.py", "exporter/runtime/native/functions.py"}
 
 SOURCES = sorted(p for package in ("exporter", "symbolics") for p in (ROOT / package).rglob("*.py"))
 
@@ -739,7 +739,7 @@ def test_the_walk_finds_them(tmp_path):
 
 
 def test_the_names_of_the_fast_path():
-    fast = pytest.importorskip("exporter.runtime._torch_fast")
+    fast = pytest.importorskip("exporter.runtime.native.functions")
     assert callable(torch._C._set_grad_enabled)
     assert callable(torch.autograd.Variable._execution_engine.run_backward)
     assert torch._C._is_any_autocast_enabled() is False

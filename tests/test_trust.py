@@ -11,8 +11,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from exporter import trust
-from exporter.trust import Gate, name_of, register, registered, unregister
+from exporter.files import trust
+from exporter.files.trust import Gate, name_of, register, registered, unregister
 from symbolics.errors import PythonopWarning, TrustError
 
 HERE = __name__
@@ -131,7 +131,7 @@ def test_refused(kind, name, why):
 
 def test_a_refused_name_imports_nothing():
     code = (
-        "import sys; from exporter.trust import Gate; from symbolics.errors import TrustError\n"
+        "import sys; from exporter.files.trust import Gate; from symbolics.errors import TrustError\n"
         "before = set(sys.modules)\n"
         "for kind, name in [('function', 'this.that:F'), ('callable', 'antigravity:geohash'), ('callable', 'os:system'), ('enum', 'http:HTTPStatus')]:\n"
         "    try: Gate(['json.*'])(kind, name)\n"

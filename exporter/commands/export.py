@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 import exporter
-from exporter.commands._shared import eager_check_option, explained, load_target, reported, run_setups, setup_option, status, writable
-from exporter.inspect import clean, inspect_file
-from exporter.program import save_model
-from symbolics.dialects import DIALECTS
+from exporter.commands.shared import eager_check_option, explained, load_target, reported, run_setups, setup_option, status, writable
+from exporter.files.inspect import clean, inspect_file
+from exporter.files.program import save_model
+from symbolics.node.dialects import DIALECTS
 
 __all__ = ["export"]
 

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 import exporter
-from exporter.commands._shared import reported, status, writable
-from exporter.inspect import clean, read_model
-from exporter.program import save_model
-from symbolics.file import read_pairing
+from exporter.commands.shared import reported, status, writable
+from exporter.files.inspect import clean, read_model
+from exporter.files.program import save_model
+from symbolics.node.metadata import read_pairing
 
 __all__ = ["gradient"]
 

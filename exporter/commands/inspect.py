@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from exporter.commands._shared import reported
-from exporter.inspect import inspect_file, render
+from exporter.commands.shared import reported
+from exporter.files.inspect import inspect_file, render
 
 __all__ = ["inspect"]
 

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from exporter.commands._shared import Failure, reported, run_setups, setup_option, status, writable
-from exporter.inspect import clean, read_model
-from exporter.runtime.command import run_file
+from exporter.commands.run_file import run_file
+from exporter.commands.shared import Failure, reported, run_setups, setup_option, status, writable
+from exporter.files.inspect import clean, read_model
 from symbolics.errors import PythonopError
 
 __all__ = ["run"]

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 import exporter
-from exporter.commands._shared import eager_check_option, explained, load_target, reported, run_setups, setup_option, status, writable
-from exporter.inspect import clean
+from exporter.commands.shared import eager_check_option, explained, load_target, reported, run_setups, setup_option, status, writable
+from exporter.files.inspect import clean
 from symbolics.optimizers import OPTIMIZERS
 
 __all__ = ["step"]

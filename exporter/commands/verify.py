@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from exporter.commands._shared import Failure, load_target, reported, run_setups, setup_option, status, writable
+from exporter.commands.shared import Failure, load_target, reported, run_setups, setup_option, status, writable
 from symbolics.errors import PythonopError
 
 __all__ = ["verify"]
@@ -46,7 +46,7 @@ def verify(
     The file is run by onnxruntime in a fresh process. The exit status is 0 where all tensors are equal within what their
     type can do, 1 where one differs, 2 where the comparison could not be made.
     """
-    from exporter.verify import verify as run
+    from exporter.verification.verify import verify as run
 
     if html is not None:
         writable(html)

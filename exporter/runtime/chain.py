@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from exporter.files.trust import Gate
 from exporter.runtime.kernels import PythonOp, PythonOpGrad
 from exporter.runtime.store import ContextStore
-from exporter.trust import Gate
-from symbolics.arguments import Slot, loads
-from symbolics.attributes import shown
 from symbolics.errors import FormatError, RunError
+from symbolics.node.arguments import Slot, loads
+from symbolics.node.attributes import shown
 
 __all__ = ["Chain", "GradChain", "title_of"]
 

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from exporter.files.trust import Gate
 from exporter.runtime.store import Context, ContextStore
-from exporter.trust import Gate
-from symbolics.arguments import Partial, Slot, fill, loads, slots
-from symbolics.attributes import GRAD_SPECS, check_types, decode, shown
 from symbolics.errors import FormatError, PythonopError, RunError
-from symbolics.file import CALL_ATTRIBUTE, PYTHON_OP_GRAD
-from symbolics.torch_arguments import by_name
-from symbolics.torch_types import DTYPES
+from symbolics.node.arguments import Partial, Slot, fill, loads, slots
+from symbolics.node.attributes import GRAD_SPECS, check_types, decode, shown
+from symbolics.node.dtypes import DTYPES
+from symbolics.node.metadata import CALL_ATTRIBUTE, PYTHON_OP_GRAD
+from symbolics.node.torch_arguments import by_name
 
 __all__ = ["DTYPES", "LARGE", "STRING", "PythonOp", "PythonOpGrad", "without_leaf"]
 
@@ -90,7 +90,7 @@ class PythonOp:
 
     def __init__(self, attributes: Mapping[str, Any], gate: Gate, store: ContextStore, node_name: str = "") -> None:
         """Args:
-            attributes: name -> value, as `symbolics.attributes.values_of` gives them.
+            attributes: name -> value, as `symbolics.node.attributes.values_of` gives them.
             gate: What the file may name.
             store: Where contexts go.
             node_name: The node's name, for messages.

@@ -20,8 +20,8 @@ from typing import Any
 import onnx
 import onnx.inliner
 
-from exporter.runtime.models import drop_unread_contexts, graphs, nodes
-from symbolics.file import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
+from exporter.files.read import drop_unread_contexts, graphs, nodes
+from symbolics.node.metadata import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
 __all__ = ["ABSENT_INPUTS", "KEPT_OUTPUTS", "prepare"]
 

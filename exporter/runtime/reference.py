@@ -12,13 +12,13 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-import symbolics.schema  # noqa: F401  registers the two operators
+import symbolics.node.schema  # noqa: F401  registers the two operators
+from exporter.files.read import attribute_values, drop_unread_contexts, read_model
+from exporter.files.trust import Gate
 from exporter.runtime.kernels import PythonOp as ForwardKernel, PythonOpGrad as BackwardKernel
-from exporter.runtime.models import attribute_values, drop_unread_contexts, read_model
 from exporter.runtime.store import ContextStore
-from exporter.trust import Gate
 from symbolics.errors import RunError
-from symbolics.file import MARK_DOMAIN, MARK_OP, ORT_DOMAIN
+from symbolics.node.metadata import MARK_DOMAIN, MARK_OP, ORT_DOMAIN
 
 __all__ = ["reference_evaluator", "to_array", "to_tensor"]
 
@@ -131,7 +131,7 @@ def reference_evaluator(model: Any, allow: Any = (), *, store: ContextStore | No
 
     Args:
         model: A path, an onnx.ModelProto, an onnx_ir.Model or a Program.
-        allow: Classes and patterns that the file may name; see `exporter.trust.Gate`.
+        allow: Classes and patterns that the file may name; see `exporter.files.trust.Gate`.
         store: Where contexts go; default: one of its own, ``evaluator.store``.
         options: For onnx.reference.ReferenceEvaluator (verbose, new_ops, ...).
 

@@ -17,24 +17,24 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from exporter.files.read import read_model
+from exporter.files.trust import Gate
 from exporter.runtime.arena import thrifty
 from exporter.runtime.chain import Chain, GradChain, title_of
 from exporter.runtime.kernels import DTYPES, PythonOp, PythonOpGrad
 from exporter.runtime.link import LINKED, could_link, link
-from exporter.runtime.models import read_model
 from exporter.runtime.prepare import ABSENT_INPUTS, KEPT_OUTPUTS, prepare
 from exporter.runtime.store import ContextStore
-from exporter.trust import Gate
-from symbolics.arguments import Slot
-from symbolics.attributes import GRAD_SPECS, SPECS
 from symbolics.errors import FormatError, RunError
-from symbolics.file import STEP_KEY
+from symbolics.node.arguments import Slot
+from symbolics.node.attributes import GRAD_SPECS, SPECS
+from symbolics.node.metadata import STEP_KEY
 
 try:
     import onnxruntime
 
-    from exporter.runtime import _native  # type: ignore[attr-defined]
-    from exporter.runtime._torch_fast import FUNCTIONS, LARGE
+    from exporter.runtime.native import _native  # type: ignore[attr-defined]
+    from exporter.runtime.native.functions import FUNCTIONS, LARGE
 
     _native.setup(*FUNCTIONS, RunError, LARGE)
     _missing: ImportError | None = None
@@ -239,7 +239,7 @@ def session_options(allow: Any = (), *, store: ContextStore | None = None, devic
         session = onnxruntime.InferenceSession("model.onnx", exporter.session_options(allow=["mypkg.ops:*"]))
 
     Args:
-        allow: Classes and patterns that the file may name; see `exporter.trust.Gate`.
+        allow: Classes and patterns that the file may name; see `exporter.files.trust.Gate`.
         store: Where contexts go; default: one of its own.
         device: "cuda" registers the operators for CUDAExecutionProvider as well; it has not been run on a GPU yet.
 
@@ -339,7 +339,7 @@ def inference_session(
 
     Args:
         model: A path, an onnx.ModelProto, an onnx_ir.Model or a Program.
-        allow: Classes and patterns that the file may name; see `exporter.trust.Gate`.
+        allow: Classes and patterns that the file may name; see `exporter.files.trust.Gate`.
         store: Where contexts go; sessions that share a store share contexts. Default: one of its own,
             ``session.store``.
         sess_options: Options to start from; the operators are added to them. Default: those of `session_options`, for a

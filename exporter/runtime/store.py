@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from symbolics.attributes import shown
 from symbolics.errors import RunError
+from symbolics.node.attributes import shown
 
 __all__ = ["Context", "ContextStore"]
 

@@ -1,11 +1,11 @@
-"""One rule an operator, grouped by family. The engine that applies them is exporter/gradient_graph.py."""
+"""One rule an operator, grouped by family. The engine that applies them is exporter/gradient_graph/build.py."""
 
 from __future__ import annotations
 
 import importlib
 
-from symbolics.gradients._registry import COMPOSITES, RULES, Rule, composite, gradient
 from symbolics.gradients.nondifferentiable import NONDIFFERENTIABLE
+from symbolics.gradients.registry import COMPOSITES, RULES, Rule, composite, gradient
 
 __all__ = ["COMPOSITES", "NONDIFFERENTIABLE", "RULES", "Rule", "composite", "gradient"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from symbolics.gradients._builder import Builder, attr, rank_of, static_shape
+from symbolics.graph.builder import Builder, attr, rank_of, static_shape
 
 __all__ = ["attention", "is_masked_softmax", "swap", "tanh_gelu"]
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from symbolics.file import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
-from symbolics.gradients._bodies import captured, clone_nodes, prune, subgraphs
-from symbolics.gradients._builder import Builder, attr, is_float, unsupported
-from symbolics.gradients._registry import gradient
+from symbolics.gradients.registry import gradient
+from symbolics.graph.builder import Builder, attr, is_float, unsupported
+from symbolics.graph.copies import captured, clone_nodes, prune, subgraphs
+from symbolics.node.metadata import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
 __all__ = ["EXPOSED", "OWN_BACKWARD"]
 

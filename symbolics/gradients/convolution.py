@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from symbolics.gradients._builder import Builder, attr, static_shape
-from symbolics.gradients._registry import gradient
-from symbolics.gradients._windows import Windows, windows
+from symbolics.gradients.registry import gradient
+from symbolics.gradients.windows import Windows, windows
+from symbolics.graph.builder import Builder, attr, static_shape
 
 __all__: list[str] = []
 

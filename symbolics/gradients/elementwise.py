@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from symbolics.gradients._builder import Builder, attr, is_float, rank_of
-from symbolics.gradients._registry import Gradients, gradient
 from symbolics.gradients.compositions import is_masked_softmax, tanh_gelu
+from symbolics.gradients.registry import Gradients, gradient
+from symbolics.graph.builder import Builder, attr, is_float, rank_of
 
 __all__: list[str] = []
 

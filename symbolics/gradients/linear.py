@@ -6,9 +6,9 @@ import string
 
 import onnx_ir as ir
 
-from symbolics.gradients._builder import Builder, attr, unsupported
-from symbolics.gradients._registry import gradient
 from symbolics.gradients.compositions import attention, swap
+from symbolics.gradients.registry import gradient
+from symbolics.graph.builder import Builder, attr, unsupported
 
 __all__: list[str] = []
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from symbolics.gradients._builder import Builder, attr, static_shape, unsupported
-from symbolics.gradients._registry import gradient
 from symbolics.gradients.compositions import is_masked_softmax
+from symbolics.gradients.registry import gradient
+from symbolics.graph.builder import Builder, attr, static_shape, unsupported
 
 __all__: list[str] = []
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from symbolics.gradients._builder import Builder, attr
-from symbolics.gradients._registry import composite, gradient
-from symbolics.gradients._windows import Windows, windows
+from symbolics.gradients.registry import composite, gradient
+from symbolics.gradients.windows import Windows, windows
+from symbolics.graph.builder import Builder, attr
 
 __all__: list[str] = []
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from symbolics.attributes import python_op_grad
-from symbolics.file import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
-from symbolics.gradients._builder import attr, unsupported
-from symbolics.gradients._registry import gradient
+from symbolics.gradients.registry import gradient
+from symbolics.graph.builder import attr, unsupported
+from symbolics.node.attributes import python_op_grad
+from symbolics.node.metadata import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
 __all__: list[str] = []
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from symbolics.gradients._builder import Builder, attr
-from symbolics.gradients._registry import composite
 from symbolics.gradients.control_flow import OWN_BACKWARD
+from symbolics.gradients.registry import composite
+from symbolics.graph.builder import Builder, attr
 
 __all__: list[str] = []
 

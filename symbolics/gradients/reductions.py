@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from symbolics.gradients._builder import Builder, attr, static_shape
-from symbolics.gradients._registry import gradient
+from symbolics.gradients.registry import gradient
+from symbolics.graph.builder import Builder, attr, static_shape
 
 __all__: list[str] = []
 

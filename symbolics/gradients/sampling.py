@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from symbolics.gradients._builder import Builder, attr, static_shape, unsupported
-from symbolics.gradients._registry import composite, gradient
+from symbolics.gradients.registry import composite, gradient
+from symbolics.graph.builder import Builder, attr, static_shape, unsupported
 
 __all__: list[str] = []
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from symbolics.gradients._bodies import inline_body
-from symbolics.gradients._builder import Builder, attr, rank_of, unsupported
-from symbolics.gradients._registry import composite, gradient
+from symbolics.gradients.registry import composite, gradient
+from symbolics.graph.builder import Builder, attr, rank_of, unsupported
+from symbolics.graph.copies import inline_body
 
 __all__: list[str] = []
 

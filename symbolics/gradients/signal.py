@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from symbolics.gradients._builder import Builder, attr
-from symbolics.gradients._registry import composite, gradient
+from symbolics.gradients.registry import composite, gradient
+from symbolics.graph.builder import Builder, attr
 
 __all__: list[str] = []
 

@@ -12,7 +12,7 @@ import torch
 from onnx_ir import DataType
 
 import exporter
-from symbolics.attributes import decode, values_of
+from symbolics.node.attributes import decode, values_of
 from tests.export import functions as f
 from tests.support import FreshProcess, counted_applies, nodes
 

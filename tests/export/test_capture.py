@@ -16,11 +16,11 @@ from torch import nn
 from torch.compiler import is_exporting
 
 import exporter
-import symbolics.capture
-import symbolics.tripwire
-from symbolics.attributes import decode, values_of
-from symbolics.disguise import as_in_eager
+import symbolics.capture.recorder
+import symbolics.capture.tripwire
+from symbolics.capture.disguise import as_in_eager
 from symbolics.errors import ExportError, PythonopWarning
+from symbolics.node.attributes import decode, values_of
 from tests.support import nodes
 
 
@@ -167,7 +167,7 @@ def test_a_failing_call_leaves_nothing_behind(dynamo):
 
 
 def test_a_capture_that_sees_nothing_is_an_error(monkeypatch, dynamo):
-    monkeypatch.setattr(sys.modules["exporter.hook"], "intercept", lambda stand_in, wanted: lambda: None)
+    monkeypatch.setattr(sys.modules["exporter.forward.hook"], "intercept", lambda stand_in, wanted: lambda: None)
     for opens in (
         lambda: exporter.hook().__enter__(),
         exporter.install,
@@ -180,17 +180,17 @@ def test_a_capture_that_sees_nothing_is_an_error(monkeypatch, dynamo):
 
 
 def test_a_capture_that_misses_early_bound_calls_is_an_error(monkeypatch):
-    original = sys.modules["exporter.hook"].intercept
+    original = sys.modules["exporter.forward.hook"].intercept
 
     def late_alone(stand_in, wanted):
         return original(stand_in, lambda: wanted() and not stands_at_the_early_probe(sys._getframe()))
 
     def stands_at_the_early_probe(frame):
-        while frame.f_code is not symbolics.tripwire.prove_capture.__code__:
+        while frame.f_code is not symbolics.capture.tripwire.prove_capture.__code__:
             frame = frame.f_back
         return "_early(" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
 
-    monkeypatch.setattr(sys.modules["exporter.hook"], "intercept", late_alone)
+    monkeypatch.setattr(sys.modules["exporter.forward.hook"], "intercept", late_alone)
     with pytest.raises(ExportError, match=r"written as f = MyFn.apply; f\(x\) goes past"):
         exporter.hook().__enter__()
 
@@ -199,7 +199,7 @@ def test_a_torch_without_the_names_is_an_error(monkeypatch):
     def moved(stand_in, wanted):
         raise AttributeError("module 'torch.autograd.function' has no attribute '_bind_default_args'")
 
-    monkeypatch.setattr(sys.modules["exporter.hook"], "intercept", moved)
+    monkeypatch.setattr(sys.modules["exporter.forward.hook"], "intercept", moved)
     with pytest.raises(ExportError, match="cannot be caught on torch .*_bind_default_args"):
         exporter.hook().__enter__()
 
@@ -356,7 +356,7 @@ class Remembers(nn.Module):
 
 
 def test_the_eager_run_leaves_no_trace(dynamo):
-    from exporter.eager_graph import EagerGraph
+    from exporter.forward.eager_graph import EagerGraph
 
     model, cache, x = Remembers(), {}, torch.randn(3, 4)
     states = random.getstate(), torch.get_rng_state(), np.random.get_state()[1].tolist()
@@ -400,5 +400,5 @@ def test_a_training_step_is_judged_by_its_loss(dynamo):
     try:
         step = exporter.export_training_step(nn.Linear(4, 4), (torch.randn(3, 4),), loss=loss, optimizer="sgd", dynamo=dynamo)
     finally:
-        exporter.trust.unregister("capture-tests-loss")
+        exporter.files.trust.unregister("capture-tests-loss")
     assert len(nodes(step.model, "PythonOpGrad")) == 1

@@ -16,11 +16,11 @@ from torch.compiler import is_exporting
 from torch.nn.utils import parametrize
 
 import exporter
-from exporter.eager_graph import EagerGraph
-from exporter.unchanged import unchanged
-from symbolics import _torch_private as private
+from exporter.forward.eager_graph import EagerGraph
+from exporter.forward.unchanged import unchanged
+from symbolics import torch_private as private
+from symbolics.capture.interception import intercept, is_method_of_c, settled
 from symbolics.errors import ExportError, PythonopWarning
-from symbolics.interception import intercept, is_method_of_c, settled
 from tests.export.test_capture import Call, Steep, SteepSetup, gradients, steep
 from tests.support import nodes
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import exporter
-from exporter._draft import constants_to_initializers, read_draft
-from exporter._fold import fold
+from exporter.forward.draft import constants_to_initializers, read_draft
+from exporter.forward.fold import fold
 
 
 def parsed(text):

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import exporter
-from exporter.gradient_graph import build_gradient_graph
-from symbolics.file import read_pairing
+from exporter.gradient_graph.build import build_gradient_graph
+from symbolics.node.metadata import read_pairing
 from tests.export import functions as f
 from tests.export.test_parameters import Everything
 from tests.export.test_stop_gradient import CASES

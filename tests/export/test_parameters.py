@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import exporter
-from symbolics.file import read_state
+from symbolics.node.metadata import read_state
 from tests.export.functions import Scale
 from tests.support import nodes
 

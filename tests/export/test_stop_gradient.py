@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import exporter
-from symbolics.file import MARK_COUNT_KEY
+from symbolics.node.metadata import MARK_COUNT_KEY
 from tests.support import nodes
 
 
@@ -149,7 +149,7 @@ def test_marks(model, behind, dynamo, tmp_path):
 
 
 def test_frozen_parameters_are_told_from_trainable_ones(dynamo):
-    from symbolics.file import read_state
+    from symbolics.node.metadata import read_state
 
     program = exporter.export(FrozenParameter(), (torch.randn(3, 4),), dynamo=dynamo)
     state = read_state(program.model.metadata_props)

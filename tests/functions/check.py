@@ -16,8 +16,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 import exporter
+from exporter.files.trust import registered, unregister
 from exporter.runtime.session import available
-from exporter.trust import registered, unregister
 from symbolics.errors import PythonopWarning
 from tests.functions import arguments, backward, calls, ctx_api, outputs, warned  # noqa: F401  (they fill CASES)
 from tests.functions.case import CASES, Case

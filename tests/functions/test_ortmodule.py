@@ -14,7 +14,7 @@ from torch import nn
 
 import exporter
 from exporter.runtime.session import available
-from symbolics.attributes import decode, values_of
+from symbolics.node.attributes import decode, values_of
 from tests.functions import ortmodule
 from tests.functions.arguments import _process_group
 from tests.functions.case import Model

@@ -67,9 +67,9 @@ def seed(number: int) -> None:
 
 def _run(job: dict[str, Any]) -> dict[str, Any]:
     import exporter
-    from exporter.gradient_graph import build_gradient_graph
+    from exporter.files.trust import registered, unregister
+    from exporter.gradient_graph.build import build_gradient_graph
     from exporter.runtime.session import inference_session
-    from exporter.trust import registered, unregister
 
     before = registered()
     try:

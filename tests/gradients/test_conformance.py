@@ -22,7 +22,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from exporter.gradient_graph import build_gradient_graph
+from exporter.gradient_graph.build import build_gradient_graph
 
 LAST_OPSET = 26  # of onnxruntime 1.31
 LOW = {TensorProto.FLOAT16, TensorProto.BFLOAT16}

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from exporter.gradient_graph import build_gradient_graph
+from exporter.gradient_graph.build import build_gradient_graph
 from tests.gradients.tools import check, gradients, model_of, run
 
 I64 = np.int64

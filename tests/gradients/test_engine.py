@@ -13,10 +13,10 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto
 
-from exporter.gradient_graph import build_gradient_graph
+from exporter.gradient_graph.build import build_gradient_graph
 from symbolics.errors import FormatError, PythonopError, UnsupportedOperatorError
-from symbolics.file import MARK_COUNT_KEY, STATE_KEY, VERSION_KEY, StateEntry, read_pairing, write_state
 from symbolics.gradients import RULES, gradient
+from symbolics.node.metadata import MARK_COUNT_KEY, STATE_KEY, VERSION_KEY, StateEntry, read_pairing, write_state
 from tests.gradients.tools import gradients, model_of, run
 
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import exporter
-from exporter.gradient_graph import build_gradient_graph
-from symbolics.file import ORT_DOMAIN, read_pairing, read_state
+from exporter.gradient_graph.build import build_gradient_graph
+from symbolics.node.metadata import ORT_DOMAIN, read_pairing, read_state
 from tests.models import zoo
 
 transformers = pytest.importorskip("transformers")

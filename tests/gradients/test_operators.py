@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from exporter.gradient_graph import build_gradient_graph
+from exporter.gradient_graph.build import build_gradient_graph
 from symbolics.errors import UnsupportedOperatorError
 from tests.gradients.tools import check, gradients, model_of
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import exporter
-from exporter.gradient_graph import build_gradient_graph
+from exporter.gradient_graph.build import build_gradient_graph
 from tests.gradients.tools import check, model_of
 
 ATTENTION = """

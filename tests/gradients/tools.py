@@ -10,8 +10,8 @@ import onnx.parser
 import onnx_ir as ir
 import onnxruntime
 
-from exporter.check_gradients import check_gradients
-from exporter.gradient_graph import build_gradient_graph
+from exporter.gradient_graph.build import build_gradient_graph
+from exporter.gradient_graph.check import check_gradients
 
 OPSET = 21
 

@@ -254,7 +254,7 @@ def test_training_file():
 
 
 def _training(model, x):
-    from exporter.gradient_graph import build_gradient_graph
+    from exporter.gradient_graph.build import build_gradient_graph
 
     return build_gradient_graph(exporter.export(copy.deepcopy(model), (x,)))
 

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import torch
 
-from symbolics.arguments import fill
+from symbolics.node.arguments import fill
 from tests.runtime import functions as F
 from tests.runtime.build import eager, forward, record, training
 

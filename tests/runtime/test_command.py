@@ -7,7 +7,7 @@ import onnx
 import pytest
 import torch
 
-from exporter.runtime.command import run_file
+from exporter.commands.run_file import run_file
 from symbolics.errors import RunError, TrustError
 from tests.runtime import functions as F
 from tests.runtime.build import forward, record

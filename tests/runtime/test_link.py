@@ -15,9 +15,9 @@ from exporter.runtime.link import LINKED, could_link, link
 from exporter.runtime.reference import reference_evaluator
 from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore
-from symbolics.attributes import python_op_grad
 from symbolics.errors import FormatError, RunError
-from symbolics.file import PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.node.attributes import python_op_grad
+from symbolics.node.metadata import PYTHON_OP, PYTHON_OP_GRAD
 from tests.runtime import functions as F
 from tests.runtime.build import _with_id, finish, python_op, record, training, value
 
@@ -155,7 +155,7 @@ def test_unusual_calls_stay_apart(cls):
     x = leaf(2, 2)
     fields, args = {}, (x,)
     if cls is F.AutocastMatmul:
-        from symbolics.call import Autocast
+        from symbolics.node.call import Autocast
 
         fields, args = {"autocast": Autocast({"cpu": "bfloat16"}, True)}, (x, leaf(2, 2))
     if cls is F.Dirty:

@@ -10,8 +10,8 @@ import torch
 
 import exporter.runtime.reference as reference
 from exporter.runtime.store import ContextStore
-from symbolics.call import Autocast
 from symbolics.errors import RunError, TrustError
+from symbolics.node.call import Autocast
 from tests.runtime import functions as F
 from tests.runtime.build import forward, record, training
 from tests.runtime.cases import CASES, check_case

@@ -15,14 +15,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from exporter.files.trust import Gate
 from exporter.runtime.kernels import PythonOp, PythonOpGrad
 from exporter.runtime.prepare import ABSENT_INPUTS, KEPT_OUTPUTS
 from exporter.runtime.reference import reference_evaluator
 from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore
-from exporter.trust import Gate
-from symbolics.attributes import GRAD_SPECS, SPECS, encode
 from symbolics.errors import FormatError, PythonopError, RunError, TrustError
+from symbolics.node.attributes import GRAD_SPECS, SPECS, encode
 from tests.runtime import functions as F
 from tests.runtime.build import forward, record, training
 

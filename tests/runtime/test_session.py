@@ -19,9 +19,9 @@ from exporter.runtime.prepare import prepare
 from exporter.runtime.reference import reference_evaluator, to_array, to_tensor
 from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore
-from symbolics.arguments import Slot
-from symbolics.call import Autocast, AutogradCall
 from symbolics.errors import RunError
+from symbolics.node.arguments import Slot
+from symbolics.node.call import Autocast, AutogradCall
 from tests.runtime import functions as F
 from tests.runtime.build import forward, record, sandwich, training
 from tests.runtime.cases import CASES, check_case
@@ -519,7 +519,7 @@ def test_bindings_die_with_their_sessions():
 
 
 def test_without_the_native_library_the_message_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(session_module, "_missing", ImportError("no _native", name="exporter.runtime._native"))
+    monkeypatch.setattr(session_module, "_missing", ImportError("no _native", name="exporter.runtime.native._native"))
     for call in (session_options, lambda: inference_session(forward(record(F.Copies, torch.ones(1))))):
         with pytest.raises(RunError, match=r"C compiler.*reference_evaluator"):
             call()

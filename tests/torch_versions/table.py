@@ -18,7 +18,7 @@ from typing import Any
 import onnxruntime
 import torch
 
-from symbolics.interception import is_method_of_c
+from symbolics.capture.interception import is_method_of_c
 from tests.functions.check import ROWS, check_row
 from tests.functions.worker import Worker
 from tests.models.table import EXPORTERS, NAMES, verified
@@ -47,7 +47,7 @@ _TAIL = """\
 A torch that is newer than these warns once, when a hook opens. One that calls Functions in another way than these is an
 `ExportError` before anything is exported: each hook first calls a Function of its own, late and early bound
 (`MyFn.apply(x)`, `f = MyFn.apply; f(x)`), and wants to see both calls. What is known of the ways stands in
-`symbolics/interception.py`; private names of torch have a test each in `tests/test_torch_private.py`.
+`symbolics/capture/interception.py`; private names of torch have a test each in `tests/test_torch_private.py`.
 
 CUDA has not been run: the code for CUDAExecutionProvider is tested on the CPU alone.
 """

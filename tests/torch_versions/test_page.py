@@ -7,7 +7,7 @@ import tomllib
 import torch
 
 import exporter
-from symbolics.interception import TESTED
+from symbolics.capture.interception import TESTED
 from tests.models.table import NAMES
 from tests.support import ROOT
 from tests.torch_versions import table
@@ -43,13 +43,13 @@ def test_the_oldest_torch_is_the_one_that_is_required():
 
 
 def test_a_newer_torch_warns_once(monkeypatch, recwarn):
-    import symbolics.tripwire
+    import symbolics.capture.tripwire
 
     monkeypatch.setattr(torch, "__version__", "2.99.1+cu140")
-    symbolics.tripwire._warn_of_newer_torch.cache_clear()
+    symbolics.capture.tripwire._warn_of_newer_torch.cache_clear()
     for _ in range(2):
         with exporter.hook():
             pass
     said = [str(w.message) for w in recwarn if "newer than what pythonop was tested with" in str(w.message)]
     assert len(said) == 1 and "torch 2.99.1+cu140" in said[0] and f"torch<{TESTED[-1].split('.')[0]}." in said[0]
-    symbolics.tripwire._warn_of_newer_torch.cache_clear()
+    symbolics.capture.tripwire._warn_of_newer_torch.cache_clear()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import exporter
-from exporter.training_step import TrainingStep
+from exporter.training.step import TrainingStep
 
 __all__ = ["eager", "run"]
 

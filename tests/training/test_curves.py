@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import exporter
-from exporter.training_step import TrainingStep, export_training_step
+from exporter.training.step import TrainingStep, export_training_step
 from tests.training.loop import eager, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")]

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exporter.training_step import export_training_step
+from exporter.training.step import export_training_step
 from tests.support import ROOT
 from tests.training.loop import run
 

@@ -17,10 +17,10 @@ from rich.console import Console
 from torch import nn
 
 import exporter
-from exporter.inspect import inspect_model, render
-from exporter.training_step import export_training_step
+from exporter.files.inspect import inspect_model, render
+from exporter.training.step import export_training_step
 from symbolics.errors import ArgumentError, ExportError, FormatError
-from symbolics.file import STATE_KEY, read_state, read_step
+from symbolics.node.metadata import STATE_KEY, read_state, read_step
 from tests.support import FreshProcess
 from tests.training.loop import eager, run
 

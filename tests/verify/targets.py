@@ -21,13 +21,13 @@ class WrongBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g):
-        return g * (3 if "exporter._verify_worker" in _main() else 2)
+        return g * (3 if "exporter.verification.worker" in _main() else 2)
 
 
 class WrongForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
-        return x * (2.001 if "exporter._verify_worker" in _main() else 2)
+        return x * (2.001 if "exporter.verification.worker" in _main() else 2)
 
     @staticmethod
     def backward(ctx, g):

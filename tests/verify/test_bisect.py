@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import exporter
-from exporter.bisect import first_departure
-from exporter.verify import _Eager
+from exporter.verification.bisect import first_departure
+from exporter.verification.verify import _Eager
 from tests.verify import targets
 
 
@@ -60,13 +60,13 @@ def test_a_wrong_function_is_named(target, monkeypatch):
     model, args = getattr(targets, target)()
     eager = _Eager.run(model, args, {})
     program = exporter.export(model, args)
-    from exporter import bisect
+    from exporter.verification import bisect
 
     run = bisect._run
 
     def elsewhere(*arguments):
         with monkeypatch.context() as patch:
-            patch.setattr(targets, "_main", lambda: "exporter._verify_worker")
+            patch.setattr(targets, "_main", lambda: "exporter.verification.worker")
             return run(*arguments)
 
     monkeypatch.setattr(bisect, "_run", elsewhere)

@@ -13,7 +13,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from exporter.report import Report, Row
+from exporter.verification.report import Report, Row
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 WIDTH, HEIGHT = 1100, 1700

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import exporter
-from exporter.randomness import dropout_mask
-from exporter.report import Report, Row
+from exporter.train_mode.dropout import dropout_mask
+from exporter.verification.report import Report, Row
 from tests.module import functions as F
 from tests.support import ROOT
 from tests.verify import targets
@@ -126,7 +126,7 @@ def test_dropout_is_verified_with_the_files_masks(make, shape, dynamo):
 
 
 def test_a_dropout_that_the_file_lacks_is_refused(monkeypatch):
-    monkeypatch.setattr(sys.modules["exporter.finish"], "_keep_dropping", lambda graph: None)
+    monkeypatch.setattr(sys.modules["exporter.forward.finish"], "_keep_dropping", lambda graph: None)
     with pytest.raises(
         exporter.PythonopError,
         match=r"mask 0 of eager has the shape \[2, 1, 5, 5\] and drops 0.3, Dropout .* of the file \[2,1,5,8\] and 0.5",
@@ -135,7 +135,7 @@ def test_a_dropout_that_the_file_lacks_is_refused(monkeypatch):
 
 
 def test_a_file_that_drops_otherwise_differs(monkeypatch):
-    monkeypatch.setattr("exporter._masks.dropout_mask", lambda seed, number, *rest: dropout_mask(seed + 1, number, *rest))
+    monkeypatch.setattr("exporter.verification.masks.dropout_mask", lambda seed, number, *rest: dropout_mask(seed + 1, number, *rest))
     assert not exporter.verify(_Twice().train(), (torch.randn(3, 6),)).ok
 
 

@@ -1,0 +1,26 @@
+from . import testing as testing
+from .errors import (
+    ArgumentError as ArgumentError,
+    ExportError as ExportError,
+    FormatError as FormatError,
+    PythonopError as PythonopError,
+    PythonopWarning as PythonopWarning,
+    RunError as RunError,
+    TrustError as TrustError,
+    UnsupportedOperatorError as UnsupportedOperatorError,
+)
+from .files.program import Program as Program
+from .files.trust import register as register
+from .forward.case import Case as Case
+from .forward.export import export as export
+from .forward.hook import hook as hook, install as install, uninstall as uninstall
+from .gradient_graph.build import build_gradient_graph as build_gradient_graph, gradient as gradient
+from .gradient_graph.check import check_gradients as check_gradients
+from .module.load import load as load
+from .runtime.reference import reference_evaluator as reference_evaluator
+from .runtime.session import inference_session as inference_session, session_options as session_options
+from .training.step import TrainingStep as TrainingStep, export_training_step as export_training_step
+from .verification.verify import verify as verify
+
+__all__: list[str]
+__version__: str

@@ -1,0 +1,136 @@
+"""What ``pythonop run`` does: run a file once, with given inputs or made-up ones, and say what came out."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+
+from exporter.files.read import read_model
+from symbolics.errors import FormatError, RunError
+from symbolics.node.attributes import shown
+
+__all__ = ["made_up_inputs", "run_file"]
+
+Engine = Literal["auto", "onnxruntime", "reference"]
+
+
+def run_file(
+    path: str | Path,
+    *,
+    allow: Sequence[str] = (),
+    inputs: Mapping[str, np.ndarray] | None = None,
+    output: str | Path | None = None,
+    engine: Engine = "auto",
+    dims: Mapping[str, int] | None = None,
+    seed: int = 0,
+    times: int = 1,
+) -> dict[str, Any]:
+    """Run a file and describe its outputs.
+
+    Args:
+        path: The ONNX file.
+        allow: Patterns that the file may name; see `exporter.files.trust.Gate`.
+        inputs: input name -> array. The others are random, of the shapes in the file.
+        output: Where the outputs go, as an .npz file.
+        engine: "onnxruntime", "reference", or "auto": onnxruntime where it can run.
+        dims: Sizes of symbolic dimensions; default 2.
+        seed: For the random inputs.
+        times: How many runs; the last one's outputs are described.
+
+    Returns:
+        A JSON-ready dict: ``engine``, ``seconds`` (median of the runs), ``inputs`` and ``outputs`` (lists of name,
+        dtype, shape; outputs with min, max and mean), ``live_contexts``.
+
+    Raises:
+        RunError: The engine is not available, there is no such input, or the output cannot be written.
+        FormatError, TrustError: As `exporter.inference_session`.
+    """
+    from exporter.runtime import session as sessions
+
+    if engine == "auto":
+        engine = "onnxruntime" if sessions.available() is None else "reference"
+    if times < 1:
+        raise RunError(f"a file runs at least once, not {times} times")
+    proto, _ = read_model(path, load_data=False)
+    feeds = made_up_inputs(proto, dims or {}, seed)
+    for name, array in (inputs or {}).items():
+        if name not in feeds:
+            raise RunError(f"the file has no input {shown(name)!r}: its inputs are {', '.join(map(shown, feeds)) or 'none'}")
+        feeds[name] = array
+    runner: Any
+    if engine == "onnxruntime":
+        runner = sessions.inference_session(path, allow)
+    else:
+        from exporter.runtime.reference import reference_evaluator
+
+        runner = reference_evaluator(path, allow)
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        results = runner.run(None, feeds)
+        seconds.append(time.perf_counter() - start)
+    names = [value.name for value in proto.graph.output]
+    if output is not None:
+        arrays: dict[str, Any] = {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
+        _write(Path(output), arrays)
+    return {
+        "engine": engine,
+        "seconds": float(np.median(seconds)),
+        "inputs": [_describe(name, array) for name, array in feeds.items()],
+        "outputs": [{**_describe(name, array), **_statistics(array)} for name, array in zip(names, map(np.asarray, results), strict=True)],
+        "live_contexts": len(runner.store),
+    }
+
+
+def made_up_inputs(proto: onnx.ModelProto, dims: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
+    """Random floats, zeros of every other type, one array an input that no initializer gives.
+
+    Raises:
+        FormatError: An input has no type or shape.
+    """
+    random = np.random.default_rng(seed)
+    given = {tensor.name for tensor in proto.graph.initializer}
+    out: dict[str, np.ndarray] = {}
+    for value in proto.graph.input:
+        if value.name in given:
+            continue
+        kind = value.type.tensor_type
+        if not value.type.HasField("tensor_type") or not kind.elem_type:
+            raise FormatError(f"the input {shown(value.name)} is no typed tensor: give it with --inputs")
+        shape = [d.dim_value if d.HasField("dim_value") else dims.get(d.dim_param, 2) for d in kind.shape.dim]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        floating = dtype.kind == "f" or dtype.name == "bfloat16"
+        out[value.name] = random.standard_normal(shape).astype(dtype) if floating else np.zeros(shape, dtype)
+    return out
+
+
+def _write(path: Path, arrays: dict[str, Any]) -> None:
+    """The file appears whole or not at all."""
+    draft = None
+    try:
+        handle, draft = tempfile.mkstemp(dir=path.parent, suffix=".npz")
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, **arrays)
+        os.replace(draft, path)
+    except OSError as error:
+        if draft is not None:
+            Path(draft).unlink(missing_ok=True)
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _describe(name: str, array: np.ndarray) -> dict[str, Any]:
+    return {"name": name, "dtype": str(array.dtype), "shape": list(array.shape)}
+
+
+def _statistics(array: np.ndarray) -> dict[str, float]:
+    if array.dtype.kind not in "fiub" or not array.size:
+        return {}
+    values = array.astype(np.float64)
+    return {"min": float(values.min()), "max": float(values.max()), "mean": float(values.mean())}

@@ -1,0 +1,179 @@
+"""What the commands share: messages, progress, TARGETs, paths."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+import exporter
+from exporter.files.inspect import clean
+from symbolics.errors import PythonopError, PythonopWarning
+
+__all__ = [
+    "Failure",
+    "called",
+    "eager_check_option",
+    "explained",
+    "load_target",
+    "named",
+    "reported",
+    "run_setups",
+    "setup_option",
+    "status",
+    "writable",
+]
+
+
+class Failure(click.ClickException):
+    """Ends a command with exit code 2 and one message."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        """Print the message, without control characters that a file may have put into it."""
+        text = "\n".join(clean(line, 2000) for line in self.message.splitlines())
+        Console(stderr=True, soft_wrap=True, highlight=False).print(Text.assemble(("error: ", "bold red"), text))
+
+
+@contextlib.contextmanager
+def reported(context: click.Context) -> Iterator[None]:
+    """Our errors become messages; warnings of ours become lines on stderr."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    show = warnings.showwarning
+
+    def show_ours(message: Warning | str, category: type[Warning], *rest: Any, **options: Any) -> None:
+        if issubclass(category, PythonopWarning):
+            console.print(Text.assemble(("warning: ", "yellow"), clean(str(message), 2000)))
+        else:
+            show(message, category, *rest, **options)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", PythonopWarning)
+        warnings.showwarning = show_ours
+        try:
+            yield
+        except PythonopError as error:
+            if context.obj["traceback"]:
+                raise
+            raise Failure(str(error)) from error
+
+
+def status(text: str, quiet: bool) -> contextlib.AbstractContextManager[Any]:
+    """A line that says what is going on, where somebody can see it."""
+    console = Console(stderr=True)
+    return contextlib.nullcontext() if quiet else console.status(Text(clean(text)))
+
+
+def named(text: str, what: str) -> Any:
+    """The object that package.module:name names.
+
+    Raises:
+        Failure: It cannot be imported, or there is no such name.
+    """
+    module, colon, name = text.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+        raise Failure(f"{what} {text!r} is not of the form package.module:name")
+    try:
+        found: Any = importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        raise Failure(f"{what} {text}: cannot import {module}: {type(error).__name__}: {error}") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise Failure(f"{what} {text}: {module} has no {name}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise Failure(f"{what} {text}: it is a {type(found).__name__}, not a function")
+    return found
+
+
+def called(function: Any, text: str, what: str) -> Any:
+    """The result of what the user named; its failure becomes one message."""
+    try:
+        return function()
+    except (Exception, SystemExit) as error:
+        raise Failure(f"{what} {text}: it raised {type(error).__name__}: {error}") from error
+
+
+def load_target(text: str) -> exporter.Case:
+    """The case that TARGET names.
+
+    Raises:
+        click.ClickException: It cannot be imported, raises, or returns something else.
+    """
+    import torch
+
+    from exporter.forward.case import Case
+
+    made = called(named(text, "TARGET"), text, "TARGET")
+    if isinstance(made, tuple) and len(made) == 2:
+        made = Case(*made)
+    if not isinstance(made, Case) or not isinstance(made.model, torch.nn.Module):
+        inside = f" of {type(made.model).__name__}" if isinstance(made, Case) else ""
+        raise Failure(f"TARGET {text}: it returned a {type(made).__name__}{inside}, not (torch.nn.Module, args) or an exporter.Case")
+    return made
+
+
+@contextlib.contextmanager
+def explained(context: click.Context) -> Iterator[None]:
+    """Around an export: what torch prints belongs to the progress, and of what it raises the first cause is the news.
+
+    Raises:
+        Failure: The export failed, with an error that is not one of ours.
+    """
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            yield
+        except PythonopError:
+            raise
+        except Exception as error:
+            if context.obj["traceback"]:
+                raise
+            cause: BaseException = error  # torch wraps what a model raised in an account of its own steps
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            first = str(cause).strip().splitlines() or [""]
+            again = f"`pythonop --traceback {context.info_name} ...` shows where"
+            raise Failure(f"the export failed with {type(cause).__name__}: {first[0]}\n{again}") from error
+
+
+def writable(path: Path) -> None:
+    """Refuse before the long work what would fail after it.
+
+    Raises:
+        Failure: The path cannot be written.
+    """
+    folder = path.parent
+    if path.is_dir():
+        raise Failure(f"cannot write {path}: it is a folder")
+    if not folder.is_dir():
+        raise Failure(f"cannot write {path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise Failure(f"cannot write {path}: no permission to write into {folder}")
+
+
+def setup_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The --register option of a command."""
+    text = "Call this before anything else; it calls exporter.register(). May be repeated."
+    return click.option("--register", "setups", multiple=True, metavar="PKG.MOD:FUNCTION", help=text)(function)
+
+
+def eager_check_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The --no-eager-check option of a command."""
+    text = "Look for the Functions of one eager run in the file (default), or save that run."
+    return click.option("--eager-check/--no-eager-check", default=True, help=text)(function)
+
+
+def run_setups(setups: tuple[str, ...]) -> None:
+    """Call what --register names."""
+    for setup in setups:
+        called(named(setup, "--register"), setup, "--register")

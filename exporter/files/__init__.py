@@ -1,0 +1,1 @@
+"""The files themselves: read, written, looked into, and what they may name."""

@@ -1,0 +1,268 @@
+"""Which names of a file may become Python objects.
+
+A file is data from somewhere else. It names Function classes, and sometimes enums, dataclasses, named tuples and
+callables among their arguments; none of these names means anything until the caller says so, with `register` or
+with ``allow=``. Allowing a class means trusting its ``forward`` and ``backward`` with arguments that the file chose.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib
+import types
+import warnings
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+from symbolics.errors import PythonopWarning, TrustError
+from symbolics.node.arguments import qualified_name
+from symbolics.node.attributes import shown
+
+__all__ = ["Gate", "name_of", "register", "registered", "unregister"]
+
+T = TypeVar("T")
+
+# Long enough for any honest name, short enough for every message.
+_MAX_NAME = 512
+
+# What every process can write down itself: registering one of these would rename every equal value of a file.
+_VALUES = (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, range, slice, type(Ellipsis))
+
+
+# ------------------------------------------------------------------------------------------------------ the registry
+
+_objects: dict[str, Any] = {}
+_names: dict[int, str] = {}  # id(object) -> name; _objects keeps the objects alive, so an id stays theirs
+
+
+def register(obj: T, name: str | None = None) -> T:
+    """Let files name an object or a class; needed in the exporting process and in the one that runs the file.
+
+    Usable as a decorator. The registry is empty when a process starts.
+
+    Args:
+        obj: A class (a Function that cannot be imported, an enum, ...), a function, or any object that a Function
+            takes as argument (a module, a process group, a lookup table).
+        name: What files call it. Default for classes and functions: ``module:qualname``. Anything else needs a name.
+
+    Returns:
+        ``obj``.
+
+    Raises:
+        TypeError: ``obj`` has no name of its own and ``name`` is missing, or it is a plain value such as a number.
+        ValueError: The name is empty, too long, or holds control characters.
+
+    Warns:
+        PythonopWarning: Another object had the name; files now mean the new one.
+    """
+    if type(obj) in _VALUES:
+        raise TypeError(f"exporter.register: {obj!r} is a plain value, files hold it as it is")
+    if name is None:
+        if not hasattr(obj, "__qualname__") or not isinstance(getattr(obj, "__module__", None), str):
+            raise TypeError(f"exporter.register: an object of type {qualified_name(type(obj))} needs a name: register(obj, name)")
+        name = qualified_name(obj)
+    if not isinstance(name, str) or not name or len(name) > _MAX_NAME or not name.isprintable():
+        raise ValueError(f"exporter.register: a name is a printable str of 1 to {_MAX_NAME} characters, not {shown(str(name))}")
+    old = _objects.get(name)
+    if old is obj:
+        return obj
+    if old is not None:
+        if not name.startswith("__main__:"):  # redefining a class in a notebook is no accident
+            warnings.warn(
+                f"exporter.register: {shown(name)} named another object until now, files that name it mean the new one; "
+                "give each object a name of its own: register(obj, name)",
+                PythonopWarning,
+                stacklevel=2,
+            )
+        unregister(name)
+    _objects[name] = obj
+    _names[id(obj)] = name
+    return obj
+
+
+def unregister(name: str) -> None:
+    """Forget a registered name; an unknown one is no error."""
+    obj = _objects.pop(name, None)
+    if obj is not None and _names.get(id(obj)) == name:
+        del _names[id(obj)]
+        for other, candidate in _objects.items():
+            if candidate is obj:
+                _names[id(obj)] = other
+
+
+def registered() -> dict[str, Any]:
+    """A copy of the registry: name -> object."""
+    return dict(_objects)
+
+
+def name_of(obj: Any) -> str | None:
+    """The name under which this very object is registered, None where it is not."""
+    return _names.get(id(obj))
+
+
+# ---------------------------------------------------------------------------------------------------------- the gate
+
+
+def _is_function_class(obj: Any) -> bool:
+    import torch
+
+    return isinstance(obj, type) and issubclass(obj, torch.autograd.Function)
+
+
+def _is_dataclass(obj: Any) -> bool:
+    return isinstance(obj, type) and dataclasses.is_dataclass(obj)
+
+
+def _is_enum(obj: Any) -> bool:
+    return isinstance(obj, type) and issubclass(obj, enum.Enum)
+
+
+def _is_namedtuple(obj: Any) -> bool:
+    return isinstance(obj, type) and obj.__bases__ == (tuple,) and hasattr(obj, "_fields")
+
+
+#: kind -> (what it must be, the check)
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "function": ("a subclass of torch.autograd.Function", _is_function_class),
+    "enum": ("an enum class", _is_enum),
+    "dataclass": ("a dataclass", _is_dataclass),
+    "namedtuple": ("a NamedTuple class", _is_namedtuple),
+    "callable": ("a callable", callable),
+    "object": ("a registered object", lambda obj: True),
+}
+
+
+class Gate:
+    """Turns the names of one file into Python objects: the resolver of `symbolics.node.arguments.decode`.
+
+    An entry of ``allow`` is a class (or function) itself, or a pattern:
+
+    - ``package.module:Name`` with a colon: the part before it is matched against the module, the part after it
+      against the qualified name, both with shell wildcards (``*`` also crosses dots): ``mypkg.ops:*``,
+      ``mypkg.*:Fast*``.
+    - without a colon, the pattern is matched against the module alone: ``entmax.activations`` is that module,
+      ``entmax.*`` is every module below ``entmax`` and ``entmax`` itself.
+
+    A pattern starts with a package name, never with a wildcard. It is matched before anything is imported, and a
+    name that matches is imported: what a pattern covers is code that the file may choose from.
+
+    A name is looked up in the registry, then among the classes of ``allow``, then by import. Names in ``__main__``
+    and names with ``<locals>`` are never looked for by import: another process has other ones.
+    """
+
+    def __init__(self, allow: Any = ()) -> None:
+        """Args:
+            allow: Classes, functions and patterns; one alone may stand without a list.
+
+        Raises:
+            TypeError: An entry is neither a class or function nor a str.
+            ValueError: A pattern starts with a wildcard or is empty.
+        """
+        entries: Iterable[Any] = (allow,) if isinstance(allow, (str, type)) or callable(allow) else tuple(allow or ())
+        self._classes: dict[str, Any] = {}
+        self._patterns: list[tuple[str, str]] = []
+        for entry in entries:
+            if isinstance(entry, str):
+                self._patterns.append(_pattern(entry))
+            elif callable(entry) and hasattr(entry, "__qualname__"):
+                self._classes[qualified_name(entry)] = entry
+            else:
+                raise TypeError(f"allow= takes classes, functions and patterns like 'mypkg.ops:*', not {type(entry).__name__}")
+
+    def __call__(self, kind: str, name: str) -> Any:
+        """The object that a file names.
+
+        Args:
+            kind: "function" (a Function class), "enum", "dataclass", "namedtuple", "callable" or "object".
+            name: What the file says.
+
+        Raises:
+            TrustError: The name is not allowed, leads nowhere, or to something of another kind. A name that is not
+                allowed imports nothing.
+        """
+        wanted, check = _KINDS[kind]
+        if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
+            raise TrustError(
+                f"a file names {wanted} with a name of {len(name) if isinstance(name, str) else 0} characters: the file is damaged"
+            )
+        if name in _objects:
+            found = _objects[name]
+        elif name in self._classes and kind != "object":
+            found = self._classes[name]
+        elif kind == "object":
+            raise TrustError(
+                f"the file names the object {shown(name)}, which is not registered here: "
+                f"call exporter.register(obj, {shown(name)!r}) in this process (or pass setup='pkg.mod:function' that does)"
+            )
+        else:
+            found = self._import(wanted, name)
+        if not check(found):
+            raise TrustError(
+                f"the file names {shown(name)} as {wanted}, which it is not: the file was not made by pythonop, or the class has changed"
+            )
+        return found
+
+    def allows(self, name: str) -> bool:
+        """Whether a name passes the registry, the classes or the patterns, without importing anything."""
+        if name in _objects or name in self._classes:
+            return True
+        module, colon, qualname = name.partition(":")
+        return bool(colon) and any(_matches(pattern, module, qualname) for pattern in self._patterns)
+
+    def _import(self, wanted: str, name: str) -> Any:
+        module, colon, qualname = name.partition(":")
+        parts = qualname.split(".")
+        if not colon or module == "__main__" or "<locals>" in parts:
+            raise TrustError(
+                f"{shown(name)} ({wanted}) cannot be imported in another process: "
+                "let setup='pkg.mod:function' call exporter.register(cls) there, or move the class to the top level of a module"
+            )
+        if not all(part.isidentifier() for part in (*module.split("."), *parts)):
+            raise TrustError(f"{shown(name)} is not of the form module:qualname: the file is damaged")
+        if not self.allows(name):
+            raise TrustError(
+                f"the file names {shown(name)} ({wanted}), which is not allowed: pass allow=[{shown(name)!r}] (or a pattern such as "
+                f"{shown(module) + ':*'!r}) if you trust its code with what the file says, or call exporter.register(cls) first"
+            )
+        try:
+            found: Any = importlib.import_module(module)
+        except Exception as error:
+            raise TrustError(
+                f"{shown(name)} is allowed, but the module {shown(module)} cannot be imported here ({type(error).__name__}: {shown(str(error))}): "
+                "install it, or register the class with exporter.register(cls)"
+            ) from error
+        for depth, part in enumerate(parts):
+            # vars(), never getattr: no __getattr__, no descriptor, no step from a class into an instance or a module.
+            if depth and not isinstance(found, type):
+                raise TrustError(f"{shown(name)} walks through {shown(part)}'s owner, which is no class: only nested classes can be named")
+            if part not in vars(found):
+                raise TrustError(
+                    f"{shown(name)} is allowed, but {shown(module)} has no {shown(qualname)} here: install the version the model was exported with"
+                )
+            owner, found = found, vars(found)[part]
+            if isinstance(found, staticmethod):
+                found = found.__func__
+            elif isinstance(found, classmethod):
+                found = found.__get__(None, owner)
+        if isinstance(found, types.BuiltinFunctionType) and module == "torch" and found.__name__ == qualname:
+            return found  # torch.tanh and its like know no module
+        own = (getattr(found, "__module__", None), getattr(found, "__qualname__", None))
+        if own != (module, qualname):
+            raise TrustError(
+                f"{shown(name)} is another name of {shown(f'{own[0]}:{own[1]}')}: a file must name an object where it is defined"
+            )
+        return found
+
+
+def _pattern(text: str) -> tuple[str, str]:
+    module, colon, qualname = text.partition(":")
+    if not module or module[0] in "*?[" or (colon and not qualname):
+        raise ValueError(f"allow={text!r}: a pattern starts with a package name, as in 'mypkg.*', 'mypkg.ops:*' or 'mypkg.ops:MyFunction'")
+    return module, qualname or "*"
+
+
+def _matches(pattern: tuple[str, str], module: str, qualname: str) -> bool:
+    own, rest = pattern
+    return (fnmatchcase(module, own) or (own.endswith(".*") and fnmatchcase(module, own[:-2]))) and fnmatchcase(qualname, rest)

@@ -1,0 +1,89 @@
+"""torch.onnx.export(dynamo=True) under a hook."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import onnx
+import torch
+
+from exporter.files.program import Program
+from exporter.forward.finish import anchor_calls, finish, refuse_scripted
+from exporter.forward.inputs import check_dynamic
+from exporter.forward.session import Hook, capturing, judged, surroundings, without_gc, write
+from exporter.forward.state import ModelState
+from exporter.train_mode.batch_norm import warn_of_lost_changes
+from symbolics import torch_private as private
+from symbolics.capture import translate as torch_export
+from symbolics.capture.marks import differentiable_inputs
+from symbolics.capture.recorder import active_recorder
+from symbolics.errors import PythonopWarning
+
+__all__ = ["anchor_translation", "export_dynamo"]
+
+
+def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = None, **options: Any) -> Any:
+    """What stands in for the exporter: the same options, the same ONNXProgram, finished.
+
+    Raises:
+        ExportError: The model cannot be exported with the backward of its Functions.
+    """
+    verify = options.pop("verify", False)
+    saving = {key: options.pop(key) for key in ("export_params", "keep_initializers_as_inputs", "external_data") if key in options}
+    if isinstance(model, torch.export.ExportedProgram):
+        warnings.warn(
+            "the ExportedProgram was captured before torch.onnx.export saw it: detach() and no_grad() in it are not marked, "
+            "so gradients of the file may flow where PyTorch stops them: pass the module to torch.onnx.export.",
+            PythonopWarning,
+            stacklevel=4,
+        )
+    else:
+        refuse_scripted(model)
+    with surroundings(current):
+        program = judged(current, model, args, options.get("kwargs"), lambda: _translate_dynamo(current, original, model, args, **options))
+    assert current.program is not None
+    if verify:
+        onnx.checker.check_model(current.program.model_proto, full_check=True)
+    if f is not None:
+        write(current.program, f, **saving)
+    return program
+
+
+def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optimize: bool = True, **options: Any) -> Any:
+    table = {**torch_export.translations(), **(options.pop("custom_translation_table", None) or {})}
+    if isinstance(model, torch.export.ExportedProgram):
+        state = ModelState.of(model.module())
+    else:
+        state = ModelState.of(model)
+        if args is not None:
+            args = differentiable_inputs(args)
+        if options.get("kwargs"):
+            options["kwargs"] = differentiable_inputs(options["kwargs"])
+    with capturing(current, model, True) as recorder:
+        program = original(model, args, None, optimize=False, verify=False, custom_translation_table=table, **options)
+        if options.get("dynamic_shapes") and isinstance(model, torch.nn.Module):
+            check_dynamic(model, args, options.get("kwargs") or {}, options["dynamic_shapes"], program.model.graph)
+        if private.captured_by_dynamo(program):
+            warnings.warn(
+                "torch could capture the model only with Dynamo (strict=True): detach() and no_grad() in it are not marked, so gradients of the file "
+                "may flow where PyTorch stops them: run torch.export.export(model, args, strict=False) to see why, and mend that.",
+                PythonopWarning,
+                stacklevel=6,
+            )
+        with without_gc():
+            finish(program.model, recorder, state, optimize=optimize)
+        if program.exported_program is not None:
+            warn_of_lost_changes(program.model.graph, set(program.exported_program.graph_signature.buffers_to_mutate.values()))
+        inlined = dict(recorder.inlined)
+    current.program = Program(program.model, inlined, program)
+    return program
+
+
+def anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls whose results nobody reads stay: until finish() they give outputs of the graph."""
+    program = original(*args, **kwargs)
+    recorder = active_recorder()
+    if recorder is not None:
+        recorder.anchored = anchor_calls(program.model.graph)
+    return program

@@ -1,0 +1,266 @@
+"""Eager's own graph is the judge of an export: the Functions that hang on one eager run are in the file, or it fails.
+
+A capture can only say what it saw. What it did not see shows in the autograd graph of one eager run on the example inputs: each
+node of a Function there must be a PythonOp of the file, or was inlined with a notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch.utils import _pytree as pytree
+
+from exporter.forward.unchanged import unchanged
+from symbolics import torch_private as private
+from symbolics.capture.marks import differentiable_inputs
+from symbolics.capture.recorder import Call, Recorder, belongs_to_torch
+from symbolics.errors import ExportError
+from symbolics.node.arguments import qualified_name
+from symbolics.node.metadata import CALL_ATTRIBUTE, MARK_DOMAIN, MARK_OP, MODULE_PROPERTY, ORT_DOMAIN, PYTHON_OP, SOURCE_PROPERTY
+from symbolics.node.patterns import Patterns
+
+__all__ = ["EagerGraph", "Lost"]
+
+_lock = threading.RLock()
+
+
+@dataclass
+class Lost:
+    """A Function that eager calls more often than the file does.
+
+    Attributes:
+        function: The class.
+        eager: How many of its calls hang on eager's outputs.
+        found: How many the file holds with a gradient.
+        call: Where the first was made.
+    """
+
+    function: type
+    eager: int
+    found: int
+    call: Call
+
+    def error(self, failure: Exception | None = None) -> ExportError:
+        """What to tell the user.
+
+        Args:
+            failure: What the export as in eager mode raised, None where it came to an end.
+        """
+        name, place = qualified_name(self.function), f"module {self.call.module or '<root>'} at {self.call.source or 'a line unknown'}"
+        if self.call.operator:
+            why = f"it is called inside the operator {self.call.operator}, which the exporter sees as one"
+            remedy = f"call the Function in place of {self.call.operator}"
+        else:
+            why = "under an exporter the model takes another way, or runs where the exporter cannot look"
+            remedy = "let it call the Function there, too (look for is_tracing, is_exporting, is_in_onnx_export)"
+        return ExportError(
+            f"{name}, called in {place}: eager makes {self.eager} call{'s' * (self.eager != 1)} of it that gradients flow through, the file has "
+            f"{self.found or 'none'}.\n"
+            f"  why: {why}; its own backward would be lost\n"
+            + (f"  told that it runs in eager mode, the export fails: {_first_line(failure)}\n" if failure is not None else "")
+            + f"  way out: {remedy}; name it in inline= if the derivative of what is exported is right;\n"
+            "  or pass eager_check=False and answer for the gradients yourself"
+        )
+
+
+@dataclass
+class EagerGraph:
+    """The Functions of one eager run.
+
+    Attributes:
+        calls: Function class -> its calls that hang on an output by gradients.
+        unchecked: Why there is nothing to compare with, "" where there is.
+        failed: Whether that is because the run raised.
+    """
+
+    calls: dict[type, list[Call]] = field(default_factory=dict)
+    unchecked: str = ""
+    failed: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        inline: Patterns | None = None,
+        training: bool | None = None,
+    ) -> EagerGraph:
+        """Run a model once and look at the graph behind its outputs; model, arguments and random state stay as they were.
+
+        Args:
+            model: The model, in the mode of the export.
+            args, kwargs: Example arguments; float tensors count as needing a gradient.
+            inline: Functions that the export inlines.
+            training: The mode to run it in; None for its own.
+        """
+        inputs, keywords = differentiable_inputs((args, kwargs))
+        try:
+            # One at a time: warnings and compilation are switched off in the whole process.
+            with (
+                _lock,
+                unchanged(model, inputs, keywords),
+                _quiet(),
+                torch.enable_grad(),
+                Recorder(inline=inline or Patterns(), survey=[]) as recorder,
+            ):
+                recorder.watch(model)
+                if training is not None:
+                    model.train(training)
+                result = model(*inputs, **keywords)
+                found = cls(_calls(result, recorder.survey or []))
+                del result
+        except Exception as error:
+            return cls(unchecked=f"an eager run raised {type(error).__name__}: {' '.join(str(error).split())[:200]}", failed=True)
+        return found
+
+    @property
+    def operators(self) -> set[str]:
+        """The operators of torch.library that call Functions."""
+        return {call.operator for calls in self.calls.values() for call in calls if call.operator}
+
+    def inside_operators(self) -> list[Lost]:
+        """The Functions that operators call, for an export that failed."""
+        found = ((function, calls, next((call for call in calls if call.operator), None)) for function, calls in self.calls.items())
+        return [Lost(function, len(calls), 0, call) for function, calls, call in found if call is not None]
+
+    def translated(self, model: ir.Model, names: Callable[[Any], str | None]) -> list[tuple[type, str]]:
+        """The Functions that only operators call, and that operator, where a model exists and has no call of the Function at all."""
+        held = {node.attributes["name"].as_string() for node in _python_ops(model)} if self.operators else set()
+        return [
+            (function, calls[0].operator)
+            for function, calls in self.calls.items()
+            if all(call.operator for call in calls) and (names(function) or qualified_name(function)) not in held
+        ]
+
+    def lost(self, model: ir.Model, inlined: dict[str, str], inline: Patterns, names: Callable[[Any], str | None]) -> list[Lost]:
+        """What the file lacks: calls that are not there, or that no gradient of an output reaches.
+
+        A call of eager's and a node are the same if module and source line are. Nodes in bodies (of torch.cond, or a loop) may run
+        any number of times and know no line; they stand for any call of their Function.
+
+        Args:
+            model: The exported model.
+            inlined: Functions that were inlined with a notice, by qualified name.
+            inline: Those that were to be inlined.
+            names: Names of registered classes.
+        """
+        held: dict[str, Counter[Call]] = {}
+        anywhere: set[str] = set()
+        for node in _with_gradient(model) if self.calls else ():
+            name, at = (
+                node.attributes["name"].as_string(),
+                Call(node.metadata_props.get(MODULE_PROPERTY, ""), node.metadata_props.get(SOURCE_PROPERTY, "")),
+            )
+            held.setdefault(name, Counter())[at] += 1
+            if node.graph is not model.graph:
+                anywhere.add(name)
+        found = []
+        for function, calls in self.calls.items():
+            name = names(function) or qualified_name(function)
+            if name in anywhere or qualified_name(function) in inlined or inline.matches(function):
+                continue
+            here = held.get(name, Counter())
+            missing = Counter(replace(call, operator="") for call in calls) - here
+            if missing:
+                first = next(call for call in calls if replace(call, operator="") in missing)
+                found.append(Lost(function, len(calls), len(calls) - missing.total(), first))
+        return found
+
+
+def _first_line(error: BaseException) -> str:
+    while error.__cause__ is not None and error.__cause__ is not error:
+        error = error.__cause__
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+
+
+def _calls(result: Any, survey: list[tuple[Any, Call]]) -> dict[type, list[Call]]:
+    """The calls that hang on a result by gradients; all calls that were made where nobody can find tensors in the result."""
+    made_by = {id(node): call for node, call in survey}
+    outputs = _tensors(result)
+    calls: dict[type, list[Call]] = {}
+    for node in _nodes(outputs) if outputs else {id(node): node for node, _ in survey}.values():
+        function = private.function_of(node)
+        if function is not None and not belongs_to_torch(function):
+            calls.setdefault(function, []).append(made_by.get(id(node), Call()))
+    return calls
+
+
+def _with_gradient(model: ir.Model) -> Iterator[ir.Node]:
+    """The PythonOps between the outputs of a model and what needs a gradient: the walk stops where gradients do."""
+    seen: set[int] = set()
+    todo = [value for value in model.graph.outputs if value is not None]
+    while todo:
+        value = todo.pop()
+        node = value.producer()
+        if node is None or id(node) in seen or (value.dtype is not None and not value.dtype.is_floating_point()):
+            continue
+        if (node.domain, node.op_type) == (MARK_DOMAIN, MARK_OP):
+            continue
+        if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP) and CALL_ATTRIBUTE in node.attributes:
+            differentiable = node.attributes.get("output_requires_grads")
+            position = value.index()  # 0 is the context
+            if not position or (differentiable is not None and not differentiable.as_ints()[position - 1]):
+                continue
+            seen.add(id(node))
+            flags = node.attributes.get("input_requires_grads")
+            if flags is not None and any(flags.as_ints()):
+                yield node
+                todo += [v for v in node.inputs if v is not None]
+            continue
+        seen.add(id(node))
+        todo += [v for v in node.inputs if v is not None]
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                todo += attribute.as_graph().outputs
+            elif attribute.type == ir.AttributeType.GRAPHS:
+                todo += [output for body in attribute.as_graphs() for output in body.outputs]
+
+
+def _python_ops(model: ir.Model) -> Iterator[ir.Node]:
+    return (node for node in model.graph.all_nodes() if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP))
+
+
+def _tensors(result: Any, depth: int = 0) -> list[torch.Tensor]:
+    found = []
+    for leaf in pytree.tree_leaves(result):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif hasattr(leaf, "__dict__") and depth < 3 and not isinstance(leaf, type):  # a container that torch does not know
+            found += _tensors(list(vars(leaf).values()), depth + 1)
+    return found
+
+
+def _nodes(outputs: list[torch.Tensor]) -> Iterator[Any]:
+    """Every node of the graph behind some tensors, once."""
+    seen = {t.grad_fn for t in outputs if t.grad_fn is not None}
+    todo = list(seen)
+    while todo:
+        node = todo.pop()
+        yield node
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                todo.append(below)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Warn of nothing twice; what is behind torch.compile runs as it is written: a compilation would cost more than the export."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(torch.inference_mode(False))
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield

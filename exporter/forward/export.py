@@ -1,0 +1,62 @@
+"""export(): model -> Program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from exporter.files.program import Program
+from exporter.forward.hook import hook
+from exporter.forward.inputs import dynamic_axes
+
+__all__ = ["export"]
+
+
+def export(
+    model: torch.nn.Module,
+    args: tuple[Any, ...] | torch.Tensor = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    dynamo: bool = True,
+    dynamic_shapes: Any = None,
+    opset_version: int | None = None,
+    inline: Iterable[Any] = (),
+    eager_check: bool = True,
+    **torch_onnx_export_options: Any,
+) -> Program:
+    """Export a model; each call of an autograd Function in it stays one PythonOp node.
+
+    Args:
+        model: The model, in the mode (train or eval) that the file should have.
+        args, kwargs: Example arguments of its forward.
+        dynamo: Which of torch's exporters runs: torch.export (True) or TorchScript (False).
+        dynamic_shapes: As torch.export.export takes them, for either exporter. With dynamo=False each named dimension
+            becomes a dynamic axis.
+        opset_version: The ONNX opset; default: torch's.
+        inline: Functions to inline in place of a node: classes, ``module:qualname`` or globs over it. Their own
+            backward is then lost: the gradient is the derivative of forward.
+        eager_check: Run the model once more, in eager mode, and see that each Function that gradients flow through is in the
+            file. False saves that run; the file's metadata then says that it was not checked.
+        **torch_onnx_export_options: Passed to torch.onnx.export (input_names, optimize, ...), but ``f``.
+
+    Raises:
+        ExportError: A call cannot be exported; it names Function, module, line and remedy.
+    """
+    if "f" in torch_onnx_export_options:
+        raise TypeError("exporter.export returns a Program and writes no file: call program.save(path)")
+    args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    options = dict(torch_onnx_export_options)
+    if not dynamo:
+        # The TorchScript exporter writes no file of its own either: the hook keeps what it made.
+        options["f"] = None
+        if dynamic_shapes is not None:
+            options["dynamic_axes"] = dynamic_axes(model, args, kwargs or {}, dynamic_shapes, options.get("input_names"))
+    else:
+        options["dynamic_shapes"] = dynamic_shapes
+        options.setdefault("verbose", False)
+    with hook(inline=inline, eager_check=eager_check) as handle:
+        torch.onnx.export(model, args, kwargs=kwargs, dynamo=dynamo, opset_version=opset_version, **options)
+    assert handle.program is not None
+    return handle.program

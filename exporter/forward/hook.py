@@ -1,0 +1,160 @@
+"""hook(): while it is open, torch.onnx.export keeps autograd Functions, in this thread.
+
+Names of torch are replaced while at least one hook is open: those that calls of ``apply`` go through (symbolics/capture/interception.py), the two
+functions that torch.onnx.export hands over to, and four that these call. Each replacement acts only in a thread with an
+open hook (or when `install` was called), so a training thread beside an export sees nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from exporter.files.trust import name_of
+from exporter.forward.dynamo import anchor_translation, export_dynamo
+from exporter.forward.session import Hook
+from exporter.forward.torchscript import decide_folding, export_torchscript, fold_constants, infer_shapes
+from symbolics import torch_private as private
+from symbolics.capture.interception import intercept, settled
+from symbolics.capture.recorder import Recorder, active_recorder, captured_apply, wanted
+from symbolics.capture.tripwire import prove_capture, uncaught
+from symbolics.errors import ExportError
+from symbolics.node.arguments import qualified_name
+from symbolics.node.patterns import Patterns
+
+__all__ = ["Hook", "hook", "install", "uninstall"]
+
+_thread = threading.local()
+_lock = threading.RLock()
+_open_hooks = 0
+_restore: list[Any] = []
+_installed: Hook | None = None
+
+
+@contextlib.contextmanager
+def hook(inline: Iterable[Any] = (), *, eager_check: bool = True) -> Iterator[Hook]:
+    """Keep each call of an autograd Function as one PythonOp in what torch.onnx.export makes in this block.
+
+    Works for dynamo=True and dynamo=False, for torch.onnx.export called directly or by another library. The model is
+    exported in the mode that it is in, with gradients enabled whatever surrounds the block.
+
+    Args:
+        inline: Functions to inline in place of a node: classes, ``module:qualname`` or globs over it.
+        eager_check: Run the model once more, in eager mode, and see that each Function that gradients flow through is in the
+            file. False saves that run; the file's metadata then says that it was not checked.
+
+    Yields:
+        A Hook; its ``program`` is the last export.
+
+    Raises:
+        ExportError: This torch calls Functions in a way that cannot be caught.
+
+    Example:
+        >>> with exporter.hook():
+        ...     program = torch.onnx.export(model, args, dynamo=True)
+    """
+    own = Hook(Patterns(inline), eager_check=eager_check)
+    outer = getattr(_thread, "hook", None)
+    _patch()
+    try:
+        prove_capture()
+        _thread.hook = own
+        # Open for the whole block: a graph captured by torch.export.export keeps its records until it is translated.
+        with settled(), Recorder(inline=own.inline, names=name_of):
+            yield own
+    finally:
+        _thread.hook = outer
+        _unpatch()
+
+
+def install(inline: Iterable[Any] = (), *, eager_check: bool = True) -> None:
+    """Open a hook in every thread, until `uninstall`. A second call replaces the options; they are those of `hook`."""
+    global _installed
+    with _lock:
+        if _installed is None:
+            _patch()
+            try:
+                prove_capture()
+            except ExportError:
+                _unpatch()
+                raise
+        _installed = Hook(Patterns(inline), eager_check=eager_check)
+
+
+def uninstall() -> None:
+    """Undo `install`; nothing happens where it was not called."""
+    global _installed
+    with _lock:
+        if _installed is not None:
+            _installed = None
+            _unpatch()
+
+
+def _current() -> Hook | None:
+    return getattr(_thread, "hook", None) or _installed
+
+
+# ------------------------------------------------------------------------------------------------------- patches
+
+
+def _patch() -> None:
+    global _open_hooks
+    with _lock:
+        _open_hooks += 1
+        if _open_hooks > 1:
+            return
+        try:
+            _restore.append(intercept(captured_apply, wanted))
+            _replace_all()
+        except AttributeError as error:
+            _unpatch()
+            raise uncaught(str(error)) from error
+
+
+def _replace_all() -> None:
+    _replace(private.functions(), "custom_function_call", _refuse_transforms)
+    _replace(private.dynamo_exporter(), "export_compat", export_dynamo)
+    _replace(private.translator(), "_exported_program_to_onnx_program", anchor_translation)
+    _replace(private.torchscript_exporter(), "export", export_torchscript)
+    _replace(private.torchscript_exporter(), "_decide_constant_folding", decide_folding)
+    _replace(private.torchscript_passes(), "_jit_pass_onnx_constant_fold", fold_constants)
+    _replace(private.torchscript_passes(), "_jit_pass_onnx_graph_shape_type_inference", infer_shapes)
+
+
+def _unpatch() -> None:
+    global _open_hooks
+    with _lock:
+        _open_hooks -= 1
+        if _open_hooks == 0:
+            while _restore:
+                _restore.pop()()
+
+
+def _replace(owner: Any, name: str, stand_in: Any) -> None:
+    original = getattr(owner, name)
+    setattr(owner, name, _guarded(original, stand_in))
+    _restore.append(lambda: setattr(owner, name, original))
+
+
+@functools.lru_cache(maxsize=32)  # every hook replaces the same few
+def _guarded(original: Any, stand_in: Any) -> Any:
+    @functools.wraps(original)
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        current = _current()
+        return original(*args, **kwargs) if current is None else stand_in(current, original, *args, **kwargs)
+
+    return patched
+
+
+def _refuse_transforms(current: Hook, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """Function.apply inside torch.func: there is no one call that a node could stand for."""
+    recorder = active_recorder()
+    if recorder is not None and recorder.listening() and not recorder.inline.matches(cls):
+        recorder.refuse(
+            qualified_name(cls),
+            "it is called under torch.func (vmap, grad, jvp), where there is no single call to keep: call it outside, on the whole batch, or name it in inline=",
+        )
+    return original(cls, *args, **kwargs)

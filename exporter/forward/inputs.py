@@ -1,0 +1,121 @@
+"""Names and dynamic axes of a model's inputs, by forward's signature: what torch.export does, for TorchScript."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch.utils import _pytree as pytree
+
+from symbolics.capture.marks import holds_tensor
+from symbolics.errors import ExportError
+
+__all__ = ["check_dynamic", "dynamic_axes", "dynamic_sizes", "input_names", "named_leaves", "named_tensors", "without_numbers"]
+
+
+def input_names(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str] | None:
+    """One name a tensor input: ``x``, ``xs_0`` in a list, ``batch_mask`` in a dict; None where forward cannot be bound."""
+    try:
+        return [name for name, _ in _tensors(model, args, kwargs, None)]
+    except TypeError:  # the exporter says what does not fit
+        return None
+
+
+def named_tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors of a call by the names of the inputs that they become, in the order of forward's signature."""
+    arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    return {name: tensor for argument, value in arguments.items() for name, tensor, _ in _leaves(argument, value, None)}
+
+
+def named_leaves(name: str, value: Any) -> dict[str, torch.Tensor]:
+    """The tensors inside one argument by the names of the inputs that they become."""
+    return {leaf: tensor for leaf, tensor, _ in _leaves(name, value, None)}
+
+
+def without_numbers(args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[int, Any]]:
+    """Positional arguments without those that hold no tensor, and these by position: torch.jit would make inputs of numbers."""
+    constants = {i: value for i, value in enumerate(args) if value is not None and not holds_tensor(value)}
+    return tuple(value for i, value in enumerate(args) if i not in constants), constants
+
+
+def dynamic_axes(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, names: list[str] | None = None
+) -> dict[str, dict[int, str]]:
+    """The ``dynamic_axes`` of torch's older exporter for the ``dynamic_shapes`` of the newer one.
+
+    Args:
+        model, args, kwargs: The model and its example arguments.
+        dynamic_shapes: As torch.export.export takes them.
+        names: Names that the caller gave the inputs.
+    """
+    axes: dict[str, dict[int, str]] = {}
+    for index, (name, spec) in enumerate(_tensors(model, args, kwargs, dynamic_shapes)):
+        name = names[index] if names and index < len(names) else name
+        dims = spec.items() if isinstance(spec, dict) else enumerate(spec if isinstance(spec, (tuple, list)) else ())
+        named = {axis: _dim_name(dim, f"{name}_{axis}") for axis, dim in dims if dim is not None and not isinstance(dim, int)}
+        if named:
+            axes[name] = named
+    return axes
+
+
+def dynamic_sizes(arguments: Any, names: list[str] | None, axes: Any) -> set[int]:
+    """The example sizes of the dimensions that ``dynamic_axes`` names."""
+    tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    return {
+        int(tensor.shape[axis]) for tensor, name in zip(tensors, names or ()) for axis in (axes or {}).get(name, ()) if axis < tensor.dim()
+    }
+
+
+def check_dynamic(model: torch.nn.Module, args: Any, kwargs: dict[str, Any], dynamic_shapes: Any, graph: ir.Graph) -> None:
+    """Torch may give up a dimension that was declared dynamic without a word; the file would hold today's size.
+
+    Raises:
+        ExportError: An input of the graph has a fixed size where ``dynamic_shapes`` has a Dim.
+    """
+    args = (args,) if isinstance(args, torch.Tensor) else tuple(args or ())
+    try:
+        declared = list(_tensors(model, args, kwargs, dynamic_shapes))
+    except TypeError:
+        return
+    if len(declared) != len(graph.inputs):
+        return
+    for (name, spec), value in zip(declared, graph.inputs, strict=True):
+        dims = spec.items() if isinstance(spec, dict) else enumerate(spec if isinstance(spec, (tuple, list)) else ())
+        for axis, dim in dims:
+            if dim is None or isinstance(dim, int) or dim is torch.export.Dim.AUTO or value.shape is None:
+                continue
+            if isinstance(value.shape[axis], int):
+                raise ExportError(
+                    f"dimension {axis} of the input {name} was declared dynamic and came out as {value.shape[axis]}: the model turned it into a number, for "
+                    "example by int(x.shape[0]) in an argument: pass the size itself, or leave the dimension out of dynamic_shapes"
+                )
+
+
+def _tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Iterator[tuple[str, Any]]:
+    """(name, its part of dynamic_shapes) of each tensor, in the order of forward's signature."""
+    arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    if isinstance(shapes, (tuple, list)):
+        shapes = dict(zip(arguments, shapes, strict=False))
+    for name, value in arguments.items():
+        for leaf, _, spec in _leaves(name, value, (shapes or {}).get(name)):
+            yield leaf, spec
+
+
+def _leaves(name: str, value: Any, spec: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value, spec
+    elif isinstance(value, (tuple, list)):
+        for index, item in enumerate(value):
+            yield from _leaves(f"{name}_{index}", item, spec[index] if isinstance(spec, (tuple, list)) and index < len(spec) else None)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(f"{name}_{key}", item, spec.get(key) if isinstance(spec, dict) else None)
+
+
+def _dim_name(dim: Any, fallback: str) -> str:
+    """The name of a Dim, or of the string that stands for one; AUTO and DYNAMIC have none."""
+    name = dim if isinstance(dim, str) else getattr(dim, "__name__", "")
+    return name if name.isidentifier() else fallback

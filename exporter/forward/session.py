@@ -1,0 +1,244 @@
+"""One export under a hook: its surroundings, eager's judgement of it, and how the file gets written."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import inspect
+import io
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from exporter.files.program import Program, save_model
+from exporter.files.trust import name_of
+from exporter.forward.eager_graph import EagerGraph, Lost
+from symbolics import torch_private as private
+from symbolics.capture import translate as torch_export
+from symbolics.capture.disguise import as_in_eager
+from symbolics.capture.interception import settled
+from symbolics.capture.marks import marking
+from symbolics.capture.recorder import Recorder, active_recorder, belongs_to_torch
+from symbolics.errors import ExportError, PythonopWarning
+from symbolics.node.arguments import qualified_name
+from symbolics.node.metadata import UNCHECKED_KEY
+from symbolics.node.patterns import Patterns
+from symbolics.quirks.batch_norm import momentum_of_this_step
+
+__all__ = ["Hook", "capturing", "judged", "surroundings", "without_gc", "write"]
+
+
+@dataclass
+class Hook:
+    """What an open hook knows.
+
+    Attributes:
+        inline: Which Functions are inlined.
+        program: The last model that was exported under it, None before.
+        eager_check: Whether the Functions of one eager run are looked for in the file.
+    """
+
+    inline: Patterns
+    program: Program | None = None
+    eager_check: bool = True
+
+
+@contextlib.contextmanager
+def without_gc() -> Iterator[None]:
+    """Thousands of new objects, none of them garbage, make Python search its whole heap again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def surroundings(current: Hook) -> Iterator[None]:
+    """A recorder for a hook that was installed, and the autograd of eager mode whatever surrounds the export."""
+    with contextlib.ExitStack() as stack:
+        if active_recorder() is None:
+            stack.enter_context(Recorder(inline=current.inline, names=name_of))
+        stack.enter_context(settled())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        yield
+
+
+@contextlib.contextmanager
+def capturing(
+    current: Hook, model: Any, dynamo: bool, keywords: dict[str, Any] | None = None, constants: dict[int, Any] | None = None
+) -> Iterator[Recorder]:
+    """The surroundings of one export; errors of ours come out as they were raised."""
+    recorder = active_recorder()
+    assert recorder is not None
+    with contextlib.ExitStack() as stack:
+        recorder.error = None
+        recorder.inlined = {}
+        recorder.outputs = None
+        recorder.anchors, recorder.anchored = [], 0
+        if isinstance(model, torch.nn.Module):
+            recorder.watch(model)
+            stack.enter_context(marking(model, keywords, constants))
+            stack.enter_context(momentum_of_this_step(model))
+        if dynamo:
+            stack.enter_context(private.allow_in_dynamo(_all_functions(torch.autograd.Function)))
+            stack.enter_context(private.quiet_registration(torch_export.translations().values()))
+        try:
+            yield recorder
+            if recorder.error is not None:  # torch found another way, which went around what we refused
+                raise recorder.error
+        except Exception as error:
+            if recorder.error is not None and error is not recorder.error:
+                raise recorder.error from (recorder.error.__cause__ or error)
+            raise
+
+
+def _all_functions(base: type) -> list[type]:
+    """Every Function class that exists now and that a model may call."""
+    found: list[type] = []
+    cls: type
+    for cls in base.__subclasses__():
+        if not belongs_to_torch(cls):
+            found.append(cls)
+        found += _all_functions(cls)
+    return found
+
+
+def judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[], Any], *, training: bool | None = None) -> Any:
+    """Export, and let eager's own graph judge the file.
+
+    What got lost because the model asks whether it is traced, or stands inside an operator of torch.library, is exported
+    once more: what leads to the Function is told that it is not traced, then all of the model; the operator makes way for what it runs.
+
+    Args:
+        current: The hook.
+        model, args, kwargs: The model and its example arguments.
+        export: Makes ``current.program``.
+        training: The mode that the export puts the model into; None for its own.
+
+    Raises:
+        ExportError: A Function that gradients flow through in eager mode is not in the file.
+    """
+    current.program = None
+    eager = _eager_graph(current, model, args, kwargs, training)
+    result, failure = None, None
+    try:
+        result = export()
+        lost = _lost(current, eager)
+    except Exception as error:
+        if not eager.operators:
+            raise
+        lost, failure = eager.inside_operators(), error
+    if lost:
+        result = _again_as_in_eager(current, eager, lost, export, failure)
+    if eager.unchecked:
+        assert current.program is not None
+        current.program.model.metadata_props[UNCHECKED_KEY] = eager.unchecked
+        if eager.failed:
+            warnings.warn(
+                f"the Functions of the file could not be compared with those of eager mode: {eager.unchecked}.",
+                PythonopWarning,
+                stacklevel=5,
+            )
+    return result
+
+
+def _again_as_in_eager(current: Hook, eager: EagerGraph, lost: list[Lost], export: Callable[[], Any], failure: Exception | None) -> Any:
+    recorder = active_recorder()
+    assert recorder is not None
+    names, before = ", ".join(sorted(qualified_name(each.function) for each in lost)), _inputs(current)
+    way = {code for each in lost for code in each.call.code}
+    # Who asks on the way to the Function; by a helper of its own; anybody. The fewer are told so, the less else changes.
+    for told in (
+        lambda asker: asker.f_code in way,
+        lambda asker: asker.f_code in way or (asker.f_back is not None and asker.f_back.f_code in way),
+        lambda asker: True,
+    ):
+        try:
+            with as_in_eager(told):
+                recorder.opened = eager.operators
+                result = export()
+        except Exception as error:
+            failure = failure or error
+            continue
+        finally:
+            recorder.opened = set()
+        if still := _lost(current, eager):
+            lost = still
+        elif before is not None and _inputs(current) != before:
+            failure = ExportError(f"the file then has the inputs {_inputs(current)} in place of {before}")
+        else:
+            warnings.warn(
+                f"{names}: under an exporter the model goes around it, so it was told that it runs in eager mode (torch.jit.is_tracing() and the like "
+                "were False): compare the file with the model on other inputs (exporter.verify).",
+                PythonopWarning,
+                stacklevel=6,
+            )
+            return result
+    current.program = None
+    raise lost[0].error(failure) from failure
+
+
+def _inputs(current: Hook) -> list[str | None] | None:
+    return [value.name for value in current.program.model.graph.inputs] if current.program is not None else None
+
+
+def _eager_graph(current: Hook, model: Any, args: Any, kwargs: Any, training: bool | None) -> EagerGraph:
+    if not isinstance(model, torch.nn.Module):
+        return EagerGraph(unchecked="it was captured before")
+    if not current.eager_check:
+        return EagerGraph(unchecked="eager_check=False")
+    args = () if args is None else (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    kwargs = dict(kwargs or {})
+    if not kwargs and args and isinstance(args[-1], dict) and not _binds(model, args):  # torch's older way to pass keyword arguments
+        *rest, kwargs = args
+        args = tuple(rest)
+    return EagerGraph.of(model, args, kwargs, inline=current.inline, training=training)
+
+
+def _binds(model: torch.nn.Module, args: tuple[Any, ...]) -> bool:
+    try:
+        inspect.signature(model.forward).bind(*args)
+    except TypeError:
+        return False
+    return True
+
+
+def _lost(current: Hook, eager: EagerGraph) -> list[Lost]:
+    program = current.program
+    assert program is not None
+    for function, operator in eager.translated(program.model, name_of):
+        program.inlined[qualified_name(function)] = f"the operator {operator} that calls it has a translation of the user's own"
+        warnings.warn(
+            f"{qualified_name(function)} is called inside the operator {operator}, for which the exporter was given a translation: the gradient is the "
+            "derivative of that translation.",
+            PythonopWarning,
+            stacklevel=6,
+        )
+    return eager.lost(program.model, program.inlined, current.inline, name_of)
+
+
+def write(
+    program: Program, f: Any, *, export_params: bool = True, keep_initializers_as_inputs: bool = False, external_data: bool | None = None
+) -> None:
+    """What torch.onnx.export does with ``f``, finished and whole."""
+    model = program.model
+    if keep_initializers_as_inputs or not export_params:
+        model = model.clone()
+        if keep_initializers_as_inputs:
+            model.graph.inputs.extend(model.graph.initializers.values())
+        if not export_params:
+            model.graph.initializers.clear()
+    with without_gc():
+        if isinstance(f, io.IOBase) or hasattr(f, "write"):
+            f.write(ir.to_proto(model).SerializeToString())
+        else:
+            save_model(model, os.fspath(f), external_data=external_data)

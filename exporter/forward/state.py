@@ -1,0 +1,144 @@
+"""Parameters survive: every name of a model's state maps to an initializer of its own bits.
+
+torch's optimizers fold parameters into other tensors, transpose them away and merge equal ones. Here they are held out
+of the graph's constants while anything optimizes, and put back under their PyTorch names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import torch
+from onnx_ir import tensor_adapters
+
+from symbolics import torch_private as private
+from symbolics.node.metadata import StateEntry
+from symbolics.quirks.batch_norm import cumulative_statistics
+
+__all__ = ["ModelState", "all_buffers_named", "held_out"]
+
+
+@dataclass
+class ModelState:
+    """The parameters and buffers of a model, as they were before an export touched them.
+
+    Attributes:
+        entries: name -> StateEntry; tied names share one initializer name.
+        values: initializer name -> its tensor, a copy for buffers.
+        cumulative: Initializers of running means that are averages of all batches.
+    """
+
+    entries: dict[str, StateEntry]
+    values: dict[str, torch.Tensor]
+    cumulative: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, model: torch.nn.Module) -> ModelState:
+        """Snapshot a model. Parameters are shared, buffers are copied: a forward in training mode changes them."""
+        persistent = set(model.state_dict(keep_vars=True))
+        entries: dict[str, StateEntry] = {}
+        values: dict[str, torch.Tensor] = {}
+        first: dict[int, str] = {}
+        for kind, named in (
+            ("parameter", model.named_parameters(remove_duplicate=False)),
+            ("buffer", model.named_buffers(remove_duplicate=False)),
+        ):
+            for name, tensor in named:
+                owner = first.setdefault(id(tensor), name)
+                if owner == name:
+                    values[name] = tensor if kind == "parameter" else tensor.detach().clone()
+                entries[name] = StateEntry(owner, kind, kind == "parameter" and tensor.requires_grad, name in persistent)  # type: ignore[arg-type]
+        return cls(entries, values, tuple(dict.fromkeys(entries[name].initializer for name in cumulative_statistics(model))))
+
+    @contextlib.contextmanager
+    def restored(self, model: torch.nn.Module) -> Iterator[None]:
+        """Undo what a traced forward does to the model's buffers."""
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, buffer in self._buffers(model):
+                    saved = self.values.get(self.entries[name].initializer) if name in self.entries else None
+                    if saved is not None and saved.shape == buffer.shape:
+                        buffer.copy_(saved)
+
+    def changed(self, model: torch.nn.Module, declared: Collection[torch.Tensor] = ()) -> set[str]:
+        """The names of the buffers that are no longer as they were, or that are among the ``declared``.
+
+        A buffer that forward gives another shape is no state: the next call could not go on with it.
+        """
+
+        def moved(name: str, buffer: torch.Tensor) -> bool:
+            before = self.values[self.entries[name].initializer] if name in self.entries else buffer
+            return before.shape == buffer.shape and not torch.equal(before, buffer)
+
+        return {name for name, buffer in self._buffers(model) if any(buffer is tensor for tensor in declared) or moved(name, buffer)}
+
+    def _buffers(self, model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+        """The buffers that the model has now, nothing at a look where it had none."""
+        return model.named_buffers() if any(entry.kind == "buffer" for entry in self.entries.values()) else ()
+
+    def adopt(self, graph: ir.Graph) -> dict[str, ir.Value]:
+        """Give the graph one initializer a tensor, with the snapshot's bits; tied names are joined.
+
+        Returns:
+            initializer name -> its value, unused parameters included.
+        """
+        out: dict[str, ir.Value] = {}
+        tied: dict[str, list[str]] = {name: [] for name in self.values}
+        for name, entry in self.entries.items():
+            tied[entry.initializer].append(name)
+        for name, tensor in self.values.items():
+            found = [graph.initializers.pop(n) for n in tied[name] if n in graph.initializers]
+            value = found[0] if found else ir.Value(name=name)
+            for other in found[1:]:
+                other.replace_all_uses_with(value, replace_graph_outputs=True)
+            value.name = name
+            value.const_value = _tensor_of(tensor, name)
+            value.type = ir.TensorType(value.const_value.dtype)
+            value.shape = ir.Shape(tensor.shape)
+            graph.initializers[name] = value
+            out[name] = value
+        return out
+
+
+def _tensor_of(tensor: torch.Tensor, name: str) -> ir.TensorProtocol:
+    """A tensor of torch as one of onnx_ir; nothing is copied."""
+    return tensor_adapters.TorchTensor(tensor.detach().contiguous(), name=name)
+
+
+@contextlib.contextmanager
+def held_out(graph: ir.Graph, values: dict[str, ir.Value]) -> Iterator[None]:
+    """While the block runs, these initializers are inputs of the graph: nothing folds, merges or renames them."""
+    tensors = {name: value.const_value for name, value in values.items()}
+    for name, value in values.items():
+        del graph.initializers[name]
+        value.const_value = None
+        graph.inputs.append(value)
+    try:
+        yield
+    finally:
+        held = {id(value) for value in values.values()}
+        kept = [value for value in graph.inputs if id(value) not in held]
+        graph.inputs.clear()
+        graph.inputs.extend(kept)
+        for name, value in values.items():
+            value.name = name
+            value.const_value = tensors[name]
+            graph.initializers[name] = value
+
+
+@contextlib.contextmanager
+def all_buffers_named(model: torch.nn.Module) -> Iterator[None]:
+    """Let the TorchScript exporter see non-persistent buffers as buffers, not as constants without a name."""
+    changed = [(module, set(names)) for module in model.modules() if (names := private.non_persistent_buffers(module))]
+    for module, names in changed:
+        private.non_persistent_buffers(module).difference_update(names)
+    try:
+        yield
+    finally:
+        for module, names in changed:
+            private.non_persistent_buffers(module).update(names)

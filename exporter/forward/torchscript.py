@@ -1,0 +1,159 @@
+"""torch.onnx.export(dynamo=False) under a hook, and the three functions of torch that it replaces for the time of a draft."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import onnx
+import onnx.shape_inference
+import onnx_ir as ir
+import torch
+
+from exporter.files.program import Program
+from exporter.forward.draft import constants_to_initializers, read_draft
+from exporter.forward.finish import finish, refuse_scripted
+from exporter.forward.inputs import dynamic_sizes, input_names, without_numbers
+from exporter.forward.session import Hook, capturing, judged, surroundings, without_gc, write
+from exporter.forward.state import ModelState, all_buffers_named
+from exporter.train_mode.batch_norm import warn_of_lost_changes
+from symbolics import torch_private as private
+from symbolics.capture.marks import differentiable_inputs, holds_tensor
+from symbolics.capture.torchscript import symbolics_registered
+from symbolics.errors import ExportError
+
+__all__ = ["decide_folding", "export_torchscript", "fold_constants", "infer_shapes"]
+
+_thread = threading.local()
+
+
+@without_gc()
+def export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: Any = None, **options: Any) -> None:
+    """What stands in for the exporter: the same options, the same file, finished.
+
+    Raises:
+        ExportError: The model cannot be exported with the backward of its Functions.
+    """
+    if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise ExportError("the model is scripted: its Functions cannot be seen. Export the Python module that it was made from")
+    refuse_scripted(model)
+    saving = {key: options.pop(key) for key in ("export_params", "keep_initializers_as_inputs") if options.get(key) is not None}
+    if options.get("training", torch.onnx.TrainingMode.EVAL) == torch.onnx.TrainingMode.EVAL:
+        # torch's default, which nobody chose: the model's own mode counts, as with dynamo=True.
+        options["training"] = torch.onnx.TrainingMode.PRESERVE
+    args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    keywords = options.pop("kwargs", None) or {}
+    if not keywords and args and isinstance(args[-1], dict):  # how torch's older exporter takes keyword arguments
+        *rest, keywords = args
+        args = tuple(rest)
+    with surroundings(current):
+        judged(
+            current,
+            model,
+            args,
+            keywords,
+            lambda: _translate_torchscript(current, original, model, args, keywords, **options),
+            training=True if options["training"] == torch.onnx.TrainingMode.TRAINING else None,
+        )
+    assert current.program is not None
+    if f is not None:
+        write(current.program, f, **saving)
+
+
+def _translate_torchscript(
+    current: Hook, original: Any, model: Any, args: Any, keywords: Any, do_constant_folding: bool = True, **options: Any
+) -> None:
+    state, optimize = ModelState.of(model), do_constant_folding
+    order = list(inspect.signature(model.forward).parameters)
+    keywords = dict(sorted(keywords.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
+    constants: dict[int, Any] = {}
+    if options.get("input_names") is None:
+        options["input_names"] = input_names(model, args, keywords)
+        args, constants = without_numbers(args)
+    args, keywords = differentiable_inputs((args, keywords))
+    args += tuple(value for value in keywords.values() if holds_tensor(value))
+    opset = options.get("opset_version")
+    with (
+        capturing(current, model, False, keywords, constants) as recorder,
+        state.restored(model),
+        all_buffers_named(model),
+        symbolics_registered(opset or 9),
+    ):
+        recorder.dynamic = dynamic_sizes((args, keywords), options["input_names"], options.get("dynamic_axes"))
+        recorder.frozen, recorder.state = set(), state.entries
+        # No parameter data: finish() has it at hand. A large model would pass protobuf's 2 GiB for nothing.
+        draft = io.BytesIO()
+        # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
+        with _drafting(folds=bool(optimize)):
+            original(
+                model,
+                args,
+                draft,
+                do_constant_folding=False,
+                export_params=False,
+                keep_initializers_as_inputs=True,
+                **options,
+            )
+        changed = state.changed(model, recorder.dirtied)
+        # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
+        proto = onnx.load_from_string(draft.getvalue())
+        constants_to_initializers(proto.graph, merge=bool(optimize))
+        translated = read_draft(onnx.shape_inference.infer_shapes(proto, data_prop=True))
+        recorder.anchored, recorder.anchors = len(recorder.anchors), []
+        _parameters_to_initializers(translated.graph, state)
+        finish(translated, recorder, state, optimize=optimize, rewrite=False)
+        warn_of_lost_changes(translated.graph, changed)
+        current.program = Program(translated, dict(recorder.inlined))
+
+
+@contextlib.contextmanager
+def _drafting(folds: bool) -> Iterator[None]:
+    """While the block runs, torch's exporter writes a draft for us in this thread: it leaves out what finish() does anyway.
+
+    Args:
+        folds: Fold constants, and constants alone. torch's pass is written in C++ and folds before anything is written: a
+            node that goes here costs nothing later.
+    """
+    _thread.drafts, _thread.folds = True, folds
+    try:
+        yield
+    finally:
+        _thread.drafts = _thread.folds = False
+
+
+def decide_folding(current: Hook, original: Any, choice: Any, *args: Any, **kwargs: Any) -> Any:
+    """Without the warning that folding mutates parameters, which is not so here."""
+    return True if getattr(_thread, "folds", False) else original(choice, *args, **kwargs)
+
+
+def fold_constants(current: Hook, original: Any, graph: Any, parameters: dict[str, Any], opset: int) -> Any:
+    """torch folds operators on constants and on the parameters that it is given: here it is given none."""
+    if not getattr(_thread, "folds", False):
+        return original(graph, parameters, opset)
+    original(graph, {}, opset)
+    return parameters
+
+
+def infer_shapes(current: Hook, original: Any, graph: Any, *args: Any) -> None:
+    """torch infers the shapes of each node as it is made, and then twice those of the whole graph.
+
+    That finds more only where nodes have bodies; the types of inner values are written nowhere, and onnx infers those of
+    the draft.
+    """
+    if not getattr(_thread, "drafts", False) or private.has_bodies(graph):
+        original(graph, *args)
+
+
+def _parameters_to_initializers(graph: ir.Graph, state: ModelState) -> None:
+    """Inputs that torch named after parameters and buffers become initializers; their tensors come with ModelState.adopt."""
+    inputs = list(graph.inputs)
+    graph.inputs.clear()
+    for value in inputs:
+        if value.name in state.entries:
+            graph.initializers[value.name] = value
+        else:
+            graph.inputs.append(value)

@@ -1,0 +1,1 @@
+"""The gradient of an ONNX model as an ONNX model."""

@@ -1,0 +1,162 @@
+"""A gradient checker for users: the built gradients of a model against finite differences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from exporter.gradient_graph.build import build_gradient_graph
+from exporter.gradient_graph.model import own_copy
+from symbolics.errors import PythonopError
+from symbolics.graph.copies import walk
+from symbolics.graph.values import is_float
+from symbolics.node.metadata import read_pairing
+
+__all__ = ["check_gradients"]
+
+_FLOAT_ATTRIBUTES = ("to", "dtype", "stash_type", "softmax_precision", "output_dtype")
+
+
+def check_gradients(
+    model: Any,
+    order: int = 2,
+    *,
+    wrt: Iterable[str] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    overrides: Mapping[Any, Any] | None = None,
+    samples: int = 24,
+    step: float = 1e-4,
+    tolerance: float = 1e-4,
+    seed: int = 0,
+) -> float:
+    """Compare the gradient graph of a model with central differences, in float64.
+
+    Args:
+        model: What `build_gradient_graph` takes. It runs on onnx's reference evaluator.
+        order: 1 checks the gradient; 2 also the gradient of the gradient model, and so on.
+        wrt: As in `build_gradient_graph`.
+        inputs: Values of graph inputs, where random ones in [-1, 1] (and zeros for integers) do not fit. Symbolic dims are 2.
+        overrides: As in `build_gradient_graph`.
+        samples: How many elements of each value in wrt are perturbed.
+        step: Of the differences.
+        tolerance: Of a difference, relative to the largest gradient of its value.
+        seed: Of the random values.
+
+    Returns:
+        The largest relative error.
+
+    Raises:
+        AssertionError: A gradient differs; the message says which element of what, and both numbers.
+    """
+    rng = np.random.default_rng(seed)
+    current = _in_double(own_copy(model))
+    targets = None if wrt is None else list(wrt)
+    feeds = {v.name: _value(v, (inputs or {}).get(v.name), rng) for v in current.graph.inputs if not v.is_initializer()}
+    worst = 0.0
+    for level in range(1, order + 1):
+        training = build_gradient_graph(current, wrt=targets, overrides=overrides)
+        pairing = read_pairing(training.metadata_props)
+        targets = list(pairing.outputs)
+        forward = _Function(current, list(pairing.inputs))
+        cotangents = {o: rng.uniform(0.25, 1, np.shape(y)) * rng.choice([-1.0, 1.0], np.shape(y)) for o, y in forward(feeds).items()}
+        feeds_in = {**feeds, **{pairing.inputs[o]: c for o, c in cotangents.items()}}
+        gradients = _Function(training, list(pairing.outputs.values()))(feeds_in)
+        weights = {n: v.const_value.numpy() for n, v in current.graph.initializers.items()}
+        for name in targets:
+            x = np.asarray(feeds.get(name, weights.get(name)), np.float64)
+            g = np.asarray(gradients[pairing.outputs[name]])
+            worst = max(worst, _compare(forward, feeds, cotangents, name, x, g, level, samples, step, tolerance, rng))
+        feeds, current = feeds_in, training
+    return worst
+
+
+def _compare(forward, feeds, cotangents, name, x, g, level, samples, step, tolerance, rng) -> float:
+    if g.shape != x.shape:
+        raise AssertionError(f"order {level}: the gradient of {name!r} has shape {g.shape}, not {x.shape}")
+
+    def total(i: int, h: float) -> float:
+        moved = x.copy()
+        moved.flat[i] += h
+        return sum(float(np.sum(y * cotangents[o])) for o, y in forward({**feeds, name: moved}).items())
+
+    scale, worst = max(float(np.abs(g).max(initial=0)), 1e-3), 0.0
+    for i in rng.permutation(x.size)[:samples]:
+        coarse, fine = ((total(i, h) - total(i, -h)) / (2 * h) for h in (step, step / 2))
+        numeric = (4 * fine - coarse) / 3  # Richardson: the error of order h^2 cancels
+        error = abs(numeric - g.flat[i]) / scale
+        worst = max(worst, error)
+        if not error <= tolerance:
+            index = tuple(int(k) for k in np.unravel_index(i, x.shape))
+            raise AssertionError(
+                f"order {level}: the gradient of {name!r} at {index} is {g.flat[i]:.9g}, finite differences say {numeric:.9g}"
+            )
+    return worst
+
+
+class _Function:
+    """A model as a function of inputs and initializers."""
+
+    def __init__(self, model: ir.Model, outputs: list[str]) -> None:
+        proto = ir.to_proto(model)
+        self.weights = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
+        have = {v.name for v in proto.graph.input}
+        for tensor in proto.graph.initializer:
+            if tensor.name not in have:
+                proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+        del proto.graph.initializer[:]
+        self.outputs = outputs
+        self.evaluator = ReferenceEvaluator(proto)
+
+    def __call__(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        names = self.evaluator.input_names
+        values = {**self.weights, **feeds}
+        if missing := [n for n in names if n not in values]:
+            raise PythonopError(f"no value for the inputs {missing}: give them in inputs=")
+        with np.errstate(all="ignore"):
+            return dict(zip(self.outputs, self.evaluator.run(self.outputs, {n: values[n] for n in names})))
+
+
+def _value(value: ir.Value, given: Any, rng: np.random.Generator) -> np.ndarray:
+    if given is not None:
+        array = np.asarray(given)
+        return array.astype(np.float64) if is_float(value) else array
+    shape = [d if type(d) is int else 2 for d in value.shape or ()]
+    return rng.uniform(-1, 1, shape) if is_float(value) else np.zeros(shape, value.dtype.numpy())
+
+
+def _in_double(model: ir.Model) -> ir.Model:
+    """The same model in float64."""
+    double = ir.DataType.DOUBLE
+    for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
+        _widen(value)
+    for node in walk(model.graph):
+        for value in node.outputs:
+            _widen(value)
+        for name, attribute in list(node.attributes.items()):
+            if attribute.type is ir.AttributeType.TENSOR and attribute.value.dtype.is_floating_point():
+                node.attributes[name] = ir.AttrTensor(name, ir.tensor(attribute.value.numpy().astype(np.float64)))
+            elif name in _FLOAT_ATTRIBUTES and attribute.type is ir.AttributeType.INT and ir.DataType(attribute.value).is_floating_point():
+                node.attributes[name] = ir.AttrInt64(name, int(double))
+            elif node.op_type == "Constant" and name in ("value_float", "value_floats"):
+                del node.attributes[name]
+                node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.asarray(attribute.value, np.float64)))
+            elif attribute.type is ir.AttributeType.GRAPH:
+                for inner in (*attribute.value.inputs, *attribute.value.outputs):
+                    _widen(inner)
+        if node.op_type == "ConstantOfShape" and not node.attributes:
+            node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.zeros(1, np.float64)))
+    for value in model.graph.outputs:
+        _widen(value)
+    return model
+
+
+def _widen(value: ir.Value) -> None:
+    if is_float(value):
+        value.type = ir.TensorType(ir.DataType.DOUBLE)
+        if value.const_value is not None:
+            value.const_value = ir.tensor(value.const_value.numpy().astype(np.float64), name=value.name)

@@ -1,0 +1,1 @@
+"""A saved model as a torch.nn.Module, with gradients."""

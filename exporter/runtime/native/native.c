@@ -1,0 +1,388 @@
+/* PythonOp and PythonOpGrad for stock onnxruntime.
+ *
+ * One binary is two things: the Python module exporter.runtime.native._native, and the custom-op library that
+ * onnxruntime loads through RegisterCustomOps. There is no ORT header to compile against where people install, so
+ * the few function-table slots that are used are declared here; their numbers are part of ORT's stable ABI.
+ *
+ * What happens in one run of a node:
+ *   gather   ORT inputs become torch tensors through DLPack: small ones as copies, large ones without a copy
+ *            where an earlier run proved that nobody keeps or changes them (struct Input below);
+ *   call     Function.apply, or the autograd engine, with arguments prepared when the session was made;
+ *            everything unusual goes through the Python kernels (exporter/runtime/kernels.py);
+ *   write    each output is copied once into memory of ORT (torch's memory is never handed to ORT: in-place
+ *            operators of ORT would change what autograd saved).
+ *
+ * native_abi.h has the declarations, native_tensors.h gather and write, native_run.h the call, native_device.h the same for
+ * devices; here kernels are made
+ * and the two modules meet. Together they are one translation unit.
+ */
+#include "native_device.h"
+
+/* --------------------------------------------------------------------------------------- kernels and their making */
+
+/* The pending Python exception as an OrtStatus. Binding.failed keeps the exception for whoever called run. */
+static Status failure(Binding *binding, PyObject *kernel)
+{
+    PyObject *type = NULL, *error = NULL, *trace = NULL, *message = NULL;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (error && trace)
+        PyException_SetTraceback(error, trace);
+    if (error)
+        message = PyObject_CallMethodObjArgs(binding->owner, s_failed, kernel ? kernel : Py_None, error, NULL);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    PyObject *bytes = message ? PyUnicode_AsUTF8String(message) : NULL;
+    PyErr_Clear();
+    Status status = CALL(CREATE_STATUS, Status(*)(int, const char *))(ORT_FAIL, bytes ? PyBytes_AsString(bytes) : "a Python exception without a message");
+    Py_XDECREF(bytes);
+    Py_XDECREF(message);
+    return status;
+}
+
+static Status compute(void *state, void *context)
+{
+    Kernel *kernel = state;
+    Status status = NULL;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    if (kernel->on_device      ? compute_on_device(kernel, context)
+        : kernel->backward ? compute_backward(kernel, context)
+                           : compute_forward(kernel, context))
+        status = failure(kernel->binding, kernel->object);
+    PyGILState_Release(gil);
+    return status;
+}
+
+/* One attribute by name and kind ('s', 'i', 'I' for ints, 'F' for floats); NULL without an exception if it is absent. */
+static PyObject *attribute(const void *info, const char *name, char kind)
+{
+    size_t size = 0;
+    Status status = NULL;
+    PyObject *out = NULL;
+    int slot = kind == 's' ? ATTR_STRING : kind == 'I' ? ATTRS_INT : ATTRS_FLOAT;
+    if (kind == 'i') {
+        int64_t value = 0;
+        status = CALL(ATTR_INT, Status(*)(const void *, const char *, int64_t *))(info, name, &value);
+        if (!status)
+            return PyLong_FromLongLong(value);
+        goto absent;
+    }
+    status = CALL(slot, Status(*)(const void *, const char *, void *, size_t *))(info, name, NULL, &size);
+    if (status)
+        goto absent;
+    size_t item = kind == 's' ? 1 : kind == 'I' ? sizeof(int64_t) : sizeof(float);
+    char *buffer = malloc(size * item + 1);
+    if (!buffer)
+        return PyErr_NoMemory();
+    status = size ? CALL(slot, Status(*)(const void *, const char *, void *, size_t *))(info, name, buffer, &size) : NULL;
+    if (status) {
+        free(buffer);
+        goto absent;
+    }
+    if (kind == 's') {
+        /* the size counts the final zero */
+        out = PyUnicode_DecodeUTF8(buffer, size ? (Py_ssize_t)size - 1 : 0, "strict");
+    } else if ((out = PyList_New((Py_ssize_t)size))) {
+        for (size_t i = 0; i < size; i++)
+            PyList_SetItem(out, (Py_ssize_t)i, kind == 'I' ? PyLong_FromLongLong(((int64_t *)buffer)[i]) : PyFloat_FromDouble(((float *)buffer)[i]));
+    }
+    free(buffer);
+    return out;
+absent:
+    CALL(RELEASE_STATUS, void (*)(Status))(status);
+    return NULL;
+}
+
+static Py_ssize_t *index_array(PyObject *tuple, Py_ssize_t *count)
+{
+    *count = PyTuple_Size(tuple);
+    Py_ssize_t *out = calloc((size_t)*count + 1, sizeof *out);
+    for (Py_ssize_t i = 0; out && i < *count; i++)
+        out[i] = PyLong_AsSsize_t(PyTuple_GetItem(tuple, i));
+    return out;
+}
+
+static void free_binding(Binding *binding)
+{
+    if (--binding->count)
+        return;
+    if (binding->domain)
+        CALL(RELEASE_DOMAIN, void (*)(void *))(binding->domain);
+    Py_XDECREF(binding->owner);
+    Py_XDECREF(binding->store);
+    Py_XDECREF(binding->contexts);
+    Py_XDECREF(binding->runs);
+    free(binding);
+}
+
+static void free_kernel(Kernel *kernel)
+{
+    PyObject *objects[] = {kernel->object, kernel->apply, kernel->arguments, kernel->id, kernel->name};
+    for (size_t i = 0; i < sizeof objects / sizeof *objects; i++)
+        Py_XDECREF(objects[i]);
+    free(kernel->positions);
+    free(kernel->places);
+    free(kernel->written);
+    free(kernel->flags);
+    free(kernel->kinds);
+    free(kernel->modes);
+    free_binding(kernel->binding);
+    free(kernel);
+}
+
+/* Binding.plan decodes the node in Python, once; its answer fills the struct. */
+static Kernel *make_kernel(const CustomOp *op, const void *info)
+{
+    Binding *binding = op->binding;
+    PyObject *attributes = PyDict_New(), *plan = NULL, *name = NULL, *specs = NULL, *flags, *kinds;
+    Kernel *kernel = NULL;
+    char node_name[512] = "";
+    size_t size = sizeof node_name - 1;
+    Py_ssize_t unused = 0;
+    Status status = CALL(NODE_NAME, Status(*)(const void *, char *, size_t *))(info, node_name, &size);
+    if (status)
+        CALL(RELEASE_STATUS, void (*)(Status))(status); /* a name longer than that is not shown */
+    specs = PyObject_GetAttrString(binding->owner, op->backward ? "backward_attributes" : "forward_attributes");
+    if (!attributes || !specs)
+        goto done;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(specs); i++) {
+        PyObject *pair = PyTuple_GetItem(specs, i);
+        Py_ssize_t length = 0;
+        const char *attribute_name = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(pair, 0), &length);
+        const char *kind = attribute_name ? PyUnicode_AsUTF8AndSize(PyTuple_GetItem(pair, 1), &length) : NULL;
+        if (!kind)
+            goto done;
+        PyObject *value = attribute(info, attribute_name, *kind);
+        if (!value && PyErr_Occurred())
+            goto done;
+        if (value && PyDict_SetItem(attributes, PyTuple_GetItem(pair, 0), value)) {
+            Py_DECREF(value);
+            goto done;
+        }
+        Py_XDECREF(value);
+    }
+    if (!(name = PyUnicode_DecodeUTF8(node_name, (Py_ssize_t)strlen(node_name), "replace")))
+        goto done;
+    plan = PyObject_CallMethodObjArgs(binding->owner, s_plan, op->backward ? Py_True : Py_False, attributes, name, NULL);
+    if (!plan || !(kernel = calloc(1, sizeof *kernel)))
+        goto done;
+    kernel->binding = binding;
+    binding->count++;
+    kernel->backward = op->backward;
+    kernel->on_device = op->on_device;
+    /* (object, fast, single, apply, arguments, positions, flags, kinds, places, written, inputs, id, name) */
+    PyObject **targets[] = {&kernel->object, NULL, NULL, &kernel->apply, &kernel->arguments};
+    for (int i = 0; i < 5; i++)
+        if (targets[i]) {
+            *targets[i] = PyTuple_GetItem(plan, i);
+            Py_XINCREF(*targets[i]);
+        }
+    kernel->fast = PyTuple_GetItem(plan, 1) == Py_True;
+    kernel->single = PyTuple_GetItem(plan, 2) == Py_True;
+    kernel->positions = index_array(PyTuple_GetItem(plan, 5), &unused);
+    flags = PyTuple_GetItem(plan, 6);
+    kinds = PyTuple_GetItem(plan, 7);
+    kernel->places = index_array(PyTuple_GetItem(plan, 8), &kernel->place_count);
+    kernel->written = index_array(PyTuple_GetItem(plan, 9), &kernel->written_count);
+    kernel->inputs = PyLong_AsSsize_t(PyTuple_GetItem(plan, 10));
+    kernel->outputs = PyTuple_Size(kinds);
+    kernel->id = PyTuple_GetItem(plan, 11);
+    kernel->name = PyTuple_GetItem(plan, 12);
+    Py_XINCREF(kernel->id);
+    Py_XINCREF(kernel->name);
+    kernel->flags = calloc((size_t)PyTuple_Size(flags) + 1, 1);
+    kernel->kinds = calloc((size_t)kernel->outputs + 1, sizeof *kernel->kinds);
+    kernel->modes = calloc(2 * (size_t)kernel->inputs + 1, 1);
+    if (!kernel->positions || !kernel->places || !kernel->written || !kernel->flags || !kernel->kinds || !kernel->modes) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_Size(flags); i++)
+        kernel->flags[i] = (char)PyObject_IsTrue(PyTuple_GetItem(flags, i));
+    for (Py_ssize_t i = 0; i < kernel->outputs; i++)
+        kernel->kinds[i] = (int32_t)PyLong_AsLong(PyTuple_GetItem(kinds, i));
+done:
+    Py_XDECREF(attributes);
+    Py_XDECREF(plan);
+    Py_XDECREF(name);
+    Py_XDECREF(specs);
+    if (PyErr_Occurred() && kernel) {
+        PyObject *type, *error, *trace;
+        PyErr_Fetch(&type, &error, &trace);
+        free_kernel(kernel);
+        PyErr_Restore(type, error, trace);
+        kernel = NULL;
+    }
+    return kernel;
+}
+
+static Status create(const CustomOp *op, const void *const *table, const void *info, void **out)
+{
+    (void)table;
+    Status status = NULL;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    *out = make_kernel(op, info);
+    if (!*out)
+        status = failure(op->binding, NULL);
+    PyGILState_Release(gil);
+    return status;
+}
+
+static void destroy(void *state)
+{
+    if (!state || !Py_IsInitialized())
+        return; /* the interpreter is gone, and every object with it */
+    PyGILState_STATE gil = PyGILState_Ensure();
+    free_kernel(state);
+    PyGILState_Release(gil);
+}
+
+/* ---------------------------------------------------------------------------------------- the two operators' shape */
+
+static const char *op_name(const CustomOp *op) { return op->backward ? "PythonOpGrad" : "PythonOp"; }
+static const char *provider(const CustomOp *op) { return op->cuda ? "CUDAExecutionProvider" : NULL; } /* NULL: the CPU */
+static size_t input_count(const CustomOp *op) { return op->backward ? 2 : 1; }
+static size_t output_count(const CustomOp *op) { return op->backward ? 1 : 2; }
+static int is_context(const CustomOp *op, size_t index, int input) { return index == 0 && (op->backward ? input : !input); }
+static int input_type(const CustomOp *op, size_t i) { return is_context(op, i, 1) ? ONNX_INT64 : 0; }
+static int output_type(const CustomOp *op, size_t i) { return is_context(op, i, 0) ? ONNX_INT64 : 0; }
+static int input_kind(const CustomOp *op, size_t i) { return is_context(op, i, 1) ? 0 : 2; }   /* required, else variadic */
+static int output_kind(const CustomOp *op, size_t i) { return is_context(op, i, 0) ? 1 : 2; }  /* optional, else variadic */
+static int input_memory(const CustomOp *op, size_t i) { return op->cuda && is_context(op, i, 1) ? -2 : 0; } /* -2: in CPU memory */
+static int zero(const CustomOp *op) { (void)op; return 0; }
+static int first_version(const CustomOp *op) { (void)op; return 1; }
+static int last_version(const CustomOp *op) { (void)op; return INT32_MAX; }
+
+static void fill_op(CustomOp *op, Binding *binding, int backward, int on_device, int cuda)
+{
+    memset(op, 0, sizeof *op);
+    op->version = ORT_API;
+    op->name = op_name;
+    op->provider = provider;
+    op->input_type = input_type;
+    op->input_count = input_count;
+    op->output_type = output_type;
+    op->output_count = output_count;
+    op->destroy = destroy;
+    op->input_kind = input_kind;
+    op->output_kind = output_kind;
+    op->input_memory = input_memory;
+    op->input_min = op->input_same = op->output_min = op->output_same = zero;
+    op->create = create;
+    op->compute = compute;
+    op->start_version = first_version;
+    op->end_version = last_version;
+    op->binding = binding;
+    op->backward = backward;
+    op->on_device = on_device;
+    op->cuda = cuda;
+}
+
+static Binding *pending; /* what the next RegisterCustomOps is for; Python holds a lock around it */
+
+EXPORT Status RegisterCustomOps(void *options, const ApiBase *base)
+{
+    Binding *binding = pending;
+    if (!api)
+        api = base->get_api(ORT_API);
+    if (!api)
+        return NULL; /* session.py sees that nothing was registered, and says which onnxruntime is needed */
+    if (!binding)
+        return CALL(CREATE_STATUS, Status(*)(int, const char *))(ORT_FAIL, "this library is registered by exporter.session_options(), not by its path");
+    Status status = CALL(CREATE_DOMAIN, Status(*)(const char *, void **))("com.microsoft", &binding->domain);
+    const CustomOp *ops[] = {&binding->forward, &binding->backward, &binding->device_forward, &binding->device_backward};
+    for (int i = 0; !status && i < (binding->device == WITH_CUDA ? 4 : 2); i++)
+        status = CALL(DOMAIN_ADD, Status(*)(void *, const void *))(binding->domain, ops[i]);
+    if (!status)
+        status = CALL(ADD_DOMAIN, Status(*)(void *, void *))(options, binding->domain);
+    if (!status)
+        pending = NULL;
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------- Python's side */
+
+static void binding_destructor(PyObject *capsule) { free_binding(PyCapsule_GetPointer(capsule, "pythonop.binding")); }
+
+/* prepare(owner, store, contexts, runs, device) -> capsule: the next registration belongs to this binding. */
+static PyObject *prepare(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *owner, *store, *contexts, *runs;
+    int device;
+    if (!PyArg_ParseTuple(args, "OOOOi", &owner, &store, &contexts, &runs, &device))
+        return NULL;
+    Binding *binding = calloc(1, sizeof *binding);
+    if (!binding)
+        return PyErr_NoMemory();
+    binding->count = 1;
+    binding->device = device;
+    fill_op(&binding->forward, binding, 0, device == BORROW, 0);
+    fill_op(&binding->backward, binding, 1, device == BORROW, 0);
+    fill_op(&binding->device_forward, binding, 0, 1, 1);
+    fill_op(&binding->device_backward, binding, 1, 1, 1);
+    PyObject **targets[] = {&binding->owner, &binding->store, &binding->contexts, &binding->runs}, *values[] = {owner, store, contexts, runs};
+    for (int i = 0; i < 4; i++) {
+        Py_INCREF(values[i]);
+        *targets[i] = values[i];
+    }
+    PyObject *capsule = PyCapsule_New(binding, "pythonop.binding", binding_destructor);
+    if (capsule)
+        pending = binding;
+    return capsule;
+}
+
+/* registered() -> whether the last prepare() was followed by a registration that worked */
+static PyObject *registered(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    int done = pending == NULL;
+    pending = NULL;
+    return PyBool_FromLong(done);
+}
+
+/* setup(names...): the functions of torch that the hot path calls, and the size from which tensors are large */
+static PyObject *setup(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject **targets[] = {&from_dlpack, &to_dlpack, &is_grad_enabled, &set_grad_enabled, &is_autocast, &is_inference, &run_backward, &urandom, &release_leaf, &gradient_edge, &run_error};
+    Py_ssize_t count = sizeof targets / sizeof *targets;
+    if (PyTuple_Size(args) != count + 1) {
+        PyErr_SetString(PyExc_TypeError, "setup() takes ten functions, RunError and a size");
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *old = *targets[i];
+        *targets[i] = PyTuple_GetItem(args, i);
+        Py_INCREF(*targets[i]);
+        Py_XDECREF(old);
+    }
+    large = PyLong_AsSize_t(PyTuple_GetItem(args, count));
+    if (PyErr_Occurred())
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"prepare", prepare, METH_VARARGS, "prepare(owner, store, contexts, runs, device) -> capsule"},
+    {"registered", registered, METH_NOARGS, "registered() -> bool"},
+    {"setup", setup, METH_VARARGS, "setup(ten functions of torch, RunError, large)"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "PythonOp and PythonOpGrad for onnxruntime.", -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    struct { PyObject **target; const char *text; } names[] = {
+        {&s_requires_grad, "requires_grad"}, {&s_run, "run"}, {&s_retain, "retain"}, {&s_keep, "keep"}, {&s_finish, "finish"}, {&s_take, "take"},
+        {&s_version, "_version"}, {&s_strings, "strings"}, {&s_view, "view"}, {&s_plan, "plan"}, {&s_fix, "fix"}, {&s_data, "data"},
+        {&s_clone, "clone"}, {&s_escaped, "escaped"}, {&s_failed, "failed"}, {&s_title, "title"}, {&s_shape, "shape"},
+        {&s_device_run, "device_run"}, {&s_device_write, "device_write"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!(*names[i].target = PyUnicode_InternFromString(names[i].text)))
+            return NULL;
+    return PyModule_Create(&definition);
+}

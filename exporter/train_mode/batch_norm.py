@@ -1,0 +1,136 @@
+"""The running statistics of train-mode BatchNormalization: a graph computes them, a module keeps them."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import torch
+
+from exporter.train_mode.dropout import trains
+from symbolics.errors import PythonopWarning
+from symbolics.node.metadata import read_cumulative
+
+__all__ = ["Statistics", "batch_statistics", "counter_of", "warn_of_lost_changes"]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """One BatchNormalization whose statistics are buffers.
+
+    Attributes:
+        mean, var: The initializers that hold them.
+        values: What the graph gives out: the batch's mean, its biased variance, the shape of the input.
+        momentum: ONNX's: the share of the old value. None: the running value is the average of all batches.
+    """
+
+    mean: str
+    var: str
+    values: tuple[str, str, str]
+    momentum: float | None
+
+    @torch.no_grad()
+    def update(self, mean: torch.Tensor, var: torch.Tensor, batches: torch.Tensor | None, results: dict[str, torch.Tensor]) -> None:
+        """Take over what a run computed. torch's running variance is of the unbiased kind, ONNX's is not.
+
+        Args:
+            mean, var: The buffers.
+            batches: The buffer that counts, int64 scalar, None where there is none.
+            results: name -> value, of the run.
+        """
+        batch_mean, batch_var, shape = (results[name] for name in self.values)
+        count = shape.prod() // shape[1]
+        unbiased = batch_var * (count / (count - 1))
+        if batches is not None:
+            batches.add_(1)
+        for running, batch in ((mean, batch_mean), (var, unbiased)):
+            if self.momentum is None:
+                assert batches is not None
+                running.add_((batch - running) / batches)
+            else:
+                running.mul_(self.momentum).add_(batch, alpha=1 - self.momentum)
+
+
+def _buffer(value: ir.Value | None, position: int) -> ir.Value | None:
+    """The initializer behind a statistic: itself, under the Where of `symbolics.quirks.batch_norm.pin_running_statistics`, or
+    before the node of an earlier call of the same module, from which torch.export takes it.
+    """
+    while value is not None and value.producer() is not None:
+        node = value.producer()
+        assert node is not None
+        if node.op_type == "Where" and node.inputs[1] is node.inputs[2]:
+            value = node.inputs[1]
+        elif node.op_type == "BatchNormalization" and value.index() == position - 2:
+            value = node.inputs[position]
+        else:
+            return None
+    return value if value is not None and value.is_initializer() else None
+
+
+def counter_of(mean: str) -> str:
+    """The name of the count of batches beside a running mean."""
+    return mean.removesuffix("running_mean") + "num_batches_tracked"
+
+
+def batch_statistics(model: ir.Model) -> list[Statistics]:
+    """The train-mode BatchNormalizations of the main graph; each gets named outputs for its batch's statistics, in place.
+
+    A module that is called twice has two of them over the same buffers: so the nodes give out what the batch says
+    (momentum 0), and who keeps the buffers lets them follow, one node after the other. For graphs whose state are inputs.
+    """
+    found = []
+    cumulative = read_cumulative(model.metadata_props)
+    graph = model.graph
+    nodes = [node for node in graph if node.op_type == "BatchNormalization" and trains(node)]
+    buffers = [(node, _buffer(node.inputs[3], 3), _buffer(node.inputs[4], 4)) for node in nodes]
+    variances = {mean: var for _, mean, var in buffers if var is not None}  # of a later call torch.export computes it
+    for node, mean, _ in buffers:
+        x, var = node.inputs[0], variances.get(mean)
+        if mean is None or var is None or x is None:
+            continue
+        if len(node.outputs) < 3:
+            node.resize_outputs(3)
+        stem = f"pythonop/statistics_{len(found)}"
+        for position, source, what in ((3, mean, "mean"), (4, var, "var")):
+            output = node.outputs[position - 2]
+            output.name = output.name or f"{stem}/{what}"
+            output.type, output.shape = source.type, source.shape
+            # onnxruntime's kernel writes its results over these inputs, the caller's own memory: give it a copy, by an
+            # operator that no optimizer takes for an Identity, nor for the copy of another call.
+            calls = sum(entry.mean == mean.name for entry in found)
+            copy = ir.Node("", "Max", [source] * (calls + 1), name=f"{stem}/{what}/copy")
+            copy.outputs[0].name, copy.outputs[0].type, copy.outputs[0].shape = copy.name, source.type, source.shape
+            graph.insert_before(node, copy)
+            node.replace_input_with(position, copy.outputs[0])
+        shape = ir.Node("", "Shape", [x], name=f"{stem}/shape")
+        shape.outputs[0].name = shape.name
+        shape.outputs[0].type = ir.TensorType(ir.DataType.INT64)
+        graph.insert_after(node, shape)
+        momentum = None if mean.name in cumulative else node.attributes.get_float("momentum", 0.9)
+        node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
+        names = (node.outputs[1].name, node.outputs[2].name, shape.name)
+        found.append(Statistics(mean.name, var.name, names, momentum))  # type: ignore[arg-type]
+    return found
+
+
+def warn_of_lost_changes(graph: ir.Graph, changed: set[str]) -> None:
+    """Say which buffers a forward changes that the runs of its file will not.
+
+    Args:
+        graph: The graph, whose train-mode BatchNormalizations say what becomes of their statistics.
+        changed: The names of all buffers that the forward changes.
+    """
+    norms = [node for node in graph if node.op_type == "BatchNormalization" and trains(node)] if changed else []
+    kept: set[str] = {
+        str(found.name) for node in norms for position in (3, 4) if (found := _buffer(node.inputs[position], position)) is not None
+    }
+    kept.update(map(counter_of, tuple(kept)))
+    lost = sorted(changed - kept)
+    if lost:
+        warnings.warn(
+            f"forward changes the buffers {', '.join(map(repr, lost))}; the file leaves them as they were at export, run after run: return the new values "
+            "from forward and keep them outside, or export in eval mode if it leaves them alone there.",
+            PythonopWarning,
+            stacklevel=5,
+        )

@@ -1,0 +1,1 @@
+"""Loss, gradient graph and optimizer as one model that makes a training step."""

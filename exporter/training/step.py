@@ -1,0 +1,215 @@
+"""export_training_step(): forward, loss, gradients and optimizer as one ONNX model.
+
+Its inputs are the batch, the parameters and the optimizer's state; its outputs the loss and the next parameters and
+state. Whatever runtime runs it, training is the loop ``outputs = run(inputs)``: the output ``X.next`` is the next input ``X``.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from exporter.files.program import Program, save_model
+from exporter.forward.export import export
+from exporter.gradient_graph.build import build_gradient_graph
+from exporter.train_mode.batch_norm import batch_statistics
+from exporter.train_mode.dropout import seed_dropout
+from exporter.training.assemble import Join
+from exporter.training.groups import groups_of
+from exporter.training.objective import Objective, changed_buffers
+from symbolics.errors import ArgumentError, ExportError
+from symbolics.node.metadata import (
+    CUMULATIVE_KEY,
+    MODULE_PROPERTY,
+    STATE_KEY,
+    StepLayout,
+    read_cumulative,
+    read_state,
+    write_cumulative,
+    write_state,
+)
+
+__all__ = ["TrainingStep", "export_training_step"]
+
+_PRECISIONS = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass
+class TrainingStep(Program):
+    """A training step in memory.
+
+    Attributes:
+        model: The step as an ONNX model.
+        initial: What the inputs ``param.*``, ``buffer.*``, ``state.*``, ``learning_rate`` and ``seed`` hold before the first step.
+        layout: Which input and output is what.
+    """
+
+    initial: dict[str, np.ndarray] = field(default_factory=dict)
+    layout: StepLayout | None = None
+
+    @property
+    def initial_model(self) -> ir.Model:
+        """A model without inputs whose outputs are `initial`: a start for loops in languages that have no other."""
+        values, nodes, initializers = [], [], []
+        for name, array in self.initial.items():
+            kind = ir.DataType.from_numpy(array.dtype)
+            if array.size > 1 and not array.any():  # zeros take no room
+                size = ir.Value(name=f"{name}/shape", const_value=ir.tensor(np.array(array.shape, np.int64), name=f"{name}/shape"))
+                initializers.append(size)
+                zero = ir.tensor(np.zeros(1, array.dtype))
+                node = ir.Node("", "ConstantOfShape", [size], [ir.AttrTensor("value", zero)], name=f"{name}/zeros")
+            else:
+                start = ir.Value(name=f"{name}/initial", const_value=ir.tensor(array, name=f"{name}/initial"))
+                initializers.append(start)
+                node = ir.Node("", "Identity", [start], name=f"{name}/identity")
+            out = node.outputs[0]
+            out.name, out.type, out.shape = name, ir.TensorType(kind), ir.Shape(array.shape)
+            nodes.append(node)
+            values.append(out)
+        graph = ir.Graph(
+            [], values, nodes=nodes, initializers=initializers, name="initial", opset_imports={"": self.model.opset_imports[""]}
+        )
+        return ir.Model(graph, ir_version=self.model.ir_version, producer_name="pythonop")
+
+    def save(self, path: str | os.PathLike[str], schema: str | None = None, *, external_data: bool | None = None) -> None:
+        """Write the step to ``path``, and the model that gives the initial state to ``<stem>.init.onnx`` beside it.
+
+        Args:
+            path, schema, external_data: As `Program.save`.
+
+        Raises:
+            ExportError: A path cannot be written, or a dialect cannot say a node.
+        """
+        target = Path(path)
+        save_model(self.initial_model, target.with_name(f"{target.stem}.init.onnx"), external_data=external_data)
+        super().save(path, schema, external_data=external_data)
+
+
+def export_training_step(
+    model: torch.nn.Module,
+    args: tuple[Any, ...] | torch.Tensor,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Callable[..., torch.Tensor] | None,
+    targets: tuple[Any, ...] | torch.Tensor = (),
+    optimizer: str | torch.optim.Optimizer = "adamw",
+    hyperparameters: Mapping[str, Any] | None = None,
+    clip_norm: float | None = None,
+    accumulate: int = 1,
+    precision: str | None = None,
+    dynamo: bool = True,
+    dynamic_shapes: Any = None,
+    opset_version: int | None = None,
+    inline: Iterable[Any] = (),
+    **torch_onnx_export_options: Any,
+) -> TrainingStep:
+    """Export a model, its loss and an optimizer as one ONNX model that makes a training step.
+
+    ::
+
+        step = exporter.export_training_step(model, (x,), loss=torch.nn.functional.cross_entropy, targets=(y,), optimizer="adamw")
+        step.save("step.onnx")                                    # and step.init.onnx, which gives the initial state
+
+        state = dict(zip(init_names, init_session.run(None, {})))  # or step.initial
+        for x, y in batches:
+            loss, *values = session.run(None, {**state, "x": x, "target": y})
+            state.update(...)                                     # the output "param.w.next" is the next "param.w"
+
+    Inputs: the model's arguments and the targets by their names, ``param.<key>`` for each trainable parameter,
+    ``buffer.<key>`` for the running statistics of BatchNorm, ``state.*``, ``learning_rate`` (a scalar), and ``seed`` where
+    the model drops out. Outputs: ``loss``, ``gradient_norm`` where gradients are clipped, and ``<input>.next``. Frozen
+    parameters are constants of the file; trainable ones that the loss does not depend on stay as they are, as in eager.
+
+    Args:
+        model: The model, in train mode if dropout and BatchNorm should train.
+        args, kwargs: Example arguments of its forward.
+        loss: ``loss(output, *targets)`` -> one number, a function or a module; None where the model returns its loss.
+        targets: Example targets: tensors.
+        optimizer: "sgd", "adam", "adamw" or "lion"; or a torch.optim.SGD, Adam or AdamW over the model's parameters,
+            whose groups, hyperparameters and state are taken over.
+        hyperparameters: What differs from torch's defaults: ``{"weight_decay": 0.1}``. ``lr`` is the initial value of
+            ``learning_rate``; a group of a torch optimizer keeps its ratio to the first group's.
+        clip_norm: Scale the gradients down to this 2-norm of all of them together, as torch.nn.utils.clip_grad_norm_.
+        accumulate: Update every so many runs, by the mean of their gradients.
+        precision: "float16" or "bfloat16": compute as under torch.autocast, parameters stay as they are. The loss is
+            scaled, and a step whose gradients overflow changes nothing but the scale, as torch.amp.GradScaler does.
+        dynamo, dynamic_shapes, opset_version, inline, **torch_onnx_export_options: As `export`. ``dynamic_shapes`` may
+            name the targets, too (``target``, or ``target_0``, ...); without that their sizes follow from the model.
+
+    Raises:
+        ExportError: The model or the loss cannot be exported, changes a buffer that the step cannot, or has nothing to train.
+        UnsupportedOperatorError: An operator between parameters and loss has no gradient.
+        ArgumentError: The optimizer or an option is none that a step can be made of.
+    """
+    args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    targets = (targets,) if isinstance(targets, torch.Tensor) else tuple(targets)
+    if precision not in _PRECISIONS:
+        raise ArgumentError(f"precision is {precision!r}: give 'float16', 'bfloat16' or None")
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise ArgumentError(f"accumulate is {accumulate!r}: give a number of runs, 1 or more")
+    if clip_norm is not None and not clip_norm > 0:
+        raise ArgumentError(f"clip_norm is {clip_norm!r}: give a positive number")
+    if loss is None and targets:
+        raise ArgumentError("loss=None says that the model returns its loss: its labels belong to args or kwargs, not to targets")
+    if not callable(loss) and loss is not None:
+        raise ArgumentError(f"loss is a {type(loss).__name__}, not a function or module")
+
+    objective = Objective(model, args, dict(kwargs or {}), loss, targets, _PRECISIONS[precision])
+    trainable = {_key(name): p for name, p in objective.named_parameters(remove_duplicate=True) if p.requires_grad}
+    groups = groups_of(optimizer, hyperparameters, trainable)
+    if not any(group.names for group in groups):
+        raise ExportError(
+            f"{type(model).__name__} has no trainable parameter: there is nothing to train (requires_grad is False everywhere, or the optimizer has none)"
+        )
+    changing = changed_buffers(objective)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Exporting a model while it is in training mode", UserWarning)
+        program = export(
+            objective, objective.args, dynamo=dynamo, dynamic_shapes=objective.dynamic(dynamic_shapes),
+            opset_version=opset_version, inline=inline, **torch_onnx_export_options,
+        )  # fmt: skip
+    forward = program.model
+    _rename_state(forward)
+    for node in forward.graph.all_nodes():
+        if (path := node.metadata_props.pop(MODULE_PROPERTY, "model")) != "model":
+            node.metadata_props[MODULE_PROPERTY] = _key(path)
+    seed = seed_dropout(forward)
+    statistics = batch_statistics(forward)
+    training = build_gradient_graph(
+        forward, wrt=[name for group in groups for name in group.names], outputs=[str(forward.graph.outputs[0].name)]
+    )
+    join = Join(training, groups, clip_norm=clip_norm, accumulate=accumulate, scaled=precision == "float16")
+    join.run(seed, statistics, set(map(_key, changing)))
+    join.describe(objective.names, objective.target_names)
+    return TrainingStep(join.model, program.inlined, program.torch_program, join.initial, join.layout)
+
+
+def _key(name: str) -> str:
+    """The model's own name of a parameter; a loss's parameters are under ``loss.``."""
+    return name.removeprefix("model.")
+
+
+def _rename_state(model: ir.Model) -> None:
+    """Give the state the names that it has in the model, without the module around model and loss."""
+    entries = read_state(model.metadata_props) or {}
+    initializers = model.graph.initializers
+    renamed = {_key(name): replace(entry, initializer=_key(entry.initializer)) for name, entry in entries.items()}
+    if len(renamed) != len(entries):
+        raise ExportError("the model has a submodule `loss` with a parameter of the same name as one of the loss: rename one of them")
+    for name in [entry.initializer for entry in entries.values()]:
+        if name in initializers and _key(name) != name:
+            value = initializers.pop(name)
+            value.name = _key(name)
+            initializers[value.name] = value
+    model.metadata_props[STATE_KEY] = write_state(renamed)
+    if cumulative := read_cumulative(model.metadata_props):
+        model.metadata_props[CUMULATIVE_KEY] = write_cumulative(sorted(map(_key, cumulative)))

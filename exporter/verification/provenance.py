@@ -1,0 +1,41 @@
+"""Where a node of a file comes from, in words for people."""
+
+from __future__ import annotations
+
+import ast
+
+import onnx_ir as ir
+
+from symbolics.node.metadata import MODULE_PROPERTY, SOURCE_PROPERTY
+
+__all__ = ["module_of", "node_of", "operator_of"]
+
+
+def operator_of(node: ir.Node) -> str:
+    """``Gemm``, or ``com.microsoft::PythonOp of package.module:Function``."""
+    name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    function = node.attributes.get("name")
+    return f"{name} of {function.as_string()}" if function is not None and node.domain else name
+
+
+def module_of(node: ir.Node) -> str:
+    """The path of the module in whose forward the node was made and, of a PythonOp, the line; empty where nothing says so.
+
+    Of TorchScript's nodes the name has the path.
+    """
+    found = [node.metadata_props[key] for key in (MODULE_PROPERTY, SOURCE_PROPERTY) if node.metadata_props.get(key)]
+    if found:
+        return ", ".join(found)
+    try:  # torch's exporter: ['', 'model', 'model.head', 'linear_8'], the last is the operation
+        scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", ""))
+        return str(scopes[-2])
+    except (ValueError, SyntaxError, IndexError, TypeError, MemoryError, RecursionError):
+        return ""
+
+
+def node_of(node: ir.Node | None) -> str:
+    """``Gemm 'node_linear' in model.head``; empty for None."""
+    if node is None:
+        return ""
+    where = module_of(node)
+    return f"{operator_of(node)} {node.name!r}" + (f" in {where}" if where else "")

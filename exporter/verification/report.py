@@ -1,0 +1,146 @@
+"""What `verify` found: a table for a terminal, JSON for a program, one page of HTML for people."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from exporter.files.inspect import clean
+from exporter.verification import charts
+from exporter.verification.rows import Row
+
+__all__ = ["STEPS", "Report", "Row"]
+
+#: Those of `Report.seconds` that are the median of several steps; the others happened once.
+STEPS = ("eager step", "onnxruntime step")
+
+
+@dataclass
+class Report:
+    """The result of `exporter.verify`.
+
+    Attributes:
+        rows: One a tensor, outputs first.
+        facts: Model, exporter, sizes, versions.
+        functions: Each autograd Function of the file with its number of calls.
+        seconds: Of export, loading, and a step (the median, forward and backward) in eager and from the file.
+        first_departure: What `bisect` found.
+    """
+
+    rows: list[Row]
+    facts: dict[str, Any] = field(default_factory=dict)
+    functions: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    first_departure: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether every tensor is within its tolerance; a report of nothing is not ok."""
+        return bool(self.rows) and all(row.ok for row in self.rows)
+
+    @property
+    def max_error(self) -> float:
+        """The largest error of all rows, NaN where one is not a number or missing."""
+        errors = [math.nan if row.problem else row.error for row in self.rows]
+        return math.nan if any(math.isnan(error) for error in errors) else max(errors, default=math.nan)
+
+    def worst(self) -> list[Row]:
+        """The rows, the worst first."""
+        return sorted(self.rows, key=lambda row: -row.badness)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; what is not a number is null."""
+        number = lambda x: None if x is None or not math.isfinite(x) else x  # noqa: E731
+        rows = [{**asdict(row), **{key: number(getattr(row, key)) for key in ("error", "eager_error", "tolerance")}} for row in self.rows]
+        return {
+            "ok": self.ok, "max_error": number(self.max_error), "facts": self.facts, "functions": self.functions, "seconds": self.seconds,
+            "first_departure": self.first_departure, "rows": rows,
+        }  # fmt: skip
+
+    def render(self, limit: int = 20) -> Any:
+        """A table of rich: the worst rows first, at most ``limit`` of those that are fine."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=clean(str(self.facts.get("model", "model"))), title_justify="left")
+        for heading in ("tensor", "what", "shape"):
+            table.add_column(heading, overflow="fold")
+        for heading in ("error", "eager's own", "allowed"):
+            table.add_column(heading, justify="right")
+        table.add_column("result", overflow="fold")
+        worst = self.worst()
+        bad = sum(not row.ok for row in worst)
+        for row in worst[: max(limit, bad)]:
+            own = "" if row.eager_error is None else f"{row.eager_error:.1e}"
+            result = Text("equal", "green") if row.ok else Text(clean(row.problem) or "differs", "bold red")
+            table.add_row(
+                Text(clean(row.name)),
+                row.kind,
+                "x".join(map(str, row.shape)) or "scalar",
+                f"{row.error:.1e}",
+                own,
+                f"{row.tolerance:.1e}",
+                result,
+            )
+        lines = [self.summary()]
+        if len(worst) > max(limit, bad):
+            lines.insert(0, f"and {len(worst) - max(limit, bad)} more that are equal")
+        if self.first_departure:
+            lines.append(f"first departure: {self.first_departure}")
+        return Group(table, *(Text(clean(line, 2000), "" if self.ok else "red") for line in lines))
+
+    def summary(self) -> str:
+        """One line."""
+        bad = sum(not row.ok for row in self.rows)
+        times = ", ".join(f"{key} {charts.duration(value)}" for key, value in self.seconds.items())
+        verdict = (
+            f"{len(self.rows)} tensors equal eager PyTorch's"
+            if self.ok
+            else f"{bad} of {len(self.rows)} tensors differ from eager PyTorch's"
+        )
+        return f"{verdict}; largest error {self.max_error:.1e} ({times})"
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write one page that needs nothing else: no network, no scripts, pictures inside.
+
+        Raises:
+            ImportError: jinja2 is not installed (the extra ``report``).
+        """
+        import jinja2
+
+        environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        )
+        environment.filters.update(clean=lambda text: clean(str(text)), duration=charts.duration, breakable=_breakable)
+        worst = self.worst()
+        steps = {key: self.seconds[key] for key in STEPS if key in self.seconds}
+        page = environment.get_template("report.html").render(
+            report=self,
+            rows=worst,
+            charted=min(len(worst), charts.ROWS),
+            errors=charts.errors(worst),
+            steps=charts.times(steps),
+            ratio=_ratio(steps),
+            once={key: value for key, value in self.seconds.items() if key not in STEPS},
+        )
+        target = Path(path)
+        target.write_text(page, encoding="utf-8")
+        return target
+
+
+def _breakable(text: str) -> Any:
+    """A path of modules, escaped, which a narrow column may break at its dots and colons."""
+    from markupsafe import escape
+
+    return escape(re.sub(r"([.:])(?=\w)", "\\1\u200b", clean(text)))
+
+
+def _ratio(steps: dict[str, float]) -> float | None:
+    """A step from the file in units of eager's."""
+    eager, file = (steps.get(name, 0.0) for name in STEPS)
+    return file / eager if eager and file else None

@@ -1,0 +1,44 @@
+"""One row of what `verify` found."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["Row"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor of the file against eager PyTorch.
+
+    Attributes:
+        name: The output's number, the parameter's or input's name.
+        kind: "output", "parameter gradient" or "input gradient".
+        shape, dtype: Eager's.
+        error: The largest difference from the reference, in units of eager's largest value; of a gradient, at least a
+            hundredth of the largest gradient of the model.
+        eager_error: The same for eager itself, where the reference is of more precision; None otherwise.
+        tolerance: What `error` may be.
+        reference: "float64", or the type in which eager ran.
+        ok: Whether the file says the same.
+        problem: What is wrong where a number does not say it.
+        node: The node of the file that makes the output, or the first that reads the parameter or input.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    error: float
+    eager_error: float | None
+    tolerance: float
+    reference: str
+    ok: bool
+    problem: str = ""
+    node: str = ""
+
+    @property
+    def badness(self) -> float:
+        """How far beyond the tolerance: more than 1 is a difference."""
+        return math.inf if self.problem or math.isnan(self.error) else self.error / self.tolerance

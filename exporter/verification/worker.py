@@ -1,0 +1,90 @@
+"""The fresh process of `verify`: python -m exporter.verification.worker JOB RESULT."""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import sys
+import time
+from typing import Any
+
+__all__: list[str] = []
+
+
+def _call(setup: str) -> None:
+    from symbolics.errors import RunError
+
+    module, colon, name = setup.partition(":")
+    if not colon:
+        raise RunError(f"setup={setup!r} is not of the form package.module:function")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    found()
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """One step of a file, and the times of some more."""
+    import torch
+
+    import exporter
+    from symbolics.errors import RunError
+
+    torch.set_num_threads(job["threads"])
+    if job["setup"]:
+        _call(job["setup"])
+    begin = time.perf_counter()
+    module = exporter.load(job["path"], allow=job["allow"])
+    seconds = {"load": time.perf_counter() - begin}
+    order = module._onnx.order
+    given = job["inputs"]
+    if not set(order) <= set(given):
+        if len(order) != len(given):
+            raise RunError(f"the file has the inputs {order}, the model was called with {list(given)}: name them with input_names=")
+        given = dict(zip(order, given.values(), strict=True))
+    names = (
+        dict(zip(order, (name for name in job["inputs"]), strict=False)) if given is not job["inputs"] else {name: name for name in order}
+    )
+
+    def step() -> tuple[list[Any], dict[str, Any]]:
+        inputs = {name: given[name].detach().clone().requires_grad_(given[name].is_floating_point()) for name in order}
+        outputs = module.flat(**inputs)
+        roots = [(out, g) for out, g in zip(outputs, job["cotangents"], strict=True) if g is not None and out.requires_grad]
+        if roots:
+            torch.autograd.backward([out for out, _ in roots], [g for _, g in roots])
+        return outputs, inputs
+
+    torch.manual_seed(job["seed"])  # of which the masks of Dropout follow
+    begin = time.perf_counter()
+    outputs, inputs = step()
+    seconds["first step"] = time.perf_counter() - begin
+    gradients = {f"parameter gradient:{name}": p.grad for name, p in module.named_parameters()}
+    gradients |= {f"input gradient:{names[name]}": value.grad for name, value in inputs.items()}
+    result = {
+        "outputs": [out.detach().clone() for out in outputs],
+        "gradients": {name: None if g is None else g.detach().clone() for name, g in gradients.items()},
+        "differentiable": [out.requires_grad for out in outputs],
+        "backward_nodes": module._onnx.engine.backward_nodes(),
+    }
+    times = []
+    for _ in range(max(1, job["steps"])):
+        begin = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - begin)
+    seconds["onnxruntime step"] = statistics.median(times)
+    return {**result, "seconds": seconds}
+
+
+def main(job_path: str, result_path: str) -> None:
+    """Run a job; what it raises is its result, too."""
+    import torch
+
+    try:
+        result = run(torch.load(job_path, weights_only=True))
+    except Exception as error:
+        result = {"error": str(error)[:4000], "kind": type(error).__name__}
+    torch.save(result, result_path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

@@ -1,0 +1,1 @@
+"""A call of Function.apply, while a model is exported, becomes an AutogradCall and one node."""

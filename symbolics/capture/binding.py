@@ -1,0 +1,143 @@
+"""The arguments of one call: bound by forward's signature, their tensors and symbolic sizes taken out."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import torch
+
+from symbolics import torch_private as private
+from symbolics.errors import ExportError
+from symbolics.node.arguments import Slot, fill
+from symbolics.node.torch_arguments import PartialSize
+
+__all__ = ["Slots", "bind", "has_setup_context", "is_traced_size"]
+
+
+def has_setup_context(cls: Any) -> bool:
+    """Whether the Function has the separate setup_context of PyTorch 2."""
+    return cls.setup_context is not torch.autograd.Function.setup_context
+
+
+@functools.lru_cache(maxsize=1024)
+def _signature(forward: Any) -> inspect.Signature:
+    return inspect.signature(forward)
+
+
+def bind(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[inspect.BoundArguments, list[str], int]:
+    """Arguments by forward's signature without ctx, defaults applied.
+
+    Returns:
+        The bound arguments; the name of each positional one; how many of them the caller passed.
+
+    Raises:
+        ExportError: The call does not fit forward's signature.
+    """
+    signature = _signature(cls.forward)
+    if not has_setup_context(cls):
+        parameters = list(signature.parameters.values())
+        if parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:  # forward(*args) takes ctx among them
+            signature = signature.replace(parameters=parameters[1:])
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ExportError(f"the call does not fit the signature of forward: {error}") from error
+    given = set(bound.arguments)
+    bound.apply_defaults()
+    names: list[str] = []
+    passed = 0
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            names += [f"{name}[{i}]" for i in range(len(bound.arguments[name]))]
+        elif parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+            names.append(name)
+        if name in given:
+            passed = len(names)
+    return bound, [*names, *sorted(bound.kwargs)], passed
+
+
+class Slots:
+    """Takes the tensors and symbolic sizes out of arguments."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []  # tensors and sizes, by slot index
+        self.order: list[str] = []
+        self._top: list[int] = []  # which argument a slot came from
+
+    def take(self, value: Any) -> Any:
+        """The argument with `Slot`s in place of its tensors and symbolic sizes."""
+        self._top.append(len(self.values))
+        return fill(value, self._leaf)
+
+    def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return self._add(leaf, "size" if is_traced_size(leaf) else "tensor")
+        if isinstance(leaf, torch.SymInt):
+            known = leaf.node.maybe_as_int()
+            return known if known is not None else self._add(leaf, "size")
+        if isinstance(leaf, torch.Size) and any(isinstance(n, (torch.SymInt, torch.Tensor)) for n in leaf):
+            return PartialSize(self._leaf(n) for n in leaf)
+        if isinstance(leaf, (torch.SymFloat, torch.SymBool)):
+            raise ExportError(
+                f"an argument is a {'float' if isinstance(leaf, torch.SymFloat) else 'bool'} computed from a dynamic size ({leaf}); "
+                "a file could only hold today's value: pass the size as an int, or as a tensor"
+            )
+        return leaf
+
+    def _add(self, value: Any, kind: str) -> Slot:
+        self.values.append(value)
+        self.order.append(kind)
+        return Slot(len(self.values) - 1, kind)  # type: ignore[arg-type]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What the op takes as tensors (under TorchScript a size is a traced tensor)."""
+        return [value for value in self.values if isinstance(value, torch.Tensor)]
+
+    @property
+    def sizes(self) -> list[torch.SymInt]:
+        """What the op takes as symbolic ints."""
+        return [value for value in self.values if isinstance(value, torch.SymInt)]
+
+    @property
+    def tensors_and_sizes(self) -> list[Any]:
+        """All slots in order, with traced sizes as ints."""
+        return [int(v) if kind == "size" and isinstance(v, torch.Tensor) else v for v, kind in zip(self.values, self.order, strict=True)]
+
+    def path(self, index: int) -> str:
+        """Which argument a slot came from."""
+        return str(max(i for i, start in enumerate(self._top) if start <= index))
+
+    def check(self, names: list[str]) -> None:
+        """Refuse tensors that a PythonOp cannot take."""
+        for index, value in enumerate(self.values):
+            if not isinstance(value, torch.Tensor):
+                continue
+            argument = names[int(self.path(index))]
+            if value.is_complex():
+                raise ExportError(
+                    f"argument {argument} is a complex tensor, which a PythonOp cannot take: pass torch.view_as_real(x), or inline the Function"
+                )
+            if value.layout != torch.strided or value.is_nested or value.is_quantized:
+                raise ExportError(
+                    f"argument {argument} is not a dense tensor ({value.layout}): convert it before the call, or inline the Function"
+                )
+
+
+def is_traced_size(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is an int of the user's code: torch.jit.trace makes x.shape[0] a 0-d tensor."""
+    if not private.is_tracing() or tensor.dim() != 0 or tensor.dtype != torch.int64:
+        return False
+    pending, sizes = [private.traced_producer(tensor)], 0
+    while pending:
+        node = pending.pop()
+        kind = node.kind()
+        if kind == "prim::NumToTensor":
+            sizes += 1
+        elif kind.startswith("aten::") and node.outputsSize() == 1 and node.inputsSize():
+            pending.extend(value.node() for value in node.inputs())
+        elif kind != "prim::Constant":
+            return False
+    return sizes > 0

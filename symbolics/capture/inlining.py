@@ -1,0 +1,79 @@
+"""What inlining a Function takes: the ctx of its forward, and which calls have to be inlined."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from symbolics.errors import ExportError
+from symbolics.node.arguments import expand_leaves
+
+__all__ = ["InlineContext", "trainable_module"]
+
+
+class InlineContext:
+    """The ctx of an inlined forward: it takes everything and keeps what the graph needs."""
+
+    def __init__(self, args: Iterable[Any]) -> None:
+        self.needs_input_grad = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+        self.non_differentiable: tuple[torch.Tensor, ...] = ()
+        self.saved_tensors: tuple[Any, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """As torch's."""
+        self.saved_tensors = tensors
+
+    def save_for_forward(self, *tensors: Any) -> None:
+        """As torch's: forward-mode differentiation has no place in a file."""
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        """As torch's: the in-place operations themselves are traced."""
+
+    def mark_non_differentiable(self, *tensors: torch.Tensor) -> None:
+        """As torch's: gradients stop at these outputs."""
+        self.non_differentiable = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """As torch's: the derivative of traced operations does not depend on it."""
+
+
+def trainable_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The first argument that is, or belongs to, a module with trainable parameters.
+
+    Raises:
+        ExportError: An argument is a function that closes over such a module. It may run the module, or only ask it for
+            something: nobody can tell whether the derivative of forward is what its backward computes.
+    """
+    for name, value in [*enumerate(args), *kwargs.items()]:
+        for leaf in expand_leaves(value):
+            for module, closed in _modules_behind(leaf):
+                if any(p.requires_grad for p in module.parameters()):
+                    if closed:
+                        raise ExportError(
+                            f"argument {name} is a function over the {type(module).__name__} in {closed!r}, whose trainable parameters would be hidden: pass the "
+                            "module itself or the parameters, or name the Function in inline= if the derivative of its forward is what you want"
+                        )
+                    return str(name)
+    return None
+
+
+def _modules_behind(value: Any, closed: str = "", depth: int = 0) -> Iterator[tuple[torch.nn.Module, str]]:
+    """The modules of a callable, each with the variable that a function closes over it by ("" for modules and methods)."""
+    if isinstance(value, torch.nn.Module):
+        yield value, closed
+    elif depth > 3:
+        return
+    elif isinstance(value, types.MethodType):
+        yield from _modules_behind(value.__self__, closed, depth + 1)
+    elif isinstance(value, functools.partial):
+        for item in (value.func, *value.args, *value.keywords.values()):
+            yield from _modules_behind(item, closed, depth + 1)
+    elif isinstance(value, types.FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            with contextlib.suppress(ValueError):  # an empty cell
+                yield from _modules_behind(cell.cell_contents, name, depth + 1)

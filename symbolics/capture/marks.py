@@ -1,0 +1,251 @@
+"""Finds where PyTorch stops gradients during a capture and puts a mark there.
+
+ONNX has no operator for x.detach() or torch.no_grad(). The mode below sees every torch call of the model's own code, on
+both exporters: where floats that need a gradient go in and floats that need none come out, it wraps the results in
+``pythonop::stop_gradient``. Frozen parameters need no mark: nothing that depends on them alone needs a gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+import symbolics.capture.opaque_op  # noqa: F401  (it defines the two operators)
+from symbolics import torch_private as private
+from symbolics.errors import ExportError
+from symbolics.node.result import write_structure
+from symbolics.quirks.mixed_norms import normalized
+from symbolics.quirks.own_backward import rewritten
+
+__all__ = ["StopGradients", "differentiable_inputs", "holds_tensor", "marking"]
+
+# Their results do not depend on the values of their arguments: nothing flows that could be stopped.
+_SHAPE_ONLY = {
+    "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like",
+    "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "new_empty_strided",
+}  # fmt: skip
+
+_GETTER_OF_DATA = torch.Tensor.data
+
+
+_OPERATORS = (
+    torch.ops.pythonop.call, torch.ops.pythonop.call.default, torch.ops.pythonop.stop_gradient, torch.ops.pythonop.stop_gradient.default,
+)  # fmt: skip
+
+
+class StopGradients(TorchFunctionMode):
+    """Marks the places where gradients stop. Enter it around the model's own forward."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        # By identity: Dynamo of torch 2.14, which traces this for torch.cond, fails at an operator's property.
+        if any(func is own for own in _OPERATORS):
+            return func(*args, **kwargs)
+        body = _open(func)
+        if body is not None:
+            with self:  # what it calls inside may stop gradients too (F.gumbel_softmax)
+                return body(*args, **kwargs)
+        recorder = _recorder()
+        if recorder is not None and recorder.opened and private.operator_name(func) in recorder.opened:
+            tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            kernel = private.autograd_kernel(func, tensors)
+            if kernel is not None:
+                with self:
+                    return kernel(*args, **kwargs)
+        if recorder is not None and recorder.transparent and args:
+            if func is private.set_grad_enabled:
+                return None
+            if func is torch.Tensor.detach or getattr(func, "__self__", None) is _GETTER_OF_DATA:
+                return args[0].view_as(args[0])
+        name = getattr(func, "__name__", "")
+        if recorder is not None:
+            _watch_reads(recorder, name, args, kwargs)
+        if _is_inplace(name):
+            return self._inplace(func, name, args, kwargs)
+        result = normalized(func, args, kwargs)
+        if result is None:
+            # Neither exporter traces the getter of x.data: its result would be a constant.
+            result = args[0].detach() if getattr(func, "__self__", None) is _GETTER_OF_DATA and name == "__get__" else func(*args, **kwargs)
+            result = rewritten(func, result, args, kwargs)
+        if name in _SHAPE_ONLY or _needs_no_mark(result):
+            return result
+        if torch.is_grad_enabled() and private.is_higher_order(func):  # torch.cond, scan: a capture runs their bodies without autograd
+            if any(leaf.requires_grad for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
+                pytree.tree_map_only(torch.Tensor, _as_differentiable, result)
+            return result
+        sources = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        return pytree.tree_map_only(torch.Tensor, lambda t: _mark(t, sources), result) if sources else result
+
+    def _inplace(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        target = args[0] if args else None
+        if getattr(target, "_pythonop_alias", False) and name not in ("requires_grad_", "__setstate__"):
+            _refuse(
+                name,
+                "it changes the memory of a tensor through x.detach() or x.data; a graph cannot say that: change a copy (x.detach().clone()), or x itself",
+            )
+        if name == "detach_":
+            stopped = torch.ops.pythonop.stop_gradient(target.detach())  # type: ignore[union-attr]
+            result = func(*args, **kwargs)
+            with torch.no_grad():
+                result.copy_(stopped)
+            return result
+        if not torch.is_grad_enabled():  # the target stays as it is: the mark goes on what is written into it
+            rest = pytree.tree_map_only(
+                torch.Tensor, lambda t: torch.ops.pythonop.stop_gradient(t) if _needs_gradient(t) else t, (args[1:], kwargs)
+            )
+            args, kwargs = (target, *rest[0]), rest[1]
+        return func(*args, **kwargs)
+
+
+_SIZE_READERS = {"__int__", "__index__", "item", "tolist"}
+_PROPERTIES = {"__get__", "size", "dim", "numel", "stride", "__len__", "is_floating_point", "is_complex", "type", "__repr__"}
+
+
+def _recorder() -> Any:
+    from symbolics.capture.recorder import active_recorder
+
+    return active_recorder()
+
+
+def _watch_reads(recorder: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tell the recorder of sizes that become numbers, and of tensors that a Function changed and that are read again."""
+    from symbolics.capture.binding import is_traced_size
+
+    if name in _SIZE_READERS and recorder.dynamic and args and isinstance(args[0], torch.Tensor) and is_traced_size(args[0]):
+        with private.paused_capture():
+            size = int(args[0])
+        if size in recorder.dynamic:
+            recorder.frozen.add(size)
+    if recorder.changed and name not in _SHAPE_ONLY and name not in _PROPERTIES:
+        try:
+            recorder.check_read(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        except ExportError as error:
+            recorder.refuse(name, str(error))
+
+
+def _refuse(name: str, why: str) -> NoReturn:
+    from symbolics.capture.recorder import active_recorder
+
+    recorder = active_recorder()
+    if recorder is None:
+        raise ExportError(f"{name}: {why}")
+    recorder.refuse(name, why)
+
+
+def _is_inplace(name: str) -> bool:
+    if name.startswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and name not in ("__invert__", "__index__", "__int__", "__init__"))
+    return name.endswith("_")
+
+
+def _as_differentiable(tensor: torch.Tensor) -> torch.Tensor:
+    """Let what follows see that a gradient flows here."""
+    return tensor.requires_grad_() if tensor.is_floating_point() and tensor.is_leaf else tensor
+
+
+def _needs_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad
+
+
+def _needs_no_mark(result: Any) -> bool:
+    """Whether this is plain to see; most calls of a forward end here."""
+    if isinstance(result, torch.Tensor):
+        return result.requires_grad or not result.is_floating_point()
+    return isinstance(result, torch.Size) or not isinstance(result, (tuple, list, dict))
+
+
+def _mark(tensor: torch.Tensor, sources: list[torch.Tensor]) -> torch.Tensor:
+    if tensor.requires_grad or not tensor.is_floating_point():
+        return tensor
+    marked = torch.ops.pythonop.stop_gradient(tensor)
+    if any(private.shares_memory(tensor, source) for source in sources):
+        marked._pythonop_alias = True
+    return marked
+
+
+@functools.lru_cache(maxsize=1024)
+def _open(func: Any) -> Callable[..., Any] | None:
+    """A composite written in Python (torch.nn.functional.*), without its dispatch to modes; None for anything else."""
+    if not isinstance(func, types.FunctionType):
+        return None
+    checks = [name for name in func.__code__.co_names if name.startswith("has_torch_function")]
+    if not checks or "super" in func.__code__.co_names:  # Tensor.unflatten: what it calls comes back here under its own name
+        return None
+    scope = {**func.__globals__, **dict.fromkeys(checks, lambda *_: False)}
+    body = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
+    body.__kwdefaults__ = func.__kwdefaults__
+    return body
+
+
+@contextlib.contextmanager
+def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, constants: dict[int, Any] | None = None) -> Iterator[None]:
+    """Mark what happens inside ``model.forward`` while the block runs.
+
+    Args:
+        model: The module.
+        keywords: Keyword arguments for a caller that passes positional ones only (torch.jit): those that hold tensors
+            arrive as the last positional arguments, in this order, the others are constants.
+        constants: Positional arguments that the caller left out, by position.
+    """
+    forward = model.forward
+    traced = [name for name, value in (keywords or {}).items() if holds_tensor(value)]
+
+    @functools.wraps(forward)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        from symbolics.capture.recorder import active_recorder
+
+        # Dynamo traces its own way in; a training thread beside the export has no recorder.
+        if torch.compiler.is_dynamo_compiling() or (recorder := active_recorder()) is None:
+            return forward(*args, **kwargs)
+        if keywords:
+            count = len(args) - len(traced)
+            args, kwargs = args[:count], {**keywords, **dict(zip(traced, args[count:], strict=True))}
+        for position, value in sorted((constants or {}).items()):
+            args = (*args[:position], value, *args[position:])
+        with StopGradients():
+            result = forward(*args, **kwargs)
+        recorder.outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))
+        _watch_reads(recorder, "the model's return", (result,), {})
+        return (result, tuple(recorder.anchors)) if private.is_tracing() else result
+
+    if keywords or constants:
+        del marked.__wrapped__  # type: ignore[attr-defined]  # torch.jit must not bind by the signature of forward
+    own = model.__dict__.get("forward")
+    model.__dict__["forward"] = marked
+    try:
+        yield
+    finally:
+        if own is None:
+            del model.__dict__["forward"]
+        else:
+            model.__dict__["forward"] = own
+
+
+def holds_tensor(value: Any) -> bool:
+    """Whether an argument is or contains a tensor."""
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+
+
+def differentiable_inputs(tree: Any) -> Any:
+    """The example inputs, each float tensor a copy that needs a gradient.
+
+    A gradient graph may be asked for any float input later, so marks and flags must not depend on whether the example
+    happened to need one. Copies are no leaves: a model may change its inputs in place.
+    """
+
+    def differentiable(tensor: torch.Tensor) -> torch.Tensor:
+        if type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
+            return tensor
+        with torch.enable_grad():
+            fresh = tensor.detach().clone()
+            return fresh.requires_grad_().clone() if fresh.is_floating_point() else fresh
+
+    with torch.inference_mode(False):
+        return pytree.tree_map_only(torch.Tensor, differentiable, tree)

@@ -1,0 +1,432 @@
+"""Recorder: turns a call of ``Function.apply`` during an export into an AutogradCall and one opaque op.
+
+Both exporters share it. While a recorder is active in a thread, `captured_apply` (which exporter.hook puts in the place
+of Function.apply, symbolics/capture/interception.py) sends it each outermost call. The recorder runs forward once, unseen by the exporter, to learn the
+outputs, files a `Record` under a key and calls ``torch.ops.pythonop.call(inputs, sizes, key)`` in the Function's place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+import torch
+
+from symbolics import torch_private as private
+from symbolics.capture.binding import Slots, bind, has_setup_context
+from symbolics.capture.inlining import InlineContext, trainable_module
+from symbolics.capture.interception import original_apply
+from symbolics.capture.opaque_op import Record, forget, remember
+from symbolics.capture.probe import observe
+from symbolics.errors import ExportError, PythonopWarning
+from symbolics.node.arguments import Slot, expand_leaves, fill, qualified_name
+from symbolics.node.attributes import encode
+from symbolics.node.call import Autocast, AutogradCall
+from symbolics.node.dtypes import onnx_type
+from symbolics.node.patterns import Patterns
+
+__all__ = ["Call", "Recorder", "active_recorder", "belongs_to_torch", "captured_apply", "wanted"]
+
+_thread = threading.local()
+_keys = itertools.count()
+
+
+def active_recorder() -> Recorder | None:
+    """The recorder of this thread, None outside a hook."""
+    return getattr(_thread, "recorder", None)
+
+
+def captured_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+    """What stands in for a call of apply that is `wanted`."""
+    recorder = active_recorder()
+    assert recorder is not None
+    return recorder.apply(cls, args, kwargs)
+
+
+def wanted() -> bool:
+    """Whether a call of apply in this thread, now, belongs to an export."""
+    recorder = active_recorder()
+    return recorder is not None and recorder.listening()
+
+
+@dataclass(frozen=True)
+class Call:
+    """Where a call was made.
+
+    Attributes:
+        module: The path of the module, "" for the root.
+        source: ``module.name:line`` of the code, "" where nobody knows.
+        operator: The operator of torch.library that made it, "" for a model's own code.
+        code: The functions that were running.
+    """
+
+    module: str = ""
+    source: str = ""
+    operator: str = ""
+    code: frozenset[types.CodeType] = field(default=frozenset(), compare=False)
+
+
+@dataclass
+class Recorder:
+    """Records the calls of one export in one thread.
+
+    Attributes:
+        inline: Which Functions are inlined in place of becoming a node.
+        probe: A Function whose calls write their second argument into their first: a test of the capture, outside an export.
+        survey: Of an eager run: the autograd node of each call, and where it was made. Nothing is captured.
+        names: Names of registered objects, for arguments without a portable form.
+        records: key -> Record, in the order of the calls.
+        error: The first ExportError: the exporters of torch wrap or retry, the hook raises this one.
+        inlined: Names of Functions that were inlined without being asked to, with the reason.
+        opened: Operators of torch.library that call Functions: what they run for autograd is exported in their place.
+        training: Whether the model is in training mode.
+        outputs: The structure of what the model's forward returned last, None where a file cannot say it.
+        anchors: A traced tensor a call (TorchScript): as outputs of the graph they keep calls whose results nobody reads.
+        anchored: How many of the last outputs of the translated graph are there for calls alone.
+        transparent: Whether no_grad() and detach() stop no gradients now: in a forward that is inlined for the parameters it uses.
+        dynamic: Example sizes of the dimensions that are declared dynamic (TorchScript).
+        frozen: Those that the model turned into Python ints (torch.export keeps them symbolic, or fails).
+        state: The names of the model's parameters and buffers (TorchScript).
+        fed: The names of values that depend on the model's inputs, of those that somebody asked about (TorchScript).
+        dirtied: Tensors that a Function changed and said so, in a trace that leaves them as they were.
+        changed: Tensors that a forward changed without mark_dirty, and which one.
+    """
+
+    inline: Patterns = field(default_factory=Patterns)
+    probe: type | None = None
+    survey: list[tuple[Any, Call]] | None = None
+    names: Callable[[Any], str | None] = lambda _: None
+    records: dict[str, Record] = field(default_factory=dict)
+    error: ExportError | None = None
+    inlined: dict[str, str] = field(default_factory=dict)
+    opened: set[str] = field(default_factory=set)
+    training: bool = False
+    outputs: str | None = None
+    anchors: list[torch.Tensor] = field(default_factory=list)
+    anchored: int = 0
+    transparent: bool = False
+    dynamic: set[int] = field(default_factory=set)
+    frozen: set[int] = field(default_factory=set)
+    state: Container[str] = ()
+    fed: set[str] = field(default_factory=set)
+    dirtied: list[torch.Tensor] = field(default_factory=list)
+    _classes: dict[str, type] = field(default_factory=dict)
+    changed: list[tuple[torch.Tensor, str]] = field(default_factory=list)
+    _hooked: set[tuple[str, str]] = field(default_factory=set)
+    _modules: dict[int, str] = field(default_factory=dict)
+    _depth: int = 0
+
+    def __enter__(self) -> Recorder:
+        self._outer = active_recorder()
+        _thread.recorder = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _thread.recorder = self._outer
+        forget(self.records)
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Learn the module paths and the mode of the model that is about to be exported."""
+        self._modules = {id(module): name for name, module in model.named_modules()}
+        self.changed, self.dirtied, self.fed = [], [], set()
+        self._hooked, self._classes = set(), {}
+        self.training = bool(model.training)
+
+    def listening(self) -> bool:
+        """Whether a call in this thread, now, belongs to the export."""
+        return self._depth == 0 and (
+            self.survey is not None or torch.compiler.is_exporting() or private.is_tracing() or self.probe is not None
+        )
+
+    def refuse(self, what: str, why: str) -> NoReturn:
+        """Stop the export; torch may try another way, the hook raises this error in the end.
+
+        Raises:
+            ExportError: Always; it names the module and the line of user code.
+        """
+        module, source = self._where()
+        self.error = self.error or ExportError(f"{what}, called in module {module or '<root>'} at {source}: {why}")
+        raise self.error
+
+    # ------------------------------------------------------------------------------------------------------ apply
+
+    def apply(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Stand in for ``cls.apply(*args, **kwargs)``."""
+        if cls is self.probe:
+            return args[0].append(args[1])
+        if self.survey is not None:
+            return self._surveyed(cls, args, kwargs, self.survey)
+        if cls is torch.utils.checkpoint.CheckpointFunction:
+            return self._inline_checkpoint(args)
+        if belongs_to_torch(cls):
+            if private.is_module_hook(cls):
+                self._warn_of_hook()
+            return original_apply(cls, args, kwargs)
+        if self.error is not None:  # torch tries a second strategy after an error; it cannot do better
+            raise self.error
+        module, source = self._where()
+        try:
+            if self.inline.matches(cls):
+                return self._inline(cls, args, kwargs)
+            hidden = trainable_module(args, kwargs)
+            if hidden is not None:
+                self._notice(cls, module, f"its argument {hidden} holds trainable parameters, which an opaque node would hide")
+                self.transparent = True  # autograd is off in a forward: no_grad() and detach() in it stop nothing
+                try:
+                    return self._inline(cls, args, kwargs)
+                finally:
+                    self.transparent = False
+            return self._node(cls, args, kwargs, module, source)
+        except ExportError as error:
+            if self.error is None:
+                self.error = type(error)(f"{qualified_name(cls)}, called in module {module or '<root>'} at {source}: {error}")
+                self.error.__cause__ = error.__cause__
+            raise self.error from error.__cause__
+
+    def _surveyed(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], survey: list[tuple[Any, Call]]) -> Any:
+        """Make the call, and note where."""
+        self._depth += 1
+        try:
+            result = original_apply(cls, args, kwargs)
+        finally:
+            self._depth -= 1
+        call = Call(*self._where(), *_stack())
+        survey += [(t.grad_fn, call) for t in expand_leaves(result) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
+        return result
+
+    def _warn_of_hook(self) -> None:
+        module, source = self._where()
+        if (module, source) in self._hooked:
+            return
+        self._hooked.add((module, source))
+        warnings.warn(
+            f"a backward hook of a module, inside module {module or '<root>'} at {source}: its Python code is not in the file, whose gradients are those "
+            "without it: take it off (handle.remove()), or make an autograd Function of it.",
+            PythonopWarning,
+            stacklevel=2,
+        )
+
+    def _node(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str) -> Any:
+        with private.unheard():  # reading a tensor's properties would cost a call of each mode
+            key, slots = self._record(cls, args, kwargs, module, source)
+        outputs = self.records[key].outputs
+        results = self._call_op(slots, key)
+        for source_index, output_index in outputs.dirty:
+            results[output_index] = _write_back(slots.values[source_index], results[output_index])
+            self.dirtied.append(slots.values[source_index])
+        return fill(outputs.template, lambda leaf: results[leaf.index] if isinstance(leaf, Slot) else leaf)
+
+    def _record(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str) -> tuple[str, Slots]:
+        """File a record of a call; its key, and the tensors and sizes among its arguments."""
+        bound, names, passed = bind(cls, args, kwargs)
+        name = self._name(cls)
+        _warn_closure(cls, module)
+        slots = Slots()
+        positional = tuple(slots.take(value) for value in bound.args)
+        keywords = {name: slots.take(value) for name, value in sorted(bound.kwargs.items())}
+        slots.check(names)
+        self.check_read(slots.tensors)
+        self._check_sizes((*bound.args, *bound.kwargs.values()), names)
+        outputs = observe(cls, (bound.args[:passed], bound.kwargs), slots.tensors_and_sizes, self._quietly)
+        grad = torch.is_grad_enabled()
+        tracked = {id(value) for value in (*bound.args, *bound.kwargs.values()) if isinstance(value, torch.Tensor)}
+        call = AutogradCall(
+            id="",
+            name=name,
+            args=positional,
+            kwargs=keywords,
+            outputs=outputs.template,
+            input_types=tuple(onnx_type(t.dtype) if isinstance(t, torch.Tensor) else onnx_type(torch.int64) for t in slots.values),
+            input_ranks=tuple(t.dim() if isinstance(t, torch.Tensor) else 0 for t in slots.values),
+            input_requires_grads=tuple(grad and isinstance(t, torch.Tensor) and t.requires_grad and id(t) in tracked for t in slots.values),
+            output_types=tuple(onnx_type(o.dtype) for o in outputs.tensors),
+            output_ranks=tuple(len(o.shape) for o in outputs.tensors),
+            output_requires_grads=tuple(o.requires_grad for o in outputs.tensors),
+            inplace=bool(outputs.dirty),
+            training=self.training,
+            autocast=_autocast(),
+            passed=None if passed == len(bound.args) else passed,
+        )
+        key = f"{next(_keys)}"
+        call = replace(call, id=key)
+        attributes = encode(call, self.names)  # an argument without a portable form is an error here, where module and line are known
+        if outputs.mutated:
+            shown = ", ".join(f"argument {names[int(slots.path(i))]}" for i in outputs.mutated)
+            self._warn(
+                cls,
+                module,
+                f"its forward changes {shown} in place without ctx.mark_dirty; the node leaves it as it was: declare the change",
+            )
+            self.changed += [
+                (slots.values[i], f"{qualified_name(cls)} changes it in place without ctx.mark_dirty") for i in outputs.mutated
+            ]
+        for habit in outputs.habits:
+            self._warn(cls, module, habit)
+        self.records[key] = Record(call, attributes, outputs, module, source)
+        remember(key, self.records[key])
+        return key, slots
+
+    def _name(self, cls: type) -> str:
+        """What the file calls a Function: one name, one class."""
+        name = self.names(cls) or qualified_name(cls)
+        other = self._classes.setdefault(name, cls)
+        if other is not cls:
+            raise ExportError(
+                f"two classes of this model have the name {name}, a file could only mean one: make the class once and keep it, or give each a name "
+                "with exporter.register(cls, name), here and in the process that runs the file"
+            )
+        return name
+
+    def check_read(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Refuse to read what a Function has changed without saying so: the file still holds the value from before.
+
+        Raises:
+            ExportError: One of the tensors shares memory with a changed one.
+        """
+        for tensor in tensors if self.changed else ():
+            for changed, why in self.changed:
+                if tensor is changed or private.shares_memory(tensor, changed):
+                    raise ExportError(
+                        f"a tensor is read after {why}, and a file would read its old value: call ctx.mark_dirty in that forward, and return it"
+                    )
+
+    def _check_sizes(self, arguments: Iterable[Any], names: list[str]) -> None:
+        for value, name in zip(arguments, names, strict=True):
+            for leaf in expand_leaves(value) if self.frozen else ():
+                if type(leaf) is int and leaf in self.frozen:
+                    raise ExportError(
+                        f"argument {name} holds the int {leaf}, and so large is a dynamic dimension that the model turned into an int before: the file would "
+                        "keep today's size: pass the size itself (x.shape[0], without int() or .item()), or export with another example size if they are unrelated"
+                    )
+
+    def _call_op(self, slots: Slots, key: str) -> list[torch.Tensor]:
+        self._depth += 1
+        try:
+            context, *outputs = torch.ops.pythonop.call(slots.tensors, slots.sizes, key)
+            if private.is_tracing():
+                self.anchors.append(outputs[0] if outputs else context)
+            return outputs
+        finally:
+            self._depth -= 1
+
+    def _quietly(self, run: Callable[[], Any]) -> Any:
+        """Run without being captured: what a Function calls inside stays inside."""
+        self._depth += 1
+        try:
+            with private.paused_capture():
+                return run()
+        finally:
+            self._depth -= 1
+
+    # ----------------------------------------------------------------------------------------------------- inline
+
+    def _inline(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if private.is_tracing() and hasattr(cls, "symbolic"):
+            return original_apply(cls, args, kwargs)  # its symbolic serves, as without the hook
+        bound, _, passed = bind(cls, args, kwargs)
+        context = InlineContext(bound.args[:passed])
+        if has_setup_context(cls):
+            result = cls.forward(*bound.args, **bound.kwargs)
+            cls.setup_context(context, bound.args, result)
+        else:
+            result = cls.forward(context, *bound.args[:passed], **bound.kwargs)
+        stop = {id(t) for t in context.non_differentiable}
+        return fill(result, lambda leaf: torch.ops.pythonop.stop_gradient(leaf) if id(leaf) in stop and leaf.is_floating_point() else leaf)
+
+    def _inline_checkpoint(self, args: tuple[Any, ...]) -> Any:
+        run_function, _preserve_rng_state, *inputs = args
+        self._notice(
+            torch.utils.checkpoint.CheckpointFunction,
+            self._where()[0],
+            "a reentrant checkpoint recomputes, a file has nothing to gain from it",
+        )
+        return run_function(*inputs)
+
+    def _notice(self, cls: type, module: str, why: str) -> None:
+        if qualified_name(cls) not in self.inlined:
+            self.inlined[qualified_name(cls)] = why
+            self._warn(cls, module, f"inlined, because {why}. Its gradient is the derivative of its forward")
+
+    def _warn(self, cls: type, module: str, text: str) -> None:
+        warnings.warn(f"{qualified_name(cls)} in module {module or '<root>'}: {text}.", PythonopWarning, stacklevel=2)
+
+    def _where(self) -> tuple[str, str]:
+        """The innermost watched module on the stack, and the line of user code that called apply."""
+        source, frame = "", sys._getframe(1)
+        while frame is not None:
+            name = frame.f_globals.get("__name__", "")
+            if not name.startswith(("torch.", "symbolics.", "exporter.")):
+                source = source or f"{name}:{frame.f_lineno}"
+            if frame.f_code.co_varnames[:1] == ("self",):
+                path = self._modules.get(id(frame.f_locals.get("self")))
+                if path is not None:
+                    return path, source
+            frame = frame.f_back  # type: ignore[assignment]
+        return "", source
+
+
+def belongs_to_torch(cls: type) -> bool:
+    """Whether a Function is part of how torch works, rather than something that a model calls.
+
+    Those of torch's public packages are a model's as any other: torch.nn's CrossMapLRN2d, torch.distributed's collectives.
+    """
+    parts = cls.__module__.split(".")
+    if parts[0] != "torch":
+        return False
+    return parts[1:2] == ["autograd"] or (len(parts) > 1 and parts[1].startswith("_")) or private.is_module_hook(cls)
+
+
+def _stack() -> tuple[str, frozenset[types.CodeType]]:
+    """The innermost operator of torch.library that is running Python code on this stack, and all functions on it."""
+    operator, code = "", set()
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        code.add(frame.f_code)
+        if not operator and frame.f_globals.get("__name__") == "torch._ops":
+            operator = private.operator_name(frame.f_locals.get("self"))
+        frame = frame.f_back
+    return operator, frozenset(code)
+
+
+def _warn_closure(cls: Any, module: str) -> None:
+    """A tensor that forward closes over is no argument: autograd gives it no gradient, and neither do we."""
+    for cell_name, cell in zip(
+        cls.forward.__code__.co_freevars if hasattr(cls.forward, "__code__") else (), cls.forward.__closure__ or (), strict=False
+    ):
+        try:
+            value = cell.cell_contents
+        except ValueError:  # an empty cell
+            continue
+        if isinstance(value, (torch.Tensor, torch.nn.Module)):
+            warnings.warn(
+                f"{qualified_name(cls)} in module {module or '<root>'}: forward closes over {cell_name!r}; it is not in the file and gets no gradient: "
+                "pass it as an argument.",
+                PythonopWarning,
+                stacklevel=2,
+            )
+
+
+def _autocast() -> Autocast:
+    devices = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    dtypes = {d: str(torch.get_autocast_dtype(d)).removeprefix("torch.") for d in devices}
+    return Autocast(dtypes, torch.is_autocast_cache_enabled()) if dtypes else Autocast()
+
+
+def _write_back(target: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """Let a dirty input stand for the output that replaces it; the caller gets the same object, as from eager."""
+    if private.is_tracing():
+        if target._is_view():
+            raise ExportError(
+                "mark_dirty on a view: torch.onnx.export(dynamo=False) would drop the node without a word. Use dynamo=True, or clone the view first"
+            )
+        with torch.no_grad():
+            private.replace_traced(target, result)
+        return result
+    target.copy_(result)
+    return target

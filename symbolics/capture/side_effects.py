@@ -1,0 +1,141 @@
+"""What a forward does beside returning tensors: changing its inputs, drawing random numbers, keeping state.
+
+A file holds none of it. The recorder warns, and names the remedy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from symbolics import torch_private as private
+
+__all__ = ["Habits", "same_values", "watched"]
+
+_DRAWS = (
+    "its forward draws random numbers; each run of the file draws new ones from the generators of its own process: "
+    "seed those ({}), or pass the numbers as a tensor"
+)
+_STATE = (
+    "its forward changes {}, which it may read in the next call; the file holds none of it, and another process starts without it: "
+    "pass the state as a tensor and return the new one"
+)
+
+
+@dataclass
+class Habits:
+    """What one run did.
+
+    Attributes:
+        changed: Positions of the tensors that are not as they were before.
+        habits: Text for warnings.
+    """
+
+    changed: list[int] = field(default_factory=list)
+    habits: list[str] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def watched(cls: type, arguments: Any, tensors: Sequence[Any]) -> Iterator[Habits]:
+    """Watch one call.
+
+    Args:
+        cls: The Function.
+        arguments: What forward gets; its containers and objects are compared with themselves afterwards.
+        tensors: Tensors (and other values, ignored) that forward may change, real or fake.
+    """
+    seen = Habits()
+    versions = [t._version if isinstance(t, torch.Tensor) else 0 for t in tensors]
+    data = [_data(t) for t in tensors]
+    state = _state(cls, arguments)
+    # On fake tensors torch's own Python code runs as well, and some of it draws from Python's generator.
+    own_draws = any(d is not None for d in data) or random in _modules_of(cls)
+    numpy_state, python_state = _numpy_state(), random.getstate() if own_draws else None
+    with private.random_operators() as drawn:
+        yield seen
+    for i, tensor in enumerate(tensors):
+        # numpy and ctypes write past the version counter.
+        if isinstance(tensor, torch.Tensor) and (tensor._version != versions[i] or not _equal(_data(tensor), data[i])):
+            seen.changed.append(i)
+    if drawn:
+        seen.habits.append(_DRAWS.format("torch.manual_seed"))
+    if numpy_state != _numpy_state():
+        seen.habits.append(_DRAWS.format("numpy.random.seed"))
+    if own_draws and random.getstate() != python_state:
+        seen.habits.append(_DRAWS.format("random.seed"))
+    after = _state(cls, arguments)
+    moved = [name for name in {**state, **after} if not _same(state.get(name), after.get(name))]
+    if moved:
+        seen.habits.append(_STATE.format(", ".join(moved)))
+
+
+def _numpy_state() -> tuple[Any, ...]:
+    """The state of numpy's own generator, in a form that is cheap to compare."""
+    state: Any = np.random.get_state(legacy=False)
+    if state["bit_generator"] != "MT19937":  # somebody set another than numpy's default
+        return (str(state),)
+    return state["state"]["key"].tobytes(), state["state"]["pos"], state["has_gauss"], state["gauss"]
+
+
+def _modules_of(cls: Any) -> list[Any]:
+    forward = getattr(cls.forward, "__func__", cls.forward)
+    code, scope = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
+    return [scope.get(name) for name in code.co_names] if code is not None else []
+
+
+def _data(tensor: Any) -> torch.Tensor | None:
+    if not isinstance(tensor, torch.Tensor) or private.is_fake(tensor):
+        return None
+    return tensor.detach().clone()
+
+
+def _equal(one: torch.Tensor | None, two: torch.Tensor | None) -> bool:
+    if one is None or two is None or one.shape != two.shape:
+        return one is two
+    return same_values(one, two)
+
+
+def same_values(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two tensors of one shape hold the same, NaN where NaN."""
+    return torch.equal(one, two) or torch.allclose(one, two, rtol=0, atol=0, equal_nan=True)
+
+
+def _state(cls: type, arguments: Any) -> dict[str, Any]:
+    """name -> a shallow picture of each thing that can remember: the attributes of the class, and mutable arguments."""
+    found: dict[str, Any] = {}
+    for owner in cls.__mro__:
+        if owner is torch.autograd.Function:
+            break
+        for name, value in vars(owner).items():
+            if not name.startswith("__"):
+                found[f"{owner.__qualname__}.{name}"] = _picture(value)
+    args, kwargs = arguments
+    for name, value in [*((f"argument {i}", v) for i, v in enumerate(args)), *((f"argument {k}", v) for k, v in kwargs.items())]:
+        found[name] = _picture(value)
+    return found
+
+
+def _picture(value: Any) -> Any:
+    """A value, or a copy of what is in it, that later shows whether it was changed."""
+    if type(value) is dict:
+        return ("dict", *[item for pair in value.items() for item in pair])
+    if type(value) in (list, set):
+        return (type(value).__name__, *value)
+    if isinstance(value, (torch.Tensor, torch.nn.Module, type)) or not hasattr(value, "__dict__") or callable(value):
+        return ("value", value)
+    return ("object", *[item for pair in vars(value).items() for item in pair])
+
+
+def _same(one: Any, two: Any) -> bool:
+    return (
+        one is not None
+        and two is not None
+        and len(one) == len(two)
+        and all(a is b or (type(a) is str and a == b) for a, b in zip(one, two, strict=True))
+    )

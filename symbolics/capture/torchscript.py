@@ -1,0 +1,78 @@
+"""The TorchScript symbolics of the two ops (dynamo=False): ``pythonop::call`` -> PythonOp.
+
+The recorder puts the op in the Function's place before torch.jit sees the call, so prim::PythonOp (and a symbolic that
+a user registered for it) is not touched: what reaches it are Functions that were not captured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from symbolics import torch_private as private
+from symbolics.capture.opaque_op import record_of
+from symbolics.capture.recorder import Recorder, active_recorder
+from symbolics.node.attributes import ir_attributes
+from symbolics.node.metadata import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
+
+__all__ = ["symbolics_registered"]
+
+_SETTERS = {ir.AttributeType.INT: "i_", ir.AttributeType.INTS: "is_", ir.AttributeType.FLOATS: "fs_", ir.AttributeType.STRING: "s_"}
+
+
+def _call(g: Any, inputs: Any, sizes: Any, key: Any) -> Any:
+    record = record_of(key.node().s("value"))
+    operands = list(inputs.node().inputs())  # a prim::ListConstruct, in the order of the slots
+    outputs = g.op(f"{ORT_DOMAIN}::{PYTHON_OP}", *operands, outputs=1 + len(record.outputs.tensors))
+    outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+    node = outputs[0].node()
+    for attribute in ir_attributes(record.attributes):
+        # g.op drops "inplace" and cannot write empty lists: the node takes both.
+        getattr(node, _SETTERS[attribute.type])(
+            attribute.name, list(attribute.value) if isinstance(attribute.value, tuple) else attribute.value
+        )
+    outputs[0].setType(private.tensor_type(torch.int64, []))
+    # A convolution must know the sizes of its kernel: a quantized weight has those of the weight.
+    recorder = active_recorder()
+    fixed = recorder is not None and all(_is_of_state(value, recorder) for value in operands)
+    shapes = [value.type().sizes() for value in operands] if fixed else []
+    for value, output in zip(outputs[1:], record.outputs.tensors, strict=True):
+        sizes = [int(size) for size in output.shape] if fixed else []
+        value.setType(private.tensor_type(output.dtype, sizes if sizes in shapes else [None] * len(output.shape)))
+    return g.op("prim::ListConstruct", *outputs)
+
+
+def _is_of_state(root: Any, recorder: Recorder) -> bool:
+    """Whether a value of the graph depends on parameters and buffers alone."""
+    todo, seen = [root], set()
+    while todo:
+        value = todo.pop()
+        node, name = value.node(), value.debugName()
+        if name in recorder.fed or (node.kind() == "prim::Param" and name not in recorder.state):
+            recorder.fed.add(root.debugName())  # calls behind this one stop here
+            return False
+        if name not in seen:
+            seen.add(name)
+            todo += node.inputs() if node.kind() != "prim::Param" else ()
+    return True
+
+
+def _stop(g: Any, x: Any) -> Any:
+    return g.op(f"{MARK_DOMAIN}::{MARK_OP}", x).setType(x.type())
+
+
+@contextlib.contextmanager
+def symbolics_registered(opset: int) -> Iterator[None]:
+    """Register both symbolics with the TorchScript exporter while the block runs."""
+    names: dict[str, Any] = {"pythonop::call": _call, "pythonop::stop_gradient": _stop}
+    for name, function in names.items():
+        torch.onnx.register_custom_op_symbolic(name, function, opset)
+    try:
+        yield
+    finally:
+        for name in names:
+            torch.onnx.unregister_custom_op_symbolic(name, opset)

@@ -1,0 +1,159 @@
+"""The geometry of convolutions and pools: where windows lie, and the adjoint of sliding them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from symbolics.graph.builder import Builder, attr
+
+__all__ = ["Windows", "windows"]
+
+Amount = int | ir.Value  # a number, or an int64 vector of one element
+
+
+@dataclass
+class Windows:
+    """Window o of an axis reads the places o * stride + k * dilation - before, k = 0..kernel-1, of the larger side.
+
+    Attributes:
+        large: The value that the windows slide over; ``small`` has one element a window.
+        before: Padding before each axis.
+        after: What is missing behind to fill the last window; negative where places are left over.
+    """
+
+    op: Builder
+    large: ir.Value
+    small: ir.Value
+    kernel: list[Amount]
+    strides: list[int]
+    dilations: list[int]
+    before: list[Amount]
+    after: list[Amount]
+
+    @property
+    def rank(self) -> int:
+        """The number of spatial axes."""
+        return len(self.strides)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether all sizes are numbers now."""
+        return all(isinstance(v, int) for v in (*self.kernel, *self.before, *self.after))
+
+    def pad(self, x: ir.Value) -> ir.Value:
+        """x, of the large side, with the padding that the windows reach into, or without the rest they do not reach."""
+        return self.op.pad(x, self.before, self.after, range(2, self.rank + 2))
+
+    def unpad(self, x: ir.Value) -> ir.Value:
+        """The adjoint of `pad`."""
+        less = [[-v if isinstance(v, int) else self.op.Neg(v) for v in side] for side in (self.before, self.after)]
+        return self.op.pad(x, *less, range(2, self.rank + 2))
+
+    def transposed(self, g: ir.Value, weight: ir.Value, group: int) -> ir.Value:
+        """ConvTranspose of the small side to the large one, in its exact size."""
+        op, n = self.op, self.rank
+        if self.is_static and min((*self.before, *self.after), default=0) >= 0:
+            pads = [*self.before, *self.after]
+            return op.ConvTranspose(g, weight, strides=self.strides, dilations=self.dilations, pads=pads, group=group)
+        if (
+            self.is_static
+            and min(self.before) >= 0
+            and all(a >= 0 or -a < max(s, d) for a, s, d in zip(self.after, self.strides, self.dilations))
+        ):
+            extra = [max(-a, 0) for a in self.after]
+            pads = [*self.before, *[max(a, 0) for a in self.after]]
+            return op.ConvTranspose(g, weight, strides=self.strides, dilations=self.dilations, pads=pads, output_padding=extra, group=group)
+        return self.unpad(op.ConvTranspose(g, weight, strides=self.strides, dilations=self.dilations, pads=[0] * (2 * n), group=group))
+
+    def spread(self, g: ir.Value, weight: np.ndarray | None = None) -> ir.Value:
+        """The adjoint of summing each window of each channel: every window gives its element to its places."""
+        op = self.op
+        spatial = [op.dim(self.small, i + 2) for i in range(self.rank)]
+        flat = op.reshape(g, [-1, 1, *spatial])
+        if all(isinstance(k, int) for k in self.kernel):
+            ones = op.constant(np.ones((1, 1, *self.kernel)), g.dtype)
+        else:
+            ones = op.Expand(op.number(1.0, g), op.vector([1, 1, *self.kernel]))
+        return op.reshape_like(self.transposed(flat, ones, 1), self.large)
+
+    def counts(self, include_pad: bool, pads: list[Amount], like: ir.Value) -> ir.Value | float:
+        """How many places of each window count: those of the large side, or those of its declared padding too."""
+        op, n = self.op, self.rank
+        sizes = [op.dim(self.large, i + 2) for i in range(n)]
+        outs = [op.dim(self.small, i + 2) for i in range(n)]
+        begin = [p if include_pad else 0 for p in pads[:n]]
+        end = [p if include_pad else 0 for p in pads[n:]]
+        if self.is_static and all(isinstance(v, int) for v in (*sizes, *outs, *begin, *end)):
+            total = np.ones((1, 1) + (1,) * n)
+            for i in range(n):
+                place = np.arange(outs[i])[:, None] * self.strides[i] + np.arange(self.kernel[i])[None] * self.dilations[i] - self.before[i]
+                inside = ((place >= -begin[i]) & (place < sizes[i] + end[i])).sum(1)
+                total = total * inside.reshape([-1 if j == i + 2 else 1 for j in range(n + 2)])
+            return float(total.flat[0]) if (total == total.flat[0]).all() else op.constant(total, like.dtype)
+        ones = op.Expand(op.number(1.0, like), op.vector([1, 1, *sizes]))
+        if include_pad:  # the declared padding counts, what a rounded-up last window adds does not
+            ones = op.Pad(ones, op.vector([0, 0, *begin, 0, 0, *end]), op.number(1.0, like))
+            rest = [[_minus(op, a, b) for a, b in zip(*pair)] for pair in ((self.before, begin), (self.after, end))]
+            ones = op.pad(ones, *rest, range(2, n + 2))
+        else:
+            ones = self.pad(ones)
+        weight = op.constant(np.ones((1, 1, *self.kernel)), like.dtype)
+        return op.Conv(ones, weight, strides=self.strides, dilations=self.dilations)
+
+
+def windows(op: Builder, node: ir.Node, large: ir.Value, small: ir.Value, kernel: list[Amount]) -> Windows:
+    """The windows of a Conv, a ConvTranspose (whose large side is its output) or a pool; pads and auto_pad resolved."""
+    n = len(kernel)
+    strides, dilations = attr(node, "strides") or [1] * n, attr(node, "dilations") or [1] * n
+    pads, auto = list(attr(node, "pads") or [0] * (2 * n)), attr(node, "auto_pad", "NOTSET")
+    before: list[Amount] = []
+    after: list[Amount] = []
+    for i in range(n):
+        d, out = op.dim(large, i + 2), op.dim(small, i + 2)
+        reach = _plus(op, _times(op, _minus(op, out, 1), strides[i]), _times(op, _minus(op, kernel[i], 1), dilations[i]), 1)
+        total = _minus(op, reach, d)  # the padding that the windows reach into
+        if auto in ("SAME_UPPER", "SAME_LOWER") or attr(node, "output_shape") is not None:
+            whole = max(total, 0) if isinstance(total, int) else op.Max(total, op.i64([0]))
+            half = whole // 2 if isinstance(whole, int) else op.Div(whole, op.i64([2]))
+            low = _minus(op, whole, half)
+            b = low if _begins_larger(node, auto) else half
+        else:
+            b = 0 if auto == "VALID" else pads[i]
+        before.append(b)
+        after.append(_minus(op, total, b))
+    return Windows(op, large, small, kernel, list(strides), list(dilations), before, after)
+
+
+def _begins_larger(node: ir.Node, auto: str) -> bool:
+    """Whether an odd padding has its larger half in front: SAME_LOWER; ConvTranspose with output_shape unless SAME_UPPER."""
+    return auto == "SAME_LOWER" if node.op_type != "ConvTranspose" or attr(node, "output_shape") is None else auto != "SAME_UPPER"
+
+
+def _minus(op: Builder, a: Amount, b: Amount) -> Amount:
+    if isinstance(a, int) and isinstance(b, int):
+        return a - b
+    return a if isinstance(b, int) and b == 0 else op.Sub(*_vectors(op, a, b))
+
+
+def _plus(op: Builder, *terms: Amount) -> Amount:
+    number = sum(t for t in terms if isinstance(t, int))
+    values = [t for t in terms if not isinstance(t, int)]
+    if not values:
+        return number
+    out = values[0]
+    for v in [*values[1:], *([op.i64([number])] if number else [])]:
+        out = op.Add(out, v)
+    return out
+
+
+def _times(op: Builder, a: Amount, factor: int) -> Amount:
+    if isinstance(a, int):
+        return a * factor
+    return a if factor == 1 else op.Mul(a, op.i64([factor]))
+
+
+def _vectors(op: Builder, *amounts: Amount) -> list[ir.Value]:
+    return [op.i64([a]) if isinstance(a, int) else a for a in amounts]

@@ -1,0 +1,250 @@
+"""What ONNX's shape inference leaves open: ranks, for want of a constant mostly, and names of dims that shapes were made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from symbolics.graph.copies import subgraphs, walk
+from symbolics.graph.values import attr, rank_of
+
+__all__ = ["guess_ranks", "name_dims"]
+
+_BROADCAST = frozenset(
+    """
+    Add Sub Mul Div Pow Where Max Min Sum Mean Mod Equal Less LessOrEqual Greater GreaterOrEqual And Or Xor PRelu
+    """.split()
+)
+_SAME = frozenset(
+    """
+    Abs Neg Exp Log Sqrt Reciprocal Erf Sin Cos Tan Tanh Sigmoid Softplus Softsign Relu LeakyRelu Elu Selu Celu Gelu HardSigmoid
+    HardSwish Mish Swish Clip Sign Floor Ceil Round Not IsNaN IsInf Identity Cast CastLike Dropout Softmax LogSoftmax CumSum
+    CumProd Trilu Slice Concat Split Pad Tile Transpose ScatterElements ScatterND GatherElements Resize Conv ConvTranspose
+    MaxPool AveragePool LayerNormalization BatchNormalization InstanceNormalization GroupNormalization RMSNormalization
+    ReverseSequence Compress TopK
+    """.split()
+)
+
+
+def guess_ranks(graph: ir.Graph) -> bool:
+    """Fill in ranks and types; whether anything was found."""
+    found = False
+    for node in list(walk(graph))[::-1] + list(walk(graph)):  # bodies stand behind their node, and read what is before it
+        if node.domain == "" and any(o.shape is None for o in node.outputs):
+            for out, rank in zip(node.outputs, _ranks(node)):
+                if rank is not None and rank >= 0 and out.shape is None:
+                    out.shape = ir.Shape([None] * rank)
+                    found = True
+    return found
+
+
+def _ranks(node: ir.Node) -> list[int | None]:
+    """The ranks of the outputs."""
+    op_type, n = node.op_type, len(node.outputs)
+    if op_type in ("If", "Loop", "Scan"):
+        return _of_bodies(node)
+    ranks = [None if v is None else rank_of(v) for v in node.inputs]
+    if not ranks:
+        return [None] * n
+    first = ranks[0]
+    if op_type in _SAME:
+        return [first] * n
+    if op_type in _BROADCAST:
+        return [None if None in ranks else max(ranks)]
+    if op_type == "MatMul" and None not in ranks:
+        a, b = ranks
+        return [max(a, b, 2) - (a == 1) - (b == 1)]
+    if op_type == "Gemm":
+        return [2]
+    length = _length(node.inputs[1]) if len(node.inputs) > 1 else None
+    if op_type == "Reshape":
+        return [length]
+    if op_type == "Expand" and length is not None and first is not None:
+        return [max(length, first)]
+    if op_type == "Gather" and None not in ranks[:2]:
+        return [first + ranks[1] - 1]
+    if op_type in ("Squeeze", "Unsqueeze") and first is not None and length is not None:
+        return [first + length if op_type == "Unsqueeze" else first - length]
+    if op_type == "Squeeze" and (len(node.inputs) < 2 or node.inputs[1] is None):
+        return [_squeezed(node)]
+    if op_type.startswith("Reduce"):
+        if attr(node, "keepdims", 1):
+            return [first]
+        return [first - length if first is not None and length else None]
+    if op_type == "ConstantOfShape":
+        return [_length(node.inputs[0])]
+    return [None] * n
+
+
+_ALONG_AXIS = frozenset(["Split", "Concat", "Softmax", "LogSoftmax"])  # each of their inputs has the axis that they name
+
+
+def _squeezed(node: ir.Node) -> int | None:
+    """A Squeeze without axes drops every 1, also of a dim not known: its rank is open, unless readers need all those dims."""
+    shape = None if node.inputs[0] is None else node.inputs[0].shape
+    if shape is None:
+        return None
+    most = sum(not (type(d) is int and d == 1) for d in shape)
+    least = sum(type(d) is int and d != 1 for d in shape)
+    for reader in node.outputs[0].consumers():
+        if reader.domain == "" and reader.op_type in _ALONG_AXIS:
+            axis = attr(reader, "axis", 0 if reader.op_type == "Split" else -1)
+            least = max(least, axis + 1 if axis >= 0 else -axis)
+    return most if least == most else None
+
+
+def _length(vector: ir.Value | None) -> int | None:
+    if vector is None or vector.shape is None or len(vector.shape) != 1 or type(vector.shape[0]) is not int:
+        return None
+    return vector.shape[0]
+
+
+def _of_bodies(node: ir.Node) -> list[int | None]:
+    """If: what its branches agree on. Loop, Scan: the body's, and one more where iterations are stacked."""
+    bodies = subgraphs(node)
+    if node.op_type == "If":
+        pairs = zip(*[[rank_of(v) for v in b.outputs] for b in bodies])
+        return [p[0] if len(set(p)) == 1 else None for p in pairs]
+    outputs = list(bodies[0].outputs)
+    states = len(node.inputs) - 2 if node.op_type == "Loop" else len(node.inputs) - attr(node, "num_scan_inputs")
+    outputs = outputs[1:] if node.op_type == "Loop" else outputs
+    initial = node.inputs[2:] if node.op_type == "Loop" else node.inputs
+    inner = bodies[0].inputs[2:] if node.op_type == "Loop" else bodies[0].inputs
+    for value, source in zip(list(inner)[:states], initial):
+        if value.shape is None and source is not None and source.shape is not None:
+            value.shape = ir.Shape([None] * len(source.shape))
+        value.type = value.type or (None if source is None else source.type)
+    ranks = [rank_of(v) for v in outputs]
+    return [r if r is None or i < states else r + 1 for i, r in enumerate(ranks)]
+
+
+# ------------------------------------------------------------------------------------------------------- names of dims
+Dim = int | str | None  # a number, a name, or unknown
+_POINTWISE = _BROADCAST | {
+    "Softmax",
+    "LogSoftmax",
+    "Cast",
+    "IsNaN",
+    "Not",
+    "Tanh",
+    "Exp",
+    "Erf",
+    "Sigmoid",
+    "Relu",
+    "Gelu",
+    "Neg",
+    "Sqrt",
+    "Identity",
+    "Dropout",
+}
+
+
+def name_dims(graph: ir.Graph, const: Callable[[ir.Value | None], np.ndarray | None]) -> None:
+    """Fill in unknown dims: exporters compute shapes from the shapes of other values, whose dims have names.
+
+    The names tell that nothing was broadcast, which spares the gradient its sums over axes found at run time.
+    """
+    vectors: dict[ir.Value, list[Dim]] = {}
+
+    def vector(v: ir.Value | None) -> list[Dim] | None:
+        if v is None or v in vectors:
+            return None if v is None else vectors[v]
+        array = const(v)
+        return (
+            None if array is None or array.dtype != np.int64 or array.ndim > 1 or array.size > 16 else [int(i) for i in array.reshape(-1)]
+        )
+
+    for node in graph:
+        if node.domain:
+            continue
+        if node.op_type in _OF_VECTORS and (found := _vector(node, vector)) is not None:
+            vectors[node.outputs[0]] = found
+        out = node.outputs[0]
+        before = _dims(out) or []
+        if any(_is_open(d) for d in before):
+            dims = _known_dims(node, vector)
+            if dims is not None and len(dims) == len(before):
+                out.shape = ir.Shape([new if _is_open(old) and new is not None else old for old, new in zip(before, dims)])
+
+
+_OF_VECTORS = frozenset(["Shape", "Slice", "Concat", "Gather", "Squeeze", "Unsqueeze", "Identity"])
+
+
+def _is_open(dim: Dim) -> bool:
+    """Unknown, or named by ONNX's inference as a dim that nothing is known of."""
+    return dim is None or (isinstance(dim, str) and dim.startswith("unk__"))
+
+
+def _dims(v: ir.Value | None) -> list[Dim] | None:
+    return None if v is None or v.shape is None else [d if type(d) is int else d.value for d in v.shape]
+
+
+def _vector(node: ir.Node, vector: Callable[[ir.Value | None], list[Dim] | None]) -> list[Dim] | None:
+    """The elements of a vector, or of a scalar, that was made of dims."""
+    if node.op_type == "Shape":
+        dims = _dims(node.inputs[0])
+        return None if dims is None else dims[slice(attr(node, "start", 0), attr(node, "end"))]
+    inputs = [vector(v) for v in node.inputs]
+    if None in inputs or not inputs:
+        return None
+    if node.op_type == "Concat":
+        return [d for part in inputs for d in part]
+    if node.op_type == "Slice":
+        start, end, *rest = [v[0] if len(v) == 1 else None for v in inputs[1:]]
+        plain = isinstance(start, int) and isinstance(end, int) and rest[:1] in ([], [0]) and rest[1:] in ([], [1])
+        return inputs[0][start:end] if plain else None
+    if node.op_type == "Gather":
+        indices = inputs[1]
+        return (
+            [inputs[0][i] for i in indices] if all(isinstance(i, int) and -len(inputs[0]) <= i < len(inputs[0]) for i in indices) else None
+        )
+    return inputs[0]
+
+
+def _known_dims(node: ir.Node, vector: Callable[[ir.Value | None], list[Dim] | None]) -> list[Dim] | None:
+    shapes = [_dims(v) for v in node.inputs if v is not None]
+    if node.op_type == "Reshape":
+        target = vector(node.inputs[1])
+        return None if target is None or shapes[0] is None else _reshaped(shapes[0], target, bool(attr(node, "allowzero", 0)))
+    if node.op_type == "Transpose":
+        perm = attr(node, "perm")
+        return None if shapes[0] is None else [shapes[0][p] for p in perm] if perm is not None else shapes[0][::-1]
+    if not shapes or None in shapes:
+        return None
+    if node.op_type == "MatMul" and all(len(s) >= 2 for s in shapes):
+        a, b = shapes
+        return [*_broadcast([a[:-2], b[:-2]]), a[-2], b[-1]]
+    if node.op_type in _POINTWISE:
+        return _broadcast(shapes[:1] if node.op_type == "Dropout" else shapes)
+    return None
+
+
+def _broadcast(shapes: Sequence[list[Dim]]) -> list[Dim]:
+    rank = max(len(s) for s in shapes)
+    columns = zip(*[[1] * (rank - len(s)) + s for s in shapes])
+    out: list[Dim] = []
+    for column in columns:
+        wide = {d for d in column if d != 1}
+        number = next((d for d in wide if isinstance(d, int)), None)
+        out.append(1 if not wide else number if number is not None else wide.pop() if len(wide) == 1 else None)
+    return out
+
+
+def _reshaped(before: list[Dim], target: list[Dim], allowzero: bool) -> list[Dim]:
+    """The dims behind a Reshape; what -1 stands for where all else cancels out."""
+    out = [before[i] if d == 0 and not allowzero and i < len(before) else d for i, d in enumerate(target)]
+    if -1 not in out:
+        return out
+    rest, others = list(before), [d for d in out if d != -1]
+    for d in list(others):
+        if d in rest:
+            rest.remove(d)
+            others.remove(d)
+    fill: Dim = None
+    if all(isinstance(d, int) for d in (*rest, *others)) and 0 not in (*rest, *others):
+        fill = int(np.prod(rest)) // int(np.prod(others))
+    elif len(rest) == 1 and not others:
+        fill = rest[0]
+    return [fill if d == -1 else d for d in out]

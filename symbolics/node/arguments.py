@@ -1,0 +1,605 @@
+"""Portable, lossless encoding of Python arguments as JSON, and back.
+
+Every value becomes plain JSON, or an object with one key that starts with ``$`` and names its type
+(docs/format.md has the table). Types of torch are in `symbolics.node.torch_arguments`, which adds them to the same
+table: a reader without torch can still show what a file says.
+
+Decoding is for untrusted text: sizes are limited, and a name becomes a Python object only through the caller's
+resolver.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import enum
+import json
+import math
+import re
+import sys
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from symbolics.errors import ExportError, FormatError
+
+__all__ = [
+    "MAX_BYTES",
+    "MAX_DEPTH",
+    "MAX_INT_BITS",
+    "MAX_ITEMS",
+    "SEQUENCES",
+    "Codec",
+    "Described",
+    "Partial",
+    "Resolver",
+    "Slot",
+    "Unresolved",
+    "add_codec",
+    "decode",
+    "describe",
+    "encode",
+    "expand",
+    "fill",
+    "has_codec",
+    "loads",
+    "qualified_name",
+    "slots",
+]
+
+# Limits of one call (docs/format.md). Writers refuse what readers would refuse.
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 64
+MAX_ITEMS = 1 << 16
+MAX_INT_BITS = 1 << 13
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of a tensor in an argument or a result.
+
+    Attributes:
+        index: Which tensor input (or tensor output) of the node.
+        kind: ``"tensor"``, or ``"size"``: an int64 scalar that ``forward`` receives as an int.
+    """
+
+    index: int
+    kind: Literal["tensor", "size"] = "tensor"
+
+
+class Partial(tuple):
+    """A tuple-like container that cannot be built before its slots are filled."""
+
+    def build(self, items: list[Any]) -> Any:
+        """The real container."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Unresolved:
+    """What a reader without a resolver shows in place of a named Python object."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return f"<{self.text}>"
+
+
+class Described(Partial):
+    """A dataclass or named tuple of a file whose class nobody resolved: its name and its items.
+
+    Attributes:
+        name: ``module:qualname`` of its class.
+        fields: The names of its items, None for a named tuple.
+    """
+
+    name: str
+    fields: tuple[str, ...] | None
+
+    def __new__(cls, items: Any, name: str = "", fields: tuple[str, ...] | None = None) -> Described:
+        """Args: the items, the name of the class, the names of the items."""
+        out = super().__new__(cls, items)
+        out.name, out.fields = name, fields
+        return out
+
+    def build(self, items: list[Any]) -> Any:
+        """The same with other items."""
+        return Described(items, self.name, self.fields)
+
+    def __repr__(self) -> str:
+        names = [f"{field}=" for field in self.fields] if self.fields is not None else [""] * len(self)
+        return f"{self.name}({', '.join(f'{name}{item!r}' for name, item in zip(names, self, strict=True))})"
+
+
+#: ``resolver(kind, name)`` returns the object that a file names; kind is "enum", "dataclass", "namedtuple",
+#: "callable" or "object". It raises TrustError for what the caller did not allow.
+Resolver = Callable[[str, str], Any]
+
+
+def describe(kind: str, name: str) -> Any:
+    """The resolver that imports nothing: names stay text."""
+    return Unresolved(f"{kind} {name}")
+
+
+def qualified_name(obj: Any) -> str:
+    """``module:qualname`` of a class or function."""
+    return f"{obj.__module__}:{obj.__qualname__}"
+
+
+def _importable(obj: Any) -> bool:
+    """Whether the module and qualified name of ``obj`` lead back to it."""
+    found: Any = sys.modules.get(getattr(obj, "__module__", None) or "")
+    for part in (getattr(obj, "__qualname__", None) or "<none>").split("."):
+        found = getattr(found, part, None)
+    return found is obj or (
+        isinstance(obj, types.MethodType) and isinstance(obj.__self__, type) and found == obj
+    )  # each look makes a new bound method
+
+
+# ---------------------------------------------------------------------------------------------- the table of types
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How the values of one type are written and read.
+
+    Attributes:
+        tag: The ``$name`` of the type.
+        matches: Whether a value is of this type, exactly.
+        write: value, encoder of children -> JSON payload.
+        read: JSON payload, decoder of children, resolver -> value. It may raise any of TypeError, ValueError,
+            KeyError, IndexError, OverflowError for a malformed payload.
+    """
+
+    tag: str
+    matches: Callable[[Any], bool]
+    write: Callable[[Any, Callable[[Any], Any]], Any]
+    read: Callable[[Any, Callable[[Any], Any], Resolver], Any]
+
+
+_CODECS: list[Codec] = []
+_BY_TAG: dict[str, Codec] = {}
+
+
+def add_codec(codec: Codec) -> None:
+    """Add a type to the table; the same tag twice keeps the later one."""
+    if codec.tag in _BY_TAG:
+        _CODECS.remove(_BY_TAG[codec.tag])
+    _CODECS.append(codec)
+    _BY_TAG[codec.tag] = codec
+
+
+def has_codec(value: Any) -> bool:
+    """Whether `encode` can write the value itself (its children are another question)."""
+    return _is_plain(value) or type(value) is list or any(codec.matches(value) for codec in _CODECS)
+
+
+def _exactly(*types: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) in types
+
+
+def _typed(payload: Any, kind: type) -> Any:
+    if type(payload) is not kind:
+        raise TypeError(f"expected {kind.__name__}, got {type(payload).__name__}")
+    return payload
+
+
+def _pair(payload: Any) -> tuple[Any, Any]:
+    first, second = _typed(payload, list)
+    return first, second
+
+
+def _read_int(payload: Any, *_: Any) -> int:
+    text = _typed(payload, str)
+    if len(text) > MAX_INT_BITS // 4 + 3:
+        raise ValueError(f"an int of more than {MAX_INT_BITS} bits")
+    return int(text, 16)
+
+
+def _read_float(payload: Any, *_: Any) -> float:
+    if payload not in ("nan", "inf", "-inf"):
+        raise ValueError("only nan, inf and -inf are written so")
+    return float(payload)  # a new nan each time: two nans are two keys of a dict
+
+
+def _write_float(value: float, _: Any) -> str:
+    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+
+
+def _read_items(payload: Any, decode_child: Callable[[Any], Any], _: Resolver) -> list[Any]:
+    return [decode_child(item) for item in _typed(payload, list)]
+
+
+def _read_entries(payload: Any, decode_child: Callable[[Any], Any], _: Resolver) -> list[tuple[Any, Any]]:
+    return [(decode_child(key), decode_child(value)) for key, value in map(_pair, _typed(payload, list))]
+
+
+def _write_entries(value: dict[Any, Any], encode_child: Callable[[Any], Any]) -> list[list[Any]]:
+    return [[encode_child(k), encode_child(v)] for k, v in value.items()]
+
+
+def _write_set(value: Any, encode_child: Callable[[Any], Any]) -> list[Any]:
+    # Sorted by their text: hash order changes from process to process, files must not.
+    return sorted((encode_child(item) for item in value), key=lambda item: json.dumps(item))
+
+
+def _write_enum(value: enum.Enum, encode_child: Callable[[Any], Any]) -> list[Any]:
+    if value.name in type(value).__members__:
+        return [qualified_name(type(value)), value.name]
+    # A combination of flags has no name of its own (or one like "A|B"): its number stands for it.
+    if not isinstance(value, enum.Flag):
+        raise TypeError("it is no member of its class")
+    return [qualified_name(type(value)), encode_child(value.value)]
+
+
+def _read_enum(payload: Any, decode_child: Callable[[Any], Any], resolver: Resolver) -> Any:
+    name, member = _pair(payload)
+    member = decode_child(member)
+    cls = resolver("enum", _typed(name, str))
+    if isinstance(cls, Unresolved):
+        return Unresolved(f"{name}.{member}")
+    if isinstance(member, str):
+        return cls.__members__[member]
+    if not issubclass(cls, enum.Flag):
+        raise TypeError(f"{name} is not a Flag, its members are named")
+    return cls(_typed(member, int))
+
+
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, (type, dict, list, tuple, Slot))
+
+
+def _write_dataclass(value: Any, encode_child: Callable[[Any], Any]) -> list[Any]:
+    names = [f.name for f in dataclasses.fields(value)]
+    object.__new__(type(value))  # TypeError for what a reader could not build: subclasses of int, of Exception, ...
+    extra = sorted(set(getattr(value, "__dict__", {})) - set(names))
+    if extra:
+        raise ExportError(
+            f"a {qualified_name(type(value))} carries {', '.join(extra)} outside its dataclass fields: make them fields, or register the object"
+        )
+    return [qualified_name(type(value)), {n: encode_child(getattr(value, n)) for n in names}]
+
+
+def _read_dataclass(payload: Any, decode_child: Callable[[Any], Any], resolver: Resolver) -> Any:
+    name, fields = _pair(payload)
+    values = {key: decode_child(value) for key, value in _typed(fields, dict).items()}
+    cls = resolver("dataclass", _typed(name, str))
+    if isinstance(cls, Unresolved):
+        return Described(values.values(), name, tuple(values))
+    if set(values) != {f.name for f in dataclasses.fields(cls)}:
+        raise ValueError(f"{name} has other fields in this process")
+    # No constructor: it could compute anything, and its result need not be what was recorded.
+    out = object.__new__(cls)
+    for key, value in values.items():
+        object.__setattr__(out, key, value)
+    return out
+
+
+def _is_namedtuple(value: Any) -> bool:
+    return isinstance(value, tuple) and type(value).__bases__ == (tuple,) and hasattr(type(value), "_fields")
+
+
+def _read_namedtuple(payload: Any, decode_child: Callable[[Any], Any], resolver: Resolver) -> Any:
+    name, items = _pair(payload)
+    values = _read_items(items, decode_child, resolver)
+    cls = resolver("namedtuple", _typed(name, str))
+    if isinstance(cls, Unresolved):
+        return Described(values, name)
+    if len(values) != len(cls._fields):
+        raise ValueError(f"{name} has {len(cls._fields)} fields in this process, the file has {len(values)}")
+    return tuple.__new__(cls, values)
+
+
+def _read_slice(payload: Any, decode_child: Callable[[Any], Any], resolver: Resolver) -> slice:
+    start, stop, step = _read_items(payload, decode_child, resolver)
+    return slice(start, stop, step)
+
+
+def _read_range(payload: Any, *_: Any) -> range:
+    start, stop, step = (_typed(item, int) if not isinstance(item, dict) else _read_int(item["$int"]) for item in _typed(payload, list))
+    return range(start, stop, step)
+
+
+def _read_bytes(payload: Any, *_: Any) -> bytes:
+    return base64.b64decode(_typed(payload, str), validate=True)
+
+
+def _numpy_dtype(name: Any) -> np.dtype:
+    # A pattern first: numpy reads a whole language of dtypes.
+    if not re.fullmatch(r"[<>|][biufc]\d{1,2}", _typed(name, str)):
+        raise TypeError(f"numpy dtype {name[:40]!r} is not a number type")
+    return np.dtype(name)
+
+
+def _write_array(value: Any, _: Any) -> list[Any]:
+    array = np.asarray(value)
+    _numpy_dtype(array.dtype.str)
+    return [array.dtype.str, list(array.shape), base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()]
+
+
+def _read_array(payload: Any, *_: Any) -> np.ndarray:
+    dtype, shape, data = _typed(payload, list)
+    array = np.frombuffer(_read_bytes(data), dtype=_numpy_dtype(dtype))
+    return array.reshape([_typed(n, int) for n in _typed(shape, list)]).copy()
+
+
+def _read_named(kind: str) -> Callable[[Any, Any, Resolver], Any]:
+    return lambda payload, _, resolver: resolver(kind, _typed(payload, str))
+
+
+def _is_callable(value: Any) -> bool:
+    return callable(value) and hasattr(value, "__qualname__") and _importable(value)
+
+
+def _has_pair(value: Any) -> bool:
+    """Whether a str holds two surrogates that JSON would join to one character."""
+    return type(value) is str and _PAIR.search(value) is not None
+
+
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+
+
+def _write_str(value: str, _: Any) -> str:
+    return base64.b64encode(value.encode("utf-8", "surrogatepass")).decode()
+
+
+def _read_str(payload: Any, *_: Any) -> str:
+    return _read_bytes(payload).decode("utf-8", "surrogatepass")
+
+
+_TABLE = [
+    # tag, matches, write, read
+    ("$tensor", lambda v: isinstance(v, Slot) and v.kind == "tensor", lambda v, _: v.index, lambda p, *_: Slot(_typed(p, int))),
+    ("$size", lambda v: isinstance(v, Slot) and v.kind == "size", lambda v, _: v.index, lambda p, *_: Slot(_typed(p, int), "size")),
+    ("$int", _exactly(int), lambda v, _: hex(v), _read_int),
+    ("$float", _exactly(float), _write_float, _read_float),
+    ("$complex", _exactly(complex), lambda v, e: [e(v.real), e(v.imag)], lambda p, d, _: complex(*(_typed(d(x), float) for x in _pair(p)))),
+    ("$str", _has_pair, _write_str, _read_str),
+    ("$bytes", _exactly(bytes), lambda v, _: base64.b64encode(v).decode(), _read_bytes),
+    ("$tuple", _exactly(tuple), lambda v, e: [e(x) for x in v], lambda p, d, r: tuple(_read_items(p, d, r))),
+    ("$dict", _exactly(dict), _write_entries, lambda p, d, r: dict(_read_entries(p, d, r))),
+    ("$ordereddict", _exactly(OrderedDict), _write_entries, lambda p, d, r: OrderedDict(_read_entries(p, d, r))),
+    ("$set", _exactly(set), _write_set, lambda p, d, r: set(_read_items(p, d, r))),
+    ("$frozenset", _exactly(frozenset), _write_set, lambda p, d, r: frozenset(_read_items(p, d, r))),
+    ("$slice", _exactly(slice), lambda v, e: [e(v.start), e(v.stop), e(v.step)], _read_slice),
+    ("$range", _exactly(range), lambda v, e: [e(v.start), e(v.stop), e(v.step)], _read_range),
+    ("$ellipsis", lambda v: v is Ellipsis, lambda v, _: True, lambda p, *_: Ellipsis),
+    ("$numpy", lambda v: isinstance(v, np.generic), _write_array, lambda p, *_: _read_array(p)[()]),
+    ("$ndarray", lambda v: type(v) is np.ndarray, _write_array, _read_array),
+    ("$numpydtype", lambda v: isinstance(v, np.dtype), lambda v, _: _numpy_dtype(v.str).str, lambda p, *_: _numpy_dtype(p)),
+    ("$enum", lambda v: isinstance(v, enum.Enum), _write_enum, _read_enum),
+    ("$namedtuple", _is_namedtuple, lambda v, e: [qualified_name(type(v)), [e(x) for x in v]], _read_namedtuple),
+    ("$dataclass", _is_dataclass, _write_dataclass, _read_dataclass),
+    ("$callable", _is_callable, lambda v, _: qualified_name(v), _read_named("callable")),
+    ("$object", lambda v: False, lambda v, _: None, _read_named("object")),  # written by encode(names=...)
+]
+for _row in _TABLE:
+    add_codec(Codec(*_row))
+
+# Not in the table: what JSON itself can say. 2**53 is what every JSON reader keeps.
+_SAFE_INT = 1 << 53
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    return (
+        value is None
+        or kind is bool
+        or (kind is str and not _has_pair(value))
+        or (kind is int and abs(value) <= _SAFE_INT)
+        or (kind is float and math.isfinite(value))
+    )
+
+
+# ----------------------------------------------------------------------------------------------------- the recursion
+
+
+class _Budget:
+    """Counts what one call may hold."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self.items = 0
+        self.error = error
+
+    def spend(self, depth: int) -> None:
+        self.items += 1
+        if self.items > MAX_ITEMS:
+            raise self.error(f"a call holds more than {MAX_ITEMS} values: pass them as one tensor")
+        if depth > MAX_DEPTH:
+            raise self.error(f"a call nests deeper than {MAX_DEPTH} levels")
+
+
+def encode(value: Any, names: Callable[[Any], str | None] = lambda _: None) -> Any:
+    """JSON for one value.
+
+    Args:
+        value: The argument; its tensors are already `Slot`s.
+        names: The name under which an object is registered, or None.
+
+    Raises:
+        ExportError: The value has no portable form; the message names its type and the remedy.
+    """
+    budget = _Budget(ExportError)
+
+    def visit(item: Any, depth: int) -> Any:
+        budget.spend(depth)
+        name = None if _is_plain(item) else names(item)
+        if name is not None:
+            return {"$object": name}
+        if _is_plain(item):
+            return item
+        if type(item) is list:
+            return [visit(x, depth + 1) for x in item]
+        if type(item) is int and item.bit_length() > MAX_INT_BITS:
+            raise ExportError(f"an int of {item.bit_length()} bits is more than the {MAX_INT_BITS} that a file may hold")
+        for codec in _CODECS:
+            if codec.matches(item):
+                try:
+                    return {codec.tag: codec.write(item, lambda x: visit(x, depth + 1))}
+                except (TypeError, ValueError, AttributeError, OverflowError) as error:
+                    raise ExportError(
+                        f"an object of type {qualified_name(type(item))} cannot be written as {codec.tag}: {_short(error)}"
+                    ) from error
+        raise ExportError(
+            f"an object of type {qualified_name(type(item))} has no portable form: give it a name with "
+            "exporter.register(obj, name) here and in the process that runs the file, or name the Function in inline="
+        )
+
+    return visit(value, 0)
+
+
+def decode(data: Any, resolver: Resolver = describe) -> Any:
+    """The value of one piece of JSON (as `loads` returns it).
+
+    Raises:
+        FormatError: The data is not what `encode` writes, or passes a limit.
+        TrustError: From the resolver.
+    """
+    budget = _Budget(FormatError)
+
+    def visit(item: Any, depth: int) -> Any:
+        budget.spend(depth)
+        if item is None or isinstance(item, (bool, str, int, float)):
+            return item
+        if isinstance(item, list):
+            return [visit(x, depth + 1) for x in item]
+        if not isinstance(item, dict) or len(item) != 1:
+            raise FormatError("a call holds an object that is not of the form {$type: value}: the file is damaged")
+        ((tag, payload),) = item.items()
+        codec = _BY_TAG.get(tag)
+        if codec is None:
+            raise FormatError(
+                f"a call holds a value of the unknown type {tag[:40]!r}: it needs a newer pythonop, or `import symbolics.node.torch_arguments`"
+            )
+        try:
+            return codec.read(payload, lambda x: visit(x, depth + 1), resolver)
+        except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError, binascii.Error) as error:
+            raise FormatError(f"a {tag} value in a call is malformed: {_short(error)}") from error
+
+    return visit(data, 0)
+
+
+def loads(text: str) -> Any:
+    """Parse untrusted JSON within the limits.
+
+    Raises:
+        FormatError: It is too long, nested too deeply, or no JSON.
+    """
+    if len(text) > MAX_BYTES:
+        raise FormatError(f"a call of {len(text)} bytes is longer than the {MAX_BYTES} that a file may hold")
+
+    def refuse(token: str) -> Any:
+        raise FormatError(f"the number {token[:40]!r} is outside what a call may hold")
+
+    def parse_float(token: str) -> float:
+        value = float(token)
+        return value if math.isfinite(value) else refuse(token)
+
+    def parse_int(token: str) -> int:
+        return int(token) if len(token) <= 20 and abs(int(token)) <= _SAFE_INT else refuse(token)
+
+    try:
+        return json.loads(text, parse_constant=refuse, parse_float=parse_float, parse_int=parse_int)
+    except RecursionError as error:
+        raise FormatError(f"a call nests deeper than {MAX_DEPTH} levels") from error
+    except ValueError as error:
+        raise FormatError(f"a call is not JSON: {_short(error)}") from error
+
+
+def _short(error: BaseException) -> str:
+    return str(error)[:200]
+
+
+# --------------------------------------------------------------------------------------------- containers of tensors
+
+
+#: What is opened like a tuple; `symbolics.node.torch_arguments` adds torch.Size, which pytree opens as well.
+SEQUENCES: set[type] = {list, tuple}
+
+
+def _children(value: Any) -> Iterator[Any] | None:
+    """The parts of a container in the order of torch.utils._pytree; None for a leaf."""
+    if type(value) in (dict, OrderedDict):
+        return iter(value.values())
+    if type(value) in SEQUENCES or isinstance(value, Partial) or _is_namedtuple(value):
+        return iter(value)
+    if _is_dataclass(value):
+        return (getattr(value, f.name) for f in dataclasses.fields(value))
+    return None
+
+
+def slots(value: Any) -> list[Slot]:
+    """The slots inside a value, in order.
+
+    Raises:
+        ExportError: It nests deeper than a file may.
+    """
+    return list(_slots(value, 0))
+
+
+def _slots(value: Any, depth: int) -> Iterator[Slot]:
+    if isinstance(value, Slot):
+        yield value
+    for child in _children(value) or ():
+        _check_depth(depth)
+        yield from _slots(child, depth + 1)
+
+
+def _check_depth(depth: int) -> None:
+    # Some more than encode and decode allow: what holds the arguments is a container, too.
+    if depth > MAX_DEPTH + 4:
+        raise ExportError(f"an argument nests deeper than {MAX_DEPTH} levels")
+
+
+def expand(value: Any) -> list[Any]:
+    """The flat arguments that one argument stands for.
+
+    A container with a slot inside is expanded to its leaves; anything else is one argument.
+    """
+    if isinstance(value, Slot) or not slots(value):
+        return [value]
+    return [leaf for child in (_children(value) or ()) for leaf in expand_leaves(child)]
+
+
+def expand_leaves(value: Any) -> list[Any]:
+    """All leaves of a container."""
+    children = _children(value)
+    return [value] if children is None else [leaf for child in children for leaf in expand_leaves(child)]
+
+
+def fill(value: Any, leaf: Callable[[Any], Any], _depth: int = 0) -> Any:
+    """A copy of the value with ``leaf`` applied to every leaf; containers keep their types.
+
+    Raises:
+        ExportError: It nests deeper than a file may.
+    """
+    kind = type(value)
+    _check_depth(_depth)
+
+    def part(item: Any) -> Any:
+        return fill(item, leaf, _depth + 1)
+
+    if kind in (list, tuple):
+        return kind(part(x) for x in value)
+    if kind in (dict, OrderedDict):
+        return kind((k, part(v)) for k, v in value.items())
+    if isinstance(value, Partial):
+        return value.build([part(x) for x in value])
+    if _is_namedtuple(value):
+        return tuple.__new__(kind, [part(x) for x in value])
+    if _is_dataclass(value):
+        parts = {f.name: part(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        if all(parts[n] is getattr(value, n) for n in parts):
+            return value
+        out = object.__new__(kind)
+        for key, item in getattr(value, "__dict__", {}).items():  # a slotted class has none
+            object.__setattr__(out, key, item)
+        for key, item in parts.items():
+            object.__setattr__(out, key, item)
+        return out
+    return leaf(value)

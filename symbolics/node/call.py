@@ -1,0 +1,98 @@
+"""AutogradCall: one recorded call of ``torch.autograd.Function.apply``.
+
+Either exporter makes one a call, `symbolics.node.attributes` writes it into a node and reads it back, the runtimes
+run it. No torch here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from symbolics.node.arguments import Slot, encode, expand, has_codec, slots
+
+__all__ = ["Autocast", "AutogradCall"]
+
+
+@dataclass(frozen=True)
+class Autocast:
+    """The autocast state around a call.
+
+    Attributes:
+        dtypes: device type -> dtype name, for the devices on which autocast was enabled (``{"cpu": "bfloat16"}``).
+        cache: Whether casts of parameters were cached.
+    """
+
+    dtypes: dict[str, str] = field(default_factory=dict)
+    cache: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AutogradCall:
+    """One call of ``Function.apply``, without its tensors.
+
+    Two calls are equal when they are written alike, so types count (``1`` is not ``True``) and nan equals nan.
+
+    Attributes:
+        id: Unique in the model and deterministic; it keeps optimizers from merging two calls.
+        name: ``module:qualname`` of the Function class.
+        args: forward's positional arguments without ctx, ``*args`` in place. Tensors and symbolic sizes are `Slot`s
+            that count the node's inputs 0, 1, ... in order.
+        kwargs: What forward takes as ``**kwargs``, in name order.
+        outputs: What ``apply`` returned, with its tensors as `Slot`s (all of them, in order).
+        input_types, input_ranks, input_requires_grads: One a tensor input: ONNX element type, rank, flag.
+        output_types, output_ranks, output_requires_grads: One a tensor output.
+        inplace: Whether an output reuses an input's memory (mark_dirty).
+        training: Whether the module was exported in training mode.
+        autocast: The autocast state around the call.
+        passed: How many of ``args`` the caller passed; forward's defaults supplied the others. backward answers for
+            as many, so a runner passes as many. None: all of them.
+    """
+
+    id: str
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    outputs: Any = Slot(0)
+    input_types: tuple[int, ...] = ()
+    input_ranks: tuple[int, ...] = ()
+    input_requires_grads: tuple[bool, ...] = ()
+    output_types: tuple[int, ...] = ()
+    output_ranks: tuple[int, ...] = ()
+    output_requires_grads: tuple[bool, ...] = ()
+    inplace: bool = False
+    training: bool = False
+    autocast: Autocast = Autocast()
+    passed: int | None = None
+
+    def flat(self) -> Iterator[Any]:
+        """The flat list of arguments that letters, flags and positions index."""
+        for value in (*self.args, *self.kwargs.values()):
+            yield from expand(value)
+
+    @property
+    def convention(self) -> str:
+        """A letter an argument: 'd' for a tensor or a symbolic size, 'c' for anything else."""
+        return "".join("d" if isinstance(value, Slot) else "c" for value in self.flat())
+
+    @property
+    def output_slots(self) -> list[Slot]:
+        """The slots of the tensor outputs."""
+        return slots(self.outputs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AutogradCall) and _text(self) == _text(other)
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.name))
+
+
+def _text(call: AutogradCall) -> str:
+    # Objects without a portable form are compared by identity.
+    fields = {f.name: getattr(call, f.name) for f in dataclasses.fields(call) if f.name != "autocast"}
+    return json.dumps(
+        encode([fields, sorted(call.autocast.dtypes.items()), call.autocast.cache], lambda v: None if has_codec(v) else f"id {id(v)}")
+    )

@@ -1,0 +1,128 @@
+"""The schemas of com.microsoft PythonOp and PythonOpGrad, registered with onnx.defs on import.
+
+Strict: onnx.checker refuses a node without a required attribute. With type and shape inference: element types and
+ranks come from the node's attributes; dimensions are what value_info says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+import onnx_ir as ir
+from onnx.defs import OpSchema
+
+from symbolics.node.attributes import GRAD_SPECS, SPECS
+from symbolics.node.metadata import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
+
+__all__ = ["register"]
+
+_ALL_TENSORS = sorted(OpSchema_type for OpSchema_type in (f"tensor({t})" for t in (
+    "bool", "string", "float", "double", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "complex64", "complex128", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz",
+)))  # fmt: skip
+
+_ONE, _OPTIONAL, _VARIADIC = (
+    OpSchema.FormalParameterOption.Single,
+    OpSchema.FormalParameterOption.Optional,
+    OpSchema.FormalParameterOption.Variadic,
+)
+
+
+def _parameter(name: str, kind: str, text: str, option: OpSchema.FormalParameterOption) -> OpSchema.FormalParameter:
+    variadic = option is _VARIADIC
+    return OpSchema.FormalParameter(name, kind, text, param_option=option, is_homogeneous=not variadic, min_arity=0 if variadic else 1)
+
+
+def _attributes(specs: Mapping[str, tuple[ir.AttributeType, bool, str]]) -> list[OpSchema.Attribute]:
+    out = []
+    for name, (kind, required, text) in specs.items():
+        if name == "training_mode":
+            out.append(OpSchema.Attribute(name, onnx.helper.make_attribute(name, 0), text))
+        else:
+            out.append(OpSchema.Attribute(name, getattr(OpSchema.AttrType, kind.name), text, required=required))
+    return out
+
+
+def _ints(context: onnx.shape_inference.InferenceContext, name: str) -> list[int]:
+    attribute = context.get_attribute(name)
+    return list(attribute.ints) if attribute is not None else []
+
+
+def _set_outputs(context: onnx.shape_inference.InferenceContext, first: int, types: list[int], ranks: list[int]) -> None:
+    for offset, (kind, rank) in enumerate(zip(types, ranks, strict=False)):
+        if first + offset >= context.get_num_outputs():
+            return
+        # Fresh unknown dims: inference merges them with the symbolic dims that value_info already has.
+        proto = onnx.TypeProto()
+        proto.tensor_type.elem_type = kind
+        proto.tensor_type.shape.SetInParent()
+        for _ in range(rank):
+            proto.tensor_type.shape.dim.add()
+        context.set_output_type(first + offset, proto)
+
+
+def _infer_forward(context: onnx.shape_inference.InferenceContext) -> None:
+    if context.get_num_outputs():
+        _set_outputs(context, 0, [onnx.TensorProto.INT64], [0])
+    _set_outputs(context, 1, _ints(context, "output_tensor_types"), _ints(context, "output_tensor_ranks"))
+
+
+def _infer_backward(context: onnx.shape_inference.InferenceContext) -> None:
+    _set_outputs(context, 0, _ints(context, "output_tensor_types"), _ints(context, "output_tensor_ranks"))
+
+
+_CONSTRAINTS = [("T", _ALL_TENSORS, "Any tensor."), ("TInt64", ["tensor(int64)"], "The context.")]
+
+
+def _schemas() -> list[OpSchema]:
+    forward = OpSchema(
+        PYTHON_OP,
+        ORT_DOMAIN,
+        1,
+        "One call of torch.autograd.Function.apply.",
+        inputs=[_parameter("inputs", "T", "The tensor arguments of apply, in order.", _VARIADIC)],
+        outputs=[
+            _parameter("context", "TInt64", "Scalar: a handle of the context made by this run, for the matching PythonOpGrad.", _OPTIONAL),
+            _parameter("outputs", "T", "The tensor outputs, in order.", _VARIADIC),
+        ],
+        type_constraints=_CONSTRAINTS,
+        attributes=_attributes(SPECS),
+        node_determinism=OpSchema.NodeDeterminism.NonDeterministic,  # type: ignore[call-arg]  # newer than the stub
+    )
+    backward = OpSchema(
+        PYTHON_OP_GRAD,
+        ORT_DOMAIN,
+        1,
+        "The backward of one PythonOp.",
+        inputs=[
+            _parameter("context", "TInt64", "The context output of the PythonOp.", _ONE),
+            _parameter(
+                "inputs",
+                "T",
+                "N gradients (backward's inputs, empty where absent), then the N forward outputs as control dependency.",
+                _VARIADIC,
+            ),
+        ],
+        outputs=[
+            _parameter(
+                "outputs", "T", "What backward returns, a place a tensor argument of apply; empty where no gradient is wanted.", _VARIADIC
+            )
+        ],
+        type_constraints=_CONSTRAINTS,
+        attributes=_attributes(GRAD_SPECS),
+        node_determinism=OpSchema.NodeDeterminism.NonDeterministic,  # type: ignore[call-arg]  # newer than the stub
+    )
+    forward.set_type_and_shape_inference_function(_infer_forward)
+    backward.set_type_and_shape_inference_function(_infer_backward)
+    return [forward, backward]
+
+
+def register() -> None:
+    """Register both schemas with onnx.defs; schemas of the same name from elsewhere stay."""
+    for schema in _schemas():
+        if not onnx.defs.has(schema.name, schema.domain):
+            onnx.defs.register_schema(schema)
+
+
+register()
