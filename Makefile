@@ -29,11 +29,11 @@ TORCH ?=
 PYTEST_ARGS ?=
 # Wanted without what they depend on: timm asks for torchvision, of which we need nothing.
 NO_DEPS ?= timm
-# What tests/wild looks at beyond the test extra; a package that is missing is an xfail that names it.
+# What tests/end_to_end/wild looks at beyond the test extra; a package that is missing is an xfail that names it.
 WILD ?= torchsde trampoline torchdiffeq scipy linear_operator gpytorch jaxtyping wadler_lindig boltons spikingjelly loguru brevitas dependencies==2.0.1 unfoldNd
 
 NODE_PACKAGE ?= onnxruntime-node@1.30.0
-# The releases on which the native library is tested; tests/runtime/test_versions.py names the same.
+# The releases on which the native library is tested; tests/exporter/runtime/test_versions.py names the same.
 ORT_VERSIONS ?= 1.20.1 1.23.2 1.27.0 1.31.1
 
 BIN := $(VENV)/bin
@@ -55,7 +55,7 @@ PINS := $(VENV)/constraints-own-torch.txt
 endif
 
 # What depends on torch's release: everything between a model and its file, and what a file does beside eager.
-TORCH_TESTS ?= tests/test_torch_private.py tests/torch_versions tests/export tests/functions tests/models tests/module tests/verify
+TORCH_TESTS ?= tests/symbolics/test_torch_private.py tests/end_to_end/torch_versions tests/symbolics/capture tests/exporter/forward tests/end_to_end/functions tests/end_to_end/models tests/exporter/module tests/exporter/verification
 
 .PHONY: test lint pytest demo test-torch versions write-versions test-wild test-ort node bench wheel clean help
 .DEFAULT_GOAL := help
@@ -116,18 +116,18 @@ versions:
 	$(MAKE) write-versions $(OTHER)
 
 write-versions: $(BUILT)
-	$(PY) -m tests.torch_versions.table
+	$(PY) -m tests.end_to_end.torch_versions.table
 
 test-wild: $(BUILT)
 	$(PY) -m pip install --no-deps $(WILD)
-	$(PY) -m pytest -n $(WORKERS) tests/wild $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(WORKERS) tests/end_to_end/wild $(PYTEST_ARGS)
 
 test-ort: $(BUILT)
 	@for version in $(ORT_VERSIONS); do \
 		test -d $(VENV)/ort/ort-$$version/onnxruntime || \
 		$(PY) -m pip install --no-deps --target $(VENV)/ort/ort-$$version onnxruntime==$$version || exit 1; \
 	done
-	PYTHONOP_ORT_DIR=$(abspath $(VENV)/ort) $(PY) -m pytest -n $(WORKERS) tests/runtime/test_versions.py $(PYTEST_ARGS)
+	PYTHONOP_ORT_DIR=$(abspath $(VENV)/ort) $(PY) -m pytest -n $(WORKERS) tests/exporter/runtime/test_versions.py $(PYTEST_ARGS)
 
 # onnx-ad is what gradients are compared with, nothing else needs it.
 bench: $(BUILT)

@@ -31,7 +31,7 @@ from torch.autograd import Function
 
 from benchmarks._report import Figure, tell
 from exporter.runtime.session import inference_session, session_options
-from tests.runtime import build
+from tests.exporter.runtime import build
 
 
 class Double(Function):

@@ -1,6 +1,6 @@
 """Every private name of torch and onnxscript that the project uses, each with the reason.
 
-tests/test_torch_private.py has a test a name: when a release moves one, that test fails by its name. Nothing else in
+tests/symbolics/test_torch_private.py has a test a name: when a release moves one, that test fails by its name. Nothing else in
 the project may touch a private name.
 """
 

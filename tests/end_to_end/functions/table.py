@@ -1,0 +1,124 @@
+"""docs/functions.md, made of the rows: ``python -m tests.end_to_end.functions.table`` runs them all and writes it."""
+
+from __future__ import annotations
+
+import logging
+import re
+import tempfile
+import warnings
+from collections import Counter
+from pathlib import Path
+
+from tests.end_to_end.functions.check import ROWS, Cell, check_row, shown as short
+from tests.end_to_end.functions.worker import ENGINES, Worker
+from tests.support import ROOT
+
+__all__ = ["DOCUMENT", "TORCH", "WORKING", "cells_of", "share", "table_of"]
+
+DOCUMENT = ROOT / "docs" / "functions.md"
+
+WORKING = {"works", "warned"}  # one opaque node, equal, no action by the user
+TORCH = {"torch"}  # set apart: torch's own exporter cannot trace it either
+
+_HEAD = """\
+# Functions, habit by habit
+
+What becomes of everything that an `autograd.Function` can do, on both exporters and both engines. Each row is a small model
+(`tests/end_to_end/functions/`) that is exported, saved, and opened in a fresh process, which builds the gradient graph; outputs and the
+gradients of all parameters and inputs are compared with eager PyTorch, twice in a row. `make test` keeps the table:
+`python -m tests.end_to_end.functions.table` writes it anew.
+
+| outcome | meaning |
+|---|---|
+| works | one opaque node a call; forward and backward equal eager's; nothing to do for the user; no warning |
+| warned | the same, with a warning that names Function, module and remedy |
+| inlined | equal, but the Function's own operations are in the file, and a notice says so |
+| registered | equal once `exporter.register` was called in both processes; refused before, with that remedy |
+| refused | a clear error and no file, or no run |
+| torch | plain `torch.onnx.export` cannot export the model either; the message is torch's own |
+
+No row is wrong. The onnxruntime and reference columns say which engines ran the row, forward and backward.
+"""
+
+
+def cells_of(cell: Cell) -> tuple[str, list[str]]:
+    """A cell of an exporter's column, and those of the engines (empty where nothing ran)."""
+    engines = ["equal" if engine in cell.engines else "" for engine in reversed(ENGINES)] if cell.engines else []
+    return cell.outcome, engines
+
+
+def share(exporter: str) -> float:
+    """The share of the rows that work, those that torch itself cannot trace left out, by the expected outcomes."""
+    outcomes = [outcome for row in ROWS if (outcome := getattr(row, exporter)) not in TORCH]
+    return sum(outcome in WORKING for outcome in outcomes) / len(outcomes)
+
+
+def table_of(text: str) -> dict[tuple[str, str], list[str]]:
+    """(group, what) -> the cells of the document."""
+    found: dict[tuple[str, str], list[str]] = {}
+    group = ""
+    for line in text.splitlines():
+        if line.startswith("## "):
+            group = line[3:]
+        cells = [cell.strip().replace("\\*", "*") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if group and len(cells) == 5 and cells[1] not in ("dynamo", "---"):
+            found[group, cells[0]] = cells[1:]
+    return found
+
+
+def _document(cells: dict[tuple[str, bool], Cell]) -> str:
+    lines = [_HEAD]
+    for name, dynamo in (("dynamo", True), ("torchscript", False)):
+        counts = Counter(cells[row.id, dynamo].outcome for row in ROWS)
+        shown = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+        lines.append(
+            f"- **{'dynamo=True' if dynamo else 'dynamo=False'}**: {len(ROWS)} rows: {shown}; {share(name):.0%} of those that torch can trace work or work with a warning."
+        )
+    meant = [row for row in ROWS if row.rule]
+    lines += [
+        "",
+        f"{len(meant)} rows are meant to do something else than to work in silence; all others work on every exporter that can trace them:",
+        "",
+    ]
+    for rule in dict.fromkeys(row.rule for row in meant):
+        lines.append(f"- {rule}: {'; '.join(row.what for row in meant if row.rule == rule)}")
+    messages: list[str] = []
+    for group in dict.fromkeys(row.group for row in ROWS):
+        lines += ["", f"## {group}", "", "| | dynamo | TorchScript | onnxruntime | reference |", "|---|---|---|---|---|"]
+        for row in (row for row in ROWS if row.group == group):
+            both = [cells[row.id, dynamo] for dynamo in (True, False)]
+            ran = next((cells_of(cell)[1] for cell in both if cell.engines), ["", ""])
+            lines.append("| " + " | ".join([row.what.replace("*", "\\*"), *[cell.outcome for cell in both], *ran]) + " |")
+            for name, cell in zip(("dynamo", "TorchScript"), both, strict=True):
+                if cell.outcome != "works":
+                    messages.append(f"- **{row.what.replace('*', chr(92) + '*')}** ({name}, {cell.outcome}): {_code(short(cell.message))}")
+    lines += ["", "# Messages", "", *messages, ""]
+    return "\n".join(lines)
+
+
+def _code(text: str) -> str:
+    return "`` " + text.replace("``", "''") + " ``"
+
+
+def main() -> None:
+    """Run every row and write the document."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory() as folder:
+        worker = Worker(Path(folder))
+        cells: dict[tuple[str, bool], Cell] = {}
+        for row in ROWS:
+            for dynamo in (True, False):
+                cell = cells[row.id, dynamo] = check_row(row.id, dynamo, worker, Path(folder))
+                expected = row.dynamo if dynamo else row.torchscript
+                if cell.outcome != expected:
+                    print(
+                        f"{row.id} ({'dynamo' if dynamo else 'torchscript'}): {cell.outcome}, expected {expected}: {short(cell.message)}",
+                        flush=True,
+                    )
+        worker.close()
+    DOCUMENT.write_text(_document(cells))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Every row of rows.toml on both exporters: the outcome that the table expects, and the table that docs/functions.md shows."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.end_to_end.functions.check import ROWS, Row, check_row
+from tests.end_to_end.functions.table import DOCUMENT, TORCH, WORKING, cells_of, share, table_of
+from tests.end_to_end.functions.worker import ENGINES, Worker
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory):
+    worker = Worker(tmp_path_factory.mktemp("worker"))
+    yield worker
+    worker.close()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
+def test_row(row: Row, dynamo, worker, tmp_path):
+    expected, says = (row.dynamo, row.dynamo_says) if dynamo else (row.torchscript, row.torchscript_says)
+    cell = check_row(row.id, dynamo, worker, tmp_path)
+    assert cell.outcome == expected, cell.message
+    assert re.search(says, cell.message), cell.message
+    if cell.engines and len(cell.engines) < len(ENGINES):
+        pytest.xfail("the native library is not built: onnx.reference alone ran the row")
+    shown, engines = cells_of(cell)
+    line = table_of(DOCUMENT.read_text())[row.group, row.what]
+    hint = "docs/functions.md is not current: python -m tests.end_to_end.functions.table"
+    assert line[0 if dynamo else 1] == shown, hint
+    assert not engines or engines == line[2:], hint
+
+
+def test_the_table_has_the_rows_of_the_list():
+    assert list(table_of(DOCUMENT.read_text())) == [(row.group, row.what) for row in ROWS]
+
+
+def test_every_outcome_that_is_not_works_says_something():
+    for row in ROWS:
+        for outcome, says in ((row.dynamo, row.dynamo_says), (row.torchscript, row.torchscript_says)):
+            assert outcome in {*WORKING, *TORCH, "inlined", "registered", "refused"}, f"{row.id}: {outcome}"
+            assert outcome == "works" or says, f"{row.id}: what does it say?"
+
+
+def test_a_row_that_does_not_simply_work_is_meant_so():
+    for row in ROWS:
+        works = {row.dynamo, row.torchscript} <= {"works", *TORCH}
+        assert works == (not row.rule), f"{row.id}: either it works, or a rule says why not"
+
+
+@pytest.mark.parametrize(("exporter", "least"), [("dynamo", 0.91), ("torchscript", 0.90)])
+def test_share_of_rows_that_work(exporter, least):
+    assert share(exporter) >= least

@@ -1,0 +1,127 @@
+"""A fresh process that builds the gradient graph of saved files and runs both on both engines.
+
+It imports nothing of the rows but what the file names, and (`setup`, `register`) what the row says a user does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.support import ROOT
+
+ENGINES = ("reference", "onnxruntime")
+ALLOW = ["tests.end_to_end.functions.*:*", "torch:tanh", "torch.*:*"]
+
+
+class Worker:
+    """The other end: one process, restarted when it dies."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, job: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a job; what kills the process is an answer too."""
+        if self._process is None or self._process.poll() is not None:
+            path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+            environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "tests.end_to_end.functions.worker"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=self.folder,
+            )  # fmt: skip
+        request = self.folder / "job.pkl"
+        request.write_bytes(pickle.dumps(job))
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(str(request)) + "\n")
+        self._process.stdin.flush()
+        if not self._process.stdout.readline():
+            return {"error": f"the fresh process ended with code {self._process.wait()}"}
+        answer: dict[str, Any] = pickle.loads((self.folder / "answer.pkl").read_bytes())
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            self._process.wait(timeout=60)
+
+
+def seed(number: int) -> None:
+    """What a row that draws random numbers does in both processes."""
+    import torch
+
+    torch.manual_seed(number)
+    np.random.seed(number)
+    random.seed(number)
+
+
+def _run(job: dict[str, Any]) -> dict[str, Any]:
+    import exporter
+    from exporter.files.trust import registered, unregister
+    from exporter.gradient_graph.build import build_gradient_graph
+    from exporter.runtime.session import inference_session
+
+    before = registered()
+    try:
+        for module, row, action in job["actions"]:
+            __import__(module)
+            from tests.end_to_end.functions.case import CASES
+
+            getattr(CASES[row], action)()
+        if job.get("gradient"):
+            training = build_gradient_graph(job["path"])
+            pairing = json.loads(training.metadata_props["pythonop.gradients"])
+        out: dict[str, Any] = {}
+        for engine in job["engines"]:
+            make = inference_session if engine == "onnxruntime" else exporter.reference_evaluator
+            runs = []
+            forward = make(job["path"], allow=job["allow"])
+            both = make(training, allow=job["allow"]) if job.get("gradient") else None
+            for feeds, seeds in job["runs"]:
+                seed(0)
+                values = forward.run(None, feeds)
+                gradients: Any = None
+                if both is not None:
+                    seed(0)
+                    names = [v.name for v in training.graph.outputs]
+                    fed = {pairing["inputs"][o]: s for o, s in seeds.items() if o in pairing["inputs"]}
+                    try:
+                        results = dict(zip(names, both.run(None, {**feeds, **fed}), strict=True))
+                        gradients = {name: results[g] for name, g in pairing["outputs"].items()}
+                    except Exception as error:
+                        gradients = f"{type(error).__name__}: {error}"
+                    assert len(both.store) == 0, "a context was left behind"
+                runs.append((values, gradients))
+            out[engine] = runs
+        return {"ok": out, "unreached": pairing.get("unreached", []) if job.get("gradient") else []}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    finally:
+        for name in set(registered()) - set(before):
+            unregister(name)
+
+
+def main() -> None:
+    """One job a line: the path of a pickle; the answer is a pickle beside it."""
+    answers = sys.stdout
+    sys.stdout = sys.stderr
+    for line in sys.stdin:
+        path = Path(json.loads(line))
+        answer = _run(pickle.loads(path.read_bytes()))
+        path.with_name("answer.pkl").write_bytes(pickle.dumps(answer))
+        answers.write("done\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

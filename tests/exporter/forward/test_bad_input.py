@@ -1,0 +1,124 @@
+"""Bad input: a clear error that names Function, module and remedy, and nothing half written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import exporter
+from tests.symbolics.capture.functions import Boom, Call, Mlp, Setup
+
+
+class Inner(nn.Module):
+    """Calls what it is told to, one module down."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+class Outer(nn.Module):
+    """Its child makes the call."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.block = Inner(function)
+
+    def forward(self, x):
+        return self.block(x * 1)
+
+
+def complex_call(x):
+    return torch.view_as_real(Setup.apply(torch.view_as_complex(x.reshape(-1, 2, 2))))
+
+
+class Opaque:
+    """An object without a portable form."""
+
+
+CASES = {
+    "vmap": (lambda x: torch.vmap(Setup.apply)(x), r"functions:Setup.*module block.*torch\.func.*inline="),
+    "complex": (complex_call, r"functions:Setup.*module block.*argument x.*complex.*view_as_real"),
+    "raises": (lambda x: Boom.apply(x), r"functions:Boom.*module block.*ValueError: no such thing.*inline="),
+    "object": (lambda x: Setup.apply(x, Opaque()), r"functions:Setup.*module block"),
+    "sparse": (lambda x: Setup.apply(torch.eye(4).to_sparse()), r"functions:Setup.*not a dense tensor"),
+    "signature": (lambda x: Boom.apply(x, 1, 2), r"functions:Boom.*signature of forward: too many"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_calls(name, dynamo, tmp_path):
+    function, message = CASES[name]
+    path = tmp_path / "model.onnx"
+    with exporter.hook(), pytest.raises(exporter.ExportError, match=message):
+        torch.onnx.export(Outer(function), (torch.randn(2, 4),), path, dynamo=dynamo)
+    assert not list(tmp_path.iterdir())
+
+
+class TakesObject(torch.autograd.Function):
+    """Does not care."""
+
+    @staticmethod
+    def forward(ctx, x, thing):
+        return x * 2
+
+
+def test_an_object_without_a_portable_form(dynamo):
+    with pytest.raises(exporter.ExportError, match=r"TakesObject.*argument 1.*Opaque.*exporter\.register"):
+        exporter.export(Outer(lambda x: TakesObject.apply(x, Opaque())), (torch.randn(2, 4),), dynamo=dynamo)
+
+
+def test_a_registered_object(dynamo):
+    thing = exporter.register(Opaque(), "tests.thing")
+    program = exporter.export(Outer(lambda x: TakesObject.apply(x, thing)), (torch.randn(2, 4),), dynamo=dynamo)
+    assert "tests.thing" in str(program.model_proto)
+
+
+def test_scripted(dynamo, tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4)))
+    with pytest.raises(exporter.ExportError, match=r"module 1 \(Linear\) is a ScriptModule.*leave out"):
+        exporter.export(model, (torch.randn(2, 4),), dynamo=dynamo)
+    with pytest.raises((exporter.ExportError), match=r"ScriptModule|scripted"):
+        exporter.export(torch.jit.script(nn.Linear(4, 4)), (torch.randn(2, 4),), dynamo=dynamo)
+
+
+def test_paths_that_cannot_be_written(dynamo, tmp_path):
+    program = exporter.export(Mlp(), (torch.randn(2, 4),), dynamo=dynamo)
+    (tmp_path / "file").write_text("keep me")
+    (tmp_path / "folder.onnx").mkdir()
+    for path in (tmp_path / "missing" / "model.onnx", tmp_path / "file" / "model.onnx", tmp_path / "folder.onnx"):
+        with pytest.raises(exporter.ExportError, match="cannot write.*nothing was written"):
+            program.save(path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder.onnx"]
+    assert not list((tmp_path / "folder.onnx").iterdir())
+
+
+def test_a_failed_save_keeps_the_old_file(tmp_path, monkeypatch):
+    program = exporter.export(Mlp(), (torch.randn(2, 4),))
+    program.save(tmp_path / "model.onnx")
+    before = (tmp_path / "model.onnx").read_bytes()
+
+    def fail(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("onnx_ir.save", fail)
+    with pytest.raises(exporter.ExportError, match="No space left"):
+        program.save(tmp_path / "model.onnx")
+    assert (tmp_path / "model.onnx").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_unknown_dialect(tmp_path):
+    program = exporter.export(Call(lambda m, x: Setup.apply(x)), (torch.randn(2, 4),))
+    with pytest.raises(exporter.ExportError, match="ort-1.17"):
+        program.save(tmp_path / "model.onnx", schema="ort-9.9")
+    assert not list(tmp_path.iterdir())
+
+
+def test_f_belongs_to_save():
+    with pytest.raises(TypeError, match=r"program\.save"):
+        exporter.export(Mlp(), (torch.randn(2, 4),), f="model.onnx")

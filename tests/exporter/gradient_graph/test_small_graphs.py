@@ -1,0 +1,184 @@
+"""The forms that keep training graphs small and fast: each is right, and is the one that is written."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+import exporter
+from exporter.gradient_graph.build import build_gradient_graph
+from tests.symbolics.gradients.tools import check, model_of
+
+ATTENTION = """
+    s = Constant<value_float = 0.5>()
+    a = Mul(q, s)
+    t = Transpose<perm = [0, 1, 3, 2]>(k)
+    b = Mul(t, s)
+    p = MatMul(a, b)
+    m = Add(p, mask)
+    w = Softmax<axis = -1>(m)
+    y = MatMul(w, v)
+"""
+HEADS = "float[2,3,4,5] q, float[2,3,6,5] k, float[2,3,6,7] v"
+GELU = """
+    three = Constant<value_float = 3.0>()
+    c = Constant<value_float = 0.7978845608>()
+    k = Constant<value_float = 0.044715>()
+    one = Constant<value_float = 1.0>()
+    half = Constant<value_float = 0.5>()
+    h = Mul(x, half)
+    cube = Pow(x, three)
+    scaled = Mul(cube, k)
+    inner = Add(x, scaled)
+    u = Mul(inner, c)
+    t = Tanh(u)
+    o = Add(t, one)
+    y = Mul(h, o)
+"""
+
+
+def backward_of(model: ir.Model) -> Counter[str]:
+    """The operators that the gradient graph adds."""
+    return Counter(n.op_type for n in model.graph if n.name.startswith("grad/"))
+
+
+def values(**shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
+
+
+# ------------------------------------------------------------------------------------------------------------ attention
+def test_attention_in_parts_has_the_closed_form():
+    feeds = values(q=(2, 3, 4, 5), k=(2, 3, 6, 5), v=(2, 3, 6, 7), mask=(4, 6))
+    check(f"{HEADS}, float[4,6] mask", ATTENTION, feeds, wrt=["q", "k", "v"], order=1)
+    training = build_gradient_graph(model_of(f"{HEADS}, float[4,6] mask", ATTENTION), wrt=["q", "k", "v"])
+    written = backward_of(training)
+    assert written["MatMul"] == 4 and written["Mul"] == 3  # the scale once, on g
+    sums = [n for n in training.graph if n.op_type == "ReduceSum"]
+    assert [list(n.inputs[0].producer().inputs[1].shape)[-1] for n in sums] == [7]  # over the width of a head
+
+
+def test_attention_whose_mask_is_trained_keeps_the_rules_of_its_parts():
+    feeds = values(q=(2, 3, 4, 5), k=(2, 3, 6, 5), v=(2, 3, 6, 7), mask=(4, 6))
+    check(f"{HEADS}, float[4,6] mask", ATTENTION, feeds, order=1)
+
+
+def test_attention_with_probabilities_as_an_output():
+    body = ATTENTION + "z = Identity(w)"
+    check(f"{HEADS}, float[4,6] mask", body, values(q=(2, 3, 4, 5), k=(2, 3, 6, 5), v=(2, 3, 6, 7), mask=(4, 6)), order=1)
+
+
+def test_attention_with_heads_that_broadcast():
+    signature = "float[2,3,4,5] q, float[1,3,6,5] k, float[2,3,6,7] v, float[4,6] mask"
+    check(signature, ATTENTION, values(q=(2, 3, 4, 5), k=(1, 3, 6, 5), v=(2, 3, 6, 7), mask=(4, 6)), order=1)
+
+
+# ----------------------------------------------------------------------------------------------------------------- GELU
+def test_gelu_in_parts_has_the_closed_form():
+    check("float[5] x", GELU, {"x": np.float32([-6.0, -0.7, 0.0, 1.3, 5.0])})
+    written = backward_of(build_gradient_graph(model_of("float[5] x", GELU)))
+    assert not written["Pow"] and written.total() == 8
+
+
+def test_gelu_whose_tanh_is_an_output_too():
+    check("float[5] x", GELU + "z = Exp(t)", {"x": np.float32([-2.0, -0.7, 0.1, 1.3, 2.0])})
+
+
+def test_a_gelu_that_a_body_begins_outside_of_it():
+    """The half is made outside, the rest in the branch: each graph has its own sweep."""
+    body = GELU.replace(
+        "y = Mul(h, o)",
+        "on = Greater(half, k)\n y = If(on) <then_branch = a () => (float[5] p) { p = Mul(h, o) }, else_branch = b () => (float[5] n) { n = Add(h, o) }>",
+    )
+    check("float[5] x", body, {"x": np.float32([-2.0, -0.7, 0.1, 1.3, 2.0])}, order=1)
+
+
+# ----------------------------------------------------------------------------------------------------------------- LSTM
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_the_plain_lstm_equals_eager(bidirectional, batch_first):
+    torch.manual_seed(0)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = torch.nn.LSTM(3, 4, num_layers=2, bidirectional=bidirectional, batch_first=batch_first)
+
+        def forward(self, x, h, c):
+            y, (h, c) = self.lstm(x, (h, c))
+            return y, h.sin(), c.cos()
+
+    layers = 4 if bidirectional else 2
+    args = (torch.randn(5, 2, 3), torch.randn(layers, 5 if batch_first else 2, 4), torch.randn(layers, 5 if batch_first else 2, 4))
+    model = Model()
+    program = exporter.export(model, args)
+    training = build_gradient_graph(program)
+    assert not any(n.op_type == "Loop" for n in training.graph)  # the backward is a Scan of its own
+    for a in args:
+        a.requires_grad_()
+    outputs = model(*args)
+    seeds = [torch.randn_like(o) for o in outputs]
+    torch.autograd.backward(outputs, seeds)
+    expected = [*(p.grad for p in model.parameters()), *(a.grad for a in args)]
+    names = [*(n for n, _ in model.named_parameters()), *(v.name for v in program.model.graph.inputs)]
+    feeds = {v.name: a.detach().numpy() for v, a in zip(program.model.graph.inputs, args)}
+    feeds |= {f"{v.name}_grad": s.numpy() for v, s in zip(program.model.graph.outputs, seeds)}
+    session = exporter.inference_session(training)
+    found = session.run([f"{n}_grad" for n in names], feeds)
+    for name, g, e in zip(names, found, expected):
+        np.testing.assert_allclose(g, e.numpy(), rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+# ----------------------------------------------------------------------------------------------------------------- Conv
+@pytest.mark.parametrize("channels", [3, 20, 50])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": 1}, {"stride": (2, 3), "padding": (0, 2)}],
+    ids=["plain", "strides", "dilations", "unequal"],
+)
+@pytest.mark.parametrize("rank", [1, 2])
+def test_conv_weight_gradient_equals_eager(channels, options, rank):
+    torch.manual_seed(0)
+    if rank == 1:
+        options = {k: v[0] if isinstance(v, tuple) else v for k, v in options.items()}
+    conv = (torch.nn.Conv1d if rank == 1 else torch.nn.Conv2d)(channels, 6, 3, **options)
+    x = torch.randn(2, channels, *[9, 11][:rank])
+    program = exporter.export(conv, (x,))
+    y = conv(x)
+    g = torch.randn_like(y)
+    y.backward(g)
+    (out,) = program.model.graph.outputs
+    session = exporter.inference_session(build_gradient_graph(program, wrt=["weight", "bias"]))
+    found = session.run(["weight_grad", "bias_grad"], {program.model.graph.inputs[0].name: x.numpy(), f"{out.name}_grad": g.numpy()})
+    np.testing.assert_allclose(found[0], conv.weight.grad.numpy(), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found[1], conv.bias.grad.numpy(), rtol=1e-4, atol=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------------- shapes and counts
+def test_dims_that_were_computed_from_shapes_need_no_sum_found_at_run_time():
+    body = """
+        i0 = Constant<value_ints = [0]>()
+        i1 = Constant<value_ints = [1]>()
+        i2 = Constant<value_ints = [2]>()
+        whole = Shape(x)
+        b = Slice(whole, i0, i1)
+        t = Slice(whole, i1, i2)
+        shape = Concat<axis = 0>(b, t, i1)
+        r = Reshape(x, shape)
+        y = Add(r, w)
+    """
+    training = build_gradient_graph(model_of('float["b","t"] x, float["b","t",1] w', body))
+    assert not backward_of(training)["NonZero"]
+    check('float["b","t"] x, float["b","t",1] w', body, values(x=(2, 3), w=(2, 3, 1)), order=1)
+
+
+@pytest.mark.slow
+def test_gpt2_has_at_most_2_6_nodes_for_one_of_the_forward():
+    from benchmarks.gradient_graph import gpt2
+
+    model = gpt2(12)
+    assert len(build_gradient_graph(model).graph) / len(model.graph) <= 2.6

@@ -1,0 +1,377 @@
+"""Files made to hurt: every one is refused with a clear error, and nothing is imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from exporter.files.trust import Gate
+from exporter.runtime.kernels import PythonOp, PythonOpGrad
+from exporter.runtime.prepare import ABSENT_INPUTS, KEPT_OUTPUTS
+from exporter.runtime.reference import reference_evaluator
+from exporter.runtime.session import inference_session, session_options
+from exporter.runtime.store import ContextStore
+from symbolics.errors import FormatError, PythonopError, RunError, TrustError
+from symbolics.node.attributes import GRAD_SPECS, SPECS, encode
+from tests.exporter.runtime import functions as F
+from tests.exporter.runtime.build import forward, record, training
+
+ALLOW = ["tests.exporter.runtime.functions:*"]
+X = torch.randn(2, 4, requires_grad=True)
+ENGINES = [inference_session, reference_evaluator]
+
+
+def tampered(model=None, **changes):
+    """A model whose PythonOp has other attributes."""
+    model = forward(record(F.SavesInput, X)) if model is None else model
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name in changes:
+                attribute.CopyFrom(onnx.helper.make_attribute(attribute.name, changes[attribute.name]))
+    return model
+
+
+def with_arguments(*args, kwargs=None):
+    """A model whose call says this, in JSON."""
+    model = forward(record(F.SavesInput, X))
+    attribute = next(a for a in model.graph.node[0].attribute if a.name == "call")
+    data = json.loads(attribute.s)
+    data["args"] = [*data["args"], *args]
+    data["kwargs"] = kwargs or {}
+    attribute.s = json.dumps(data).encode()
+    convention = next(a for a in model.graph.node[0].attribute if a.name == "input_convention")
+    convention.s = b"d" + b"c" * (len(args) + len(data["kwargs"]))
+    flags = next(a for a in model.graph.node[0].attribute if a.name == "input_requires_grads")
+    flags.ints.extend([0] * (len(args) + len(data["kwargs"])))
+    return model
+
+
+def refused(make, model, error, match, allow=ALLOW):
+    modules = set(sys.modules)
+    with pytest.raises(error, match=match or None) as caught:
+        make(model, allow)
+    assert set(sys.modules) == modules
+    assert "op0" in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("make", ENGINES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os:system",
+        "subprocess:Popen",
+        "antigravity:geohash",
+        "this.that:F",
+        "builtins:eval",
+        "tests.exporter.runtime.functions.os:system",
+        "tests.exporter.runtime.functionsX:SavesInput",
+    ],
+)
+def test_names_outside_allow(make, name):
+    refused(make, tampered(name=name), TrustError, "not allowed")
+
+
+@pytest.mark.parametrize("make", ENGINES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tests.exporter.runtime.functions:Mode",
+        "tests.exporter.runtime.functions:np.load",
+        "tests.exporter.runtime.functions:torch.autograd.Function",
+        "tests.exporter.runtime.functions:Function",
+        "tests.exporter.runtime.functions:enum.Enum",
+    ],
+)
+def test_allowed_modules_that_lead_elsewhere(make, name):
+    refused(make, tampered(name=name), TrustError, "which it is not|no class|another name")
+
+
+@pytest.mark.parametrize("make", ENGINES)
+@pytest.mark.parametrize(
+    ("argument", "match"),
+    [
+        ({"$callable": "os:system"}, "not allowed"),
+        ({"$enum": ["http:HTTPStatus", "OK"]}, "not allowed"),
+        ({"$dataclass": ["antigravity:X", {}]}, "not allowed"),
+        ({"$namedtuple": ["this:X", []]}, "not allowed"),
+        ({"$object": "model"}, "not registered"),
+    ],
+)
+def test_names_among_the_arguments(make, argument, match):
+    refused(make, with_arguments(argument), TrustError, match)
+
+
+def deep(levels):
+    value = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("make", ENGINES)
+@pytest.mark.parametrize(
+    "argument",
+    [
+        deep(100),
+        deep(900),
+        [0] * 100_000,
+        {"$int": "f" * 100_000},
+        {"$int": [1]},
+        {"$unknown": 1},
+        {"$tuple": 1},
+        {"$bytes": "*"},
+        {"$ndarray": ["<f4", [1 << 40], ""]},
+        {"$ndarray": ["O", [1], "AAAAAAAA"]},
+        {"$range": [0, 1, 0]},
+        {"$device": "evil"},
+        {"$tensor": 5},
+        {"$tensor": -1},
+        {"$tensor": 10**30},
+        1e999,
+        10**40,
+        {"a": 1},
+        "x" * (1 << 20),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_crafted_calls(make, argument):
+    refused(make, with_arguments(argument), FormatError, "")
+
+
+@pytest.mark.parametrize("make", ENGINES)
+def test_text_that_is_no_call(make):
+    for text in ("", "{", "[]", "null", "{}", "[" * 100_000, '{"version": 1}', '{"version": 99}', "\x00"):
+        refused(make, tampered(call=text or "x"), FormatError, "")
+
+
+@pytest.mark.parametrize("make", ENGINES)
+def test_names_are_shown_escaped(make):
+    for name in ("evil:\x1b[31mRed", "evil:<script>\nalert(1)", "evil:\u202egnp", "evil:" + "x" * 10_000):
+        model = tampered(name=name)
+        model.graph.node[0].name = "op0\x1b]0;title\x07"
+        text = refused(make, model, (TrustError, FormatError), "")
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+        assert "\n" not in text
+        assert len(text) < 1000
+
+
+def test_a_plain_session_refuses_too():
+    with pytest.raises(Exception, match=r"TrustError.*not allowed"):
+        onnxruntime.InferenceSession(tampered(name="os:system").SerializeToString(), session_options(ALLOW))
+
+
+def test_a_gradient_node_resolves_nothing():
+    model = tampered(training(record(F.SavesInput, X)))
+    next(a for a in model.graph.node[1].attribute if a.name == "name").s = b"os:system"
+    session = inference_session(model, ALLOW)
+    with pytest.raises(PythonopError, match=r"belongs to tests.exporter.runtime.functions:SavesInput"):
+        session.run(None, {"x0": X.detach().numpy(), "g0": np.ones((2, 4), np.float32)})
+    assert len(session.store) == 0
+
+
+def test_a_gradient_node_of_another_arity():
+    model = training(record(F.SavesInput, X))
+    grad = model.graph.node[1]
+    flags = next(a for a in grad.attribute if a.name == "input_tensor_requires_grads")
+    flags.ints.append(1)
+    grad.input.insert(2, "g0")
+    with pytest.raises(RunError, match=r"op0_grad.*damaged"):
+        inference_session(model, ALLOW).run(None, {"x0": X.detach().numpy(), "g0": np.ones((2, 4), np.float32)})
+
+
+def test_a_node_with_too_many_or_too_few_inputs():
+    for inputs in ([], ["x0", "x0"], ["x0"] * 40):
+        model = forward(record(F.SavesInput, X))
+        del model.graph.node[0].input[:]
+        model.graph.node[0].input.extend(inputs)
+        with pytest.raises(RunError, match=r"op0.*damaged"):
+            inference_session(model, ALLOW).run(None, {"x0": X.detach().numpy()})
+
+
+# ------------------------------------------------------------------------------------------------------ external data
+
+
+@pytest.mark.parametrize("make", ENGINES)
+@pytest.mark.parametrize(
+    "where", ["../secret", "/etc/hostname", "a/../../secret", "link", "linked/secret", "..\\secret", "C:\\secret", "folder", ""]
+)
+def test_external_data_outside_the_folder(make, where, tmp_path):
+    folder = tmp_path / "model"
+    (folder / "folder").mkdir(parents=True)
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"\0" * 4096)
+    os.symlink(secret, folder / "link")
+    os.symlink(tmp_path, folder / "linked")
+    path = folder / "model.onnx"
+    path.write_bytes(external(where).SerializeToString())
+    with pytest.raises(FormatError, match="external data"):
+        make(path, ALLOW)
+
+
+@pytest.mark.parametrize("make", ENGINES)
+@pytest.mark.parametrize("as_path", [str, Path])
+def test_external_data_beside_the_model(make, as_path, tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    values = np.arange(8, dtype=np.float32)
+    (tmp_path / "data" / "w.bin").write_bytes(values.tobytes())
+    path = tmp_path / "model.onnx"
+    path.write_bytes(external("data/w.bin").SerializeToString())
+    monkeypatch.chdir("/")
+    y, *_ = make(as_path(path), ALLOW).run(None, {"x0": X.detach().numpy()})
+    np.testing.assert_allclose(y, np.sin(X.detach().numpy() + values.reshape(2, 4)), rtol=1e-6)
+
+
+def external(where):
+    model = forward(record(F.SavesInput, X))
+    tensor = onnx.TensorProto(name="w", data_type=1, dims=[2, 4], data_location=onnx.TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=where)
+    tensor.external_data.add(key="length", value="32")
+    model.graph.initializer.append(tensor)
+    model.graph.node.insert(0, onnx.helper.make_node("Add", ["x0", "w"], ["sum"]))
+    model.graph.node[1].input[0] = "sum"
+    return model
+
+
+def test_no_model_at_all(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"\xff" * 100)
+    for make in ENGINES:
+        with pytest.raises(FormatError, match="no ONNX model"):
+            make(path)
+        with pytest.raises(FileNotFoundError):
+            make(tmp_path / "missing.onnx")
+        with pytest.raises(TypeError, match="a model is a path"):
+            make(3)
+
+
+def test_a_file_of_a_newer_format():
+    model = forward(record(F.SavesInput, X))
+    model.metadata_props.add(key="pythonop.version", value="99")
+    for make in ENGINES:
+        with pytest.raises(FormatError, match="newer pythonop"):
+            make(model)
+
+
+# --------------------------------------------------------------------------------------------------------------- fuzz
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda child: (
+        st.lists(child, max_size=4)
+        | st.dictionaries(st.text(max_size=8), child, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["$tensor", "$size", "$int", "$tuple", "$dict", "$enum", "$callable", "$ndarray", "$torchsize", "$slice"]),
+            child,
+            max_size=1,
+        )
+    ),
+    max_leaves=12,
+)
+_NAME = st.sampled_from(
+    [
+        "tests.exporter.runtime.functions:SavesInput",
+        "tests.exporter.runtime.functions:TwoInputs",
+        "os:system",
+        "tests.exporter.runtime.functions:Mode",
+        "",
+    ]
+) | st.text(max_size=20)
+_BASE = {**encode(record(F.TwoInputs, X, X, 0.5))}
+_ANY = _JSON | st.binary(max_size=4)
+
+
+def _accepts(make):
+    """Whatever the attributes say, the answer is a kernel or an error of ours."""
+    try:
+        return make()
+    except PythonopError as caught:
+        error = caught
+    assert len(str(error)) < 5000
+    return None
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.dictionaries(st.sampled_from([*SPECS, *GRAD_SPECS]), _ANY, max_size=4), _NAME)
+def test_fuzzed_attributes(changes, name):
+    attributes = {**_BASE, "name": name, **changes}
+    kernel = _accepts(lambda: PythonOp(attributes, Gate(ALLOW), ContextStore(), "op0"))
+    assert kernel is None or kernel.function.__module__ == "tests.exporter.runtime.functions"
+    _accepts(lambda: PythonOpGrad(attributes, ContextStore(), "op0"))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.fixed_dictionaries(
+        {"version": st.sampled_from([1, 1, 1, 2, "1"]), "id": st.text(max_size=3), "args": st.lists(_JSON, max_size=4), "outputs": _JSON}
+    )
+)
+def test_fuzzed_calls(data):
+    data = {**data, "kwargs": {}, "args": [{"$tensor": 0}, {"$tensor": 1}, *data["args"]]}
+    attributes = {**_BASE, "call": json.dumps(data), "input_convention": "dd" + "c" * (len(data["args"]) - 2)}
+    attributes["input_requires_grads"] = [1, 1] + [0] * (len(data["args"]) - 2)
+    _accepts(lambda: PythonOp(attributes, Gate(ALLOW), ContextStore(), "op0"))
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.integers(0, 1),
+    st.sampled_from(sorted({*SPECS, *GRAD_SPECS, KEPT_OUTPUTS, ABSENT_INPUTS} - {"name"})),
+    st.lists(st.integers(-3, 30) | st.integers(-(1 << 62), 1 << 62), max_size=4),
+    st.text(max_size=10),
+)
+def test_fuzzed_files_through_the_native_library(which, name, ints, text):
+    model = training(record(F.TwoInputs, X, X, 0.5))
+    node = model.graph.node[which]
+    attribute = next((a for a in node.attribute if a.name == name), None)
+    if attribute is None:
+        attribute = node.attribute.add(name=name, type=onnx.AttributeProto.INTS)
+    if attribute.type == onnx.AttributeProto.INTS:
+        del attribute.ints[:]
+        attribute.ints.extend(ints)
+    elif attribute.type == onnx.AttributeProto.STRING:
+        attribute.s = text.encode()
+    elif attribute.type == onnx.AttributeProto.INT:
+        attribute.i = (ints or [0])[0]
+    session = _accepts_any(lambda: inference_session(model, ALLOW))
+    if session is not None:
+        _accepts_any(lambda: session.run(None, dict.fromkeys(("x0", "x1", "g0", "g1"), np.ones((2, 4), np.float32))))
+
+
+def _accepts_any(call):
+    try:
+        return call()
+    except PythonopError:
+        return None
+    except Exception as caught:
+        error = caught
+    assert "onnxruntime" in type(error).__module__, repr(error)  # its own checks of types and counts
+    return None
+
+
+def test_a_session_in_a_fresh_process_imports_only_what_is_allowed(tmp_path):
+    path = tmp_path / "model.onnx"
+    onnx.save(forward(record(F.SavesInput, X)), path)
+    code = (
+        "import sys; from exporter.runtime.session import inference_session; from symbolics.errors import TrustError\n"
+        "assert 'tests.exporter.runtime.functions' not in sys.modules\n"
+        "try: inference_session(sys.argv[1], ['other.*'])\n"
+        "except TrustError as error: assert 'tests.exporter.runtime.functions:SavesInput' in str(error)\n"
+        "else: sys.exit('resolved')\n"
+        "assert 'tests.exporter.runtime.functions' not in sys.modules\n"
+        "inference_session(sys.argv[1], ['tests.exporter.runtime.functions:*']); assert 'tests.exporter.runtime.functions' in sys.modules\n"
+    )
+    here = Path(__file__).parent
+    path_list = os.pathsep.join([str(here), str(here.parent.parent), os.environ.get("PYTHONPATH", "")])
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=120, env={**os.environ, "PYTHONPATH": path_list})

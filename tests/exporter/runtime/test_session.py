@@ -1,0 +1,537 @@
+"""Stock onnxruntime: the same semantics, and what only a compiled runtime can get wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+import exporter.runtime.session as session_module
+from exporter.runtime.prepare import prepare
+from exporter.runtime.reference import reference_evaluator, to_array, to_tensor
+from exporter.runtime.session import inference_session, session_options
+from exporter.runtime.store import ContextStore
+from symbolics.errors import RunError
+from symbolics.node.arguments import Slot
+from symbolics.node.call import Autocast, AutogradCall
+from tests.exporter.runtime import functions as F
+from tests.exporter.runtime.build import forward, record, sandwich, training
+from tests.exporter.runtime.cases import CASES, check_case
+
+ALLOW = ["tests.exporter.runtime.functions:*"]
+
+
+class Runner:
+    """One model on onnxruntime, with tensors in and out (OrtValues carry what numpy has no type for)."""
+
+    def __init__(self, model, allow=ALLOW, **options):
+        self.session = inference_session(model, allow, **options)
+        self.store = self.session.store
+
+    def run(self, *tensors):
+        names = [v.name for v in self.session.get_inputs()]
+        feeds = {name: ort_value(tensor) for name, tensor in zip(names, tensors, strict=True)}
+        outputs = self.session.run_with_ort_values(None, feeds)
+        return [from_ort(value) for value in outputs]
+
+
+_ODD = {torch.bfloat16: 16, torch.float8_e4m3fn: 17}
+
+
+def ort_value(tensor):
+    array = to_array(tensor)
+    if tensor.dtype in _ODD:
+        array = array.view(f"u{array.itemsize}")
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _ODD[tensor.dtype])
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def from_ort(value):
+    for dtype, code in _ODD.items():
+        if value.element_type() == code:
+            shape = value.shape()
+            data = ctypes.string_at(value.data_ptr(), int(np.prod(shape)) * dtype.itemsize)
+            return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+    return to_tensor(value.numpy())
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_semantics(case):
+    check_case(case, Runner)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_path_of_devices(case):
+    # Runs on the CPU what runs on a GPU, but for the stream and the provider's name.
+    check_case(case, lambda model: Runner(model, allow=(), sess_options=session_options(ALLOW, device="borrow")), times=2)
+
+
+# ------------------------------------------------------------------------------------------------- what people change
+
+
+def test_existing_serving_code_changes_one_line(tmp_path):
+    x = torch.randn(2, 4, requires_grad=True)
+    path = tmp_path / "model.onnx"
+    onnx.save(forward(record(F.SavesInput, x)), path)
+    typed = onnx.load(path)
+    session = onnxruntime.InferenceSession(str(path), session_options(ALLOW))  # the file has what ORT needs
+    (y,) = session.run(None, {"x0": x.detach().numpy()})
+    assert torch.equal(torch.from_numpy(y), x.detach().sin())
+    assert onnx.load(path) == typed
+    chain = onnxruntime.InferenceSession(forward_with_types(4).SerializeToString(), session_options([F.SavesInput]))
+    assert chain.run(None, {"x0": x.detach().numpy()})[0].shape == (2, 4)
+
+
+def forward_with_types(repeat):
+    """A chain as the exporter writes it: value_info with element types."""
+    model = forward(record(F.SavesInput, torch.randn(2, 4, requires_grad=True)), repeat=repeat)
+    prepare(model)
+    return model
+
+
+def test_options_of_the_caller_and_options_twice():
+    model = forward(record(F.SavesInput, torch.randn(2, requires_grad=True)))
+    mine = onnxruntime.SessionOptions()
+    for _ in range(2):  # a library can be registered once only
+        session = inference_session(model, sess_options=mine) if _ else inference_session(model, ALLOW, sess_options=mine)
+        assert isinstance(session, onnxruntime.InferenceSession)
+        session.run(None, {"x0": np.ones(2, np.float32)})
+    with pytest.raises(ValueError, match="sess_options"):
+        inference_session(model, ALLOW, sess_options=session_options(ALLOW))
+
+
+# ----------------------------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (1 << 24,)], ids=["2x4", "64MB"])
+@pytest.mark.parametrize("cls", [F.SavesInput, F.SavesOutput, F.SavesIntermediate, F.KeepsInputOnCtx, F.SavesNothing])
+def test_gradients_where_ort_reuses_buffers(cls, shape):
+    # Relu -> F -> Neg: ORT gives the memory of F's input and output to later nodes as soon as it may.
+    x = torch.randn(shape)
+    model = sandwich(cls, x)
+    leaf = x.clone().requires_grad_()
+    expected = -cls.apply(leaf.relu() * 0.5)
+    seed = torch.randn(shape)
+    (expected_gradient,) = torch.autograd.grad(expected, leaf, seed)
+    runner = Runner(model)
+    for run in range(50 if len(shape) == 2 else 3):
+        y, gradient = runner.run(x, seed)
+        if run in (0, 1, 2, 49):
+            torch.testing.assert_close(y, expected.detach(), rtol=1e-6, atol=1e-7)
+            torch.testing.assert_close(gradient, expected_gradient, rtol=1e-6, atol=1e-7)
+    assert len(runner.store) == 0
+
+
+@pytest.mark.parametrize("size", [8, 1 << 15])
+@pytest.mark.parametrize("cls", [F.ChangesInput, F.ChangesInputThroughNumpy])
+def test_an_undeclared_change_never_reaches_another_node(cls, size):
+    x = torch.randn(size)
+    call = record(cls, x[:8].clone().requires_grad_())
+    model = forward(call)
+    graph = model.graph
+    graph.node[0].input[0] = "weight"
+    del graph.input[:], graph.output[1:]
+    graph.node[0].output[1] = "y"
+    graph.node.append(onnx.helper.make_node("Identity", ["weight"], ["other"]))
+    graph.initializer.append(onnx.numpy_helper.from_array(x.numpy(), "weight"))
+    del graph.output[:]
+    graph.output.extend([onnx.helper.make_tensor_value_info(name, 1, None) for name in ("y", "other")])
+    runner = Runner(model)
+    for _ in range(4):
+        y, other = runner.run()
+        assert torch.equal(y, x * 2)
+        assert torch.equal(other, x)
+
+
+def test_large_inputs_are_read_in_place_once_a_run_has_shown_that_nobody_keeps_them():
+    seen.clear()
+    x = torch.randn(1 << 16, requires_grad=True)
+    for context in (False, True):
+        session = inference_session(forward(record(Watches, x), context=context), [Watches])
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(x.detach().numpy())
+        seen.clear()
+        for _ in range(3):
+            session.run_with_ort_values(None, {"x0": value})
+        assert seen[0] != value.data_ptr()
+        assert seen[1:] == [value.data_ptr()] * 2
+
+
+seen: list[int] = []
+kept: list[torch.Tensor] = []
+
+
+class Watches(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        seen.append(x.data_ptr())
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+class KeepsLater(torch.autograd.Function):
+    runs = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        KeepsLater.runs += 1
+        if KeepsLater.runs in (3, 4):
+            kept.append(x)
+        return x * 2
+
+
+@pytest.mark.parametrize("how", ["keeps", "changes"])
+def test_a_change_of_habit_is_an_error_once_and_right_from_then_on(how):
+    x = torch.randn(1 << 16)
+    cls = KeepsLater if how == "keeps" else ChangesLater
+    model = forward(record(cls, x))
+    cls.runs = 0
+    runner = Runner(model, allow=[cls])
+    runner.run(x)
+    runner.run(x)
+    with pytest.raises(RunError, match="kept an input" if how == "keeps" else "changed an input"):
+        runner.run(x.clone())
+    (y,) = runner.run(x)
+    assert torch.equal(y, x * 2)
+    kept.clear()
+
+
+class ChangesLater(torch.autograd.Function):
+    runs = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        ChangesLater.runs += 1
+        y = x * 2
+        if ChangesLater.runs >= 3:
+            x.zero_()
+        return y
+
+
+# --------------------------------------------------------------------------------------------- where a node can stand
+
+
+def test_if_and_loop_bodies():
+    x = torch.randn(3, requires_grad=True)
+    node = forward(record(F.SavesInput, x)).graph.node[0]
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20, "com.microsoft": 1]>'
+        "main (bool c, int64 n, float[N] x0) => (float[N] y, float[N] z) {"
+        " t = Constant <value = bool {1}> ()"
+        " y = If(c) <then_branch = then () => (float[N] a) { a = Identity(x0) }, else_branch = other () => (float[N] b) { b = Neg(x0) }>"
+        " z = Loop(n, t, x0) <body = body (int64 i, bool ci, float[N] v) => (bool co, float[N] w) { co = Identity(ci) w = Identity(v) }> }"
+    )
+    then = model.graph.node[1].attribute[0].g
+    then.node[0].CopyFrom(node)
+    then.node[0].output[1] = "a_inner"
+    then.node.append(onnx.helper.make_node("Identity", ["a_inner"], ["a"]))
+    body = model.graph.node[2].attribute[0].g
+    body.node[1].CopyFrom(node)
+    body.node[1].input[0], body.node[1].output[1] = "v", "w_inner"
+    body.node.append(onnx.helper.make_node("Identity", ["w_inner"], ["w"]))
+    session = inference_session(model, ALLOW)
+    for c in (True, False):
+        y, z = session.run(None, {"c": np.array(c), "n": np.array(3), "x0": x.detach().numpy()})
+        torch.testing.assert_close(torch.from_numpy(y), x.detach().sin() if c else -x.detach())
+        torch.testing.assert_close(torch.from_numpy(z), x.detach().sin().sin().sin())
+
+
+def test_a_node_inside_a_function():
+    x = torch.randn(3, requires_grad=True)
+    node = forward(record(F.SavesInput, x)).graph.node[0]
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20, "com.microsoft": 1, "local": 1]>'
+        "main (float[N] a) => (float[N] y) { y = local.F(a) }"
+        '<domain: "local", opset_import: ["": 20, "com.microsoft": 1]> F (x0) => (z) { z = Identity(x0) }'
+    )
+    model.functions[0].node[0].CopyFrom(node)
+    model.functions[0].node[0].output[1] = "z"
+    for make in (inference_session, reference_evaluator):
+        (y,) = make(model, ALLOW).run(None, {"a": x.detach().numpy()})
+        np.testing.assert_allclose(y, x.detach().sin().numpy(), rtol=1e-6)
+
+
+def test_a_mark_without_a_body_is_identity():
+    x = torch.randn(3, requires_grad=True)
+    model = forward(record(F.SavesInput, x))
+    model.graph.node.insert(0, onnx.helper.make_node("StopGradient", ["x0"], ["marked"], domain="pythonop"))
+    model.graph.node[1].input[0] = "marked"
+    model.opset_import.add(domain="pythonop", version=1)
+    for make in (inference_session, reference_evaluator):
+        (y,) = make(model, ALLOW).run(None, {"x0": x.detach().numpy()})
+        np.testing.assert_allclose(y, x.detach().sin().numpy(), rtol=1e-6)
+
+
+def test_nested_sessions():
+    x = torch.randn(4, requires_grad=True)
+    RunsSession.session = inference_session(forward(record(F.SavesInput, x)), ALLOW)
+    y, gradient = Runner(training(record(RunsSession, x)), allow=[RunsSession]).run(x, torch.ones(4))
+    assert torch.equal(y, x.detach().sin())
+    assert torch.equal(gradient, x.detach().cos())
+
+
+class RunsSession(torch.autograd.Function):
+    session = None
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.from_numpy(RunsSession.session.run(None, {"x0": x.detach().numpy()})[0])
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0].cos()
+
+
+def test_four_threads_on_one_session():
+    model = training(record(F.SavesInput, torch.randn(2, 4, requires_grad=True)), repeat=5)
+    session = inference_session(model, ALLOW)
+
+    def work(seed):
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(100):
+            x = torch.randn(2, 4, generator=generator).requires_grad_()
+            y = x
+            for _ in range(5):
+                y = y.sin()
+            (expected,) = torch.autograd.grad(y.sum(), x)
+            found, gradient = session.run(None, {"x0": x.detach().numpy(), "g0": np.ones((2, 4), np.float32)})
+            torch.testing.assert_close(torch.from_numpy(found), y.detach())
+            torch.testing.assert_close(torch.from_numpy(gradient), expected)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert len(session.store) == 0
+
+
+def test_parallel_execution_sets_the_grad_mode_itself():
+    options = session_options(ALLOW)
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    options.inter_op_num_threads = 2
+    x = torch.randn(2, 4, requires_grad=True)
+    session = inference_session(training(record(F.SavesInput, x)), sess_options=options)
+    with torch.no_grad():
+        _, gradient = session.run(None, {"x0": x.detach().numpy(), "g0": np.ones((2, 4), np.float32)})
+    torch.testing.assert_close(torch.from_numpy(gradient), x.detach().cos())
+
+
+def test_io_binding():
+    x = torch.randn(2, 4, requires_grad=True)
+    session = inference_session(training(record(F.SavesInput, x)), ALLOW)
+    binding = session.io_binding()
+    binding.bind_cpu_input("x0", x.detach().numpy())
+    binding.bind_cpu_input("g0", np.ones((2, 4), np.float32))
+    for output in session.get_outputs():
+        binding.bind_output(output.name)
+    session.run_with_iobinding(binding)
+    y, gradient = binding.copy_outputs_to_cpu()
+    assert torch.equal(torch.from_numpy(y), x.detach().sin())
+    assert torch.equal(torch.from_numpy(gradient), x.detach().cos())
+    assert len(session.store) == 0
+
+
+def test_strings():
+    session = inference_session(strings_model(), ALLOW)
+    for words in ([["a", "bé"], ["", "x" * 1000]], np.zeros((0, 3))):
+        array = np.array(words, dtype=object)
+        (y,) = session.run(None, {"x0": array})
+        assert y.shape == array.shape
+        assert y.tolist() == [[w + "!" for w in row] for row in array.tolist()]
+    (y,) = reference_evaluator(strings_model(), ALLOW).run(None, {"x0": np.array([["a"]], dtype=object)})
+    assert y.tolist() == [["a!"]]
+
+
+def strings_model():
+    call = AutogradCall(
+        id="s",
+        name="tests.exporter.runtime.functions:Concatenates",
+        args=(Slot(0),),
+        input_types=(8,),
+        input_ranks=(2,),
+        input_requires_grads=(False,),
+        output_types=(8,),
+        output_ranks=(2,),
+        output_requires_grads=(False,),
+    )
+    return forward(call)
+
+
+def test_sizes_arrive_as_ints():
+    call = AutogradCall(
+        id="z",
+        name="tests.exporter.runtime.functions:Sized",
+        args=(Slot(0), Slot(1, "size")),
+        input_types=(1, 7),
+        input_ranks=(1, 0),
+        input_requires_grads=(True, False),
+        output_types=(1,),
+        output_ranks=(2,),
+        output_requires_grads=(True,),
+    )
+    x = torch.randn(6, requires_grad=True)
+    y, gradient = Runner(training(call)).run(x, torch.tensor(3), torch.ones(3, 2))
+    assert torch.equal(y, x.detach().reshape(3, 2) * 3)
+    assert torch.equal(gradient, torch.full((6,), 3.0))
+
+
+def test_an_absent_input_is_none():
+    a = torch.randn(3, requires_grad=True)
+    call = dataclasses.replace(
+        record(F.MaybeAbsent, a, None, a), args=(Slot(0), Slot(1), Slot(2)), input_types=(1, 1, 1), input_ranks=(1, 1, 1),
+        input_requires_grads=(True, False, True),
+    )  # fmt: skip
+    model = training(call)
+    model.graph.node[0].input[1] = ""
+    del model.graph.input[1]
+    for runner in (Runner(model),):
+        y, *gradients = runner.run(a, a, torch.ones(3))
+        assert torch.equal(y, 2 * a.detach())
+        assert all(torch.equal(g, torch.ones(3)) for g in gradients)
+
+
+def test_the_recorded_autocast_state_counts_and_no_other():
+    a, b = torch.randn(2, 3, requires_grad=True), torch.randn(3, 2, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = a @ b
+        call = record(F.AutocastMatmul, a, b, autocast=Autocast({"cpu": "bfloat16"}))
+    y, *_ = Runner(training(call)).run(a, b, torch.ones(2, 2, dtype=torch.bfloat16))
+    assert torch.equal(y, expected)
+    plain = training(record(F.AutocastMatmul, a, b))
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
+        y, *gradients = Runner(plain).run(a, b, torch.ones(2, 2))
+    assert y.dtype is torch.float32
+    assert all(gradient.dtype is torch.float32 for gradient in gradients)
+
+
+# ------------------------------------------------------------------------------------------------ contexts and errors
+
+
+def test_an_exception_is_the_original_and_the_next_run_works():
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    runner = Runner(training(record(F.Raises, x), repeat=3))
+    for _ in range(3):
+        with pytest.raises(F.CustomError) as caught:
+            runner.run(-x, torch.ones(2))
+        assert caught.value.detail == {"at": 0}
+        assert any(frame.name == "forward" for frame in caught.traceback)
+        with pytest.raises(F.CustomError) as caught:
+            runner.run(x, -torch.ones(2))
+        assert caught.value.detail == {"at": 1}
+        assert len(runner.store) == 0
+        y, gradient = runner.run(x, torch.ones(2))
+        assert torch.equal(y, 8 * x.detach())
+        assert torch.equal(gradient, torch.full((2,), 8.0))
+
+
+def test_with_a_plain_session_the_failure_has_the_traceback():
+    x = torch.tensor([1.0], requires_grad=True)
+    session = onnxruntime.InferenceSession(forward(record(F.Raises, x)).SerializeToString(), session_options(ALLOW))
+    with pytest.raises(
+        Exception, match=r"(?s)PythonOp 'op0' \(tests.exporter.runtime.functions:Raises\).*in forward.*CustomError: negative"
+    ):
+        session.run(None, {"x0": np.array([-1.0], np.float32)})
+    session.run(None, {"x0": np.array([1.0], np.float32)})
+
+
+def test_a_context_is_used_once_by_its_own_call_only():
+    x = torch.randn(3, requires_grad=True)
+    store = ContextStore()
+    first = inference_session(forward(record(F.SavesInput, x, id="a"), context=True), ALLOW, store=store)
+    second = inference_session(backward_only(record(F.SavesInput, x, id="a")), ALLOW, store=store)
+    other = inference_session(backward_only(record(F.SavesInput, x, id="b")), ALLOW, store=store)
+    foreign = inference_session(backward_only(record(F.SavesInput, x, id="a")), ALLOW)
+    y, handle = first.run(None, {"x0": x.detach().numpy()})
+    feeds = {"context": handle, "g0": np.ones(3, np.float32), "op0_0": y}
+    with pytest.raises(RunError, match="another"):
+        other.run(None, feeds)
+    with pytest.raises(RunError, match="another session"):
+        foreign.run(None, feeds)
+    for forged in (np.array(int(handle) + 1), np.array(0), np.array(-1), np.array(id(x))):
+        with pytest.raises(RunError, match="no context has the handle"):
+            second.run(None, {**feeds, "context": forged})
+    store.retain = True
+    for _ in range(2):
+        (gradient,) = second.run(None, feeds)
+        assert torch.equal(torch.from_numpy(gradient), x.detach().cos())
+    store.retain = False
+    second.run(None, feeds)
+    with pytest.raises(RunError, match="run already"):
+        second.run(None, feeds)
+    assert len(store) == 0
+
+
+def backward_only(call):
+    model = training(call)
+    graph = model.graph
+    del graph.node[0], graph.input[0], graph.output[0]
+    graph.node[0].input[0] = "context"
+    graph.input.insert(0, onnx.helper.make_tensor_value_info("context", 7, []))
+    graph.input.append(onnx.helper.make_tensor_value_info("op0_0", 1, None))
+    return model
+
+
+@pytest.mark.parametrize("context", [7, [1, 2], 1.5], ids=str)
+def test_a_context_of_the_wrong_shape_or_type(context):
+    x = torch.randn(3, requires_grad=True)
+    model = backward_only(record(F.SavesInput, x))
+    array = np.array(context)
+    model.graph.input[0].CopyFrom(
+        onnx.helper.make_tensor_value_info("context", onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+    )
+    feeds = {"context": array, "g0": np.ones(3, np.float32), "op0_0": np.ones(3, np.float32)}
+    with pytest.raises(Exception, match=r"context|Type|type"):
+        inference_session(model, ALLOW).run(None, feeds)
+
+
+def test_nothing_lives_on_after_many_runs():
+    x = torch.randn(2, 4, requires_grad=True)
+    steps = inference_session(training(record(F.SavesInput, x), repeat=2), ALLOW)
+    feeds = {"x0": x.detach().numpy(), "g0": np.ones((2, 4), np.float32)}
+    for _ in range(1000):
+        steps.run(None, feeds)
+    assert len(steps.store) == 0
+    lonely = inference_session(forward(record(F.SavesInput, x)), ALLOW)
+    for _ in range(1000):
+        lonely.run(None, {"x0": feeds["x0"]})
+    assert len(lonely.store) == 0
+
+
+def test_bindings_die_with_their_sessions():
+    x = torch.randn(2, requires_grad=True)
+    model = forward(record(F.SavesInput, x))
+    session = inference_session(model, ALLOW)
+    gone = weakref.ref(session._binding)
+    session.run(None, {"x0": np.ones(2, np.float32)})
+    del session
+    gc.collect()
+    assert gone() is None
+
+
+# --------------------------------------------------------------------------------------------------- what is missing
+
+
+def test_without_the_native_library_the_message_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(session_module, "_missing", ImportError("no _native", name="exporter.runtime.native._native"))
+    for call in (session_options, lambda: inference_session(forward(record(F.Copies, torch.ones(1))))):
+        with pytest.raises(RunError, match=r"C compiler.*reference_evaluator"):
+            call()
+    monkeypatch.setattr(session_module, "_missing", ImportError("no onnxruntime", name="onnxruntime"))
+    with pytest.raises(RunError, match="pip install 'onnxruntime"):
+        session_options()
+
+
+def test_an_output_of_another_type_than_the_file_says():
+    x = torch.randn(3)
+    call = dataclasses.replace(record(F.SavesNothing, x), output_types=(11,))
+    with pytest.raises(RunError, match=r"op0.*SavesNothing.*output 0 has dtype torch.float32, the file says torch.float64"):
+        Runner(forward(call)).run(x)

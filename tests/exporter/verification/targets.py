@@ -1,0 +1,86 @@
+"""TARGETs of `pythonop verify`, and models that are wrong in known ways."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import exporter
+from tests.exporter.module import functions as F
+
+
+def good():
+    torch.manual_seed(0)
+    return F.Cubic(), (torch.randn(3, 4),)
+
+
+class WrongBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * (3 if "exporter.verification.worker" in _main() else 2)
+
+
+class WrongForward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * (2.001 if "exporter.verification.worker" in _main() else 2)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+def _main():
+    import sys
+
+    return (getattr(sys.modules["__main__"], "__spec__", None) and sys.modules["__main__"].__spec__.name) or ""
+
+
+class Applies(nn.Module):
+    """linear -> the Function -> linear."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.function.apply(self.first(x))))
+
+
+def wrong_forward():
+    torch.manual_seed(0)
+    return Applies(WrongForward), (torch.randn(3, 4),)
+
+
+def wrong_backward():
+    torch.manual_seed(0)
+    return Applies(WrongBackward), (torch.randn(3, 4),)
+
+
+def make_local():
+    class Local(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 5
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 5
+
+    exporter.register(Local, "tests:Local")
+    return Local
+
+
+def local():
+    """A class inside a function: the fresh process has to make it too."""
+    torch.manual_seed(0)
+    return Applies(make_local()), (torch.randn(3, 4),)
+
+
+def fails():
+    raise ValueError("no model today")

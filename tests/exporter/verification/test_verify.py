@@ -1,0 +1,278 @@
+"""verify(): equal files are equal, wrong ones are not, and both are said clearly."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import exporter
+from exporter.train_mode.dropout import dropout_mask
+from exporter.verification.report import Report, Row
+from tests.exporter.module import functions as F
+from tests.exporter.verification import targets
+from tests.support import ROOT
+
+
+def test_a_good_model(dynamo):
+    model, args = targets.good()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    report = exporter.verify(model, args, dynamo=dynamo)
+    assert report.ok
+    assert report.max_error < 1e-5
+    assert {(row.kind, row.name) for row in report.rows} == {
+        ("output", "output 0"),
+        ("input gradient", "x"),
+        *(("parameter gradient", name) for name, _ in model.named_parameters()),
+    }
+    assert {row.reference for row in report.rows} == {"float64"}
+    assert report.functions == {"tests.exporter.module.functions:Cube": 1}
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_float64_is_compared_as_float64():
+    report = exporter.verify(F.Cubic().double(), (torch.randn(3, 4, dtype=torch.float64),))
+    assert report.ok
+    assert report.max_error < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("target", "kinds"),
+    [("wrong_forward", {"output", "parameter gradient", "input gradient"}), ("wrong_backward", {"parameter gradient", "input gradient"})],
+)
+def test_a_wrong_function_is_found(target, kinds):
+    report = exporter.verify(*getattr(targets, target)())
+    assert not report.ok
+    bad = [row for row in report.rows if not row.ok]
+    assert {row.kind for row in bad} == kinds
+    assert report.worst()[0] in bad
+    assert report.max_error > 1e-4
+
+
+def test_the_layers_behind_a_wrong_backward_are_right():
+    report = exporter.verify(*targets.wrong_backward())
+    assert {row.name for row in report.rows if not row.ok} == {"first.weight", "first.bias", "x"}
+
+
+def test_a_local_class_needs_a_setup():
+    model, args = targets.local()
+    with pytest.raises(exporter.TrustError, match=r"fresh process.*tests:Local.*setup='package.module:function'"):
+        exporter.verify(model, args)
+    assert exporter.verify(model, args, setup="tests.exporter.verification.targets:make_local").ok
+
+
+def test_several_outputs_keywords_and_structure(dynamo):
+    report = exporter.verify(F.Structured(), (torch.randn(2, 4),), {"ids": torch.arange(4), "y": torch.randn(2, 4)}, dynamo=dynamo)
+    assert report.ok
+    assert [row.dtype for row in report.rows if row.kind == "output"] == ["float32", "float32", "int64", "float32"]
+    assert "unused.weight" not in {row.name for row in report.rows}
+
+
+def test_batch_norm_in_training_mode_tied_and_frozen(dynamo):
+    model = nn.Sequential(nn.Conv2d(1, 12, 3), nn.BatchNorm2d(12), nn.ReLU(), nn.Flatten(), nn.Linear(12 * 36, 2)).train()
+    assert exporter.verify(model, (torch.randn(4, 1, 8, 8),), dynamo=dynamo).ok
+    report = exporter.verify(F.Tied(), (torch.tensor([1, 2, 3]),), dynamo=dynamo)
+    assert report.ok
+    assert not any("frozen" in row.name for row in report.rows)
+
+
+class _Attending(nn.Module):
+    """Dropout on the weights of an attention and on its result."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.drop = nn.Linear(8, 24), nn.Dropout(0.3)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return x + self.drop(self.drop((q @ k.transpose(-1, -2)).softmax(-1)) @ v)
+
+
+class _DropsInside(nn.Module):
+    """Attention that drops, in torch's own operator."""
+
+    def forward(self, x):
+        return nn.functional.dropout(nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.3), 0.5)
+
+
+class _Twice(nn.Module):
+    """Two dropouts that only their masks tell apart, of different ratios."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        half = nn.functional.dropout(self.linear(x), 0.5)
+        return half + 2 * nn.functional.dropout(self.linear(x), 0.25), half
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [(F.Dropping, (3, 6)), (_Twice, (3, 6)), (_Attending, (2, 5, 8)), (_DropsInside, (2, 1, 5, 8))],
+    ids=["one", "two", "attention", "sdpa"],
+)
+def test_dropout_is_verified_with_the_files_masks(make, shape, dynamo):
+    report = exporter.verify(make().train(), (torch.randn(*shape),), dynamo=dynamo)
+    assert report.ok, report
+    assert report.facts["mode"] == "training"
+    assert {row.kind for row in report.rows} >= {"output", "input gradient"}
+
+
+def test_a_dropout_that_the_file_lacks_is_refused(monkeypatch):
+    monkeypatch.setattr(sys.modules["exporter.forward.finish"], "_keep_dropping", lambda graph: None)
+    with pytest.raises(
+        exporter.PythonopError,
+        match=r"mask 0 of eager has the shape \[2, 1, 5, 5\] and drops 0.3, Dropout .* of the file \[2,1,5,8\] and 0.5",
+    ):
+        exporter.verify(_DropsInside().train(), (torch.randn(2, 1, 5, 8),))
+
+
+def test_a_file_that_drops_otherwise_differs(monkeypatch):
+    monkeypatch.setattr("exporter.verification.masks.dropout_mask", lambda seed, number, *rest: dropout_mask(seed + 1, number, *rest))
+    assert not exporter.verify(_Twice().train(), (torch.randn(3, 6),)).ok
+
+
+class _Draws(nn.Module):
+    def forward(self, x):
+        return x * torch.rand_like(x)
+
+
+def test_a_model_that_draws_by_itself_is_refused():
+    with pytest.raises(exporter.PythonopError, match="draws random numbers, and"):
+        exporter.verify(_Draws(), (torch.randn(3, 6),))
+    both = nn.Sequential(nn.Dropout(0.5), _Draws()).train()
+    with pytest.raises(exporter.PythonopError, match=r"random numbers \(Dropout '0'\).*not by Dropout alone.*dropout 0 .*eval\(\)"):
+        exporter.verify(both, (torch.randn(3, 6),))
+
+
+def test_the_remedy_for_dropout_works():
+    model = F.Dropping().train()
+    for m in model.modules():
+        if hasattr(m, "p"):
+            m.p = 0.0
+    assert exporter.verify(model, (torch.randn(3, 6),)).ok
+
+
+class _Rounds(nn.Module):
+    """Linear, round, and another Linear where ``behind``."""
+
+    def __init__(self, behind=False):
+        super().__init__()
+        self.linear, self.behind = nn.Linear(4, 4), nn.Linear(4, 2) if behind else nn.Identity()
+
+    def forward(self, x):
+        return self.behind(torch.round(self.linear(x)))
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_zeros_of_eager_equal_no_path_in_the_file(behind):
+    """torch's round has a gradient of zeros, ONNX's none."""
+    report = exporter.verify(_Rounds(behind), (torch.randn(3, 4),))
+    assert report.ok, [row for row in report.rows if not row.ok]
+    errors = {row.name: row.error for row in report.rows if row.kind.endswith("gradient")}
+    assert errors.keys() == {"linear.weight", "linear.bias", "x", *(["behind.weight", "behind.bias"] if behind else [])}
+    assert errors["linear.weight"] == errors["x"] == 0
+
+
+class _Straight(torch.autograd.Function):
+    """round, with the gradient of the identity."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return torch.round(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+class _StraightThrough(_Rounds):
+    def forward(self, x):
+        return self.behind(_Straight.apply(self.linear(x)))
+
+
+def test_a_file_without_a_gradient_path_is_told():
+    """Inlined, a straight-through Function is what its forward is: flat."""
+    with pytest.raises(exporter.RunError, match="gradient in eager, and none in the file"):
+        exporter.verify(_StraightThrough(), (torch.randn(3, 4),), inline=[_Straight])
+    report = exporter.verify(_StraightThrough(behind=True), (torch.randn(3, 4),), inline=[_Straight])
+    assert {row.name for row in report.rows if not row.ok} == {"linear.weight", "linear.bias", "x"}
+    assert all("missing in the file" in row.problem for row in report.rows if not row.ok)
+
+
+def test_assert_roundtrip():
+    exporter.testing.assert_roundtrip(*targets.good())
+    with pytest.raises(AssertionError, match=r"parameter gradient first\.weight: error"):
+        exporter.testing.assert_roundtrip(*targets.wrong_backward())
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "exporter.cli", "verify", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def test_command_says_yes_in_json_and_html(tmp_path):
+    done = run("tests.exporter.verification.targets:good", "--json", "--html", str(tmp_path / "r.html"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ok"] is True
+    page = (tmp_path / "r.html").read_text()
+    assert "first.weight" in page
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "text"),
+    [("wrong_backward", 1, "differs"), ("fails", 2, "no model today"), ("gone", 2, "has no gone"), ("local", 0, "equal eager")],
+)
+def test_exit_status(target, status, text):
+    done = run(f"tests.exporter.verification.targets:{target}", "--no-dynamo")
+    assert done.returncode == status, done.stderr
+    assert text in done.stdout + done.stderr
+
+
+class _Page(html.parser.HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.outside, self.open = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        for key, value in attrs:
+            if key in ("src", "href", "xlink:href") and value and not value.startswith(("#", "data:")):
+                self.outside.append(value)
+        if tag not in ("meta", "br", "link", "img", "hr", "input") and not self.get_starttag_text().endswith("/>"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_escapes_names(tmp_path):
+    evil = "<script>alert(1)</script>$\\alpha$\x1b[31m"
+    rows = [
+        Row(evil, "output", (2, 3), "float32", 0.5, 1e-7, 1e-5, "float64", False),
+        Row("ok", "output", (), "float32", 0.0, None, 1e-5, "float32", True),
+    ]
+    report = Report(rows, {"model": evil, evil: evil}, {evil: 3}, {"eager step": 0.1, "onnxruntime step": 0.2}, first_departure=evil)
+    page = report.to_html(tmp_path / "r.html").read_text()
+    assert "<script" not in page
+    assert "\x1b" not in page
+    parsed = _Page()
+    parsed.feed(page)
+    assert parsed.open == []
+    assert parsed.outside == []
+    assert page.count('role="img"') == 2
+
+
+def test_a_report_of_nothing_is_not_ok():
+    assert not Report([]).ok

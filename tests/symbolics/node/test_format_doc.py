@@ -1,0 +1,149 @@
+"""docs/format.md: its examples are what the library writes, and it names everything that a file may hold.
+
+``python -m tests.symbolics.node.test_format_doc`` writes the examples anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+import torch
+
+from symbolics.errors import PythonopWarning
+from symbolics.node import arguments, attributes, metadata as file
+from symbolics.node.arguments import Slot
+from symbolics.node.attributes import GRAD_SPECS, SPECS, decode, encode, values_of
+from symbolics.node.call import Autocast, AutogradCall
+from symbolics.node.dialects import DIALECTS, to_dialect
+from tests.symbolics.node.node_models import check, model_of, node_of
+
+DOC = Path(__file__).resolve().parents[3] / "docs" / "format.md"
+TEXT = DOC.read_text()
+
+FLOAT, INT64 = int(ir.DataType.FLOAT), int(ir.DataType.INT64)
+
+SCALE = AutogradCall(
+    id="0", name="mypkg.ops:Scale", args=(Slot(0), 0.1, "mean"), passed=2,
+    input_types=(FLOAT,), input_ranks=(2,), input_requires_grads=(True,),
+    output_types=(FLOAT,), output_ranks=(2,), output_requires_grads=(True,),
+    training=True,
+)  # fmt: skip
+GATHER = AutogradCall(
+    id="1", name="mypkg.ops:Gather", args=(Slot(0), [Slot(1), Slot(2)], Slot(3, "size")), kwargs={"axis": (0, 1), "dtype": torch.float16},
+    outputs=(Slot(0), "ok", Slot(1)),
+    input_types=(FLOAT, FLOAT, FLOAT, INT64), input_ranks=(2, 2, 2, 0), input_requires_grads=(True, False, False, False),
+    output_types=(FLOAT, INT64), output_ranks=(2, 1), output_requires_grads=(True, False),
+    autocast=Autocast({"cpu": "bfloat16"}),
+)  # fmt: skip
+STATE = {
+    "embed.weight": file.StateEntry("embed.weight", "parameter", trainable=True),
+    "head.weight": file.StateEntry("embed.weight", "parameter", trainable=True),
+    "norm.running_mean": file.StateEntry("norm.running_mean", "buffer", trainable=False),
+    "mask": file.StateEntry("mask", "buffer", trainable=False, persistent=False),
+}
+PAIRING = file.GradientPairing({"y": "y_grad"}, {"embed.weight": "embed.weight_grad", "x": "x_grad"}, ("x",))
+
+
+def _lines(values):
+    """One attribute a line."""
+    return "{\n" + ",\n".join(f"  {json.dumps(k)}: {json.dumps(json.loads(v) if k == 'call' else v)}" for k, v in values.items()) + "\n}"
+
+
+STEP = file.StepLayout(
+    carried={"param.weight.next": "param.weight", "state.step.next": "state.step"}, inputs=("x",), targets=("target",), loss="loss",
+    parameters={"weight": "param.weight"}, buffers={}, untrained=("spare",), optimizer="sgd",
+    hyperparameters=({"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "keys": ["weight", "spare"]},),
+)  # fmt: skip
+EXAMPLES = {
+    "scale": lambda: _lines(encode(SCALE)),
+    "gather": lambda: _lines(encode(GATHER)),
+    "gather gradient": lambda: _lines(values_of(node_of(model_of(GATHER, gradient=True), "PythonOpGrad"))),
+    "state": lambda: _lines(json.loads(file.write_state(STATE))),
+    "gradients": lambda: _lines(json.loads(file.write_pairing(PAIRING))),
+    "step": lambda: _lines(json.loads(file.write_step(STEP))),
+}
+BLOCK = re.compile(r"<!-- example: ([\w ]+) -->\n```json\n(.*?)\n```", re.S)
+
+
+def test_the_doc_has_every_example():
+    assert sorted(name for name, _ in BLOCK.findall(TEXT)) == sorted(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_are_what_the_library_writes(name):
+    assert dict(BLOCK.findall(TEXT))[name] == EXAMPLES[name](), "python -m tests.symbolics.node.test_format_doc writes it anew"
+
+
+@pytest.mark.parametrize(("name", "call"), [("scale", SCALE), ("gather", GATHER)])
+def test_examples_read_back(name, call):
+    values = json.loads(dict(BLOCK.findall(TEXT))[name])
+    assert decode({**values, "call": json.dumps(values["call"])}) == call
+    check(model_of(call, gradient=True))
+
+
+def test_metadata_examples_read_back():
+    blocks = dict(BLOCK.findall(TEXT))
+    assert file.read_state({file.STATE_KEY: blocks["state"]}) == STATE
+    assert file.read_pairing({file.GRADIENTS_KEY: blocks["gradients"]}) == PAIRING
+    assert file.read_step({file.STEP_KEY: blocks["step"]}) == STEP
+
+
+def _section(title):
+    return TEXT.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def _first_column(section):
+    """The names in the first column of a section's tables."""
+    return {name for line in section.splitlines() if line.startswith("| `") for name in re.findall(r"`([^`]+)`", line.split("|")[1])}
+
+
+def test_every_type_is_in_the_table():
+    assert _first_column(_section("Types in call")) == set(arguments._BY_TAG)
+
+
+@pytest.mark.parametrize(("title", "specs"), [("PythonOp", SPECS), ("PythonOpGrad", GRAD_SPECS)])
+def test_every_attribute_is_in_its_table(title, specs):
+    assert _first_column(_section(title)) == set(specs)
+    required = {
+        name
+        for line in _section(title).splitlines()
+        if line.startswith("| `") and "| yes |" in line
+        for name in re.findall(r"`([^`]+)`", line.split("|")[1])
+    }
+    assert required == {name for name, (_, needed, _) in specs.items() if needed}
+
+
+def test_every_key_of_call_is_in_its_table():
+    call = AutogradCall(id="", name="", args=(1,), passed=0, autocast=Autocast({"cpu": "bfloat16"}), outputs=None)
+    assert _first_column(_section("The call attribute")) == set(json.loads(encode(call)["call"]))
+
+
+def test_every_metadata_key_is_named():
+    keys = {value for name, value in vars(file).items() if name.endswith(("_KEY", "_PROPERTY"))}
+    assert keys
+    assert keys - set(re.findall(r"`([^`]+)`", TEXT)) == set()
+
+
+@pytest.mark.filterwarnings(f"ignore::{PythonopWarning.__module__}.{PythonopWarning.__name__}")
+def test_dialects_are_in_the_table():
+    section = _section("Dialects")
+    assert _first_column(section) == set(DIALECTS)
+    model = model_of(AutogradCall(**{**vars(SCALE), "args": (Slot(0), True, (True,)), "passed": None}))
+    written = {name for schema in DIALECTS for name in node_of(to_dialect(model, schema)).attributes}
+    assert {name for name in written - set(SPECS) if f"`{name}`" not in section} == set()
+
+
+def test_limits_are_those_of_the_code():
+    section = _section("Limits").replace(",", "")
+    for limit in (arguments.MAX_BYTES, arguments.MAX_DEPTH, arguments.MAX_ITEMS, arguments.MAX_INT_BITS):
+        assert re.search(rf"\b{limit}\b", section), limit
+    assert f"version {file.FORMAT_VERSION}" in TEXT.splitlines()[0]
+    assert attributes.CALL_ATTRIBUTE == "call"
+
+
+if __name__ == "__main__":
+    DOC.write_text(BLOCK.sub(lambda match: f"<!-- example: {match[1]} -->\n```json\n{EXAMPLES[match[1]]()}\n```", TEXT))
