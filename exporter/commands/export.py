@@ -12,9 +12,10 @@ from rich.text import Text
 
 import exporter
 from exporter.commands.shared import eager_check_option, explained, load_target, reported, run_setups, setup_option, status, writable
-from exporter.files.inspect import clean, inspect_file
+from exporter.files.inspect import inspect_file
 from exporter.files.program import save_model
 from symbolics.node.dialects import DIALECTS
+from symbolics.node.text import clean
 
 __all__ = ["export"]
 

@@ -11,9 +11,10 @@ from rich.text import Text
 
 import exporter
 from exporter.commands.shared import reported, status, writable
-from exporter.files.inspect import clean, read_model
+from exporter.files.inspect import read_model
 from exporter.files.program import save_model
 from symbolics.node.metadata import read_pairing
+from symbolics.node.text import clean
 
 __all__ = ["gradient"]
 

@@ -14,8 +14,9 @@ from rich.text import Text
 
 from exporter.commands.run_file import run_file
 from exporter.commands.shared import Failure, reported, run_setups, setup_option, status, writable
-from exporter.files.inspect import clean, read_model
+from exporter.files.inspect import read_model
 from symbolics.errors import PythonopError
+from symbolics.node.text import clean
 
 __all__ = ["run"]
 

@@ -14,7 +14,7 @@ import onnx
 
 from exporter.files.read import read_model
 from symbolics.errors import FormatError, RunError
-from symbolics.node.attributes import shown
+from symbolics.node.text import shown
 
 __all__ = ["made_up_inputs", "run_file"]
 

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 import exporter
-from exporter.files.inspect import clean
 from symbolics.errors import PythonopError, PythonopWarning
+from symbolics.node.text import clean
 
 __all__ = [
     "Failure",

@@ -12,7 +12,7 @@ from rich.text import Text
 
 import exporter
 from exporter.commands.shared import eager_check_option, explained, load_target, reported, run_setups, setup_option, status, writable
-from exporter.files.inspect import clean
+from symbolics.node.text import clean
 from symbolics.optimizers import OPTIMIZERS
 
 __all__ = ["step"]

@@ -22,10 +22,12 @@ from rich.table import Table
 from rich.text import Text
 
 from symbolics.errors import FormatError
-from symbolics.node.arguments import Described, Partial, Slot, Unresolved
+from symbolics.node.arguments import Described, Unresolved
 from symbolics.node.attributes import decode, values_of
 from symbolics.node.call import AutogradCall
-from symbolics.node.metadata import (
+from symbolics.node.containers import Partial, Slot
+from symbolics.node.metadata import StateEntry, StepLayout, check_version, read_pairing, read_state, read_step
+from symbolics.node.names import (
     CALL_ATTRIBUTE,
     GRADIENTS_KEY,
     MARK_COUNT_KEY,
@@ -37,15 +39,10 @@ from symbolics.node.metadata import (
     PYTHON_OP_GRAD,
     SOURCE_PROPERTY,
     UNCHECKED_KEY,
-    StateEntry,
-    StepLayout,
-    check_version,
-    read_pairing,
-    read_state,
-    read_step,
 )
+from symbolics.node.text import clean
 
-__all__ = ["Report", "Row", "clean", "inspect_file", "inspect_model", "read_model", "render"]
+__all__ = ["Report", "Row", "inspect_file", "inspect_model", "read_model", "render"]
 
 
 @dataclass
@@ -347,13 +344,6 @@ def _text(value: Any, names: list[str]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ showing
-
-
-def clean(text: str, limit: int = 200) -> str:
-    """A text of a file on one line, without control characters, cut at ``limit``."""
-    kept = text[: limit + 1]
-    out = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii") for c in kept)
-    return out if len(kept) <= limit else f"{out[: limit - 1]}…"
 
 
 def render(report: Report, title: str = "") -> RenderableType:

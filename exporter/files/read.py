@@ -12,8 +12,9 @@ import onnx_ir as ir
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from symbolics.errors import FormatError
-from symbolics.node.attributes import shown
-from symbolics.node.metadata import ORT_DOMAIN, PYTHON_OP, check_version
+from symbolics.node.metadata import check_version
+from symbolics.node.names import ORT_DOMAIN, PYTHON_OP
+from symbolics.node.text import shown
 
 __all__ = ["attribute_values", "check_external_data", "drop_unread_contexts", "graphs", "nodes", "read_model", "tensors"]
 

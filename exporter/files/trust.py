@@ -17,8 +17,8 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from symbolics.errors import PythonopWarning, TrustError
-from symbolics.node.arguments import qualified_name
-from symbolics.node.attributes import shown
+from symbolics.node.names import qualified_name
+from symbolics.node.text import shown
 
 __all__ = ["Gate", "name_of", "register", "registered", "unregister"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
-from symbolics.node.metadata import MARK_DOMAIN
+from symbolics.node.names import MARK_DOMAIN
 
 __all__ = ["RANDOM", "constants_to_initializers", "read_draft"]
 

@@ -24,8 +24,16 @@ from symbolics import torch_private as private
 from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.recorder import Call, Recorder, belongs_to_torch
 from symbolics.errors import ExportError
-from symbolics.node.arguments import qualified_name
-from symbolics.node.metadata import CALL_ATTRIBUTE, MARK_DOMAIN, MARK_OP, MODULE_PROPERTY, ORT_DOMAIN, PYTHON_OP, SOURCE_PROPERTY
+from symbolics.node.names import (
+    CALL_ATTRIBUTE,
+    MARK_DOMAIN,
+    MARK_OP,
+    MODULE_PROPERTY,
+    ORT_DOMAIN,
+    PYTHON_OP,
+    SOURCE_PROPERTY,
+    qualified_name,
+)
 from symbolics.node.patterns import Patterns
 
 __all__ = ["EagerGraph", "Lost"]

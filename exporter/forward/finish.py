@@ -18,9 +18,10 @@ from exporter.forward.fold import fold
 from exporter.forward.state import ModelState, held_out
 from symbolics.capture.recorder import Recorder
 from symbolics.errors import ExportError
-from symbolics.graph.copies import walk
+from symbolics.graph.walk import walk
 from symbolics.node.attributes import encode, ir_attributes
-from symbolics.node.metadata import (
+from symbolics.node.metadata import write_cumulative, write_state
+from symbolics.node.names import (
     CALL_ATTRIBUTE,
     CUMULATIVE_KEY,
     FORMAT_VERSION,
@@ -34,8 +35,6 @@ from symbolics.node.metadata import (
     SOURCE_PROPERTY,
     STATE_KEY,
     VERSION_KEY,
-    write_cumulative,
-    write_state,
 )
 from symbolics.node.result import count_tensors
 from symbolics.quirks.batch_norm import pin_running_statistics

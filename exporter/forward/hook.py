@@ -22,7 +22,7 @@ from symbolics.capture.interception import intercept, settled
 from symbolics.capture.recorder import Recorder, active_recorder, captured_apply, wanted
 from symbolics.capture.tripwire import prove_capture, uncaught
 from symbolics.errors import ExportError
-from symbolics.node.arguments import qualified_name
+from symbolics.node.names import qualified_name
 from symbolics.node.patterns import Patterns
 
 __all__ = ["Hook", "hook", "install", "uninstall"]

@@ -25,8 +25,7 @@ from symbolics.capture.interception import settled
 from symbolics.capture.marks import marking
 from symbolics.capture.recorder import Recorder, active_recorder, belongs_to_torch
 from symbolics.errors import ExportError, PythonopWarning
-from symbolics.node.arguments import qualified_name
-from symbolics.node.metadata import UNCHECKED_KEY
+from symbolics.node.names import UNCHECKED_KEY, qualified_name
 from symbolics.node.patterns import Patterns
 from symbolics.quirks.batch_norm import momentum_of_this_step
 

@@ -13,10 +13,15 @@ import onnx_ir as ir
 from exporter.gradient_graph.model import Boundary, infer_shapes, own_copy, read_boundary, remove_marks, set_ir_version
 from symbolics.errors import PythonopError
 from symbolics.gradients import COMPOSITES, NONDIFFERENTIABLE, RULES, Rule, gradient
-from symbolics.graph.builder import Builder, Session, describe, is_float, unsupported
-from symbolics.graph.copies import captured, clone_nodes, discard, fold, function_body, inline, prune, subgraphs, taken_branch, walk
+from symbolics.graph.builder import Builder
+from symbolics.graph.copies import clone_nodes, function_body, inline
+from symbolics.graph.folding import fold, taken_branch
+from symbolics.graph.scope import Scope
 from symbolics.graph.shapes import name_dims
-from symbolics.node.metadata import GRADIENTS_KEY, GradientPairing, write_pairing
+from symbolics.graph.values import describe, is_float, unsupported
+from symbolics.graph.walk import captured, discard, prune, subgraphs, walk
+from symbolics.node.metadata import GradientPairing, write_pairing
+from symbolics.node.names import GRADIENTS_KEY
 
 __all__ = ["build_gradient_graph", "gradient"]
 
@@ -67,10 +72,10 @@ class _Build:
         self.model = model
         self.boundary: Boundary = read_boundary(model, wrt, outputs)
         self.rules: dict[Key, Rule] = {**RULES, **{_key(k): r if isinstance(r, Rule) else Rule(r) for k, r in overrides.items()}}
-        self.session = Session(self.boundary.prefix, self.boundary.is_constant)
-        self.session.backward = self.sweep
+        self.scope = Scope(self.boundary.prefix, self.boundary.is_constant)
+        self.scope.backward = self.sweep
         self.expanded: list[ir.Node] = []
-        self.session.opset = model.opset_imports[""]
+        self.scope.opset = model.opset_imports[""]
 
     def run(self) -> ir.Model:
         graph, boundary = self.model.graph, self.boundary
@@ -81,15 +86,15 @@ class _Build:
             while again:  # what folds makes ranks known, and known ranks fold
                 self.register_constants()
                 infer_shapes(self.model)
-                self.expanded, again = fold(Builder(self.session), self.expanded)
-        name_dims(graph, self.session.const)
+                self.expanded, again = fold(Builder(self.scope), self.expanded)
+        name_dims(graph, self.scope.const)
         seeds: dict[ir.Value, ir.Value] = {}
         pairing_in = {}
         for value in boundary.outputs:
             g = ir.Value(name=boundary.input_name(value), type=value.type, shape=value.shape)
             seeds[value], pairing_in[value.name] = g, g.name
         boundary.check_reached(self.active(graph, targets)[0])
-        op = Builder(self.session)
+        op = Builder(self.scope)
         gradients = self.sweep(op, graph, seeds, targets)
         results: dict[ir.Value, None] = {}
         given, unreached = set(seeds.values()), []
@@ -118,7 +123,7 @@ class _Build:
     def register_constants(self) -> None:
         """Those constants of the build that something uses are initializers, no others."""
         initializers = self.model.graph.initializers
-        for value in self.session.constants.values():
+        for value in self.scope.constants.values():
             if value.uses() or value.is_graph_output():
                 initializers[value.name] = value
             else:
@@ -127,7 +132,7 @@ class _Build:
     # ------------------------------------------------------------------------------------------------------- the path
     def active(self, nodes: Iterable[ir.Node], targets: Iterable[ir.Value]) -> tuple[set[ir.Value], list[ir.Node]]:
         """Values that depend on the targets in a differentiable way, and the nodes that make them."""
-        active, makers = set(targets) | self.session.active, []
+        active, makers = set(targets) | self.scope.active, []
         for node in nodes:
             if self.is_flat(node):
                 continue
@@ -141,9 +146,9 @@ class _Build:
         return active, makers
 
     def path(self, nodes: Iterable[ir.Node], targets: Iterable[ir.Value], ends: Iterable[ir.Value]) -> list[ir.Node]:
-        """The nodes on a way from the targets to the ends; `Session.active` grows by the values on it."""
+        """The nodes on a way from the targets to the ends; `Scope.active` grows by the values on it."""
         active, makers = self.active(nodes, targets)
-        self.session.active |= active
+        self.scope.active |= active
         needed, found = set(ends), []
         for node in reversed(makers):
             if any(o in needed for o in node.outputs):
@@ -171,17 +176,17 @@ class _Build:
             for inner in [n for graph in subgraphs(node) for n in walk(graph)]:
                 if not self.is_flat(inner) and any(o.type is None or is_float(o) for o in inner.outputs):
                     found |= self.expand_node(inner)
-        self.session.active.clear()
+        self.scope.active.clear()
         return found
 
     def expand_node(self, node: ir.Node) -> bool:
         key = (node.domain, node.op_type)
         if node.graph is None:
             return False
-        op = Builder(self.session)
+        op = Builder(self.scope)
         if (branch := taken_branch(op, node)) is not None:
             mapping: dict[ir.Value, ir.Value | None] = {}
-            nodes = clone_nodes(self.session, branch, mapping)
+            nodes = clone_nodes(self.scope, branch, mapping)
             values = [mapping.get(v, v) for v in branch.outputs]
         elif key in COMPOSITES and self.rules.get(key) is RULES.get(key):  # no override
             with op.arithmetic():
@@ -192,15 +197,15 @@ class _Build:
         elif key in self.rules:
             return False
         else:
-            function = function_body(node, self.model.functions, self.session.opset)
+            function = function_body(node, self.model.functions, self.scope.opset)
             if function is None:
                 return False
-            nodes, values = inline(self.session, node, function)
+            nodes, values = inline(self.scope, node, function)
         graph = node.graph
         outputs = {o: v for o, v in zip(node.outputs, values) if v is not None}
         for old, new in outputs.items():
             if new.producer() not in nodes or old.is_graph_output() or new in list(outputs.values())[: list(outputs).index(old)]:
-                same = ir.Node("", "Identity", [new], name=self.session.name("Identity"))
+                same = ir.Node("", "Identity", [new], name=self.scope.name("Identity"))
                 nodes.append(same)
                 new = same.outputs[0]
             name, new.type, new.shape = old.name, old.type or new.type, old.shape or new.shape
@@ -251,7 +256,7 @@ class _Build:
             result = list(result.items())
         out = []
         for value, g in result:
-            if g is None or value is None or value not in self.session.active:
+            if g is None or value is None or value not in self.scope.active:
                 continue
             if rule.broadcast:
                 g = op.sum_to(g, value, node.outputs[0], [v for v in node.inputs if v is not None and v is not value])

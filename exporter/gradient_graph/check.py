@@ -13,8 +13,8 @@ from onnx.reference import ReferenceEvaluator
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.gradient_graph.model import own_copy
 from symbolics.errors import PythonopError
-from symbolics.graph.copies import walk
 from symbolics.graph.values import is_float
+from symbolics.graph.walk import walk
 from symbolics.node.metadata import read_pairing
 
 __all__ = ["check_gradients"]

@@ -14,10 +14,11 @@ import onnx_ir.passes.common as passes
 
 from symbolics.errors import ArgumentError, FormatError, PythonopError
 from symbolics.gradients.control_flow import EXPOSED, OWN_BACKWARD
-from symbolics.graph.copies import subgraphs, walk
 from symbolics.graph.shapes import guess_ranks
 from symbolics.graph.values import attr, is_float, rank_of
-from symbolics.node.metadata import MARK_COUNT_KEY, MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, check_version, read_state
+from symbolics.graph.walk import subgraphs, walk
+from symbolics.node.metadata import check_version, read_state
+from symbolics.node.names import MARK_COUNT_KEY, MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
 
 __all__ = ["Boundary", "infer_shapes", "own_copy", "read_boundary", "remove_marks", "set_ir_version"]
 

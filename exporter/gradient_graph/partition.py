@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from symbolics.errors import FormatError
-from symbolics.graph.copies import captured, discard, subgraphs
-from symbolics.node.metadata import PYTHON_OP, GradientPairing, read_pairing
+from symbolics.graph.walk import captured, discard, subgraphs
+from symbolics.node.metadata import GradientPairing, read_pairing
+from symbolics.node.names import PYTHON_OP
 
 __all__ = ["Halves", "forward_part", "split"]
 

@@ -20,7 +20,8 @@ from exporter.runtime.reference import to_tensor
 from exporter.train_mode.batch_norm import counter_of
 from symbolics import torch_private as private
 from symbolics.errors import FormatError, PythonopWarning, RunError
-from symbolics.node.metadata import OUTPUTS_KEY, STEP_KEY, StateEntry, read_cumulative, read_pairing, read_state
+from symbolics.node.metadata import StateEntry, read_cumulative, read_pairing, read_state
+from symbolics.node.names import OUTPUTS_KEY, STEP_KEY
 from symbolics.node.result import rebuild
 
 __all__ = ["OnnxModule", "draw_seed", "load"]

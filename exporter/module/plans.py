@@ -25,9 +25,10 @@ from exporter.runtime.store import ContextStore
 from exporter.train_mode.batch_norm import Statistics, batch_statistics
 from exporter.train_mode.dropout import inference_mode, seed_dropout
 from symbolics.errors import FormatError, PythonopError, RunError
-from symbolics.graph.copies import subgraphs
-from symbolics.node.attributes import shown
-from symbolics.node.metadata import ORT_DOMAIN, read_pairing
+from symbolics.graph.walk import subgraphs
+from symbolics.node.metadata import read_pairing
+from symbolics.node.names import ORT_DOMAIN
+from symbolics.node.text import shown
 from symbolics.quirks.matrix_vector import turn_products_with_vectors
 
 __all__ = ["Engine", "Kept", "Plan", "Runner", "open_model", "tensor"]

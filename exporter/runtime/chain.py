@@ -13,8 +13,9 @@ from exporter.files.trust import Gate
 from exporter.runtime.kernels import PythonOp, PythonOpGrad
 from exporter.runtime.store import ContextStore
 from symbolics.errors import FormatError, RunError
-from symbolics.node.arguments import Slot, loads
-from symbolics.node.attributes import shown
+from symbolics.node.arguments import loads
+from symbolics.node.containers import Slot
+from symbolics.node.text import shown
 
 __all__ = ["Chain", "GradChain", "title_of"]
 

@@ -19,10 +19,12 @@ from torch.autograd.graph import get_gradient_edge
 from exporter.files.trust import Gate
 from exporter.runtime.store import Context, ContextStore
 from symbolics.errors import FormatError, PythonopError, RunError
-from symbolics.node.arguments import Partial, Slot, fill, loads, slots
-from symbolics.node.attributes import GRAD_SPECS, check_types, decode, shown
+from symbolics.node.arguments import loads
+from symbolics.node.attributes import GRAD_SPECS, check_types, decode
+from symbolics.node.containers import Partial, Slot, fill, slots
 from symbolics.node.dtypes import DTYPES
-from symbolics.node.metadata import CALL_ATTRIBUTE, PYTHON_OP_GRAD
+from symbolics.node.names import CALL_ATTRIBUTE, PYTHON_OP_GRAD
+from symbolics.node.text import shown
 from symbolics.node.torch_arguments import by_name
 
 __all__ = ["DTYPES", "LARGE", "STRING", "PythonOp", "PythonOpGrad", "without_leaf"]

@@ -16,10 +16,10 @@ import onnx
 import onnx_ir as ir
 
 from symbolics.errors import PythonopError
-from symbolics.node.arguments import Slot
 from symbolics.node.attributes import SPECS, decode, encode, ir_attributes, python_op_grad, values_of
 from symbolics.node.call import AutogradCall
-from symbolics.node.metadata import CALL_ATTRIBUTE, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.node.containers import Slot
+from symbolics.node.names import CALL_ATTRIBUTE, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
 __all__ = ["LINKED", "could_link", "link"]
 

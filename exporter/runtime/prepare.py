@@ -21,7 +21,7 @@ import onnx
 import onnx.inliner
 
 from exporter.files.read import drop_unread_contexts, graphs, nodes
-from symbolics.node.metadata import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
 __all__ = ["ABSENT_INPUTS", "KEPT_OUTPUTS", "prepare"]
 

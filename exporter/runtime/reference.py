@@ -18,7 +18,7 @@ from exporter.files.trust import Gate
 from exporter.runtime.kernels import PythonOp as ForwardKernel, PythonOpGrad as BackwardKernel
 from exporter.runtime.store import ContextStore
 from symbolics.errors import RunError
-from symbolics.node.metadata import MARK_DOMAIN, MARK_OP, ORT_DOMAIN
+from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN
 
 __all__ = ["reference_evaluator", "to_array", "to_tensor"]
 

@@ -26,9 +26,9 @@ from exporter.runtime.link import LINKED, could_link, link
 from exporter.runtime.prepare import ABSENT_INPUTS, KEPT_OUTPUTS, prepare
 from exporter.runtime.store import ContextStore
 from symbolics.errors import FormatError, RunError
-from symbolics.node.arguments import Slot
 from symbolics.node.attributes import GRAD_SPECS, SPECS
-from symbolics.node.metadata import STEP_KEY
+from symbolics.node.containers import Slot
+from symbolics.node.names import STEP_KEY
 
 try:
     import onnxruntime

@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from symbolics.errors import UnsupportedOperatorError
-from symbolics.graph.copies import subgraphs
+from symbolics.graph.walk import subgraphs
 
 __all__ = ["SEED", "dropout_mask", "dropouts", "inference_mode", "ratio_of", "seed_dropout", "trains"]
 

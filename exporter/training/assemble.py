@@ -15,20 +15,11 @@ from exporter.forward.state import held_out
 from exporter.train_mode.batch_norm import Statistics, counter_of
 from exporter.training.groups import Group, steps_made
 from symbolics.errors import ExportError
-from symbolics.graph.builder import Builder, Session
+from symbolics.graph.builder import Builder
 from symbolics.graph.copies import inline
-from symbolics.node.metadata import (
-    GRADIENTS_KEY,
-    OUTPUTS_KEY,
-    STATE_KEY,
-    STEP_KEY,
-    StepLayout,
-    read_pairing,
-    read_state,
-    read_step,
-    write_state,
-    write_step,
-)
+from symbolics.graph.scope import Scope
+from symbolics.node.metadata import StepLayout, read_pairing, read_state, read_step, write_state, write_step
+from symbolics.node.names import GRADIENTS_KEY, OUTPUTS_KEY, STATE_KEY, STEP_KEY
 from symbolics.optimizers import add_decay, body, shrink
 
 __all__ = ["Join"]
@@ -57,7 +48,7 @@ class Join:
         self.scaled = scaled
         self.initial: dict[str, np.ndarray] = {}
         self.layout: StepLayout | None = None
-        self.op = Builder(Session("step/", lambda value: False))
+        self.op = Builder(Scope("step/", lambda value: False))
         self.next: dict[ir.Value, ir.Value] = {}  # input -> the value it has in the next step
         self.parameters: dict[str, ir.Value] = {}
         self.buffers: dict[str, ir.Value] = {}
@@ -339,7 +330,7 @@ class Join:
     def _tidy(self) -> None:
         """Fold, merge and remove; names of inputs, outputs and state stay."""
         graph = self.graph
-        for value in self.op.session.constants.values():
+        for value in self.op.scope.constants.values():
             if value.uses():
                 graph.initializers[_name(value)] = value
         known = {entry.initializer for entry in (read_state(self.model.metadata_props) or {}).values()}
@@ -382,7 +373,7 @@ def call(op: Builder, function: Any, inputs: Sequence[ir.Value]) -> list[ir.Valu
     """The outputs of a function of the optimizer table; its nodes go to ``op``."""
     called = body(function)
     node = ir.Node(called.domain, called.name, inputs, num_outputs=len(called.outputs))
-    nodes, outputs = inline(op.session, node, called)
+    nodes, outputs = inline(op.scope, node, called)
     for position in range(len(inputs)):
         node.replace_input_with(position, None)
     op.nodes.extend(nodes)

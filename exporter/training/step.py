@@ -26,16 +26,8 @@ from exporter.training.assemble import Join
 from exporter.training.groups import groups_of
 from exporter.training.objective import Objective, changed_buffers
 from symbolics.errors import ArgumentError, ExportError
-from symbolics.node.metadata import (
-    CUMULATIVE_KEY,
-    MODULE_PROPERTY,
-    STATE_KEY,
-    StepLayout,
-    read_cumulative,
-    read_state,
-    write_cumulative,
-    write_state,
-)
+from symbolics.node.metadata import StepLayout, read_cumulative, read_state, write_cumulative, write_state
+from symbolics.node.names import CUMULATIVE_KEY, MODULE_PROPERTY, STATE_KEY
 
 __all__ = ["TrainingStep", "export_training_step"]
 

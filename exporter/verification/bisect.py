@@ -17,7 +17,7 @@ from exporter.module.plans import Runner, tensor
 from exporter.runtime.session import inference_session
 from exporter.verification.provenance import module_of, operator_of
 from symbolics import torch_private as private
-from symbolics.graph.copies import captured, subgraphs
+from symbolics.graph.walk import captured, subgraphs
 from symbolics.node.metadata import read_pairing
 
 __all__ = ["first_departure"]

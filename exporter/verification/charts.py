@@ -93,7 +93,7 @@ def _tip(row: Row) -> str:
 
 def _cut(text: str, length: int) -> str:
     """The end of a long name, which tells it from its neighbours."""
-    from exporter.files.inspect import clean
+    from symbolics.node.text import clean
 
     text = clean(text)
     return text if len(text) <= length else "…" + text[1 - length :]

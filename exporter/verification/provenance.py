@@ -6,7 +6,7 @@ import ast
 
 import onnx_ir as ir
 
-from symbolics.node.metadata import MODULE_PROPERTY, SOURCE_PROPERTY
+from symbolics.node.names import MODULE_PROPERTY, SOURCE_PROPERTY
 
 __all__ = ["module_of", "node_of", "operator_of"]
 

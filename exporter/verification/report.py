@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exporter.files.inspect import clean
 from exporter.verification import charts
 from exporter.verification.rows import Row
+from symbolics.node.text import clean
 
 __all__ = ["STEPS", "Report", "Row"]
 

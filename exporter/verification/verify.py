@@ -29,7 +29,8 @@ from exporter.verification.masks import Masks, OtherDraws
 from exporter.verification.provenance import node_of
 from exporter.verification.report import Report, Row
 from symbolics.errors import FormatError, PythonopError, RunError, TrustError, UnsupportedOperatorError
-from symbolics.node.metadata import CALL_ATTRIBUTE, MARK_COUNT_KEY, OUTPUTS_KEY, PYTHON_OP, read_state
+from symbolics.node.metadata import read_state
+from symbolics.node.names import CALL_ATTRIBUTE, MARK_COUNT_KEY, OUTPUTS_KEY, PYTHON_OP
 
 __all__ = ["names_in", "verify"]
 

@@ -10,7 +10,7 @@ import torch
 
 from symbolics import torch_private as private
 from symbolics.errors import ExportError
-from symbolics.node.arguments import Slot, fill
+from symbolics.node.containers import Slot, fill
 from symbolics.node.torch_arguments import PartialSize
 
 __all__ = ["Slots", "bind", "has_setup_context", "is_traced_size"]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from symbolics.errors import ExportError
-from symbolics.node.arguments import expand_leaves
+from symbolics.node.containers import expand_leaves
 
 __all__ = ["InlineContext", "trainable_module"]
 

@@ -15,9 +15,9 @@ import torch
 from symbolics import torch_private as private
 from symbolics.capture.probe import Fresh, Outputs, sizes_of
 from symbolics.errors import ExportError
-from symbolics.node.arguments import Slot, slots
 from symbolics.node.attributes import AttributeValue
 from symbolics.node.call import AutogradCall
+from symbolics.node.containers import Slot, slots
 
 __all__ = ["Record", "forget", "record_of", "remember"]
 

@@ -21,7 +21,7 @@ from symbolics import torch_private as private
 from symbolics.capture.interception import original_apply
 from symbolics.capture.side_effects import watched
 from symbolics.errors import ExportError
-from symbolics.node.arguments import Slot, fill
+from symbolics.node.containers import Slot, fill
 
 __all__ = ["Fresh", "Output", "Outputs", "observe"]
 

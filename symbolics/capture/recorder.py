@@ -25,10 +25,11 @@ from symbolics.capture.interception import original_apply
 from symbolics.capture.opaque_op import Record, forget, remember
 from symbolics.capture.probe import observe
 from symbolics.errors import ExportError, PythonopWarning
-from symbolics.node.arguments import Slot, expand_leaves, fill, qualified_name
 from symbolics.node.attributes import encode
 from symbolics.node.call import Autocast, AutogradCall
+from symbolics.node.containers import Slot, expand_leaves, fill
 from symbolics.node.dtypes import onnx_type
+from symbolics.node.names import qualified_name
 from symbolics.node.patterns import Patterns
 
 __all__ = ["Call", "Recorder", "active_recorder", "belongs_to_torch", "captured_apply", "wanted"]

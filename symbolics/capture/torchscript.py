@@ -17,7 +17,7 @@ from symbolics import torch_private as private
 from symbolics.capture.opaque_op import record_of
 from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.node.attributes import ir_attributes
-from symbolics.node.metadata import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
+from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
 
 __all__ = ["symbolics_registered"]
 

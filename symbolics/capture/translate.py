@@ -11,7 +11,7 @@ import torch
 from symbolics import torch_private as private
 from symbolics.capture.opaque_op import record_of
 from symbolics.node.attributes import ir_attributes
-from symbolics.node.metadata import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
+from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
 from symbolics.quirks.batch_norm import batch_norm_translations
 from symbolics.quirks.cross_entropy import cross_entropy_translations
 from symbolics.quirks.floor_divide import floor_divide_translations

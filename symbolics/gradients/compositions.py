@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from symbolics.graph.builder import Builder, attr, rank_of, static_shape
+from symbolics.graph.builder import Builder
+from symbolics.graph.values import attr, rank_of, static_shape
 
 __all__ = ["attention", "is_masked_softmax", "swap", "tanh_gelu"]
 
@@ -101,7 +102,7 @@ def _scores(op: Builder, x: ir.Value, reader: ir.Node) -> tuple[ir.Value, float]
         scale *= number
         masked = _made_by(before, "Add", reader)
         if masked is not None and before.shape is not None:
-            kept = [v for v, mask in (masked.inputs, masked.inputs[::-1]) if mask not in op.session.active and v.shape == before.shape]
+            kept = [v for v, mask in (masked.inputs, masked.inputs[::-1]) if mask not in op.scope.active and v.shape == before.shape]
             before = kept[0] if kept else before
         if before is x:
             return x, scale

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from symbolics.gradients.registry import gradient
-from symbolics.graph.builder import Builder, attr, is_float, unsupported
-from symbolics.graph.copies import captured, clone_nodes, prune, subgraphs
-from symbolics.node.metadata import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.graph.builder import Builder
+from symbolics.graph.copies import clone_nodes
+from symbolics.graph.values import attr, is_float, unsupported
+from symbolics.graph.walk import captured, prune, subgraphs
+from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
 __all__ = ["EXPOSED", "OWN_BACKWARD"]
 
@@ -45,7 +47,7 @@ def _complete(op: Builder, node: ir.Node) -> None:
         mask.type, mask.shape = ir.TensorType(ir.DataType.BOOL), node.outputs[0].shape
     for i, out in enumerate(node.outputs):
         if not out.name and (node.op_type == "Dropout" or (node.op_type == PYTHON_OP and i == 0)):
-            out.name = op.session.name("context" if i == 0 else "mask")
+            out.name = op.scope.name("context" if i == 0 else "mask")
         if node.op_type == PYTHON_OP and i == 0:
             out.type, out.shape = ir.TensorType(ir.DataType.INT64), ir.Shape(())
     if subgraphs(node):
@@ -87,7 +89,7 @@ def _expose(op: Builder, node: ir.Node, key: Hashable, branch: int, value: ir.Va
         body.outputs.append(leaf)
     node.resize_outputs(len(node.outputs) + 1)
     out = node.outputs[-1]
-    out.name = op.session.name(value.name or "exposed")
+    out.name = op.scope.name(value.name or "exposed")
     out.type = value.type
     stacked = node.op_type in ("Loop", "Scan")
     out.shape = None if value.shape is None or not stacked else ir.Shape([None, *value.shape])
@@ -131,13 +133,13 @@ def _replay(
     for n in originals:
         if _is_impure(op, n):
             _complete(op, n)
-    copies = clone_nodes(op.session, originals, mapping)
+    copies = clone_nodes(op.scope, originals, mapping)
     inside = op.child()
     summed: dict[ir.Value, ir.Value] = {}
     for value, g in seeds:
         copy = mapping.get(value, value)
         summed[copy] = inside.Add(summed[copy], g) if copy in summed else g
-    gradients = op.session.backward(inside, copies, summed, [mapping.get(t, t) for t in targets])
+    gradients = op.scope.backward(inside, copies, summed, [mapping.get(t, t) for t in targets])
     replay = _Replay(inside, copies, mapping, {t: gradients[c] for t in targets if (c := mapping.get(t, t)) in gradients})
     for i, (n, copy) in enumerate(zip(originals, copies)):
         if _is_impure(op, n):
@@ -154,7 +156,7 @@ def _drop_impure(replay: _Replay) -> None:
 
 
 def _wanted(op: Builder, node: ir.Node) -> list[ir.Value]:
-    return [v for v in captured(node) if v in op.session.active and is_float(v)]
+    return [v for v in captured(node) if v in op.scope.active and is_float(v)]
 
 
 # ------------------------------------------------------------------------------------------------------------------- If
@@ -174,7 +176,7 @@ def if_(op, node, *gradients):
         _drop_impure(replay)
         ends = [replay.gradients.get(v) or replay.inside.zeros_like(v) for v in wanted]
         ends = [replay.inside.cast(g, v.dtype) for g, v in zip(ends, wanted)]
-        branches[name] = replay.graph(op.session.name(name), [], ends)
+        branches[name] = replay.graph(op.scope.name(name), [], ends)
     if not wanted:
         return {}
     results = op.node("If", [node.inputs[0]], outputs=len(wanted), **branches)
@@ -234,7 +236,7 @@ class _Reader:
 
     def __init__(self, op: Builder, inside: Builder) -> None:
         self.op, self.inside = op, inside
-        self.counter = ir.Value(name=op.session.name("iteration"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(()))
+        self.counter = ir.Value(name=op.scope.name("iteration"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(()))
         self.count: ir.Value | None = None  # of iterations
         self._index: ir.Value | None = None
         self._backwards: ir.Value | None = None
@@ -242,7 +244,7 @@ class _Reader:
 
     def slot(self, like: ir.Value) -> ir.Value:
         """A stand-in in the copy of the body, for a slice that may turn out to be read."""
-        return ir.Value(name=self.op.session.name(like.name or "slice"), type=like.type, shape=like.shape)
+        return ir.Value(name=self.op.scope.name(like.name or "slice"), type=like.type, shape=like.shape)
 
     def read(self, stack: ir.Value, axis: int, direction: int, like: ir.Value) -> ir.Value:
         """The slice of this iteration."""
@@ -277,7 +279,7 @@ def iterate(op, node, *gradients):
     iteration = _Iteration.of(op, node)
     wanted = _wanted(op, node)
     states = [s for s in iteration.states if is_float(s[0]) or is_float(s[2])]
-    reads = [r for r in iteration.reads if r[1] in op.session.active and is_float(r[1])]
+    reads = [r for r in iteration.reads if r[1] in op.scope.active and is_float(r[1])]
     reader = _Reader(op, op.child())
     mapping: dict[ir.Value, ir.Value | None] = {v: reader.slot(v) for v in (*iteration.entries, *[r[0] for r in iteration.reads])}
     if iteration.always_true is not None:
@@ -285,7 +287,7 @@ def iterate(op, node, *gradients):
 
     seeds, carried = [], []
     for inner, result, initial, index in states:
-        g = ir.Value(name=op.session.name("carried"), type=ir.TensorType(initial.dtype), shape=inner.shape or initial.shape)
+        g = ir.Value(name=op.scope.name("carried"), type=ir.TensorType(initial.dtype), shape=inner.shape or initial.shape)
         carried.append((g, gradients[index] if gradients[index] is not None else op.zeros_like(initial)))
         seeds.append((result, g))
     for result, index, axis, direction in iteration.writes:
@@ -301,7 +303,7 @@ def iterate(op, node, *gradients):
 
     ends = [gradient_of(s[0], g) for s, (g, _) in zip(states, carried)]
     for value in wanted:
-        total = ir.Value(name=op.session.name("total"), type=ir.TensorType(value.dtype), shape=value.shape)
+        total = ir.Value(name=op.scope.name("total"), type=ir.TensorType(value.dtype), shape=value.shape)
         carried.append((total, op.zeros_like(value)))
         g = replay.gradients.get(value)
         ends.append(total if g is None else inside.Add(total, g))
@@ -312,8 +314,8 @@ def iterate(op, node, *gradients):
     for key, value, copy in replay.impure:
         copy.replace_all_uses_with(reader.read(_expose(op, node, key, 0, value), 0, 0, value))
     _drop_impure(replay)
-    kept = ir.Value(name=op.session.name("go"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape(()))
-    graph = replay.graph(op.session.name("backward"), [reader.counter, kept, *[g for g, _ in carried]], [kept, *ends])
+    kept = ir.Value(name=op.scope.name("go"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape(()))
+    graph = replay.graph(op.scope.name("backward"), [reader.counter, kept, *[g for g, _ in carried]], [kept, *ends])
     stacks = [(inner, outer, axis, direction) for inner, outer, axis, direction in iteration.reads if mapping[inner].uses()]
     for i, value in enumerate(iteration.entries):
         if mapping[value].uses():

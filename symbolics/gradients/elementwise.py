@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from symbolics.gradients.compositions import is_masked_softmax, tanh_gelu
 from symbolics.gradients.registry import Gradients, gradient
-from symbolics.graph.builder import Builder, attr, is_float, rank_of
+from symbolics.graph.builder import Builder
+from symbolics.graph.values import attr, is_float, rank_of
 
 __all__: list[str] = []
 
@@ -244,7 +245,7 @@ def dropout(op, node, g, *_):
         node.resize_outputs(2)
     mask = node.outputs[1]
     if not mask.name:
-        mask.name = op.session.name("mask")
+        mask.name = op.scope.name("mask")
     mask.type, mask.shape = ir.TensorType(ir.DataType.BOOL), node.outputs[0].shape
     p = op.const(ratio) if ratio is not None else 0.5
     if p is not None:

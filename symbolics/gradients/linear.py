@@ -8,7 +8,8 @@ import onnx_ir as ir
 
 from symbolics.gradients.compositions import attention, swap
 from symbolics.gradients.registry import gradient
-from symbolics.graph.builder import Builder, attr, unsupported
+from symbolics.graph.builder import Builder
+from symbolics.graph.values import attr, unsupported
 
 __all__: list[str] = []
 

@@ -10,7 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from symbolics.gradients.registry import gradient
-from symbolics.graph.builder import Builder, attr, is_float, static_shape
+from symbolics.graph.builder import Builder
+from symbolics.graph.values import attr, is_float, static_shape
 
 __all__ = ["gather_adjoint"]
 
@@ -218,7 +219,7 @@ def unique(op, node, g, *_):
         node.resize_outputs(2)
     first = node.outputs[1]
     if not first.name:
-        first.name = op.session.name("first")
+        first.name = op.scope.name("first")
     first.type, first.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([None])
     if axis is None:
         return [op.scatter_numbers(g, first, x, unique=True)]

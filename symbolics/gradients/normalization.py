@@ -7,7 +7,8 @@ import onnx_ir as ir
 
 from symbolics.gradients.compositions import is_masked_softmax
 from symbolics.gradients.registry import gradient
-from symbolics.graph.builder import Builder, attr, static_shape, unsupported
+from symbolics.graph.builder import Builder
+from symbolics.graph.values import attr, static_shape, unsupported
 
 __all__: list[str] = []
 
@@ -67,7 +68,7 @@ def layer_normalization(op, node, g, gmean=None, ginverse=None):
         if len(node.outputs) < 3:
             node.resize_outputs(3)
         for stem, out in zip(("mean", "inverse"), node.outputs[1:]):
-            out.name = out.name or op.session.name(stem)
+            out.name = out.name or op.scope.name(stem)
             out.type, out.shape = ir.TensorType(stash), shape
         _, mean, inverse = node.outputs
     if plain:  # one node for two

@@ -7,7 +7,8 @@ import onnx_ir as ir
 
 from symbolics.gradients.registry import composite, gradient
 from symbolics.gradients.windows import Windows, windows
-from symbolics.graph.builder import Builder, attr
+from symbolics.graph.builder import Builder
+from symbolics.graph.values import attr
 
 __all__: list[str] = []
 
@@ -29,7 +30,7 @@ def max_pool(op, node, g, *_):
         if len(node.outputs) < 2:
             node.resize_outputs(2)
         indices = node.outputs[1]
-        indices.name = indices.name or op.session.name("indices")
+        indices.name = indices.name or op.scope.name("indices")
     indices.type, indices.shape = ir.TensorType(ir.DataType.INT64), node.outputs[0].shape
     kernel = attr(node, "kernel_shape")
     strides, dilations = attr(node, "strides") or [1] * len(kernel), attr(node, "dilations") or [1] * len(kernel)

@@ -11,7 +11,8 @@ import onnx_ir as ir
 
 from symbolics.gradients.control_flow import OWN_BACKWARD
 from symbolics.gradients.registry import composite
-from symbolics.graph.builder import Builder, attr
+from symbolics.graph.builder import Builder
+from symbolics.graph.values import attr
 
 __all__: list[str] = []
 
@@ -63,7 +64,7 @@ def _over_time(
 ) -> tuple[ir.Value, ...]:
     """Run ``step`` over axis 0 of x. (all first states, last states...); a state stays where the mask is off, its output is 0."""
     inside = op.child()
-    name, kind = op.session.name, ir.TensorType(x.dtype)
+    name, kind = op.scope.name, ir.TensorType(x.dtype)
     states = [ir.Value(name=name("state"), type=kind, shape=ir.Shape([None, None])) for _ in initial]
     xt = ir.Value(name=name("x"), type=kind, shape=ir.Shape([None, None]))
     on = ir.Value(name=name("on"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([None, 1]))
@@ -232,7 +233,7 @@ def _plain_lstm(op: Builder, x: ir.Value, initial: Sequence[ir.Value], reverse: 
     f (T, B, H). They are made here, step by step, since whole stacks of them would double the memory of the backward.
     With p = i g, q = f c and t = tanh(c'), i (1 - g^2) is i - p g and o (1 - t^2) is o - h t.
     """
-    inside, name, kind = op.child(), op.session.name, ir.TensorType(x.dtype)
+    inside, name, kind = op.child(), op.scope.name, ir.TensorType(x.dtype)
     h, c, xt = (ir.Value(name=name(stem), type=kind, shape=ir.Shape([None, None])) for stem in ("h", "c", "x"))
     rt = op.Transpose(r, perm=[1, 0])
     size = op.dim(r, 1)
@@ -266,7 +267,7 @@ def _plain_lstm_backward(op: Builder, node: ir.Node, *above: ir.Value | None) ->
     _, _, y, slopes, through, forget = node.outputs
     dh_last, dc_last, dy = above[:3]
     rt = next(n for n in attr(node, "body") if n.op_type == "Gemm").inputs[1]
-    way, name, kind = attr(node, "scan_input_directions")[0], op.session.name, ir.TensorType(x.dtype)
+    way, name, kind = attr(node, "scan_input_directions")[0], op.scope.name, ir.TensorType(x.dtype)
 
     inside = op.child()
     dh, dc, *read = (ir.Value(name=name("back"), type=kind, shape=ir.Shape([None, None])) for _ in range(6 if dy is not None else 5))

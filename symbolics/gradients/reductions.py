@@ -6,7 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from symbolics.gradients.registry import gradient
-from symbolics.graph.builder import Builder, attr, static_shape
+from symbolics.graph.builder import Builder
+from symbolics.graph.values import attr, static_shape
 
 __all__: list[str] = []
 

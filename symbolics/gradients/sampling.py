@@ -9,7 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from symbolics.gradients.registry import composite, gradient
-from symbolics.graph.builder import Builder, attr, static_shape, unsupported
+from symbolics.graph.builder import Builder
+from symbolics.graph.values import attr, static_shape, unsupported
 
 __all__: list[str] = []
 

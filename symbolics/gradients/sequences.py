@@ -5,8 +5,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from symbolics.gradients.registry import composite, gradient
-from symbolics.graph.builder import Builder, attr, rank_of, unsupported
+from symbolics.graph.builder import Builder
 from symbolics.graph.copies import inline_body
+from symbolics.graph.values import attr, rank_of, unsupported
 
 __all__: list[str] = []
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from symbolics.gradients.registry import composite, gradient
-from symbolics.graph.builder import Builder, attr
+from symbolics.graph.builder import Builder
+from symbolics.graph.values import attr
 
 __all__: list[str] = []
 
 
 def _dft(op: Builder, x: ir.Value, length: ir.Value | None, axis: int | ir.Value, **attributes: int) -> ir.Value:
     """DFT; its axis was an attribute before opset 20."""
-    if op.session.opset >= 20:
+    if op.scope.opset >= 20:
         return op.DFT(x, length, op.i64(axis) if isinstance(axis, int) else axis, **attributes)
     return op.DFT(x, length, axis=axis, **attributes)
 
@@ -21,7 +22,7 @@ def _axis(op: Builder, node: ir.Node, rank: int) -> int | ir.Value:
     if "axis" in node.attributes:
         return attr(node, "axis") % rank
     if len(node.inputs) < 3 or node.inputs[2] is None:
-        return (-2 if op.session.opset >= 20 else 1) % rank
+        return (-2 if op.scope.opset >= 20 else 1) % rank
     known = op.const(node.inputs[2])
     return node.inputs[2] if known is None else int(known.reshape(())) % rank
 

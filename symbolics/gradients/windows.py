@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from symbolics.graph.builder import Builder, attr
+from symbolics.graph.builder import Builder
+from symbolics.graph.values import attr
 
 __all__ = ["Windows", "windows"]
 

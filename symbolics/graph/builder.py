@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from symbolics.graph.scope import Session
-from symbolics.graph.values import attr, describe, is_float, rank_of, static_shape, unsupported
+from symbolics.graph.scope import Scope
+from symbolics.graph.values import attr, static_shape, unsupported
 
-__all__ = ["Builder", "Operand", "Session", "attr", "describe", "is_float", "rank_of", "static_shape", "unsupported"]
+__all__ = ["Builder", "Operand"]
 
 Operand = ir.Value | int | float | bool | Sequence[int] | np.ndarray | None
 
@@ -41,8 +41,8 @@ class Builder:
     Numbers among the inputs take the element type of the first tensor that is no boolean; lists are int64.
     """
 
-    def __init__(self, session: Session, parent: Builder | None = None) -> None:
-        self.session = session
+    def __init__(self, scope: Scope, parent: Builder | None = None) -> None:
+        self.scope = scope
         self.parent = parent
         self.nodes: list[ir.Node] = []
         self._memo: dict[Hashable, ir.Value] = {}
@@ -63,7 +63,7 @@ class Builder:
         if op_type in _FOLD and (folded := self._fold(op_type, values)) is not None:
             return folded
         node = ir.Node(domain, op_type, values, [_attribute(k, v) for k, v in attributes.items() if v is not None], num_outputs=outputs)
-        node.name = self.session.name(op_type)
+        node.name = self.scope.name(op_type)
         body = next((v for v in attributes.values() if isinstance(v, ir.Graph)), None)
         dtype = None if body is not None else _output_type(op_type, values, attributes)
         for i, out in enumerate(node.outputs):
@@ -85,7 +85,7 @@ class Builder:
 
     def child(self) -> Builder:
         """A builder for the body of a control flow node; it may use what this one built so far."""
-        return Builder(self.session, self)
+        return Builder(self.scope, self)
 
     @contextlib.contextmanager
     def arithmetic(self) -> Iterator[Builder]:
@@ -109,19 +109,19 @@ class Builder:
     # -------------------------------------------------------------------------------------------------- constants
     def constant(self, value: Any, dtype: ir.DataType) -> ir.Value:
         """A constant, once per build."""
-        return self.session.constant(value, dtype)
+        return self.scope.constant(value, dtype)
 
     def i64(self, value: Any) -> ir.Value:
         """An int64 constant: a scalar of a number, a vector of a list."""
-        return self.session.constant(value, ir.DataType.INT64)
+        return self.scope.constant(value, ir.DataType.INT64)
 
     def number(self, value: float, like: ir.Value) -> ir.Value:
         """A scalar of the element type of ``like``."""
-        return self.session.constant(value, like.dtype or ir.DataType.FLOAT)
+        return self.scope.constant(value, like.dtype or ir.DataType.FLOAT)
 
     def const(self, value: ir.Value | None) -> np.ndarray | None:
         """The array of a value that no training step changes, otherwise None."""
-        return self.session.const(value)
+        return self.scope.const(value)
 
     def ints(self, value: ir.Value | None) -> list[int] | None:
         """A constant vector of integers, None where the value is no constant."""

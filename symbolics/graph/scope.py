@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from symbolics.graph.values import attr, static_shape
 
-__all__ = ["Session"]
+__all__ = ["Scope"]
 
 _FOLDED_SIZE = 4096
 _FOLDED_DEPTH = 40
@@ -20,7 +20,7 @@ _NEVER_FOLDED = frozenset(
 )
 
 
-class Session:
+class Scope:
     """What the scopes of one build share: fresh names, constants, and the engine's way to differentiate a body."""
 
     def __init__(self, prefix: str, folded: Callable[[ir.Value], bool]) -> None:
@@ -107,4 +107,4 @@ def _run(node: ir.Node, arrays: list[np.ndarray | None], opset: int) -> list[np.
 
 
 def _no_engine(*_: Any) -> dict[ir.Value, ir.Value]:
-    raise RuntimeError("this session has no engine")
+    raise RuntimeError("this scope has no engine")

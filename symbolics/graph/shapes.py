@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from symbolics.graph.copies import subgraphs, walk
 from symbolics.graph.values import attr, rank_of
+from symbolics.graph.walk import subgraphs, walk
 
 __all__ = ["guess_ranks", "name_dims"]
 

@@ -20,64 +20,30 @@ import re
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from symbolics.errors import ExportError, FormatError
+from symbolics.node.containers import Partial, Slot, is_dataclass, is_namedtuple
+from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_INT_BITS, MAX_ITEMS
+from symbolics.node.names import qualified_name
+from symbolics.node.text import cut
 
 __all__ = [
-    "MAX_BYTES",
-    "MAX_DEPTH",
-    "MAX_INT_BITS",
-    "MAX_ITEMS",
-    "SEQUENCES",
     "Codec",
     "Described",
-    "Partial",
     "Resolver",
-    "Slot",
     "Unresolved",
     "add_codec",
     "decode",
     "describe",
     "encode",
-    "expand",
-    "fill",
     "has_codec",
     "loads",
-    "qualified_name",
-    "slots",
 ]
-
-# Limits of one call (docs/format.md). Writers refuse what readers would refuse.
-MAX_BYTES = 1 << 20
-MAX_DEPTH = 64
-MAX_ITEMS = 1 << 16
-MAX_INT_BITS = 1 << 13
-
-
-@dataclass(frozen=True)
-class Slot:
-    """The place of a tensor in an argument or a result.
-
-    Attributes:
-        index: Which tensor input (or tensor output) of the node.
-        kind: ``"tensor"``, or ``"size"``: an int64 scalar that ``forward`` receives as an int.
-    """
-
-    index: int
-    kind: Literal["tensor", "size"] = "tensor"
-
-
-class Partial(tuple):
-    """A tuple-like container that cannot be built before its slots are filled."""
-
-    def build(self, items: list[Any]) -> Any:
-        """The real container."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -124,11 +90,6 @@ Resolver = Callable[[str, str], Any]
 def describe(kind: str, name: str) -> Any:
     """The resolver that imports nothing: names stay text."""
     return Unresolved(f"{kind} {name}")
-
-
-def qualified_name(obj: Any) -> str:
-    """``module:qualname`` of a class or function."""
-    return f"{obj.__module__}:{obj.__qualname__}"
 
 
 def _importable(obj: Any) -> bool:
@@ -250,10 +211,6 @@ def _read_enum(payload: Any, decode_child: Callable[[Any], Any], resolver: Resol
     return cls(_typed(member, int))
 
 
-def _is_dataclass(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, (type, dict, list, tuple, Slot))
-
-
 def _write_dataclass(value: Any, encode_child: Callable[[Any], Any]) -> list[Any]:
     names = [f.name for f in dataclasses.fields(value)]
     object.__new__(type(value))  # TypeError for what a reader could not build: subclasses of int, of Exception, ...
@@ -278,10 +235,6 @@ def _read_dataclass(payload: Any, decode_child: Callable[[Any], Any], resolver: 
     for key, value in values.items():
         object.__setattr__(out, key, value)
     return out
-
-
-def _is_namedtuple(value: Any) -> bool:
-    return isinstance(value, tuple) and type(value).__bases__ == (tuple,) and hasattr(type(value), "_fields")
 
 
 def _read_namedtuple(payload: Any, decode_child: Callable[[Any], Any], resolver: Resolver) -> Any:
@@ -373,8 +326,8 @@ _TABLE = [
     ("$ndarray", lambda v: type(v) is np.ndarray, _write_array, _read_array),
     ("$numpydtype", lambda v: isinstance(v, np.dtype), lambda v, _: _numpy_dtype(v.str).str, lambda p, *_: _numpy_dtype(p)),
     ("$enum", lambda v: isinstance(v, enum.Enum), _write_enum, _read_enum),
-    ("$namedtuple", _is_namedtuple, lambda v, e: [qualified_name(type(v)), [e(x) for x in v]], _read_namedtuple),
-    ("$dataclass", _is_dataclass, _write_dataclass, _read_dataclass),
+    ("$namedtuple", is_namedtuple, lambda v, e: [qualified_name(type(v)), [e(x) for x in v]], _read_namedtuple),
+    ("$dataclass", is_dataclass, _write_dataclass, _read_dataclass),
     ("$callable", _is_callable, lambda v, _: qualified_name(v), _read_named("callable")),
     ("$object", lambda v: False, lambda v, _: None, _read_named("object")),  # written by encode(names=...)
 ]
@@ -443,7 +396,7 @@ def encode(value: Any, names: Callable[[Any], str | None] = lambda _: None) -> A
                     return {codec.tag: codec.write(item, lambda x: visit(x, depth + 1))}
                 except (TypeError, ValueError, AttributeError, OverflowError) as error:
                     raise ExportError(
-                        f"an object of type {qualified_name(type(item))} cannot be written as {codec.tag}: {_short(error)}"
+                        f"an object of type {qualified_name(type(item))} cannot be written as {codec.tag}: {cut(error)}"
                     ) from error
         raise ExportError(
             f"an object of type {qualified_name(type(item))} has no portable form: give it a name with "
@@ -479,7 +432,7 @@ def decode(data: Any, resolver: Resolver = describe) -> Any:
         try:
             return codec.read(payload, lambda x: visit(x, depth + 1), resolver)
         except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError, binascii.Error) as error:
-            raise FormatError(f"a {tag} value in a call is malformed: {_short(error)}") from error
+            raise FormatError(f"a {tag} value in a call is malformed: {cut(error)}") from error
 
     return visit(data, 0)
 
@@ -508,98 +461,4 @@ def loads(text: str) -> Any:
     except RecursionError as error:
         raise FormatError(f"a call nests deeper than {MAX_DEPTH} levels") from error
     except ValueError as error:
-        raise FormatError(f"a call is not JSON: {_short(error)}") from error
-
-
-def _short(error: BaseException) -> str:
-    return str(error)[:200]
-
-
-# --------------------------------------------------------------------------------------------- containers of tensors
-
-
-#: What is opened like a tuple; `symbolics.node.torch_arguments` adds torch.Size, which pytree opens as well.
-SEQUENCES: set[type] = {list, tuple}
-
-
-def _children(value: Any) -> Iterator[Any] | None:
-    """The parts of a container in the order of torch.utils._pytree; None for a leaf."""
-    if type(value) in (dict, OrderedDict):
-        return iter(value.values())
-    if type(value) in SEQUENCES or isinstance(value, Partial) or _is_namedtuple(value):
-        return iter(value)
-    if _is_dataclass(value):
-        return (getattr(value, f.name) for f in dataclasses.fields(value))
-    return None
-
-
-def slots(value: Any) -> list[Slot]:
-    """The slots inside a value, in order.
-
-    Raises:
-        ExportError: It nests deeper than a file may.
-    """
-    return list(_slots(value, 0))
-
-
-def _slots(value: Any, depth: int) -> Iterator[Slot]:
-    if isinstance(value, Slot):
-        yield value
-    for child in _children(value) or ():
-        _check_depth(depth)
-        yield from _slots(child, depth + 1)
-
-
-def _check_depth(depth: int) -> None:
-    # Some more than encode and decode allow: what holds the arguments is a container, too.
-    if depth > MAX_DEPTH + 4:
-        raise ExportError(f"an argument nests deeper than {MAX_DEPTH} levels")
-
-
-def expand(value: Any) -> list[Any]:
-    """The flat arguments that one argument stands for.
-
-    A container with a slot inside is expanded to its leaves; anything else is one argument.
-    """
-    if isinstance(value, Slot) or not slots(value):
-        return [value]
-    return [leaf for child in (_children(value) or ()) for leaf in expand_leaves(child)]
-
-
-def expand_leaves(value: Any) -> list[Any]:
-    """All leaves of a container."""
-    children = _children(value)
-    return [value] if children is None else [leaf for child in children for leaf in expand_leaves(child)]
-
-
-def fill(value: Any, leaf: Callable[[Any], Any], _depth: int = 0) -> Any:
-    """A copy of the value with ``leaf`` applied to every leaf; containers keep their types.
-
-    Raises:
-        ExportError: It nests deeper than a file may.
-    """
-    kind = type(value)
-    _check_depth(_depth)
-
-    def part(item: Any) -> Any:
-        return fill(item, leaf, _depth + 1)
-
-    if kind in (list, tuple):
-        return kind(part(x) for x in value)
-    if kind in (dict, OrderedDict):
-        return kind((k, part(v)) for k, v in value.items())
-    if isinstance(value, Partial):
-        return value.build([part(x) for x in value])
-    if _is_namedtuple(value):
-        return tuple.__new__(kind, [part(x) for x in value])
-    if _is_dataclass(value):
-        parts = {f.name: part(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        if all(parts[n] is getattr(value, n) for n in parts):
-            return value
-        out = object.__new__(kind)
-        for key, item in getattr(value, "__dict__", {}).items():  # a slotted class has none
-            object.__setattr__(out, key, item)
-        for key, item in parts.items():
-            object.__setattr__(out, key, item)
-        return out
-    return leaf(value)
+        raise FormatError(f"a call is not JSON: {cut(error)}") from error

@@ -13,9 +13,12 @@ from typing import Any
 import onnx_ir as ir
 
 from symbolics.errors import ExportError, FormatError
-from symbolics.node.arguments import MAX_BYTES, Resolver, Slot, decode as decode_value, describe, encode as encode_value, loads, slots
+from symbolics.node.arguments import Resolver, decode as decode_value, describe, encode as encode_value, loads
 from symbolics.node.call import Autocast, AutogradCall
-from symbolics.node.metadata import CALL_ATTRIBUTE, FORMAT_VERSION, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.node.containers import Slot, slots
+from symbolics.node.limits import MAX_BYTES
+from symbolics.node.names import CALL_ATTRIBUTE, FORMAT_VERSION, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.node.text import shown
 
 __all__ = [
     "GRAD_SPECS",
@@ -27,7 +30,6 @@ __all__ = [
     "family_of",
     "ir_attributes",
     "python_op_grad",
-    "shown",
     "values_of",
 ]
 
@@ -324,11 +326,6 @@ def _from_documented(attributes: Mapping[str, Any], name: str) -> tuple[Any, ...
         return tuple(Slot(next(tensors)) if letter == "d" else found[i] for i, letter in enumerate(attributes["input_convention"]))
     except KeyError as error:
         raise FormatError(f"{shown(name)}: argument {error} stands in no attribute: the file is damaged") from error
-
-
-def shown(name: str) -> str:
-    """A name from a file as it may be shown: short, on one line, without control characters."""
-    return repr(name[:120])[1:-1]
 
 
 # ------------------------------------------------------------------------------------------------------- onnx_ir

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from symbolics.node.arguments import Slot, encode, expand, has_codec, slots
+from symbolics.node.arguments import encode, has_codec
+from symbolics.node.containers import Slot, expand, slots
 
 __all__ = ["Autocast", "AutogradCall"]
 

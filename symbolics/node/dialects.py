@@ -16,10 +16,12 @@ import numpy as np
 import onnx_ir as ir
 
 from symbolics.errors import ExportError, PythonopWarning
-from symbolics.node.arguments import Described, Partial, Slot, slots
-from symbolics.node.attributes import decode, family_of, shown, values_of
+from symbolics.node.arguments import Described
+from symbolics.node.attributes import decode, family_of, values_of
 from symbolics.node.call import AutogradCall
-from symbolics.node.metadata import CALL_ATTRIBUTE, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.node.containers import Partial, Slot, slots
+from symbolics.node.names import CALL_ATTRIBUTE, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.node.text import shown
 
 __all__ = ["DIALECTS", "Dialect", "to_dialect"]
 

@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Iterable
 from typing import Any
 
-from symbolics.node.arguments import qualified_name
+from symbolics.node.names import qualified_name
 
 __all__ = ["Patterns"]
 

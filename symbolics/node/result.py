@@ -17,7 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from symbolics.errors import ExportError, FormatError, TrustError
-from symbolics.node.arguments import MAX_DEPTH, MAX_ITEMS, Resolver, decode, encode, loads, qualified_name
+from symbolics.node.arguments import Resolver, decode, encode, loads
+from symbolics.node.limits import MAX_DEPTH, MAX_ITEMS
+from symbolics.node.names import qualified_name
 
 __all__ = ["count_tensors", "rebuild", "write_structure"]
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx.defs import OpSchema
 
 from symbolics.node.attributes import GRAD_SPECS, SPECS
-from symbolics.node.metadata import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
 __all__ = ["register"]
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from symbolics.errors import FormatError, RunError
-from symbolics.node.arguments import SEQUENCES, Codec, Partial, Slot, add_codec, describe, slots
+from symbolics.node.arguments import Codec, add_codec, describe
+from symbolics.node.containers import SEQUENCES, Partial, Slot, slots
 
 __all__ = ["PartialSize", "by_name"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from symbolics.node.metadata import MARK_DOMAIN, MARK_OP
+from symbolics.node.names import MARK_DOMAIN, MARK_OP
 
 __all__ = ["turn_products_with_vectors"]
 

@@ -15,10 +15,11 @@ from click.testing import CliRunner
 
 import exporter
 from exporter.cli import main
-from exporter.files.inspect import clean, inspect_file, inspect_model
+from exporter.files.inspect import inspect_file, inspect_model
 from symbolics.errors import FormatError
-from symbolics.node.arguments import Slot
-from symbolics.node.metadata import VERSION_KEY
+from symbolics.node.containers import Slot
+from symbolics.node.names import VERSION_KEY
+from symbolics.node.text import clean
 from tests.support import ROOT
 from tests.symbolics.node.node_models import call_of, model_of, node_of
 

@@ -16,7 +16,8 @@ from onnx import TensorProto
 from exporter.gradient_graph.build import build_gradient_graph
 from symbolics.errors import FormatError, PythonopError, UnsupportedOperatorError
 from symbolics.gradients import RULES, gradient
-from symbolics.node.metadata import MARK_COUNT_KEY, STATE_KEY, VERSION_KEY, StateEntry, read_pairing, write_state
+from symbolics.node.metadata import StateEntry, read_pairing, write_state
+from symbolics.node.names import MARK_COUNT_KEY, STATE_KEY, VERSION_KEY
 from tests.symbolics.gradients.tools import gradients, model_of, run
 
 

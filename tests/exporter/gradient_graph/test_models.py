@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 
 import exporter
 from exporter.gradient_graph.build import build_gradient_graph
-from symbolics.node.metadata import ORT_DOMAIN, read_pairing, read_state
+from symbolics.node.metadata import read_pairing, read_state
+from symbolics.node.names import ORT_DOMAIN
 from tests.end_to_end.models import zoo
 
 transformers = pytest.importorskip("transformers")

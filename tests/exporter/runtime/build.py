@@ -14,10 +14,10 @@ import symbolics.node.schema
 import symbolics.node.torch_arguments  # noqa: F401
 from exporter.files.trust import name_of
 from exporter.runtime.kernels import DTYPES
-from symbolics.node.arguments import Slot, fill, qualified_name
 from symbolics.node.attributes import encode, ir_attributes, python_op_grad
 from symbolics.node.call import Autocast, AutogradCall
-from symbolics.node.metadata import ORT_DOMAIN, PYTHON_OP
+from symbolics.node.containers import Slot, fill
+from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, qualified_name
 
 ELEMENT_TYPES = {dtype: kind for kind, dtype in DTYPES.items()}
 

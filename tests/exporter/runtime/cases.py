@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import torch
 
-from symbolics.node.arguments import fill
+from symbolics.node.containers import fill
 from tests.exporter.runtime import functions as F
 from tests.exporter.runtime.build import eager, forward, record, training
 

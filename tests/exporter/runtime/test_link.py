@@ -17,7 +17,7 @@ from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore
 from symbolics.errors import FormatError, RunError
 from symbolics.node.attributes import python_op_grad
-from symbolics.node.metadata import PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.node.names import PYTHON_OP, PYTHON_OP_GRAD
 from tests.exporter.runtime import functions as F
 from tests.exporter.runtime.build import _with_id, finish, python_op, record, training, value
 

@@ -20,8 +20,8 @@ from exporter.runtime.reference import reference_evaluator, to_array, to_tensor
 from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore
 from symbolics.errors import RunError
-from symbolics.node.arguments import Slot
 from symbolics.node.call import Autocast, AutogradCall
+from symbolics.node.containers import Slot
 from tests.exporter.runtime import functions as F
 from tests.exporter.runtime.build import forward, record, sandwich, training
 from tests.exporter.runtime.cases import CASES, check_case

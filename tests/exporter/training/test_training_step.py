@@ -20,7 +20,8 @@ import exporter
 from exporter.files.inspect import inspect_model, render
 from exporter.training.step import export_training_step
 from symbolics.errors import ArgumentError, ExportError, FormatError
-from symbolics.node.metadata import STATE_KEY, read_state, read_step
+from symbolics.node.metadata import read_state, read_step
+from symbolics.node.names import STATE_KEY
 from tests.exporter.training.loop import eager, run
 from tests.support import FreshProcess
 

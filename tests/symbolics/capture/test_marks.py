@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import exporter
-from symbolics.node.metadata import MARK_COUNT_KEY
+from symbolics.node.names import MARK_COUNT_KEY
 from tests.support import nodes
 
 

@@ -11,10 +11,10 @@ import onnx_ir as ir
 
 import symbolics.node.schema
 import symbolics.node.torch_arguments  # noqa: F401  adds torch's types
-from symbolics.node.arguments import Slot
 from symbolics.node.attributes import encode, ir_attributes, python_op_grad
 from symbolics.node.call import AutogradCall
-from symbolics.node.metadata import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
+from symbolics.node.containers import Slot
+from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
 
 FLOAT = int(ir.DataType.FLOAT)
 
@@ -23,7 +23,7 @@ def call_of(*args: Any, outputs: Any = Slot(0), **fields: Any) -> AutogradCall:
     """A call with the flags and types that its slots need; float matrices everywhere, int64 scalars for sizes."""
     kwargs = fields.get("kwargs", {})
     call = AutogradCall(id="0", name="pkg.mod:Fn", args=args, outputs=outputs, **fields)
-    from symbolics.node.arguments import slots
+    from symbolics.node.containers import slots
 
     inputs, results = slots((*args, *kwargs.values())), call.output_slots
     sizes = [slot.kind == "size" for slot in inputs]

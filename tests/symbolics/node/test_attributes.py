@@ -15,10 +15,12 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from symbolics.errors import ExportError, FormatError
-from symbolics.node.arguments import MAX_BYTES, MAX_DEPTH, MAX_INT_BITS, MAX_ITEMS, Slot, Unresolved, fill, slots
+from symbolics.node.arguments import Unresolved
 from symbolics.node.attributes import GRAD_SPECS, SPECS, decode, encode, ir_attributes, python_op_grad, values_of
 from symbolics.node.call import Autocast, AutogradCall
-from symbolics.node.metadata import ORT_DOMAIN
+from symbolics.node.containers import Slot, fill, slots
+from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_INT_BITS, MAX_ITEMS
+from symbolics.node.names import ORT_DOMAIN
 from symbolics.node.schema import register
 from tests.symbolics.node import values as v
 from tests.symbolics.node.exact import same

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from symbolics.errors import ExportError, FormatError, PythonopWarning
-from symbolics.node.arguments import Slot
 from symbolics.node.attributes import GRAD_SPECS, SPECS, values_of
 from symbolics.node.call import Autocast
+from symbolics.node.containers import Slot
 from symbolics.node.dialects import DIALECTS, to_dialect
 from tests.symbolics.node import values as v
 from tests.symbolics.node.node_models import call_of, check, model_of, node_of

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from symbolics.errors import PythonopWarning
-from symbolics.node import arguments, attributes, metadata as file
-from symbolics.node.arguments import Slot
+from symbolics.node import arguments, attributes, limits, metadata, names
 from symbolics.node.attributes import GRAD_SPECS, SPECS, decode, encode, values_of
 from symbolics.node.call import Autocast, AutogradCall
+from symbolics.node.containers import Slot
 from symbolics.node.dialects import DIALECTS, to_dialect
 from tests.symbolics.node.node_models import check, model_of, node_of
 
@@ -40,12 +40,12 @@ GATHER = AutogradCall(
     autocast=Autocast({"cpu": "bfloat16"}),
 )  # fmt: skip
 STATE = {
-    "embed.weight": file.StateEntry("embed.weight", "parameter", trainable=True),
-    "head.weight": file.StateEntry("embed.weight", "parameter", trainable=True),
-    "norm.running_mean": file.StateEntry("norm.running_mean", "buffer", trainable=False),
-    "mask": file.StateEntry("mask", "buffer", trainable=False, persistent=False),
+    "embed.weight": metadata.StateEntry("embed.weight", "parameter", trainable=True),
+    "head.weight": metadata.StateEntry("embed.weight", "parameter", trainable=True),
+    "norm.running_mean": metadata.StateEntry("norm.running_mean", "buffer", trainable=False),
+    "mask": metadata.StateEntry("mask", "buffer", trainable=False, persistent=False),
 }
-PAIRING = file.GradientPairing({"y": "y_grad"}, {"embed.weight": "embed.weight_grad", "x": "x_grad"}, ("x",))
+PAIRING = metadata.GradientPairing({"y": "y_grad"}, {"embed.weight": "embed.weight_grad", "x": "x_grad"}, ("x",))
 
 
 def _lines(values):
@@ -53,7 +53,7 @@ def _lines(values):
     return "{\n" + ",\n".join(f"  {json.dumps(k)}: {json.dumps(json.loads(v) if k == 'call' else v)}" for k, v in values.items()) + "\n}"
 
 
-STEP = file.StepLayout(
+STEP = metadata.StepLayout(
     carried={"param.weight.next": "param.weight", "state.step.next": "state.step"}, inputs=("x",), targets=("target",), loss="loss",
     parameters={"weight": "param.weight"}, buffers={}, untrained=("spare",), optimizer="sgd",
     hyperparameters=({"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "keys": ["weight", "spare"]},),
@@ -62,9 +62,9 @@ EXAMPLES = {
     "scale": lambda: _lines(encode(SCALE)),
     "gather": lambda: _lines(encode(GATHER)),
     "gather gradient": lambda: _lines(values_of(node_of(model_of(GATHER, gradient=True), "PythonOpGrad"))),
-    "state": lambda: _lines(json.loads(file.write_state(STATE))),
-    "gradients": lambda: _lines(json.loads(file.write_pairing(PAIRING))),
-    "step": lambda: _lines(json.loads(file.write_step(STEP))),
+    "state": lambda: _lines(json.loads(metadata.write_state(STATE))),
+    "gradients": lambda: _lines(json.loads(metadata.write_pairing(PAIRING))),
+    "step": lambda: _lines(json.loads(metadata.write_step(STEP))),
 }
 BLOCK = re.compile(r"<!-- example: ([\w ]+) -->\n```json\n(.*?)\n```", re.S)
 
@@ -87,9 +87,9 @@ def test_examples_read_back(name, call):
 
 def test_metadata_examples_read_back():
     blocks = dict(BLOCK.findall(TEXT))
-    assert file.read_state({file.STATE_KEY: blocks["state"]}) == STATE
-    assert file.read_pairing({file.GRADIENTS_KEY: blocks["gradients"]}) == PAIRING
-    assert file.read_step({file.STEP_KEY: blocks["step"]}) == STEP
+    assert metadata.read_state({names.STATE_KEY: blocks["state"]}) == STATE
+    assert metadata.read_pairing({names.GRADIENTS_KEY: blocks["gradients"]}) == PAIRING
+    assert metadata.read_step({names.STEP_KEY: blocks["step"]}) == STEP
 
 
 def _section(title):
@@ -123,7 +123,7 @@ def test_every_key_of_call_is_in_its_table():
 
 
 def test_every_metadata_key_is_named():
-    keys = {value for name, value in vars(file).items() if name.endswith(("_KEY", "_PROPERTY"))}
+    keys = {value for name, value in vars(names).items() if name.endswith(("_KEY", "_PROPERTY"))}
     assert keys
     assert keys - set(re.findall(r"`([^`]+)`", TEXT)) == set()
 
@@ -139,9 +139,9 @@ def test_dialects_are_in_the_table():
 
 def test_limits_are_those_of_the_code():
     section = _section("Limits").replace(",", "")
-    for limit in (arguments.MAX_BYTES, arguments.MAX_DEPTH, arguments.MAX_ITEMS, arguments.MAX_INT_BITS):
+    for limit in (limits.MAX_BYTES, limits.MAX_DEPTH, limits.MAX_ITEMS, limits.MAX_INT_BITS):
         assert re.search(rf"\b{limit}\b", section), limit
-    assert f"version {file.FORMAT_VERSION}" in TEXT.splitlines()[0]
+    assert f"version {names.FORMAT_VERSION}" in TEXT.splitlines()[0]
     assert attributes.CALL_ATTRIBUTE == "call"
 
 

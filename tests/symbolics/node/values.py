@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from symbolics.node.arguments import Slot
+from symbolics.node.containers import Slot
 
 
 class Color(enum.Enum):

@@ -1,0 +1,68 @@
+"""Walks over a graph: subgraphs, what a node reads, nodes that nobody uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+__all__ = ["captured", "discard", "prune", "reads", "subgraphs", "walk"]
+
+
+def subgraphs(node: ir.Node) -> list[ir.Graph]:
+    """The graphs among the attributes of a node."""
+    found: list[ir.Graph] = []
+    # Every pass over a graph asks this of every node: UserDict's own dictionary, not a view over it.
+    for attribute in node.attributes.data.values():
+        kind = attribute.type
+        if kind is ir.AttributeType.GRAPH and not attribute.is_ref():
+            found.append(attribute.value)
+        elif kind is ir.AttributeType.GRAPHS and not attribute.is_ref():
+            found.extend(attribute.value)
+    return found
+
+
+def walk(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """Nodes and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from walk(graph)
+
+
+def captured(node: ir.Node) -> list[ir.Value]:
+    """Values of enclosing scopes that the subgraphs of a node read, in order of first use."""
+    found: dict[ir.Value, None] = {}
+    for graph in subgraphs(node):
+        inner = {*graph.inputs, *graph.initializers.values()}
+        for n in graph:
+            for v in (*n.inputs, *captured(n)):
+                if v is not None and v not in inner:
+                    found[v] = None
+            inner.update(n.outputs)
+        found.update((v, None) for v in graph.outputs if v not in inner)
+    return list(found)
+
+
+def reads(node: ir.Node) -> list[ir.Value]:
+    """What a node reads: its inputs, and values of enclosing scopes that its subgraphs use."""
+    return [*(v for v in node.inputs if v is not None), *captured(node)]
+
+
+def discard(node: ir.Node) -> None:
+    """Let go of what a removed node reads, its subgraphs included."""
+    for n in walk([node]):
+        for i in range(len(n.inputs)):
+            n.replace_input_with(i, None)
+
+
+def prune(nodes: list[ir.Node], kept: Iterable[ir.Value]) -> list[ir.Node]:
+    """The nodes that something uses, those that make ``kept`` included."""
+    keep, out = set(kept), []
+    for node in reversed(nodes):
+        if any(o in keep or o.uses() or o.is_graph_output() for o in node.outputs):
+            out.append(node)
+        else:
+            discard(node)
+    out.reverse()
+    return out

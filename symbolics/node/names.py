@@ -1,0 +1,57 @@
+"""The names that a file may contain: operators, domains and metadata keys (docs/format.md), classes and functions.
+
+No torch here: readers of a file need none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "CALL_ATTRIBUTE",
+    "CUMULATIVE_KEY",
+    "FORMAT_VERSION",
+    "GRADIENTS_KEY",
+    "MARK_COUNT_KEY",
+    "MARK_DOMAIN",
+    "MARK_OP",
+    "MODULE_PROPERTY",
+    "ORT_DOMAIN",
+    "OUTPUTS_KEY",
+    "PYTHON_OP",
+    "PYTHON_OP_GRAD",
+    "SOURCE_PROPERTY",
+    "STATE_KEY",
+    "STEP_KEY",
+    "UNCHECKED_KEY",
+    "VERSION_KEY",
+    "qualified_name",
+]
+
+ORT_DOMAIN = "com.microsoft"
+PYTHON_OP = "PythonOp"
+PYTHON_OP_GRAD = "PythonOpGrad"
+CALL_ATTRIBUTE = "call"
+
+# The stop-gradient mark. It gets a function body (Identity) only in finished models.
+MARK_DOMAIN = "pythonop"
+MARK_OP = "StopGradient"
+
+FORMAT_VERSION = 1
+VERSION_KEY = "pythonop.version"  # the format version of the file
+STATE_KEY = "pythonop.state"  # JSON: state_dict key -> StateEntry
+MARK_COUNT_KEY = "pythonop.stop_gradients"  # how many StopGradient nodes the exporter wrote, subgraphs included
+OUTPUTS_KEY = "pythonop.outputs"  # JSON: the structure of forward's result (symbolics/node/result.py)
+CUMULATIVE_KEY = "pythonop.cumulative"  # JSON: initializers of running means that are averages of all batches (momentum=None)
+UNCHECKED_KEY = "pythonop.unchecked"  # text: why nobody compared the Functions of the file with those of an eager run
+GRADIENTS_KEY = "pythonop.gradients"  # JSON: GradientPairing; training files only
+STEP_KEY = "pythonop.step"  # JSON: StepLayout; training steps only
+
+# Metadata of a PythonOp node: where the call came from. For people; nothing reads them back.
+MODULE_PROPERTY = "pythonop.module"  # path of the module that made the call
+SOURCE_PROPERTY = "pythonop.source"  # module.name:line of the code that made it
+
+
+def qualified_name(obj: Any) -> str:
+    """``module:qualname`` of a class or function."""
+    return f"{obj.__module__}:{obj.__qualname__}"
