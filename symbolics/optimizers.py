@@ -100,8 +100,8 @@ class Optimizer:
         slots: Names of the state that each parameter has beside it, as in torch's state_dict; all start as zeros.
         update: (p, g, *slots, *shared) -> (p, *slots); all of the parameter's element type.
         shared: The names of the scalars that ``update`` takes: results of ``factors``, or hyperparameters.
-        factors: (step, lr, weight_decay, *takes) -> gives; float64 scalars but for the int64 step, which counts from 1.
-        takes, gives: Names of these hyperparameters and results.
+        factors: (step, lr, weight_decay, *factor_inputs) -> factor_outputs; float64 scalars but for the int64 step, which counts from 1.
+        factor_inputs, factor_outputs: Names of these hyperparameters and results.
         decoupled: Whether weight decay shrinks the parameter itself (AdamW) or is a part of the gradient (Adam).
     """
 
@@ -110,8 +110,8 @@ class Optimizer:
     update: onnxscript.OnnxFunction
     shared: tuple[str, ...]
     factors: onnxscript.OnnxFunction = plain_factors
-    takes: tuple[str, ...] = ()
-    gives: tuple[str, ...] = ("rate", "kept")
+    factor_inputs: tuple[str, ...] = ()
+    factor_outputs: tuple[str, ...] = ("rate", "kept")
     decoupled: bool = False
     variants: Mapping[str, Optimizer] = field(default_factory=dict)
 
@@ -128,8 +128,8 @@ _ADAM: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight
 
 
 def _with_momentum(update: onnxscript.OnnxFunction) -> Optimizer:
-    gives = ("rate", "kept", "share")
-    return Optimizer(_SGD, ("momentum_buffer",), update, ("rate", "share", "momentum"), momentum_factors, ("dampening",), gives)
+    outputs = ("rate", "kept", "share")
+    return Optimizer(_SGD, ("momentum_buffer",), update, ("rate", "share", "momentum"), momentum_factors, ("dampening",), outputs)
 
 
 def _adam(hyperparameters: Mapping[str, Any], decoupled: bool) -> Optimizer:

@@ -22,7 +22,7 @@ from exporter.forward.export import export
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.train_mode.batch_norm import batch_statistics
 from exporter.train_mode.dropout import seed_dropout
-from exporter.training.assemble import Join
+from exporter.training.assemble import Assembly
 from exporter.training.groups import groups_of
 from exporter.training.objective import Objective, changed_buffers
 from symbolics.errors import ArgumentError, ExportError
@@ -179,10 +179,10 @@ def export_training_step(
     training = build_gradient_graph(
         forward, wrt=[name for group in groups for name in group.names], outputs=[str(forward.graph.outputs[0].name)]
     )
-    join = Join(training, groups, clip_norm=clip_norm, accumulate=accumulate, scaled=precision == "float16")
-    join.run(seed, statistics, set(map(_key, changing)))
-    join.describe(objective.names, objective.target_names)
-    return TrainingStep(join.model, program.inlined, program.torch_program, join.initial, join.layout)
+    assembly = Assembly(training, groups, clip_norm=clip_norm, accumulate=accumulate, scaled=precision == "float16")
+    assembly.run(seed, statistics, set(map(_key, changing)))
+    assembly.describe(objective.names, objective.target_names)
+    return TrainingStep(assembly.model, program.inlined, program.torch_program, assembly.carried.initial, assembly.layout)
 
 
 def _key(name: str) -> str:

@@ -1,0 +1,94 @@
+"""What goes round from step to step: the inputs of a training step that an output of the step before feeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from symbolics.errors import ExportError
+
+__all__ = ["LOSS", "NORM", "RATE", "Carried", "kind_of", "name_of"]
+
+LOSS, NORM, RATE = "loss", "gradient_norm", "learning_rate"
+
+
+class Carried:
+    """The inputs of a step with their first values, and the value that each has in the next step.
+
+    Attributes:
+        graph: The step's graph.
+        initial: name of an input -> its first value.
+        next: input -> the value it has in the next step.
+    """
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.graph = graph
+        self.initial: dict[str, np.ndarray] = {}
+        self.next: dict[ir.Value, ir.Value] = {}
+
+    def free_names(self) -> None:
+        """Take the names of the step's own inputs and outputs away from values of the model.
+
+        Raises:
+            ExportError: An argument of the model has such a name.
+        """
+        for node in self.graph:
+            for value in node.outputs:
+                if value.name in (LOSS, NORM, RATE):
+                    value.name = f"{value.name}/value"
+        for value in self.graph.inputs:
+            if name_of(value) in (LOSS, NORM, RATE) or name_of(value).startswith(("param.", "state.", "buffer.")):
+                raise ExportError(
+                    f"an argument of the model is called {value.name!r}, a name that a training step uses itself: rename the argument"
+                )
+
+    def from_initializer(self, name: str, initializer: str) -> ir.Value:
+        """Make an input of an initializer."""
+        value = self.graph.initializers.pop(initializer)
+        tensor = value.const_value
+        assert tensor is not None
+        self.initial[name] = tensor.numpy().copy()  # the model goes on training, maybe
+        value.const_value = None
+        value.name = name
+        self.graph.inputs.append(value)
+        return value
+
+    def new(self, name: str, initial: np.ndarray) -> ir.Value:
+        """Add an input."""
+        value = ir.Value(name=name, type=ir.TensorType(ir.DataType.from_numpy(initial.dtype)), shape=ir.Shape(initial.shape))
+        self.graph.inputs.append(value)
+        self.initial[name] = initial
+        return value
+
+    def write_outputs(self, loss: ir.Value, reported: Mapping[str, ir.Value]) -> None:
+        """Make the outputs: the loss, what else is reported, then the next values in the order of the inputs."""
+        taken: set[ir.Value] = set()
+        for name, value in ((LOSS, loss), *reported.items()):
+            self._output(name, value, value, taken)
+        for old in [value for value in self.graph.inputs if value in self.next]:
+            self.next[old] = self._output(f"{old.name}.next", self.next[old], old, taken)
+
+    def _output(self, name: str, value: ir.Value, like: ir.Value, taken: set[ir.Value]) -> ir.Value:
+        """Make an output of a value; it gets a node of its own where it is an input, or an output already."""
+        if value.producer() is None or value in taken:
+            node = ir.Node("", "Identity", [value], name=f"{name}/identity")
+            self.graph.append(node)
+            value = node.outputs[0]
+        value.name, value.type, value.shape = name, like.type, like.shape
+        taken.add(value)
+        self.graph.outputs.append(value)
+        return value
+
+
+def kind_of(value: ir.Value) -> ir.DataType:
+    """The element type of a value that has one."""
+    assert value.dtype is not None
+    return value.dtype
+
+
+def name_of(value: ir.Value) -> str:
+    """The name of a value that has one."""
+    assert value.name is not None
+    return value.name
