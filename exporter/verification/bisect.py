@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,14 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
+from exporter.forward.case import Case
 from exporter.forward.inputs import named_tensors
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.module.plans import Runner, tensor
 from exporter.runtime.session import inference_session
 from exporter.verification.provenance import module_of, operator_of
 from symbolics import torch_private as private
-from symbolics.graph.walk import captured, subgraphs
+from symbolics.graph.walk import reads
 from symbolics.node.metadata import read_pairing
 
 __all__ = ["first_departure"]
@@ -25,9 +27,7 @@ __all__ = ["first_departure"]
 _TOLERANCE = 1e-4
 
 
-def first_departure(
-    program: Any, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], cotangents: Sequence[Any], allow: Any
-) -> str | None:
+def first_departure(program: Any, case: Case, cotangents: Sequence[Any], allow: Any) -> str | None:
     """Where a file leaves eager PyTorch, as a sentence; None where no node stands out.
 
     Every tensor that eager computes on its way forward and back is remembered by its sorted elements, so that transposed
@@ -37,16 +37,16 @@ def first_departure(
 
     Args:
         program: What was exported.
-        model, args, kwargs: The model and its example arguments.
-        cotangents: One an output, None where it has no gradient.
+        case: The model and its example arguments.
+        cotangents: One per output, None where it has no gradient.
         allow: What the file may name.
     """
-    known, results = _eager(model, args, kwargs, cotangents)
+    known, results = _eager(case, cotangents)
     training = build_gradient_graph(program)
     pairing = read_pairing(training.metadata_props)
     assert pairing is not None
     outputs = [value for value in training.graph.outputs if value.name not in set(pairing.outputs.values())]
-    feeds = _feeds(training, model, args, kwargs, [value.name for value in outputs], cotangents, pairing)
+    feeds = _feeds(training, case, [value.name for value in outputs], cotangents, pairing)
     nodes = list(training.graph)
     values = _run(training, feeds, allow)
 
@@ -85,11 +85,9 @@ class _Known:
         return any(np.allclose(other, wanted, rtol=_TOLERANCE, atol=scale, equal_nan=True) for other in self._by_size[wanted.size])
 
 
-def _eager(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], cotangents: Sequence[Any]) -> tuple[_Known, _Known]:
+def _eager(case: Case, cotangents: Sequence[Any]) -> tuple[_Known, _Known]:
     """Everything that a step of the model computes; and its results alone."""
-    import copy
-
-    model = copy.deepcopy(model)
+    model, args, kwargs = copy.deepcopy(case.model), case.args, case.kwargs or {}
     known, results = _Known(), _Known()
     leaves: list[torch.Tensor] = []
 
@@ -114,11 +112,9 @@ def _eager(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 # ---------------------------------------------------------------------------------------------------- what the file has
 
 
-def _feeds(
-    training: ir.Model, model: torch.nn.Module, args: Any, kwargs: Any, outputs: Sequence[Any], cotangents: Sequence[Any], pairing: Any
-) -> dict[str, torch.Tensor]:
+def _feeds(training: ir.Model, case: Case, outputs: Sequence[Any], cotangents: Sequence[Any], pairing: Any) -> dict[str, torch.Tensor]:
     given = dict(zip(outputs, cotangents, strict=True))
-    named = named_tensors(model, args, kwargs)
+    named = named_tensors(case.model, case.args, case.kwargs or {})
     seeds = {graph_input: output for output, graph_input in pairing.inputs.items()}
     plain = [str(value.name) for value in training.graph.inputs if value.name not in seeds]
     if not set(plain) <= set(named):
@@ -142,11 +138,6 @@ def _run(training: ir.Model, feeds: dict[str, torch.Tensor], allow: Any) -> dict
     }
 
 
-def _reads(node: ir.Node) -> Iterator[ir.Value]:
-    inner = captured(node) if subgraphs(node) else ()
-    return (value for value in (*node.inputs, *inner) if value is not None)
-
-
 def _frontier(nodes: Sequence[ir.Node], wrong: Iterable[ir.Value], is_known: Any) -> ir.Node | None:
     """The first node, in the graph's order, at which the walk from the wrong results ends."""
     waiting, seen, ends = list(wrong), set(wrong), set()
@@ -155,7 +146,7 @@ def _frontier(nodes: Sequence[ir.Node], wrong: Iterable[ir.Value], is_known: Any
         node = value.producer()
         if node is None:
             continue
-        unknown = [v for v in _reads(node) if v.producer() is not None and not is_known(v)]
+        unknown = [v for v in reads(node) if v.producer() is not None and not is_known(v)]
         if not unknown:
             ends.add(node)
         for v in unknown:

@@ -6,9 +6,13 @@ import ast
 
 import onnx_ir as ir
 
+from symbolics.node.metadata import read_state
 from symbolics.node.names import MODULE_PROPERTY, SOURCE_PROPERTY
 
-__all__ = ["module_of", "node_of", "operator_of"]
+__all__ = ["module_of", "node_of", "operator_of", "places_of_rows"]
+
+#: Who reads a tensor is said by the node behind these.
+_LAYOUT = frozenset(("Transpose", "Reshape", "Identity", "Cast", "Unsqueeze", "Squeeze"))
 
 
 def operator_of(node: ir.Node) -> str:
@@ -39,3 +43,20 @@ def node_of(node: ir.Node | None) -> str:
         return ""
     where = module_of(node)
     return f"{operator_of(node)} {node.name!r}" + (f" in {where}" if where else "")
+
+
+def places_of_rows(model: ir.Model) -> dict[tuple[str, str], str]:
+    """(kind, name) of a row -> the node that makes the output, or the first that reads the parameter or input."""
+
+    def reader(value: ir.Value | None) -> str:
+        node = None
+        while value is not None and (use := next(iter(value.uses()), None)) is not None:
+            node = use.node
+            value = node.outputs[0] if node.op_type in _LAYOUT else None
+        return node_of(node)
+
+    graph = model.graph
+    found = {("output", f"output {index}"): node_of(value.producer()) for index, value in enumerate(graph.outputs)}
+    found |= {("input gradient", str(value.name)): reader(value) for value in graph.inputs}
+    state = read_state(model.metadata_props) or {}
+    return found | {("parameter gradient", name): reader(graph.initializers.get(entry.initializer)) for name, entry in state.items()}

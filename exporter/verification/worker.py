@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import statistics
 import sys
 import time
 from typing import Any
 
 __all__: list[str] = []
-
-
-def _call(setup: str) -> None:
-    from symbolics.errors import RunError
-
-    module, colon, name = setup.partition(":")
-    if not colon:
-        raise RunError(f"setup={setup!r} is not of the form package.module:function")
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    found()
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -32,7 +20,9 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
     torch.set_num_threads(job["threads"])
     if job["setup"]:
-        _call(job["setup"])
+        if ":" not in job["setup"]:
+            raise RunError(f"setup={job['setup']!r} is not of the form package.module:function")
+        pkgutil.resolve_name(job["setup"])()
     begin = time.perf_counter()
     module = exporter.load(job["path"], allow=job["allow"])
     seconds = {"load": time.perf_counter() - begin}

@@ -8,16 +8,17 @@ from torch import nn
 
 import exporter
 from exporter.verification.bisect import first_departure
-from exporter.verification.verify import _Eager
+from exporter.verification.eager import EagerStep
 from tests.exporter.verification import targets
 
 
 def departure(model, args, change, dynamo=True):
     """Break a node of the exported file, and look for it."""
-    eager = _Eager.run(model, args, {})
+    case = exporter.Case(model, args)
+    eager = EagerStep.run(case)
     program = exporter.export(model, args, dynamo=dynamo)
     change(program.model.graph)
-    return first_departure(program, model, args, {}, eager.cotangents, ["tests.*"])
+    return first_departure(program, case, eager.cotangents, ["tests.*"])
 
 
 class Deep(nn.Module):
@@ -58,7 +59,8 @@ def test_a_wrong_attribute_is_named(dynamo):
 def test_a_wrong_function_is_named(target, monkeypatch):
     """In this process the Functions behave, unless they believe to be in the other one."""
     model, args = getattr(targets, target)()
-    eager = _Eager.run(model, args, {})
+    case = exporter.Case(model, args)
+    eager = EagerStep.run(case)
     program = exporter.export(model, args)
     from exporter.verification import bisect
 
@@ -70,7 +72,7 @@ def test_a_wrong_function_is_named(target, monkeypatch):
             return run(*arguments)
 
     monkeypatch.setattr(bisect, "_run", elsewhere)
-    found = first_departure(program, model, args, {}, eager.cotangents, ["tests.*"])
+    found = first_departure(program, case, eager.cotangents, ["tests.*"])
     assert found.startswith("the value of" if target == "wrong_forward" else "the gradient of")
     assert "PythonOpGrad" in found if target == "wrong_backward" else "::PythonOp " in found
     assert type(model.function).__name__ is not None

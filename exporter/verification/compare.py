@@ -1,0 +1,100 @@
+"""Two runs of one step, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from exporter.verification.rows import Row
+
+__all__ = ["Results", "compare", "difference", "largest"]
+
+#: What a difference may be at least, relative: some hundred roundings of the type.
+_FLOOR = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+#: How much larger than eager's own error the file's may be: it rounds in another order.
+_FACTOR = 10.0
+#: Above this, eager's own error says that the function is not smooth (it rounds, sorts or thresholds): float64 takes other turns.
+_ROUGH = 1e-3
+
+
+class Results(Protocol):
+    """What a step gives: its output tensors, and (kind, name) -> gradient, None where there is none."""
+
+    @property
+    def outputs(self) -> Sequence[torch.Tensor]: ...  # noqa: D102
+
+    @property
+    def gradients(self) -> Mapping[tuple[str, str], torch.Tensor | None]: ...  # noqa: D102
+
+
+def difference(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest difference; equal infinities and NaNs are none."""
+    a, b = got.double(), wanted.double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    gap = torch.where(same, 0.0, (a - b).abs())
+    return float(gap.max()) if gap.numel() else 0.0
+
+
+def largest(tensor: torch.Tensor) -> float:
+    """The largest finite absolute value."""
+    finite = tensor.double().nan_to_num(0.0, 0.0, 0.0).abs()
+    return float(finite.max()) if finite.numel() else 0.0
+
+
+def compare(wanted: Results, precise: Results | None, got: Results) -> list[Row]:
+    """A row per tensor: outputs, then gradients.
+
+    Args:
+        wanted: Eager's.
+        precise: Eager's in float64, None where there is no such run.
+        got: The file's.
+    """
+    rows = []
+    for index, output in enumerate(wanted.outputs):
+        found = got.outputs[index] if index < len(got.outputs) else None
+        rows.append(_row(f"output {index}", "output", output, found, precise.outputs[index] if precise is not None else None, 0.0))
+    if len(got.outputs) > len(wanted.outputs):
+        problem = f"the file has {len(got.outputs)} outputs, eager {len(wanted.outputs)}"
+        rows.append(Row("outputs", "output", (), "", float("nan"), None, 0.0, "", False, problem))
+    noise = max((largest(g) for g in wanted.gradients.values() if g is not None), default=0.0)
+    for (kind, name), gradient in wanted.gradients.items():
+        found = got.gradients.get((kind, name))
+        better = precise.gradients[kind, name] if precise is not None else None
+        if gradient is None and found is None:
+            continue
+        if found is None and gradient is not None and not gradient.any():
+            found = torch.zeros_like(gradient)  # where nothing can come through (torch.round), eager has zeros and a graph no path
+        rows.append(_row(name, kind, gradient, found, better, noise))
+    return rows
+
+
+def _row(name: str, kind: str, wanted: torch.Tensor | None, got: torch.Tensor | None, better: torch.Tensor | None, noise: float) -> Row:
+    shown = wanted if wanted is not None else got
+    assert shown is not None
+    about = (name, kind, tuple(shown.shape), str(shown.dtype).removeprefix("torch."))
+    problem = ""
+    if wanted is None:
+        problem = "eager has no gradient, the file has one"
+    elif got is None:
+        problem = "missing in the file, eager has it"
+    elif got.shape != wanted.shape or got.dtype != wanted.dtype:
+        problem = f"the file gives {str(got.dtype).removeprefix('torch.')} of shape {list(got.shape)}"
+    if problem:
+        return Row(*about, float("nan"), None, 0.0, "", False, problem)
+    assert wanted is not None and got is not None
+    if not wanted.is_floating_point():
+        differ = int((got != wanted).sum())
+        return Row(
+            *about, float(differ), None, 0.5, about[3], differ == 0, f"{differ} of {wanted.numel()} elements differ" if differ else ""
+        )
+    # A gradient that is 0 but for rounding (a bias in front of a norm) is measured by the largest one of the model.
+    scale = max(largest(wanted), 0.01 * noise) or 1.0
+    floor = _FLOOR.get(wanted.dtype, 1e-1)
+    own = None if better is None else difference(wanted, better) / scale
+    if better is None or own is None or own > max(_ROUGH, floor) or own != own:
+        error, tolerance, reference, own = difference(got, wanted) / scale, floor, about[3], None
+    else:
+        error, tolerance, reference = difference(got, better) / scale, max(floor, _FACTOR * own), "float64"
+    return Row(*about, error, own, tolerance, reference, error <= tolerance)

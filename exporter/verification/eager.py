@@ -1,0 +1,160 @@
+"""Eager PyTorch's side of `verify`: a step of the model itself, in its own type and in float64."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch.utils import _pytree as pytree
+
+from exporter.forward.case import Case
+from exporter.forward.inputs import named_tensors
+from exporter.module.load import draw_seed
+from exporter.verification.compare import difference
+from exporter.verification.masks import Masks, OtherDraws
+from symbolics.errors import PythonopError, UnsupportedOperatorError
+
+__all__ = ["SEED", "EagerStep", "draws", "in_float64", "seconds_of_a_step", "with_the_files_masks"]
+
+#: Of the cotangents, and of the masks that a file's dropouts draw.
+SEED = 20240229
+
+
+@dataclass
+class EagerStep:
+    """One step of the model itself.
+
+    Attributes:
+        inputs: name -> the tensor given, detached.
+        outputs: The tensors that it returned, flat.
+        cotangents: One per output; None where it has no gradient.
+        gradients: (kind, name) -> gradient, None where eager has none.
+    """
+
+    inputs: dict[str, torch.Tensor]
+    outputs: list[torch.Tensor]
+    cotangents: list[torch.Tensor | None]
+    gradients: dict[tuple[str, str], torch.Tensor | None]
+
+    @classmethod
+    def run(cls, case: Case, kind: torch.dtype | None = None, given: list[Any] | None = None, masks: Masks | None = None) -> EagerStep:
+        """Run a copy of the model.
+
+        Args:
+            case: The model and its example arguments.
+            kind: The float type to run in; None for the model's own.
+            given: The cotangents; None draws them.
+            masks: What its dropouts drop; None lets them draw.
+        """
+        model, args, kwargs = copy.deepcopy(case.model), case.args, case.kwargs or {}
+        if kind is not None:
+            model = model.to(kind)
+        leaves: dict[int, torch.Tensor] = {}
+
+        def fresh(value: torch.Tensor) -> torch.Tensor:
+            if not value.is_floating_point():
+                return value.detach().clone()
+            leaf = value.detach().clone() if kind is None else value.detach().to(kind)
+            leaves[id(value)] = leaf.requires_grad_()
+            return leaf.clone()  # no leaf: a model may change its input in place
+
+        named = named_tensors(model, args, kwargs)
+        with torch.enable_grad(), contextlib.nullcontext() if masks is None else masks.given():
+            copies, keywords = pytree.tree_map_only(torch.Tensor, fresh, (args, kwargs))
+            outputs = [leaf for leaf in pytree.tree_leaves(model(*copies, **keywords)) if isinstance(leaf, torch.Tensor)]
+            if given is None:
+                generator = torch.Generator().manual_seed(SEED)
+                given = [
+                    torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype) if out.requires_grad else None
+                    for out in outputs
+                ]
+            roots = [(out, g) for out, g in zip(outputs, given, strict=True) if g is not None]
+            if roots:
+                torch.autograd.backward([out for out, _ in roots], [g.to(out.dtype) for out, g in roots])
+        gradients = {("parameter gradient", name): p.grad for name, p in model.named_parameters() if p.requires_grad}
+        gradients |= {("input gradient", name): leaves[id(t)].grad for name, t in named.items() if t.is_floating_point()}
+        return cls({name: t.detach() for name, t in named.items()}, [out.detach() for out in outputs], list(given), gradients)
+
+
+def draws(case: Case, eager: EagerStep, masks: Masks | None = None) -> bool:
+    """Whether another run gives another result."""
+    state = torch.random.get_rng_state()
+    try:
+        torch.manual_seed(SEED + 1)
+        again = EagerStep.run(case, given=eager.cotangents, masks=masks)
+    finally:
+        torch.random.set_rng_state(state)
+    return any(difference(one, two) > 1e-3 for one, two in zip(again.outputs, eager.outputs, strict=True) if one.is_floating_point())
+
+
+def with_the_files_masks(case: Case, eager: EagerStep, file: ir.Model) -> tuple[EagerStep, Masks]:
+    """Eager again, with the masks that the fresh process will draw.
+
+    Raises:
+        PythonopError: The model draws something else.
+    """
+    try:
+        masks = Masks(file, int(draw_seed(torch.Generator().manual_seed(SEED))))
+        eager = EagerStep.run(case, given=eager.cotangents, masks=masks)
+        if not draws(case, eager, masks):
+            return eager, masks
+        reason = "not by Dropout alone"
+    except (OtherDraws, UnsupportedOperatorError) as error:
+        reason = str(error)
+    raise PythonopError(
+        f"two runs of the model with one input differ: it draws random numbers{_drawing(case.model)}, and eager and onnxruntime draw different ones, so that "
+        f"nothing can be compared ({reason}). Verify the same model with dropout 0 (`for m in model.modules(): if hasattr(m, 'p'): m.p = 0.0`, or the "
+        "dropout arguments of its config), which leaves all else in training mode, or in eval()"
+    )
+
+
+_DRAWING = (
+    torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d, torch.nn.AlphaDropout, torch.nn.FeatureAlphaDropout, torch.nn.RReLU,
+)  # fmt: skip
+
+
+def _drawing(model: torch.nn.Module) -> str:
+    """The modules that are known to draw, for a message."""
+    found = [
+        f"{type(module).__name__} {name!r}"
+        for name, module in model.named_modules()
+        if isinstance(module, _DRAWING) and module.training and getattr(module, "p", True)
+    ]
+    return f" ({', '.join(found[:5])}{f' and {len(found) - 5} more' if len(found) > 5 else ''})" if found else ""
+
+
+def in_float64(case: Case, eager: EagerStep, masks: Masks | None) -> EagerStep | None:
+    """The same step in float64, None where the model cannot run in it."""
+    kinds = {p.dtype for p in case.model.parameters() if p.is_floating_point()} | {
+        t.dtype for t in eager.inputs.values() if t.is_floating_point()
+    }
+    if kinds <= {torch.float64}:
+        return None
+    try:
+        found = EagerStep.run(case, torch.float64, eager.cotangents, masks)
+    except Exception:  # a Function of fixed types: eager itself is then the reference
+        return None
+    same = len(found.outputs) == len(eager.outputs) and all(
+        one.shape == two.shape for one, two in zip(found.outputs, eager.outputs, strict=True)
+    )
+    return found if same and found.gradients.keys() == eager.gradients.keys() else None
+
+
+def seconds_of_a_step(case: Case, eager: EagerStep, steps: int) -> float:
+    """The median time of a step, forward and backward."""
+    model = copy.deepcopy(case.model)
+    times = []
+    for _ in range(max(1, steps)):
+        begin = time.perf_counter()
+        outputs = [leaf for leaf in pytree.tree_leaves(model(*case.args, **(case.kwargs or {}))) if isinstance(leaf, torch.Tensor)]
+        roots = [(out, g) for out, g in zip(outputs, eager.cotangents, strict=True) if g is not None and out.requires_grad]
+        if roots:
+            torch.autograd.backward([out for out, _ in roots], [g for _, g in roots])
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)

@@ -1,0 +1,102 @@
+"""The file's side of `verify`: a step by a fresh Python process that knows the file alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from exporter.verification.eager import SEED, EagerStep
+from symbolics.errors import FormatError, RunError, TrustError
+from symbolics.node.names import CALL_ATTRIBUTE, OUTPUTS_KEY, PYTHON_OP, qualified_name
+
+__all__ = ["FileStep", "names_in", "run_in_a_fresh_process"]
+
+
+@dataclass
+class FileStep:
+    """One step of a file.
+
+    Attributes:
+        outputs: The tensors that it gives, flat.
+        gradients: (kind, name) -> gradient, None where it has none.
+        differentiable: Which outputs have a gradient.
+        backward_nodes: How many nodes the gradient graph has.
+        seconds: Of loading, and of a step.
+    """
+
+    outputs: list[torch.Tensor]
+    gradients: dict[tuple[str, str], torch.Tensor | None]
+    differentiable: list[bool]
+    backward_nodes: int
+    seconds: dict[str, float]
+
+
+def names_in(model: ir.Model) -> list[str]:
+    """The classes that a file names: Functions, and the types of their arguments and of the model's result."""
+    found: dict[str, None] = {}
+
+    def walk(data: Any) -> None:
+        if isinstance(data, dict):
+            for key, payload in data.items():
+                if key in ("$enum", "$namedtuple", "$dataclass", "namedtuple", "dataclass", "mapping") and isinstance(payload, list):
+                    found[payload[0]] = None
+                elif key == "$callable":
+                    found[payload] = None
+                walk(payload)
+        elif isinstance(data, list):
+            for item in data:
+                walk(item)
+
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.op_type == PYTHON_OP and "name" in node.attributes:
+            found[node.attributes["name"].as_string()] = None
+            if CALL_ATTRIBUTE in node.attributes:
+                walk(json.loads(node.attributes[CALL_ATTRIBUTE].as_string()))
+    if OUTPUTS_KEY in model.metadata_props:
+        walk(json.loads(model.metadata_props[OUTPUTS_KEY]))
+    return [name for name in found if ":" in name]
+
+
+def run_in_a_fresh_process(path: Path, eager: EagerStep, allow: Iterable[Any], setup: str | None, steps: int, timeout: float) -> FileStep:
+    """Run one step of the saved file by a Python that has seen neither the model nor its module.
+
+    Raises:
+        RunError: It does not end in time, or leaves no result.
+        TrustError, FormatError, RunError: As it raised them.
+    """
+    patterns = [entry if isinstance(entry, str) else qualified_name(entry) for entry in allow]
+    job = {
+        "path": str(path), "allow": patterns, "setup": setup, "inputs": eager.inputs, "cotangents": eager.cotangents, "steps": steps, "seed": SEED,
+        "threads": torch.get_num_threads(),
+    }  # fmt: skip
+    folder = path.parent
+    torch.save(job, folder / "job.pt")
+    entries = [entry or os.getcwd() for entry in sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entries)}
+    command = [sys.executable, "-m", "exporter.verification.worker", str(folder / "job.pt"), str(folder / "result.pt")]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise RunError(f"the fresh process did not end within {timeout:g} s: give verify a longer timeout=, or a smaller model") from error
+    if not (folder / "result.pt").exists():
+        end = "\n".join(done.stderr.strip().splitlines()[-15:])
+        raise RunError(f"the fresh process ended with status {done.returncode} and left no result:\n{end}")
+    result = torch.load(folder / "result.pt", weights_only=True)
+    if "error" in result:
+        kinds = {kind.__name__: kind for kind in (TrustError, FormatError, RunError)}
+        remedy = ""
+        if result["kind"] == "TrustError" and setup is None:
+            remedy = "; pass setup='package.module:function' whose function calls exporter.register() for it"
+        raise kinds.get(result["kind"], RunError)(f"in the fresh process: {result['kind']}: {result['error']}{remedy}")
+    parts = {name.partition(":"): gradient for name, gradient in result.pop("gradients").items()}
+    gradients = {(kind, name): gradient for (kind, _, name), gradient in parts.items()}
+    return FileStep(gradients=gradients, **result)
