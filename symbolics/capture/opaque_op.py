@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from symbolics import torch_private as private
-from symbolics.capture.probe import Fresh, Outputs, sizes_of
+from symbolics.capture.outputs import Fresh, Outputs, sizes_of
 from symbolics.errors import ExportError
 from symbolics.node.attributes import AttributeValue
 from symbolics.node.call import AutogradCall

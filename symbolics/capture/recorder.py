@@ -267,8 +267,8 @@ class Recorder:
             self.changed += [
                 (slots.values[i], f"{qualified_name(cls)} changes it in place without ctx.mark_dirty") for i in outputs.mutated
             ]
-        for habit in outputs.habits:
-            self._warn(cls, module, habit)
+        for effect in outputs.side_effects:
+            self._warn(cls, module, effect)
         self.records[key] = Record(call, attributes, outputs, module, source)
         remember(key, self.records[key])
         return key, slots

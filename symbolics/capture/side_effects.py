@@ -16,7 +16,7 @@ import torch
 
 from symbolics import torch_private as private
 
-__all__ = ["Habits", "same_values", "watched"]
+__all__ = ["SideEffects", "same_values", "watched"]
 
 _DRAWS = (
     "its forward draws random numbers; each run of the file draws new ones from the generators of its own process: "
@@ -29,20 +29,20 @@ _STATE = (
 
 
 @dataclass
-class Habits:
+class SideEffects:
     """What one run did.
 
     Attributes:
         changed: Positions of the tensors that are not as they were before.
-        habits: Text for warnings.
+        warnings: What else it did, as text.
     """
 
     changed: list[int] = field(default_factory=list)
-    habits: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 @contextlib.contextmanager
-def watched(cls: type, arguments: Any, tensors: Sequence[Any]) -> Iterator[Habits]:
+def watched(cls: type, arguments: Any, tensors: Sequence[Any]) -> Iterator[SideEffects]:
     """Watch one call.
 
     Args:
@@ -50,7 +50,7 @@ def watched(cls: type, arguments: Any, tensors: Sequence[Any]) -> Iterator[Habit
         arguments: What forward gets; its containers and objects are compared with themselves afterwards.
         tensors: Tensors (and other values, ignored) that forward may change, real or fake.
     """
-    seen = Habits()
+    seen = SideEffects()
     versions = [t._version if isinstance(t, torch.Tensor) else 0 for t in tensors]
     data = [_data(t) for t in tensors]
     state = _state(cls, arguments)
@@ -64,15 +64,15 @@ def watched(cls: type, arguments: Any, tensors: Sequence[Any]) -> Iterator[Habit
         if isinstance(tensor, torch.Tensor) and (tensor._version != versions[i] or not _equal(_data(tensor), data[i])):
             seen.changed.append(i)
     if drawn:
-        seen.habits.append(_DRAWS.format("torch.manual_seed"))
+        seen.warnings.append(_DRAWS.format("torch.manual_seed"))
     if numpy_state != _numpy_state():
-        seen.habits.append(_DRAWS.format("numpy.random.seed"))
+        seen.warnings.append(_DRAWS.format("numpy.random.seed"))
     if own_draws and random.getstate() != python_state:
-        seen.habits.append(_DRAWS.format("random.seed"))
+        seen.warnings.append(_DRAWS.format("random.seed"))
     after = _state(cls, arguments)
     moved = [name for name in {**state, **after} if not _same(state.get(name), after.get(name))]
     if moved:
-        seen.habits.append(_STATE.format(", ".join(moved)))
+        seen.warnings.append(_STATE.format(", ".join(moved)))
 
 
 def _numpy_state() -> tuple[Any, ...]:

@@ -1,0 +1,65 @@
+"""What one call returns, as a record: its tensor outputs, and their sizes as far as they are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+__all__ = ["Fresh", "Output", "Outputs", "expression_of", "sizes_of"]
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """A size that only a run can tell; equal labels are equal sizes."""
+
+    label: str
+
+
+@dataclass
+class Output:
+    """One tensor output.
+
+    Attributes:
+        shape: An int, a sympy expression over the sizes of the inputs, or Fresh, a dimension.
+        dtype, device, requires_grad: As eager's.
+        real: The tensor itself under TorchScript.
+    """
+
+    shape: list[Any]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+    real: torch.Tensor | None = None
+
+
+@dataclass
+class Outputs:
+    """What one call returns.
+
+    Attributes:
+        tensors: The tensor outputs in order.
+        template: What apply returned, with `Slot`s in place of its tensors.
+        dirty: (input slot, output) of each input that forward changed and declared with mark_dirty.
+        mutated: Input slots that forward changed without saying so.
+        side_effects: What else a run of the file does that eager does otherwise, as text for a warning: random draws, state.
+        input_sizes: The sizes of the inputs when shapes were expressed: one list per slot, [value] for a size slot.
+    """
+
+    tensors: list[Output]
+    template: Any
+    dirty: list[tuple[int, int]] = field(default_factory=list)
+    mutated: list[int] = field(default_factory=list)
+    side_effects: list[str] = field(default_factory=list)
+    input_sizes: list[list[Any]] = field(default_factory=list)
+
+
+def expression_of(size: Any) -> Any:
+    """An int, or the sympy expression of a symbolic one."""
+    return size.node.expr if isinstance(size, torch.SymInt) and size.node.maybe_as_int() is None else int(size)
+
+
+def sizes_of(value: Any) -> list[Any]:
+    """The sizes of a slot: a dimension each of a tensor, the value itself of a size."""
+    return [expression_of(n) for n in value.shape] if isinstance(value, torch.Tensor) else [expression_of(value)]

@@ -1,0 +1,101 @@
+"""One run of a forward, unseen by the exporter and on copies of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from symbolics.capture.interception import original_apply
+from symbolics.capture.outputs import Output, Outputs
+from symbolics.capture.side_effects import watched
+from symbolics.errors import ExportError
+from symbolics.node.containers import Slot, fill
+
+__all__ = ["Call", "Trial", "forward_raised", "stand_in_for", "trial"]
+
+#: The positional and keyword arguments of a call.
+Call = tuple[Sequence[Any], dict[str, Any]]
+
+
+@dataclass
+class Trial:
+    """One run of forward on stand-ins.
+
+    Attributes:
+        result: What apply returned.
+        copies: The stand-ins, by slot.
+        changed: Input slots that are not as they were.
+        side_effects: What else it did, as text for warnings.
+    """
+
+    result: Any
+    copies: list[Any]
+    changed: list[int]
+    side_effects: list[str]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Its tensor outputs in order."""
+        found: list[torch.Tensor] = []
+        fill(self.result, lambda leaf: found.append(leaf) if isinstance(leaf, torch.Tensor) else None)
+        return found
+
+    def describe(self, shapes: list[list[Any]], keep: bool = False) -> Outputs:
+        """The record of this run, with these output sizes; ``keep`` the tensors themselves."""
+        tensors = self.tensors()
+        count = iter(range(len(tensors)))
+        outputs = [
+            Output(shape, t.dtype, t.device, t.requires_grad, t.detach() if keep else None)
+            for shape, t in zip(shapes, tensors, strict=True)
+        ]
+        dirty = [(i, j) for i, copy in enumerate(self.copies) for j, t in enumerate(tensors) if t is copy]
+        return Outputs(
+            tensors=outputs,
+            template=fill(self.result, lambda leaf: Slot(next(count)) if isinstance(leaf, torch.Tensor) else leaf),
+            dirty=dirty,
+            mutated=[i for i in self.changed if i not in {i for i, _ in dirty}],
+            side_effects=self.side_effects,
+        )
+
+
+def stand_in_for(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that forward may change, of the same standing: leaf or not, Parameter or not."""
+    fresh = tensor.detach().clone()
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(fresh, requires_grad=tensor.requires_grad)
+    if tensor.requires_grad:
+        fresh.requires_grad_()
+        if not tensor.is_leaf:
+            with torch.enable_grad():
+                return fresh.clone()
+    return fresh
+
+
+def trial(cls: type, call: Call, values: Sequence[Any], stand_ins: Sequence[Any]) -> Trial:
+    """Run apply with other tensors and sizes in the places of its own."""
+    by_id = {id(value): stand_in for value, stand_in in zip(values, stand_ins, strict=True)}
+    sizes = iter([s for v, s in zip(values, stand_ins, strict=True) if not isinstance(v, torch.Tensor) and not isinstance(s, torch.Tensor)])
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return by_id.get(id(value), value)
+        if isinstance(value, torch.SymInt):
+            known = value.node.maybe_as_int()
+            return next(sizes) if known is None else known
+        if isinstance(value, torch.Size):
+            return torch.Size([leaf(n) for n in value])
+        return value
+
+    args, kwargs = fill(tuple(call[0]), leaf), fill(dict(call[1]), leaf)
+    with watched(cls, (args, kwargs), stand_ins) as seen:
+        result = original_apply(cls, args, kwargs)
+    return Trial(result, list(stand_ins), seen.changed, seen.warnings)
+
+
+def forward_raised(error: Exception) -> ExportError:
+    """What to tell of a forward that fails."""
+    return ExportError(
+        f"its forward raised {type(error).__name__}: {str(error)[:500]}; make it run on the example arguments, or name the Function in inline="
+    )
