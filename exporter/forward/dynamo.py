@@ -75,7 +75,7 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
             finish(program.model, recorder, state, optimize=optimize)
         if program.exported_program is not None:
             warn_of_lost_changes(program.model.graph, set(program.exported_program.graph_signature.buffers_to_mutate.values()))
-        inlined = dict(recorder.inlined)
+        inlined = dict(recorder.capture.inlined)
     current.program = Program(program.model, inlined, program)
     return program
 
@@ -85,5 +85,5 @@ def anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any) 
     program = original(*args, **kwargs)
     recorder = active_recorder()
     if recorder is not None:
-        recorder.anchored = anchor_calls(program.model.graph)
+        recorder.capture.anchored = anchor_calls(program.model.graph)
     return program

@@ -21,8 +21,10 @@ from torch.utils import _pytree as pytree
 
 from exporter.forward.unchanged import unchanged
 from symbolics import torch_private as private
+from symbolics.capture.callsite import Call
 from symbolics.capture.marks import differentiable_inputs
-from symbolics.capture.recorder import Call, Recorder, belongs_to_torch
+from symbolics.capture.recorder import belongs_to_torch
+from symbolics.capture.survey import Survey
 from symbolics.errors import ExportError
 from symbolics.node.names import (
     CALL_ATTRIBUTE,
@@ -101,7 +103,6 @@ class EagerGraph:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
-        inline: Patterns | None = None,
         training: bool | None = None,
     ) -> EagerGraph:
         """Run a model once and look at the graph behind its outputs; model, arguments and random state stay as they were.
@@ -109,7 +110,6 @@ class EagerGraph:
         Args:
             model: The model, in the mode of the export.
             args, kwargs: Example arguments; float tensors count as needing a gradient.
-            inline: Functions that the export inlines.
             training: The mode to run it in; None for its own.
         """
         inputs, keywords = differentiable_inputs((args, kwargs))
@@ -120,13 +120,12 @@ class EagerGraph:
                 unchanged(model, inputs, keywords),
                 _quiet(),
                 torch.enable_grad(),
-                Recorder(inline=inline or Patterns(), survey=[]) as recorder,
+                Survey(model) as survey,
             ):
-                recorder.watch(model)
                 if training is not None:
                     model.train(training)
                 result = model(*inputs, **keywords)
-                found = cls(_calls(result, recorder.survey or []))
+                found = cls(_calls(result, survey.made))
                 del result
         except Exception as error:
             return cls(unchecked=f"an eager run raised {type(error).__name__}: {' '.join(str(error).split())[:200]}", failed=True)

@@ -63,7 +63,7 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     graph = model.graph
     parameters = state.adopt(graph)
     _keep_dropping(graph)
-    drop_outputs(graph, recorder.anchored)
+    drop_outputs(graph, recorder.capture.anchored)
     with held_out(graph, parameters), _kept_apart(graph):
         anchored = anchor_calls(graph)
         if optimize and rewrite:
@@ -90,8 +90,8 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     model.metadata_props[MARK_COUNT_KEY] = str(marks)
     if state.cumulative:
         model.metadata_props[CUMULATIVE_KEY] = write_cumulative(state.cumulative)
-    if recorder.outputs is not None and count_tensors(recorder.outputs) == len(graph.outputs):
-        model.metadata_props[OUTPUTS_KEY] = recorder.outputs
+    if recorder.capture.outputs is not None and count_tensors(recorder.capture.outputs) == len(graph.outputs):
+        model.metadata_props[OUTPUTS_KEY] = recorder.capture.outputs
     if any(node.domain == ORT_DOMAIN for node in nodes):
         model.opset_imports[ORT_DOMAIN] = 1
     model.opset_imports.pop(MARK_DOMAIN, None)

@@ -19,7 +19,8 @@ from exporter.forward.session import Hook
 from exporter.forward.torchscript import decide_folding, export_torchscript, fold_constants, infer_shapes
 from symbolics import torch_private as private
 from symbolics.capture.interception import intercept, settled
-from symbolics.capture.recorder import Recorder, active_recorder, captured_apply, wanted
+from symbolics.capture.listener import captured_apply, wanted
+from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.capture.tripwire import prove_capture, uncaught
 from symbolics.errors import ExportError
 from symbolics.node.names import qualified_name

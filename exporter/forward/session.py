@@ -79,12 +79,8 @@ def capturing(
     recorder = active_recorder()
     assert recorder is not None
     with contextlib.ExitStack() as stack:
-        recorder.error = None
-        recorder.inlined = {}
-        recorder.outputs = None
-        recorder.anchors, recorder.anchored = [], 0
+        capture = recorder.begin(model)
         if isinstance(model, torch.nn.Module):
-            recorder.watch(model)
             stack.enter_context(marking(model, keywords, constants))
             stack.enter_context(momentum_of_this_step(model))
         if dynamo:
@@ -92,11 +88,11 @@ def capturing(
             stack.enter_context(private.quiet_registration(torch_export.translations().values()))
         try:
             yield recorder
-            if recorder.error is not None:  # torch found another way, which went around what we refused
-                raise recorder.error
+            if capture.error is not None:  # torch found another way, which went around what we refused
+                raise capture.error
         except Exception as error:
-            if recorder.error is not None and error is not recorder.error:
-                raise recorder.error from (recorder.error.__cause__ or error)
+            if capture.error is not None and error is not capture.error:
+                raise capture.error from (capture.error.__cause__ or error)
             raise
 
 
@@ -200,7 +196,7 @@ def _eager_graph(current: Hook, model: Any, args: Any, kwargs: Any, training: bo
     if not kwargs and args and isinstance(args[-1], dict) and not _binds(model, args):  # torch's older way to pass keyword arguments
         *rest, kwargs = args
         args = tuple(rest)
-    return EagerGraph.of(model, args, kwargs, inline=current.inline, training=training)
+    return EagerGraph.of(model, args, kwargs, training=training)
 
 
 def _binds(model: torch.nn.Module, args: tuple[Any, ...]) -> bool:

@@ -83,8 +83,9 @@ def _translate_torchscript(
         all_buffers_named(model),
         symbolics_registered(opset or 9),
     ):
-        recorder.dynamic = dynamic_sizes((args, keywords), options["input_names"], options.get("dynamic_axes"))
-        recorder.frozen, recorder.state = set(), state.entries
+        trace = recorder.capture.trace
+        trace.dynamic = dynamic_sizes((args, keywords), options["input_names"], options.get("dynamic_axes"))
+        trace.state = state.entries
         # No parameter data: finish() has it at hand. A large model would pass protobuf's 2 GiB for nothing.
         draft = io.BytesIO()
         # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
@@ -98,16 +99,16 @@ def _translate_torchscript(
                 keep_initializers_as_inputs=True,
                 **options,
             )
-        changed = state.changed(model, recorder.dirtied)
+        changed = state.changed(model, trace.dirtied)
         # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
         proto = onnx.load_from_string(draft.getvalue())
         constants_to_initializers(proto.graph, merge=bool(optimize))
         translated = read_draft(onnx.shape_inference.infer_shapes(proto, data_prop=True))
-        recorder.anchored, recorder.anchors = len(recorder.anchors), []
+        recorder.capture.anchored, trace.anchors = len(trace.anchors), []
         _parameters_to_initializers(translated.graph, state)
         finish(translated, recorder, state, optimize=optimize, rewrite=False)
         warn_of_lost_changes(translated.graph, changed)
-        current.program = Program(translated, dict(recorder.inlined))
+        current.program = Program(translated, dict(recorder.capture.inlined))
 
 
 @contextlib.contextmanager

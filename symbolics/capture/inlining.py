@@ -13,7 +13,7 @@ import torch
 from symbolics.errors import ExportError
 from symbolics.node.containers import expand_leaves
 
-__all__ = ["InlineContext", "trainable_module"]
+__all__ = ["InlineContext", "closed_over", "trainable_module"]
 
 
 class InlineContext:
@@ -74,6 +74,13 @@ def _modules_behind(value: Any, closed: str = "", depth: int = 0) -> Iterator[tu
         for item in (value.func, *value.args, *value.keywords.values()):
             yield from _modules_behind(item, closed, depth + 1)
     elif isinstance(value, types.FunctionType):
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
-            with contextlib.suppress(ValueError):  # an empty cell
-                yield from _modules_behind(cell.cell_contents, name, depth + 1)
+        for name, content in closed_over(value):
+            yield from _modules_behind(content, name, depth + 1)
+
+
+def closed_over(function: Any) -> Iterator[tuple[str, Any]]:
+    """The variables that a function closes over, and their values."""
+    names = function.__code__.co_freevars if hasattr(function, "__code__") else ()
+    for name, cell in zip(names, function.__closure__ or (), strict=False):
+        with contextlib.suppress(ValueError):  # an empty cell
+            yield name, cell.cell_contents

@@ -59,7 +59,7 @@ class StopGradients(TorchFunctionMode):
             if kernel is not None:
                 with self:
                     return kernel(*args, **kwargs)
-        if recorder is not None and recorder.transparent and args:
+        if recorder is not None and recorder.capture.transparent and args:
             if func is private.set_grad_enabled:
                 return None
             if func is torch.Tensor.detach or getattr(func, "__self__", None) is _GETTER_OF_DATA:
@@ -118,12 +118,12 @@ def _watch_reads(recorder: Any, name: str, args: tuple[Any, ...], kwargs: dict[s
     """Tell the recorder of sizes that become numbers, and of tensors that a Function changed and that are read again."""
     from symbolics.capture.binding import is_traced_size
 
-    if name in _SIZE_READERS and recorder.dynamic and args and isinstance(args[0], torch.Tensor) and is_traced_size(args[0]):
+    if name in _SIZE_READERS and recorder.capture.trace.dynamic and args and isinstance(args[0], torch.Tensor) and is_traced_size(args[0]):
         with private.paused_capture():
             size = int(args[0])
-        if size in recorder.dynamic:
-            recorder.frozen.add(size)
-    if recorder.changed and name not in _SHAPE_ONLY and name not in _PROPERTIES:
+        if size in recorder.capture.trace.dynamic:
+            recorder.capture.trace.frozen.add(size)
+    if recorder.capture.changed and name not in _SHAPE_ONLY and name not in _PROPERTIES:
         try:
             recorder.check_read(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         except ExportError as error:
@@ -211,9 +211,9 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
             args = (*args[:position], value, *args[position:])
         with StopGradients():
             result = forward(*args, **kwargs)
-        recorder.outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))
+        recorder.capture.outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))
         _watch_reads(recorder, "the model's return", (result,), {})
-        return (result, tuple(recorder.anchors)) if private.is_tracing() else result
+        return (result, tuple(recorder.capture.trace.anchors)) if private.is_tracing() else result
 
     if keywords or constants:
         del marked.__wrapped__  # type: ignore[attr-defined]  # torch.jit must not bind by the signature of forward

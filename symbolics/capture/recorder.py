@@ -1,16 +1,13 @@
 """Recorder: turns a call of ``Function.apply`` during an export into an AutogradCall and one opaque op.
 
-Both exporters share it. While a recorder is active in a thread, `captured_apply` (which exporter.hook puts in the place
-of Function.apply, symbolics/capture/interception.py) sends it each outermost call. The recorder runs forward once, unseen by the exporter, to learn the
-outputs, files a `Record` under a key and calls ``torch.ops.pythonop.call(inputs, sizes, key)`` in the Function's place.
+Both exporters share it. While a recorder is the listener of a thread, each outermost call comes to it. It runs forward once,
+unseen by the exporter, to learn the outputs, files a `Record` under a key and calls
+``torch.ops.pythonop.call(inputs, sizes, key)`` in the Function's place.
 """
 
 from __future__ import annotations
 
 import itertools
-import sys
-import threading
-import types
 import warnings
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
@@ -20,8 +17,10 @@ import torch
 
 from symbolics import torch_private as private
 from symbolics.capture.binding import Slots, bind, has_setup_context
-from symbolics.capture.inlining import InlineContext, trainable_module
+from symbolics.capture.callsite import Callsites
+from symbolics.capture.inlining import InlineContext, closed_over, trainable_module
 from symbolics.capture.interception import original_apply
+from symbolics.capture.listener import Listener, active_listener
 from symbolics.capture.opaque_op import Record, forget, remember
 from symbolics.capture.probe import observe
 from symbolics.errors import ExportError, PythonopWarning
@@ -32,118 +31,101 @@ from symbolics.node.dtypes import onnx_type
 from symbolics.node.names import qualified_name
 from symbolics.node.patterns import Patterns
 
-__all__ = ["Call", "Recorder", "active_recorder", "belongs_to_torch", "captured_apply", "wanted"]
+__all__ = ["Capture", "Recorder", "Trace", "active_recorder", "belongs_to_torch"]
 
-_thread = threading.local()
 _keys = itertools.count()
 
 
 def active_recorder() -> Recorder | None:
-    """The recorder of this thread, None outside a hook."""
-    return getattr(_thread, "recorder", None)
-
-
-def captured_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-    """What stands in for a call of apply that is `wanted`."""
-    recorder = active_recorder()
-    assert recorder is not None
-    return recorder.apply(cls, args, kwargs)
-
-
-def wanted() -> bool:
-    """Whether a call of apply in this thread, now, belongs to an export."""
-    recorder = active_recorder()
-    return recorder is not None and recorder.listening()
-
-
-@dataclass(frozen=True)
-class Call:
-    """Where a call was made.
-
-    Attributes:
-        module: The path of the module, "" for the root.
-        source: ``module.name:line`` of the code, "" where nobody knows.
-        operator: The operator of torch.library that made it, "" for a model's own code.
-        code: The functions that were running.
-    """
-
-    module: str = ""
-    source: str = ""
-    operator: str = ""
-    code: frozenset[types.CodeType] = field(default=frozenset(), compare=False)
+    """The recorder that listens in this thread, None outside a hook."""
+    listener = active_listener()
+    return listener if isinstance(listener, Recorder) else None
 
 
 @dataclass
-class Recorder:
-    """Records the calls of one export in one thread.
+class Trace:
+    """What TorchScript's trace takes beside the calls.
 
     Attributes:
-        inline: Which Functions are inlined in place of becoming a node.
-        probe: A Function whose calls write their second argument into their first: a test of the capture, outside an export.
-        survey: Of an eager run: the autograd node of each call, and where it was made. Nothing is captured.
-        names: Names of registered objects, for arguments without a portable form.
-        records: key -> Record, in the order of the calls.
-        error: The first ExportError: the exporters of torch wrap or retry, the hook raises this one.
-        inlined: Names of Functions that were inlined without being asked to, with the reason.
-        opened: Operators of torch.library that call Functions: what they run for autograd is exported in their place.
-        training: Whether the model is in training mode.
-        outputs: The structure of what the model's forward returned last, None where a file cannot say it.
-        anchors: A traced tensor a call (TorchScript): as outputs of the graph they keep calls whose results nobody reads.
-        anchored: How many of the last outputs of the translated graph are there for calls alone.
-        transparent: Whether no_grad() and detach() stop no gradients now: in a forward that is inlined for the parameters it uses.
-        dynamic: Example sizes of the dimensions that are declared dynamic (TorchScript).
+        anchors: A traced tensor per call: as outputs of the graph they keep calls whose results nobody reads.
+        dynamic: Example sizes of the dimensions that are declared dynamic.
         frozen: Those that the model turned into Python ints (torch.export keeps them symbolic, or fails).
-        state: The names of the model's parameters and buffers (TorchScript).
-        fed: The names of values that depend on the model's inputs, of those that somebody asked about (TorchScript).
-        dirtied: Tensors that a Function changed and said so, in a trace that leaves them as they were.
-        changed: Tensors that a forward changed without mark_dirty, and which one.
+        state: The names of the model's parameters and buffers.
+        fed: The names of values that depend on the model's inputs, of those that somebody asked about.
+        dirtied: Tensors that a Function changed and said so: the trace leaves them as they were.
     """
 
-    inline: Patterns = field(default_factory=Patterns)
-    probe: type | None = None
-    survey: list[tuple[Any, Call]] | None = None
-    names: Callable[[Any], str | None] = lambda _: None
-    records: dict[str, Record] = field(default_factory=dict)
-    error: ExportError | None = None
-    inlined: dict[str, str] = field(default_factory=dict)
-    opened: set[str] = field(default_factory=set)
-    training: bool = False
-    outputs: str | None = None
     anchors: list[torch.Tensor] = field(default_factory=list)
-    anchored: int = 0
-    transparent: bool = False
     dynamic: set[int] = field(default_factory=set)
     frozen: set[int] = field(default_factory=set)
     state: Container[str] = ()
     fed: set[str] = field(default_factory=set)
     dirtied: list[torch.Tensor] = field(default_factory=list)
-    _classes: dict[str, type] = field(default_factory=dict)
-    changed: list[tuple[torch.Tensor, str]] = field(default_factory=list)
-    _hooked: set[tuple[str, str]] = field(default_factory=set)
-    _modules: dict[int, str] = field(default_factory=dict)
-    _depth: int = 0
 
-    def __enter__(self) -> Recorder:
-        self._outer = active_recorder()
-        _thread.recorder = self
-        return self
+
+@dataclass
+class Capture:
+    """What is known of one export: a new one each time, so that nothing has to be reset.
+
+    Attributes:
+        sites: Finds the module and the line of a call.
+        training: Whether the model is in training mode.
+        error: The first ExportError: the exporters of torch wrap or retry, the hook raises this one.
+        inlined: Names of Functions that were inlined without being asked to, with the reason.
+        outputs: The structure of what the model's forward returned last, None where a file cannot say it.
+        anchored: How many of the last outputs of the translated graph are there for calls alone.
+        transparent: Whether no_grad() and detach() stop no gradients now: in a forward that is inlined for the parameters it uses.
+        changed: Tensors that a forward changed without mark_dirty, and which one.
+        classes: name -> the class that has it.
+        hooked: Modules and lines of backward hooks that were warned of.
+        trace: What a trace takes beside.
+    """
+
+    sites: Callsites = field(default_factory=Callsites)
+    training: bool = False
+    error: ExportError | None = None
+    inlined: dict[str, str] = field(default_factory=dict)
+    outputs: str | None = None
+    anchored: int = 0
+    transparent: bool = False
+    changed: list[tuple[torch.Tensor, str]] = field(default_factory=list)
+    classes: dict[str, type] = field(default_factory=dict)
+    hooked: set[tuple[str, str]] = field(default_factory=set)
+    trace: Trace = field(default_factory=Trace)
+
+
+class Recorder(Listener):
+    """Records the calls of the exports under one hook, in one thread.
+
+    Attributes:
+        inline: Which Functions are inlined in place of becoming a node.
+        names: Names of registered objects, for arguments without a portable form.
+        records: key -> Record, in the order of the calls.
+        opened: Operators of torch.library that call Functions: what they run for autograd is exported in their place.
+        capture: The export that is running, or the last one.
+    """
+
+    def __init__(self, inline: Patterns | None = None, names: Callable[[Any], str | None] = lambda _: None) -> None:
+        super().__init__()
+        self.inline = inline or Patterns()
+        self.names = names
+        self.records: dict[str, Record] = {}
+        self.opened: set[str] = set()
+        self.capture = Capture()
 
     def __exit__(self, *_: object) -> None:
-        _thread.recorder = self._outer
+        super().__exit__()
         forget(self.records)
 
-    def watch(self, model: torch.nn.Module) -> None:
-        """Learn the module paths and the mode of the model that is about to be exported."""
-        self._modules = {id(module): name for name, module in model.named_modules()}
-        self.changed, self.dirtied, self.fed = [], [], set()
-        self._hooked, self._classes = set(), {}
-        self.training = bool(model.training)
+    def begin(self, model: Any) -> Capture:
+        """A model is about to be exported."""
+        known = isinstance(model, torch.nn.Module)
+        self.capture = Capture(Callsites(model), bool(model.training)) if known else Capture()
+        return self.capture
 
     def listening(self) -> bool:
-        """Whether a call in this thread, now, belongs to the export."""
-        return self._depth == 0 and (
-            self.survey is not None or torch.compiler.is_exporting() or private.is_tracing() or self.probe is not None
-        )
+        """Whether a call in this thread, now, belongs to an export."""
+        return super().listening() and (torch.compiler.is_exporting() or private.is_tracing())
 
     def refuse(self, what: str, why: str) -> NoReturn:
         """Stop the export; torch may try another way, the hook raises this error in the end.
@@ -151,61 +133,46 @@ class Recorder:
         Raises:
             ExportError: Always; it names the module and the line of user code.
         """
-        module, source = self._where()
-        self.error = self.error or ExportError(f"{what}, called in module {module or '<root>'} at {source}: {why}")
-        raise self.error
+        module, source = self.capture.sites.here()
+        self.capture.error = self.capture.error or ExportError(f"{what}, called in module {module or '<root>'} at {source}: {why}")
+        raise self.capture.error
 
     # ------------------------------------------------------------------------------------------------------ apply
 
     def apply(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Stand in for ``cls.apply(*args, **kwargs)``."""
-        if cls is self.probe:
-            return args[0].append(args[1])
-        if self.survey is not None:
-            return self._surveyed(cls, args, kwargs, self.survey)
         if cls is torch.utils.checkpoint.CheckpointFunction:
             return self._inline_checkpoint(args)
         if belongs_to_torch(cls):
             if private.is_module_hook(cls):
                 self._warn_of_hook()
             return original_apply(cls, args, kwargs)
-        if self.error is not None:  # torch tries a second strategy after an error; it cannot do better
-            raise self.error
-        module, source = self._where()
+        if self.capture.error is not None:  # torch tries a second strategy after an error; it cannot do better
+            raise self.capture.error
+        module, source = self.capture.sites.here()
         try:
             if self.inline.matches(cls):
                 return self._inline(cls, args, kwargs)
             hidden = trainable_module(args, kwargs)
             if hidden is not None:
                 self._notice(cls, module, f"its argument {hidden} holds trainable parameters, which an opaque node would hide")
-                self.transparent = True  # autograd is off in a forward: no_grad() and detach() in it stop nothing
+                self.capture.transparent = True  # autograd is off in a forward: no_grad() and detach() in it stop nothing
                 try:
                     return self._inline(cls, args, kwargs)
                 finally:
-                    self.transparent = False
+                    self.capture.transparent = False
             return self._node(cls, args, kwargs, module, source)
         except ExportError as error:
-            if self.error is None:
-                self.error = type(error)(f"{qualified_name(cls)}, called in module {module or '<root>'} at {source}: {error}")
-                self.error.__cause__ = error.__cause__
-            raise self.error from error.__cause__
-
-    def _surveyed(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], survey: list[tuple[Any, Call]]) -> Any:
-        """Make the call, and note where."""
-        self._depth += 1
-        try:
-            result = original_apply(cls, args, kwargs)
-        finally:
-            self._depth -= 1
-        call = Call(*self._where(), *_stack())
-        survey += [(t.grad_fn, call) for t in expand_leaves(result) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
-        return result
+            if self.capture.error is None:
+                self.capture.error = type(error)(f"{qualified_name(cls)}, called in module {module or '<root>'} at {source}: {error}")
+                self.capture.error.__cause__ = error.__cause__
+            raise self.capture.error from error.__cause__
 
     def _warn_of_hook(self) -> None:
-        module, source = self._where()
-        if (module, source) in self._hooked:
+        module, source = self.capture.sites.here()
+        if (module, source) in self.capture.hooked:
             return
-        self._hooked.add((module, source))
+        self.capture.hooked.add((module, source))
         warnings.warn(
             f"a backward hook of a module, inside module {module or '<root>'} at {source}: its Python code is not in the file, whose gradients are those "
             "without it: take it off (handle.remove()), or make an autograd Function of it.",
@@ -220,14 +187,16 @@ class Recorder:
         results = self._call_op(slots, key)
         for source_index, output_index in outputs.dirty:
             results[output_index] = _write_back(slots.values[source_index], results[output_index])
-            self.dirtied.append(slots.values[source_index])
+            self.capture.trace.dirtied.append(slots.values[source_index])
         return fill(outputs.template, lambda leaf: results[leaf.index] if isinstance(leaf, Slot) else leaf)
 
-    def _record(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str) -> tuple[str, Slots]:
+    def _record(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str) -> tuple[str, Slots]:
         """File a record of a call; its key, and the tensors and sizes among its arguments."""
         bound, names, passed = bind(cls, args, kwargs)
         name = self._name(cls)
-        _warn_closure(cls, module)
+        for variable in [name for name, value in closed_over(cls.forward) if isinstance(value, (torch.Tensor, torch.nn.Module))]:
+            # It is no argument: autograd gives it no gradient, and neither do we.
+            self._warn(cls, module, f"forward closes over {variable!r}; it is not in the file and gets no gradient: pass it as an argument")
         slots = Slots()
         positional = tuple(slots.take(value) for value in bound.args)
         keywords = {name: slots.take(value) for name, value in sorted(bound.kwargs.items())}
@@ -250,7 +219,7 @@ class Recorder:
             output_ranks=tuple(len(o.shape) for o in outputs.tensors),
             output_requires_grads=tuple(o.requires_grad for o in outputs.tensors),
             inplace=bool(outputs.dirty),
-            training=self.training,
+            training=self.capture.training,
             autocast=_autocast(),
             passed=None if passed == len(bound.args) else passed,
         )
@@ -264,7 +233,7 @@ class Recorder:
                 module,
                 f"its forward changes {shown} in place without ctx.mark_dirty; the node leaves it as it was: declare the change",
             )
-            self.changed += [
+            self.capture.changed += [
                 (slots.values[i], f"{qualified_name(cls)} changes it in place without ctx.mark_dirty") for i in outputs.mutated
             ]
         for effect in outputs.side_effects:
@@ -276,7 +245,7 @@ class Recorder:
     def _name(self, cls: type) -> str:
         """What the file calls a Function: one name, one class."""
         name = self.names(cls) or qualified_name(cls)
-        other = self._classes.setdefault(name, cls)
+        other = self.capture.classes.setdefault(name, cls)
         if other is not cls:
             raise ExportError(
                 f"two classes of this model have the name {name}, a file could only mean one: make the class once and keep it, or give each a name "
@@ -290,8 +259,8 @@ class Recorder:
         Raises:
             ExportError: One of the tensors shares memory with a changed one.
         """
-        for tensor in tensors if self.changed else ():
-            for changed, why in self.changed:
+        for tensor in tensors if self.capture.changed else ():
+            for changed, why in self.capture.changed:
                 if tensor is changed or private.shares_memory(tensor, changed):
                     raise ExportError(
                         f"a tensor is read after {why}, and a file would read its old value: call ctx.mark_dirty in that forward, and return it"
@@ -299,31 +268,24 @@ class Recorder:
 
     def _check_sizes(self, arguments: Iterable[Any], names: list[str]) -> None:
         for value, name in zip(arguments, names, strict=True):
-            for leaf in expand_leaves(value) if self.frozen else ():
-                if type(leaf) is int and leaf in self.frozen:
+            for leaf in expand_leaves(value) if self.capture.trace.frozen else ():
+                if type(leaf) is int and leaf in self.capture.trace.frozen:
                     raise ExportError(
                         f"argument {name} holds the int {leaf}, and so large is a dynamic dimension that the model turned into an int before: the file would "
                         "keep today's size: pass the size itself (x.shape[0], without int() or .item()), or export with another example size if they are unrelated"
                     )
 
     def _call_op(self, slots: Slots, key: str) -> list[torch.Tensor]:
-        self._depth += 1
-        try:
+        with self.deaf():
             context, *outputs = torch.ops.pythonop.call(slots.tensors, slots.sizes, key)
-            if private.is_tracing():
-                self.anchors.append(outputs[0] if outputs else context)
-            return outputs
-        finally:
-            self._depth -= 1
+        if private.is_tracing():
+            self.capture.trace.anchors.append(outputs[0] if outputs else context)
+        return outputs
 
     def _quietly(self, run: Callable[[], Any]) -> Any:
         """Run without being captured: what a Function calls inside stays inside."""
-        self._depth += 1
-        try:
-            with private.paused_capture():
-                return run()
-        finally:
-            self._depth -= 1
+        with self.deaf(), private.paused_capture():
+            return run()
 
     # ----------------------------------------------------------------------------------------------------- inline
 
@@ -344,32 +306,18 @@ class Recorder:
         run_function, _preserve_rng_state, *inputs = args
         self._notice(
             torch.utils.checkpoint.CheckpointFunction,
-            self._where()[0],
+            self.capture.sites.here()[0],
             "a reentrant checkpoint recomputes, a file has nothing to gain from it",
         )
         return run_function(*inputs)
 
     def _notice(self, cls: type, module: str, why: str) -> None:
-        if qualified_name(cls) not in self.inlined:
-            self.inlined[qualified_name(cls)] = why
+        if qualified_name(cls) not in self.capture.inlined:
+            self.capture.inlined[qualified_name(cls)] = why
             self._warn(cls, module, f"inlined, because {why}. Its gradient is the derivative of its forward")
 
     def _warn(self, cls: type, module: str, text: str) -> None:
         warnings.warn(f"{qualified_name(cls)} in module {module or '<root>'}: {text}.", PythonopWarning, stacklevel=2)
-
-    def _where(self) -> tuple[str, str]:
-        """The innermost watched module on the stack, and the line of user code that called apply."""
-        source, frame = "", sys._getframe(1)
-        while frame is not None:
-            name = frame.f_globals.get("__name__", "")
-            if not name.startswith(("torch.", "symbolics.", "exporter.")):
-                source = source or f"{name}:{frame.f_lineno}"
-            if frame.f_code.co_varnames[:1] == ("self",):
-                path = self._modules.get(id(frame.f_locals.get("self")))
-                if path is not None:
-                    return path, source
-            frame = frame.f_back  # type: ignore[assignment]
-        return "", source
 
 
 def belongs_to_torch(cls: type) -> bool:
@@ -381,36 +329,6 @@ def belongs_to_torch(cls: type) -> bool:
     if parts[0] != "torch":
         return False
     return parts[1:2] == ["autograd"] or (len(parts) > 1 and parts[1].startswith("_")) or private.is_module_hook(cls)
-
-
-def _stack() -> tuple[str, frozenset[types.CodeType]]:
-    """The innermost operator of torch.library that is running Python code on this stack, and all functions on it."""
-    operator, code = "", set()
-    frame: Any = sys._getframe(2)
-    while frame is not None:
-        code.add(frame.f_code)
-        if not operator and frame.f_globals.get("__name__") == "torch._ops":
-            operator = private.operator_name(frame.f_locals.get("self"))
-        frame = frame.f_back
-    return operator, frozenset(code)
-
-
-def _warn_closure(cls: Any, module: str) -> None:
-    """A tensor that forward closes over is no argument: autograd gives it no gradient, and neither do we."""
-    for cell_name, cell in zip(
-        cls.forward.__code__.co_freevars if hasattr(cls.forward, "__code__") else (), cls.forward.__closure__ or (), strict=False
-    ):
-        try:
-            value = cell.cell_contents
-        except ValueError:  # an empty cell
-            continue
-        if isinstance(value, (torch.Tensor, torch.nn.Module)):
-            warnings.warn(
-                f"{qualified_name(cls)} in module {module or '<root>'}: forward closes over {cell_name!r}; it is not in the file and gets no gradient: "
-                "pass it as an argument.",
-                PythonopWarning,
-                stacklevel=2,
-            )
 
 
 def _autocast() -> Autocast:

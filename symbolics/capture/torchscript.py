@@ -52,8 +52,8 @@ def _is_of_state(root: Any, recorder: Recorder) -> bool:
     while todo:
         value = todo.pop()
         node, name = value.node(), value.debugName()
-        if name in recorder.fed or (node.kind() == "prim::Param" and name not in recorder.state):
-            recorder.fed.add(root.debugName())  # calls behind this one stop here
+        if name in recorder.capture.trace.fed or (node.kind() == "prim::Param" and name not in recorder.capture.trace.state):
+            recorder.capture.trace.fed.add(root.debugName())  # calls behind this one stop here
             return False
         if name not in seen:
             seen.add(name)

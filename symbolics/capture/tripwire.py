@@ -10,10 +10,16 @@ from typing import Any
 import torch
 
 from symbolics.capture.interception import TESTED
-from symbolics.capture.recorder import Recorder
+from symbolics.capture.listener import Listener
 from symbolics.errors import ExportError, PythonopWarning
 
 __all__ = ["prove_capture", "uncaught"]
+
+
+class _Noting(Listener):
+    def apply(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        seen, how = args
+        seen.append(how)
 
 
 class _Probe(torch.autograd.Function):
@@ -37,7 +43,7 @@ def prove_capture() -> None:
     """
     _warn_of_newer_torch()
     seen: list[str] = []
-    with Recorder(probe=_Probe):
+    with _Noting():
         _Probe.apply(seen, _LATE)
         _early(seen, _EARLY)
     missed = [how for how in (_LATE, _EARLY) if how not in seen]

@@ -1,0 +1,63 @@
+"""Where a call was made: the module, the line of the user's code, the operator around it."""
+
+from __future__ import annotations
+
+import sys
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from symbolics import torch_private as private
+
+__all__ = ["Call", "Callsites"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """Where a call was made.
+
+    Attributes:
+        module: The path of the module, "" for the root.
+        source: ``module.name:line`` of the code, "" where nobody knows.
+        operator: The operator of torch.library that made it, "" for a model's own code.
+        code: The functions that were running.
+    """
+
+    module: str = ""
+    source: str = ""
+    operator: str = ""
+    code: frozenset[types.CodeType] = field(default=frozenset(), compare=False)
+
+
+class Callsites:
+    """Knows the modules of a model, and finds the innermost of them on the stack."""
+
+    def __init__(self, model: torch.nn.Module | None = None) -> None:
+        self._modules = {} if model is None else {id(module): name for name, module in model.named_modules()}
+
+    def here(self) -> tuple[str, str]:
+        """The path of the module whose forward is running, and the line of user code that is."""
+        source, frame = "", sys._getframe(1)
+        while frame is not None:
+            name = frame.f_globals.get("__name__", "")
+            if not name.startswith(("torch.", "symbolics.", "exporter.")):
+                source = source or f"{name}:{frame.f_lineno}"
+            if frame.f_code.co_varnames[:1] == ("self",):
+                path = self._modules.get(id(frame.f_locals.get("self")))
+                if path is not None:
+                    return path, source
+            frame = frame.f_back  # type: ignore[assignment]
+        return "", source
+
+    def call(self) -> Call:
+        """The whole account, the innermost operator of torch.library and all functions on the stack among it."""
+        operator, code = "", set()
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            code.add(frame.f_code)
+            if not operator and frame.f_globals.get("__name__") == "torch._ops":
+                operator = private.operator_name(frame.f_locals.get("self"))
+            frame = frame.f_back
+        return Call(*self.here(), operator, frozenset(code))
