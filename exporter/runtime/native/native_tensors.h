@@ -289,6 +289,17 @@ static int settle(Kernel *kernel, Input *inputs, Py_ssize_t count, unsigned char
 
 /* ------------------------------------------------------------------------------------------------- torch -> ORT */
 
+/* ORT allocated for the type that the graph declares, which a file may have made another than the node's attribute. */
+static int refuse_other_type(Kernel *kernel, size_t index, int declared, int made)
+{
+    PyObject *title = PyObject_GetAttr(kernel->object, s_title);
+    if (title)
+        PyErr_Format(run_error, "%U: the graph declares output %zu with ONNX element type %d, its attributes say %d: the file is damaged", title, index,
+                     declared, made);
+    Py_XDECREF(title);
+    return -1;
+}
+
 static int write_strings(void *context, size_t index, PyObject *array, Kernel *kernel)
 {
     /* (shape, list of bytes), from Python */
@@ -299,15 +310,32 @@ static int write_strings(void *context, size_t index, PyObject *array, Kernel *k
     int64_t dims[MAX_RANK];
     int result = -1;
     Py_ssize_t rank = PyTuple_Size(shape), count = PyList_Size(list);
+    if (rank > MAX_RANK) {
+        PyErr_SetString(PyExc_ValueError, "a tensor of more than 64 dimensions");
+        Py_DECREF(pair);
+        return -1;
+    }
     const char **texts = calloc((size_t)count + 1, sizeof *texts);
-    for (Py_ssize_t i = 0; i < rank && i < MAX_RANK; i++)
+    for (Py_ssize_t i = 0; i < rank; i++)
         dims[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
     for (Py_ssize_t i = 0; texts && i < count; i++)
         texts[i] = PyBytes_AsString(PyList_GetItem(list, i));
     void *value = NULL;
-    if (texts && !PyErr_Occurred() && !check(CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, index, dims, (size_t)rank, &value)) &&
-        (!value || !check(CALL(FILL_STRINGS, Status(*)(void *, const char *const *, size_t))(value, texts, (size_t)count))))
+    Seen seen;
+    if (!texts || PyErr_Occurred() ||
+        check(CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, index, dims, (size_t)rank, &value)))
+        goto done;
+    if (value && look(value, &seen))
+        goto done;
+    if (value && (seen.kind != ONNX_STRING || seen.count != (size_t)count)) {
+        refuse_other_type(kernel, index, seen.kind, ONNX_STRING);
+        goto done;
+    }
+    if (!value || !check(CALL(FILL_STRINGS, Status(*)(void *, const char *const *, size_t))(value, texts, (size_t)count)))
         result = 0;
+done:
+    if (!texts && !PyErr_Occurred())
+        PyErr_NoMemory();
     free(texts);
     Py_DECREF(pair);
     return result;
@@ -379,23 +407,28 @@ static int write_tensor(Kernel *kernel, void *context, size_t index, PyObject *t
             PyErr_SetString(PyExc_TypeError, "an output cannot be read by DLPack");
         goto done;
     }
-    void *value = NULL, *data = NULL;
+    void *value = NULL;
+    Seen seen;
     if (check(CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, index, source->shape, (size_t)source->ndim, &value)))
         goto done;
     if (value) {
         *bytes = source->dtype.bits / 8;
         for (int i = 0; i < source->ndim; i++)
             *bytes *= (size_t)source->shape[i];
-        if (check(CALL(TENSOR_DATA, Status(*)(void *, void **))(value, &data)))
+        if (look(value, &seen))
             goto done;
-        Seen seen;
+        DLDataType room = item_size(seen.kind) ? DTYPES[seen.kind] : (DLDataType){0, 0, 0};
         /* Between two operators that it runs in float32, ORT widens a float16 node without asking its kernel. */
-        if (kind == ONNX_HALF && !look(value, &seen) && seen.kind == ONNX_FLOAT) {
+        if (kind == ONNX_HALF && seen.kind == ONNX_FLOAT && seen.count * sizeof(uint16_t) == *bytes) {
             const uint16_t *halves = (const uint16_t *)((char *)source->data + source->offset);
             for (size_t i = 0; i < seen.count; i++)
-                ((float *)data)[i] = from_half(halves[i]);
+                ((float *)seen.data)[i] = from_half(halves[i]);
+        } else if ((kind && seen.kind != kind) || room.code != source->dtype.code || room.bits != source->dtype.bits ||
+                   seen.count * item_size(seen.kind) != *bytes) {
+            refuse_other_type(kernel, index, seen.kind, kind);
+            goto done;
         } else if (*bytes)
-            memcpy(data, (char *)source->data + source->offset, *bytes);
+            memcpy(seen.data, (char *)source->data + source->offset, *bytes);
     }
     result = 0;
 done:
