@@ -91,9 +91,19 @@ def capturing(
             if capture.error is not None:  # torch found another way, which went around what we refused
                 raise capture.error
         except Exception as error:
-            if capture.error is not None and error is not capture.error:
-                raise capture.error from (capture.error.__cause__ or error)
-            raise
+            if capture.error is None or error is capture.error:
+                raise
+            own = capture.error.__cause__
+            raise capture.error from (own if own is not None or _leads_to(error, capture.error) else error)
+
+
+def _leads_to(error: BaseException | None, end: BaseException) -> bool:
+    """Whether an error was raised because of another: naming it as that one's cause would make a ring."""
+    seen: set[int] = set()
+    while error is not None and error is not end and id(error) not in seen:
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return error is end
 
 
 def _all_functions(base: type) -> list[type]:

@@ -54,9 +54,15 @@ CASES = {
 def test_calls(name, dynamo, tmp_path):
     function, message = CASES[name]
     path = tmp_path / "model.onnx"
-    with exporter.hook(), pytest.raises(exporter.ExportError, match=message):
+    with exporter.hook(), pytest.raises(exporter.ExportError, match=message) as caught:
         torch.onnx.export(Outer(function), (torch.randn(2, 4),), path, dynamo=dynamo)
     assert not list(tmp_path.iterdir())
+    # A chain of causes is a chain, not a ring: who walks it comes to an end.
+    error, seen = caught.value, set()
+    while error is not None:
+        assert id(error) not in seen
+        seen.add(id(error))
+        error = error.__cause__
 
 
 class TakesObject(torch.autograd.Function):
