@@ -20,7 +20,7 @@ from exporter.files.trust import Gate
 from exporter.runtime.store import Context, ContextStore
 from symbolics.errors import FormatError, PythonopError, RunError
 from symbolics.node.arguments import loads
-from symbolics.node.attributes import GRAD_SPECS, check_types, decode
+from symbolics.node.attributes import GRAD_SPECS, check_types, read_attributes
 from symbolics.node.containers import Partial, Slot, fill, slots
 from symbolics.node.dtypes import DTYPES
 from symbolics.node.names import CALL_ATTRIBUTE, PYTHON_OP_GRAD
@@ -102,9 +102,9 @@ class PythonOp:
         """
         self.title = f"PythonOp {shown(node_name)!r}"
         try:
-            name = decode(attributes).name  # names stay text: a malformed node imports nothing
+            name = read_attributes(attributes).name  # names stay text: a malformed node imports nothing
             self.function = gate("function", name)
-            self.call = call = decode(attributes, gate)
+            self.call = call = read_attributes(attributes, gate)
             self.autocast = _autocast(call.autocast.dtypes)
             _check_element_types((*call.input_types, *call.output_types))
         except PythonopError as error:

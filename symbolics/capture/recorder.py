@@ -25,7 +25,7 @@ from symbolics.capture.interception import original_apply
 from symbolics.capture.opaque_op import Record, forget, remember
 from symbolics.capture.probe import observe
 from symbolics.errors import ExportError, PythonopWarning
-from symbolics.node.attributes import encode
+from symbolics.node.attributes import write_attributes
 from symbolics.node.call import Autocast, AutogradCall
 from symbolics.node.containers import Slot, expand_leaves, fill
 from symbolics.node.dtypes import onnx_type
@@ -256,7 +256,9 @@ class Recorder:
         )
         key = f"{next(_keys)}"
         call = replace(call, id=key)
-        attributes = encode(call, self.names)  # an argument without a portable form is an error here, where module and line are known
+        attributes = write_attributes(
+            call, self.names
+        )  # an argument without a portable form is an error here, where module and line are known
         if outputs.mutated:
             shown = ", ".join(f"argument {names[int(slots.path(i))]}" for i in outputs.mutated)
             self._warn(

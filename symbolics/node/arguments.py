@@ -39,10 +39,10 @@ __all__ = [
     "Unresolved",
     "add_codec",
     "decode",
-    "describe",
     "encode",
     "has_codec",
     "loads",
+    "unresolved",
 ]
 
 
@@ -87,7 +87,7 @@ class Described(Partial):
 Resolver = Callable[[str, str], Any]
 
 
-def describe(kind: str, name: str) -> Any:
+def unresolved(kind: str, name: str) -> Any:
     """The resolver that imports nothing: names stay text."""
     return Unresolved(f"{kind} {name}")
 
@@ -406,7 +406,7 @@ def encode(value: Any, names: Callable[[Any], str | None] = lambda _: None) -> A
     return visit(value, 0)
 
 
-def decode(data: Any, resolver: Resolver = describe) -> Any:
+def decode(data: Any, resolver: Resolver = unresolved) -> Any:
     """The value of one piece of JSON (as `loads` returns it).
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from symbolics.errors import ExportError, FormatError
-from symbolics.node.arguments import Resolver, decode as decode_value, describe, encode as encode_value, loads
+from symbolics.node.arguments import Resolver, decode, encode, loads, unresolved
 from symbolics.node.call import Autocast, AutogradCall
 from symbolics.node.containers import Slot, slots
 from symbolics.node.limits import MAX_BYTES
@@ -25,12 +25,12 @@ __all__ = [
     "SPECS",
     "AttributeValue",
     "check_types",
-    "decode",
-    "encode",
     "family_of",
     "ir_attributes",
     "python_op_grad",
+    "read_attributes",
     "values_of",
+    "write_attributes",
 ]
 
 AttributeValue = str | int | list[int] | list[float]
@@ -109,7 +109,7 @@ def family_of(value: Any) -> str:
     return next((prefix for prefix, takes in (*_SCALARS, *_TUPLES) if takes(value)), _POINTER)
 
 
-def encode(call: AutogradCall, names: Callable[[Any], str | None] = lambda _: None) -> dict[str, AttributeValue]:
+def write_attributes(call: AutogradCall, names: Callable[[Any], str | None] = lambda _: None) -> dict[str, AttributeValue]:
     """The attributes of the PythonOp for one call, in the order of `SPECS`.
 
     Args:
@@ -176,18 +176,18 @@ def _write_call(call: AutogradCall, names: Callable[[Any], str | None]) -> str:
 
 def _encode_part(call: AutogradCall, place: str, value: Any, names: Callable[[Any], str | None]) -> Any:
     try:
-        return encode_value(value, names)
+        return encode(value, names)
     except ExportError as error:
         raise ExportError(f"{call.name}, {place}: {error}") from error
 
 
 def _plain_key(call: AutogradCall, key: str) -> str:
-    if encode_value(key) != key:
+    if encode(key) != key:
         raise ExportError(f"{call.name}: the name of the keyword argument {key!r} cannot be written: pass it in a dict")
     return key
 
 
-def decode(attributes: Mapping[str, Any], resolver: Resolver = describe) -> AutogradCall:
+def read_attributes(attributes: Mapping[str, Any], resolver: Resolver = unresolved) -> AutogradCall:
     """The call that the attributes of a PythonOp describe.
 
     Args:
@@ -207,9 +207,9 @@ def decode(attributes: Mapping[str, Any], resolver: Resolver = describe) -> Auto
         )
     if CALL_ATTRIBUTE in attributes:
         data = _read_call(attributes[CALL_ATTRIBUTE], name)
-        args = tuple(decode_value(value, resolver) for value in data["args"])
-        kwargs = {key: decode_value(value, resolver) for key, value in data["kwargs"].items()}
-        outputs = decode_value(data["outputs"], resolver)
+        args = tuple(decode(value, resolver) for value in data["args"])
+        kwargs = {key: decode(value, resolver) for key, value in data["kwargs"].items()}
+        outputs = decode(data["outputs"], resolver)
     else:
         data = {"id": "", **_DEFAULTS}
         args, kwargs = _from_documented(attributes, name), {}
