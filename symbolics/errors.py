@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 __all__ = [
     "ArgumentError",
     "ExportError",
@@ -16,6 +18,16 @@ __all__ = [
 
 class PythonopError(Exception):
     """Base of every exception that pythonop raises on purpose."""
+
+    @classmethod
+    def damaged(cls, place: str, what: str) -> Self:
+        """The error for what pythonop would not have written.
+
+        Args:
+            place: The node, the attribute or the metadata key.
+            what: What is wrong there.
+        """
+        return cls(f"{place}: {what}: the file is damaged")
 
 
 class ExportError(PythonopError):

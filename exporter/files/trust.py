@@ -184,9 +184,7 @@ class Gate:
         """
         wanted, check = _KINDS[kind]
         if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
-            raise TrustError(
-                f"a file names {wanted} with a name of {len(name) if isinstance(name, str) else 0} characters: the file is damaged"
-            )
+            raise TrustError.damaged(f"the name of {wanted}", f"it has {len(name) if isinstance(name, str) else 0} characters")
         if name in _objects:
             found = _objects[name]
         elif name in self._classes and kind != "object":
@@ -220,7 +218,7 @@ class Gate:
                 "let setup='pkg.mod:function' call exporter.register(cls) there, or move the class to the top level of a module"
             )
         if not all(part.isidentifier() for part in (*module.split("."), *parts)):
-            raise TrustError(f"{shown(name)} is not of the form module:qualname: the file is damaged")
+            raise TrustError.damaged(shown(name), "it is not of the form module:qualname")
         if not self.allows(name):
             raise TrustError(
                 f"the file names {shown(name)} ({wanted}), which is not allowed: pass allow=[{shown(name)!r}] (or a pattern such as "

@@ -109,7 +109,7 @@ class Binding:
         kinds = tuple(kind if kind in DTYPES else 0 for kind in kernel.output_types) or (0,) * len(kernel.wanted)
         written = tuple(range(len(kernel.wanted)) if kept is None else kept)
         if not all(0 <= place < len(kernel.wanted) for place in written):
-            raise FormatError(f"{kernel.title}: {KEPT_OUTPUTS} names an output that is not there: the file is damaged")
+            raise FormatError.damaged(kernel.title, f"{KEPT_OUTPUTS} names an output that is not there")
         places = tuple(i for i in range(count) if i not in absent)
         return (kernel, True, False, None, (), (), kernel.wanted, kinds, places, written, count, kernel.id, kernel.name)
 
