@@ -13,6 +13,7 @@ from types import MethodType
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from torch.autograd.graph import get_gradient_edge
 
@@ -26,9 +27,9 @@ from symbolics.node.names import CALL_ATTRIBUTE, PYTHON_OP_GRAD
 from symbolics.node.text import shown
 from symbolics.node.torch_arguments import by_name
 
-__all__ = ["DTYPES", "LARGE", "STRING", "PythonOp", "PythonOpGrad", "without_leaf"]
+__all__ = ["LARGE", "PythonOp", "PythonOpGrad", "without_leaf"]
 
-STRING, HALF = 8, 10
+STRING, HALF = ir.DataType.STRING, ir.DataType.FLOAT16
 
 # Bytes from which a context names a tensor by its gradient edge, so that it does not keep the tensor's memory.
 LARGE = 1 << 16

@@ -21,13 +21,14 @@ from exporter.files.read import read_model
 from exporter.files.trust import Gate
 from exporter.runtime.arena import thrifty
 from exporter.runtime.chain import Chain, GradChain, title_of
-from exporter.runtime.kernels import DTYPES, PythonOp, PythonOpGrad
+from exporter.runtime.kernels import PythonOp, PythonOpGrad
 from exporter.runtime.link import LINKED, could_link, link
 from exporter.runtime.prepare import ABSENT_INPUTS, KEPT_OUTPUTS, prepare
 from exporter.runtime.store import ContextStore
 from symbolics.errors import FormatError, RunError
 from symbolics.node.attributes import GRAD_SPECS, SPECS
 from symbolics.node.containers import Slot
+from symbolics.node.dtypes import DTYPES
 from symbolics.node.names import STEP_KEY
 
 try:

@@ -13,10 +13,10 @@ import torch
 import symbolics.node.schema
 import symbolics.node.torch_arguments  # noqa: F401
 from exporter.files.trust import name_of
-from exporter.runtime.kernels import DTYPES
 from symbolics.node.attributes import ir_attributes, python_op_grad, write_attributes
 from symbolics.node.call import Autocast, AutogradCall
 from symbolics.node.containers import Slot, fill
+from symbolics.node.dtypes import DTYPES
 from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, qualified_name
 
 ELEMENT_TYPES = {dtype: kind for kind, dtype in DTYPES.items()}

@@ -272,7 +272,7 @@ def test_cond_keeps_functions_in_its_branches(fresh, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "inline", [f.Scale, [f.Scale], "tests.symbolics.capture.functions:Scale", ["*:Sca*"], "Scale", "tests.exporter.forward.*"], ids=str
+    "inline", [f.Scale, [f.Scale], "tests.symbolics.capture.functions:Scale", ["*:Sca*"], "Scale", "tests.symbolics.*"], ids=str
 )
 def test_inline(inline, dynamo, fresh, tmp_path):
     program = roundtrip(
