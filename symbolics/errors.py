@@ -39,7 +39,7 @@ class UnsupportedOperatorError(PythonopError, NotImplementedError):
 
 
 class ArgumentError(PythonopError, ValueError):
-    """``wrt`` or ``outputs`` names what the model does not have, or what has no gradient."""
+    """``wrt``, ``outputs`` or ``inline`` names what the model does not have, or ``wrt`` what has no gradient."""
 
 
 class TrustError(PythonopError):

@@ -344,11 +344,9 @@ class Recorder:
 
     def _inline_checkpoint(self, args: tuple[Any, ...]) -> Any:
         run_function, _preserve_rng_state, *inputs = args
-        self._notice(
-            torch.utils.checkpoint.CheckpointFunction,
-            self._where()[0],
-            "a reentrant checkpoint recomputes, a file has nothing to gain from it",
-        )
+        cls = torch.utils.checkpoint.CheckpointFunction
+        if not self.inline.matches(cls):
+            self._notice(cls, self._where()[0], "a reentrant checkpoint recomputes, a file has nothing to gain from it")
         return run_function(*inputs)
 
     def _notice(self, cls: type, module: str, why: str) -> None:

@@ -103,7 +103,7 @@ def check_version(metadata: Mapping[str, str]) -> int | None:
     if text is None:
         return None
     if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise FormatError.damaged(f"metadata {VERSION_KEY}", f"{shown(text)!r} is no version number")
+        raise FormatError.damaged(f"metadata {VERSION_KEY}", f"it is {shown(text)!r}, not a version number")
     version = int(text)
     if not 1 <= version <= FORMAT_VERSION:
         raise FormatError(f"the file has pythonop format {version}, this release reads up to {FORMAT_VERSION}: install a newer pythonop")

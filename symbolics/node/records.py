@@ -13,6 +13,7 @@ from symbolics.node.text import shown
 __all__ = ["read_record"]
 
 _hints = functools.cache(get_type_hints)
+_WORDS = {dict: "a JSON object", list: "a list", tuple: "a list", str: "a string", int: "an integer", bool: "true or false"}
 
 
 def read_record(data: Any, kind: Any, place: str) -> Any:
@@ -39,5 +40,5 @@ def read_record(data: Any, kind: Any, place: str) -> Any:
         return None if data is None else read_record(data, parts[0], place)
     if kind is Any or type(data) is kind or (origin is Literal and data in parts):
         return data
-    expected = f"an object of {', '.join(fields)}" if fields else getattr(kind, "__name__", str(kind)) if origin is None else str(kind)
-    raise FormatError.damaged(place, f"it is {shown(repr(data))}, not {expected.removeprefix('typing.')}")
+    keys = f"a JSON object with the keys {', '.join(fields)}" if fields else ""
+    raise FormatError.damaged(place, f"it is {shown(repr(data))}, not {keys or _WORDS.get(origin or kind) or f'one of {parts}'}")
