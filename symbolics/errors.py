@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 __all__ = [
     "ArgumentError",
     "ExportError",
@@ -17,6 +19,16 @@ __all__ = [
 class PythonopError(Exception):
     """Base of every exception that pythonop raises on purpose."""
 
+    @classmethod
+    def damaged(cls, place: str, what: str) -> Self:
+        """The error for what pythonop would not have written.
+
+        Args:
+            place: The node, the attribute or the metadata key.
+            what: What is wrong there.
+        """
+        return cls(f"{place}: {what}: the file is damaged")
+
 
 class ExportError(PythonopError):
     """A model, or one call of a Function in it, cannot be exported faithfully."""
@@ -27,7 +39,7 @@ class UnsupportedOperatorError(PythonopError, NotImplementedError):
 
 
 class ArgumentError(PythonopError, ValueError):
-    """``wrt`` or ``outputs`` names what the model does not have, or what has no gradient."""
+    """``wrt``, ``outputs`` or ``inline`` names what the model does not have, or ``wrt`` what has no gradient."""
 
 
 class TrustError(PythonopError):

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from symbolics.errors import FormatError
 from symbolics.node.arguments import Described, Unresolved
-from symbolics.node.attributes import decode, values_of
+from symbolics.node.attributes import read_attributes, values_of
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Partial, Slot
 from symbolics.node.metadata import StateEntry, StepLayout, check_version, read_pairing, read_state, read_step
@@ -247,7 +247,7 @@ def _row(graph: str, node: ir.Node, backward: dict[Any, list[ir.Node]]) -> Row:
 
 def _decode(values: dict[str, Any]) -> AutogradCall:
     try:
-        return decode(values)
+        return read_attributes(values)
     except FormatError as error:
         if "unknown type" not in str(error):
             raise
@@ -256,7 +256,7 @@ def _decode(values: dict[str, Any]) -> AutogradCall:
             import symbolics.node.torch_arguments  # noqa: F401
         except ImportError:
             raise error from None
-        return decode(values)
+        return read_attributes(values)
 
 
 def _fill_from_call(row: Row, node: ir.Node, call: AutogradCall) -> None:

@@ -12,12 +12,12 @@ import enum
 import importlib
 import types
 import warnings
-from collections.abc import Callable, Iterable
-from fnmatch import fnmatchcase
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from symbolics.errors import PythonopWarning, TrustError
 from symbolics.node.names import qualified_name
+from symbolics.node.patterns import Patterns
 from symbolics.node.text import shown
 
 __all__ = ["Gate", "name_of", "register", "registered", "unregister"]
@@ -137,16 +137,9 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 class Gate:
     """Turns the names of one file into Python objects: the resolver of `symbolics.node.arguments.decode`.
 
-    An entry of ``allow`` is a class (or function) itself, or a pattern:
-
-    - ``package.module:Name`` with a colon: the part before it is matched against the module, the part after it
-      against the qualified name, both with shell wildcards (``*`` also crosses dots): ``mypkg.ops:*``,
-      ``mypkg.*:Fast*``.
-    - without a colon, the pattern is matched against the module alone: ``entmax.activations`` is that module,
-      ``entmax.*`` is every module below ``entmax`` and ``entmax`` itself.
-
-    A pattern starts with a package name, never with a wildcard. It is matched before anything is imported, and a
-    name that matches is imported: what a pattern covers is code that the file may choose from.
+    ``allow`` holds classes, functions and patterns (`symbolics.node.patterns.Patterns` has the language). A pattern
+    starts with a package name, never with a wildcard. It is matched before anything is imported, and a name that
+    matches is imported: what a pattern covers is code that the file may choose from.
 
     A name is looked up in the registry, then among the classes of ``allow``, then by import. Names in ``__main__``
     and names with ``<locals>`` are never looked for by import: another process has other ones.
@@ -158,18 +151,10 @@ class Gate:
 
         Raises:
             TypeError: An entry is neither a class or function nor a str.
-            ValueError: A pattern starts with a wildcard or is empty.
+            ArgumentError: A pattern starts with a wildcard or is empty.
         """
-        entries: Iterable[Any] = (allow,) if isinstance(allow, (str, type)) or callable(allow) else tuple(allow or ())
-        self._classes: dict[str, Any] = {}
-        self._patterns: list[tuple[str, str]] = []
-        for entry in entries:
-            if isinstance(entry, str):
-                self._patterns.append(_pattern(entry))
-            elif callable(entry) and hasattr(entry, "__qualname__"):
-                self._classes[qualified_name(entry)] = entry
-            else:
-                raise TypeError(f"allow= takes classes, functions and patterns like 'mypkg.ops:*', not {type(entry).__name__}")
+        self._patterns = Patterns(allow, "allow")
+        self._classes = {qualified_name(entry): entry for entry in self._patterns.objects}
 
     def __call__(self, kind: str, name: str) -> Any:
         """The object that a file names.
@@ -184,9 +169,7 @@ class Gate:
         """
         wanted, check = _KINDS[kind]
         if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
-            raise TrustError(
-                f"a file names {wanted} with a name of {len(name) if isinstance(name, str) else 0} characters: the file is damaged"
-            )
+            raise TrustError.damaged(f"the name of {wanted}", f"it has {len(name) if isinstance(name, str) else 0} characters")
         if name in _objects:
             found = _objects[name]
         elif name in self._classes and kind != "object":
@@ -206,10 +189,7 @@ class Gate:
 
     def allows(self, name: str) -> bool:
         """Whether a name passes the registry, the classes or the patterns, without importing anything."""
-        if name in _objects or name in self._classes:
-            return True
-        module, colon, qualname = name.partition(":")
-        return bool(colon) and any(_matches(pattern, module, qualname) for pattern in self._patterns)
+        return name in _objects or name in self._classes or (":" in name and self._patterns.match_name(name))
 
     def _import(self, wanted: str, name: str) -> Any:
         module, colon, qualname = name.partition(":")
@@ -220,7 +200,7 @@ class Gate:
                 "let setup='pkg.mod:function' call exporter.register(cls) there, or move the class to the top level of a module"
             )
         if not all(part.isidentifier() for part in (*module.split("."), *parts)):
-            raise TrustError(f"{shown(name)} is not of the form module:qualname: the file is damaged")
+            raise TrustError.damaged(shown(name), "it is not of the form module:qualname")
         if not self.allows(name):
             raise TrustError(
                 f"the file names {shown(name)} ({wanted}), which is not allowed: pass allow=[{shown(name)!r}] (or a pattern such as "
@@ -254,15 +234,3 @@ class Gate:
                 f"{shown(name)} is another name of {shown(f'{own[0]}:{own[1]}')}: a file must name an object where it is defined"
             )
         return found
-
-
-def _pattern(text: str) -> tuple[str, str]:
-    module, colon, qualname = text.partition(":")
-    if not module or module[0] in "*?[" or (colon and not qualname):
-        raise ValueError(f"allow={text!r}: a pattern starts with a package name, as in 'mypkg.*', 'mypkg.ops:*' or 'mypkg.ops:MyFunction'")
-    return module, qualname or "*"
-
-
-def _matches(pattern: tuple[str, str], module: str, qualname: str) -> bool:
-    own, rest = pattern
-    return (fnmatchcase(module, own) or (own.endswith(".*") and fnmatchcase(module, own[:-2]))) and fnmatchcase(qualname, rest)

@@ -35,14 +35,16 @@ def export(
         dynamic_shapes: As torch.export.export takes them, for either exporter. With dynamo=False each named dimension
             becomes a dynamic axis.
         opset_version: The ONNX opset; default: torch's.
-        inline: Functions to inline in place of a node: classes, ``module:qualname`` or globs over it. Their own
-            backward is then lost: the gradient is the derivative of forward.
+        inline: Functions to inline in place of a node: classes, and patterns such as ``mypkg.ops:*``
+            (`symbolics.node.patterns.Patterns` has the language). Their own backward is then lost: the gradient is the
+            derivative of forward.
         eager_check: Run the model once more, in eager mode, and see that each Function that gradients flow through is in the
             file. False saves that run; the file's metadata then says that it was not checked.
         **torch_onnx_export_options: Passed to torch.onnx.export (input_names, optimize, ...), but ``f``.
 
     Raises:
         ExportError: A call cannot be exported; it names Function, module, line and remedy.
+        ArgumentError: An entry of ``inline`` means none of the Functions that the export met.
     """
     if "f" in torch_onnx_export_options:
         raise TypeError("exporter.export returns a Program and writes no file: call program.save(path)")

@@ -19,7 +19,7 @@ from exporter.forward.state import ModelState, held_out
 from symbolics.capture.recorder import Recorder
 from symbolics.errors import ExportError
 from symbolics.graph.walk import walk
-from symbolics.node.attributes import encode, ir_attributes
+from symbolics.node.attributes import ir_attributes, write_attributes
 from symbolics.node.metadata import write_cumulative, write_state
 from symbolics.node.names import (
     CALL_ATTRIBUTE,
@@ -207,7 +207,7 @@ def _finish_calls(graph: ir.Graph, nodes: list[ir.Node], recorder: Recorder) -> 
             continue  # a PythonOp of somebody else's making
         call = replace(record.call, id=str(count))
         count += 1
-        for attribute in ir_attributes(encode(call, recorder.names)):
+        for attribute in ir_attributes(write_attributes(call, recorder.names)):
             node.attributes[attribute.name] = attribute
         node.metadata_props.pop("pkg.torch.onnx.fx_node", None)  # it shows the number of the capture, another one each time
         for key, text in ((MODULE_PROPERTY, record.module), (SOURCE_PROPERTY, record.source)):

@@ -43,7 +43,8 @@ def hook(inline: Iterable[Any] = (), *, eager_check: bool = True) -> Iterator[Ho
     exported in the mode that it is in, with gradients enabled whatever surrounds the block.
 
     Args:
-        inline: Functions to inline in place of a node: classes, ``module:qualname`` or globs over it.
+        inline: Functions to inline in place of a node: classes, and patterns such as ``mypkg.ops:*``
+            (`symbolics.node.patterns.Patterns` has the language).
         eager_check: Run the model once more, in eager mode, and see that each Function that gradients flow through is in the
             file. False saves that run; the file's metadata then says that it was not checked.
 
@@ -52,6 +53,7 @@ def hook(inline: Iterable[Any] = (), *, eager_check: bool = True) -> Iterator[Ho
 
     Raises:
         ExportError: This torch calls Functions in a way that cannot be caught.
+        ArgumentError: At the end of the block, an entry of ``inline`` means none of the Functions that its exports met.
 
     Example:
         >>> with exporter.hook():
@@ -66,6 +68,8 @@ def hook(inline: Iterable[Any] = (), *, eager_check: bool = True) -> Iterator[Ho
         # Open for the whole block: a graph captured by torch.export.export keeps its records until it is translated.
         with settled(), Recorder(inline=own.inline, names=name_of):
             yield own
+        if own.program is not None:
+            own.inline.check_met()
     finally:
         _thread.hook = outer
         _unpatch()

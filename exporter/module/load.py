@@ -15,11 +15,11 @@ from torch.utils import _pytree as pytree
 from exporter.files.trust import Gate
 from exporter.forward.inputs import named_leaves
 from exporter.module.plans import Engine, Kept, Plan, open_model, tensor
-from exporter.runtime.kernels import DTYPES
 from exporter.runtime.reference import to_tensor
 from exporter.train_mode.batch_norm import counter_of
 from symbolics import torch_private as private
 from symbolics.errors import FormatError, PythonopWarning, RunError
+from symbolics.node.dtypes import DTYPES
 from symbolics.node.metadata import StateEntry, read_cumulative, read_pairing, read_state
 from symbolics.node.names import OUTPUTS_KEY, STEP_KEY
 from symbolics.node.result import rebuild

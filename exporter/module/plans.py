@@ -18,7 +18,6 @@ from torch.utils import dlpack
 from exporter.files.read import read_model
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.gradient_graph.partition import Halves, forward_part, split
-from exporter.runtime.kernels import DTYPES
 from exporter.runtime.link import link
 from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore
@@ -26,6 +25,7 @@ from exporter.train_mode.batch_norm import Statistics, batch_statistics
 from exporter.train_mode.dropout import inference_mode, seed_dropout
 from symbolics.errors import FormatError, PythonopError, RunError
 from symbolics.graph.walk import subgraphs
+from symbolics.node.dtypes import DTYPES
 from symbolics.node.metadata import read_pairing
 from symbolics.node.names import ORT_DOMAIN
 from symbolics.node.text import shown
@@ -34,16 +34,11 @@ from symbolics.quirks.matrix_vector import turn_products_with_vectors
 __all__ = ["Engine", "Kept", "Plan", "Runner", "open_model", "tensor"]
 
 _ELEMENT_TYPES = {dtype: kind for kind, dtype in DTYPES.items()}
-# What a session calls its types.
-_SESSION_TYPES = {
-    "float": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "string": 8, "bool": 9, "float16": 10,
-    "double": 11, "uint32": 12, "uint64": 13, "bfloat16": 16, "float8e4m3fn": 17, "float8e4m3fnuz": 18, "float8e5m2": 19, "float8e5m2fnuz": 20,
-}  # fmt: skip
 
 
 def _kind_of(text: str) -> int | None:
     """The ONNX element type of ``tensor(float)``; None for sequences and the like."""
-    return _SESSION_TYPES.get(text.removeprefix("tensor(").removesuffix(")"))
+    return ir.DataType.__members__.get(text.removeprefix("tensor(").removesuffix(")").upper())
 
 
 # -------------------------------------------------------------------------------------------------------- sessions

@@ -55,7 +55,7 @@ class Chain(PythonOp):
                 or len(places) != len(kernel.flags)
                 or not all(type(place) is int and 0 <= place < self.inputs + made for place in places)
             ):
-                raise FormatError(f"{kernel.title}: it is not joined to the calls before it as a runtime joins them: the file is damaged")
+                raise FormatError.damaged(kernel.title, "it is not joined to the calls before it as a runtime joins them")
             where = []
             for value in kernel.args:
                 if isinstance(value, Slot):
@@ -154,7 +154,7 @@ def _lines(linked: str) -> Iterator[dict[str, Any]]:
         data = loads(line)
         kinds = {"node": str, "attributes": dict, "places": list}
         if not isinstance(data, dict) or not all(isinstance(data.get(key), kind) for key, kind in kinds.items()):
-            raise FormatError("the calls that a runtime joined are not what it writes: the file is damaged")
+            raise FormatError.damaged("the calls that a runtime joined", "they are not what it writes")
         yield data
 
 

@@ -13,23 +13,23 @@ from types import MethodType
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from torch.autograd.graph import get_gradient_edge
 
 from exporter.files.trust import Gate
 from exporter.runtime.store import Context, ContextStore
 from symbolics.errors import FormatError, PythonopError, RunError
-from symbolics.node.arguments import loads
-from symbolics.node.attributes import GRAD_SPECS, check_types, decode
+from symbolics.node.attributes import GRAD_SPECS, check_types, read_attributes, read_call
 from symbolics.node.containers import Partial, Slot, fill, slots
 from symbolics.node.dtypes import DTYPES
 from symbolics.node.names import CALL_ATTRIBUTE, PYTHON_OP_GRAD
 from symbolics.node.text import shown
 from symbolics.node.torch_arguments import by_name
 
-__all__ = ["DTYPES", "LARGE", "STRING", "PythonOp", "PythonOpGrad", "without_leaf"]
+__all__ = ["LARGE", "PythonOp", "PythonOpGrad", "without_leaf"]
 
-STRING, HALF = 8, 10
+STRING, HALF = ir.DataType.STRING, ir.DataType.FLOAT16
 
 # Bytes from which a context names a tensor by its gradient edge, so that it does not keep the tensor's memory.
 LARGE = 1 << 16
@@ -102,9 +102,9 @@ class PythonOp:
         """
         self.title = f"PythonOp {shown(node_name)!r}"
         try:
-            name = decode(attributes).name  # names stay text: a malformed node imports nothing
+            name = read_attributes(attributes).name  # names stay text: a malformed node imports nothing
             self.function = gate("function", name)
-            self.call = call = decode(attributes, gate)
+            self.call = call = read_attributes(attributes, gate)
             self.autocast = _autocast(call.autocast.dtypes)
             _check_element_types((*call.input_types, *call.output_types))
         except PythonopError as error:
@@ -153,7 +153,7 @@ class PythonOp:
         """
         call = self.call
         if len(inputs) != len(self.flags):
-            raise RunError(f"{self.title} takes {len(self.flags)} tensors, got {len(inputs)}: the file is damaged")
+            raise RunError.damaged(self.title, f"it takes {len(self.flags)} tensors, got {len(inputs)}")
         keep = keep or self.store.keep
         with ExitStack() as stack:
             _enter_state(stack, self.autocast, call.autocast.cache, keep and self.keeps)
@@ -260,28 +260,22 @@ class PythonOpGrad:
         Raises:
             FormatError: An attribute is missing or malformed.
         """
-        title = f"PythonOpGrad {shown(node_name)!r}"
+        self.title = f"PythonOpGrad {shown(node_name)!r}"
         try:
             check_types(attributes, GRAD_SPECS, PYTHON_OP_GRAD)
-        except FormatError as error:
-            raise FormatError(f"{title}: {error}") from error
-        self.name: str = attributes["name"]
-        self.count = len(attributes["input_tensor_requires_grads"])
-        self.wanted = tuple(bool(flag) for flag in attributes["output_tensor_requires_grads"])
-        self.output_types = tuple(attributes.get("output_tensor_types", ()))
-        self.title = f"{title} ({shown(self.name)})"
-        data = loads(attributes[CALL_ATTRIBUTE]) if CALL_ATTRIBUTE in attributes else {"id": ""}
-        if not isinstance(data, dict) or not isinstance(data.get("id"), str):
-            raise FormatError(f"{self.title}: its call attribute is not what docs/format.md says: the file is damaged")
-        if len(self.output_types) not in (0, len(self.wanted)):
-            raise FormatError(f"{self.title}: output_tensor_types and output_tensor_requires_grads differ in length: the file is damaged")
-        try:
+            self.name: str = attributes["name"]
+            self.id = read_call(attributes[CALL_ATTRIBUTE], self.name).id if CALL_ATTRIBUTE in attributes else ""
+            self.output_types = tuple(attributes.get("output_tensor_types", ()))
             _check_element_types(self.output_types)
         except FormatError as error:
             raise FormatError(f"{self.title}: {error}") from error
+        self.title += f" ({shown(self.name)})"
+        self.count = len(attributes["input_tensor_requires_grads"])
+        self.wanted = tuple(bool(flag) for flag in attributes["output_tensor_requires_grads"])
+        if len(self.output_types) not in (0, len(self.wanted)):
+            raise FormatError.damaged(self.title, "output_tensor_types and output_tensor_requires_grads differ in length")
         # A gradient of a string does not exist: its place is never wanted.
         self.output_dtypes = [DTYPES.get(kind, torch.float32) for kind in self.output_types]
-        self.id: str = data["id"]
         self.store = store
 
     def run(self, handle: int, gradients: Sequence[Any]) -> list[Any]:
@@ -302,7 +296,7 @@ class PythonOpGrad:
         record = self.store.take(handle, self.id, self.name)
         context = Context.unpack(record)
         if len(gradients) != len(context.roots) or len(self.wanted) != len(context.targets):
-            raise RunError(f"{self.title} does not fit its PythonOp: the file is damaged")
+            raise RunError.damaged(self.title, "it does not fit its PythonOp")
         pairs = [(root, grad) for root, grad in zip(context.roots, gradients, strict=True) if root is not None and grad is not None]
         targets = [target for target, want in zip(context.targets, self.wanted, strict=True) if want and target is not None]
         found: Sequence[Any] = [None] * len(targets)

@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from symbolics.errors import PythonopError
-from symbolics.node.attributes import SPECS, decode, encode, ir_attributes, python_op_grad, values_of
+from symbolics.node.attributes import SPECS, ir_attributes, python_op_grad, read_attributes, values_of, write_attributes
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Slot
 from symbolics.node.names import CALL_ATTRIBUTE, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
@@ -70,7 +70,7 @@ def _is(node: ir.Node | None, kind: str) -> bool:
 def _plain_call(node: ir.Node) -> AutogradCall | None:
     """The call of a node whose arguments are tensors and constants, None for any other."""
     try:
-        call = decode(values_of(node))
+        call = read_attributes(values_of(node))
     except PythonopError:
         return None  # told when the session is made
     outputs = call.outputs if type(call.outputs) is tuple else (call.outputs,)
@@ -161,7 +161,12 @@ def _join(
     linked = ir.AttrString(LINKED, "\n".join(lines))
     outputs = [ir.Value() for _ in root.outputs]
     op = ir.Node(
-        ORT_DOMAIN, PYTHON_OP, [node.inputs[i] for node, i in outside], ir_attributes(encode(call)), outputs=outputs, name=root.name
+        ORT_DOMAIN,
+        PYTHON_OP,
+        [node.inputs[i] for node, i in outside],
+        ir_attributes(write_attributes(call)),
+        outputs=outputs,
+        name=root.name,
     )
     gradients = grads[root].inputs[1 : len(root.outputs)]
     taken = [grads[node].outputs[i] for node, i in outside]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
+import onnx_ir as ir
 import torch
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
@@ -18,20 +18,14 @@ from exporter.files.trust import Gate
 from exporter.runtime.kernels import PythonOp as ForwardKernel, PythonOpGrad as BackwardKernel
 from exporter.runtime.store import ContextStore
 from symbolics.errors import RunError
+from symbolics.node.dtypes import DTYPES
 from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN
 
 __all__ = ["reference_evaluator", "to_array", "to_tensor"]
 
 # numpy knows these only through ml_dtypes, torch only as its own: the bits pass as unsigned integers.
-_BY_BITS: list[tuple[Any, torch.dtype]] = [
-    (ml_dtypes.bfloat16, torch.bfloat16),
-    (ml_dtypes.float8_e4m3fn, torch.float8_e4m3fn),
-    (ml_dtypes.float8_e4m3fnuz, torch.float8_e4m3fnuz),
-    (ml_dtypes.float8_e5m2, torch.float8_e5m2),
-    (ml_dtypes.float8_e5m2fnuz, torch.float8_e5m2fnuz),
-]
-_TO_TORCH = {np.dtype(kind): dtype for kind, dtype in _BY_BITS}
-_TO_NUMPY = {dtype: np.dtype(kind) for kind, dtype in _BY_BITS}
+_TO_NUMPY = {dtype: ir.DataType(kind).numpy() for kind, dtype in DTYPES.items() if kind >= ir.DataType.BFLOAT16}
+_TO_TORCH = {kind: dtype for dtype, kind in _TO_NUMPY.items()}
 
 
 def to_tensor(array: Any) -> Any:

@@ -21,13 +21,14 @@ from exporter.files.read import read_model
 from exporter.files.trust import Gate
 from exporter.runtime.arena import thrifty
 from exporter.runtime.chain import Chain, GradChain, title_of
-from exporter.runtime.kernels import DTYPES, PythonOp, PythonOpGrad
+from exporter.runtime.kernels import PythonOp, PythonOpGrad
 from exporter.runtime.link import LINKED, could_link, link
 from exporter.runtime.prepare import ABSENT_INPUTS, KEPT_OUTPUTS, prepare
 from exporter.runtime.store import ContextStore
 from symbolics.errors import FormatError, RunError
 from symbolics.node.attributes import GRAD_SPECS, SPECS
 from symbolics.node.containers import Slot
+from symbolics.node.dtypes import DTYPES
 from symbolics.node.names import STEP_KEY
 
 try:
@@ -109,7 +110,7 @@ class Binding:
         kinds = tuple(kind if kind in DTYPES else 0 for kind in kernel.output_types) or (0,) * len(kernel.wanted)
         written = tuple(range(len(kernel.wanted)) if kept is None else kept)
         if not all(0 <= place < len(kernel.wanted) for place in written):
-            raise FormatError(f"{kernel.title}: {KEPT_OUTPUTS} names an output that is not there: the file is damaged")
+            raise FormatError.damaged(kernel.title, f"{KEPT_OUTPUTS} names an output that is not there")
         places = tuple(i for i in range(count) if i not in absent)
         return (kernel, True, False, None, (), (), kernel.wanted, kinds, places, written, count, kernel.id, kernel.name)
 

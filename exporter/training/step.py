@@ -204,4 +204,4 @@ def _rename_state(model: ir.Model) -> None:
             initializers[value.name] = value
     model.metadata_props[STATE_KEY] = write_state(renamed)
     if cumulative := read_cumulative(model.metadata_props):
-        model.metadata_props[CUMULATIVE_KEY] = write_cumulative(sorted(map(_key, cumulative)))
+        model.metadata_props[CUMULATIVE_KEY] = write_cumulative(tuple(sorted(map(_key, cumulative))))

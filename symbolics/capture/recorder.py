@@ -24,7 +24,7 @@ from symbolics.capture.listener import Listener, active_listener
 from symbolics.capture.opaque_op import Record, forget, remember
 from symbolics.capture.probe import observe
 from symbolics.errors import ExportError, PythonopWarning
-from symbolics.node.attributes import encode
+from symbolics.node.attributes import write_attributes
 from symbolics.node.call import Autocast, AutogradCall
 from symbolics.node.containers import Slot, expand_leaves, fill
 from symbolics.node.dtypes import onnx_type
@@ -225,7 +225,9 @@ class Recorder(Listener):
         )
         key = f"{next(_keys)}"
         call = replace(call, id=key)
-        attributes = encode(call, self.names)  # an argument without a portable form is an error here, where module and line are known
+        attributes = write_attributes(
+            call, self.names
+        )  # an argument without a portable form is an error here, where module and line are known
         if outputs.mutated:
             shown = ", ".join(f"argument {names[int(slots.path(i))]}" for i in outputs.mutated)
             self._warn(
@@ -304,11 +306,9 @@ class Recorder(Listener):
 
     def _inline_checkpoint(self, args: tuple[Any, ...]) -> Any:
         run_function, _preserve_rng_state, *inputs = args
-        self._notice(
-            torch.utils.checkpoint.CheckpointFunction,
-            self.capture.sites.here()[0],
-            "a reentrant checkpoint recomputes, a file has nothing to gain from it",
-        )
+        cls = torch.utils.checkpoint.CheckpointFunction
+        if not self.inline.matches(cls):
+            self._notice(cls, self.capture.sites.here()[0], "a reentrant checkpoint recomputes, a file has nothing to gain from it")
         return run_function(*inputs)
 
     def _notice(self, cls: type, module: str, why: str) -> None:

@@ -30,7 +30,7 @@ from symbolics.errors import ExportError, FormatError
 from symbolics.node.containers import Partial, Slot, is_dataclass, is_namedtuple
 from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_INT_BITS, MAX_ITEMS
 from symbolics.node.names import qualified_name
-from symbolics.node.text import cut
+from symbolics.node.text import clean
 
 __all__ = [
     "Codec",
@@ -39,10 +39,10 @@ __all__ = [
     "Unresolved",
     "add_codec",
     "decode",
-    "describe",
     "encode",
     "has_codec",
     "loads",
+    "unresolved",
 ]
 
 
@@ -87,7 +87,7 @@ class Described(Partial):
 Resolver = Callable[[str, str], Any]
 
 
-def describe(kind: str, name: str) -> Any:
+def unresolved(kind: str, name: str) -> Any:
     """The resolver that imports nothing: names stay text."""
     return Unresolved(f"{kind} {name}")
 
@@ -396,7 +396,7 @@ def encode(value: Any, names: Callable[[Any], str | None] = lambda _: None) -> A
                     return {codec.tag: codec.write(item, lambda x: visit(x, depth + 1))}
                 except (TypeError, ValueError, AttributeError, OverflowError) as error:
                     raise ExportError(
-                        f"an object of type {qualified_name(type(item))} cannot be written as {codec.tag}: {cut(error)}"
+                        f"an object of type {qualified_name(type(item))} cannot be written as {codec.tag}: {clean(str(error))}"
                     ) from error
         raise ExportError(
             f"an object of type {qualified_name(type(item))} has no portable form: give it a name with "
@@ -406,7 +406,7 @@ def encode(value: Any, names: Callable[[Any], str | None] = lambda _: None) -> A
     return visit(value, 0)
 
 
-def decode(data: Any, resolver: Resolver = describe) -> Any:
+def decode(data: Any, resolver: Resolver = unresolved) -> Any:
     """The value of one piece of JSON (as `loads` returns it).
 
     Raises:
@@ -422,7 +422,7 @@ def decode(data: Any, resolver: Resolver = describe) -> Any:
         if isinstance(item, list):
             return [visit(x, depth + 1) for x in item]
         if not isinstance(item, dict) or len(item) != 1:
-            raise FormatError("a call holds an object that is not of the form {$type: value}: the file is damaged")
+            raise FormatError.damaged("a call", "it holds an object that is not of the form {$type: value}")
         ((tag, payload),) = item.items()
         codec = _BY_TAG.get(tag)
         if codec is None:
@@ -432,7 +432,7 @@ def decode(data: Any, resolver: Resolver = describe) -> Any:
         try:
             return codec.read(payload, lambda x: visit(x, depth + 1), resolver)
         except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError, binascii.Error) as error:
-            raise FormatError(f"a {tag} value in a call is malformed: {cut(error)}") from error
+            raise FormatError(f"a {tag} value in a call is malformed: {clean(str(error))}") from error
 
     return visit(data, 0)
 
@@ -461,4 +461,4 @@ def loads(text: str) -> Any:
     except RecursionError as error:
         raise FormatError(f"a call nests deeper than {MAX_DEPTH} levels") from error
     except ValueError as error:
-        raise FormatError(f"a call is not JSON: {cut(error)}") from error
+        raise FormatError(f"a call is not JSON: {clean(str(error))}") from error

@@ -8,29 +8,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
 from symbolics.errors import ExportError, FormatError
-from symbolics.node.arguments import Resolver, decode as decode_value, describe, encode as encode_value, loads
+from symbolics.node.arguments import Resolver, decode, encode, loads, unresolved
 from symbolics.node.call import Autocast, AutogradCall
 from symbolics.node.containers import Slot, slots
 from symbolics.node.limits import MAX_BYTES
 from symbolics.node.names import CALL_ATTRIBUTE, FORMAT_VERSION, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.node.records import read_record
 from symbolics.node.text import shown
 
 __all__ = [
     "GRAD_SPECS",
     "SPECS",
     "AttributeValue",
+    "CallRecord",
     "check_types",
-    "decode",
-    "encode",
     "family_of",
     "ir_attributes",
     "python_op_grad",
+    "read_attributes",
+    "read_call",
     "values_of",
+    "write_attributes",
 ]
 
 AttributeValue = str | int | list[int] | list[float]
@@ -109,7 +113,7 @@ def family_of(value: Any) -> str:
     return next((prefix for prefix, takes in (*_SCALARS, *_TUPLES) if takes(value)), _POINTER)
 
 
-def encode(call: AutogradCall, names: Callable[[Any], str | None] = lambda _: None) -> dict[str, AttributeValue]:
+def write_attributes(call: AutogradCall, names: Callable[[Any], str | None] = lambda _: None) -> dict[str, AttributeValue]:
     """The attributes of the PythonOp for one call, in the order of `SPECS`.
 
     Args:
@@ -176,18 +180,18 @@ def _write_call(call: AutogradCall, names: Callable[[Any], str | None]) -> str:
 
 def _encode_part(call: AutogradCall, place: str, value: Any, names: Callable[[Any], str | None]) -> Any:
     try:
-        return encode_value(value, names)
+        return encode(value, names)
     except ExportError as error:
         raise ExportError(f"{call.name}, {place}: {error}") from error
 
 
 def _plain_key(call: AutogradCall, key: str) -> str:
-    if encode_value(key) != key:
+    if encode(key) != key:
         raise ExportError(f"{call.name}: the name of the keyword argument {key!r} cannot be written: pass it in a dict")
     return key
 
 
-def decode(attributes: Mapping[str, Any], resolver: Resolver = describe) -> AutogradCall:
+def read_attributes(attributes: Mapping[str, Any], resolver: Resolver = unresolved) -> AutogradCall:
     """The call that the attributes of a PythonOp describe.
 
     Args:
@@ -202,21 +206,19 @@ def decode(attributes: Mapping[str, Any], resolver: Resolver = describe) -> Auto
     name, convention = attributes["name"], attributes["input_convention"]
     flags = _flags(attributes, "input_requires_grads")
     if set(convention) - {"c", "d"} or len(flags) != len(convention):
-        raise FormatError(
-            f"{shown(name)}: input_convention {shown(convention)} and input_requires_grads do not go together: the file is damaged"
-        )
+        raise FormatError.damaged(shown(name), f"input_convention {shown(convention)} and input_requires_grads do not go together")
     if CALL_ATTRIBUTE in attributes:
-        data = _read_call(attributes[CALL_ATTRIBUTE], name)
-        args = tuple(decode_value(value, resolver) for value in data["args"])
-        kwargs = {key: decode_value(value, resolver) for key, value in data["kwargs"].items()}
-        outputs = decode_value(data["outputs"], resolver)
+        record = read_call(attributes[CALL_ATTRIBUTE], name)
+        args = tuple(decode(value, resolver) for value in record.args)
+        kwargs = {key: decode(value, resolver) for key, value in record.kwargs.items()}
+        outputs = decode(record.outputs, resolver)
     else:
-        data = {"id": "", **_DEFAULTS}
+        record = None
         args, kwargs = _from_documented(attributes, name), {}
         count = len(attributes["output_tensor_types"])
         outputs = Slot(0) if count == 1 else tuple(map(Slot, range(count)))
     call = AutogradCall(
-        id=data["id"],
+        id=record.id if record else "",
         name=name,
         args=args,
         kwargs=kwargs,
@@ -229,8 +231,8 @@ def decode(attributes: Mapping[str, Any], resolver: Resolver = describe) -> Auto
         output_requires_grads=_flags(attributes, "output_tensor_requires_grads"),
         inplace=bool(attributes.get("inplace", 0)),
         training=bool(attributes.get("training_mode", 0)),
-        autocast=Autocast(data["autocast"]["dtypes"], data["autocast"]["cache"]),
-        passed=data["passed"],
+        autocast=record.autocast if record else Autocast(),
+        passed=record.passed if record else None,
     )
     _check_call(call, convention)
     return call
@@ -238,7 +240,7 @@ def decode(attributes: Mapping[str, Any], resolver: Resolver = describe) -> Auto
 
 def _flags(attributes: Mapping[str, Any], name: str) -> tuple[bool, ...]:
     if any(flag not in (0, 1) for flag in attributes[name]):
-        raise FormatError(f"{shown(attributes['name'])}: {name} holds something that is not 0 or 1: the file is damaged")
+        raise FormatError.damaged(shown(attributes["name"]), f"{name} holds something that is not 0 or 1")
     return tuple(bool(flag) for flag in attributes[name])
 
 
@@ -259,39 +261,46 @@ def check_types(attributes: Mapping[str, Any], specs: Mapping[str, tuple[ir.Attr
             item = float if kind is _FLOATS else int
             ok = isinstance(value, (list, tuple)) and all(isinstance(v, item) for v in value)
         if not ok:
-            raise FormatError(f"the attribute {name} of a {op} is not of type {kind.name}: the file is damaged")
+            raise FormatError.damaged(f"the attribute {name} of a {op}", f"it is not of type {kind.name}")
+
+
+@dataclass(frozen=True)
+class CallRecord:
+    """The ``call`` attribute as docs/format.md has it, its values not decoded."""
+
+    version: int
+    id: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    outputs: Any
+    autocast: Autocast
+    passed: int | None
 
 
 # What ``call`` may leave out.
 _DEFAULTS: dict[str, Any] = {"autocast": {"dtypes": {}, "cache": True}, "passed": None}
 
 
-def _read_call(text: str, name: str) -> dict[str, Any]:
-    data = loads(text)
+def read_call(text: str, name: str) -> CallRecord:
+    """The ``call`` attribute of a PythonOp or PythonOpGrad.
+
+    Args:
+        text: The attribute.
+        name: The Function, for messages.
+
+    Raises:
+        FormatError: The text is not what docs/format.md says, or of a newer format.
+    """
+    data, place = loads(text), f"{shown(name)}: its call attribute"
     version = data.get("version") if isinstance(data, dict) else None
     if type(version) is int and version > FORMAT_VERSION:
         raise FormatError(
             f"{shown(name)}: its call has format {version}, this release reads up to {FORMAT_VERSION}: install a newer pythonop"
         )
-    data = {**_DEFAULTS, **data} if isinstance(data, dict) else {}
-    autocast, passed = data.get("autocast"), data.get("passed")
-    ok = (
-        type(version) is int
-        and version == FORMAT_VERSION
-        and set(data) == {"version", "id", "args", "kwargs", "outputs", "autocast", "passed"}
-        and isinstance(data["id"], str)
-        and isinstance(data["args"], list)
-        and isinstance(data["kwargs"], dict)
-        and isinstance(autocast, dict)
-        and set(autocast) == {"dtypes", "cache"}
-        and isinstance(autocast["dtypes"], dict)
-        and all(isinstance(v, str) for v in autocast["dtypes"].values())
-        and isinstance(autocast["cache"], bool)
-        and (passed is None or (type(passed) is int and 0 <= passed <= len(data["args"])))
-    )
-    if not ok:
-        raise FormatError(f"{shown(name)}: its call attribute is not what docs/format.md says: the file is damaged")
-    return data
+    call: CallRecord = read_record({**_DEFAULTS, **data} if isinstance(data, dict) else data, CallRecord, place)
+    if call.version != FORMAT_VERSION or (call.passed is not None and not 0 <= call.passed <= len(call.args)):
+        raise FormatError.damaged(place, f"version {call.version} or passed {call.passed} is out of range")
+    return call
 
 
 def _check_call(call: AutogradCall, convention: str) -> None:
@@ -304,7 +313,7 @@ def _check_call(call: AutogradCall, convention: str) -> None:
         and len(call.output_ranks) == len(call.output_requires_grads) == len(call.output_types)
     )
     if not ok:
-        raise FormatError(f"{shown(call.name)}: its call attribute and its other attributes contradict each other: the file is damaged")
+        raise FormatError.damaged(shown(call.name), "its call attribute and its other attributes contradict each other")
 
 
 def _from_documented(attributes: Mapping[str, Any], name: str) -> tuple[Any, ...]:
@@ -325,7 +334,7 @@ def _from_documented(attributes: Mapping[str, Any], name: str) -> tuple[Any, ...
     try:
         return tuple(Slot(next(tensors)) if letter == "d" else found[i] for i, letter in enumerate(attributes["input_convention"]))
     except KeyError as error:
-        raise FormatError(f"{shown(name)}: argument {error} stands in no attribute: the file is damaged") from error
+        raise FormatError.damaged(shown(name), f"argument {error} stands in no attribute") from error
 
 
 # ------------------------------------------------------------------------------------------------------- onnx_ir
@@ -345,7 +354,7 @@ def values_of(node: ir.Node) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, attribute in node.attributes.items():
         if attribute.is_ref() or attribute.type not in (_INT, _INTS, _FLOATS, _STRING, ir.AttributeType.FLOAT):
-            raise FormatError(f"the attribute {name} of the {node.op_type} {node.name!r} is of an unexpected type: the file is damaged")
+            raise FormatError.damaged(f"the attribute {name} of the {node.op_type} {node.name!r}", "it is of an unexpected type")
         value = attribute.value
         out[name] = list(value) if isinstance(value, (tuple, list)) else value
     return out

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.node.arguments import Described
-from symbolics.node.attributes import decode, family_of, values_of
+from symbolics.node.attributes import family_of, read_attributes, values_of
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Partial, Slot, slots
 from symbolics.node.names import CALL_ATTRIBUTE, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
@@ -139,7 +139,7 @@ class _Writer:
     def forward(self, node: ir.Node) -> None:
         """Rewrite a PythonOp."""
         values = values_of(node)
-        call = decode(values)
+        call = read_attributes(values)
         name = shown(call.name)
         if not call.input_types:
             raise ExportError(

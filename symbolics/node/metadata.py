@@ -6,12 +6,14 @@ No torch here: readers of a file need none.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
 
 from symbolics.errors import FormatError
 from symbolics.node.names import CUMULATIVE_KEY, FORMAT_VERSION, GRADIENTS_KEY, STATE_KEY, STEP_KEY, VERSION_KEY
+from symbolics.node.records import read_record
+from symbolics.node.text import shown
 
 __all__ = [
     "GradientPairing",
@@ -27,6 +29,9 @@ __all__ = [
     "write_state",
     "write_step",
 ]
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,8 @@ class GradientPairing:
         unreached: names in wrt that no output depends on; their gradient outputs are zeros.
     """
 
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    outputs: Mapping[str, str] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
     unreached: tuple[str, ...] = ()
 
 
@@ -77,15 +82,15 @@ class StepLayout:
         hyperparameters: One dict a group of parameters, as torch's param_groups; ``keys`` lists its state_dict keys.
     """
 
-    carried: Mapping[str, str]
+    carried: dict[str, str]
     inputs: tuple[str, ...]
     targets: tuple[str, ...]
     loss: str
-    parameters: Mapping[str, str]
-    buffers: Mapping[str, str]
+    parameters: dict[str, str]
+    buffers: dict[str, str]
     untrained: tuple[str, ...]
     optimizer: str
-    hyperparameters: tuple[Mapping[str, Any], ...]
+    hyperparameters: tuple[dict[str, Any], ...]
 
 
 def check_version(metadata: Mapping[str, str]) -> int | None:
@@ -98,46 +103,43 @@ def check_version(metadata: Mapping[str, str]) -> int | None:
     if text is None:
         return None
     if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise FormatError(f"metadata {VERSION_KEY} is {text[:40]!r}, not a version number: the file is damaged")
+        raise FormatError.damaged(f"metadata {VERSION_KEY}", f"it is {shown(text)!r}, not a version number")
     version = int(text)
     if not 1 <= version <= FORMAT_VERSION:
         raise FormatError(f"the file has pythonop format {version}, this release reads up to {FORMAT_VERSION}: install a newer pythonop")
     return version
 
 
-def write_state(entries: Mapping[str, StateEntry]) -> str:
-    """JSON text for `STATE_KEY`."""
-    return json.dumps({name: vars(entry) for name, entry in entries.items()}, separators=(",", ":"))
+def _entry(key: str, kind: type[T]) -> tuple[Callable[[Mapping[str, str]], T | None], Callable[[T], str]]:
+    """The reader and the writer of one key.
 
-
-def read_state(metadata: Mapping[str, str]) -> dict[str, StateEntry] | None:
-    """The table of parameters and buffers, None where the file has none.
-
-    Raises:
-        FormatError: The text is not such a table.
+    Reading takes the metadata and gives None where the file lacks the key; a text that does not say a ``kind`` is a
+    FormatError. Writing gives the JSON text.
     """
-    text = metadata.get(STATE_KEY)
-    if text is None:
-        return None
-    out = {}
-    for name, entry in _json_object(STATE_KEY, text).items():
-        ok = (
-            isinstance(entry, dict)
-            and set(entry) == {"initializer", "kind", "trainable", "persistent"}
-            and isinstance(entry["initializer"], str)
-            and entry["kind"] in ("parameter", "buffer")
-            and isinstance(entry["trainable"], bool)
-            and isinstance(entry["persistent"], bool)
-        )
-        if not ok:
-            raise FormatError(f"metadata {STATE_KEY}: the entry of {name!r} is malformed: the file is damaged")
-        out[name] = StateEntry(**entry)
-    return out
+
+    def read(metadata: Mapping[str, str]) -> T | None:
+        if key not in metadata:
+            return None
+        try:
+            data = json.loads(metadata[key])
+        except (ValueError, RecursionError) as error:
+            raise FormatError.damaged(f"metadata {key}", "it is not JSON") from error
+        found: T = read_record(data, kind, f"metadata {key}")
+        return found
+
+    def write(value: T) -> str:
+        return json.dumps(value, default=vars, separators=(",", ":"))
+
+    return read, write
 
 
-def write_cumulative(names: Iterable[str]) -> str:
-    """JSON text for `CUMULATIVE_KEY`."""
-    return json.dumps(list(names), separators=(",", ":"))
+#: The parameters and buffers, by the model's names for them.
+read_state, write_state = _entry(STATE_KEY, dict[str, StateEntry])
+#: The pairing of a training file.
+read_pairing, write_pairing = _entry(GRADIENTS_KEY, GradientPairing)
+#: The layout of a training step.
+read_step, write_step = _entry(STEP_KEY, StepLayout)
+_read_cumulative, write_cumulative = _entry(CUMULATIVE_KEY, tuple[str, ...])
 
 
 def read_cumulative(metadata: Mapping[str, str]) -> frozenset[str]:
@@ -146,80 +148,4 @@ def read_cumulative(metadata: Mapping[str, str]) -> frozenset[str]:
     Raises:
         FormatError: The text is not a list of names.
     """
-    text = metadata.get(CUMULATIVE_KEY, "[]")
-    try:
-        names = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"metadata {CUMULATIVE_KEY} is not JSON: the file is damaged") from error
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise FormatError(f"metadata {CUMULATIVE_KEY} is not a list of names: the file is damaged")
-    return frozenset(names)
-
-
-def write_pairing(pairing: GradientPairing) -> str:
-    """JSON text for `GRADIENTS_KEY`."""
-    return json.dumps(
-        {"inputs": dict(pairing.inputs), "outputs": dict(pairing.outputs), "unreached": list(pairing.unreached)}, separators=(",", ":")
-    )
-
-
-def read_pairing(metadata: Mapping[str, str]) -> GradientPairing | None:
-    """The pairing of a training file, None where it has none.
-
-    Raises:
-        FormatError: The text is not a pairing.
-    """
-    text = metadata.get(GRADIENTS_KEY)
-    if text is None:
-        return None
-    data = _json_object(GRADIENTS_KEY, text)
-    if not (_maps_names(data.get("inputs")) and _maps_names(data.get("outputs")) and _lists_names(data.get("unreached"))):
-        raise FormatError(f"metadata {GRADIENTS_KEY} is malformed: the file is damaged")
-    return GradientPairing(data["inputs"], data["outputs"], tuple(data["unreached"]))
-
-
-def write_step(layout: StepLayout) -> str:
-    """JSON text for `STEP_KEY`."""
-    return json.dumps(asdict(layout), separators=(",", ":"))
-
-
-def read_step(metadata: Mapping[str, str]) -> StepLayout | None:
-    """The layout of a training step, None where the file is none.
-
-    Raises:
-        FormatError: The text is not a layout.
-    """
-    text = metadata.get(STEP_KEY)
-    if text is None:
-        return None
-    data = _json_object(STEP_KEY, text)
-    ok = (
-        set(data) == {f.name for f in fields(StepLayout)}
-        and all(_maps_names(data[k]) for k in ("carried", "parameters", "buffers"))
-        and all(_lists_names(data[k]) for k in ("inputs", "targets", "untrained"))
-        and all(isinstance(data[k], str) for k in ("loss", "optimizer"))
-        and isinstance(data["hyperparameters"], list)
-        and all(isinstance(group, dict) for group in data["hyperparameters"])
-    )
-    if not ok:
-        raise FormatError(f"metadata {STEP_KEY} is malformed: the file is damaged")
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-    return StepLayout(**values)
-
-
-def _maps_names(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(name, str) for name in value.values())
-
-
-def _lists_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
-def _json_object(key: str, text: str) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"metadata {key} is not JSON: the file is damaged") from error
-    if not isinstance(data, dict):
-        raise FormatError(f"metadata {key} is not a JSON object: the file is damaged")
-    return data
+    return frozenset(_read_cumulative(metadata) or ())

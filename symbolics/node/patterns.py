@@ -1,38 +1,93 @@
-"""Which Functions a list of classes, names and globs means (inline=, allow=)."""
+"""Which classes a list of classes and patterns means: the one language of ``inline=`` and ``allow=``."""
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Iterable
-from typing import Any
+import difflib
+from fnmatch import fnmatchcase
+from typing import Any, Literal
 
+from symbolics.errors import ArgumentError
 from symbolics.node.names import qualified_name
 
 __all__ = ["Patterns"]
 
 
 class Patterns:
-    """Classes, qualified names and globs over ``module:qualname``.
+    """Classes (for ``allow=`` functions, too) and patterns over ``module:qualname``, with shell wildcards that also cross dots.
 
-    ``mypkg.ops:*`` matches every Function of that module, ``mypkg.*`` every one below the package, ``Fn`` or ``*:Fn``
-    the class of that name anywhere.
+    - ``mypkg.ops:Fn``: the part before the colon is matched with the module, the part behind it with the qualified name,
+      as in ``mypkg.ops:*`` and ``mypkg.*:Fast*``.
+    - ``mypkg.ops``: everything in that module. ``mypkg.*``: everything in ``mypkg`` and in all modules below it.
+    - ``mypkg.ops.Fn``: also what has this whole name, with a dot for the colon; without wildcards only.
+    - ``Fn`` (no colon, no dot): for ``inline=`` also every class of that name. For ``allow=`` it is a module and nothing
+      else, and no pattern starts with a wildcard: a file must not choose the package that its code comes from.
+
+    Attributes:
+        objects: The classes and functions of the list.
+        texts: Its patterns.
     """
 
-    def __init__(self, items: Iterable[Any] = ()) -> None:
-        items = (items,) if isinstance(items, (str, type)) else items
-        self.classes: set[type] = set()
-        self.globs: list[str] = []
-        for item in items:
-            if isinstance(item, type):
-                self.classes.add(item)
-            elif isinstance(item, str):
-                self.globs.append(item)
+    def __init__(self, items: Any = (), option: Literal["inline", "allow"] = "inline") -> None:
+        """Args:
+            items: Classes, functions and patterns; one alone may stand without a list.
+            option: Whose list it is.
+
+        Raises:
+            TypeError: An item is neither a class or function nor a str.
+            ArgumentError: A pattern lacks one of its parts, or starts with a wildcard in ``allow=``.
+        """
+        self.option = option
+        self.objects: list[Any] = []
+        self.texts: list[str] = []
+        self._met: dict[str, None] = {}
+        self._idle: list[Any] = []
+        alone = isinstance(items, (str, type)) or callable(items)
+        for item in (items,) if alone else items or ():
+            if isinstance(item, str):
+                self.texts.append(item)
+                module, colon, qualname = item.partition(":")
+                if not module or (colon and not qualname) or (option == "allow" and module[0] in "*?["):
+                    start = "starts with a package name" if option == "allow" else "has a module"
+                    raise ArgumentError(f"{option}={item!r}: a pattern {start}, as in 'mypkg.*', 'mypkg.ops:*' or 'mypkg.ops:MyFunction'")
+            elif callable(item) and hasattr(item, "__qualname__"):
+                self.objects.append(item)
             else:
-                raise TypeError(f"a pattern is a class or a string, not {type(item).__name__}: {item!r}")
+                raise TypeError(f"{option}= takes classes, functions and patterns like 'mypkg.ops:*', not {type(item).__name__}")
+            self._idle.append(item)
+
+    def match_name(self, name: str) -> bool:
+        """Whether a pattern means ``module:qualname``; nothing is imported."""
+        return any(self._means(text, name) for text in self.texts)
 
     def matches(self, cls: type) -> bool:
-        """Whether a class is meant."""
+        """Whether a class is meant; it counts as met."""
         name = qualified_name(cls)
-        dotted = name.replace(":", ".")
-        plain = cls.__qualname__.rsplit(".", 1)[-1]
-        return cls in self.classes or any(fnmatch.fnmatchcase(n, glob) for glob in self.globs for n in (name, dotted, plain))
+        self._met[name] = None
+        meant = [item for item in (*self.objects, *self.texts) if item is cls or (isinstance(item, str) and self._means(item, name))]
+        self._idle = [item for item in self._idle if item not in meant]
+        return bool(meant)
+
+    def _means(self, text: str, name: str) -> bool:
+        module, _, qualname = name.partition(":")
+        own, colon, rest = text.partition(":")
+        inside = fnmatchcase(module, own) or (own.endswith(".*") and fnmatchcase(module, own[:-2]))
+        if colon:
+            return inside and fnmatchcase(qualname, rest)
+        anywhere = self.option == "inline" and "." not in text and fnmatchcase(qualname.rpartition(".")[2], text)
+        return inside or anywhere or text == f"{module}.{qualname}"
+
+    def check_met(self) -> None:
+        """See that each class and pattern meant one of the classes that `matches` was asked about.
+
+        Raises:
+            ArgumentError: One of them meant none; the message names near ones.
+        """
+        for item in self._idle:
+            text = item if isinstance(item, str) else qualified_name(item)
+            spellings = {spelling: name for name in self._met for spelling in (name, *name.split(":"), name.rpartition(".")[2])}
+            near = dict.fromkeys(spellings[spelling] for spelling in difflib.get_close_matches(text, spellings))
+            names = ", ".join(list(near or self._met)[:5])
+            raise ArgumentError(
+                f"{self.option}={text!r} means none of the Functions that the export met: "
+                + (f"did you mean {names}?" if near else f"it met {names}" if names else "it met none at all")
+            )

@@ -17,10 +17,8 @@ from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
 __all__ = ["register"]
 
-_ALL_TENSORS = sorted(OpSchema_type for OpSchema_type in (f"tensor({t})" for t in (
-    "bool", "string", "float", "double", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-    "complex64", "complex128", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz",
-)))  # fmt: skip
+# FLOAT8E5M2FNUZ is the last type of whole bytes: torch has no tensors of those behind it.
+_ALL_TENSORS = [f"tensor({kind.name.lower()})" for kind in ir.DataType if 0 < kind <= ir.DataType.FLOAT8E5M2FNUZ]
 
 _ONE, _OPTIONAL, _VARIADIC = (
     OpSchema.FormalParameterOption.Single,

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["clean", "cut", "shown"]
-
-
-def shown(name: str) -> str:
-    """A name from a file as it may be shown: short, on one line, without control characters."""
-    return repr(name[:120])[1:-1]
+__all__ = ["clean", "shown"]
 
 
 def clean(text: str, limit: int = 200) -> str:
@@ -17,6 +12,6 @@ def clean(text: str, limit: int = 200) -> str:
     return out if len(kept) <= limit else f"{out[: limit - 1]}…"
 
 
-def cut(error: BaseException) -> str:
-    """What an error says, cut: it may repeat what the file says."""
-    return str(error)[:200]
+def shown(name: str) -> str:
+    """A name of a file inside a message: clean, and short enough for several of them."""
+    return clean(name, 120)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from symbolics.errors import FormatError, RunError
-from symbolics.node.arguments import Codec, add_codec, describe
+from symbolics.node.arguments import Codec, add_codec, unresolved
 from symbolics.node.containers import SEQUENCES, Partial, Slot, slots
 
 __all__ = ["PartialSize", "by_name"]
@@ -90,7 +90,7 @@ def _is_world(value: Any) -> bool:
 def _read_world(payload: Any, _: Any, resolver: Any) -> Any:
     if payload != "WORLD":
         raise FormatError(f"the process group {str(payload)[:40]!r} is unknown")
-    if resolver is describe:
+    if resolver is unresolved:
         return payload
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         raise RunError("a call takes the default process group: call torch.distributed.init_process_group() before the file is opened")

@@ -14,7 +14,7 @@ from torch import nn
 
 import exporter
 from exporter.runtime.session import available
-from symbolics.node.attributes import decode, values_of
+from symbolics.node.attributes import read_attributes, values_of
 from tests.end_to_end.functions import ortmodule
 from tests.end_to_end.functions.arguments import _process_group
 from tests.end_to_end.functions.case import Model
@@ -114,7 +114,7 @@ def test_training_mode(dynamo, tmp_path):
     for training in (True, False):
         program, _ = loaded(model.train(training), dynamo, tmp_path)
         (node,) = nodes(program.model, "PythonOp")
-        assert decode(values_of(node)).training is training
+        assert read_attributes(values_of(node)).training is training
 
 
 def test_distributed_data_parallel(dynamo, tmp_path):

@@ -52,7 +52,7 @@ def pair():
 
 
 def case():
-    return exporter.Case(Model(), (torch.ones(2, 3),), dynamic_shapes=({0: "batch"},), inline=("nothing.*",))
+    return exporter.Case(Model(), (torch.ones(2, 3),), dynamic_shapes=({0: "batch"},))
 
 
 def local():

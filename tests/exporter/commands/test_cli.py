@@ -98,6 +98,12 @@ def test_inline_opset_and_external_data(run, path):
     assert Path(f"{path}.data").exists()
 
 
+def test_inline_that_means_nothing(run, path):
+    result = run("export", f"{TARGETS}:pair", "-o", path, "--inline", f"{TARGETS}:Sacle")
+    fails(result, "inline='", f"did you mean {SCALE}?")
+    assert not path.exists()
+
+
 def test_schema(run, path):
     result = run("export", f"{TARGETS}:pair", "-o", path, "--opset", 18, "--schema", "ort-1.16")
     assert result.exit_code == 0, result.output
@@ -374,8 +380,8 @@ def test_newer_and_damaged_metadata(run, tmp_path):
     for key, value, text in [
         (VERSION_KEY, "99", "has pythonop format 99"),
         (VERSION_KEY, "x", "not a version number"),
-        ("pythonop.state", "[]", "not a JSON object"),
-        ("pythonop.gradients", "{}", "malformed"),
+        ("pythonop.state", "[]", "it is [], not a JSON object"),
+        ("pythonop.gradients", "{}", "with the keys inputs, outputs, unreached: the file is damaged"),
     ]:
         model.metadata_props.clear()
         model.metadata_props[key] = value

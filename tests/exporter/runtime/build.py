@@ -13,10 +13,10 @@ import torch
 import symbolics.node.schema
 import symbolics.node.torch_arguments  # noqa: F401
 from exporter.files.trust import name_of
-from exporter.runtime.kernels import DTYPES
-from symbolics.node.attributes import encode, ir_attributes, python_op_grad
+from symbolics.node.attributes import ir_attributes, python_op_grad, write_attributes
 from symbolics.node.call import Autocast, AutogradCall
 from symbolics.node.containers import Slot, fill
+from symbolics.node.dtypes import DTYPES
 from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, qualified_name
 
 ELEMENT_TYPES = {dtype: kind for kind, dtype in DTYPES.items()}
@@ -74,7 +74,9 @@ def python_op(call: AutogradCall, inputs: Sequence[ir.Value], prefix: str, *, co
     """The node as an exporter writes it: typed outputs, an unnamed context where nobody reads it."""
     first = ir.Value(name=f"{prefix}_context" if context else "", type=ir.TensorType(ir.DataType.INT64) if context else None)
     outputs = [value(f"{prefix}_{i}", kind, None) for i, kind in enumerate(call.output_types)]
-    return ir.Node(ORT_DOMAIN, PYTHON_OP, list(inputs), ir_attributes(encode(call, name_of)), outputs=[first, *outputs], name=prefix)
+    return ir.Node(
+        ORT_DOMAIN, PYTHON_OP, list(inputs), ir_attributes(write_attributes(call, name_of)), outputs=[first, *outputs], name=prefix
+    )
 
 
 def forward(call: AutogradCall, *, context: bool = False, repeat: int = 1) -> onnx.ModelProto:

@@ -22,7 +22,7 @@ from exporter.runtime.reference import reference_evaluator
 from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore
 from symbolics.errors import FormatError, PythonopError, RunError, TrustError
-from symbolics.node.attributes import GRAD_SPECS, SPECS, encode
+from symbolics.node.attributes import GRAD_SPECS, SPECS, write_attributes
 from tests.exporter.runtime import functions as F
 from tests.exporter.runtime.build import forward, record, training
 
@@ -288,7 +288,7 @@ _NAME = st.sampled_from(
         "",
     ]
 ) | st.text(max_size=20)
-_BASE = {**encode(record(F.TwoInputs, X, X, 0.5))}
+_BASE = {**write_attributes(record(F.TwoInputs, X, X, 0.5))}
 _ANY = _JSON | st.binary(max_size=4)
 
 

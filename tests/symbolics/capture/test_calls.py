@@ -12,7 +12,7 @@ import torch
 from onnx_ir import DataType
 
 import exporter
-from symbolics.node.attributes import decode, values_of
+from symbolics.node.attributes import read_attributes, values_of
 from tests.support import FreshProcess, counted_applies, nodes
 from tests.symbolics.capture import functions as f
 
@@ -46,7 +46,7 @@ def roundtrip(model, dynamo, fresh: FreshProcess, tmp_path, x=None, batch=5, dyn
 
 def the_call(program):
     (node,) = nodes(program.model, "PythonOp")
-    return decode(values_of(node))
+    return read_attributes(values_of(node))
 
 
 CASES = {
@@ -159,7 +159,7 @@ def test_a_size_turned_into_a_number_is_not_frozen(dim, fresh, tmp_path):
 def test_two_equal_calls_stay_two_nodes(dynamo):
     program = exporter.export(f.Call(lambda m, x: f.Setup.apply(x) + f.Setup.apply(x)), (torch.randn(2, 4),), dynamo=dynamo, optimize=True) if dynamo else \
         exporter.export(f.Call(lambda m, x: f.Setup.apply(x) + f.Setup.apply(x)), (torch.randn(2, 4),), dynamo=dynamo)  # fmt: skip
-    one, two = (decode(values_of(n)).id for n in nodes(program.model, "PythonOp"))
+    one, two = (read_attributes(values_of(n)).id for n in nodes(program.model, "PythonOp"))
     assert one != two
 
 
@@ -173,7 +173,7 @@ def test_flags(dynamo):
 
     model = f.Call(forward, weight=torch.nn.Parameter(torch.rand(4)))
     program = exporter.export(model, (torch.randn(2, 4),), dynamo=dynamo)
-    first, second, third = (decode(values_of(n)) for n in nodes(program.model, "PythonOp"))
+    first, second, third = (read_attributes(values_of(n)) for n in nodes(program.model, "PythonOp"))
     assert first.input_requires_grads == (True, True) and first.output_requires_grads == (True,)
     assert second.input_requires_grads == (True,) and second.output_requires_grads == (True, False, True)
     assert third.input_requires_grads == (False, False) and third.output_requires_grads == (False,)
@@ -272,7 +272,7 @@ def test_cond_keeps_functions_in_its_branches(fresh, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "inline", [f.Scale, [f.Scale], "tests.symbolics.capture.functions:Scale", ["*:Sca*"], "Scale", "tests.symbolics.capture.*"], ids=str
+    "inline", [f.Scale, [f.Scale], "tests.symbolics.capture.functions:Scale", ["*:Sca*"], "Scale", "tests.symbolics.*"], ids=str
 )
 def test_inline(inline, dynamo, fresh, tmp_path):
     program = roundtrip(

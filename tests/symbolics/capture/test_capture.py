@@ -20,7 +20,7 @@ import symbolics.capture.recorder
 import symbolics.capture.tripwire
 from symbolics.capture.disguise import as_in_eager
 from symbolics.errors import ExportError, PythonopWarning
-from symbolics.node.attributes import decode, values_of
+from symbolics.node.attributes import read_attributes, values_of
 from tests.support import nodes
 
 
@@ -121,7 +121,7 @@ def gradients(model, x):
 
 def assert_kept(program, model, x, name="Steep", module=__name__):
     """The one call of a Function is in the file, and outputs and gradients of the loaded file are eager's."""
-    assert [decode(values_of(node)).name for node in nodes(program.model, "PythonOp")] == [f"{module}:{name}"]
+    assert [read_attributes(values_of(node)).name for node in nodes(program.model, "PythonOp")] == [f"{module}:{name}"]
     y, grads = gradients(model, x)
     z, others = gradients(exporter.load(program, allow=[f"{module}:*"]), x)
     torch.testing.assert_close([y, *grads], [z, *others])
@@ -132,7 +132,7 @@ def test_every_way_to_call(call, dynamo):
     model, x = Call(call), torch.randn(3, 4)
     program = exporter.export(model, (x,), dynamo=dynamo)
     assert len(nodes(program.model, "PythonOp")) == 1
-    name = decode(values_of(nodes(program.model, "PythonOp")[0])).name
+    name = read_attributes(values_of(nodes(program.model, "PythonOp")[0])).name
     if name == f"{__name__}:Made":
         return  # its class is gone: a file can only be run where it is registered
     assert_kept(program, model, x, name.partition(":")[2])

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 import symbolics.node.schema
 import symbolics.node.torch_arguments  # noqa: F401  adds torch's types
-from symbolics.node.attributes import encode, ir_attributes, python_op_grad
+from symbolics.node.attributes import ir_attributes, python_op_grad, write_attributes
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Slot
 from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
@@ -56,7 +56,7 @@ def model_of(
         ORT_DOMAIN,
         PYTHON_OP,
         inputs,
-        attributes or ir_attributes(encode(call, lambda _: None)),
+        attributes or ir_attributes(write_attributes(call, lambda _: None)),
         num_outputs=1 + len(call.output_types),
         name="op",
     )

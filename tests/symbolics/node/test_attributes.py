@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 
 from symbolics.errors import ExportError, FormatError
 from symbolics.node.arguments import Unresolved
-from symbolics.node.attributes import GRAD_SPECS, SPECS, decode, encode, ir_attributes, python_op_grad, values_of
+from symbolics.node.attributes import GRAD_SPECS, SPECS, ir_attributes, python_op_grad, read_attributes, values_of, write_attributes
 from symbolics.node.call import Autocast, AutogradCall
 from symbolics.node.containers import Slot, fill, slots
 from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_INT_BITS, MAX_ITEMS
@@ -31,9 +31,9 @@ X = Slot(0)
 
 def through_file(call, names=lambda _: None):
     """Encode, write as protobuf, read, decode."""
-    node = ir.Node(ORT_DOMAIN, "PythonOp", [], ir_attributes(encode(call, names)), num_outputs=1)
+    node = ir.Node(ORT_DOMAIN, "PythonOp", [], ir_attributes(write_attributes(call, names)), num_outputs=1)
     proto = onnx.NodeProto.FromString(ir.to_proto(node).SerializeToString())
-    return decode(values_of(ir.from_proto(proto)), v.resolver)
+    return read_attributes(values_of(ir.from_proto(proto)), v.resolver)
 
 
 def same_call(a, b):
@@ -84,7 +84,7 @@ def test_round_trip(call):
 @settings(max_examples=100, deadline=None)
 @given(calls())
 def test_without_a_resolver_everything_can_be_read(call):
-    found = decode(encode(call))
+    found = read_attributes(write_attributes(call))
     assert (found.name, found.convention, found.input_types) == (call.name, call.convention, call.input_types)
 
 
@@ -169,15 +169,15 @@ def test_lists_may_be_empty():
 def test_attributes_are_written_in_one_order():
     order = list(SPECS)
     call = call_of(X, 1, 0.5, (1,), (0.5,), None)
-    assert list(encode(call)) == [name for name in order if name in encode(call)]
-    assert set(encode(call)) == set(SPECS)
+    assert list(write_attributes(call)) == [name for name in order if name in write_attributes(call)]
+    assert set(write_attributes(call)) == set(SPECS)
 
 
 def test_optional_keys_of_call():
-    data = json.loads(encode(call_of(X, 1, passed=1, autocast=Autocast({"cuda": "float16", "cpu": "bfloat16"}, False)))["call"])
+    data = json.loads(write_attributes(call_of(X, 1, passed=1, autocast=Autocast({"cuda": "float16", "cpu": "bfloat16"}, False)))["call"])
     assert data["passed"] == 1
     assert data["autocast"] == {"dtypes": {"cpu": "bfloat16", "cuda": "float16"}, "cache": False}
-    assert "passed" not in json.loads(encode(call_of(X, 1, passed=2))["call"])
+    assert "passed" not in json.loads(write_attributes(call_of(X, 1, passed=2))["call"])
 
 
 # ------------------------------------------------------------------------------------------------------------ schemas
@@ -296,36 +296,36 @@ def test_limits_on_writing():
         (object(), "exporter.register"),
     ]:
         with pytest.raises(ExportError, match=rf"pkg\.mod:Fn.*{text}"):
-            encode(call_of(X, value))
+            write_attributes(call_of(X, value))
         with pytest.raises(ExportError, match=rf"pkg\.mod:Fn.*{text}"):
-            encode(call_of(X, kwargs={"k": value}))
+            write_attributes(call_of(X, kwargs={"k": value}))
 
 
 def test_errors_on_writing_name_the_argument():
     with pytest.raises(ExportError, match="argument 1:"):
-        encode(call_of(X, object()))
+        write_attributes(call_of(X, object()))
     with pytest.raises(ExportError, match="keyword argument 'k':"):
-        encode(call_of(X, kwargs={"k": object()}))
+        write_attributes(call_of(X, kwargs={"k": object()}))
     with pytest.raises(ExportError, match="output"):
-        encode(call_of(X, outputs=(Slot(0), object())))
+        write_attributes(call_of(X, outputs=(Slot(0), object())))
 
 
 def test_a_keyword_that_json_would_change_is_refused():
     with pytest.raises(ExportError, match="keyword"):
-        encode(call_of(X, kwargs={"\ud83d\ude00": 1}))
+        write_attributes(call_of(X, kwargs={"\ud83d\ude00": 1}))
 
 
 def test_registered_objects():
     thing = torch.Generator()
     call = call_of(X, thing)
-    values = encode(call, lambda x: "gen" if x is thing else None)
-    assert decode(values, lambda kind, name: {("object", "gen"): thing}[kind, name]).args[1] is thing
-    assert decode(values).args[1] == Unresolved("object gen")
+    values = write_attributes(call, lambda x: "gen" if x is thing else None)
+    assert read_attributes(values, lambda kind, name: {("object", "gen"): thing}[kind, name]).args[1] is thing
+    assert read_attributes(values).args[1] == Unresolved("object gen")
 
 
 # ----------------------------------------------------------------------------------------------- refused on reading
 
-GOOD = encode(call_of(X, 0.1, {"a": (1, None)}, kwargs={"k": 2}))
+GOOD = write_attributes(call_of(X, 0.1, {"a": (1, None)}, kwargs={"k": 2}))
 
 
 def _with(**changes):
@@ -339,14 +339,14 @@ def _call(**changes):
 @pytest.mark.parametrize("attribute", [name for name, (_, required, _) in SPECS.items() if required])
 def test_reading_needs_the_required_attributes(attribute):
     with pytest.raises(FormatError, match=f"lacks the attribute {attribute}"):
-        decode({name: value for name, value in GOOD.items() if name != attribute})
+        read_attributes({name: value for name, value in GOOD.items() if name != attribute})
 
 
 @pytest.mark.parametrize("attribute", GOOD)
 @pytest.mark.parametrize("value", [None, {}, b"x", ["a"], [[1]], 0.5, object()])
 def test_reading_checks_types(attribute, value):
     with pytest.raises(FormatError, match=attribute):
-        decode(_with(**{attribute: value}))
+        read_attributes(_with(**{attribute: value}))
 
 
 @pytest.mark.parametrize(
@@ -363,17 +363,17 @@ def test_reading_checks_types(attribute, value):
 )  # fmt: skip
 def test_contradictions_and_damage(values):
     with pytest.raises(FormatError, match=r"pkg\.mod:Fn|a call|PythonOp"):
-        decode(values)
+        read_attributes(values)
 
 
 def test_a_newer_version_is_refused_by_name():
     with pytest.raises(FormatError, match=r"pkg\.mod:Fn: its call has format 2, this release reads up to 1: install a newer pythonop"):
-        decode(_call(version=2, new_key=1))
+        read_attributes(_call(version=2, new_key=1))
 
 
 def test_names_from_files_are_escaped():
     with pytest.raises(FormatError) as caught:
-        decode(_with(name="evil\x1b[31m\u202e\n" + "x" * 5000, call="{}"))
+        read_attributes(_with(name="evil\x1b[31m\u202e\n" + "x" * 5000, call="{}"))
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 500
 
@@ -385,7 +385,7 @@ def test_names_from_files_are_escaped():
 )
 def test_any_attribute_is_read_or_refused(name, value):
     try:
-        decode(_with(**{name: value}))
+        read_attributes(_with(**{name: value}))
     except FormatError:
         pass
 
@@ -396,7 +396,7 @@ def test_any_attribute_is_read_or_refused(name, value):
     lambda c: st.lists(c, max_size=3) | st.dictionaries(st.sampled_from(["$tensor", "$tuple", "dtypes", "cache", "cpu", "a"]), c, max_size=2), max_leaves=6)))  # fmt: skip
 def test_any_call_is_read_or_refused(changes):
     try:
-        decode(_call(**changes))
+        read_attributes(_call(**changes))
     except FormatError:
         pass
 
@@ -406,12 +406,12 @@ def test_any_call_is_read_or_refused(changes):
 
 def test_documented_nodes_can_be_read_back():
     call = call_of(7, X, 0.5, (1, 2), (0.25,), (3,), Slot(1))
-    values = {name: value for name, value in encode(call).items() if name != "call"}
-    found = decode(values)
+    values = {name: value for name, value in write_attributes(call).items() if name != "call"}
+    found = read_attributes(values)
     assert found.args == call.args
     assert found.id == ""
     with pytest.raises(FormatError, match="no call attribute"):
-        decode({name: value for name, value in encode(call_of(X, None)).items() if name != "call"})
+        read_attributes({name: value for name, value in write_attributes(call_of(X, None)).items() if name != "call"})
 
 
 @settings(max_examples=300, deadline=None)
@@ -425,7 +425,7 @@ def test_documented_nodes_can_be_read_back():
 def test_any_documented_node_is_read_or_refused(changes, convention):
     base = {name: value for name, value in GOOD.items() if name != "call" and "scalar" not in name}
     try:
-        decode({**base, **changes, "input_convention": convention, "input_requires_grads": [0] * len(convention)})
+        read_attributes({**base, **changes, "input_convention": convention, "input_requires_grads": [0] * len(convention)})
     except FormatError:
         pass
 

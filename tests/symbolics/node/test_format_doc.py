@@ -15,7 +15,7 @@ import torch
 
 from symbolics.errors import PythonopWarning
 from symbolics.node import arguments, attributes, limits, metadata, names
-from symbolics.node.attributes import GRAD_SPECS, SPECS, decode, encode, values_of
+from symbolics.node.attributes import GRAD_SPECS, SPECS, read_attributes, values_of, write_attributes
 from symbolics.node.call import Autocast, AutogradCall
 from symbolics.node.containers import Slot
 from symbolics.node.dialects import DIALECTS, to_dialect
@@ -59,8 +59,8 @@ STEP = metadata.StepLayout(
     hyperparameters=({"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "keys": ["weight", "spare"]},),
 )  # fmt: skip
 EXAMPLES = {
-    "scale": lambda: _lines(encode(SCALE)),
-    "gather": lambda: _lines(encode(GATHER)),
+    "scale": lambda: _lines(write_attributes(SCALE)),
+    "gather": lambda: _lines(write_attributes(GATHER)),
     "gather gradient": lambda: _lines(values_of(node_of(model_of(GATHER, gradient=True), "PythonOpGrad"))),
     "state": lambda: _lines(json.loads(metadata.write_state(STATE))),
     "gradients": lambda: _lines(json.loads(metadata.write_pairing(PAIRING))),
@@ -81,7 +81,7 @@ def test_examples_are_what_the_library_writes(name):
 @pytest.mark.parametrize(("name", "call"), [("scale", SCALE), ("gather", GATHER)])
 def test_examples_read_back(name, call):
     values = json.loads(dict(BLOCK.findall(TEXT))[name])
-    assert decode({**values, "call": json.dumps(values["call"])}) == call
+    assert read_attributes({**values, "call": json.dumps(values["call"])}) == call
     check(model_of(call, gradient=True))
 
 
@@ -119,7 +119,7 @@ def test_every_attribute_is_in_its_table(title, specs):
 
 def test_every_key_of_call_is_in_its_table():
     call = AutogradCall(id="", name="", args=(1,), passed=0, autocast=Autocast({"cpu": "bfloat16"}), outputs=None)
-    assert _first_column(_section("The call attribute")) == set(json.loads(encode(call)["call"]))
+    assert _first_column(_section("The call attribute")) == set(json.loads(write_attributes(call)["call"]))
 
 
 def test_every_metadata_key_is_named():

@@ -1,0 +1,84 @@
+"""What metadata says, read strictly: each damage is named by its key and its place."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, strategies as st
+
+from symbolics.errors import FormatError
+from symbolics.node import metadata, names
+from tests.symbolics.node.test_format_doc import PAIRING, STATE, STEP
+
+READERS = {
+    names.STATE_KEY: (metadata.read_state, metadata.write_state, STATE),
+    names.GRADIENTS_KEY: (metadata.read_pairing, metadata.write_pairing, PAIRING),
+    names.STEP_KEY: (metadata.read_step, metadata.write_step, STEP),
+    names.CUMULATIVE_KEY: (metadata.read_cumulative, lambda value: metadata.write_cumulative(tuple(sorted(value))), frozenset({"a", "ü"})),
+}
+
+
+@pytest.mark.parametrize("key", READERS)
+def test_what_is_written_is_read(key):
+    read, write, value = READERS[key]
+    assert read({key: write(value)}) == value
+    assert write(value).isascii()
+    assert " " not in write(value)
+
+
+def test_absent():
+    assert metadata.read_state({}) is metadata.read_pairing({}) is metadata.read_step({}) is None
+    assert metadata.read_cumulative({}) == frozenset()
+
+
+def _state(**changes):
+    return json.dumps({"w": {"initializer": "w", "kind": "buffer", "trainable": False, "persistent": True, **changes}})
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "why"),
+    [
+        (names.STATE_KEY, "{", r"it is not JSON"),
+        (names.STATE_KEY, "[" * 100_000, r"it is not JSON"),
+        (names.STATE_KEY, "[]", r"it is \[\], not a JSON object"),
+        (names.STATE_KEY, '{"w": 1}', r", w: it is 1, not a JSON object with the keys initializer, kind, trainable, persistent"),
+        (names.STATE_KEY, '{"w": {"initializer": "w", "kind": "buffer", "trainable": false}}', r", w: it is \{.*\}, not .* persistent"),
+        (names.STATE_KEY, _state(more=1), r", w: it is .*more.* not a JSON object with the keys"),
+        (names.STATE_KEY, _state(kind="x"), r", w, kind: it is 'x', not one of \('parameter', 'buffer'\)"),
+        (names.STATE_KEY, _state(kind=[]), r", w, kind: it is \[\], not one of"),
+        (names.STATE_KEY, _state(trainable=1), r", w, trainable: it is 1, not true or false"),
+        (names.STATE_KEY, _state(initializer=None), r", w, initializer: it is None, not a string"),
+        (names.GRADIENTS_KEY, '{"inputs": {"a": 1}, "outputs": {}, "unreached": []}', r", inputs, a: it is 1, not a string"),
+        (names.GRADIENTS_KEY, '{"inputs": {}, "outputs": {}, "unreached": "x"}', r", unreached: it is 'x', not a list"),
+        (names.STEP_KEY, "{}", r"not a JSON object with the keys carried, .*, hyperparameters"),
+        (names.STEP_KEY, metadata.write_step(STEP).replace('["x"]', '["x", 3]'), r", inputs, item 1: it is 3, not a string"),
+        (names.CUMULATIVE_KEY, "{}", r"it is \{\}, not a list"),
+        (names.CUMULATIVE_KEY, '["a", 1]', r", item 1: it is 1, not a string"),
+    ],
+)
+def test_damage_is_named(key, text, why):
+    with pytest.raises(FormatError, match=rf"^metadata {key}.*{why}.*: the file is damaged$"):
+        READERS[key][0]({key: text})
+
+
+def test_names_in_messages_are_escaped():
+    with pytest.raises(FormatError) as caught:
+        metadata.read_state({names.STATE_KEY: json.dumps({"\x1b[31m\u202e" + "x" * 9999: "\x1b" * 9999})})
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda c: st.lists(c, max_size=3) | st.dictionaries(st.text(max_size=3), c, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(sorted(READERS)), JSON)
+def test_anything_is_read_or_refused(key, data):
+    try:
+        READERS[key][0]({key: json.dumps(data)})
+    except FormatError:
+        pass
