@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from exporter.forward.finish import drop_outputs
 from exporter.forward.fold import fold
 from exporter.forward.state import held_out
 from exporter.train_mode.batch_norm import Statistics, counter_of
@@ -76,7 +75,7 @@ class Join:
         loss = graph.outputs[0]
         gradients = {name: by_name[output] for name, output in pairing.outputs.items() if name not in pairing.unreached}
         self.untrained = [key for name in pairing.unreached for key in self.keys.get(name, [name])]
-        drop_outputs(graph, len(graph.outputs))
+        graph.outputs.clear()
         self._free_names()
         with op.arithmetic():
             self._seed(loss, pairing.inputs[_name(loss)])
