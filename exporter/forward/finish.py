@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable
 from dataclasses import replace
 
-import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import onnxscript.optimizer
 import torch
 
 import symbolics.node.schema  # noqa: F401  (the checker should know the operators of what we write)
-from exporter.forward.draft import RANDOM
 from exporter.forward.fold import fold
 from exporter.forward.state import ModelState, held_out
+from symbolics import quirks
 from symbolics.capture.recorder import Recorder
 from symbolics.errors import ExportError
 from symbolics.graph.walk import walk
@@ -37,17 +37,12 @@ from symbolics.node.names import (
     VERSION_KEY,
 )
 from symbolics.node.result import count_tensors
-from symbolics.quirks.batch_norm import pin_running_statistics
-from symbolics.quirks.matrix_vector import turn_products_with_vectors
 
-__all__ = ["anchor_calls", "drop_outputs", "finish", "refuse_scripted"]
+__all__ = ["anchor_calls", "finish", "refuse_scripted"]
 
 
 def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: bool, rewrite: bool = True) -> None:
     """Make a translated model a file of docs/format.md, in place.
-
-    Inlines model-local functions, optimizes (parameters held out), numbers the calls, writes module paths and source
-    lines, frees unused context outputs, writes the metadata, and last gives the stop-gradient mark its body.
 
     Args:
         model: The translated model.
@@ -56,16 +51,17 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
         optimize: Fold constants, merge equal nodes.
         rewrite: When optimizing, also apply onnxscript's rewrite rules, as torch.export's translation does. The TorchScript
             exporter folds constants alone; the rules would take longer than its whole export.
-
-    Raises:
-        ExportError: A PythonOp of this capture was lost on the way.
     """
     graph = model.graph
+    own_outputs = len(graph.outputs) - recorder.capture.anchored
     parameters = state.adopt(graph)
-    _keep_dropping(graph)
-    drop_outputs(graph, recorder.capture.anchored)
-    with held_out(graph, parameters), _kept_apart(graph):
-        anchored = anchor_calls(graph)
+    _keep_outputs(graph, own_outputs)
+    _apply(quirks.TRANSLATED, model)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(held_out(graph, parameters))
+        for apart in quirks.OPTIMIZING:
+            stack.enter_context(apart(graph))
+        anchor_calls(graph)
         if optimize and rewrite:
             onnxscript.optimizer.optimize(model)
         elif optimize:
@@ -73,81 +69,24 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
         else:
             passes.InlinePass()(model)
             passes.RemoveUnusedNodesPass()(model)
-    drop_outputs(graph, anchored)
-    nodes = list(_all_nodes(graph))  # walks over large graphs are what finishing costs: one serves all that follows
-    if any(node.op_type == "BatchNormalization" for node in nodes):
-        pin_running_statistics(graph)
-        nodes = list(_all_nodes(graph))
-    _adopt_orphans(graph, nodes)
-    if turn_products_with_vectors(nodes):
-        nodes = list(_all_nodes(graph))
-    if not _well_named(graph, nodes):
-        passes.NameFixPass()(model)
-    _finish_calls(graph, nodes, recorder)
-    marks = sum((node.domain, node.op_type) == (MARK_DOMAIN, MARK_OP) for node in nodes)
-    model.metadata_props[VERSION_KEY] = str(FORMAT_VERSION)
-    model.metadata_props[STATE_KEY] = write_state(state.entries)
-    model.metadata_props[MARK_COUNT_KEY] = str(marks)
-    if state.cumulative:
-        model.metadata_props[CUMULATIVE_KEY] = write_cumulative(state.cumulative)
-    if recorder.capture.outputs is not None and count_tensors(recorder.capture.outputs) == len(graph.outputs):
-        model.metadata_props[OUTPUTS_KEY] = recorder.capture.outputs
-    if any(node.domain == ORT_DOMAIN for node in nodes):
-        model.opset_imports[ORT_DOMAIN] = 1
-    model.opset_imports.pop(MARK_DOMAIN, None)
-    if marks:
-        # An optimizer that runs later would inline the body, and the mark would be gone: now is the end.
-        model.opset_imports[MARK_DOMAIN] = 1
-        mark = _mark_function(model.opset_imports[""])
-        model.functions[mark.identifier()] = mark
+    _keep_outputs(graph, own_outputs)
+    nodes = _apply((*quirks.OPTIMIZED, _name_everything), model)
+    _describe_calls(graph, nodes, recorder)
+    _write_metadata(model, nodes, recorder, state)
+    _import_domains(model, nodes)
 
 
-def _keep_dropping(graph: ir.Graph) -> None:
-    """Say of each Dropout that it drops, where torch's translation does not.
+def _apply(steps: Iterable[quirks.GraphPass], model: ir.Model) -> list[ir.Node]:
+    """Apply passes; walks over large graphs are what finishing costs, so one serves all until nodes come or go.
 
-    Neither exporter writes the dropout of a model in eval mode, but that of scaled_dot_product_attention(dropout_p=...) both
-    write without training_mode: as a node that passes everything on.
+    Returns:
+        All nodes of the model as it is then.
     """
-    for node in list(_all_nodes(graph)):
-        if node.op_type == "Dropout" and node.domain in ("", "ai.onnx") and len(node.inputs) == 2:
-            drops = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(np.array(True)))])
-            drops.outputs[0].type, drops.outputs[0].shape = ir.TensorType(ir.DataType.BOOL), ir.Shape([])
-            assert node.graph is not None
-            node.graph.insert_before(node, drops)
-            node.resize_inputs(3)
-            node.replace_input_with(2, drops.outputs[0])
-
-
-def _all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
-    return walk(graph)
-
-
-def _well_named(graph: ir.Graph, nodes: list[ir.Node]) -> bool:
-    """Whether every node and value has a name of its own, as in a graph without bodies that TorchScript made."""
-    if any(node.graph is not graph for node in nodes):
-        return False
-    values = [*graph.inputs, *graph.initializers.values(), *(value for node in nodes for value in node.outputs)]
-    # An initializer may be an input, too.
-    value_names, node_names = {value.name: value for value in values}, {node.name for node in nodes}
-    complete = all(value_names) and all(node_names) and len(node_names) == len(nodes)
-    return complete and all(value_names[value.name] is value for value in values)
-
-
-_NUMBER = "pythonop_number"
-
-
-@contextlib.contextmanager
-def _kept_apart(graph: ir.Graph) -> Iterator[None]:
-    """While the block runs, no two random draws are equal: the optimizer would make one of two dropouts of one value."""
-    draws = [node for node in _all_nodes(graph) if node.op_type in RANDOM]
-    for number, node in enumerate(draws):
-        node.attributes[_NUMBER] = ir.AttrInt64(_NUMBER, number)
-    try:
-        yield
-    finally:
-        # A pass that inlines or rewrites may have copied the nodes.
-        for node in _all_nodes(graph) if draws else ():
-            node.attributes.pop(_NUMBER, None)
+    nodes = list(walk(model.graph))
+    for apply in steps:
+        if apply(model, nodes):
+            nodes = list(walk(model.graph))
+    return nodes
 
 
 def anchor_calls(graph: ir.Graph) -> int:
@@ -163,46 +102,31 @@ def anchor_calls(graph: ir.Graph) -> int:
     return len(graph.outputs) - count
 
 
-def drop_outputs(graph: ir.Graph, count: int) -> None:
-    """Take back the last outputs of a graph."""
-    for _ in range(count):  # one by one: onnx_ir does not see a deleted slice, the values would still count as outputs
+def _keep_outputs(graph: ir.Graph, count: int) -> None:
+    """Take back what `anchor_calls` or a trace made outputs, by `symbolics.quirks.elsewhere.DELETED_SLICES` one by one."""
+    while len(graph.outputs) > count:
         graph.outputs.pop()
 
 
-def _adopt_orphans(graph: ir.Graph, nodes: list[ir.Node]) -> None:
-    """Make initializers of constants that belong to no graph.
-
-    onnxscript's rewriter names new initializers after their node's input: the second Clip of one value takes the name
-    of the first one's bound, which then stands nowhere. A parameter of that name would lose it in the same way.
-    """
-    taken: set[str | None] = set()
-    for node in nodes:
-        for value in node.inputs:
-            if (
-                value is None
-                or value.const_value is None
-                or value.producer() is not None
-                or value.is_graph_input()
-                or value.is_initializer()
-            ):
-                continue
-            taken = taken or {value.name for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}
-            base, count = value.name or "constant", 0
-            while value.name is None or value.name in graph.initializers:
-                count += 1
-                if f"{base}_{count}" not in taken:
-                    value.name = f"{base}_{count}"
-            taken.add(value.name)
-            graph.initializers[value.name] = value
+def _name_everything(model: ir.Model, nodes: list[ir.Node]) -> bool:
+    """Give every node and value a name of its own; a graph without bodies that TorchScript made has them."""
+    graph = model.graph
+    values = [*graph.inputs, *graph.initializers.values(), *(value for node in nodes for value in node.outputs)]
+    # An initializer may be an input, too.
+    value_names, node_names = {value.name: value for value in values}, {node.name for node in nodes}
+    named = all(node.graph is graph for node in nodes) and all(value_names) and all(node_names) and len(node_names) == len(nodes)
+    if not (named and all(value_names[value.name] is value for value in values)):
+        passes.NameFixPass()(model)
+    return False
 
 
-def _finish_calls(graph: ir.Graph, nodes: list[ir.Node], recorder: Recorder) -> None:
+def _describe_calls(graph: ir.Graph, nodes: list[ir.Node], recorder: Recorder) -> None:
     outputs_of_graphs = {id(value) for value in graph.outputs}
     count = 0
     for node in nodes:
         if (node.domain, node.op_type) != (ORT_DOMAIN, PYTHON_OP) or CALL_ATTRIBUTE not in node.attributes:
             continue
-        record = recorder.records.get(_key_of(node))
+        record = recorder.records.get(str(json.loads(node.attributes[CALL_ATTRIBUTE].as_string()).get("id")))
         if record is None:
             continue  # a PythonOp of somebody else's making
         call = replace(record.call, id=str(count))
@@ -225,10 +149,26 @@ def _finish_calls(graph: ir.Graph, nodes: list[ir.Node], recorder: Recorder) -> 
                 value.name = f"{node.name or PYTHON_OP}_{value.index()}"
 
 
-def _key_of(node: ir.Node) -> str:
-    import json
+def _write_metadata(model: ir.Model, nodes: list[ir.Node], recorder: Recorder, state: ModelState) -> None:
+    model.metadata_props[VERSION_KEY] = str(FORMAT_VERSION)
+    model.metadata_props[STATE_KEY] = write_state(state.entries)
+    model.metadata_props[MARK_COUNT_KEY] = str(sum((node.domain, node.op_type) == (MARK_DOMAIN, MARK_OP) for node in nodes))
+    if state.cumulative:
+        model.metadata_props[CUMULATIVE_KEY] = write_cumulative(state.cumulative)
+    if recorder.capture.outputs is not None and count_tensors(recorder.capture.outputs) == len(model.graph.outputs):
+        model.metadata_props[OUTPUTS_KEY] = recorder.capture.outputs
 
-    return str(json.loads(node.attributes[CALL_ATTRIBUTE].as_string()).get("id"))
+
+def _import_domains(model: ir.Model, nodes: list[ir.Node]) -> None:
+    """Import what the nodes are of, and last give the stop-gradient mark its body: an optimizer would inline it, and the mark be gone."""
+    domains = {node.domain for node in nodes}
+    if ORT_DOMAIN in domains:
+        model.opset_imports[ORT_DOMAIN] = 1
+    model.opset_imports.pop(MARK_DOMAIN, None)
+    if MARK_DOMAIN in domains:
+        model.opset_imports[MARK_DOMAIN] = 1
+        mark = _mark_function(model.opset_imports[""])
+        model.functions[mark.identifier()] = mark
 
 
 def _mark_function(opset: int) -> ir.Function:

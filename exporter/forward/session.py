@@ -27,7 +27,7 @@ from symbolics.capture.recorder import Recorder, active_recorder, belongs_to_tor
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.node.names import UNCHECKED_KEY, qualified_name
 from symbolics.node.patterns import Patterns
-from symbolics.quirks.batch_norm import momentum_of_this_step
+from symbolics.quirks import TRACED
 
 __all__ = ["Hook", "capturing", "judged", "surroundings", "without_gc", "write"]
 
@@ -82,7 +82,8 @@ def capturing(
         capture = recorder.begin(model)
         if isinstance(model, torch.nn.Module):
             stack.enter_context(marking(model, keywords, constants))
-            stack.enter_context(momentum_of_this_step(model))
+            for seen_as in TRACED:
+                stack.enter_context(seen_as(model))
         if dynamo:
             stack.enter_context(private.allow_in_dynamo(_all_functions(torch.autograd.Function)))
             stack.enter_context(private.quiet_registration(torch_export.translations().values()))

@@ -16,7 +16,7 @@ from onnx_ir import tensor_adapters
 
 from symbolics import torch_private as private
 from symbolics.node.metadata import StateEntry
-from symbolics.quirks.batch_norm import cumulative_statistics
+from symbolics.quirks import cumulative_statistics
 
 __all__ = ["ModelState", "all_buffers_named", "held_out"]
 

@@ -29,7 +29,7 @@ from symbolics.node.dtypes import DTYPES
 from symbolics.node.metadata import read_pairing
 from symbolics.node.names import ORT_DOMAIN
 from symbolics.node.text import shown
-from symbolics.quirks.matrix_vector import turn_products_with_vectors
+from symbolics.quirks import LOADED
 
 __all__ = ["Engine", "Kept", "Plan", "Runner", "open_model", "tensor"]
 
@@ -133,7 +133,8 @@ def open_model(source: Any) -> ir.Model:
                 raise FormatError(
                     f"{path} has {path.stat().st_size} bytes, and {value.name!r} lies at {needed} and before: the file was cut off"
                 )
-    turn_products_with_vectors(model.graph.all_nodes())
+    for mend in LOADED:
+        mend(model, list(model.graph.all_nodes()))
     return model
 
 

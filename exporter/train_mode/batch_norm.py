@@ -11,6 +11,7 @@ import torch
 from exporter.train_mode.dropout import trains
 from symbolics.errors import PythonopWarning
 from symbolics.node.metadata import read_cumulative
+from symbolics.quirks import copied, read_copies
 
 __all__ = ["Statistics", "batch_statistics", "counter_of", "warn_of_lost_changes"]
 
@@ -53,14 +54,14 @@ class Statistics:
 
 
 def _buffer(value: ir.Value | None, position: int) -> ir.Value | None:
-    """The initializer behind a statistic: itself, under the Where of `symbolics.quirks.batch_norm.pin_running_statistics`, or
-    before the node of an earlier call of the same module, from which torch.export takes it.
+    """The initializer behind a statistic: itself, that of which it is a copy, or before the node of an earlier call of the same
+    module, from which torch.export takes it.
     """
     while value is not None and value.producer() is not None:
         node = value.producer()
         assert node is not None
-        if node.op_type == "Where" and node.inputs[1] is node.inputs[2]:
-            value = node.inputs[1]
+        if (source := copied(value)) is not None:
+            value = source
         elif node.op_type == "BatchNormalization" and value.index() == position - 2:
             value = node.inputs[position]
         else:
@@ -96,13 +97,7 @@ def batch_statistics(model: ir.Model) -> list[Statistics]:
             output = node.outputs[position - 2]
             output.name = output.name or f"{stem}/{what}"
             output.type, output.shape = source.type, source.shape
-            # onnxruntime's kernel writes its results over these inputs, the caller's own memory: give it a copy, by an
-            # operator that no optimizer takes for an Identity, nor for the copy of another call.
-            calls = sum(entry.mean == mean.name for entry in found)
-            copy = ir.Node("", "Max", [source] * (calls + 1), name=f"{stem}/{what}/copy")
-            copy.outputs[0].name, copy.outputs[0].type, copy.outputs[0].shape = copy.name, source.type, source.shape
-            graph.insert_before(node, copy)
-            node.replace_input_with(position, copy.outputs[0])
+        read_copies(node, mean, var)  # the caller's own memory is behind these inputs
         shape = ir.Node("", "Shape", [x], name=f"{stem}/shape")
         shape.outputs[0].name = shape.name
         shape.outputs[0].type = ir.TensorType(ir.DataType.INT64)

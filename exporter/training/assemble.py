@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from exporter.forward.finish import drop_outputs
 from exporter.forward.fold import fold
 from exporter.forward.state import held_out
 from exporter.train_mode.batch_norm import Statistics, counter_of
@@ -68,7 +67,7 @@ class Assembly:
         loss = graph.outputs[0]
         gradients = {name: by_name[output] for name, output in pairing.outputs.items() if name not in pairing.unreached}
         self._untrained = [key for name in pairing.unreached for key in self._keys.get(name, [name])]
-        drop_outputs(graph, len(graph.outputs))
+        graph.outputs.clear()
         carried.free_names()
         with op.arithmetic():
             scale = self._seed(pairing.inputs[name_of(loss)])

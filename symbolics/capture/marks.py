@@ -21,8 +21,7 @@ import symbolics.capture.opaque_op  # noqa: F401  (it defines the two operators)
 from symbolics import torch_private as private
 from symbolics.errors import ExportError
 from symbolics.node.result import write_structure
-from symbolics.quirks.mixed_norms import normalized
-from symbolics.quirks.own_backward import rewritten
+from symbolics.quirks import REWRITES
 
 __all__ = ["StopGradients", "differentiable_inputs", "holds_tensor", "marking"]
 
@@ -69,11 +68,8 @@ class StopGradients(TorchFunctionMode):
             _watch_reads(recorder, name, args, kwargs)
         if _is_inplace(name):
             return self._inplace(func, name, args, kwargs)
-        result = normalized(func, args, kwargs)
-        if result is None:
-            # Neither exporter traces the getter of x.data: its result would be a constant.
-            result = args[0].detach() if getattr(func, "__self__", None) is _GETTER_OF_DATA and name == "__get__" else func(*args, **kwargs)
-            result = rewritten(func, result, args, kwargs)
+        rewrite = REWRITES.get(func)
+        result = func(*args, **kwargs) if rewrite is None else rewrite(func, args, kwargs)
         if name in _SHAPE_ONLY or _needs_no_mark(result):
             return result
         if torch.is_grad_enabled() and private.is_higher_order(func):  # torch.cond, scan: a capture runs their bodies without autograd

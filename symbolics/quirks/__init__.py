@@ -1,1 +1,64 @@
-"""What torch, torchlib and onnxruntime do wrong: one file each, until a release mends it."""
+"""What torch, torchlib, onnxscript and onnxruntime do wrong: one file each, until a release mends it.
+
+Each file has a `Quirk` that says whose wrong it is; others enter by the tables below, by where a cure acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from symbolics.quirks.attention_dropout import say_that_attention_drops
+from symbolics.quirks.batch_norm_buffers import copied, pin_running_statistics, read_copies
+from symbolics.quirks.batch_norm_momentum import cumulative_statistics, momentum_of_this_step
+from symbolics.quirks.data_getter import DATA_GETTER
+from symbolics.quirks.equal_draws import kept_apart
+from symbolics.quirks.lost_initializers import register_lost_initializers
+from symbolics.quirks.matrix_vector import turn_products_with_vectors
+from symbolics.quirks.mixed_norms import MIXED_NORMS
+from symbolics.quirks.own_backward import OWN_BACKWARD
+
+__all__ = [
+    "LOADED", "OPTIMIZED", "OPTIMIZING", "REWRITES", "TRACED", "TRANSLATED",
+    "GraphPass", "copied", "cumulative_statistics", "read_copies", "translations",
+]  # fmt: skip
+
+#: Changes a model in place, given all of its nodes; returns whether nodes came or went.
+GraphPass = Callable[[ir.Model, list[ir.Node]], bool]
+
+#: While a model is traced. Takes the model.
+TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = (momentum_of_this_step,)
+
+#: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
+REWRITES: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {**DATA_GETTER, **MIXED_NORMS, **OWN_BACKWARD}
+
+#: On what torch translated, before it is optimized.
+TRANSLATED: tuple[GraphPass, ...] = (say_that_attention_drops,)
+
+#: While it is optimized. Takes the graph.
+OPTIMIZING: tuple[Callable[[ir.Graph], AbstractContextManager[None]], ...] = (kept_apart,)
+
+#: On what will be the file.
+OPTIMIZED: tuple[GraphPass, ...] = (pin_running_statistics, register_lost_initializers, turn_products_with_vectors)
+
+#: On a file of whatever origin, before onnxruntime runs it.
+LOADED: tuple[GraphPass, ...] = (turn_products_with_vectors,)
+
+
+def translations() -> dict[Any, Callable[..., Any]]:
+    """In place of torchlib's: entries for the ``custom_translation_table`` of torch.onnx.export(dynamo=True)."""
+    # They are written with onnxscript, which who only loads a file need not wait for.
+    from symbolics.quirks.batch_norm_training import batch_norm
+    from symbolics.quirks.cross_entropy import cross_entropy
+    from symbolics.quirks.floor_divide import floor_divide
+
+    aten = torch.ops.aten
+    return {
+        aten._native_batch_norm_legit_functional.default: batch_norm,
+        aten.cross_entropy_loss.default: cross_entropy,
+        aten.floor_divide.default: floor_divide,
+    }

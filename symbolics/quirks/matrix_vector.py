@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import onnx_ir as ir
 
 from symbolics.node.names import MARK_DOMAIN, MARK_OP
+from symbolics.quirks.quirk import Quirk
 
-__all__ = ["turn_products_with_vectors"]
+__all__ = ["QUIRK", "turn_products_with_vectors"]
+
+QUIRK = Quirk(
+    cure="symbolics/quirks/matrix_vector.py",
+    upstream="onnxruntime",
+    seen="1.31.1",
+    wrong="MatMul(Transpose(A), v) of a computed A becomes FusedMatMul(A, v, transA=1), which reads the wrong numbers for a v of rank 1",
+)
 
 # What onnxruntime's fusion sees through, or has removed before.
 _SEEN_THROUGH = {("", "Identity"), ("", "Cast"), (MARK_DOMAIN, MARK_OP)}
 
 
-def turn_products_with_vectors(nodes: Iterable[ir.Node]) -> bool:
-    """Write MatMul(Transpose(A), v) as MatMul(v, A), in place.
-
-    Measured on onnxruntime 1.31: it makes one FusedMatMul(A, v, transA=1) of the two where A is no constant, and its kernel
-    then reads the wrong numbers for a v of rank 1, without a word. The other way round, and with a matrix of one column, it is right.
-
-    Args:
-        nodes: The nodes to look at; those in bodies are their own.
-
-    Returns:
-        Whether nodes came or went.
-    """
+def turn_products_with_vectors(model: ir.Model, nodes: list[ir.Node]) -> bool:
+    """Write MatMul(Transpose(A), v) as MatMul(v, A): that, and a matrix of one column, onnxruntime computes right."""
     changed = False
-    for node in list(nodes):
+    for node in nodes:
         if (node.domain, node.op_type) != ("", "MatMul") or len(node.inputs) != 2 or node.graph is None:
             continue
         a, v = node.inputs

@@ -1,4 +1,4 @@
-"""Normalizations of a half type with parameters in float32, as autocast makes them: in ONNX both are of one type."""
+"""Normalizations of a half type with parameters in float32, as autocast makes them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,27 @@ from typing import Any
 
 import torch
 
-__all__ = ["normalized"]
+from symbolics.quirks.quirk import Quirk
 
-_NORMS = {torch.layer_norm, torch.group_norm, torch.instance_norm, torch.batch_norm}
+__all__ = ["MIXED_NORMS", "QUIRK"]
+
+QUIRK = Quirk(
+    cure="symbolics/quirks/mixed_norms.py",
+    upstream="torch and onnxscript's torchlib",
+    seen="2.13, 0.7.2",
+    wrong="a norm of a half type with parameters in float32 is written as one ONNX node, whose inputs must be of one type",
+)
+
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def normalized(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """The result of such a call, in the type that the kernels of PyTorch compute in; None for any other call."""
-    if func not in _NORMS or not args or args[0].dtype not in _HALVES:
-        return None
-    x, *rest = args
-    if all(value.dtype is x.dtype for value in (*rest, *kwargs.values()) if isinstance(value, torch.Tensor)):
-        return None
-    result: torch.Tensor = func(x.float(), *rest, **kwargs)
-    return result.to(x.dtype)
+def _normalized(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The same in float32, the type that the kernels of PyTorch compute in."""
+    if not args or (x := args[0]).dtype not in _HALVES:
+        return func(*args, **kwargs)
+    if all(value.dtype is x.dtype for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)):
+        return func(*args, **kwargs)
+    return func(x.float(), *args[1:], **kwargs).to(x.dtype)
+
+
+MIXED_NORMS = dict.fromkeys((torch.layer_norm, torch.group_norm, torch.instance_norm, torch.batch_norm), _normalized)

@@ -14,17 +14,16 @@ import torch
 from torch.nn import functional
 
 from symbolics.errors import PythonopWarning
+from symbolics.quirks.quirk import Quirk
 
-__all__ = ["rewritten"]
+__all__ = ["OWN_BACKWARD", "QUIRK"]
 
-
-def rewritten(func: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of a call, in a form whose derivative is the call's own backward; ``result`` itself for any other call."""
-    rewrite = _REWRITES.get(func)
-    if rewrite is None:
-        return result
-    first = result[0] if isinstance(result, tuple) else result
-    return rewrite(result, *args, **kwargs) if first.requires_grad else result
+QUIRK = Quirk(
+    cure="symbolics/quirks/own_backward.py",
+    upstream="torch and onnxscript's torchlib",
+    seen="2.13, 0.7.2",
+    wrong="some calls are written by operators whose derivative is not the call's own backward: it is infinite, or goes where eager's does not",
+)
 
 
 def _embedding(
@@ -72,9 +71,21 @@ def _log_sigmoid(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return -functional.softplus(-x)
 
 
-_REWRITES: dict[Any, Callable[..., Any]] = {
-    torch.embedding: _embedding,
-    torch.max: _extremum, torch.Tensor.max: _extremum, torch.min: _extremum, torch.Tensor.min: _extremum,
-    torch.std: _std, torch.Tensor.std: _std,
-    functional.logsigmoid: _log_sigmoid,
+def _rewriting(rewrite: Callable[..., Any]) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
+    """Call the function, and rewrite its result where a gradient will flow."""
+
+    def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        first = result[0] if isinstance(result, tuple) else result
+        return rewrite(result, *args, **kwargs) if first.requires_grad else result
+
+    return called
+
+
+_EXTREMUM, _STD = _rewriting(_extremum), _rewriting(_std)
+OWN_BACKWARD: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
+    torch.embedding: _rewriting(_embedding),
+    torch.max: _EXTREMUM, torch.Tensor.max: _EXTREMUM, torch.min: _EXTREMUM, torch.Tensor.min: _EXTREMUM,
+    torch.std: _STD, torch.Tensor.std: _STD,
+    functional.logsigmoid: _rewriting(_log_sigmoid),
 }  # fmt: skip

@@ -1,0 +1,47 @@
+"""Train-mode BatchNorm for torch.onnx.export(dynamo=True)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+from onnxscript.function_libs.torch_lib.ops.core import aten__native_batch_norm_legit_functional as torchlibs
+
+from symbolics.quirks.opset import number, op
+from symbolics.quirks.quirk import Quirk
+
+__all__ = ["QUIRK", "batch_norm"]
+
+QUIRK = Quirk(
+    cure="symbolics/quirks/batch_norm_training.py",
+    upstream="onnxscript's torchlib",
+    seen="0.7.2",
+    wrong="a BatchNorm in train mode is written as one in eval mode: by its running statistics",
+)
+
+
+def batch_norm(
+    x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float
+) -> Sequence[ir.Value]:
+    """aten::_native_batch_norm_legit_functional -> (y, batch mean, batch 1/std, new running mean, new running variance)."""
+    if not training:
+        found: Sequence[ir.Value] = torchlibs(x, weight, bias, running_mean, running_var, training, momentum, eps)
+        return found
+    channels = op.Shape(x, start=1, end=2)
+    scale = weight if weight is not None else op.Expand(number(1.0, x), channels)
+    shift = bias if bias is not None else op.Expand(number(0.0, x), channels)
+    # ONNX's momentum is the share of the old value, torch's that of the new one.
+    y, new_mean, _ = op.BatchNormalization(
+        x, scale, shift, running_mean, running_var, epsilon=float(eps), momentum=1.0 - momentum, training_mode=1
+    )
+    # The rest is pruned where nobody reads it. torch's running variance is the unbiased one, ONNX's is not.
+    axes = [0, *range(2, len(x.shape))]
+    mean = op.ReduceMean(x, axes, keepdims=0)
+    centred = op.Sub(x, op.ReduceMean(x, axes))
+    var = op.ReduceMean(op.Mul(centred, centred), axes, keepdims=0)
+    rstd = op.Reciprocal(op.Sqrt(op.Add(var, number(eps, x))))
+    count = op.CastLike(op.Div(op.Size(x), op.Size(mean)), x)
+    unbiased = op.Div(op.Mul(var, count), op.Sub(count, number(1.0, x)))
+    new_var = op.Add(op.Mul(running_var, number(1.0 - momentum, x)), op.Mul(unbiased, number(momentum, x)))
+    return y, mean, rstd, new_mean, new_var

@@ -1,0 +1,43 @@
+"""Wrongs whose cure has its place in another room."""
+
+from __future__ import annotations
+
+from symbolics.quirks.quirk import Quirk
+
+__all__ = ["DELETED_SLICES", "EMPTY_NAMES", "FUSIONS_IN_A_DOMAIN", "GATHER_ELEMENTS", "WIDENED_HALVES"]
+
+DELETED_SLICES = Quirk(
+    cure="the loops over one output or input in exporter/forward/finish.py and exporter/gradient_graph/model.py",
+    upstream="onnx_ir",
+    seen="1.1.0",
+    wrong="a value deleted from a graph's inputs or outputs by a slice still counts as one",
+)
+
+EMPTY_NAMES = Quirk(
+    cure="_pack in exporter/runtime/prepare.py",
+    upstream="onnxruntime",
+    seen="1.31.1",
+    wrong="a model with an empty name among the variadic inputs or outputs of a custom operator is refused",
+)
+
+FUSIONS_IN_A_DOMAIN = Quirk(
+    cure="the import of com.microsoft in exporter/runtime/prepare.py and exporter/module/plans.py",
+    upstream="onnxruntime",
+    seen="1.31.1",
+    wrong="where a custom library has operators in com.microsoft, fusions make nodes of that domain (FusedGemm) and fail if the model does not import it",
+)
+
+WIDENED_HALVES = Quirk(
+    cure="the cast to half in exporter/runtime/kernels.py",
+    upstream="onnxruntime",
+    seen="1.31.1",
+    wrong="a custom operator in float16 between two that the CPU computes in float32 is given float32",
+)
+
+GATHER_ELEMENTS = Quirk(
+    cure="GatherElements in exporter/runtime/reference.py",
+    upstream="onnx",
+    seen="1.23.2",
+    wrong="the reference evaluator's GatherElements takes no axis from the end, no smaller indices, and no axis longer than 64",
+    issue="onnx/onnx#8444",
+)

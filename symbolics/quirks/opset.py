@@ -1,0 +1,20 @@
+"""What a translation is written with: onnxscript's operators, and numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+from onnxscript import opset18
+
+__all__ = ["number", "op"]
+
+op: Any = opset18  # inside torch.onnx.export it takes lists of ints as well, which its types do not say
+
+
+def number(value: float, like: ir.Value) -> Any:
+    """A scalar constant of the element type of ``like``, an argument of the translation (torch.onnx knows no other value's type)."""
+    assert like.dtype is not None
+    constant = op.Constant(value=ir.tensor(value, dtype=like.dtype))
+    constant.type, constant.shape = ir.TensorType(like.dtype), ir.Shape([])
+    return constant

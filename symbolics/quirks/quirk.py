@@ -1,0 +1,28 @@
+"""What is known of a wrong of another project."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Quirk"]
+
+
+@dataclass(frozen=True)
+class Quirk:
+    """A wrong of another project that we work around until it is mended.
+
+    tests/symbolics/quirks/test_still_wrong.py runs upstream without the cure, and fails on the release that needs it no more.
+
+    Attributes:
+        cure: What may go then: a file, or a name in a file.
+        upstream: Whose wrong it is.
+        seen: The newest release that has it.
+        wrong: What is wrong.
+        issue: Where upstream has been told, None where no report was found.
+    """
+
+    cure: str
+    upstream: str
+    seen: str
+    wrong: str
+    issue: str | None = None

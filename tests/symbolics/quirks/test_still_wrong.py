@@ -1,0 +1,257 @@
+"""Upstream without our cure: each test fails on the release that mends its quirk, and names what may go."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+import onnxruntime
+import onnxscript.optimizer
+import pytest
+import torch
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+from torch import nn
+from torch.nn import functional
+
+import exporter
+import symbolics.quirks
+from exporter.runtime.prepare import prepare
+from exporter.runtime.session import session_options
+from symbolics.quirks import elsewhere
+from tests.exporter.runtime import functions as F
+from tests.exporter.runtime.build import forward, record
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+
+FLOAT = onnx.TensorProto.FLOAT
+
+
+class Calls(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def translated(model, *args):
+    """What torch.onnx.export(dynamo=True) makes of a model, or of a function."""
+    model = model if isinstance(model, nn.Module) else Calls(model)
+    return torch.onnx.export(model, args, dynamo=True, optimize=False, verbose=False).model
+
+
+def op_types(model):
+    return [node.op_type for node in model.graph]
+
+
+def on_onnxruntime(nodes, feeds, initializers=None, options=None):
+    """The one output y of a graph of these nodes, whose inputs are the feeds."""
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(name, FLOAT, value.shape) for name, value in feeds.items()],
+        [helper.make_tensor_value_info("y", FLOAT, None)],
+        [onnx.numpy_helper.from_array(value, name) for name, value in (initializers or {}).items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    return onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)[0]
+
+
+def gradient(function, *args):
+    """Of the sum of a function's result by its first argument: of torch's translation, and eager's."""
+    training = exporter.build_gradient_graph(translated(function, *args), wrt=["args_0"])
+    x, *rest = (value.detach() for value in args)
+    y = function(x.requires_grad_(), *rest)
+    seed = np.ones(y.shape, np.float32)
+    feeds = dict(zip((value.name for value in training.graph.inputs), (*(a.detach().numpy() for a in args), seed), strict=True))
+    found = ReferenceEvaluator(ir.to_proto(training)).run(None, feeds)[-1]
+    return found, torch.autograd.grad(y.sum(), x)[0].numpy()
+
+
+def differs(pair):
+    return not np.allclose(*pair, rtol=1e-4, atol=1e-5)
+
+
+def attention_dropout():
+    drops = translated(lambda q: functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5), torch.randn(1, 2, 3, 4))
+    return any(node.op_type == "Dropout" and len(node.inputs) < 3 for node in drops.graph)
+
+
+def batch_norm_buffers():
+    one, x = np.ones(3, np.float32), np.random.default_rng(0).normal(3, 5, (4, 3)).astype(np.float32)
+    node = helper.make_node("BatchNormalization", ["x", "weight", "bias", "mean", "var"], ["y", "new_mean", "new_var"], training_mode=1)
+    y = on_onnxruntime([node], {"x": x}, {"weight": one, "bias": 0 * one, "mean": 0 * one, "var": one})
+    return differs((y, (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5)))
+
+
+def batch_norm_momentum():
+    try:
+        torch.export.export(nn.BatchNorm1d(3, momentum=None), (torch.randn(4, 3),), strict=False)
+    except Exception:
+        return True
+    return False
+
+
+def batch_norm_training():
+    model = translated(nn.BatchNorm1d(3), torch.randn(4, 3))
+    return all(node.attributes.get_int("training_mode", 0) == 0 for node in model.graph if node.op_type == "BatchNormalization")
+
+
+def cross_entropy():
+    def loss(x, target):
+        return functional.cross_entropy(x, target, label_smoothing=0.5)
+
+    x, target = torch.randn(4, 5), torch.tensor([1, 2, 3, 0])
+    found = ReferenceEvaluator(ir.to_proto(translated(loss, x, target))).run(None, {"args_0": x.numpy(), "args_1": target.numpy()})[0]
+    return differs((found, loss(x, target).numpy()))
+
+
+def data_getter():
+    traced = torch.jit.trace(Calls(lambda x: x.data * 2), (torch.ones(2),), check_trace=False)
+    return bool((traced(torch.zeros(2)) != 0).all())
+
+
+def equal_draws():
+    x = ir.val("x", dtype=ir.DataType.FLOAT, shape=[3])
+    one, two = ir.node("Bernoulli", [x]), ir.node("Bernoulli", [x])
+    both = ir.node("Sub", [one.outputs[0], two.outputs[0]])
+    graph = ir.Graph([x], both.outputs, nodes=[one, two, both], opset_imports={"": 18}, name="g")
+    passes.CommonSubexpressionEliminationPass()(ir.Model(graph, ir_version=10))
+    return len(graph) == 2
+
+
+def floor_divide():
+    try:
+        translated(lambda x: 7 // x, torch.tensor([2, 3]))
+    except torch.onnx.errors.OnnxExporterError:
+        return True
+    return False
+
+
+def lost_initializers():
+    model = translated(lambda x: (x.clamp(min=0.1).clamp(max=1.0), x.clamp(min=0.2).clamp(max=2.0)), torch.randn(3))
+    onnxscript.optimizer.optimize(model)
+    read = [value for node in model.graph for value in node.inputs if value is not None and value.producer() is None]
+    return not all(value.is_initializer() or value.is_graph_input() for value in read)
+
+
+def matrix_vector():
+    nodes = [helper.make_node("Transpose", ["a"], ["t"], perm=[1, 0]), helper.make_node("MatMul", ["t", "v"], ["y"])]
+    a, v = np.arange(12, dtype=np.float32).reshape(3, 4), np.array([1, 2, 3], np.float32)
+    return differs((on_onnxruntime(nodes, {"a": a, "v": v}), a.T @ v))
+
+
+def mixed_norms():
+    half, weight = torch.randn(4, 5, dtype=torch.float16), torch.ones(5)
+    model = translated(lambda x, w, b: torch.layer_norm(x, [5], w, b), half, weight, weight)
+    return any(len({value.dtype for value in node.inputs}) > 1 for node in model.graph if node.op_type == "LayerNormalization")
+
+
+def embedding():
+    return differs(gradient(lambda w, i: functional.embedding(i, w, padding_idx=0), torch.randn(3, 2), torch.tensor([0, 1])))
+
+
+def extremum():
+    return differs(gradient(lambda x: torch.max(x, 0)[0], torch.ones(3, 2)))
+
+
+def std():
+    with np.errstate(all="ignore"):
+        return differs(gradient(lambda x: torch.std(x, 0), torch.ones(3, 2)))
+
+
+def log_sigmoid():
+    with np.errstate(all="ignore"):
+        return differs(gradient(functional.logsigmoid, torch.tensor([-200.0, 1.0])))
+
+
+def deleted_slices():
+    x = ir.val("x", dtype=ir.DataType.FLOAT, shape=[1])
+    one, two = ir.node("Abs", [x]), ir.node("Neg", [x])
+    graph = ir.Graph([x], [*one.outputs, *two.outputs], nodes=[one, two], opset_imports={"": 18}, name="g")
+    del graph.outputs[1:]
+    return two.outputs[0].is_graph_output()
+
+
+def empty_names():
+    model, options = forward(record(F.SavesInput, torch.ones(2))), session_options(["tests.exporter.runtime.functions:*"])
+    onnxruntime.InferenceSession(model.SerializeToString(), options)
+    model.graph.node[0].input.append("")
+    try:
+        onnxruntime.InferenceSession(model.SerializeToString(), options)
+    except Exception:
+        return True
+    return False
+
+
+def fusions_in_a_domain():
+    nodes = [helper.make_node("Gemm", ["a", "b", "c"], ["t"]), helper.make_node("Relu", ["t"], ["y"])]
+    try:
+        on_onnxruntime(nodes, dict.fromkeys("abc", np.eye(3, dtype=np.float32)), options=session_options())
+    except Exception:
+        return True
+    return False
+
+
+def gather_elements():
+    node = helper.make_node("GatherElements", ["x", "i"], ["y"], axis=-1)
+    x, i = np.arange(140, dtype=np.float32).reshape(2, 70), np.random.default_rng(0).integers(0, 70, (2, 69))
+    inputs = [helper.make_tensor_value_info("x", FLOAT, x.shape), helper.make_tensor_value_info("i", onnx.TensorProto.INT64, i.shape)]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", FLOAT, None)])
+    try:
+        ReferenceEvaluator(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])).run(None, {"x": x, "i": i})
+    except ValueError:
+        return True
+    return False
+
+
+def widened_halves(folder):
+    model = forward(record(F.SavesInput, torch.ones(2, dtype=torch.float16)))
+    (call,) = model.graph.node
+    call.input[0], call.output[1] = "before", "after"
+    model.graph.node.insert(0, helper.make_node("Softplus", ["x0"], ["before"]))
+    model.graph.node.append(helper.make_node("Softplus", ["after"], [model.graph.output[0].name]))
+    prepare(model)
+    options = session_options(["tests.exporter.runtime.functions:*"])
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    onnxruntime.InferenceSession(model.SerializeToString(), options)
+    optimized = onnx.load(options.optimized_model_filepath).graph.node
+    makers = {name: node.op_type for node in optimized for name in node.output}
+    return next(makers[node.input[0]] for node in optimized if node.op_type == "PythonOp") != "Cast"
+
+
+FILES = {
+    module.name: importlib.import_module(f"symbolics.quirks.{module.name}").QUIRK
+    for module in pkgutil.iter_modules(symbolics.quirks.__path__)
+    if module.name not in ("quirk", "opset", "elsewhere")
+}
+IN_FILES = (
+    attention_dropout, batch_norm_buffers, batch_norm_momentum, batch_norm_training, cross_entropy, data_getter, equal_draws, floor_divide,
+    lost_initializers, matrix_vector, mixed_norms,
+)  # fmt: skip
+IN_OTHER_ROOMS = (deleted_slices, empty_names, fusions_in_a_domain, gather_elements, widened_halves)
+CANARIES = [
+    *((FILES[canary.__name__], canary) for canary in IN_FILES),
+    *((FILES["own_backward"], canary) for canary in (embedding, extremum, log_sigmoid, std)),
+    *((getattr(elsewhere, canary.__name__.upper()), canary) for canary in IN_OTHER_ROOMS),
+]
+
+
+@pytest.mark.parametrize(("quirk", "canary"), CANARIES, ids=[canary.__name__ for _, canary in CANARIES])
+def test_upstream_is_still_wrong(quirk, canary, tmp_path):
+    still_wrong = canary(tmp_path) if canary is widened_halves else canary()
+    assert still_wrong, f"{quirk.upstream} is right now ({canary.__name__}): {quirk.cure} may go, where no older release is supported"
+
+
+def test_each_quirk_has_a_canary_and_names_its_cure():
+    for name, quirk in FILES.items():
+        assert quirk.cure == f"symbolics/quirks/{name}.py"
+    known = [*FILES.values(), *(getattr(elsewhere, name) for name in elsewhere.__all__)]
+    assert {id(quirk) for quirk in known} == {id(quirk) for quirk, _ in CANARIES}
