@@ -11,8 +11,8 @@ from rich.text import Text
 
 import exporter
 from exporter.commands.shared import reported, status, writable
-from exporter.files.inspect import read_model
 from exporter.files.program import save_model
+from exporter.files.read import open_model
 from symbolics.node.metadata import read_pairing
 from symbolics.node.text import clean
 
@@ -41,8 +41,9 @@ def gradient(
     writable(output)
     with reported(context):
         with status(f"building the gradient graph of {file}", as_json):
-            forward = len(list(read_model(file).graph.all_nodes()))
-            training = exporter.build_gradient_graph(file, wrt=wrt or None, outputs=outputs or None)
+            model = open_model(file)
+            forward = len(list(model.graph.all_nodes()))
+            training = exporter.build_gradient_graph(model, wrt=wrt or None, outputs=outputs or None)
         with status(f"writing {output}", as_json):
             save_model(training, output, external_data=external_data or None)
         pairing = read_pairing(training.metadata_props)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import pkgutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -84,13 +85,13 @@ def named(text: str, what: str) -> Any:
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
         raise Failure(f"{what} {text!r} is not of the form package.module:name")
     try:
-        found: Any = importlib.import_module(module)
+        importlib.import_module(module)
     except (Exception, SystemExit) as error:
         raise Failure(f"{what} {text}: cannot import {module}: {type(error).__name__}: {error}") from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise Failure(f"{what} {text}: {module} has no {name}")
-        found = getattr(found, part)
+    try:
+        found = pkgutil.resolve_name(text)
+    except AttributeError as error:
+        raise Failure(f"{what} {text}: {module} has no {name}") from error
     if not callable(found):
         raise Failure(f"{what} {text}: it is a {type(found).__name__}, not a function")
     return found

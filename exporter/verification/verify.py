@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from exporter.forward.case import Case
 from exporter.forward.export import export
 from exporter.forward.inputs import named_tensors
-from exporter.module.load import draw_seed
+from exporter.train_mode.dropout import draw_seed
 from exporter.verification.masks import Masks, OtherDraws
 from exporter.verification.provenance import node_of
 from exporter.verification.report import Report, Row

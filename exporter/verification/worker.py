@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import statistics
 import sys
 import time
@@ -14,13 +14,9 @@ __all__: list[str] = []
 def _call(setup: str) -> None:
     from symbolics.errors import RunError
 
-    module, colon, name = setup.partition(":")
-    if not colon:
+    if ":" not in setup:
         raise RunError(f"setup={setup!r} is not of the form package.module:function")
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    found()
+    pkgutil.resolve_name(setup)()
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +32,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     begin = time.perf_counter()
     module = exporter.load(job["path"], allow=job["allow"])
     seconds = {"load": time.perf_counter() - begin}
-    order = module._onnx.order
+    order = list(module._onnx.inputs)
     given = job["inputs"]
     if not set(order) <= set(given):
         if len(order) != len(given):
@@ -64,7 +60,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "outputs": [out.detach().clone() for out in outputs],
         "gradients": {name: None if g is None else g.detach().clone() for name, g in gradients.items()},
         "differentiable": [out.requires_grad for out in outputs],
-        "backward_nodes": module._onnx.engine.backward_nodes(),
+        "backward_nodes": module._onnx.plans.backward_nodes(),
     }
     times = []
     for _ in range(max(1, job["steps"])):
