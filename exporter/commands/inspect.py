@@ -48,8 +48,8 @@ def render(facts: FileFacts, title: str = "") -> RenderableType:
     parts.append(grid)
     if facts.rows:
         table = Table(show_lines=False, pad_edge=False)
-        paired = [("Backward: gradients of", lambda row: _cell(row.backward))] if facts.gradients else []
-        for column in ("#", "Function", "Arguments", "Inputs", "Outputs", *(name for name, _ in paired), "Flags", "Where"):
+        paired = ["Backward: gradients of"] if facts.gradients else []
+        for column in ("#", "Function", "Arguments", "Inputs", "Outputs", *paired, "Flags", "Where"):
             table.add_column(column, overflow="fold")
         for index, row in enumerate(facts.rows):
             where = [clean(text) for text in (row.graph, row.module, row.source) if text]
@@ -60,7 +60,7 @@ def render(facts: FileFacts, title: str = "") -> RenderableType:
                 arguments,
                 _cell(row.inputs),
                 _cell(row.outputs),
-                *(text(row) for _, text in paired),
+                *(_cell(row.backward) for _ in paired),
                 _cell(row.flags),
                 _cell(where),
             )

@@ -13,9 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.commands.run_file import Backend, run_file
-from exporter.commands.shared import Failure, reported, run_setups, setup_option, status, writable
+from exporter.commands.shared import Failure, one_message, reported, run_setups, setup_option, status, writable
 from exporter.files.read import open_model
-from symbolics.errors import PythonopError
 from symbolics.node.text import clean
 
 __all__ = ["run"]
@@ -59,16 +58,9 @@ def run(
         run_setups(setups)
         open_model(file)  # a damaged file is our error, not the engine's
         arrays = _read(inputs) if inputs is not None else {}
-        with status(f"running {file}", as_json):
-            try:
-                engine: Backend = "reference" if reference else "onnxruntime"
-                facts = run_file(file, allow=allow, inputs=arrays, output=output, engine=engine, dims=dict(map(_dim, dims)), times=times)
-            except PythonopError:
-                raise
-            except Exception as error:
-                if context.obj["traceback"]:
-                    raise
-                raise Failure(f"the run failed with {type(error).__name__}: {str(error).strip()[:1000]}") from error
+        engine: Backend = "reference" if reference else "onnxruntime"
+        with status(f"running {file}", as_json), one_message(context, "the run"):
+            facts = run_file(file, allow=allow, inputs=arrays, output=output, engine=engine, dims=dict(map(_dim, dims)), times=times)
         if as_json:
             click.echo(json.dumps(facts))
             return

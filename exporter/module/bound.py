@@ -97,7 +97,7 @@ class Bound:
             reached = plan.halves.gradients
             # A parameter that no output depends on gets no edge, so that its grad stays None.
             values = [value if name in reached else value.detach() for name, value in feeds.items()]
-            results = list(Step.apply(self.plans, plan, names, box, *values))
+            results = list(Step.apply(self.plans, plan, names, box, *values))  # type: ignore[no-untyped-call]
         self._update(module, plan, state, box)
         return results
 

@@ -35,31 +35,31 @@ class KernelPlan(NamedTuple):
 
     Attributes:
         kernel: What runs everything unusual.
-        fast: Whether the native library may call the Function, or the engine, itself.
-        single: Whether forward returns one tensor and no tuple.
-        apply, arguments: Of a PythonOp: ``Function.apply``, and its arguments with None in the places of tensors.
-        positions: Where among the arguments each tensor goes.
         flags: One per tensor argument: whether it (PythonOp) or its gradient (PythonOpGrad) is wanted.
         kinds: The ONNX element type of each output, 0 where the file does not say.
         places: The tensor arguments (PythonOp) or gradients (PythonOpGrad) that are inputs of the node.
-        written: Of a PythonOpGrad: the tensor arguments whose gradients are outputs of the node.
         inputs: How many tensor arguments, or gradients, there are.
         id, name: The call and the Function.
+        fast: Whether the native library may call the Function, or the engine, itself.
+        written: Of a PythonOpGrad: the tensor arguments whose gradients are outputs of the node.
+        single: Of a PythonOp, as what follows: whether forward returns one tensor and no tuple.
+        apply, arguments: ``Function.apply``, and its arguments with None in the places of tensors.
+        positions: Where among the arguments each tensor goes.
     """
 
     kernel: _AnyKernel
-    fast: bool
-    single: bool
-    apply: Callable[..., Any] | None
-    arguments: tuple[Any, ...]
-    positions: tuple[int, ...]
     flags: tuple[bool, ...]
     kinds: tuple[int, ...]
     places: tuple[int, ...]
-    written: tuple[int, ...]
     inputs: int
     id: str
     name: str
+    fast: bool = True
+    written: tuple[int, ...] = ()
+    single: bool = False
+    apply: Callable[..., Any] | None = None
+    arguments: tuple[Any, ...] = ()
+    positions: tuple[int, ...] = ()
 
 
 def _attribute_kinds(specs: dict[str, Any], *more: str) -> tuple[tuple[str, str], ...]:
@@ -192,19 +192,18 @@ def _plan_forward(kernel: PythonOp, absent: Sequence[int]) -> KernelPlan:
     call, count = kernel.call, len(kernel.flags)
     positions = tuple(i for i, value in enumerate(kernel.args) if isinstance(value, Slot))
     return KernelPlan(
-        kernel=kernel,
+        kernel,
+        kernel.flags,
+        kinds=tuple(call.output_types),
+        places=tuple(i for i in range(count) if i not in absent),
+        inputs=count,
+        id=call.id,
+        name=call.name,
         fast=kernel.simple,
         single=isinstance(call.outputs, Slot),
         apply=kernel.apply,
         arguments=tuple(None if isinstance(value, Slot) else value for value in kernel.args),
         positions=positions if kernel.simple else (0,) * count,
-        flags=kernel.flags,
-        kinds=tuple(call.output_types),
-        places=tuple(i for i in range(count) if i not in absent),
-        written=(),
-        inputs=count,
-        id=call.id,
-        name=call.name,
     )
 
 
@@ -213,22 +212,10 @@ def _plan_backward(kernel: PythonOpGrad, absent: Sequence[int], kept: Sequence[i
     written = tuple(range(count) if kept is None else kept)
     if not all(0 <= place < count for place in written):
         raise FormatError(f"{kernel.title}: {KEPT_OUTPUTS} names an output that is not there: the file is damaged")
-    return KernelPlan(
-        kernel=kernel,
-        fast=True,
-        single=False,
-        apply=None,
-        arguments=(),
-        positions=(),
-        flags=kernel.wanted,
-        kinds=tuple(kind if kind in DTYPES else 0 for kind in kernel.output_types) or (0,) * count,
-        places=tuple(i for i in range(kernel.count) if i not in absent),
-        written=written,
-        inputs=kernel.count,
-        id=kernel.id,
-        name=kernel.name,
-    )
+    kinds = tuple(kind if kind in DTYPES else 0 for kind in kernel.output_types) or (0,) * count
+    places = tuple(i for i in range(kernel.count) if i not in absent)
+    return KernelPlan(kernel, kernel.wanted, kinds, places, kernel.count, kernel.id, kernel.name, written=written)
 
 
 def _on_stream(stream: int) -> contextlib.AbstractContextManager[Any]:
-    return torch.cuda.stream(torch.cuda.ExternalStream(stream)) if stream else contextlib.nullcontext()
+    return torch.cuda.stream(torch.cuda.ExternalStream(stream))  # type: ignore[no-untyped-call] if stream else contextlib.nullcontext()

@@ -32,7 +32,7 @@ try:
     _Session = onnxruntime.InferenceSession
 except ImportError as error:  # told when somebody needs it: onnx.reference runs without
     _missing = error
-    _Session = object  # type: ignore[assignment,misc]
+    _Session = object
 
 __all__ = ["Session", "available", "inference_session", "session_options"]
 

@@ -68,7 +68,7 @@ class Chain(PythonOp):
             self.steps.append(_Call(kernel, where, first))
         self.titles = _titles("PythonOp", linked)
         self.title += f" and what feeds it, {len(self.steps)} calls as one"
-        self.apply = self._apply  # type: ignore[assignment]
+        self.apply = self._apply
 
     def _apply(self, *values: Any) -> Any:
         found, result = [*values, *self.constants], None

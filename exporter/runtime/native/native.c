@@ -133,8 +133,8 @@ static void free_kernel(Kernel *kernel)
 
 /* The fields of KernelPlan in binding.py, in its order; a test compares the two. */
 enum {
-    PLAN_KERNEL, PLAN_FAST, PLAN_SINGLE, PLAN_APPLY, PLAN_ARGUMENTS, PLAN_POSITIONS, PLAN_FLAGS, PLAN_KINDS, PLAN_PLACES,
-    PLAN_WRITTEN, PLAN_INPUTS, PLAN_ID, PLAN_NAME
+    PLAN_KERNEL, PLAN_FLAGS, PLAN_KINDS, PLAN_PLACES, PLAN_INPUTS, PLAN_ID, PLAN_NAME, PLAN_FAST, PLAN_WRITTEN, PLAN_SINGLE,
+    PLAN_APPLY, PLAN_ARGUMENTS, PLAN_POSITIONS
 };
 
 /* Binding.plan decodes the node in Python, once; its answer fills the struct. */
