@@ -105,7 +105,7 @@ def measure(name: str, kind: str, steps: int, path: str | None) -> dict[str, flo
     if steps:
         result["growth_mib"] = growth(step, steps)
     if kind == "file":
-        result["live_contexts"] = len(model._onnx.engine.store)
+        result["live_contexts"] = len(model._onnx.plans.store)
     return result
 
 

@@ -39,7 +39,7 @@ def _ours(sample: Any) -> Callable[[], float]:
     import onnxruntime
 
     import exporter
-    from exporter.runtime.arena import thrifty
+    from exporter.runtime.arena import use_training_arena
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -47,7 +47,7 @@ def _ours(sample: Any) -> Callable[[], float]:
     options = exporter.session_options(allow=["benchmarks._models:*"])
     options.intra_op_num_threads = THREADS
     options.log_severity_level = 3
-    thrifty(options)  # as inference_session's own options for a step
+    use_training_arena(options)  # as inference_session's own options for a step
     session = exporter.inference_session(step.model, sess_options=options)
     layout = step.layout
     assert layout is not None

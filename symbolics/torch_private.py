@@ -31,10 +31,12 @@ __all__ = [
     "dynamo_exporter",
     "enter_transform",
     "every_result",
+    "from_dlpack",
     "function_of",
     "functions",
     "has_bodies",
     "helpers_of_apply",
+    "is_any_autocast_enabled",
     "is_fake",
     "is_higher_order",
     "is_module_hook",
@@ -51,6 +53,7 @@ __all__ = [
     "real_tensors",
     "replace_helpers_of_apply",
     "replace_traced",
+    "run_backward",
     "set_grad_enabled",
     "shares_memory",
     "sizes_watched",
@@ -149,8 +152,18 @@ def unheard() -> contextlib.AbstractContextManager[Any]:
     return torch._C.DisableTorchFunction()
 
 
-#: What torch.no_grad() and enable_grad() call; a torch function mode sees it.
+#: What torch.no_grad() and enable_grad() call; a torch function mode sees it. torch.set_grad_enabled is a class whose instances
+#: restore: 0.5 us against 0.06.
 set_grad_enabled = torch._C._set_grad_enabled
+
+#: The engine behind torch.autograd.grad, without the checks that the native library does not need: 11 us against 22.
+run_backward = torch.autograd.Variable._execution_engine.run_backward
+
+#: Whether autocast is on for any device, in one call.
+is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+
+#: What torch.utils.dlpack.from_dlpack ends in, for a capsule: 0.5 us against 1.1.
+from_dlpack = torch._C._from_dlpack
 
 
 def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 import exporter
-from exporter.commands.shared import reported, status, writable
-from exporter.files.inspect import read_model
+from exporter.commands.shared import external_data_option, json_option, reported, status, tell, writable
 from exporter.files.program import save_model
+from exporter.files.read import open_model
 from symbolics.node.metadata import read_pairing
 from symbolics.node.text import clean
 
@@ -31,8 +28,8 @@ __all__ = ["gradient"]
 @click.option(
     "--of", "outputs", multiple=True, metavar="NAME", help="An output to differentiate. May be repeated. Default: every float output."
 )
-@click.option("--external-data", is_flag=True, help="Keep the tensors in OUTPUT.data beside the file.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+@external_data_option
+@json_option
 @click.pass_context
 def gradient(
     context: click.Context, file: Path, output: Path, wrt: tuple[str, ...], outputs: tuple[str, ...], external_data: bool, as_json: bool
@@ -41,26 +38,20 @@ def gradient(
     writable(output)
     with reported(context):
         with status(f"building the gradient graph of {file}", as_json):
-            forward = len(list(read_model(file).graph.all_nodes()))
-            training = exporter.build_gradient_graph(file, wrt=wrt or None, outputs=outputs or None)
+            model = open_model(file)
+            forward = len(list(model.graph.all_nodes()))
+            training = exporter.build_gradient_graph(model, wrt=wrt or None, outputs=outputs or None)
         with status(f"writing {output}", as_json):
             save_model(training, output, external_data=external_data or None)
         pairing = read_pairing(training.metadata_props)
         assert pairing is not None
         nodes = len(list(training.graph.all_nodes()))
-        if as_json:
-            facts = {"file": str(output), "bytes": output.stat().st_size, "nodes": nodes, "forward_nodes": forward}
-            click.echo(
-                json.dumps(
-                    {**facts, "inputs": dict(pairing.inputs), "outputs": dict(pairing.outputs), "unreached": list(pairing.unreached)}
-                )
-            )
-            return
-        console = Console(highlight=False, soft_wrap=True)
-        console.print(Text(f"wrote {clean(str(output))} ({output.stat().st_size:,} bytes, {nodes} nodes; forward {forward})"))
-        console.print(Text(f"takes {', '.join(clean(name) for name in pairing.inputs.values())}"))
-        console.print(
-            Text(
-                f"gives {len(pairing.outputs)} gradients{f', {len(pairing.unreached)} of them zero: nothing depends on them' if pairing.unreached else ''}"
-            )
+        written = {"file": str(output), "bytes": output.stat().st_size, "nodes": nodes, "forward_nodes": forward}
+        pairs = {"inputs": dict(pairing.inputs), "outputs": dict(pairing.outputs), "unreached": list(pairing.unreached)}
+        zero = f", {len(pairing.unreached)} of them zero: nothing depends on them" if pairing.unreached else ""
+        lines = (
+            f"wrote {clean(str(output))} ({written['bytes']:,} bytes, {nodes} nodes; forward {forward})",
+            f"takes {', '.join(clean(name) for name in pairing.inputs.values())}",
+            f"gives {len(pairing.outputs)} gradients{zero}",
         )
+        tell({**written, **pairs}, lines, as_json)

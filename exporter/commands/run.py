@@ -12,10 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from exporter.commands.run_file import run_file
-from exporter.commands.shared import Failure, reported, run_setups, setup_option, status, writable
-from exporter.files.inspect import read_model
-from symbolics.errors import PythonopError
+from exporter.commands.run_file import Backend, run_file
+from exporter.commands.shared import Failure, one_message, reported, run_setups, setup_option, status, writable
+from exporter.files.read import open_model
 from symbolics.node.text import clean
 
 __all__ = ["run"]
@@ -26,7 +25,7 @@ __all__ = ["run"]
 @click.option(
     "--allow", multiple=True, metavar="PATTERN", help="Functions that the file may run: module:qualname or a glob over it. May be repeated."
 )
-@click.option("--inputs", type=click.Path(path_type=Path), help="An .npz file with an array an input. Inputs that it lacks are random.")
+@click.option("--inputs", type=click.Path(path_type=Path), help="An .npz file with an array per input. Inputs that it lacks are random.")
 @click.option(
     "--dim",
     "dims",
@@ -57,18 +56,11 @@ def run(
         writable(output)
     with reported(context):
         run_setups(setups)
-        read_model(file)  # a damaged file is our error, not the engine's
+        open_model(file)  # a damaged file is our error, not the engine's
         arrays = _read(inputs) if inputs is not None else {}
-        with status(f"running {file}", as_json):
-            try:
-                engine = "reference" if reference else "onnxruntime"
-                facts = run_file(file, allow=allow, inputs=arrays, output=output, engine=engine, dims=dict(map(_dim, dims)), times=times)  # type: ignore[arg-type]
-            except PythonopError:
-                raise
-            except Exception as error:
-                if context.obj["traceback"]:
-                    raise
-                raise Failure(f"the run failed with {type(error).__name__}: {str(error).strip()[:1000]}") from error
+        engine: Backend = "reference" if reference else "onnxruntime"
+        with status(f"running {file}", as_json), one_message(context, "the run"):
+            facts = run_file(file, allow=allow, inputs=arrays, output=output, engine=engine, dims=dict(map(_dim, dims)), times=times)
         if as_json:
             click.echo(json.dumps(facts))
             return

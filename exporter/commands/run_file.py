@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,13 +10,14 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 
-from exporter.files.read import read_model
+from exporter.files.program import whole
+from exporter.files.read import open_proto
 from symbolics.errors import FormatError, RunError
 from symbolics.node.text import shown
 
-__all__ = ["made_up_inputs", "run_file"]
+__all__ = ["Backend", "made_up_inputs", "run_file"]
 
-Engine = Literal["auto", "onnxruntime", "reference"]
+Backend = Literal["auto", "onnxruntime", "reference"]
 
 
 def run_file(
@@ -27,7 +26,7 @@ def run_file(
     allow: Sequence[str] = (),
     inputs: Mapping[str, np.ndarray] | None = None,
     output: str | Path | None = None,
-    engine: Engine = "auto",
+    engine: Backend = "auto",
     dims: Mapping[str, int] | None = None,
     seed: int = 0,
     times: int = 1,
@@ -58,7 +57,7 @@ def run_file(
         engine = "onnxruntime" if sessions.available() is None else "reference"
     if times < 1:
         raise RunError(f"a file runs at least once, not {times} times")
-    proto, _ = read_model(path, load_data=False)
+    proto, _ = open_proto(path)
     feeds = made_up_inputs(proto, dims or {}, seed)
     for name, array in (inputs or {}).items():
         if name not in feeds:
@@ -79,7 +78,8 @@ def run_file(
     names = [value.name for value in proto.graph.output]
     if output is not None:
         arrays: dict[str, Any] = {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
-        _write(Path(output), arrays)
+        with whole(output, RunError) as draft, draft.open("wb") as file:
+            np.savez(file, **arrays)
     return {
         "engine": engine,
         "seconds": float(np.median(seconds)),
@@ -90,7 +90,7 @@ def run_file(
 
 
 def made_up_inputs(proto: onnx.ModelProto, dims: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
-    """Random floats, zeros of every other type, one array an input that no initializer gives.
+    """Random floats, zeros of every other type, one array per input that no initializer gives.
 
     Raises:
         FormatError: An input has no type or shape.
@@ -109,20 +109,6 @@ def made_up_inputs(proto: onnx.ModelProto, dims: Mapping[str, int], seed: int) -
         floating = dtype.kind == "f" or dtype.name == "bfloat16"
         out[value.name] = random.standard_normal(shape).astype(dtype) if floating else np.zeros(shape, dtype)
     return out
-
-
-def _write(path: Path, arrays: dict[str, Any]) -> None:
-    """The file appears whole or not at all."""
-    draft = None
-    try:
-        handle, draft = tempfile.mkstemp(dir=path.parent, suffix=".npz")
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, **arrays)
-        os.replace(draft, path)
-    except OSError as error:
-        if draft is not None:
-            Path(draft).unlink(missing_ok=True)
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _describe(name: str, array: np.ndarray) -> dict[str, Any]:

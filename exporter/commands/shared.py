@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
+import pkgutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +24,47 @@ from symbolics.node.text import clean
 __all__ = [
     "Failure",
     "called",
+    "dynamo_option",
     "eager_check_option",
     "explained",
+    "external_data_option",
+    "inline_option",
+    "json_option",
     "load_target",
     "named",
+    "one_message",
+    "opset_option",
     "reported",
     "run_setups",
     "setup_option",
     "status",
+    "tell",
     "writable",
 ]
+
+
+# Options that several commands have.
+dynamo_option = click.option(
+    "--dynamo/--no-dynamo", default=True, help="Which of torch's exporters: torch.export (default) or TorchScript."
+)
+inline_option = click.option(
+    "--inline", multiple=True, metavar="PATTERN", help="Functions to inline: module:qualname or a glob over it. May be repeated."
+)
+eager_check_option = click.option(
+    "--eager-check/--no-eager-check",
+    default=True,
+    help="Look for the Functions of one eager run in the file (default), or save that run.",
+)
+setup_option = click.option(
+    "--register",
+    "setups",
+    multiple=True,
+    metavar="PKG.MOD:FUNCTION",
+    help="Call this before anything else; it calls exporter.register(). May be repeated.",
+)
+opset_option = click.option("--opset", type=click.IntRange(min=1), help="The ONNX opset. Default: torch's.")
+external_data_option = click.option("--external-data", is_flag=True, help="Keep the tensors in OUTPUT.data beside the file.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 
 
 class Failure(click.ClickException):
@@ -74,6 +107,16 @@ def status(text: str, quiet: bool) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if quiet else console.status(Text(clean(text)))
 
 
+def tell(facts: Mapping[str, Any], lines: Iterable[str], as_json: bool) -> None:
+    """Print what a command has done: the facts for a program, or the lines for a person."""
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for line in lines:
+        console.print(Text(line))
+
+
 def named(text: str, what: str) -> Any:
     """The object that package.module:name names.
 
@@ -84,13 +127,13 @@ def named(text: str, what: str) -> Any:
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
         raise Failure(f"{what} {text!r} is not of the form package.module:name")
     try:
-        found: Any = importlib.import_module(module)
+        importlib.import_module(module)
     except (Exception, SystemExit) as error:
         raise Failure(f"{what} {text}: cannot import {module}: {type(error).__name__}: {error}") from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise Failure(f"{what} {text}: {module} has no {name}")
-        found = getattr(found, part)
+    try:
+        found = pkgutil.resolve_name(text)
+    except AttributeError as error:
+        raise Failure(f"{what} {text}: {module} has no {name}") from error
     if not callable(found):
         raise Failure(f"{what} {text}: it is a {type(found).__name__}, not a function")
     return found
@@ -121,6 +164,23 @@ def load_target(text: str) -> exporter.Case:
         inside = f" of {type(made.model).__name__}" if isinstance(made, Case) else ""
         raise Failure(f"TARGET {text}: it returned a {type(made).__name__}{inside}, not (torch.nn.Module, args) or an exporter.Case")
     return made
+
+
+@contextlib.contextmanager
+def one_message(context: click.Context, what: str) -> Iterator[None]:
+    """Around what may raise anything: it becomes one message, unless somebody asked for the traceback.
+
+    Raises:
+        Failure: It failed, with an error that is not one of ours.
+    """
+    try:
+        yield
+    except PythonopError:
+        raise
+    except Exception as error:
+        if context.obj["traceback"]:
+            raise
+        raise Failure(f"{what} failed with {type(error).__name__}: {str(error).strip()[:1000]}") from error
 
 
 @contextlib.contextmanager
@@ -159,18 +219,6 @@ def writable(path: Path) -> None:
         raise Failure(f"cannot write {path}: there is no folder {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise Failure(f"cannot write {path}: no permission to write into {folder}")
-
-
-def setup_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The --register option of a command."""
-    text = "Call this before anything else; it calls exporter.register(). May be repeated."
-    return click.option("--register", "setups", multiple=True, metavar="PKG.MOD:FUNCTION", help=text)(function)
-
-
-def eager_check_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The --no-eager-check option of a command."""
-    text = "Look for the Functions of one eager run in the file (default), or save that run."
-    return click.option("--eager-check/--no-eager-check", default=True, help=text)(function)
 
 
 def run_setups(setups: tuple[str, ...]) -> None:

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 import exporter
-from exporter.commands.shared import eager_check_option, explained, load_target, reported, run_setups, setup_option, status, writable
+from exporter.commands import shared
 from symbolics.node.text import clean
 from symbolics.optimizers import OPTIMIZERS
 
@@ -52,13 +50,13 @@ def _hyperparameters(_: click.Context, __: click.Parameter, given: tuple[str, ..
 @click.option("--clip-norm", type=float, help="Clip the gradients to this norm of all together.")
 @click.option("--accumulate", type=click.IntRange(min=1), default=1, show_default=True, help="Update every so many runs.")
 @click.option("--precision", type=click.Choice(["float16", "bfloat16"]), help="Compute in this type; parameters keep theirs.")
-@click.option("--dynamo/--no-dynamo", default=True, help="Which of torch's exporters: torch.export (default) or TorchScript.")
-@click.option("--inline", multiple=True, metavar="PATTERN", help="Functions to inline: module:qualname or a glob over it. May be repeated.")
-@eager_check_option
-@setup_option
-@click.option("--opset", type=click.IntRange(min=1), help="The ONNX opset. Default: torch's.")
+@shared.dynamo_option
+@shared.inline_option
+@shared.eager_check_option
+@shared.setup_option
+@shared.opset_option
 @click.option("--external-data", is_flag=True, help="Keep the tensors in a file beside each model.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+@shared.json_option
 @click.pass_context
 def step(
     context: click.Context,
@@ -78,44 +76,32 @@ def step(
     as_json: bool,
 ) -> None:
     """Write forward, loss, gradients and optimizer as one ONNX model. TARGET's Case names the loss and example targets."""
-    writable(output)
-    with reported(context):
-        with status(f"importing {target}", as_json):
-            run_setups(setups)
-            case = load_target(target)
-        with status(f"exporting a training step of {type(case.model).__name__}", as_json), explained(context):
+    shared.writable(output)
+    with shared.reported(context):
+        with shared.status(f"importing {target}", as_json):
+            shared.run_setups(setups)
+            case = shared.load_target(target)
+        with shared.status(f"exporting a training step of {type(case.model).__name__}", as_json), shared.explained(context):
             program = exporter.export_training_step(
-                case.model, case.args, case.kwargs, loss=case.loss, targets=case.targets, dynamic_shapes=case.dynamic_shapes, optimizer=optimizer, hyperparameters=hyperparameters, clip_norm=clip_norm, accumulate=accumulate,
-                precision=precision, dynamo=dynamo, opset_version=opset, inline=(*case.inline, *inline), eager_check=eager_check,
+                case.model, case.args, case.kwargs, loss=case.loss, targets=case.targets, dynamic_shapes=case.dynamic_shapes,
+                optimizer=optimizer, hyperparameters=hyperparameters, clip_norm=clip_norm, accumulate=accumulate, precision=precision,
+                dynamo=dynamo, opset_version=opset, inline=(*case.inline, *inline), eager_check=eager_check,
             )  # fmt: skip
-        with status(f"writing {output}", as_json):
+        with shared.status(f"writing {output}", as_json):
             program.save(output, external_data=external_data or None)
         layout = program.layout
         assert layout is not None
         initial = output.with_name(f"{output.stem}.init.onnx")
         nodes = len(list(program.model.graph.all_nodes()))
-        if as_json:
-            facts = {
-                "file": str(output),
-                "initial": str(initial),
-                "bytes": output.stat().st_size,
-                "nodes": nodes,
-                "inlined": program.inlined,
-            }
-            click.echo(
-                json.dumps(
-                    {**facts, "inputs": layout.inputs, "targets": layout.targets, "carried": layout.carried, "untrained": layout.untrained}
-                )
-            )
-            return
-        console = Console(highlight=False, soft_wrap=True)
-        console.print(Text(f"wrote {clean(str(output))} ({output.stat().st_size:,} bytes, {nodes} nodes)"))
-        console.print(Text(f"wrote {clean(str(initial))} ({initial.stat().st_size:,} bytes), which gives the initial state"))
-        console.print(
-            Text(
-                f"takes {clean(', '.join((*layout.inputs, *layout.targets)))}; {len(layout.parameters)} parameters and the state of {optimizer}"
-            )
-        )
-        console.print(Text(f"gives {layout.loss}, and X.next for the {len(layout.carried)} inputs X that go round"))
+        written = {"file": str(output), "initial": str(initial), "bytes": output.stat().st_size, "nodes": nodes, "inlined": program.inlined}
+        said = {"inputs": layout.inputs, "targets": layout.targets, "carried": layout.carried, "untrained": layout.untrained}
+        takes = clean(", ".join((*layout.inputs, *layout.targets)))
+        lines = [
+            f"wrote {clean(str(output))} ({output.stat().st_size:,} bytes, {nodes} nodes)",
+            f"wrote {clean(str(initial))} ({initial.stat().st_size:,} bytes), which gives the initial state",
+            f"takes {takes}; {len(layout.parameters)} parameters and the state of {optimizer}",
+            f"gives {layout.loss}, and X.next for the {len(layout.carried)} inputs X that go round",
+        ]
         if layout.untrained:
-            console.print(Text(f"the loss does not depend on {clean(', '.join(layout.untrained))}: they stay as they are"))
+            lines.append(f"the loss does not depend on {clean(', '.join(layout.untrained))}: they stay as they are")
+        shared.tell({**written, **said}, lines, as_json)

@@ -10,24 +10,23 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from exporter.commands.shared import Failure, load_target, reported, run_setups, setup_option, status, writable
-from symbolics.errors import PythonopError
+from exporter.commands import shared
 
 __all__ = ["verify"]
 
 
 @click.command()
 @click.argument("target")
-@click.option("--dynamo/--no-dynamo", default=True, help="Which of torch's exporters: torch.export (default) or TorchScript.")
+@shared.dynamo_option
 @click.option("--html", type=click.Path(path_type=Path), help="Also write the report as one self-contained page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--bisect", is_flag=True, help="Where something differs, find the first node that departs.")
 @click.option(
     "--setup", metavar="PKG.MOD:FUNCTION", help="Called first in the fresh process; it calls exporter.register(). Default: TARGET."
 )
-@click.option("--opset", type=click.IntRange(min=1), help="The ONNX opset. Default: torch's.")
+@shared.opset_option
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds that the fresh process may take.")
-@setup_option
+@shared.setup_option
 @click.pass_context
 def verify(
     context: click.Context,
@@ -49,20 +48,14 @@ def verify(
     from exporter.verification.verify import verify as run
 
     if html is not None:
-        writable(html)
-    with reported(context):
-        with status(f"importing {target}", as_json):
-            run_setups(setups)
-            case = load_target(target)
-        with status(f"verifying {type(case.model).__name__}", as_json), contextlib.redirect_stdout(sys.stderr):
-            try:
+        shared.writable(html)
+    with shared.reported(context):
+        with shared.status(f"importing {target}", as_json):
+            shared.run_setups(setups)
+            case = shared.load_target(target)
+        with shared.status(f"verifying {type(case.model).__name__}", as_json), contextlib.redirect_stdout(sys.stderr):
+            with shared.one_message(context, "the comparison"):
                 report = run(case, dynamo=dynamo, setup=setup or target, opset_version=opset, bisect=bisect, timeout=timeout)
-            except PythonopError:
-                raise
-            except Exception as error:
-                if context.obj["traceback"]:
-                    raise
-                raise Failure(f"the comparison failed with {type(error).__name__}: {str(error).strip()[:1000]}") from error
         report.facts["model"] = f"{type(case.model).__name__} ({target})"
         if html is not None:
             report.to_html(html)

@@ -1,7 +1,6 @@
-"""What a file says about its PythonOps: for `pythonop inspect` and for programs.
+"""What a file says about its PythonOps, as numbers and texts: for `pythonop inspect` and for programs.
 
-Nothing of the file runs, no name in it is imported, and no torch is needed. Every text of the file is shown without
-control characters and without markup.
+Nothing of the file runs, no name in it is imported, and no torch is needed.
 """
 
 from __future__ import annotations
@@ -10,17 +9,12 @@ import dataclasses
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
+from exporter.files.read import open_model
 from symbolics.errors import FormatError
 from symbolics.node.arguments import Described, Unresolved
 from symbolics.node.attributes import read_attributes, values_of
@@ -42,18 +36,18 @@ from symbolics.node.names import (
 )
 from symbolics.node.text import clean
 
-__all__ = ["Report", "Row", "inspect_file", "inspect_model", "read_model", "render"]
+__all__ = ["CallFacts", "FileFacts", "inspect_file", "inspect_model"]
 
 
 @dataclass
-class Row:
-    """One PythonOp.
+class CallFacts:
+    """One PythonOp, as texts.
 
     Attributes:
         function: ``module:qualname``.
         node, graph: Its name, and where it stands: "" for the main graph.
         arguments: Text of each argument of forward, tensors by the names of their values; keywords as ``name=``.
-        inputs, outputs: ``float32[2, N]`` a tensor, with a trailing ``*`` where it needs (or has) a gradient.
+        inputs, outputs: ``float32[2, N]`` per tensor, with a trailing ``*`` where it needs (or has) a gradient.
         flags: What is set of: training, inplace, context, autocast=..., passed=...
         module, source: Where the call came from, "" where the file does not say.
         id: The call's id, None for a node without ``call``.
@@ -76,8 +70,8 @@ class Row:
 
 
 @dataclass
-class Report:
-    """A file.
+class FileFacts:
+    """A file, as numbers and texts.
 
     Attributes:
         format_version: Of docs/format.md; None for a file that pythonop did not write.
@@ -86,7 +80,7 @@ class Report:
         gradients: How many PythonOpGrads the file has.
         training: Whether the file pairs values with their gradients.
         parameters, trainable, frozen, buffers, not_persistent: How many names of each.
-        tied: Names that share an initializer, a list a group.
+        tied: Names that share an initializer, one list per group.
         rows: Its PythonOps, subgraphs and functions included.
         step: What the inputs and outputs of a training step are; None for any other file.
         unchecked: Why the Functions of the file were not compared with those of an eager run, "" where they were.
@@ -105,7 +99,7 @@ class Report:
     buffers: int
     not_persistent: int
     tied: list[list[str]]
-    rows: list[Row]
+    rows: list[CallFacts]
     step: StepLayout | None = None
     unchecked: str = ""
 
@@ -114,45 +108,17 @@ class Report:
         return dataclasses.asdict(self)
 
 
-# ------------------------------------------------------------------------------------------------------------ reading
-
-
-def read_model(path: str | os.PathLike[str]) -> ir.Model:
-    """The ONNX model of a file, without the data of external tensors.
-
-    Raises:
-        FormatError: The file cannot be read, is cut off, or is no ONNX model.
-    """
-    shown = clean(os.fspath(path))
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise FormatError(f"cannot read {shown}: {error.strerror or error}") from error
-    proto = onnx.ModelProto()
-    try:
-        proto.ParseFromString(data)
-        # Protobuf reads many things without complaint: an empty file, and some text.
-        if not proto.ir_version or not proto.HasField("graph") or not proto.opset_import:
-            raise DecodeError("it has no graph")
-        return ir.from_proto(proto)
-    except Exception as error:
-        # onnx_ir raises whatever its parts raise: to the reader it is one thing.
-        raise FormatError(
-            f"{shown} is no ONNX model, or it is cut off ({clean(str(error).splitlines()[0] if str(error) else type(error).__name__)})"
-        ) from error
-
-
-def inspect_file(path: str | os.PathLike[str]) -> Report:
+def inspect_file(path: str | os.PathLike[str]) -> FileFacts:
     """What a file says.
 
     Raises:
         FormatError: The file cannot be read, is no ONNX model, or its metadata is damaged or of a newer format. A
             damaged node is no error: its row says what is wrong.
     """
-    return inspect_model(read_model(path))
+    return inspect_model(open_model(path, data=False))
 
 
-def inspect_model(model: ir.Model) -> Report:
+def inspect_model(model: ir.Model) -> FileFacts:
     """The same for a model in memory.
 
     Raises:
@@ -165,7 +131,7 @@ def inspect_model(model: ir.Model) -> Report:
     backward = _backward(places)
     recorded = metadata.get(MARK_COUNT_KEY, "")
     read_pairing(metadata)  # a damaged one is an error here, too
-    return Report(
+    return FileFacts(
         format_version=check_version(metadata),
         ir_version=int(model.ir_version or 0),
         opsets=dict(model.opset_imports),
@@ -222,8 +188,8 @@ def _pair_key(node: ir.Node, context: ir.Value | None) -> Any:
     return id(context)
 
 
-def _row(graph: str, node: ir.Node, backward: dict[Any, list[ir.Node]]) -> Row:
-    row = Row(
+def _row(graph: str, node: ir.Node, backward: dict[Any, list[ir.Node]]) -> CallFacts:
+    row = CallFacts(
         "?",
         node.name or "",
         graph,
@@ -259,7 +225,7 @@ def _decode(values: dict[str, Any]) -> AutogradCall:
         return read_attributes(values)
 
 
-def _fill_from_call(row: Row, node: ir.Node, call: AutogradCall) -> None:
+def _fill_from_call(row: CallFacts, node: ir.Node, call: AutogradCall) -> None:
     names = [value.name or "" if value is not None else "" for value in node.inputs]
     row.id = call.id
     row.arguments = [_text(value, names) for value in call.args]
@@ -272,7 +238,7 @@ def _fill_from_call(row: Row, node: ir.Node, call: AutogradCall) -> None:
     row.flags += [f"passed={call.passed}"] if call.passed is not None else []
 
 
-def _fill_from_attributes(row: Row, node: ir.Node, values: dict[str, Any]) -> None:
+def _fill_from_attributes(row: CallFacts, node: ir.Node, values: dict[str, Any]) -> None:
     """A node without ``call``: of a dialect, or of somebody else's making."""
     convention = str(values.get("input_convention", ""))
     found: dict[int, str] = {}
@@ -341,72 +307,3 @@ def _text(value: Any, names: list[str]) -> str:
     if isinstance(value, dict):
         return f"{{{', '.join(f'{_text(k, names)}: {_text(v, names)}' for k, v in value.items())}}}"
     return repr(value)
-
-
-# ------------------------------------------------------------------------------------------------------------ showing
-
-
-def render(report: Report, title: str = "") -> RenderableType:
-    """The report for a terminal. Texts of the file are rich Texts: markup in them is not read."""
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim")
-    facts.add_column()
-    for name, text in _facts(report):
-        facts.add_row(Text(name), Text(clean(text, 2000)))
-    parts: list[RenderableType] = [Text(clean(title), style="bold")] if title else []
-    parts.append(facts)
-    if report.rows:
-        table = Table(show_lines=False, pad_edge=False)
-        paired = [("Backward: gradients of", lambda row: _lines(row.backward))] if report.gradients else []
-        for column in ("#", "Function", "Arguments", "Inputs", "Outputs", *(name for name, _ in paired), "Flags", "Where"):
-            table.add_column(column, overflow="fold")
-        for index, row in enumerate(report.rows):
-            where = [clean(text) for text in (row.graph, row.module, row.source) if text]
-            arguments = Text(f"damaged: {clean(row.error, 400)}", style="red") if row.error is not None else _lines(row.arguments)
-            table.add_row(
-                str(index),
-                Text(clean(row.function)),
-                arguments,
-                _lines(row.inputs),
-                _lines(row.outputs),
-                *(text(row) for _, text in paired),
-                _lines(row.flags),
-                _lines(where),
-            )
-        parts.append(table)
-        parts.append(Text("* needs (has) a gradient", style="dim"))
-    else:
-        parts.append(Text("no PythonOp"))
-    return Group(*parts)
-
-
-def _lines(texts: list[str]) -> Text:
-    return Text("\n".join(clean(text, 120) for text in texts))
-
-
-def _facts(report: Report) -> Iterator[tuple[str, str]]:
-    version = report.format_version
-    yield "format", f"pythonop {version}" if version is not None else "not written by pythonop"
-    yield "ONNX", f"IR {report.ir_version}, " + ", ".join(f"{domain or 'ai.onnx'} {number}" for domain, number in report.opsets.items())
-    yield "calls", f"{len(report.rows)} PythonOp, {report.gradients} PythonOpGrad{', gradients paired' if report.training else ''}"
-    if report.unchecked:
-        yield "not checked", f"against the Functions of an eager run: {report.unchecked}"
-    recorded = report.stop_gradients_recorded
-    lost = (
-        ""
-        if recorded in (None, report.stop_gradients)
-        else f" (the metadata says {recorded}: an optimizer removed some, gradients of this file would be wrong)"
-    )
-    yield "stop-gradient marks", f"{report.stop_gradients}{lost}"
-    if (step := report.step) is not None:
-        yield (
-            "training step",
-            f"{step.optimizer}: takes {', '.join((*step.inputs, *step.targets))}; trains {len(step.parameters)} parameters, updates {len(step.buffers)} buffers",
-        )
-        if step.untrained:
-            yield "untrained", ", ".join(step.untrained)
-    if version is not None:
-        yield "parameters", f"{report.parameters}, {report.trainable} trainable, {report.frozen} frozen"
-        yield "buffers", f"{report.buffers}, {report.not_persistent} not in state_dict()"
-    for group in report.tied:
-        yield "tied", " = ".join(group)

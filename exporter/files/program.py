@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,10 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from symbolics.errors import ExportError
+from symbolics.errors import ExportError, PythonopError
 from symbolics.node.dialects import to_dialect
 
-__all__ = ["Program", "save_model"]
+__all__ = ["Program", "save_model", "whole"]
 
 # protobuf cannot write more than 2 GiB; torch.onnx switches to external data here, so do we.
 _EXTERNAL_ABOVE = 1536 * 1024 * 1024
@@ -60,17 +62,30 @@ def save_model(model: ir.Model, path: str | os.PathLike[str], *, external_data: 
     Raises:
         ExportError: The path cannot be written.
     """
-    target = Path(path)
     size = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
     external = external_data if external_data is not None else size > _EXTERNAL_ABOVE
-    data_name = f"{target.name}.data"
+    with whole(path) as draft:
+        ir.save(model, draft, external_data=f"{draft.name}.data" if external else None, format="protobuf")
+
+
+@contextlib.contextmanager
+def whole(path: str | os.PathLike[str], error: type[PythonopError] = ExportError) -> Iterator[Path]:
+    """A place to write to, from which a file reaches its path when it is whole; where something fails, nothing is left.
+
+    Args:
+        path: Where the file goes.
+        error: What to raise where it cannot be written.
+
+    Yields:
+        A path of the same name in a folder of its own. Other files in that folder go beside the first, and before it.
+    """
+    target = Path(path)
     try:
         # Beside the target, so that the last step is a rename on one file system.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
             draft = Path(folder, target.name)
-            ir.save(model, draft, external_data=data_name if external else None, format="protobuf")
-            if Path(folder, data_name).exists():
-                os.replace(Path(folder, data_name), target.with_name(data_name))
-            os.replace(draft, target)
-    except OSError as error:
-        raise ExportError(f"cannot write {target}: {error.strerror or error}; nothing was written") from error
+            yield draft
+            for file in sorted(Path(folder).iterdir(), key=draft.__eq__):
+                os.replace(file, target.with_name(file.name))
+    except OSError as problem:
+        raise error(f"cannot write {target}: {problem.strerror or problem}; nothing was written") from problem

@@ -1,9 +1,9 @@
-"""Reading a model from wherever it is, and what the engines need of it before it runs."""
+"""The one reader of models: from a path, bytes, a proto, an onnx_ir.Model or a Program, checked as a stranger's file must be."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,99 +11,101 @@ import onnx
 import onnx_ir as ir
 from onnx.external_data_helper import load_external_data_for_tensor
 
-from symbolics.errors import FormatError
+from symbolics.errors import FormatError, PythonopError
+from symbolics.graph.walk import subgraphs
 from symbolics.node.metadata import check_version
-from symbolics.node.names import ORT_DOMAIN, PYTHON_OP
-from symbolics.node.text import shown
+from symbolics.node.text import clean, shown
 
-__all__ = ["attribute_values", "check_external_data", "drop_unread_contexts", "graphs", "nodes", "read_model", "tensors"]
+__all__ = ["check_complete", "graphs", "open_model", "open_proto"]
 
 
-def read_model(model: Any, *, load_data: bool = True) -> tuple[onnx.ModelProto, Path | None]:
-    """The model as a proto, checked as far as a file from somewhere else must be.
+class MissingFileError(FormatError, FileNotFoundError):
+    """There is no such file."""
+
+
+class NoModelError(PythonopError, TypeError):
+    """What was given as a model is of no type that holds one."""
+
+
+def open_model(source: Any, *, data: bool = True) -> ir.Model:
+    """A model as onnx_ir holds it, in a copy that the caller may change. Values of external tensors are not read yet.
 
     Args:
-        model: A path, an onnx.ModelProto, an onnx_ir.Model, or an object whose ``model`` is one (a Program).
+        source: A path, the bytes of a file, an onnx.ModelProto, an onnx_ir.Model, or an object whose ``model`` is one (a Program).
+        data: Whether external tensors will be read: they must then lie below the model's folder. False: only facts are wanted.
+
+    Raises:
+        FormatError: There is no such file, it is no ONNX model, it is cut off or of a newer format version, or it has
+            external data outside its folder.
+        NoModelError: The source is something else altogether.
+    """
+    source = _inner(source)
+    try:
+        if isinstance(source, ir.Model):
+            model = source.clone()
+            if data:
+                for tensor in _external_tensors(model):
+                    _check_location(tensor.name, str(tensor.location), Path(tensor.base_dir))
+        else:
+            proto, folder = _parsed(source)
+            model = ir.from_proto(proto)
+            if data:
+                _check_external(proto, folder)
+            ir.external_data.set_base_dir(model.graph, folder)
+    except PythonopError:
+        raise
+    except Exception as error:  # onnx_ir raises whatever its parts raise: to the reader it is one thing
+        raise _unreadable(source, error) from error
+    check_version(model.metadata_props)
+    return model
+
+
+def open_proto(source: Any, *, load_data: bool = False) -> tuple[onnx.ModelProto, Path | None]:
+    """A model as protobuf, in a copy that the caller may change.
+
+    Args:
+        source: As `open_model` takes it.
         load_data: Whether external data is read into the proto.
 
     Returns:
-        The proto (the caller's own where that was given: do not change it), and the folder of its external data.
+        The proto, and the folder of its external data, None where it has none.
 
     Raises:
-        FormatError: No ONNX model, a newer format version, or external data outside the model's folder.
-        TypeError: Something else altogether.
+        FormatError, NoModelError: As `open_model`.
     """
-    folder: Path | None = None
-    if isinstance(model, (str, os.PathLike)):
-        path = Path(model)
-        try:
-            proto = onnx.load(path, load_external_data=False)
-        except OSError:
-            raise
-        except Exception as error:  # protobuf's DecodeError has no public base
-            raise FormatError(f"{path} is no ONNX model: {shown(str(error))}") from error
-        folder = path.parent
-    elif isinstance(model, onnx.ModelProto):
-        proto = model
-    elif isinstance(model, ir.Model):
-        proto = ir.to_proto(model)
-        bases = {Path(value.const_value.base_dir) for value in _ir_initializers(model) if isinstance(value.const_value, ir.ExternalTensor)}
-        folder = bases.pop() if len(bases) == 1 else None
-    elif isinstance(getattr(model, "model", None), (ir.Model, onnx.ModelProto)):
-        return read_model(model.model, load_data=load_data)
+    source = _inner(source)
+    if isinstance(source, ir.Model):
+        folders = {Path(tensor.base_dir) for tensor in _external_tensors(source)}
+        proto, folder = ir.to_proto(source), folders.pop() if len(folders) == 1 else Path()
     else:
-        raise TypeError(f"a model is a path, an onnx.ModelProto, an onnx_ir.Model or a Program, not {type(model).__name__}")
-    check_version({entry.key: entry.value for entry in proto.metadata_props})
-    folder = folder or Path()
-    external = check_external_data(proto, folder)
-    if load_data and external:
-        if proto is model:
+        proto, folder = _parsed(source)
+        if proto is source:
             proto = onnx.ModelProto()
-            proto.CopyFrom(model)
-        for tensor in tensors(proto):
-            if tensor.data_location == onnx.TensorProto.EXTERNAL:
-                load_external_data_for_tensor(tensor, str(folder))
-                tensor.data_location = onnx.TensorProto.DEFAULT
-                del tensor.external_data[:]
+            proto.CopyFrom(source)
+    check_version({entry.key: entry.value for entry in proto.metadata_props})
+    external = _check_external(proto, folder)
+    for tensor in external if load_data else ():
+        load_external_data_for_tensor(tensor, str(folder))
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        del tensor.external_data[:]
     return proto, folder if external else None
 
 
-def _ir_initializers(model: ir.Model) -> Iterator[ir.Value]:
-    for graph in model.graphs():
-        yield from graph.initializers.values()
-
-
-def check_external_data(proto: onnx.ModelProto, folder: Path) -> bool:
-    """Whether the model has external data; all of it must lie in files below its folder.
+def check_complete(model: ir.Model) -> None:
+    """Check what a model needs to run: outputs, values that are made before they are read, and the data of external tensors.
 
     Raises:
-        FormatError: A location is absolute, climbs out with "..", or passes through a link.
+        FormatError: Something is missing; the message names it.
     """
-    found = False
-    root = folder.resolve()
-    for tensor in tensors(proto):
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            continue
-        found = True
-        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
-        parts = location.replace("\\", "/").split("/")
-        path = root.joinpath(*parts)
-        steps = [root.joinpath(*parts[: i + 1]) for i in range(len(parts))]
-        if (
-            not location
-            or os.path.isabs(location)
-            or ":" in parts[0]
-            or ".." in parts
-            or "" in parts
-            or any(step.is_symlink() for step in steps)
-        ):
-            raise FormatError(
-                f"the tensor {shown(tensor.name)} has external data at {shown(location)}: a model may only read plain files below its own "
-                "folder, by a relative path without '..' and without links; move the data there, or load and save the model yourself if you trust it"
-            )
-        if path.exists() and not path.is_file():
-            raise FormatError(f"the tensor {shown(tensor.name)} has external data at {shown(location)}, which is no plain file")
-    return found
+    if not model.graph.outputs:
+        raise FormatError("the model has no outputs: it is no ONNX model, or it is cut off")
+    _check_values(model.graph, set())
+    for tensor in _external_tensors(model):
+        path, needed = Path(tensor.path), (tensor.offset or 0) + (tensor.length or 0)
+        if not path.is_file():
+            raise FormatError(f"the data of {tensor.name!r} is in {path}, which is not there: keep it beside the model")
+        if (size := path.stat().st_size) < needed:
+            raise FormatError(f"{path} has {size} bytes, and {tensor.name!r} lies at {needed} and before: the file was cut off")
 
 
 def graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
@@ -112,22 +114,92 @@ def graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionPr
     while stack:
         graph = stack.pop()
         yield graph
-        for node in graph.node:
-            for attribute in node.attribute:
-                if attribute.HasField("g"):
-                    stack.append(attribute.g)
-                stack.extend(attribute.graphs)
+        for attribute in _attributes(graph):
+            if attribute.HasField("g"):
+                stack.append(attribute.g)
+            stack.extend(attribute.graphs)
 
 
-def nodes(proto: onnx.ModelProto, *kinds: str) -> Iterator[tuple[Any, onnx.NodeProto]]:
-    """(graph, node) for each node of ours."""
-    for graph in graphs(proto):
-        for node in graph.node:
-            if node.domain == ORT_DOMAIN and node.op_type in kinds:
-                yield graph, node
+def _attributes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.AttributeProto]:
+    """The attributes of all nodes; of a function, the defaults of its own as well."""
+    if isinstance(graph, onnx.FunctionProto):
+        yield from graph.attribute_proto
+    for node in graph.node:
+        yield from node.attribute
 
 
-def tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+# --------------------------------------------------------------------------------------------------------- the sources
+
+
+def _inner(source: Any) -> Any:
+    """What a Program holds; anything else as it is."""
+    if isinstance(source, (str, os.PathLike, bytes, onnx.ModelProto, ir.Model)):
+        return source
+    inner = getattr(source, "model", None)
+    if not isinstance(inner, (ir.Model, onnx.ModelProto)):
+        raise NoModelError(f"a model is a path, bytes, an onnx.ModelProto, an onnx_ir.Model or a Program, not {type(source).__name__}")
+    return inner
+
+
+def _parsed(source: Any) -> tuple[onnx.ModelProto, Path]:
+    """The proto (the caller's own where that was given), and the folder that its external data must be in."""
+    if isinstance(source, onnx.ModelProto):
+        return source, Path()
+    try:
+        if isinstance(source, bytes):
+            proto, folder = onnx.load_model_from_string(source), Path()
+        else:
+            proto, folder = onnx.load(source, load_external_data=False), Path(source).parent
+    except OSError as error:
+        kind = MissingFileError if isinstance(error, FileNotFoundError) else FormatError
+        raise kind(f"cannot read {clean(os.fspath(source))}: {error.strerror or error}") from error
+    except Exception as error:  # protobuf's DecodeError has no public base
+        raise _unreadable(source, error) from error
+    # Protobuf reads many things without complaint: an empty file, and some text.
+    if not proto.ir_version or not proto.HasField("graph") or not proto.opset_import:
+        raise _unreadable(source, ValueError("it has no graph"))
+    return proto, folder
+
+
+def _unreadable(source: Any, error: BaseException) -> FormatError:
+    what = clean(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else f"what was given as {type(source).__name__}"
+    while error.__cause__ is not None:  # the outermost says the least
+        error = error.__cause__
+    reason = clean((str(error).strip().splitlines() or [type(error).__name__])[0])
+    return FormatError(f"{what} is no ONNX model, or it is cut off (it cannot be read: {reason})")
+
+
+# --------------------------------------------------------------------------------------------------- the external data
+
+
+def _check_external(proto: onnx.ModelProto, folder: Path) -> list[onnx.TensorProto]:
+    """The external tensors of a model, all of which lie in files below its folder."""
+    found = [tensor for tensor in _tensors(proto) if tensor.data_location == onnx.TensorProto.EXTERNAL]
+    for tensor in found:
+        _check_location(tensor.name, next((entry.value for entry in tensor.external_data if entry.key == "location"), ""), folder)
+    return found
+
+
+def _check_location(name: str | None, location: str, folder: Path) -> None:
+    """Refuse external data outside the folder of its model.
+
+    Raises:
+        FormatError: The location is absolute, climbs out with "..", passes through a link, or is no plain file.
+    """
+    parts, root = location.replace("\\", "/").split("/"), folder.resolve()
+    steps = [root.joinpath(*parts[: i + 1]) for i in range(len(parts))]
+    outside = not location or os.path.isabs(location) or ":" in parts[0] or ".." in parts or "" in parts
+    where = f"the tensor {shown(name or '')} has external data at {shown(location)}"
+    if outside or any(step.is_symlink() for step in steps):
+        raise FormatError(
+            f"{where}: a model may only read plain files below its own folder, by a relative path without '..' and without links; "
+            "move the data there, or load and save the model yourself if you trust it"
+        )
+    if steps[-1].exists() and not steps[-1].is_file():
+        raise FormatError(f"{where}, which is no plain file")
+
+
+def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor that may have external data: initializers and attributes."""
     for graph in graphs(proto):
         if isinstance(graph, onnx.GraphProto):
@@ -135,48 +207,37 @@ def tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             for sparse in graph.sparse_initializer:
                 yield sparse.values
                 yield sparse.indices
-        for node in graph.node:
-            for attribute in node.attribute:
-                if attribute.HasField("t"):
-                    yield attribute.t
-                yield from attribute.tensors
+        for attribute in _attributes(graph):
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
 
 
-def attribute_values(node: onnx.NodeProto) -> dict[str, Any]:
-    """The attributes of a node as plain Python values.
-
-    Raises:
-        FormatError: One is not a number, a string or a list of them.
-    """
-    types = onnx.AttributeProto
-    out: dict[str, Any] = {}
-    for attribute in node.attribute:
-        if attribute.ref_attr_name or attribute.type not in (types.INT, types.INTS, types.FLOAT, types.FLOATS, types.STRING):
-            raise FormatError(f"the attribute {shown(attribute.name)} of the {node.op_type} {shown(node.name)!r} is of an unexpected type")
-        value = onnx.helper.get_attribute_value(attribute)
-        try:
-            out[attribute.name] = value.decode() if isinstance(value, bytes) else list(value) if isinstance(value, Iterable) else value
-        except UnicodeDecodeError as error:
-            raise FormatError(f"the attribute {shown(attribute.name)} of the {node.op_type} {shown(node.name)!r} is not UTF-8") from error
-    return out
+def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+    """The same of a model in memory: those whose values are in another file."""
+    functions = [graph for function in model.functions.values() for graph in (function.graph, *function.subgraphs())]
+    for graph in (*model.graphs(), *functions):
+        found: list[Any] = [value.const_value for value in graph.initializers.values()]
+        for node in graph:
+            for attribute in node.attributes.values():
+                if attribute.type is ir.AttributeType.TENSOR:
+                    found.append(attribute.value)
+                elif attribute.type is ir.AttributeType.TENSORS:
+                    found += attribute.value or ()
+        yield from (tensor for tensor in found if isinstance(tensor, ir.ExternalTensor))
 
 
-def drop_unread_contexts(proto: onnx.ModelProto) -> bool:
-    """Take the names away from context outputs that nobody reads, so that runs make no contexts for them.
-
-    Returns:
-        Whether anything changed.
-    """
-    read: set[str] = set()
-    for graph in graphs(proto):
-        read.update(name for node in graph.node for name in node.input)
-        read.update(value if isinstance(value, str) else value.name for value in graph.output)
-    changed = False
-    for graph, node in nodes(proto, PYTHON_OP):
-        if node.output and node.output[0] and node.output[0] not in read:
-            if isinstance(graph, onnx.GraphProto):
-                for info in [info for info in graph.value_info if info.name == node.output[0]]:
-                    graph.value_info.remove(info)
-            node.output[0] = ""
-            changed = True
-    return changed
+def _check_values(graph: ir.Graph, outer: set[ir.Value]) -> None:
+    known = outer | {*graph.inputs, *graph.initializers.values()}
+    for node in graph:
+        for value in node.inputs:
+            if value is not None and value not in known:
+                raise FormatError(
+                    f"node {node.name!r} ({node.op_type}) reads {shown(str(value.name))!r}, which nothing before it makes: the model is damaged"
+                )
+        for body in subgraphs(node):
+            _check_values(body, known)
+        known.update(node.outputs)
+    for value in graph.outputs:
+        if value not in known:
+            raise FormatError(f"the output {shown(str(value.name))!r} is made by no node: the model is damaged")

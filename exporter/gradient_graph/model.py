@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from symbolics.errors import ArgumentError, FormatError, PythonopError
+from exporter.files.read import open_model
+from symbolics.errors import ArgumentError, FormatError
 from symbolics.gradients.control_flow import EXPOSED, OWN_BACKWARD
 from symbolics.graph.shapes import guess_ranks
 from symbolics.graph.values import attr, is_float, rank_of
 from symbolics.graph.walk import subgraphs, walk
-from symbolics.node.metadata import check_version, read_state
+from symbolics.node.metadata import read_state
 from symbolics.node.names import MARK_COUNT_KEY, MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
 
 __all__ = ["Boundary", "infer_shapes", "own_copy", "read_boundary", "remove_marks", "set_ir_version"]
@@ -40,21 +40,10 @@ _MARK = (MARK_DOMAIN, MARK_OP)
 # ------------------------------------------------------------------------------------------------------------ the copy
 def own_copy(source: Any) -> ir.Model:
     """The model in a copy that may be changed, in an opset that the rules know."""
-    inner = getattr(source, "model", None)
-    if isinstance(source, (str, os.PathLike)):
-        model = _read(ir.load, source)
-    elif isinstance(source, onnx.ModelProto):
-        model = _read(ir.from_proto, source)
-    elif isinstance(source, ir.Model):
-        model = source.clone()
-    elif isinstance(inner, ir.Model):
-        model = inner.clone()
-    else:
-        raise PythonopError(f"expected a path, an onnx.ModelProto, an onnx_ir.Model or a Program, not {type(source).__name__}")
+    model = open_model(source)
     for node in walk(model.graph):
         for key in (EXPOSED, OWN_BACKWARD):  # of an earlier build: to this one all outputs are alike
             node.meta.pop(key, None)
-    check_version(model.metadata_props)
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if value.type is None and tensor is not None:
@@ -73,19 +62,6 @@ def own_copy(source: Any) -> ir.Model:
         passes.LiftSubgraphInitializersToMainGraphPass()(model)
     model.ir_version = max(model.ir_version, _OLDEST_IR)
     return model
-
-
-def _read(reader: Callable[[Any], ir.Model], source: Any) -> ir.Model:
-    try:
-        return reader(source)
-    except OSError:
-        raise
-    except Exception as error:
-        what = f"the file {os.fspath(source)!r}" if isinstance(source, (str, os.PathLike)) else "the proto"
-        root: BaseException = error
-        while root.__cause__ is not None:  # the outermost says the least
-            root = root.__cause__
-        raise FormatError(f"{what} is no ONNX model that can be read: {root}") from error
 
 
 def _check(model: ir.Model) -> None:

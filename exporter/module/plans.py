@@ -1,165 +1,29 @@
-"""Sessions on torch tensors: a file's forward, and the pair of forward and backward that a training step runs."""
+"""The sessions of a loaded file: its forward alone, or the forward and the backward of a training step."""
 
 from __future__ import annotations
 
-import ctypes
-import os
 import threading
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch.utils import dlpack
 
-from exporter.files.read import read_model
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.gradient_graph.partition import Halves, forward_part, split
-from exporter.runtime.link import link
+from exporter.runtime.fusion.link import link
 from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore
+from exporter.runtime.tensors import Runner
 from exporter.train_mode.batch_norm import Statistics, batch_statistics
 from exporter.train_mode.dropout import inference_mode, seed_dropout
-from symbolics.errors import FormatError, PythonopError, RunError
-from symbolics.graph.walk import subgraphs
-from symbolics.node.dtypes import DTYPES
+from symbolics.errors import PythonopError, RunError
 from symbolics.node.metadata import read_pairing
 from symbolics.node.names import ORT_DOMAIN
-from symbolics.node.text import shown
 from symbolics.quirks import LOADED
 
-__all__ = ["Engine", "Kept", "Plan", "Runner", "open_model", "tensor"]
-
-_ELEMENT_TYPES = {dtype: kind for kind, dtype in DTYPES.items()}
-
-
-def _kind_of(text: str) -> int | None:
-    """The ONNX element type of ``tensor(float)``; None for sequences and the like."""
-    return ir.DataType.__members__.get(text.removeprefix("tensor(").removesuffix(")").upper())
-
-
-# -------------------------------------------------------------------------------------------------------- sessions
-
-
-class Runner:
-    """A session whose inputs and outputs are torch tensors, or values of onnxruntime that pass through unseen.
-
-    Inputs are read where they lie. Outputs are onnxruntime's memory: `tensor` looks at it without a copy.
-    """
-
-    def __init__(self, session: Any, device: torch.device) -> None:
-        self.session = session
-        self.device = device.type
-        self.index = device.index or 0
-        self.inputs = {value.name: _kind_of(value.type) for value in session.get_inputs()}
-        self.types = {value.name: _kind_of(value.type) for value in session.get_outputs()}
-        self.names = list(self.types)
-
-    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """One run; tensors of ``feeds`` must be contiguous and of the types of the inputs.
-
-        Returns:
-            name -> OrtValue.
-        """
-        binding = self.session.io_binding()
-        for name in self.inputs:
-            value = feeds[name]
-            if isinstance(value, torch.Tensor):
-                device = (value.device.type, value.device.index or 0)
-                binding.bind_input(name, *device, _ELEMENT_TYPES[value.dtype], list(value.shape), value.data_ptr())
-            else:
-                binding.bind_ortvalue_input(name, value)
-        for name in self.names:
-            binding.bind_output(name, self.device, self.index)
-        if self.device != "cpu":  # what torch has queued must be there when another stream reads it
-            torch.accelerator.synchronize()
-        self.session.run_with_iobinding(binding)
-        return dict(zip(self.names, binding.get_outputs(), strict=True))
-
-
-def tensor(value: Any) -> torch.Tensor:
-    """An OrtValue as a tensor over the same memory, which lives as long as one of them; a copy where DLPack cannot say it."""
-    kind = value.element_type()
-    dtype = DTYPES[kind]
-    # DLPack has no float8, and the values of onnxruntime before 1.24 have no DLPack.
-    if (dtype.is_floating_point and dtype.itemsize == 1) or not hasattr(value, "__dlpack__"):
-        return _copy(value, dtype)
-    found = dlpack.from_dlpack(value.__dlpack__())
-    return found.view(torch.bool) if dtype is torch.bool and found.dtype is not torch.bool else found
-
-
-def _copy(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    out = torch.empty(value.shape(), dtype=dtype)
-    if value.device_name() != "cpu":
-        raise RunError("this onnxruntime cannot give tensors of a device to torch: install a newer one")
-    ctypes.memmove(out.data_ptr(), value.data_ptr(), out.nbytes)
-    return out
-
-
-# ----------------------------------------------------------------------------------------------------------- files
-
-
-def open_model(source: Any) -> ir.Model:
-    """A model from a path, a proto, an ir.Model or a Program, checked as a file from somewhere else must be.
-
-    Raises:
-        FormatError: No model, damaged, truncated, or its external data is missing or outside its folder.
-    """
-    try:
-        proto, folder = read_model(source, load_data=False)
-        if isinstance(source, (str, os.PathLike)):
-            model = ir.load(source)
-        else:
-            model = source.clone() if isinstance(source, ir.Model) else ir.from_proto(proto)
-    except (PythonopError, OSError, TypeError):
-        raise
-    except Exception as error:
-        raise FormatError(f"the model is damaged: {type(error).__name__}: {str(error)[:300]}") from error
-    if not model.graph.outputs:
-        raise FormatError(
-            f"{source if isinstance(source, (str, Path)) else 'the model'} has no outputs: it is no ONNX model, or was cut off"
-        )
-    _check_names(model.graph, set())
-    for value in model.graph.initializers.values():
-        if isinstance(value.const_value, ir.ExternalTensor):
-            path = Path(value.const_value.path)
-            needed = (value.const_value.offset or 0) + (value.const_value.length or 0)
-            if not path.is_file():
-                raise FormatError(f"the data of {value.name!r} is in {path}, which is not there: keep it beside the model")
-            if path.stat().st_size < needed:
-                raise FormatError(
-                    f"{path} has {path.stat().st_size} bytes, and {value.name!r} lies at {needed} and before: the file was cut off"
-                )
-    for mend in LOADED:
-        mend(model, list(model.graph.all_nodes()))
-    return model
-
-
-def _check_names(graph: ir.Graph, outer: set[ir.Value]) -> None:
-    """Every value that a node reads, or that is an output, is made somewhere before.
-
-    Raises:
-        FormatError: One is not; the message names the node and the value.
-    """
-    known = outer | {*graph.inputs, *graph.initializers.values()}
-    for node in graph:
-        for value in node.inputs:
-            if value is not None and value not in known:
-                raise FormatError(
-                    f"node {node.name!r} ({node.op_type}) reads {shown(str(value.name))!r}, which nothing before it makes: the model is damaged"
-                )
-        for body in subgraphs(node):
-            _check_names(body, known)
-        known.update(node.outputs)
-    for value in graph.outputs:
-        if value not in known:
-            raise FormatError(f"the output {shown(str(value.name))!r} is made by no node: the model is damaged")
-
-
-# ------------------------------------------------------------------------------------------------------------ plans
+__all__ = ["Plan", "Plans"]
 
 
 @dataclass
@@ -183,23 +47,12 @@ class Plan:
     outputs: tuple[str, ...]
 
 
-class Kept:
-    """What one forward keeps for its backward: values, and contexts of PythonOps, which are freed with it."""
-
-    def __init__(self, values: dict[str, Any], handles: Sequence[int], store: ContextStore) -> None:
-        self.values: dict[str, Any] | None = values
-        self.close = weakref.finalize(self, _free, store, tuple(handles))
-
-
-def _free(store: ContextStore, handles: Iterable[int]) -> None:
-    for handle in handles:
-        store.free(handle)
-
-
-class Engine:
+class Plans:
     """The plans of one file, made when they are first needed."""
 
     def __init__(self, model: ir.Model, state: Sequence[str], allow: Any, device: torch.device, providers: Sequence[Any] | None) -> None:
+        for mend in LOADED:
+            mend(model, list(model.graph.all_nodes()))
         self.model = model
         self.state = tuple(state)
         self.allow = allow
@@ -209,7 +62,7 @@ class Engine:
         self.lock = threading.RLock()
         self._plans: dict[tuple[bool, frozenset[str]], Plan] = {}
 
-    def __deepcopy__(self, memo: Any) -> Engine:
+    def __deepcopy__(self, memo: Any) -> Plans:
         return self  # sessions hold no state of a module
 
     def plan(self, training: bool, wrt: frozenset[str]) -> Plan:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-__all__ = ["thrifty"]
+__all__ = ["use_training_arena"]
 
 _SAME_AS_REQUESTED = 1  # OrtArenaCfg's arena_extend_strategy
 _registering = threading.Lock()
 _registered = False
 
 
-def thrifty(options: Any) -> None:
+def use_training_arena(options: Any) -> None:
     """Let a session take the memory that it needs, and no more.
 
     onnxruntime's own ways are made for inference. The memory pattern plans all buffers of a run at once, which is the size of

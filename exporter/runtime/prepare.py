@@ -14,16 +14,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import onnx
 import onnx.inliner
 
-from exporter.files.read import drop_unread_contexts, graphs, nodes
+from exporter.files.read import graphs
+from symbolics.errors import FormatError
 from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.node.text import shown
 
-__all__ = ["ABSENT_INPUTS", "KEPT_OUTPUTS", "prepare"]
+__all__ = ["ABSENT_INPUTS", "KEPT_OUTPUTS", "attribute_values", "drop_unread_contexts", "prepare"]
 
 #: Places (among the tensor arguments, or the gradients) whose input is absent.
 ABSENT_INPUTS = "pythonop_absent_inputs"
@@ -43,10 +45,58 @@ def prepare(proto: onnx.ModelProto) -> bool:
     if all(imported.domain != ORT_DOMAIN for imported in proto.opset_import):
         proto.opset_import.add(domain=ORT_DOMAIN, version=1)
         changed = True
-    for graph, node in nodes(proto, PYTHON_OP, PYTHON_OP_GRAD):
+    for graph, node in _nodes(proto, PYTHON_OP, PYTHON_OP_GRAD):
         changed |= _pack(node)
         changed |= _type_outputs(graph, node)
     return changed
+
+
+def drop_unread_contexts(proto: onnx.ModelProto) -> bool:
+    """Take the names away from context outputs that nobody reads, so that runs make no contexts for them.
+
+    Returns:
+        Whether anything changed.
+    """
+    read: set[str] = set()
+    for graph in graphs(proto):
+        read.update(name for node in graph.node for name in node.input)
+        read.update(value if isinstance(value, str) else value.name for value in graph.output)
+    changed = False
+    for graph, node in _nodes(proto, PYTHON_OP):
+        if node.output and node.output[0] and node.output[0] not in read:
+            if isinstance(graph, onnx.GraphProto):
+                for info in [info for info in graph.value_info if info.name == node.output[0]]:
+                    graph.value_info.remove(info)
+            node.output[0] = ""
+            changed = True
+    return changed
+
+
+def attribute_values(node: onnx.NodeProto) -> dict[str, Any]:
+    """The attributes of a node as plain Python values.
+
+    Raises:
+        FormatError: One is not a number, a string or a list of them.
+    """
+    types = onnx.AttributeProto
+    out: dict[str, Any] = {}
+    for attribute in node.attribute:
+        if attribute.ref_attr_name or attribute.type not in (types.INT, types.INTS, types.FLOAT, types.FLOATS, types.STRING):
+            raise FormatError(f"the attribute {shown(attribute.name)} of the {node.op_type} {shown(node.name)!r} is of an unexpected type")
+        value = onnx.helper.get_attribute_value(attribute)
+        try:
+            out[attribute.name] = value.decode() if isinstance(value, bytes) else list(value) if isinstance(value, Iterable) else value
+        except UnicodeDecodeError as error:
+            raise FormatError(f"the attribute {shown(attribute.name)} of the {node.op_type} {shown(node.name)!r} is not UTF-8") from error
+    return out
+
+
+def _nodes(proto: onnx.ModelProto, *kinds: str) -> Iterator[tuple[Any, onnx.NodeProto]]:
+    """(graph, node) for each node of ours of these kinds."""
+    for graph in graphs(proto):
+        for node in graph.node:
+            if node.domain == ORT_DOMAIN and node.op_type in kinds:
+                yield graph, node
 
 
 def _inline(proto: onnx.ModelProto) -> bool:
@@ -54,7 +104,7 @@ def _inline(proto: onnx.ModelProto) -> bool:
     for function in proto.functions:
         inner = onnx.ModelProto()
         inner.functions.append(function)
-        if any(True for _ in nodes(inner, PYTHON_OP, PYTHON_OP_GRAD)):
+        if any(True for _ in _nodes(inner, PYTHON_OP, PYTHON_OP_GRAD)):
             ids.append((function.domain, function.name))
     if not ids:
         return False

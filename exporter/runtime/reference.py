@@ -7,52 +7,20 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
-import torch
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 import symbolics.node.schema  # noqa: F401  registers the two operators
-from exporter.files.read import attribute_values, drop_unread_contexts, read_model
+from exporter.files.read import open_proto
 from exporter.files.trust import Gate
 from exporter.runtime.kernels import PythonOp as ForwardKernel, PythonOpGrad as BackwardKernel
+from exporter.runtime.prepare import attribute_values, drop_unread_contexts
 from exporter.runtime.store import ContextStore
+from exporter.runtime.tensors import to_array, to_tensor
 from symbolics.errors import RunError
-from symbolics.node.dtypes import DTYPES
 from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN
 
-__all__ = ["reference_evaluator", "to_array", "to_tensor"]
-
-# numpy knows these only through ml_dtypes, torch only as its own: the bits pass as unsigned integers.
-_TO_NUMPY = {dtype: ir.DataType(kind).numpy() for kind, dtype in DTYPES.items() if kind >= ir.DataType.BFLOAT16}
-_TO_TORCH = {kind: dtype for dtype, kind in _TO_NUMPY.items()}
-
-
-def to_tensor(array: Any) -> Any:
-    """A tensor of its own memory; arrays of strings stay arrays.
-
-    Args:
-        array: A numpy array or scalar of any type that onnx.reference holds.
-    """
-    array = np.asarray(array)
-    if array.dtype.kind in "OUST":
-        return array.astype(object)
-    dtype = _TO_TORCH.get(array.dtype)
-    if dtype is not None:
-        bits = np.ascontiguousarray(array).reshape(array.shape).view(f"u{array.dtype.itemsize}")
-        return torch.from_numpy(bits.copy()).view(dtype)
-    return torch.from_numpy(array.copy(order="C"))
-
-
-def to_array(value: Any) -> np.ndarray:
-    """The inverse of `to_tensor`."""
-    if not isinstance(value, torch.Tensor):
-        return np.asarray(value, dtype=object)
-    value = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    kind = _TO_NUMPY.get(value.dtype)
-    if kind is not None:
-        return value.view(torch.uint16 if kind.itemsize == 2 else torch.uint8).numpy().view(kind).copy()
-    return value.numpy().copy()
+__all__ = ["reference_evaluator"]
 
 
 class _Carried(Exception):
@@ -136,11 +104,7 @@ def reference_evaluator(model: Any, allow: Any = (), *, store: ContextStore | No
         TrustError: The file names something that is not allowed.
         FormatError: The file is damaged.
     """
-    proto, _ = read_model(model)
-    if proto is model or proto is getattr(model, "model", None):
-        copy = onnx.ModelProto()
-        copy.CopyFrom(proto)
-        proto = copy
+    proto, _ = open_proto(model, load_data=True)
     drop_unread_contexts(proto)
     contexts = ContextStore() if store is None else store
     ours = _operators(Gate(allow), contexts)

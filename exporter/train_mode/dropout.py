@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
+import torch
 
 from symbolics.errors import UnsupportedOperatorError
 from symbolics.graph.walk import subgraphs
 
-__all__ = ["SEED", "dropout_mask", "dropouts", "inference_mode", "ratio_of", "seed_dropout", "trains"]
+__all__ = ["SEED", "draw_seed", "dropout_mask", "dropouts", "inference_mode", "ratio_of", "seed_dropout", "trains"]
 
 #: The name of the input; a model that has a value of this name already gets ``seed_1``, ...
 SEED = "seed"
@@ -264,3 +265,8 @@ def inference_mode(model: ir.Model) -> None:
         elif not any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
             node.attributes["training_mode"] = ir.AttrInt64("training_mode", 0)
             node.resize_outputs(1)
+
+
+def draw_seed(generator: torch.Generator | None = None) -> torch.Tensor:
+    """The seed of one forward's masks, an int64 scalar, from torch's generator."""
+    return torch.randint(0, 2**31 - 1, (), dtype=torch.int64, generator=generator)

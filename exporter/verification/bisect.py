@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 from exporter.forward.case import Case
 from exporter.forward.inputs import named_tensors
 from exporter.gradient_graph.build import build_gradient_graph
-from exporter.module.plans import Runner, tensor
 from exporter.runtime.session import inference_session
+from exporter.runtime.tensors import Runner, tensor
 from exporter.verification.provenance import module_of, operator_of
 from symbolics import torch_private as private
 from symbolics.graph.walk import reads

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from exporter.forward.case import Case
 from exporter.forward.inputs import named_tensors
-from exporter.module.load import draw_seed
+from exporter.train_mode.dropout import draw_seed
 from exporter.verification.compare import difference
 from exporter.verification.masks import Masks, OtherDraws
 from symbolics.errors import PythonopError, UnsupportedOperatorError

@@ -26,7 +26,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     begin = time.perf_counter()
     module = exporter.load(job["path"], allow=job["allow"])
     seconds = {"load": time.perf_counter() - begin}
-    order = module._onnx.order
+    order = list(module._onnx.inputs)
     given = job["inputs"]
     if not set(order) <= set(given):
         if len(order) != len(given):
@@ -54,7 +54,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "outputs": [out.detach().clone() for out in outputs],
         "gradients": {name: None if g is None else g.detach().clone() for name, g in gradients.items()},
         "differentiable": [out.requires_grad for out in outputs],
-        "backward_nodes": module._onnx.engine.backward_nodes(),
+        "backward_nodes": module._onnx.plans.backward_nodes(),
     }
     times = []
     for _ in range(max(1, job["steps"])):

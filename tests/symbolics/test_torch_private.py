@@ -528,6 +528,24 @@ def test_random_operators():
     assert len(drawn) >= 2
 
 
+def test_run_backward():
+    x = torch.ones(2, requires_grad=True)
+    (found,) = private.run_backward((x * 3,), (torch.ones(2),), False, False, (x,), True, False)
+    assert found.tolist() == [3, 3]
+    assert x.grad is None
+
+
+def test_is_any_autocast_enabled():
+    assert private.is_any_autocast_enabled() is False
+    with torch.autocast("cpu"):
+        assert private.is_any_autocast_enabled() is True
+
+
+def test_from_dlpack():
+    x = torch.ones(2)
+    assert private.from_dlpack(torch.utils.dlpack.to_dlpack(x)).data_ptr() == x.data_ptr()
+
+
 def test_set_grad_enabled():
     from torch.overrides import TorchFunctionMode
 
@@ -664,8 +682,7 @@ ALLOWED = {
     "_replace",
     "_asdict",
 }
-#: Modules with private names of their own reasons, and a test of their own below.
-ELSEWHERE = {"symbolics/torch_private.py", "exporter/runtime/native/functions.py"}
+HOME = "symbolics/torch_private.py"
 
 SOURCES = sorted(p for package in ("exporter", "symbolics") for p in (ROOT / package).rglob("*.py"))
 
@@ -718,7 +735,7 @@ def _foreign_private(path: Path, own: set[str]) -> list[str]:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_no_other_module_touches_private_names(path):
-    if str(path.relative_to(ROOT)) in ELSEWHERE:
+    if str(path.relative_to(ROOT)) == HOME:
         return
     assert _foreign_private(path, _own_names()) == []
 
@@ -736,16 +753,6 @@ def test_the_walk_finds_them(tmp_path):
         assert sorted(int(text.split(":")[1]) for text in _foreign_private(source, {"_z"})) == [2, 3, 4, 5, 5, 6]
     finally:
         here.ROOT = root
-
-
-def test_the_names_of_the_fast_path():
-    fast = pytest.importorskip("exporter.runtime.native.functions")
-    assert callable(torch._C._set_grad_enabled)
-    assert callable(torch.autograd.Variable._execution_engine.run_backward)
-    assert torch._C._is_any_autocast_enabled() is False
-    x = torch.ones(2)
-    assert torch._C._from_dlpack(torch.utils.dlpack.to_dlpack(x)).data_ptr() == x.data_ptr()
-    assert all(map(callable, fast.FUNCTIONS))
 
 
 def test_the_names_that_are_allowed_elsewhere():

@@ -131,6 +131,12 @@ static void free_kernel(Kernel *kernel)
     free(kernel);
 }
 
+/* The fields of KernelPlan in binding.py, in its order; a test compares the two. */
+enum {
+    PLAN_KERNEL, PLAN_FLAGS, PLAN_KINDS, PLAN_PLACES, PLAN_INPUTS, PLAN_ID, PLAN_NAME, PLAN_FAST, PLAN_WRITTEN, PLAN_SINGLE,
+    PLAN_APPLY, PLAN_ARGUMENTS, PLAN_POSITIONS
+};
+
 /* Binding.plan decodes the node in Python, once; its answer fills the struct. */
 static Kernel *make_kernel(const CustomOp *op, const void *info)
 {
@@ -171,26 +177,21 @@ static Kernel *make_kernel(const CustomOp *op, const void *info)
     binding->count++;
     kernel->backward = op->backward;
     kernel->on_device = op->on_device;
-    /* (object, fast, single, apply, arguments, positions, flags, kinds, places, written, inputs, id, name) */
-    PyObject **targets[] = {&kernel->object, NULL, NULL, &kernel->apply, &kernel->arguments};
-    for (int i = 0; i < 5; i++)
-        if (targets[i]) {
-            *targets[i] = PyTuple_GetItem(plan, i);
-            Py_XINCREF(*targets[i]);
-        }
-    kernel->fast = PyTuple_GetItem(plan, 1) == Py_True;
-    kernel->single = PyTuple_GetItem(plan, 2) == Py_True;
-    kernel->positions = index_array(PyTuple_GetItem(plan, 5), &unused);
-    flags = PyTuple_GetItem(plan, 6);
-    kinds = PyTuple_GetItem(plan, 7);
-    kernel->places = index_array(PyTuple_GetItem(plan, 8), &kernel->place_count);
-    kernel->written = index_array(PyTuple_GetItem(plan, 9), &kernel->written_count);
-    kernel->inputs = PyLong_AsSsize_t(PyTuple_GetItem(plan, 10));
+    PyObject **targets[] = {&kernel->object, &kernel->apply, &kernel->arguments, &kernel->id, &kernel->name};
+    const int parts[] = {PLAN_KERNEL, PLAN_APPLY, PLAN_ARGUMENTS, PLAN_ID, PLAN_NAME};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        *targets[i] = PyTuple_GetItem(plan, parts[i]);
+        Py_XINCREF(*targets[i]);
+    }
+    kernel->fast = PyTuple_GetItem(plan, PLAN_FAST) == Py_True;
+    kernel->single = PyTuple_GetItem(plan, PLAN_SINGLE) == Py_True;
+    kernel->positions = index_array(PyTuple_GetItem(plan, PLAN_POSITIONS), &unused);
+    flags = PyTuple_GetItem(plan, PLAN_FLAGS);
+    kinds = PyTuple_GetItem(plan, PLAN_KINDS);
+    kernel->places = index_array(PyTuple_GetItem(plan, PLAN_PLACES), &kernel->place_count);
+    kernel->written = index_array(PyTuple_GetItem(plan, PLAN_WRITTEN), &kernel->written_count);
+    kernel->inputs = PyLong_AsSsize_t(PyTuple_GetItem(plan, PLAN_INPUTS));
     kernel->outputs = PyTuple_Size(kinds);
-    kernel->id = PyTuple_GetItem(plan, 11);
-    kernel->name = PyTuple_GetItem(plan, 12);
-    Py_XINCREF(kernel->id);
-    Py_XINCREF(kernel->name);
     kernel->flags = calloc((size_t)PyTuple_Size(flags) + 1, 1);
     kernel->kinds = calloc((size_t)kernel->outputs + 1, sizeof *kernel->kinds);
     kernel->modes = calloc(2 * (size_t)kernel->inputs + 1, 1);

@@ -69,7 +69,7 @@ def compare(path, kind):
             torch.testing.assert_close(one[name], two[name], rtol=1e-5, atol=1e-6, msg=f"{name}, step {step}")
     for name in last:
         torch.testing.assert_close(final[name], last[name], rtol=1e-4, atol=1e-5, msg=name)
-    assert len(module._onnx.engine.store) == 0
+    assert len(module._onnx.plans.store) == 0
 
 
 if __name__ == "__main__":

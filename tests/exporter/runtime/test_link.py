@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import exporter.runtime.session as session_module
-from exporter.runtime.link import LINKED, could_link, link
+from exporter.runtime.fusion.link import LINKED, could_link, link
 from exporter.runtime.reference import reference_evaluator
 from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore
@@ -327,9 +327,9 @@ def test_a_loaded_module_joins_before_it_is_split():
         found.square().sum().backward()
         for one, two in zip(net.parameters(), module.parameters(), strict=True):
             torch.testing.assert_close(one.grad, two.grad)
-    plan = next(plan for plan in module._onnx.engine._plans.values() if plan.halves is not None)
+    plan = next(plan for plan in module._onnx.plans._plans.values() if plan.halves is not None)
     assert len(plan.halves.contexts) == 1
-    assert len(module._onnx.engine.store) == 0
+    assert len(module._onnx.plans.store) == 0
 
 
 def test_a_file_is_left_alone_and_a_damaged_join_is_refused():

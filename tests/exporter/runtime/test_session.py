@@ -16,9 +16,10 @@ import torch
 
 import exporter.runtime.session as session_module
 from exporter.runtime.prepare import prepare
-from exporter.runtime.reference import reference_evaluator, to_array, to_tensor
+from exporter.runtime.reference import reference_evaluator
 from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore
+from exporter.runtime.tensors import to_array, to_tensor
 from symbolics.errors import RunError
 from symbolics.node.call import Autocast, AutogradCall
 from symbolics.node.containers import Slot

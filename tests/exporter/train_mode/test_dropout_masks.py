@@ -111,6 +111,6 @@ def test_all_or_nothing(ratio):
 def test_a_loaded_module_drops_by_its_seed(dynamo, monkeypatch):
     x = torch.ones(*SHAPE, requires_grad=True)
     module = exporter.load(exporter.export(nn.Sequential(nn.Dropout(0.3)).train(), (x.detach(),), dynamo=dynamo))
-    monkeypatch.setattr("exporter.module.load.draw_seed", lambda: torch.tensor(20240229))
+    monkeypatch.setattr("exporter.module.bound.draw_seed", lambda: torch.tensor(20240229))
     module(x).sum().backward()
     torch.testing.assert_close(x.grad, torch.from_numpy(dropout_mask(20240229, 0, SHAPE, RATIO)).float() / 0.7)

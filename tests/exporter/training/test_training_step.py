@@ -17,7 +17,8 @@ from rich.console import Console
 from torch import nn
 
 import exporter
-from exporter.files.inspect import inspect_model, render
+from exporter.commands.inspect import render
+from exporter.files.inspect import inspect_model
 from exporter.training.step import export_training_step
 from symbolics.errors import ArgumentError, ExportError, FormatError
 from symbolics.node.metadata import read_state, read_step

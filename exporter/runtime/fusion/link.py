@@ -23,7 +23,7 @@ from symbolics.node.names import CALL_ATTRIBUTE, ORT_DOMAIN, PYTHON_OP, PYTHON_O
 
 __all__ = ["LINKED", "could_link", "link"]
 
-#: The attribute, in memory only, of both nodes of a joined pair: a line of JSON a call, in order. A line holds the name of the
+#: The attribute, in memory only, of both nodes of a joined pair: a line of JSON per call, in order. A line holds the name of the
 #: node it was, its attributes, and where its tensors come from (counted over the inputs, then the outputs of the calls before).
 LINKED = "pythonop_linked_calls"
 
@@ -141,7 +141,7 @@ def _join(
             places[value] = len(outside) + len(places)
     count, lines = iter(range(len(outside))), []
     for node in members:
-        found = [places[value] if value in places else next(count) for value in node.inputs]  # type: ignore[index]
+        found = [places[value] if value in places else next(count) for value in node.inputs]
         attributes = {name: value for name, value in values_of(node).items() if name in (*_REQUIRED, CALL_ATTRIBUTE)}
         lines.append(json.dumps({"node": node.name or "", "attributes": attributes, "places": found}))
     last = calls[root]

@@ -1,4 +1,4 @@
-"""Several PythonOps that run as one, as `exporter.runtime.link` joined them."""
+"""Several PythonOps that run as one, as `exporter.runtime.fusion.link` joined them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Chain(PythonOp):
         self.inputs = len(self.flags)
         self.constants: list[Any] = []
         first = self.inputs + sum(not isinstance(value, Slot) for kernel in kernels for value in kernel.args)
-        self.steps: list[_Step] = []
+        self.steps: list[_Call] = []
         made = 0
         for kernel, data in zip(kernels, lines, strict=True):
             places = data["places"]
@@ -65,10 +65,10 @@ class Chain(PythonOp):
                     where.append(self.inputs + len(self.constants))
                     self.constants.append(value)
             made += len(kernel.output_dtypes)
-            self.steps.append(_Step(kernel, where, first))
+            self.steps.append(_Call(kernel, where, first))
         self.titles = _titles("PythonOp", linked)
         self.title += f" and what feeds it, {len(self.steps)} calls as one"
-        self.apply = self._apply  # type: ignore[assignment]
+        self.apply = self._apply
 
     def _apply(self, *values: Any) -> Any:
         found, result = [*values, *self.constants], None
@@ -96,7 +96,7 @@ class Chain(PythonOp):
                 )
 
 
-class _Step:
+class _Call:
     """One call of a chain.
 
     Attributes:

@@ -1,0 +1,190 @@
+"""What a loaded module does in forward: arguments are checked, the right sessions run, running statistics are updated."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch.utils import _pytree as pytree
+
+from exporter.files.trust import Gate
+from exporter.forward.inputs import named_leaves
+from exporter.module.plans import Plan, Plans
+from exporter.module.step import Step, outputs_of, ready
+from exporter.train_mode.batch_norm import counter_of
+from exporter.train_mode.dropout import draw_seed
+from symbolics.errors import FormatError, PythonopWarning, RunError
+from symbolics.node.dtypes import DTYPES
+from symbolics.node.metadata import StateEntry, read_cumulative, read_pairing
+from symbolics.node.names import OUTPUTS_KEY
+from symbolics.node.result import rebuild
+
+__all__ = ["Bound"]
+
+
+class Bound:
+    """A file with the module that it became: from arguments to results.
+
+    Attributes:
+        source: What messages call the file.
+        inputs: The graph's inputs by name, in their order; the state is not among them.
+        names: initializer -> the name under which the module has it.
+        state: initializer -> its element type and shape, which the module's tensors must keep.
+        counters: running mean -> num_batches_tracked, both by initializer.
+        plans: The sessions.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        entries: dict[str, StateEntry],
+        names: dict[str, str],
+        allow: Any,
+        gate: Gate,
+        device: torch.device,
+        providers: Any,
+    ) -> None:
+        graph = model.graph
+        pairing = read_pairing(model.metadata_props)
+        seeds = set(pairing.inputs.values()) if pairing is not None else set()
+        self.source = "model"
+        self.names = names
+        arrays = {name: graph.initializers[name].const_value for name in names}
+        self.state = {name: (DTYPES[int(array.dtype)], tuple(array.shape)) for name, array in arrays.items() if array is not None}
+        given = [value for value in graph.inputs if value.name not in seeds and value.name not in graph.initializers]
+        self.inputs = {value.name: value for value in given if value.name is not None}
+        self.structure = model.metadata_props.get(OUTPUTS_KEY)
+        self.gate = gate
+        self.device = device
+        self.counters = {
+            entry.initializer: other.initializer
+            for name, entry in entries.items()
+            if name.endswith("running_mean") and (other := entries.get(counter_of(name))) is not None
+        }
+        for name in read_cumulative(model.metadata_props):
+            if name in names and name not in self.counters:
+                raise FormatError(
+                    f"{name!r} is the average of all batches, and the file has no num_batches_tracked beside it: it is damaged"
+                )
+        self.plans = Plans(model, tuple(names), allow, device, providers)
+        self._warned: set[str] = set()
+
+    def __deepcopy__(self, memo: Any) -> Bound:
+        return self
+
+    def run(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The outputs of the graph, with gradients where they are wanted."""
+        inputs = self._arguments(args, kwargs)
+        state = {initializer: _lookup(module, name) for initializer, name in self.names.items()}
+        for name, value in state.items():
+            self._check_state(name, value)
+        wrt: list[str] = []
+        if torch.is_grad_enabled():
+            wrt = [name for name, value in inputs.items() if value.requires_grad]
+            if wrt or module.training:
+                wrt += [name for name, value in state.items() if value.requires_grad]
+        plan = self.plans.plan(module.training, frozenset(wrt))
+        feeds = {**inputs, **state}
+        if plan.seed is not None:
+            feeds[plan.seed] = draw_seed()
+        names = list(feeds)
+        box: dict[str, Any] = {}
+        if plan.halves is None or plan.halves.backward is None:
+            results = outputs_of(plan, plan.forward.run(ready(feeds)), box)
+        else:
+            reached = plan.halves.gradients
+            # A parameter that no output depends on gets no edge, so that its grad stays None.
+            values = [value if name in reached else value.detach() for name, value in feeds.items()]
+            results = list(Step.apply(self.plans, plan, names, box, *values))  # type: ignore[no-untyped-call]
+        self._update(module, plan, state, box)
+        return results
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """The tensors by input name.
+
+        Raises:
+            TypeError: Too many, too few, unknown or doubled arguments, or something that is no tensor.
+            RunError: A tensor of another type, shape or device.
+        """
+        given: dict[str, Any] = {}
+        positional = [leaf for leaf in pytree.tree_leaves(args) if leaf is not None]
+        if len(positional) > len(self.inputs):
+            raise TypeError(f"the model takes {len(self.inputs)} tensors ({', '.join(self.inputs)}), {len(positional)} were given")
+        given.update(zip(self.inputs, positional, strict=False))
+        for name, value in kwargs.items():
+            if value is None:
+                continue
+            found = {name: value} if name in self.inputs else named_leaves(name, value) or {name: value}
+            for key, leaf in found.items():
+                if key not in self.inputs:
+                    raise TypeError(
+                        f"the model has no input {key!r}; its inputs are {', '.join(self.inputs)} (other arguments were fixed by the export)"
+                    )
+                if key in given:
+                    raise TypeError(f"the input {key!r} is given twice, by position and by name")
+                given[key] = leaf
+        missing = [name for name in self.inputs if name not in given]
+        if missing:
+            raise TypeError(f"the inputs {', '.join(missing)} are missing; the model takes {', '.join(self.inputs)}")
+        sizes: dict[str, tuple[int, str]] = {}
+        return {name: self._checked(name, given[name], sizes) for name in self.inputs}
+
+    def _checked(self, name: str, value: Any, sizes: dict[str, tuple[int, str]]) -> torch.Tensor:
+        declared = self.inputs[name]
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"the input {name!r} is a {type(value).__name__}, not a tensor (numbers and flags were fixed by the export)")
+        kind = DTYPES.get(int(declared.dtype)) if declared.dtype is not None else None
+        if kind is not None and value.dtype is not kind:
+            raise RunError(f"the input {name!r} is {value.dtype}, the model takes {kind}: convert it with .to({kind})")
+        if value.device.type != self.device.type:
+            raise RunError(f"the input {name!r} is on {value.device}, the module on {self.device}: move it with .to({str(self.device)!r})")
+        if declared.shape is not None:
+            expected = [d if isinstance(d, int) else d.value for d in declared.shape]
+            if len(expected) != value.dim() or any(isinstance(d, int) and d != n for d, n in zip(expected, value.shape, strict=True)):
+                raise RunError(
+                    f"the input {name!r} has the shape {list(value.shape)}, the model takes {[d if d is not None else '?' for d in expected]}: "
+                    "sizes that vary are named at export (dynamic_shapes=)"
+                )
+            for d, n in zip(expected, value.shape, strict=True):
+                if isinstance(d, str) and sizes.setdefault(d, (n, name))[0] != n and d.isidentifier():
+                    raise RunError(
+                        f"the inputs {sizes[d][1]!r} and {name!r} have different sizes {sizes[d][0]} and {n} where the model has one, {d!r}"
+                    )
+        return value
+
+    def _check_state(self, name: str, value: torch.Tensor) -> None:
+        kind, shape = self.state[name]
+        if value.dtype is not kind or tuple(value.shape) != shape:
+            raise RunError(
+                f"{self.names[name]!r} is now {value.dtype} of shape {list(value.shape)}, in the file it is {kind} of shape {list(shape)}: "
+                "a graph has fixed types; export the model again in the type that it should run in"
+            )
+        if value.device.type != self.device.type:
+            raise RunError(
+                f"{self.names[name]!r} is on {value.device}, the file was loaded for {self.device}: load it with device={str(value.device)!r}"
+            )
+
+    def _update(self, module: torch.nn.Module, plan: Plan, state: dict[str, torch.Tensor], box: dict[str, Any]) -> None:
+        for entry in plan.statistics:
+            counter = self.counters.get(entry.mean)
+            entry.update(state[entry.mean], state[entry.var], None if counter is None else state[counter], box)
+
+    def structured(self, results: list[torch.Tensor]) -> Any:
+        """What the exported model would have returned."""
+        if self.structure is None:
+            return results[0] if len(results) == 1 else tuple(results)
+        return rebuild(self.structure, results, self.gate, self._missing)
+
+    def _missing(self, why: str) -> None:
+        if why not in self._warned:
+            self._warned.add(why)
+            warnings.warn(f"the model's result comes as a plain tuple or dict: {why}", PythonopWarning, stacklevel=5)
+
+
+def _lookup(module: torch.nn.Module, name: str) -> torch.Tensor:
+    *path, last = name.split(".")
+    for part in path:
+        module = getattr(module, part)
+    return getattr(module, last)

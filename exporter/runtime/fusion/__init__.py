@@ -1,0 +1,1 @@
+"""Several PythonOps that run as one: which may (link), and how (chain)."""
