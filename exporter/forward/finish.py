@@ -13,11 +13,11 @@ import onnxscript.optimizer
 import torch
 
 import symbolics.node.schema  # noqa: F401  (the checker should know the operators of what we write)
-from exporter.forward.draft import RANDOM
 from exporter.forward.fold import fold
 from exporter.forward.state import ModelState, held_out
 from symbolics.capture.recorder import Recorder
 from symbolics.errors import ExportError
+from symbolics.graph.values import RANDOM
 from symbolics.graph.walk import walk
 from symbolics.node.attributes import encode, ir_attributes
 from symbolics.node.metadata import write_cumulative, write_state

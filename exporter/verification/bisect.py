@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from exporter.module.plans import Runner, tensor
 from exporter.runtime.session import inference_session
 from exporter.verification.provenance import module_of, operator_of
 from symbolics import torch_private as private
-from symbolics.graph.walk import captured, subgraphs
+from symbolics.graph.walk import reads
 from symbolics.node.metadata import read_pairing
 
 __all__ = ["first_departure"]
@@ -142,11 +142,6 @@ def _run(training: ir.Model, feeds: dict[str, torch.Tensor], allow: Any) -> dict
     }
 
 
-def _reads(node: ir.Node) -> Iterator[ir.Value]:
-    inner = captured(node) if subgraphs(node) else ()
-    return (value for value in (*node.inputs, *inner) if value is not None)
-
-
 def _frontier(nodes: Sequence[ir.Node], wrong: Iterable[ir.Value], is_known: Any) -> ir.Node | None:
     """The first node, in the graph's order, at which the walk from the wrong results ends."""
     waiting, seen, ends = list(wrong), set(wrong), set()
@@ -155,7 +150,7 @@ def _frontier(nodes: Sequence[ir.Node], wrong: Iterable[ir.Value], is_known: Any
         node = value.producer()
         if node is None:
             continue
-        unknown = [v for v in _reads(node) if v.producer() is not None and not is_known(v)]
+        unknown = [v for v in reads(node) if v.producer() is not None and not is_known(v)]
         if not unknown:
             ends.add(node)
         for v in unknown:

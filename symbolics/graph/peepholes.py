@@ -78,15 +78,12 @@ def _folded(function: Callable[..., np.ndarray]) -> Row:
     return row
 
 
-for _op_type, _function in {
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "Neg": np.negative,
-    "Max": lambda *a: np.maximum.reduce(np.broadcast_arrays(*a)),
-    "Min": lambda *a: np.minimum.reduce(np.broadcast_arrays(*a)),
-}.items():
-    peephole(_op_type)(_folded(_function))
+peephole("Add")(_folded(np.add))
+peephole("Sub")(_folded(np.subtract))
+peephole("Mul")(_folded(np.multiply))
+peephole("Neg")(_folded(np.negative))
+peephole("Max")(_folded(lambda *a: np.maximum.reduce(np.broadcast_arrays(*a))))
+peephole("Min")(_folded(lambda *a: np.minimum.reduce(np.broadcast_arrays(*a))))
 
 
 @peephole("Shape")
@@ -117,7 +114,13 @@ def reshape(op: Emitter, x: Operand, shape: Operand, *, allowzero: int = 0) -> i
     """To known dims: once, of what was reshaped before it, or not at all where that has the dims already."""
     if not isinstance(x, ir.Value) or not (dims := _target(op, x, shape, allowzero)):
         return None  # without dims it makes a scalar, also of what an evaluator holds as a vector of one element
-    if x.dtype is ir.DataType.INT64 and x.producer() is None and -1 not in dims and (known := op.const(x)) is not None and known.size <= _FOLDED_SIZE:
+    if (
+        x.dtype is ir.DataType.INT64
+        and x.producer() is None
+        and -1 not in dims
+        and (known := op.const(x)) is not None
+        and known.size <= _FOLDED_SIZE
+    ):
         return op.i64(known.reshape(dims))
     if (before := made_here(x, "Reshape")) is not None and before.inputs[0] is not None:
         x = before.inputs[0]
@@ -227,9 +230,7 @@ def _joined(op: Emitter, parts: Sequence[ir.Value], axis: int) -> ir.Value:
 
 # ----------------------------------------------------------------------------------------------------------------- Pad
 @peephole("Pad")
-def pad(
-    op: Emitter, x: Operand, pads: Operand, value: Operand = None, axes: Operand = None, *, mode: str | None = None
-) -> ir.Value | None:
+def pad(op: Emitter, x: Operand, pads: Operand, value: Operand = None, axes: Operand = None, *, mode: str | None = None) -> ir.Value | None:
     """By nothing it is nothing. Negative amounts cut off: as a Slice, which every runtime has, where they are known."""
     amounts = _numbers(op, pads)
     if amounts is None or not isinstance(x, ir.Value):

@@ -17,8 +17,8 @@ __all__ = [
     "rank_of", "static_shape", "trains", "unsupported",
 ]  # fmt: skip
 
-#: Operators that draw random numbers in each run: two are never one, and none is computed beforehand. A Dropout draws where it `trains`.
-RANDOM = frozenset("Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
+#: Operators that may draw random numbers: two are never one, none is computed beforehand. (A Dropout draws where it `trains`.)
+RANDOM = frozenset("Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
 
 _STANDARD = ("", "ai.onnx")
 _OLDEST = 18  # the oldest opset of a model that has gradients: older ones are converted
@@ -46,7 +46,7 @@ def _schema_default(domain: str, op_type: str, name: str) -> Any:
             return None
         if name in schema.attributes:
             proto = schema.attributes[name].default_value
-            return ir.from_proto(proto).value if proto.type else None
+            return ir.serde.deserialize_attribute(proto).value if proto.type else None
     return None
 
 
@@ -121,9 +121,9 @@ def is_float(value: ir.Value | None) -> bool:
     return dtype is not None and dtype.is_floating_point()
 
 
-def rank_of(value: ir.Value) -> int | None:
+def rank_of(value: ir.Value | None) -> int | None:
     """The rank, None where it is not known."""
-    return None if value.shape is None else len(value.shape)
+    return None if value is None or value.shape is None else len(value.shape)
 
 
 def is_static(shape: ir.Shape | None) -> bool:
