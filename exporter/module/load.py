@@ -244,10 +244,10 @@ class _Bound:
             feeds[plan.seed] = draw_seed()
         names = list(feeds)
         box: dict[str, Any] = {}
-        if plan.halves is None or plan.halves.backward is None:
+        if plan.partition is None or plan.partition.backward is None:
             results = _outputs(plan, plan.forward.run(_ready(feeds)), box)
         else:
-            reached = plan.halves.gradients
+            reached = plan.partition.gradients
             # A parameter that no output depends on gets no edge, so that its grad stays None.
             values = [value if name in reached else value.detach() for name, value in feeds.items()]
             results = list(_Step.apply(self.engine, plan, names, box, *values))
@@ -363,19 +363,19 @@ class _Step(torch.autograd.Function):
         ctx: Any, engine: Engine, plan: Plan, names: list[str], box: dict[str, Any], *values: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """One run of the forward; outputs without a gradient are marked so."""
-        halves = plan.halves
-        assert halves is not None
+        partition = plan.partition
+        assert partition is not None
         found = plan.forward.run(_ready(dict(zip(names, values, strict=True))))
         results = _outputs(plan, found, box)
         by_name = dict(zip(names, values, strict=True))
         # Tensors that the caller knows are watched by autograd: a change in place before the backward is an error there.
-        own = [name for name in halves.saved if name in plan.outputs]
-        ctx.save_for_backward(*(by_name[name] for name in halves.reads), *(results[plan.outputs.index(name)] for name in own))
-        handles = [int(found[name].numpy()) for name in halves.contexts]
-        ctx.kept = Kept({name: found[name] for name in halves.saved}, handles, engine.store)
+        own = [name for name in partition.residuals if name in plan.outputs]
+        ctx.save_for_backward(*(by_name[name] for name in partition.reads), *(results[plan.outputs.index(name)] for name in own))
+        handles = [int(found[name].numpy()) for name in partition.contexts]
+        ctx.kept = Kept({name: found[name] for name in partition.residuals}, handles, engine.store)
         ctx.engine, ctx.plan, ctx.names = engine, plan, names
         ctx.likes = [(result.shape, result.dtype) for result in results]
-        ctx.mark_non_differentiable(*(r for name, r in zip(plan.outputs, results, strict=True) if name not in halves.seeds))
+        ctx.mark_non_differentiable(*(r for name, r in zip(plan.outputs, results, strict=True) if name not in partition.cotangents))
         ctx.set_materialize_grads(False)
         return tuple(results)
 
@@ -392,8 +392,8 @@ class _Step(torch.autograd.Function):
                 "(build_gradient_graph of build_gradient_graph's model), or take second derivatives in the model it was exported from"
             )
         engine, plan = ctx.engine, ctx.plan
-        halves = plan.halves
-        given = {name for name, g in zip(plan.outputs, above, strict=True) if g is not None and name in halves.seeds}
+        partition = plan.partition
+        given = {name for name, g in zip(plan.outputs, above, strict=True) if g is not None and name in partition.cotangents}
         none = (None, None, None, None)
         watched = ctx.saved_tensors
         kept = ctx.kept
@@ -402,10 +402,10 @@ class _Step(torch.autograd.Function):
         if not given:
             return (*none, *(None for _ in ctx.names))
         feeds: dict[str, Any] = dict(kept.values)
-        feeds.update(_ready(dict(zip(halves.reads, watched, strict=False))))
+        feeds.update(_ready(dict(zip(partition.reads, watched, strict=False))))
         for name, g, (shape, dtype) in zip(plan.outputs, above, ctx.likes, strict=True):
-            if name in halves.seeds:
-                feeds[halves.seeds[name]] = (torch.zeros(shape, dtype=dtype, device=engine.device) if g is None else g).contiguous()
+            if name in partition.cotangents:
+                feeds[partition.cotangents[name]] = (torch.zeros(shape, dtype=dtype, device=engine.device) if g is None else g).contiguous()
         keep = private.keeps_graph()
         if not keep:
             kept.values = None
@@ -417,7 +417,7 @@ class _Step(torch.autograd.Function):
                 engine.store.retain = False
         if not keep:
             kept.close()
-        wanted = {name: found[output] for name, output in halves.gradients.items() if halves.reach[name] & given}
+        wanted = {name: found[output] for name, output in partition.gradients.items() if partition.reach[name] & given}
         return (
             *none,
             *(tensor(wanted[name]) if name in wanted and ctx.needs_input_grad[i + 4] else None for i, name in enumerate(ctx.names)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -10,10 +10,10 @@ import onnx_ir as ir
 
 from symbolics.graph.builder import Builder
 from symbolics.graph.scope import Scope
-from symbolics.graph.values import array_of, dtype_of
-from symbolics.graph.walk import discard
+from symbolics.graph.values import array_of, dtype_of, graph_of
+from symbolics.graph.walk import discard, prune
 
-__all__ = ["clone_nodes", "function_body", "inline", "inline_body"]
+__all__ = ["clone_nodes", "function_body", "inline", "inline_body", "replace"]
 
 _PREVIEW = "ai.onnx.preview"
 
@@ -129,3 +129,31 @@ def inline_body(op: Builder, body: ir.Graph, inputs: Iterable[ir.Value]) -> tupl
     mapping.update((v, op.constant(array_of(v), dtype_of(v))) for v in body.initializers.values())
     nodes = clone_nodes(op.scope, body, mapping)
     return nodes, [mapping.get(v) or v for v in body.outputs]
+
+
+def replace(scope: Scope, node: ir.Node, nodes: Iterable[ir.Node], values: Sequence[ir.Value | None]) -> list[ir.Node]:
+    """Put nodes in the place of one, whose names and readers go over to ``values``, one per output; None: nobody reads it.
+
+    A value that another node makes, or that stands for two outputs, gets an Identity: its name is taken.
+
+    Returns:
+        Those of the nodes that something uses.
+    """
+    graph, nodes = graph_of(node), list(nodes)
+    made = {o for n in nodes for o in n.outputs}
+    for old, new in zip(node.outputs, values):
+        if new is None:
+            continue
+        if new not in made or old.is_graph_output():
+            same = ir.Node("", "Identity", [new], name=scope.name("Identity"))
+            nodes.append(same)
+            new = same.outputs[0]
+        made.discard(new)
+        name, new.type, new.shape = old.name, old.type or new.type, old.shape or new.shape
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        old.name, new.name = None, name
+    nodes = prune(nodes, graph.outputs)
+    graph.insert_before(node, nodes)
+    discard(node)
+    graph.remove(node)
+    return nodes
