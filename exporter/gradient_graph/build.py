@@ -96,7 +96,7 @@ class _Build:
         graph.extend(prune(op.nodes, gradients))
         graph.inputs.extend(cotangents.values())
         graph.outputs.extend(gradients)
-        self.register_constants()
+        self.scope.register(self.model.graph)
         remove_marks(self.model)
         for node in walk(op.nodes):
             graph.opset_imports.setdefault(node.domain, 1)
@@ -110,15 +110,6 @@ class _Build:
         set_ir_version(self.model)
         return self.model
 
-    def register_constants(self) -> None:
-        """Those constants of the build that something uses are initializers, no others."""
-        initializers = self.model.graph.initializers
-        for value in self.scope.constants.values():
-            if value.uses() or value.is_graph_output():
-                initializers[name_of(value)] = value
-            else:
-                initializers.pop(name_of(value), None)
-
     # ---------------------------------------------------------------------------------------------------- the expansion
     def expand_all(self) -> None:
         """Expand until every node on the path has a rule, and know all types and shapes that can be known."""
@@ -126,7 +117,7 @@ class _Build:
         while self.expand(self.boundary.wrt):
             folded = True
             while folded:  # what folds makes ranks known, and known ranks fold
-                self.register_constants()
+                self.scope.register(self.model.graph)
                 infer_shapes(self.model)
                 self.expanded, folded = fold(Builder(self.scope), self.expanded)
         name_dims(self.model.graph, self.scope.const)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from symbolics.errors import FormatError
-from symbolics.graph.values import array_of, dtype_of, is_python_op, made_by, name_of
+from symbolics.graph.values import array_of, is_python_op, made_by, name_of
 from symbolics.graph.walk import reads
 from symbolics.node.metadata import GradientPairing, read_pairing
 

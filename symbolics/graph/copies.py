@@ -151,7 +151,7 @@ def replace(scope: Scope, node: ir.Node, nodes: Iterable[ir.Node], values: Seque
         made.discard(new)
         name, new.type, new.shape = old.name, old.type or new.type, old.shape or new.shape
         old.replace_all_uses_with(new, replace_graph_outputs=True)
-        old.name, new.name = None, name
+        old.name, new.name = None, name or new.name
     nodes = prune(nodes, graph.outputs)
     graph.insert_before(node, nodes)
     discard(node)

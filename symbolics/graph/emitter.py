@@ -149,7 +149,7 @@ class Emitter:
         like: ir.DataType | None = None
         out: list[ir.Value | None] = []
         for i in inputs:
-            if i is None or type(i) is ir.Value:
+            if i is None or isinstance(i, ir.Value):
                 out.append(i)
             elif isinstance(i, (list, tuple)):
                 out.append(self.vector(i))

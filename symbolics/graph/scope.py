@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from symbolics.graph.values import RANDOM, attr, static_shape
+from symbolics.graph.values import RANDOM, attr, name_of, static_shape
 
 __all__ = ["Scope"]
 
@@ -50,6 +50,14 @@ class Scope:
             self.constants[key] = known
             self._own.add(known)
         return known
+
+    def register(self, graph: ir.Graph) -> None:
+        """Those constants that something uses are initializers of the graph, no others."""
+        for value in self.constants.values():
+            if value.uses() or value.is_graph_output():
+                graph.initializers[name_of(value)] = value
+            else:
+                graph.initializers.pop(name_of(value), None)
 
     def const(self, value: ir.Value | None, depth: int = 0) -> np.ndarray | None:
         """The array of a value that no training step changes, otherwise None; so many nodes deep it looks, and no further."""
