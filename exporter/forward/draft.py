@@ -5,11 +5,10 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
+from symbolics.graph.values import RANDOM
 from symbolics.node.names import MARK_DOMAIN
 
-__all__ = ["RANDOM", "constants_to_initializers", "read_draft"]
-
-RANDOM = frozenset("Dropout Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
+__all__ = ["constants_to_initializers", "read_draft"]
 
 _SMALL = 1024  # bytes of a constant that is worth comparing
 

@@ -10,16 +10,18 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from exporter.gradient_graph.model import Boundary, infer_shapes, own_copy, read_boundary, remove_marks, set_ir_version
+from exporter.gradient_graph.boundary import Boundary
+from exporter.gradient_graph.inference import infer_shapes
+from exporter.gradient_graph.model import own_copy, remove_marks, set_ir_version
 from symbolics.errors import PythonopError
 from symbolics.gradients import COMPOSITES, NONDIFFERENTIABLE, RULES, Rule, gradient
 from symbolics.graph.builder import Builder
-from symbolics.graph.copies import clone_nodes, function_body, inline
+from symbolics.graph.copies import function_body, inline, inline_body, replace
 from symbolics.graph.folding import fold, taken_branch
 from symbolics.graph.scope import Scope
 from symbolics.graph.shapes import name_dims
-from symbolics.graph.values import describe, is_float, unsupported
-from symbolics.graph.walk import captured, discard, prune, subgraphs, walk
+from symbolics.graph.values import describe, dtype_of, is_float, is_mark, name_of, unsupported
+from symbolics.graph.walk import captured, prune, subgraphs, walk
 from symbolics.node.metadata import GradientPairing, write_pairing
 from symbolics.node.names import GRADIENTS_KEY
 
@@ -70,64 +72,85 @@ class _Build:
 
     def __init__(self, model: ir.Model, wrt: Iterable[str] | None, outputs: Iterable[str] | None, overrides: Mapping[Any, Any]) -> None:
         self.model = model
-        self.boundary: Boundary = read_boundary(model, wrt, outputs)
+        self.boundary = Boundary(model, wrt, outputs)
         self.rules: dict[Key, Rule] = {**RULES, **{_key(k): r if isinstance(r, Rule) else Rule(r) for k, r in overrides.items()}}
         self.scope = Scope(self.boundary.prefix, self.boundary.is_constant)
         self.scope.backward = self.sweep
-        self.expanded: list[ir.Node] = []
         self.scope.opset = model.opset_imports[""]
+        self.expanded: list[ir.Node] = []
 
     def run(self) -> ir.Model:
         graph, boundary = self.model.graph, self.boundary
-        infer_shapes(self.model, only_where_missing=True)
-        targets = boundary.wrt
-        while self.expand(targets):
-            again = True
-            while again:  # what folds makes ranks known, and known ranks fold
-                self.register_constants()
-                infer_shapes(self.model)
-                self.expanded, again = fold(Builder(self.scope), self.expanded)
-        name_dims(graph, self.scope.const)
-        seeds: dict[ir.Value, ir.Value] = {}
-        pairing_in = {}
-        for value in boundary.outputs:
-            g = ir.Value(name=boundary.input_name(value), type=value.type, shape=value.shape)
-            seeds[value], pairing_in[value.name] = g, g.name
-        boundary.check_reached(self.active(graph, targets)[0])
+        self.expand_all()
+        cotangents = {v: ir.Value(name=boundary.input_name(v), type=v.type, shape=v.shape) for v in boundary.outputs}
+        boundary.check_reached(self.active(graph, boundary.wrt)[0])
         op = Builder(self.scope)
-        gradients = self.sweep(op, graph, seeds, targets)
-        results: dict[ir.Value, None] = {}
-        given, unreached = set(seeds.values()), []
-        for value in targets:
-            g = gradients.get(value)
-            if g is None:
-                unreached.append(value.name)
-                g = op.zeros(op.shape(value), value.dtype)
-            if g.producer() is None or g in results or g in given or g.producer().graph is not None:
+        found = self.sweep(op, graph, cotangents, boundary.wrt)
+        gradients: dict[ir.Value, str] = {}
+        for value in boundary.wrt:
+            g = found[value] if value in found else op.zeros(op.Shape(value), dtype_of(value))
+            if (maker := g.producer()) is None or maker.graph is not None or g in gradients:  # it has a name already
                 g = op.Identity(g)
-            g.name = boundary.output_name(value)
-            g.type, g.shape = value.type, value.shape
-            results[g] = None
-        graph.extend(prune(op.nodes, results))
-        graph.inputs.extend(seeds.values())
-        graph.outputs.extend(results)
-        self.register_constants()
+            g.name, g.type, g.shape = boundary.output_name(value), value.type, value.shape
+            gradients[g] = name_of(value)
+        graph.extend(prune(op.nodes, gradients))
+        graph.inputs.extend(cotangents.values())
+        graph.outputs.extend(gradients)
+        self.scope.register(self.model.graph)
         remove_marks(self.model)
         for node in walk(op.nodes):
             graph.opset_imports.setdefault(node.domain, 1)
-        pairing = GradientPairing(pairing_in, {v.name: g.name for v, g in zip(targets, results)}, tuple(unreached))
-        self.model.metadata_props[GRADIENTS_KEY] = write_pairing(pairing)
+        self.model.metadata_props[GRADIENTS_KEY] = write_pairing(
+            GradientPairing(
+                {name_of(v): name_of(g) for v, g in cotangents.items()},
+                {name: name_of(g) for g, name in gradients.items()},
+                tuple(name_of(v) for v in boundary.wrt if v not in found),
+            )
+        )
         set_ir_version(self.model)
         return self.model
 
-    def register_constants(self) -> None:
-        """Those constants of the build that something uses are initializers, no others."""
-        initializers = self.model.graph.initializers
-        for value in self.scope.constants.values():
-            if value.uses() or value.is_graph_output():
-                initializers[value.name] = value
-            else:
-                initializers.pop(value.name, None)
+    # ---------------------------------------------------------------------------------------------------- the expansion
+    def expand_all(self) -> None:
+        """Expand until every node on the path has a rule, and know all types and shapes that can be known."""
+        infer_shapes(self.model, only_where_missing=True)
+        while self.expand(self.boundary.wrt):
+            folded = True
+            while folded:  # what folds makes ranks known, and known ranks fold
+                self.scope.register(self.model.graph)
+                infer_shapes(self.model)
+                self.expanded, folded = fold(Builder(self.scope), self.expanded)
+        name_dims(self.model.graph, self.scope.const)
+
+    def expand(self, targets: Sequence[ir.Value]) -> bool:
+        """Put bodies in place of the calls on the path that have no rule. Whether there were any."""
+        found = False
+        for node in self.path(self.model.graph, targets, self.boundary.outputs):
+            found |= self.expand_node(node)
+            for inner in [n for graph in subgraphs(node) for n in walk(graph)]:
+                if not self.is_flat(inner) and any(o.type is None or is_float(o) for o in inner.outputs):
+                    found |= self.expand_node(inner)
+        self.scope.active.clear()
+        return found
+
+    def expand_node(self, node: ir.Node) -> bool:
+        """Put the body of a node in its place. Whether it has one, and needs it."""
+        if node.graph is None or (body := self.body_of(node)) is None:
+            return False
+        self.expanded += walk(replace(self.scope, node, *body))
+        return True
+
+    def body_of(self, node: ir.Node) -> tuple[list[ir.Node], Sequence[ir.Value | None]] | None:
+        """The nodes that compute what a node does, and their results: the taken branch of an If, a composition, a function."""
+        key, op = (node.domain, node.op_type), Builder(self.scope)
+        if (branch := taken_branch(op, node)) is not None:
+            return inline_body(op, branch, ())
+        if key in COMPOSITES and self.rules.get(key) is RULES.get(key):  # no override
+            with op.arithmetic():
+                composed = COMPOSITES[key](op, node)
+            return None if composed is None else (op.nodes, composed)
+        function = None if key in self.rules else function_body(node, self.model.functions, self.scope.opset)
+        return None if function is None else inline(self.scope, node, function)
 
     # ------------------------------------------------------------------------------------------------------- the path
     def active(self, nodes: Iterable[ir.Node], targets: Iterable[ir.Value]) -> tuple[set[ir.Value], list[ir.Node]]:
@@ -164,104 +187,53 @@ class _Build:
         return (*node.inputs, *captured(node)) if subgraphs(node) else node.inputs
 
     def is_flat(self, node: ir.Node) -> bool:
+        """Whether no gradient flows through a node: its operator is flat almost everywhere, or it is a stop-gradient mark."""
         key = (node.domain, node.op_type)
-        return key not in self.rules and (node.op_type in NONDIFFERENTIABLE if node.domain == "" else key == self.boundary.mark)
-
-    # ---------------------------------------------------------------------------------------------------- the expansion
-    def expand(self, targets: Sequence[ir.Value]) -> bool:
-        """Put bodies in place of the calls on the path that have no rule. Whether there were any."""
-        found = False
-        for node in self.path(self.model.graph, targets, self.boundary.outputs):
-            found |= self.expand_node(node)
-            for inner in [n for graph in subgraphs(node) for n in walk(graph)]:
-                if not self.is_flat(inner) and any(o.type is None or is_float(o) for o in inner.outputs):
-                    found |= self.expand_node(inner)
-        self.scope.active.clear()
-        return found
-
-    def expand_node(self, node: ir.Node) -> bool:
-        key = (node.domain, node.op_type)
-        if node.graph is None:
-            return False
-        op = Builder(self.scope)
-        if (branch := taken_branch(op, node)) is not None:
-            mapping: dict[ir.Value, ir.Value | None] = {}
-            nodes = clone_nodes(self.scope, branch, mapping)
-            values = [mapping.get(v, v) for v in branch.outputs]
-        elif key in COMPOSITES and self.rules.get(key) is RULES.get(key):  # no override
-            with op.arithmetic():
-                composed = COMPOSITES[key](op, node)
-            if composed is None:
-                return False
-            nodes, values = op.nodes, list(composed)
-        elif key in self.rules:
-            return False
-        else:
-            function = function_body(node, self.model.functions, self.scope.opset)
-            if function is None:
-                return False
-            nodes, values = inline(self.scope, node, function)
-        graph = node.graph
-        outputs = {o: v for o, v in zip(node.outputs, values) if v is not None}
-        for old, new in outputs.items():
-            if new.producer() not in nodes or old.is_graph_output() or new in list(outputs.values())[: list(outputs).index(old)]:
-                same = ir.Node("", "Identity", [new], name=self.scope.name("Identity"))
-                nodes.append(same)
-                new = same.outputs[0]
-            name, new.type, new.shape = old.name, old.type or new.type, old.shape or new.shape
-            old.replace_all_uses_with(new, replace_graph_outputs=True)
-            old.name, new.name = None, name
-        nodes = prune(nodes, graph.outputs)
-        self.expanded += walk(nodes)
-        graph.insert_before(node, nodes)
-        discard(node)
-        graph.remove(node)
-        return True
+        return key not in self.rules and (node.op_type in NONDIFFERENTIABLE if node.domain == "" else is_mark(node))
 
     # -------------------------------------------------------------------------------------------------------- the sweep
     def sweep(
-        self, op: Builder, nodes: Iterable[ir.Node], seeds: Mapping[ir.Value, ir.Value], targets: Iterable[ir.Value]
+        self, op: Builder, nodes: Iterable[ir.Node], cotangents: Mapping[ir.Value, ir.Value], targets: Iterable[ir.Value]
     ) -> dict[ir.Value, ir.Value]:
-        """The gradients of the targets, given those of the seeds; nodes go to ``op``. A target that nothing reaches has none."""
+        """Reverse mode: from the cotangents of some values to the gradients of the targets; nodes go to ``op``.
+
+        A target that nothing reaches has none.
+        """
         targets = list(targets)
-        gradients: dict[ir.Value, list[ir.Value]] = {v: [g] for v, g in seeds.items()}
+        parts: dict[ir.Value, list[ir.Value]] = {v: [g] for v, g in cotangents.items()}  # what each value's cotangent is the sum of
 
         def total(value: ir.Value) -> ir.Value | None:
-            parts = gradients.get(value)
-            if parts is None:
-                return None
-            if len(parts) > 1:
-                gradients[value] = parts = [op.add_up(parts, value)]
-            return parts[0]
+            found = parts.get(value)
+            if found is not None and len(found) > 1:
+                found[:] = [op.add_up(found, value)]
+            return None if found is None else found[0]
 
         with op.arithmetic():
-            for node in reversed(self.path(nodes, targets, seeds)):
-                above = [total(o) for o in node.outputs]
-                if any(g is not None for g in above):
-                    for value, g in self.apply(op, node, above):
-                        gradients.setdefault(value, []).append(g)
-            return {v: g for v in targets if (g := total(v)) is not None}
+            for node in reversed(self.path(nodes, targets, cotangents)):
+                incoming = [total(o) for o in node.outputs]
+                if any(g is not None for g in incoming):
+                    for value, g in self.apply(op, node, incoming):
+                        parts.setdefault(value, []).append(g)
+            return {v: found for v in targets if (found := total(v)) is not None}
 
-    def apply(self, op: Builder, node: ir.Node, above: list[ir.Value | None]) -> list[tuple[ir.Value, ir.Value]]:
-        """Gradients of what the node reads, summed and cast to the values they belong to."""
+    def apply(self, op: Builder, node: ir.Node, cotangents: list[ir.Value | None]) -> list[tuple[ir.Value, ir.Value]]:
+        """Cotangents of what the node reads, from those of its outputs; summed and cast to the values they belong to."""
         rule = self.rules.get((node.domain, node.op_type))
         if rule is None:
             raise unsupported(node, "the operator has no rule and no function body")
-        result = rule.function(op, node, *above)
-        if not isinstance(result, Mapping):
-            if len(result) > len(node.inputs):
-                raise PythonopError(f"the rule of {describe(node)} returned {len(result)} gradients for {len(node.inputs)} inputs")
-            result = [(v, g) for v, g in zip(node.inputs, result)]
-        else:
-            result = list(result.items())
+        result = rule.function(op, node, *cotangents)
+        if not isinstance(result, Mapping) and len(result) > len(node.inputs):
+            raise PythonopError(f"the rule of {describe(node)} returned {len(result)} gradients for {len(node.inputs)} inputs")
+        pairs: Iterable[tuple[ir.Value | None, ir.Value | None]]
+        pairs = result.items() if isinstance(result, Mapping) else zip(node.inputs, result)
         out = []
-        for value, g in result:
+        for value, g in pairs:
             if g is None or value is None or value not in self.scope.active:
                 continue
             if rule.broadcast:
                 g = op.sum_to(g, value, node.outputs[0], [v for v in node.inputs if v is not None and v is not value])
-            if value.dtype is not None and value.dtype.is_floating_point():
-                g = op.cast(g, value.dtype)
+            if is_float(value):
+                g = op.Cast(g, to=value.dtype)
             if g.shape is None:
                 g.shape = value.shape
             out.append((value, g))

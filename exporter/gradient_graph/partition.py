@@ -1,20 +1,20 @@
-"""A training graph as two models: the forward with what the backward reads, and the backward."""
+"""A training graph as two models: the forward, which also gives out residuals, and the backward, which reads them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from symbolics.errors import FormatError
-from symbolics.graph.walk import captured, discard, subgraphs
+from symbolics.graph.values import array_of, is_python_op, made_by, name_of
+from symbolics.graph.walk import reads
 from symbolics.node.metadata import GradientPairing, read_pairing
-from symbolics.node.names import PYTHON_OP
 
-__all__ = ["Halves", "forward_part", "split"]
+__all__ = ["Partition", "forward_part", "split"]
 
-# Nodes that only look at their input in another way: the backward does them again where it has their inputs anyway, so
+# Nodes that only look at their input in another way: the backward computes them again where it has their inputs anyway, so
 # that the transpose of a weight or the expansion of a mask is not kept from the forward to the backward.
 _CHEAP = frozenset(
     "Transpose Reshape Squeeze Unsqueeze Flatten Expand Identity Shape Size Cast CastLike ConstantOfShape Constant Range Not".split()
@@ -25,80 +25,52 @@ _SCALED = frozenset("Add Sub Mul Div".split())
 
 
 @dataclass(frozen=True)
-class Halves:
-    """A split training graph.
+class Partition:
+    """A training graph in two parts.
 
     Attributes:
-        forward: Its inputs are the model's, then the state; its outputs are `given`.
-        backward: Its inputs are `saved`, then `reads`, then `seeds`; its outputs are the gradients.
+        forward: Its inputs are the model's, then the state; its outputs are the model's, then the residuals, then what was
+            asked for as extra.
+        backward: Its inputs are `residuals`, then `reads`, then the cotangents; its outputs are the gradients. None: no
+            gradient is wanted.
         outputs: Names of the model's outputs.
-        given: What the forward gives out: the outputs, what is saved, and what was asked for as extra.
-        saved: Values that the forward computes and the backward reads.
+        residuals: Values that the forward computes and the backward reads.
         contexts: Those of them that are handles of PythonOps.
         reads: Graph inputs and state that the backward reads.
-        seeds: output name -> the input of the backward that takes its gradient.
+        cotangents: output name -> the input of the backward that takes its cotangent.
         gradients: name -> the output of the backward that is its gradient; unreached names are left out.
         reach: name -> names of the outputs through which its gradient comes.
-        size: How many nodes the backward has.
     """
 
     forward: ir.Model
     backward: ir.Model | None
     outputs: tuple[str, ...]
-    given: tuple[str, ...]
-    saved: tuple[str, ...]
+    residuals: tuple[str, ...]
     contexts: tuple[str, ...]
     reads: tuple[str, ...]
-    seeds: dict[str, str]
+    cotangents: dict[str, str]
     gradients: dict[str, str]
     reach: dict[str, frozenset[str]]
-    size: int
 
-
-def _reads(node: ir.Node) -> list[ir.Value]:
-    inner = captured(node) if subgraphs(node) else ()
-    return [value for value in (*node.inputs, *inner) if value is not None]
-
-
-def _is_cheap(node: ir.Node) -> bool:
-    if node.domain != "":
-        return False
-    return node.op_type in _CHEAP or (node.op_type in _SCALED and any(_is_scalar(value) for value in node.inputs))
-
-
-def _is_scalar(value: ir.Value | None) -> bool:
-    constant = None if value is None else ir.convenience.get_const_tensor(value)
-    return constant is not None and constant.size == 1
-
-
-def _ancestors(nodes: Sequence[ir.Node], ends: Iterable[ir.Value]) -> set[ir.Node]:
-    needed, found = set(ends), set()
-    for node in reversed(nodes):
-        if any(output in needed for output in node.outputs):
-            found.add(node)
-            needed.update(_reads(node))
-    return found
+    @property
+    def size(self) -> int:
+        """How many nodes the backward has."""
+        return 0 if self.backward is None else len(self.backward.graph)
 
 
 def forward_part(model: ir.Model, state: Iterable[str], extra: Iterable[str] = ()) -> ir.Model:
     """The forward of a model alone, its state as inputs behind the model's; outputs are the model's, then ``extra``."""
     pairing = read_pairing(model.metadata_props) or GradientPairing()
-    graph, nodes = model.graph, list(model.graph)
-    by_name = {value.name: value for node in nodes for value in node.outputs if value.name}
-    ends = [value for value in graph.outputs if value.name not in set(pairing.outputs.values())]
-    names = dict.fromkeys([*(value.name for value in ends), *extra])
-    known = set(state)
-    inputs = [value.name for value in graph.inputs if value.name not in set(pairing.inputs.values())]
-    kept = _ancestors(nodes, [*ends, *(by_name[name] for name in extra)])
-    return _extract(model, kept, [*inputs, *(name for name in graph.initializers if name in known)], list(names))
+    inputs, outputs = _forward_names(model, pairing)
+    return _extract(model, [*inputs, *_in_order(model, state)], [*outputs, *extra])
 
 
-def split(training: ir.Model, state: Iterable[str], extra: Iterable[str] = (), wrt: Iterable[str] | None = None) -> Halves:
+def split(training: ir.Model, state: Iterable[str], extra: Iterable[str] = (), wrt: Iterable[str] | None = None) -> Partition:
     """Cut a training graph between its forward and its gradient graph.
 
     Args:
         training: What build_gradient_graph returned; it is not changed.
-        state: The initializers that become inputs of both halves.
+        state: The initializers that become inputs of both parts.
         extra: Values of the forward that it gives out as well.
         wrt: Which gradients are wanted; default: all.
 
@@ -108,130 +80,116 @@ def split(training: ir.Model, state: Iterable[str], extra: Iterable[str] = (), w
     pairing = read_pairing(training.metadata_props)
     if pairing is None:
         raise FormatError("the model has no gradient graph (no metadata pythonop.gradients): make one with exporter.build_gradient_graph")
-    graph, nodes = training.graph, list(training.graph)
-    wrt = None if wrt is None else set(wrt)
-    state = [name for name in graph.initializers if name in set(state)]
-    by_name = {value.name: value for node in nodes for value in node.outputs if value.name}
-    outputs_of = {graph_input: output for output, graph_input in pairing.inputs.items()}
-    ends = [value for value in graph.outputs if value.name not in set(pairing.outputs.values())]
-    wanted = {
-        name: by_name[output] for name, output in pairing.outputs.items() if name not in pairing.unreached and (wrt is None or name in wrt)
-    }
-    extras = [by_name[name] for name in extra]
+    nodes = list(training.graph)
+    values = ir.convenience.create_value_mapping(training.graph, include_subgraphs=False)
+    wanted = {k: v for k, v in pairing.outputs.items() if k not in pairing.unreached and (wrt is None or k in set(wrt))}
+    gradients = [values[name] for name in wanted.values()]
+    inputs, outputs = _forward_names(training, pairing)
+    inputs += _in_order(training, state)
 
-    ahead = _ancestors(nodes, [*ends, *extras])
-    needed = _ancestors(nodes, wanted.values())
-    behind = [node for node in nodes if node in needed and node not in ahead]
-    again, saved = _cut(nodes, ahead, behind, wanted.values())
-    reach = _reach(behind, wanted, outputs_of)
-    seeds = {output: graph_input for output, graph_input in pairing.inputs.items() if any(output in found for found in reach.values())}
-
-    inputs = [value.name for value in graph.inputs if value.name not in outputs_of]
-    given = dict.fromkeys(value.name for value in (*ends, *saved, *extras))
-    forward = _extract(training, ahead, [*inputs, *state], list(given))
-    backward, reads = None, []
-    if wanted:
-        kept = again.union(behind)
-        used = {value.name for node in kept for value in _reads(node)}
-        reads = [name for name in (*inputs, *state) if name in used]
-        backward = _extract(training, kept, [*(v.name for v in saved), *reads, *seeds.values()], [v.name for v in wanted.values()])
-    return Halves(
-        forward=forward,
-        backward=backward,
-        outputs=tuple(value.name for value in ends),
-        given=tuple(given),
-        saved=tuple(value.name for value in saved),
-        contexts=tuple(value.name for value in saved if value.producer().op_type == PYTHON_OP and value.index() == 0),
-        reads=tuple(reads),
-        seeds=seeds,
-        gradients={name: value.name for name, value in wanted.items()},
+    forward = _ancestors(nodes, [values[name] for name in (*outputs, *extra)])
+    needed = _ancestors(nodes, gradients)
+    backward = [node for node in nodes if node in needed and node not in forward]
+    recomputed, residuals = _cut(nodes, forward, backward, gradients)
+    reach = _reach(backward, {k: values[v] for k, v in wanted.items()}, {v: k for k, v in pairing.inputs.items()})
+    reached: frozenset[str] = frozenset().union(*reach.values())
+    cotangents = {output: name for output, name in pairing.inputs.items() if output in reached}
+    used = {value.name for node in (*recomputed, *backward) for value in reads(node)}
+    read = [name for name in inputs if name in used]
+    kept = [name_of(value) for value in residuals]
+    return Partition(
+        forward=_extract(training, inputs, [*outputs, *kept, *extra]),
+        backward=_extract(training, [*kept, *read, *cotangents.values()], list(wanted.values())) if wanted else None,
+        outputs=tuple(outputs),
+        residuals=tuple(kept),
+        contexts=tuple(name_of(v) for v in residuals if (maker := v.producer()) is not None and is_python_op(maker) and v.index() == 0),
+        reads=tuple(read),
+        cotangents=cotangents,
+        gradients=wanted,
         reach=reach,
-        size=0 if backward is None else len(backward.graph),
     )
 
 
+def _forward_names(model: ir.Model, pairing: GradientPairing) -> tuple[list[str], list[str]]:
+    """Inputs and outputs of the forward."""
+    cotangents, gradients = set(pairing.inputs.values()), set(pairing.outputs.values())
+    inputs = [name for value in model.graph.inputs if (name := name_of(value)) not in cotangents]
+    return inputs, [name for value in model.graph.outputs if (name := name_of(value)) not in gradients]
+
+
+def _in_order(model: ir.Model, state: Iterable[str]) -> list[str]:
+    known = set(state)
+    return [name for name in model.graph.initializers if name in known]
+
+
+def _ancestors(nodes: Sequence[ir.Node], ends: Iterable[ir.Value]) -> set[ir.Node]:
+    needed, found = set(ends), set()
+    for node in reversed(nodes):
+        if any(output in needed for output in node.outputs):
+            found.add(node)
+            needed.update(reads(node))
+    return found
+
+
+def _is_cheap(node: ir.Node) -> bool:
+    if node.domain != "":
+        return False
+    return node.op_type in _CHEAP or (node.op_type in _SCALED and any(a.size == 1 for v in node.inputs if (a := array_of(v)) is not None))
+
+
 def _cut(
-    nodes: Sequence[ir.Node], ahead: set[ir.Node], behind: Sequence[ir.Node], ends: Iterable[ir.Value]
+    nodes: Sequence[ir.Node], forward: Collection[ir.Node], backward: Sequence[ir.Node], gradients: Iterable[ir.Value]
 ) -> tuple[set[ir.Node], list[ir.Value]]:
-    """The forward nodes that the backward does again, and the values that it is given."""
-    needed: dict[ir.Value, None] = {value: None for node in behind for value in _reads(node)}
-    needed.update((value, None) for value in ends)
-    cheap = {node for node in ahead if _is_cheap(node)}
-    # Free: what both halves have without keeping anything: inputs, state, constants, and what is cheaply made of these.
+    """The forward nodes that the backward computes again, and the residuals."""
+    needed = dict.fromkeys([*(value for node in backward for value in reads(node)), *gradients])
+    cheap = {node for node in forward if _is_cheap(node)}
+    # Free: what both parts have without keeping anything: inputs, state, constants, and what is cheaply made of these.
     free: set[ir.Value] = set()
     for node in nodes:
-        if node in cheap and all(value.producer() is None or value in free for value in _reads(node)):
+        if node in cheap and all(value.producer() is None or value in free for value in reads(node)):
             free.update(node.outputs)
-    waiting = [value for value in needed if value.producer() in ahead]
-    crossing = {value for value in waiting if value not in free}
-    for value in list(crossing):  # of a mask the bool is kept, a quarter of the float
-        node = value.producer()
-        if node.op_type == "Cast" and node.inputs[0].dtype is ir.DataType.BOOL:
-            crossing.add(node.inputs[0])
-    again: set[ir.Node] = set()
-    saved: set[ir.Value] = set()
+    waiting = [value for value in needed if value.producer() in forward]
+    given = {value for value in waiting if value not in free}
+    for value in list(given):  # of a mask the bool is kept, a quarter of the float
+        cast = made_by(value, "Cast")
+        if cast is not None and (mask := cast.inputs[0]) is not None and mask.dtype is ir.DataType.BOOL:
+            given.add(mask)
+    recomputed: set[ir.Node] = set()
+    residuals: set[ir.Value] = set()
     while waiting:
         value = waiting.pop()
-        node = value.producer()
-        if node not in ahead or node in again or value in saved:
+        maker = value.producer()
+        if maker is None or maker not in forward or maker in recomputed or value in residuals:
             continue
-        inputs = _reads(node)
-        if value in free or (node in cheap and all(v.producer() is None or v in free or v in crossing for v in inputs)):
-            again.add(node)
+        inputs = reads(maker)
+        if value in free or (maker in cheap and all(v.producer() is None or v in free or v in given for v in inputs)):
+            recomputed.add(maker)
             waiting += inputs
         else:
-            saved.add(value)
-    return again, [value for node in nodes for value in node.outputs if value in saved]
+            residuals.add(value)
+    return recomputed, [value for node in nodes for value in node.outputs if value in residuals]
 
 
-def _reach(behind: Sequence[ir.Node], wanted: dict[str, ir.Value], outputs_of: dict[str, str]) -> dict[str, frozenset[str]]:
+def _reach(backward: Sequence[ir.Node], gradients: dict[str, ir.Value], output_of: dict[str, str]) -> dict[str, frozenset[str]]:
     """Through which outputs each gradient comes."""
     known: dict[ir.Value, frozenset[str]] = {}
 
     def of(value: ir.Value) -> frozenset[str]:
-        if value.producer() is None and value.name in outputs_of:
-            return frozenset([outputs_of[value.name]])
+        if value.producer() is None and value.name in output_of:
+            return frozenset([output_of[value.name]])
         return known.get(value, frozenset())
 
-    for node in behind:
-        found = frozenset().union(*[of(value) for value in _reads(node)])
+    for node in backward:
+        found = frozenset().union(*[of(value) for value in reads(node)])
         known.update((output, found) for output in node.outputs)
-    return {name: of(value) for name, value in wanted.items()}
+    return {name: of(value) for name, value in gradients.items()}
 
 
-def _extract(model: ir.Model, kept: set[ir.Node], inputs: Sequence[str], outputs: Sequence[str]) -> ir.Model:
-    """A copy of a part of a model.
-
-    Args:
-        model: The whole.
-        kept: Its nodes that stay.
-        inputs: Values of any kind that become the inputs: graph inputs, initializers, outputs of nodes that go.
-        outputs: Values that become the outputs.
-    """
-    flags = [node in kept for node in model.graph]
-    part = model.clone()
-    graph = part.graph
-    nodes = list(graph)
-    by_name = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
-    by_name |= {value.name: value for node in nodes for value in node.outputs if value.name}
-    graph.inputs.clear()
-    graph.outputs.clear()
-    for name in inputs:
-        value = by_name[name]
-        if value.producer() is not None:
-            fresh = ir.Value(name=name, type=value.type, shape=value.shape)
-            value.replace_all_uses_with(fresh)
-            value.name, by_name[name] = None, fresh
-        elif value.is_initializer():
-            del graph.initializers[name]
-            value.const_value = None
-        graph.inputs.append(by_name[name])
-    for node, flag in zip(reversed(nodes), reversed(flags), strict=True):
-        if not flag:
-            discard(node)  # the bodies of a Loop use outer values, too
-            graph.remove(node)
-    used = {value for node in graph for value in _reads(node)}
-    for name in [name for name, value in graph.initializers.items() if value not in used]:
-        del graph.initializers[name]
-    graph.outputs.extend(by_name[name] for name in outputs)
-    return part
+def _extract(model: ir.Model, inputs: Iterable[str], outputs: Iterable[str]) -> ir.Model:
+    """A copy of what lies between some values of a model; initializers among the inputs lose their data."""
+    graph = ir.convenience.extract(model.graph, list(dict.fromkeys(inputs)), list(dict.fromkeys(outputs)))
+    for value in graph.inputs:
+        graph.initializers.pop(name_of(value), None)
+        value.const_value = None
+    functions = [function.clone() for function in model.functions.values()]
+    return ir.Model(graph, ir_version=model.ir_version, functions=functions, metadata_props=dict(model.metadata_props))

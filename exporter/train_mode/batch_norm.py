@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 import torch
 
-from exporter.train_mode.dropout import trains
 from symbolics.errors import PythonopWarning
+from symbolics.graph.values import attr, name_of, trains
 from symbolics.node.metadata import read_cumulative
 from symbolics.quirks import copied, read_copies
 
@@ -80,7 +80,7 @@ def batch_statistics(model: ir.Model) -> list[Statistics]:
     A module that is called twice has two of them over the same buffers: so the nodes give out what the batch says
     (momentum 0), and who keeps the buffers lets them follow, one node after the other. For graphs whose state are inputs.
     """
-    found = []
+    found: list[Statistics] = []
     cumulative = read_cumulative(model.metadata_props)
     graph = model.graph
     nodes = [node for node in graph if node.op_type == "BatchNormalization" and trains(node)]
@@ -102,10 +102,10 @@ def batch_statistics(model: ir.Model) -> list[Statistics]:
         shape.outputs[0].name = shape.name
         shape.outputs[0].type = ir.TensorType(ir.DataType.INT64)
         graph.insert_after(node, shape)
-        momentum = None if mean.name in cumulative else node.attributes.get_float("momentum", 0.9)
+        momentum = None if mean.name in cumulative else attr(node, "momentum")
         node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
-        names = (node.outputs[1].name, node.outputs[2].name, shape.name)
-        found.append(Statistics(mean.name, var.name, names, momentum))  # type: ignore[arg-type]
+        names = (name_of(node.outputs[1]), name_of(node.outputs[2]), name_of(shape.outputs[0]))
+        found.append(Statistics(name_of(mean), name_of(var), names, momentum))
     return found
 
 

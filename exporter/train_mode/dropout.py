@@ -20,9 +20,13 @@ import onnx_ir as ir
 import torch
 
 from symbolics.errors import UnsupportedOperatorError
-from symbolics.graph.walk import subgraphs
+from symbolics.graph.copies import replace
+from symbolics.graph.emitter import Emitter
+from symbolics.graph.scope import Scope
+from symbolics.graph.values import array_of, attr, trains
+from symbolics.graph.walk import subgraphs, walk
 
-__all__ = ["SEED", "draw_seed", "dropout_mask", "dropouts", "inference_mode", "ratio_of", "seed_dropout", "trains"]
+__all__ = ["SEED", "draw_seed", "dropout_mask", "dropouts", "inference_mode", "ratio_of", "seed_dropout"]
 
 #: The name of the input; a model that has a value of this name already gets ``seed_1``, ...
 SEED = "seed"
@@ -32,27 +36,11 @@ _GOLDEN = 0x9E3779B9
 #: The same modulo 2**32, but small enough for its product with any uint32 to be an int64.
 _SIGNED_GOLDEN = _GOLDEN - 2**32
 
-
-def _constant(value: ir.Value | None) -> np.ndarray | None:
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    return None if tensor is None else tensor.numpy()
+_U32, _I64 = ir.DataType.UINT32, ir.DataType.INT64
 
 
-def trains(node: ir.Node) -> bool:
-    """Whether a node behaves as in training: a Dropout that drops, a BatchNormalization of the batch's own statistics."""
-    if node.domain not in ("", "ai.onnx"):
-        return False
-    if node.op_type == "BatchNormalization":
-        mode = node.attributes.get("training_mode")
-        return mode is not None and bool(mode.as_int())
-    if node.op_type == "Dropout":
-        mode = _constant(node.inputs[2]) if len(node.inputs) > 2 else None
-        return mode is not None and bool(mode.any())
-    return False
-
-
-#: From a body to the number of its pass: an int64 scalar in the body, None where a body has but one (the branches of an If).
-_Counter = Callable[[], ir.Value | None]
+#: The number of a body's pass: an int64 scalar in the body, None where a body has but one (the branches of an If).
+_Counter = Callable[[Scope], ir.Value | None]
 
 
 def seed_dropout(model: ir.Model) -> str | None:
@@ -65,34 +53,38 @@ def seed_dropout(model: ir.Model) -> str | None:
         UnsupportedOperatorError: A Dropout is in a body whose passes have no numbers (SequenceMap), or its ratio is computed.
     """
     graph = model.graph
-    found = [entry for entry in _dropouts(graph, ()) if trains(entry[0])]
+    found = list(_dropouts(graph, ()))
     if not found:
         return None
     taken = {value.name for node in graph for value in node.outputs} | {v.name for v in graph.inputs} | set(graph.initializers)
     name = next(n for n in (SEED, *(f"{SEED}_{i}" for i in range(1, len(taken) + 2))) if n not in taken)
-    seed = ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
+    seed = ir.Value(name=name, type=ir.TensorType(_I64), shape=ir.Shape([]))
     graph.inputs.append(seed)
+    scope = Scope(f"{name}/", lambda value: False)
     for number, (node, counters) in enumerate(found):
-        passes = [value for counter in counters if (value := counter()) is not None]
-        _replace(graph, node, seed, passes, number, f"{name}/{number}")
+        op = Emitter(scope)
+        passes = [value for counter in counters if (value := counter(scope)) is not None]
+        kept, dropped = _masked(op, node, seed, passes, number)
+        replace(scope, node, op.nodes, [dropped, kept])
+    scope.register(graph)
     return name
 
 
 def dropouts(model: ir.Model) -> list[ir.Node]:
     """The Dropout nodes that drop, those of bodies included: a node's place is the number that goes into its mask."""
-    return [node for node, _ in _dropouts(model.graph, ()) if trains(node)]
+    return [node for node, _ in _dropouts(model.graph, ())]
 
 
 def _dropouts(graph: ir.Graph, counters: tuple[_Counter, ...]) -> Iterator[tuple[ir.Node, tuple[_Counter, ...]]]:
-    """Dropout nodes, those of bodies included, each with the counters of the bodies around it."""
+    """Dropout nodes that drop, those of bodies included, each with the counters of the bodies around it."""
     for node in graph:
-        if node.op_type == "Dropout" and node.domain in ("", "ai.onnx"):
+        if node.op_type == "Dropout" and trains(node):
             yield node, counters
         for body in subgraphs(node):
             yield from _dropouts(body, (*counters, functools.cache(functools.partial(_number_of_pass, node, body))))
 
 
-def _number_of_pass(node: ir.Node, body: ir.Graph) -> ir.Value | None:
+def _number_of_pass(node: ir.Node, body: ir.Graph, scope: Scope) -> ir.Value | None:
     """The number of the pass through a body. A Scan has none: it gets a state that counts, in place."""
     if node.op_type == "If":
         return None
@@ -103,22 +95,14 @@ def _number_of_pass(node: ir.Node, body: ir.Graph) -> ir.Value | None:
             f"{node.op_type} {node.name!r} has a Dropout in its body, whose masks cannot be drawn from a seed: the passes have no numbers. "
             "Export the model with dropout 0, or as a loop"
         )
-    states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
-    prefix = f"{node.name or node.op_type}/{SEED}"
-    kind, scalar = ir.TensorType(ir.DataType.INT64), ir.Shape([])
-    count = ir.Value(name=f"{prefix}/pass", type=kind, shape=scalar)
-    zero, one = (
-        ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(np.array(n, np.int64)))], name=f"{prefix}/{n}") for n in (0, 1)
-    )
-    following = ir.Node("", "Add", [count, one.outputs[0]], name=f"{prefix}/next")
-    for made in (zero, one, following):
-        made.outputs[0].name, made.outputs[0].type, made.outputs[0].shape = made.name, kind, scalar
+    states = len(node.inputs) - attr(node, "num_scan_inputs")
+    count = ir.Value(name=scope.name("pass"), type=ir.TensorType(_I64), shape=ir.Shape([]))
+    op = Emitter(scope)
     body.inputs.insert(states, count)
-    body.extend([one, following])
-    body.outputs.insert(states, following.outputs[0])
-    assert node.graph is not None
-    node.graph.insert_before(node, zero)
-    _insert_state(node, states, zero.outputs[0], f"{prefix}/passes")
+    body.outputs.insert(states, op.Add(count, 1))
+    body.outputs[states].shape = ir.Shape([])
+    body.extend(op.nodes)
+    _insert_state(node, states, op.i64(0), scope.name("passes"))
     return count
 
 
@@ -138,69 +122,39 @@ def _insert_state(node: ir.Node, place: int, value: ir.Value, name: str) -> None
     counted.name, counted.type, counted.shape = name, value.type, value.shape
 
 
-def _replace(root: ir.Graph, node: ir.Node, seed: ir.Value, passes: Sequence[ir.Value], number: int, prefix: str) -> None:
-    """Put the arithmetic of a mask in a Dropout's place; its constants are initializers of the root."""
-    graph = node.graph
-    x, y = node.inputs[0], node.outputs[0]
-    assert graph is not None and x is not None
-    p = ratio_of(node)
-    nodes: list[ir.Node] = []
+def _masked(op: Emitter, node: ir.Node, seed: ir.Value, passes: Sequence[ir.Value], number: int) -> tuple[ir.Value, ir.Value]:
+    """The mask of a Dropout, as `dropout_mask` computes it, and what the Dropout gives."""
 
-    def op(
-        op_type: str, *inputs: ir.Value, dtype: ir.DataType | None = None, shape: ir.Shape | None = None, **attributes: object
-    ) -> ir.Value:
-        made = ir.Node("", op_type, inputs, ir.convenience.convert_attributes(attributes), name=f"{prefix}/{op_type}_{len(nodes)}")
-        out = made.outputs[0]
-        out.name = made.name
-        out.type = None if dtype is None else ir.TensorType(dtype)
-        out.shape = shape
-        nodes.append(made)
-        return out
-
-    def constant(value: float, dtype: ir.DataType) -> ir.Value:
-        name = f"{prefix}/constant_{len(root.initializers)}"
-        tensor = ir.tensor(np.array(value, dtype=dtype.numpy()), dtype=dtype, name=name)
-        root.initializers[name] = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape([]), const_value=tensor)
-        return root.initializers[name]
-
-    u32, i64 = ir.DataType.UINT32, ir.DataType.INT64
-    half, multiplier, golden, one = constant(16, u32), constant(_MULTIPLIER, i64), constant(_SIGNED_GOLDEN, i64), constant(1, i64)
+    def lower(number: ir.Value) -> ir.Value:
+        """An int64 modulo 2**32."""
+        return op.Cast(op.Cast(number, to=_U32), to=_I64)
 
     def mixed(h: ir.Value) -> ir.Value:
         """uint32, from an int64 of which the lower 32 bits count."""
         for _ in range(2):
-            h = op("Cast", h, to=u32)
-            h = op("BitwiseXor", h, op("BitShift", h, half, direction="RIGHT"))
-            h = op("Mul", op("Cast", h, to=i64), multiplier)
-        h = op("Cast", h, to=u32)
-        return op("BitwiseXor", h, op("BitShift", h, half, direction="RIGHT"))
+            h = op.Cast(h, to=_U32)
+            h = op.BitwiseXor(h, op.BitShift(h, 16, direction="RIGHT"))
+            h = op.Mul(op.Cast(h, to=_I64), _MULTIPLIER)
+        h = op.Cast(h, to=_U32)
+        return op.BitwiseXor(h, op.BitShift(h, 16, direction="RIGHT"))
 
-    def lower(number: ir.Value) -> ir.Value:
-        """An int64 modulo 2**32."""
-        return op("Cast", op("Cast", number, to=u32), to=i64)
-
-    start = op("Cast", mixed(op("Add", lower(seed), constant((number + 1) * _GOLDEN % 2**32, i64))), to=i64)
+    x, p = node.inputs[0], ratio_of(node)
+    assert x is not None
+    start = op.Cast(mixed(op.Add(lower(seed), (number + 1) * _GOLDEN % 2**32)), to=_I64)
     for count in passes:
-        start = op("Cast", mixed(op("Add", start, op("Mul", op("Add", lower(count), one), golden))), to=i64)
-    positions = op("Range", constant(0, i64), op("Size", x), one)
-    bits = mixed(op("Add", op("Mul", positions, golden), start))
-    bits = op("Cast", op("BitShift", bits, constant(1, u32), direction="RIGHT"), to=ir.DataType.INT32)
-    kept = op("GreaterOrEqual", bits, constant(_threshold(p), ir.DataType.INT32))
-    mask = op("Reshape", kept, op("Shape", x), dtype=ir.DataType.BOOL, shape=x.shape)
-    kind = x.dtype
-    scale = constant(0.0 if p >= 1 else 1 / (1 - p), kind or ir.DataType.FLOAT)
-    if kind is None:  # a body of another exporter need not say the types of its values
-        factor, scale = op("CastLike", mask, x), op("CastLike", scale, x)
+        start = op.Cast(mixed(op.Add(start, op.Mul(op.Add(lower(count), 1), _SIGNED_GOLDEN))), to=_I64)
+    positions = op.Range(op.i64(0), op.Size(x), op.i64(1))
+    bits = mixed(op.Add(op.Mul(positions, _SIGNED_GOLDEN), start))
+    bits = op.Cast(op.BitShift(bits, 1, direction="RIGHT"), to=ir.DataType.INT32)
+    kept = op.Reshape(op.GreaterOrEqual(bits, _threshold(p)), op.Shape(x))
+    scale = op.number(0.0 if p >= 1 else 1 / (1 - p), x)
+    if x.dtype is None:  # a body of another exporter need not say the types of its values
+        factor, scale = op.CastLike(kept, x), op.CastLike(scale, x)
     else:
-        factor = op("Cast", mask, to=kind, dtype=kind, shape=x.shape)
-    dropped = op("Mul", op("Mul", x, factor, dtype=kind, shape=x.shape), scale, dtype=kind, shape=x.shape)
-    graph.insert_before(node, nodes)
-    pairs = [(y, dropped)] if len(node.outputs) < 2 else [(y, dropped), (node.outputs[1], mask)]
-    for old, new in pairs:
-        name = old.name
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
-        old.name, new.name = None, name
-    graph.remove(node, safe=True)
+        factor = op.Cast(kept, to=x.dtype)
+    thinned = op.Mul(x, factor)
+    kept.shape = factor.shape = thinned.shape = x.shape
+    return kept, op.Mul(thinned, scale)
 
 
 def ratio_of(node: ir.Node) -> float:
@@ -212,7 +166,7 @@ def ratio_of(node: ir.Node) -> float:
     value = node.inputs[1] if len(node.inputs) > 1 else None
     if value is None:
         return 0.5
-    ratio = _constant(value)
+    ratio = array_of(value)
     if ratio is None:
         raise UnsupportedOperatorError(
             f"the ratio of Dropout {node.name!r} is computed in the graph ({value.name!r}): its mask cannot be drawn from a seed. Give it as a number"
@@ -257,7 +211,7 @@ def dropout_mask(seed: int, number: int, shape: Sequence[int], ratio: float, pas
 
 def inference_mode(model: ir.Model) -> None:
     """What eval() means for a graph, in place: Dropout drops nothing, BatchNormalization takes the running statistics."""
-    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
+    for node in walk(model.graph):
         if not trains(node):
             continue
         if node.op_type == "Dropout":

@@ -161,9 +161,7 @@ class Assembly:
     def _tidy(self) -> None:
         """Fold, merge and remove; names of inputs, outputs and state stay."""
         graph = self.graph
-        for value in self._op.scope.constants.values():
-            if value.uses():
-                graph.initializers[name_of(value)] = value
+        self._op.scope.register(graph)
         known = {entry.initializer for entry in (read_state(self.model.metadata_props) or {}).values()}
         used = {name: value for name, value in graph.initializers.items() if value.uses()}
         for name in [name for name in graph.initializers if name not in used]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from symbolics.graph.builder import Builder
 from symbolics.graph.scope import Scope
-from symbolics.graph.walk import discard
+from symbolics.graph.values import array_of, dtype_of, graph_of
+from symbolics.graph.walk import discard, prune
 
-__all__ = ["clone_nodes", "function_body", "inline", "inline_body"]
-
+__all__ = ["clone_nodes", "function_body", "inline", "inline_body", "replace"]
 
 _PREVIEW = "ai.onnx.preview"
 
@@ -33,19 +34,19 @@ def clone_nodes(
         inputs = [value_of(v) for v in graph.inputs]
         initializers = [value_of(v) for v in graph.initializers.values()]
         body = clone_nodes(scope, graph, mapping, attributes, metadata)
-        outputs = [mapping.get(v, v) for v in graph.outputs]
+        outputs = [mapping.get(v) or v for v in graph.outputs]
         return ir.Graph(inputs, outputs, nodes=body, initializers=initializers, name=graph.name, opset_imports=dict(graph.opset_imports))
 
     def value_of(v: ir.Value) -> ir.Value:
-        if v not in mapping:
-            mapping[v] = ir.Value(name=scope.name(v.name or "value"), type=v.type, shape=v.shape, const_value=v.const_value)
-        return mapping[v]
+        if (copy := mapping.get(v)) is None:
+            copy = mapping[v] = ir.Value(name=scope.name(v.name or "value"), type=v.type, shape=v.shape, const_value=v.const_value)
+        return copy
 
     def attribute_of(name: str, a: ir.Attr) -> ir.Attr | None:
         if a.is_ref():
             if attributes is None:
                 return a
-            source = attributes.get(a.ref_attr_name)
+            source = attributes.get(a.ref_attr_name or "")
             return None if source is None else ir.Attr(name, source.type, source.value)
         if a.type is ir.AttributeType.GRAPH:
             return ir.AttrGraph(name, graph_of(a.value))
@@ -77,7 +78,7 @@ def function_body(node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Fu
     if node.domain not in ("", _PREVIEW):
         return None
     try:
-        schema = onnx.defs.get_schema(node.op_type, opset if node.domain == "" else 1, node.domain)
+        schema: Any = onnx.defs.get_schema(node.op_type, opset if node.domain == "" else 1, node.domain)  # its stub lacks functions
     except onnx.defs.SchemaError:
         return None
     data: bytes = b""
@@ -87,7 +88,7 @@ def function_body(node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Fu
             t.name = o.name or ""
         proto = ir.to_proto(trimmed)
         discard(trimmed)
-        types = [b"" if v is None or v.type is None else _type_proto(v).SerializeToString() for v in node.inputs]
+        types = [b"" if v is None or v.type is None else ir.to_proto(v).type.SerializeToString() for v in node.inputs]
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
         if versions:
             data = schema.get_context_dependent_function_with_opset_version(max(versions), proto.SerializeToString(), types)
@@ -105,14 +106,10 @@ def function_body(node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Fu
     names = list(proto.output)
     del proto.output[:]
     proto.output.extend(live)
-    function = ir.from_proto(proto)
+    function = ir.serde.deserialize_function(proto)
     function.meta["outputs"] = [function.outputs[live.index(n)] if n else None for n in names]
     function.meta["defaults"] = {a.name: ir.from_proto(a.default_value) for a in schema.attributes.values() if a.default_value.type}
     return function
-
-
-def _type_proto(value: ir.Value) -> onnx.TypeProto:
-    return ir.to_proto(value).type
 
 
 def inline(scope: Scope, node: ir.Node, function: ir.Function) -> tuple[list[ir.Node], list[ir.Value | None]]:
@@ -126,9 +123,37 @@ def inline(scope: Scope, node: ir.Node, function: ir.Function) -> tuple[list[ir.
     return nodes, [None if o is None else mapping[o] for o in outputs]
 
 
-def inline_body(op: Builder, body: ir.Graph, inputs: Iterable[ir.Value]) -> tuple[list[ir.Node], list[ir.Value | None]]:
+def inline_body(op: Builder, body: ir.Graph, inputs: Iterable[ir.Value]) -> tuple[list[ir.Node], list[ir.Value]]:
     """Copies of the nodes of a body for one run of it, and what stands for its outputs."""
     mapping: dict[ir.Value, ir.Value | None] = dict(zip(body.inputs, inputs, strict=True))
-    mapping.update((v, op.constant(v.const_value.numpy(), v.dtype)) for v in body.initializers.values())
+    mapping.update((v, op.constant(array_of(v), dtype_of(v))) for v in body.initializers.values())
     nodes = clone_nodes(op.scope, body, mapping)
-    return nodes, [mapping.get(v, v) for v in body.outputs]
+    return nodes, [mapping.get(v) or v for v in body.outputs]
+
+
+def replace(scope: Scope, node: ir.Node, nodes: Iterable[ir.Node], values: Sequence[ir.Value | None]) -> list[ir.Node]:
+    """Put nodes in the place of one, whose names and readers go over to ``values``, one per output; None: nobody reads it.
+
+    A value that another node makes, or that stands for two outputs, gets an Identity: its name is taken.
+
+    Returns:
+        Those of the nodes that something uses.
+    """
+    graph, nodes = graph_of(node), list(nodes)
+    made = {o for n in nodes for o in n.outputs}
+    for old, new in zip(node.outputs, values):
+        if new is None:
+            continue
+        if new not in made or old.is_graph_output():
+            same = ir.Node("", "Identity", [new], name=scope.name("Identity"))
+            nodes.append(same)
+            new = same.outputs[0]
+        made.discard(new)
+        name, new.type, new.shape = old.name, old.type or new.type, old.shape or new.shape
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        old.name, new.name = None, name or new.name
+    nodes = prune(nodes, graph.outputs)
+    graph.insert_before(node, nodes)
+    discard(node)
+    graph.remove(node)
+    return nodes

@@ -9,15 +9,13 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from symbolics.graph.values import attr, static_shape
+from symbolics.graph.values import RANDOM, attr, name_of, static_shape
 
 __all__ = ["Scope"]
 
 _FOLDED_SIZE = 4096
 _FOLDED_DEPTH = 40
-_NEVER_FOLDED = frozenset(
-    ["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout", "If", "Loop", "Scan"]
-)
+_NEVER_FOLDED = RANDOM | {"If", "Loop", "Scan"}
 
 
 class Scope:
@@ -53,11 +51,19 @@ class Scope:
             self._own.add(known)
         return known
 
+    def register(self, graph: ir.Graph) -> None:
+        """Those constants that something uses are initializers of the graph, no others."""
+        for value in self.constants.values():
+            if value.uses() or value.is_graph_output():
+                graph.initializers[name_of(value)] = value
+            else:
+                graph.initializers.pop(name_of(value), None)
+
     def const(self, value: ir.Value | None, depth: int = 0) -> np.ndarray | None:
         """The array of a value that no training step changes, otherwise None; so many nodes deep it looks, and no further."""
         if value is None or depth > _FOLDED_DEPTH:
             return None
-        if value in self._own:
+        if value in self._own and value.const_value is not None:
             return value.const_value.numpy()
         producer = value.producer()
         if producer is not None:
@@ -76,7 +82,7 @@ class Scope:
             tensor = ir.convenience.get_const_tensor(node.outputs[0])
             return None if tensor is None or tensor.dtype is ir.DataType.STRING else [tensor.numpy()]
         if node.op_type == "Shape" and (dims := static_shape(node.inputs[0])) is not None:
-            return [np.array(dims[slice(attr(node, "start", 0), attr(node, "end"))], np.int64)]
+            return [np.array(dims[slice(attr(node, "start"), attr(node, "end"))], np.int64)]
         if node.op_type == "Size" and (dims := static_shape(node.inputs[0])) is not None:
             return [np.array(int(np.prod(dims)), np.int64)]
         arrays = []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from symbolics.graph.values import attr, rank_of
+from symbolics.graph.values import attr, rank_of, static_shape
 from symbolics.graph.walk import subgraphs, walk
 
 __all__ = ["guess_ranks", "name_dims"]
@@ -45,17 +46,14 @@ def _ranks(node: ir.Node) -> list[int | None]:
     op_type, n = node.op_type, len(node.outputs)
     if op_type in ("If", "Loop", "Scan"):
         return _of_bodies(node)
-    ranks = [None if v is None else rank_of(v) for v in node.inputs]
-    if not ranks:
-        return [None] * n
-    first = ranks[0]
+    first = rank_of(node.inputs[0]) if node.inputs else None
     if op_type in _SAME:
         return [first] * n
+    known = [rank for v in node.inputs if (rank := rank_of(v)) is not None]
     if op_type in _BROADCAST:
-        return [None if None in ranks else max(ranks)]
-    if op_type == "MatMul" and None not in ranks:
-        a, b = ranks
-        return [max(a, b, 2) - (a == 1) - (b == 1)]
+        return [max(known) if known and len(known) == len(node.inputs) else None]
+    if op_type == "MatMul" and len(known) == 2:
+        return [max(*known, 2) - known.count(1)]
     if op_type == "Gemm":
         return [2]
     length = _length(node.inputs[1]) if len(node.inputs) > 1 else None
@@ -63,17 +61,17 @@ def _ranks(node: ir.Node) -> list[int | None]:
         return [length]
     if op_type == "Expand" and length is not None and first is not None:
         return [max(length, first)]
-    if op_type == "Gather" and None not in ranks[:2]:
-        return [first + ranks[1] - 1]
+    if op_type == "Gather" and len(known) == 2:
+        return [sum(known) - 1]
     if op_type in ("Squeeze", "Unsqueeze") and first is not None and length is not None:
         return [first + length if op_type == "Unsqueeze" else first - length]
     if op_type == "Squeeze" and (len(node.inputs) < 2 or node.inputs[1] is None):
         return [_squeezed(node)]
     if op_type.startswith("Reduce"):
-        if attr(node, "keepdims", 1):
+        if attr(node, "keepdims"):
             return [first]
         return [first - length if first is not None and length else None]
-    if op_type == "ConstantOfShape":
+    if op_type == "ConstantOfShape" and node.inputs:
         return [_length(node.inputs[0])]
     return [None] * n
 
@@ -86,19 +84,18 @@ def _squeezed(node: ir.Node) -> int | None:
     shape = None if node.inputs[0] is None else node.inputs[0].shape
     if shape is None:
         return None
-    most = sum(not (type(d) is int and d == 1) for d in shape)
-    least = sum(type(d) is int and d != 1 for d in shape)
+    most = sum(d != 1 for d in shape)
+    least = sum(isinstance(d, int) and d != 1 for d in shape)
     for reader in node.outputs[0].consumers():
         if reader.domain == "" and reader.op_type in _ALONG_AXIS:
-            axis = attr(reader, "axis", 0 if reader.op_type == "Split" else -1)
+            axis = attr(reader, "axis")
             least = max(least, axis + 1 if axis >= 0 else -axis)
     return most if least == most else None
 
 
 def _length(vector: ir.Value | None) -> int | None:
-    if vector is None or vector.shape is None or len(vector.shape) != 1 or type(vector.shape[0]) is not int:
-        return None
-    return vector.shape[0]
+    dims = static_shape(vector)
+    return dims[0] if dims is not None and len(dims) == 1 else None
 
 
 def _of_bodies(node: ir.Node) -> list[int | None]:
@@ -122,23 +119,7 @@ def _of_bodies(node: ir.Node) -> list[int | None]:
 
 # ------------------------------------------------------------------------------------------------------- names of dims
 Dim = int | str | None  # a number, a name, or unknown
-_POINTWISE = _BROADCAST | {
-    "Softmax",
-    "LogSoftmax",
-    "Cast",
-    "IsNaN",
-    "Not",
-    "Tanh",
-    "Exp",
-    "Erf",
-    "Sigmoid",
-    "Relu",
-    "Gelu",
-    "Neg",
-    "Sqrt",
-    "Identity",
-    "Dropout",
-}
+_POINTWISE = _BROADCAST.union("Softmax LogSoftmax Cast IsNaN Not Tanh Exp Erf Sigmoid Relu Gelu Neg Sqrt Identity Dropout".split())
 
 
 def name_dims(graph: ir.Graph, const: Callable[[ir.Value | None], np.ndarray | None]) -> None:
@@ -152,9 +133,8 @@ def name_dims(graph: ir.Graph, const: Callable[[ir.Value | None], np.ndarray | N
         if v is None or v in vectors:
             return None if v is None else vectors[v]
         array = const(v)
-        return (
-            None if array is None or array.dtype != np.int64 or array.ndim > 1 or array.size > 16 else [int(i) for i in array.reshape(-1)]
-        )
+        known = array is not None and array.dtype == np.int64 and array.ndim <= 1 and array.size <= 16
+        return [int(i) for i in array.reshape(-1)] if array is not None and known else None
 
     for node in graph:
         if node.domain:
@@ -178,40 +158,43 @@ def _is_open(dim: Dim) -> bool:
 
 
 def _dims(v: ir.Value | None) -> list[Dim] | None:
-    return None if v is None or v.shape is None else [d if type(d) is int else d.value for d in v.shape]
+    return None if v is None or v.shape is None else [d if isinstance(d, int) else d.value for d in v.shape]
 
 
 def _vector(node: ir.Node, vector: Callable[[ir.Value | None], list[Dim] | None]) -> list[Dim] | None:
     """The elements of a vector, or of a scalar, that was made of dims."""
     if node.op_type == "Shape":
         dims = _dims(node.inputs[0])
-        return None if dims is None else dims[slice(attr(node, "start", 0), attr(node, "end"))]
-    inputs = [vector(v) for v in node.inputs]
-    if None in inputs or not inputs:
+        return None if dims is None else dims[attr(node, "start") : attr(node, "end")]
+    inputs = [known for v in node.inputs if (known := vector(v)) is not None]
+    if len(inputs) < max(len(node.inputs), 1):
         return None
     if node.op_type == "Concat":
         return [d for part in inputs for d in part]
     if node.op_type == "Slice":
         start, end, *rest = [v[0] if len(v) == 1 else None for v in inputs[1:]]
-        plain = isinstance(start, int) and isinstance(end, int) and rest[:1] in ([], [0]) and rest[1:] in ([], [1])
-        return inputs[0][start:end] if plain else None
+        plain = rest[:1] in ([], [0]) and rest[1:] in ([], [1])
+        return inputs[0][start:end] if plain and isinstance(start, int) and isinstance(end, int) else None
     if node.op_type == "Gather":
-        indices = inputs[1]
-        return (
-            [inputs[0][i] for i in indices] if all(isinstance(i, int) and -len(inputs[0]) <= i < len(inputs[0]) for i in indices) else None
-        )
+        source, indices = inputs
+        found = [source[i] for i in indices if isinstance(i, int) and -len(source) <= i < len(source)]
+        return found if len(found) == len(indices) else None
     return inputs[0]
 
 
 def _known_dims(node: ir.Node, vector: Callable[[ir.Value | None], list[Dim] | None]) -> list[Dim] | None:
-    shapes = [_dims(v) for v in node.inputs if v is not None]
+    before = _dims(node.inputs[0]) if node.inputs else None
+    if before is None:
+        return None
     if node.op_type == "Reshape":
         target = vector(node.inputs[1])
-        return None if target is None or shapes[0] is None else _reshaped(shapes[0], target, bool(attr(node, "allowzero", 0)))
+        return None if target is None else _reshaped(before, target, bool(attr(node, "allowzero")))
     if node.op_type == "Transpose":
         perm = attr(node, "perm")
-        return None if shapes[0] is None else [shapes[0][p] for p in perm] if perm is not None else shapes[0][::-1]
-    if not shapes or None in shapes:
+        return before[::-1] if perm is None else [before[p] for p in perm]
+    inputs = [v for v in node.inputs if v is not None]
+    shapes = [dims for v in inputs if (dims := _dims(v)) is not None]
+    if len(shapes) < len(inputs):
         return None
     if node.op_type == "MatMul" and all(len(s) >= 2 for s in shapes):
         a, b = shapes
@@ -223,9 +206,8 @@ def _known_dims(node: ir.Node, vector: Callable[[ir.Value | None], list[Dim] | N
 
 def _broadcast(shapes: Sequence[list[Dim]]) -> list[Dim]:
     rank = max(len(s) for s in shapes)
-    columns = zip(*[[1] * (rank - len(s)) + s for s in shapes])
     out: list[Dim] = []
-    for column in columns:
+    for column in zip(*[[*[1] * (rank - len(s)), *s] for s in shapes]):
         wide = {d for d in column if d != 1}
         number = next((d for d in wide if isinstance(d, int)), None)
         out.append(1 if not wide else number if number is not None else wide.pop() if len(wide) == 1 else None)
@@ -242,9 +224,10 @@ def _reshaped(before: list[Dim], target: list[Dim], allowzero: bool) -> list[Dim
         if d in rest:
             rest.remove(d)
             others.remove(d)
+    numbers = [[d for d in dims if isinstance(d, int)] for dims in (rest, others)]
     fill: Dim = None
-    if all(isinstance(d, int) for d in (*rest, *others)) and 0 not in (*rest, *others):
-        fill = int(np.prod(rest)) // int(np.prod(others))
+    if [len(n) for n in numbers] == [len(rest), len(others)] and 0 not in (*rest, *others):
+        fill = math.prod(numbers[0]) // math.prod(numbers[1])
     elif len(rest) == 1 and not others:
         fill = rest[0]
     return [fill if d == -1 else d for d in out]

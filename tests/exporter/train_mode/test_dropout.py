@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import exporter
-from exporter.train_mode.dropout import trains
+from symbolics.graph.values import trains
 from tests.support import nodes
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")

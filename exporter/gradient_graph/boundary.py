@@ -1,0 +1,107 @@
+"""What is differentiated with respect to what, and the names of the gradients."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+import onnx_ir as ir
+
+from symbolics.errors import ArgumentError
+from symbolics.graph.values import is_float, name_of, rank_of
+from symbolics.graph.walk import walk
+from symbolics.node.metadata import read_state
+
+__all__ = ["Boundary"]
+
+
+class Boundary:
+    """Inputs and outputs of the gradient graph of a model.
+
+    Args:
+        model: The model.
+        wrt: Names of what to differentiate with respect to; None: the default of `build_gradient_graph`.
+        outputs: Names of the outputs to differentiate; None: all float outputs.
+
+    Attributes:
+        wrt: The values to differentiate with respect to.
+        prefix: Of the names of all nodes of the gradient graph.
+
+    Raises:
+        ArgumentError: A name does not exist, stands twice or has no gradient.
+    """
+
+    def __init__(self, model: ir.Model, wrt: Iterable[str] | None, outputs: Iterable[str] | None) -> None:
+        graph = self._graph = model.graph
+        state = read_state(model.metadata_props)
+        sources = {name_of(v): v for v in (*graph.inputs, *graph.initializers.values())}
+        if wrt is None:
+            if state is None:
+                names = [n for n, v in graph.initializers.items() if is_float(v) and rank_of(v)]
+            else:
+                names = [e.initializer for e in state.values() if e.trainable and e.initializer in sources]
+            wrt = dict.fromkeys(n for n in (*names, *map(name_of, graph.inputs)) if is_float(sources[n]))
+        self.wrt = _named("wrt", wrt, sources, "input or initializer")
+        ends = {name_of(v): v for v in graph.outputs}
+        self._explicit = outputs is not None
+        self._names = set(
+            map(name_of, _named("outputs", [n for n, v in ends.items() if is_float(v)] if outputs is None else outputs, ends, "output"))
+        )
+        targets = set(map(name_of, self.wrt))
+        self._both = targets & self._names
+        self._variable = targets | {e.initializer for e in (state or {}).values()}
+        self._taken = {*sources, *ends, *(o.name for node in walk(graph) for o in node.outputs if o.name)}
+        before = [n for n in self._taken if n.startswith("grad")]
+        generation = next(i for i in range(len(before) + 1) if not any(n.startswith(f"grad{i or ''}/") for n in before))
+        self.prefix = f"grad{generation or ''}/"
+
+    @property
+    def outputs(self) -> list[ir.Value]:
+        """The differentiable outputs; an expansion may have put another value under a name."""
+        return [v for v in dict.fromkeys(self._graph.outputs) if v.name in self._names]
+
+    def is_constant(self, value: ir.Value) -> bool:
+        """Whether an initializer may be folded: no parameter, no buffer; of a foreign file only scalars and integers."""
+        return value.name not in self._variable and (not is_float(value) or rank_of(value) == 0)
+
+    def input_name(self, value: ir.Value) -> str:
+        """The name of the input that takes the gradient of an output."""
+        return self._fresh(name_of(value), "_grad_in")
+
+    def output_name(self, value: ir.Value) -> str:
+        """The name of the output that gives the gradient of a target."""
+        return self._fresh(name_of(value), "_grad_out")
+
+    def _fresh(self, name: str, other: str) -> str:
+        found = f"{name}_grad"
+        if name in self._both or found in self._taken:
+            found = f"{name}{other}"
+        count = 1
+        while found in self._taken:
+            count += 1
+            found = f"{name}{other}{count}"
+        self._taken.add(found)
+        return found
+
+    def check_reached(self, active: set[ir.Value]) -> None:
+        """Refuse an output that no target reaches, where the caller named it."""
+        if self._explicit and (idle := [v.name for v in self.outputs if v not in active]):
+            raise ArgumentError(
+                f"the outputs {idle} depend on nothing in wrt in a differentiable way: leave them out of outputs, or extend wrt"
+            )
+
+
+def _named(argument: str, names: Iterable[str], known: Mapping[str, ir.Value], kind: str) -> list[ir.Value]:
+    if isinstance(names, str):
+        raise ArgumentError(f"{argument} is the string {names!r}: give a list of names")
+    out: dict[ir.Value, None] = {}
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 3) or list(known)[:5]
+            raise ArgumentError(f"{argument} names {name!r}, and the model has no such {kind}; near it: {near}")
+        if not is_float(known[name]):
+            raise ArgumentError(f"{argument} names {name!r}, whose type is {known[name].dtype}: only floating point values have a gradient")
+        if known[name] in out:
+            raise ArgumentError(f"{argument} names {name!r} twice")
+        out[known[name]] = None
+    return list(out)
