@@ -11,14 +11,13 @@ import onnx
 import onnx_ir as ir
 
 from exporter.gradient_graph.model import Boundary, infer_shapes, own_copy, read_boundary, remove_marks, set_ir_version
-from symbolics.errors import PythonopError
 from symbolics.gradients import COMPOSITES, NONDIFFERENTIABLE, RULES, Rule, gradient
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import clone_nodes, function_body, inline
 from symbolics.graph.folding import fold, taken_branch
 from symbolics.graph.scope import Scope
 from symbolics.graph.shapes import name_dims
-from symbolics.graph.values import describe, is_float, unsupported
+from symbolics.graph.values import is_float, unsupported
 from symbolics.graph.walk import captured, discard, prune, subgraphs, walk
 from symbolics.node.metadata import GradientPairing, write_pairing
 from symbolics.node.names import GRADIENTS_KEY
@@ -159,9 +158,9 @@ class _Build:
 
     def reads(self, node: ir.Node) -> Sequence[ir.Value | None]:
         """What a gradient of the node's outputs could go to."""
-        if (rule := self.rules.get((node.domain, node.op_type))) is not None and rule.first_only:
-            return node.inputs[:1]
-        return (*node.inputs, *captured(node)) if subgraphs(node) else node.inputs
+        rule = self.rules.get((node.domain, node.op_type))
+        inputs = node.inputs if rule is None else rule.inputs(node)
+        return (*inputs, *captured(node)) if subgraphs(node) else inputs
 
     def is_flat(self, node: ir.Node) -> bool:
         key = (node.domain, node.op_type)
@@ -247,16 +246,9 @@ class _Build:
         rule = self.rules.get((node.domain, node.op_type))
         if rule is None:
             raise unsupported(node, "the operator has no rule and no function body")
-        result = rule.function(op, node, *above)
-        if not isinstance(result, Mapping):
-            if len(result) > len(node.inputs):
-                raise PythonopError(f"the rule of {describe(node)} returned {len(result)} gradients for {len(node.inputs)} inputs")
-            result = [(v, g) for v, g in zip(node.inputs, result)]
-        else:
-            result = list(result.items())
         out = []
-        for value, g in result:
-            if g is None or value is None or value not in self.scope.active:
+        for value, g in rule.gradients(op, node, above):
+            if value not in self.scope.active:
                 continue
             if rule.broadcast:
                 g = op.sum_to(g, value, node.outputs[0], [v for v in node.inputs if v is not None and v is not value])
