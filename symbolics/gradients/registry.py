@@ -157,7 +157,9 @@ class Rule:
             result = self.function(op, node, *cotangents)
         else:
             if self.parameters.cotangents == "g":
-                if any(g is not None and (y.dtype is None or y.dtype.is_floating_point()) for g, y in zip(cotangents[1:], node.outputs[1:])):
+                if any(
+                    g is not None and (y.dtype is None or y.dtype.is_floating_point()) for g, y in zip(cotangents[1:], node.outputs[1:])
+                ):
                     raise self._wrong(node, "takes the cotangent of output 0 alone, g, and another is there: take all of them, gs")
                 if cotangents[0] is None:
                     return []
@@ -183,9 +185,7 @@ RULES: dict[tuple[str, str], Rule] = {}
 COMPOSITES: dict[tuple[str, str], Composite] = {}
 
 
-def gradient(
-    *op_types: str, domain: str = "", broadcast: bool = False, straight_through: bool = False
-) -> Callable[[Function], Function]:
+def gradient(*op_types: str, domain: str = "", broadcast: bool = False, straight_through: bool = False) -> Callable[[Function], Function]:
     """Register a gradient rule; its second parameter says which of two kinds it is.
 
     Preferred is a **formula**: ``def rule(op, g, x, z, *, y, alpha)``.
