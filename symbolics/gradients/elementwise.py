@@ -184,11 +184,11 @@ def cast(op: Builder, g: Value, x: Value) -> Value:
 
 
 @gradient("Dropout")
-def dropout(op: Builder, g: Value, x: Value, ratio: Value | None, training: Value | None, *, node: ir.Node) -> Value:
+def dropout(op: Builder, g: Value, x: Value, ratio: Value | None, training: Value | None, *, node: ir.Node) -> Grads:
     """The mask of the forward is used again; without training there is none."""
     mode = op.const(training)
     if training is None or (mode is not None and not mode.any()):
-        return g
+        return [g, None]
     mask = residual(op, node, 1, "mask", ir.DataType.BOOL, node.outputs[0].shape)
     p = op.const(ratio) if ratio is not None else 0.5
     if p is not None:
@@ -198,4 +198,4 @@ def dropout(op: Builder, g: Value, x: Value, ratio: Value | None, training: Valu
         scale = op.Where(op.Equal(share, 1.0), op.number(0.0, g), 1.0 / (1.0 - share))
     if mode is None:
         scale = op.Where(training, scale, op.number(1.0, g))
-    return g * op.mask(mask, g) * scale
+    return [g * op.mask(mask, g) * scale, None]
