@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
+from onnx_ir import Value
 
 from symbolics.gradients.control_flow import OWN_BACKWARD
 from symbolics.gradients.registry import composite
@@ -17,8 +18,8 @@ from symbolics.graph.values import attr
 __all__: list[str] = []
 
 _END = 2**63 - 1
-Activation = Callable[[Builder, ir.Value], ir.Value]
-Step = Callable[[Builder, ir.Value, Sequence[ir.Value]], Sequence[ir.Value]]  # (op, x W^T + biases, states) -> states
+Activation = Callable[[Builder, Value], Value]
+Step = Callable[[Builder, Value, Sequence[Value]], Sequence[Value]]  # (op, x W^T + biases, states) -> states
 
 # name -> (function of (op, x, alpha, beta), default alpha, default beta)
 _ACTIVATIONS = {
@@ -47,7 +48,7 @@ def _activations(node: ir.Node, default: Sequence[str], directions: int) -> list
         a = alpha if alpha is None else float(next(alphas, alpha))
         b = beta if beta is None else float(next(betas, beta))
 
-        def apply(op: Builder, x: ir.Value, function=function, a=a, b=b) -> ir.Value:
+        def apply(op: Builder, x: Value, function=function, a=a, b=b) -> Value:
             return function(op, x if clip is None else op.Clip(x, -float(clip), float(clip)), a, b)
 
         out.append(apply)
@@ -55,19 +56,19 @@ def _activations(node: ir.Node, default: Sequence[str], directions: int) -> list
     return [out[i * n : (i + 1) * n] for i in range(directions)]
 
 
-def _of_direction(op: Builder, v: ir.Value | None, d: int) -> ir.Value | None:
+def _of_direction(op: Builder, v: Value | None, d: int) -> Value | None:
     return None if v is None else op.Gather(v, op.i64(d), axis=0)
 
 
 def _over_time(
-    op: Builder, x: ir.Value, initial: Sequence[ir.Value], mask: ir.Value | None, reverse: bool, step: Step
-) -> tuple[ir.Value, ...]:
+    op: Builder, x: Value, initial: Sequence[Value], mask: Value | None, reverse: bool, step: Step
+) -> tuple[Value, ...]:
     """Run ``step`` over axis 0 of x. (all first states, last states...); a state stays where the mask is off, its output is 0."""
     inside = op.child()
     name, kind = op.scope.name, ir.TensorType(x.dtype)
-    states = [ir.Value(name=name("state"), type=kind, shape=ir.Shape([None, None])) for _ in initial]
-    xt = ir.Value(name=name("x"), type=kind, shape=ir.Shape([None, None]))
-    on = ir.Value(name=name("on"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([None, 1]))
+    states = [Value(name=name("state"), type=kind, shape=ir.Shape([None, None])) for _ in initial]
+    xt = Value(name=name("x"), type=kind, shape=ir.Shape([None, None]))
+    on = Value(name=name("on"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([None, 1]))
     with inside.arithmetic():
         new = list(step(inside, xt, states))
         out = new[0]
@@ -90,9 +91,9 @@ def _recurrent(
     node: ir.Node,
     states: int,
     default: Sequence[str],
-    make_step: Callable[..., tuple[ir.Value | None, Step]],
-    plain: Callable[..., tuple[ir.Value, ...]] | None = None,
-) -> list[ir.Value | None]:
+    make_step: Callable[..., tuple[Value | None, Step]],
+    plain: Callable[..., tuple[Value, ...]] | None = None,
+) -> list[Value | None]:
     """The part that LSTM, GRU and RNN share: directions, layout, lengths, initial states.
 
     ``make_step(op, activations, r, b, p)`` gives (the bias to add before the loop, the step) of one direction; ``plain``
@@ -139,7 +140,7 @@ def _recurrent(
     return [y, *ends]
 
 
-def _sum_biases(op: Builder, b: ir.Value | None) -> ir.Value | None:
+def _sum_biases(op: Builder, b: Value | None) -> Value | None:
     """Wb + Rb."""
     if b is None:
         return None
@@ -225,7 +226,7 @@ def lstm(op, node):
 
 
 # ------------------------------------------------------------------------------------------------------ the plain LSTM
-def _plain_lstm(op: Builder, x: ir.Value, initial: Sequence[ir.Value], reverse: bool, r: ir.Value) -> tuple[ir.Value, ...]:
+def _plain_lstm(op: Builder, x: Value, initial: Sequence[Value], reverse: bool, r: Value) -> tuple[Value, ...]:
     """`_over_time` for the usual activations: (T, B, 4H), [(B, H), (B, H)] -> (all h (T, B, H), last h, last c).
 
     Its Scan has further outputs, stacked by time, which are all that its backward reads: what a step's dc, dh, dc, dc are
@@ -234,7 +235,7 @@ def _plain_lstm(op: Builder, x: ir.Value, initial: Sequence[ir.Value], reverse: 
     With p = i g, q = f c and t = tanh(c'), i (1 - g^2) is i - p g and o (1 - t^2) is o - h t.
     """
     inside, name, kind = op.child(), op.scope.name, ir.TensorType(x.dtype)
-    h, c, xt = (ir.Value(name=name(stem), type=kind, shape=ir.Shape([None, None])) for stem in ("h", "c", "x"))
+    h, c, xt = (Value(name=name(stem), type=kind, shape=ir.Shape([None, None])) for stem in ("h", "c", "x"))
     rt = op.Transpose(r, perm=[1, 0])
     size = op.dim(r, 1)
     sizes = op.vector([3 * size if isinstance(size, int) else op.Mul(size, op.i64([3])), size])
@@ -257,7 +258,7 @@ def _plain_lstm(op: Builder, x: ir.Value, initial: Sequence[ir.Value], reverse: 
     return y, last_h, last_c
 
 
-def _plain_lstm_backward(op: Builder, node: ir.Node, *above: ir.Value | None) -> dict[ir.Value, ir.Value]:
+def _plain_lstm_backward(op: Builder, node: ir.Node, *above: Value | None) -> dict[Value, Value]:
     """From the last step to the first, seven small nodes a step; the product for the gradient of R stands outside of the Scan.
 
     With dh, dc the gradients of a step's h and c: dc += dh o (1 - tanh(c)^2), the gradients before the activations are
@@ -270,7 +271,7 @@ def _plain_lstm_backward(op: Builder, node: ir.Node, *above: ir.Value | None) ->
     way, name, kind = attr(node, "scan_input_directions")[0], op.scope.name, ir.TensorType(x.dtype)
 
     inside = op.child()
-    dh, dc, *read = (ir.Value(name=name("back"), type=kind, shape=ir.Shape([None, None])) for _ in range(6 if dy is not None else 5))
+    dh, dc, *read = (Value(name=name("back"), type=kind, shape=ir.Shape([None, None])) for _ in range(6 if dy is not None else 5))
     slope, pass_on, kept = read[:3]
     with inside.arithmetic():
         whole_h = dh + read[3] if dy is not None else dh
@@ -289,7 +290,7 @@ def _plain_lstm_backward(op: Builder, node: ir.Node, *above: ir.Value | None) ->
     earlier = op.Concat(rest, first, axis=0) if way else op.Concat(first, rest, axis=0)
     hidden, wide = op.dim(rt, 0), op.dim(rt, 1)
     drt = op.Gemm(op.reshape(earlier, [-1, hidden]), op.reshape(dx, [-1, wide]), transA=1)
-    out: dict[ir.Value, ir.Value] = {}
+    out: dict[Value, Value] = {}
     for value, g in ((h0, dh0), (c0, dc0), (x, dx), (rt, drt)):
         g.type = kind
         out[value] = op.Add(out[value], g) if value in out else g  # one value may start h and c
