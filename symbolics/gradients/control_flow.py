@@ -10,8 +10,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
+from onnx_ir import Value
 
-from symbolics.gradients.registry import gradient
+from symbolics.gradients.registry import Grads, gradient
+from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import clone_nodes
 from symbolics.graph.values import attr, is_float, unsupported
@@ -41,15 +43,10 @@ def _is_impure(op: Builder, node: ir.Node) -> bool:
 
 def _complete(op: Builder, node: ir.Node) -> None:
     """Let an impure node make all that its rule will read."""
-    if node.op_type == "Dropout" and len(node.outputs) < 2:
-        node.resize_outputs(2)
-        mask = node.outputs[1]
-        mask.type, mask.shape = ir.TensorType(ir.DataType.BOOL), node.outputs[0].shape
-    for i, out in enumerate(node.outputs):
-        if not out.name and (node.op_type == "Dropout" or (node.op_type == PYTHON_OP and i == 0)):
-            out.name = op.scope.name("context" if i == 0 else "mask")
-        if node.op_type == PYTHON_OP and i == 0:
-            out.type, out.shape = ir.TensorType(ir.DataType.INT64), ir.Shape(())
+    if node.op_type == "Dropout":
+        residual(op, node, 1, "mask", ir.DataType.BOOL, node.outputs[0].shape)
+    if node.op_type == PYTHON_OP:
+        residual(op, node, 0, "context", ir.DataType.INT64, ir.Shape(()))
     if subgraphs(node):
         _prepare(op, node)
 
@@ -68,8 +65,8 @@ def _prepare(op: Builder, node: ir.Node) -> None:
             _expose(op, node, ("entry", i), 0, value)
 
 
-def _expose(op: Builder, node: ir.Node, key: Hashable, branch: int, value: ir.Value) -> ir.Value:
-    """The output of a control flow node that carries a value of its body; for Loop and Scan one a iteration, stacked."""
+def _expose(op: Builder, node: ir.Node, key: Hashable, branch: int, value: Value) -> Value:
+    """The output of a control flow node that carries a value of its body; for Loop and Scan one per iteration, stacked."""
     known: dict[Hashable, int] = node.meta.get(EXPOSED, {})
     if key in known:
         return node.outputs[known[key]]
@@ -113,11 +110,11 @@ class _Replay:
 
     inside: Builder
     copies: list[ir.Node]
-    mapping: dict[ir.Value, ir.Value | None]
-    gradients: dict[ir.Value, ir.Value]
-    impure: list[tuple[Hashable, ir.Value, ir.Value]] = field(default_factory=list)  # key, value of the body, its copy
+    mapping: dict[Value, Value | None]
+    gradients: dict[Value, Value]
+    impure: list[tuple[Hashable, Value, Value]] = field(default_factory=list)  # key, value of the body, its copy
 
-    def graph(self, name: str, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Graph:
+    def graph(self, name: str, inputs: Sequence[Value], outputs: Sequence[Value]) -> ir.Graph:
         ends = []
         made = {o for n in (*self.copies, *self.inside.nodes) for o in n.outputs}
         for v in outputs:  # each output is made in the body, and once
@@ -126,7 +123,7 @@ class _Replay:
 
 
 def _replay(
-    op: Builder, branch: int, body: ir.Graph, mapping: dict, seeds: Sequence[tuple[ir.Value, ir.Value]], targets: Sequence[ir.Value]
+    op: Builder, branch: int, body: ir.Graph, mapping: dict, seeds: Sequence[tuple[Value, Value]], targets: Sequence[Value]
 ) -> _Replay:
     """Copy a body and differentiate the copy: seeds and targets are values of the body, or captured ones."""
     originals = list(body)
@@ -135,7 +132,7 @@ def _replay(
             _complete(op, n)
     copies = clone_nodes(op.scope, originals, mapping)
     inside = op.child()
-    summed: dict[ir.Value, ir.Value] = {}
+    summed: dict[Value, Value] = {}
     for value, g in seeds:
         copy = mapping.get(value, value)
         summed[copy] = inside.Add(summed[copy], g) if copy in summed else g
@@ -155,22 +152,20 @@ def _drop_impure(replay: _Replay) -> None:
         replay.copies.remove(copy)
 
 
-def _wanted(op: Builder, node: ir.Node) -> list[ir.Value]:
+def _wanted(op: Builder, node: ir.Node) -> list[Value]:
     return [v for v in captured(node) if v in op.scope.active and is_float(v)]
 
 
 # ------------------------------------------------------------------------------------------------------------------- If
 @gradient("If")
-def if_(op, node, *gradients):
+def if_(op: Builder, gs: Sequence[Value | None], condition: Value, *, node: ir.Node, then_branch: ir.Graph, else_branch: ir.Graph) -> Grads:
+    """An If of the backwards of its branches, with an output for each value that they captured."""
     wanted = _wanted(op, node)
-    plain = _plain(node)
-    live = [i for i, g in enumerate(gradients[:plain]) if g is not None]
+    live = list(enumerate(gs[: _plain(node)]))
     branches = {}
-    for name in ("then_branch", "else_branch"):
-        index = list(node.attributes).index(name)
-        body = node.attributes[name].value
-        position = [k for k, a in enumerate(node.attributes.values()) if a.type is ir.AttributeType.GRAPH].index(index) if index else 0
-        replay = _replay(op, position, body, {}, [(body.outputs[i], gradients[i]) for i in live], wanted)
+    for name, body in (("then_branch", then_branch), ("else_branch", else_branch)):
+        position = subgraphs(node).index(body)
+        replay = _replay(op, position, body, {}, [(body.outputs[i], g) for i, g in live if g is not None], wanted)
         for key, value, copy in replay.impure:
             copy.replace_all_uses_with(_expose(op, node, key, position, value))
         _drop_impure(replay)
@@ -179,12 +174,11 @@ def if_(op, node, *gradients):
         branches[name] = replay.graph(op.scope.name(name), [], ends)
     if not wanted:
         return {}
-    results = op.node("If", [node.inputs[0]], outputs=len(wanted), **branches)
-    results = results if isinstance(results, tuple) else (results,)
-    return _typed(results, wanted)
+    results = op.node("If", [condition], outputs=len(wanted), **branches)
+    return _typed(results if isinstance(results, tuple) else (results,), wanted)
 
 
-def _typed(results: Sequence[ir.Value], values: Sequence[ir.Value]) -> dict[ir.Value, ir.Value]:
+def _typed(results: Sequence[Value], values: Sequence[Value]) -> dict[Value, Value]:
     for g, v in zip(results, values):
         g.type, g.shape = ir.TensorType(v.dtype), v.shape
     return dict(zip(values, results))
@@ -203,11 +197,11 @@ class _Iteration:
     """
 
     body: ir.Graph
-    entries: list[ir.Value]
-    states: list[tuple[ir.Value, ir.Value, ir.Value, int]]
-    reads: list[tuple[ir.Value, ir.Value, int, int]]
-    writes: list[tuple[ir.Value, int, int, int]]
-    always_true: ir.Value | None = None
+    entries: list[Value]
+    states: list[tuple[Value, Value, Value, int]]
+    reads: list[tuple[Value, Value, int, int]]
+    writes: list[tuple[Value, int, int, int]]
+    always_true: Value | None = None
 
     @classmethod
     def of(cls, op: Builder, node: ir.Node) -> _Iteration:
@@ -236,17 +230,17 @@ class _Reader:
 
     def __init__(self, op: Builder, inside: Builder) -> None:
         self.op, self.inside = op, inside
-        self.counter = ir.Value(name=op.scope.name("iteration"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(()))
-        self.count: ir.Value | None = None  # of iterations
-        self._index: ir.Value | None = None
-        self._backwards: ir.Value | None = None
+        self.counter = Value(name=op.scope.name("iteration"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(()))
+        self.count: Value | None = None  # of iterations
+        self._index: Value | None = None
+        self._backwards: Value | None = None
         self.nodes: list[ir.Node] = []
 
-    def slot(self, like: ir.Value) -> ir.Value:
+    def slot(self, like: Value) -> Value:
         """A stand-in in the copy of the body, for a slice that may turn out to be read."""
-        return ir.Value(name=self.op.scope.name(like.name or "slice"), type=like.type, shape=like.shape)
+        return Value(name=self.op.scope.name(like.name or "slice"), type=like.type, shape=like.shape)
 
-    def read(self, stack: ir.Value, axis: int, direction: int, like: ir.Value) -> ir.Value:
+    def read(self, stack: Value, axis: int, direction: int, like: Value) -> Value:
         """The slice of this iteration."""
         if self.count is None:
             size = self.op.dim(stack, axis) if stack.shape is not None else self.op.Shape(stack, start=axis, end=axis + 1 or None)
@@ -263,7 +257,7 @@ class _Reader:
         out.type, out.shape = like.type, like.shape
         return out
 
-    def _emit(self, op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+    def _emit(self, op_type: str, *inputs: Value, **attributes: int) -> Value:
         """A node in front of the body."""
         scope = self.inside.child()
         out = scope.node(op_type, inputs, **attributes)
@@ -272,38 +266,38 @@ class _Reader:
 
 
 @gradient("Loop", "Scan")
-def iterate(op, node, *gradients):
+def iterate(op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node) -> Grads:
     """A Loop from the last iteration to the first: carries the gradients of the states, sums those of captured values."""
     if OWN_BACKWARD in node.meta:
-        return node.meta[OWN_BACKWARD](op, node, *gradients)
+        return node.meta[OWN_BACKWARD](op, node, gs)
     iteration = _Iteration.of(op, node)
     wanted = _wanted(op, node)
     states = [s for s in iteration.states if is_float(s[0]) or is_float(s[2])]
     reads = [r for r in iteration.reads if r[1] in op.scope.active and is_float(r[1])]
     reader = _Reader(op, op.child())
-    mapping: dict[ir.Value, ir.Value | None] = {v: reader.slot(v) for v in (*iteration.entries, *[r[0] for r in iteration.reads])}
+    mapping: dict[Value, Value | None] = {v: reader.slot(v) for v in (*iteration.entries, *[r[0] for r in iteration.reads])}
     if iteration.always_true is not None:
         mapping[iteration.always_true] = op.constant(True, ir.DataType.BOOL)
 
     seeds, carried = [], []
     for inner, result, initial, index in states:
-        g = ir.Value(name=op.scope.name("carried"), type=ir.TensorType(initial.dtype), shape=inner.shape or initial.shape)
-        carried.append((g, gradients[index] if gradients[index] is not None else op.zeros_like(initial)))
+        g = Value(name=op.scope.name("carried"), type=ir.TensorType(initial.dtype), shape=inner.shape or initial.shape)
+        carried.append((g, g_last if (g_last := gs[index]) is not None else op.zeros_like(initial)))
         seeds.append((result, g))
     for result, index, axis, direction in iteration.writes:
-        if (g := gradients[index]) is not None:
+        if (g := gs[index]) is not None:
             seeds.append((result, reader.read(g, axis, direction, result)))
     targets = [*[s[0] for s in states], *[r[0] for r in reads], *wanted]
     replay = _replay(op, 0, iteration.body, mapping, seeds, targets)
     inside = replay.inside
 
-    def gradient_of(value: ir.Value, like: ir.Value) -> ir.Value:
+    def gradient_of(value: Value, like: Value) -> Value:
         g = replay.gradients.get(value)
         return inside.zeros_like(like) if g is None else inside.cast(g, like.dtype)
 
     ends = [gradient_of(s[0], g) for s, (g, _) in zip(states, carried)]
     for value in wanted:
-        total = ir.Value(name=op.scope.name("total"), type=ir.TensorType(value.dtype), shape=value.shape)
+        total = Value(name=op.scope.name("total"), type=ir.TensorType(value.dtype), shape=value.shape)
         carried.append((total, op.zeros_like(value)))
         g = replay.gradients.get(value)
         ends.append(total if g is None else inside.Add(total, g))
@@ -314,7 +308,7 @@ def iterate(op, node, *gradients):
     for key, value, copy in replay.impure:
         copy.replace_all_uses_with(reader.read(_expose(op, node, key, 0, value), 0, 0, value))
     _drop_impure(replay)
-    kept = ir.Value(name=op.scope.name("go"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape(()))
+    kept = Value(name=op.scope.name("go"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape(()))
     graph = replay.graph(op.scope.name("backward"), [reader.counter, kept, *[g for g, _ in carried]], [kept, *ends])
     stacks = [(inner, outer, axis, direction) for inner, outer, axis, direction in iteration.reads if mapping[inner].uses()]
     for i, value in enumerate(iteration.entries):
@@ -337,14 +331,14 @@ def iterate(op, node, *gradients):
     for k, (_, value, axis, direction) in enumerate(reads, len(carried)):  # stacked from the last iteration on
         results[k] = _as_read(op, results[k], value, axis, direction)
     values = [*[s[2] for s in states], *wanted, *[r[1] for r in reads]]
-    summed: dict[ir.Value, ir.Value] = {}
+    summed: dict[Value, Value] = {}
     for value, g in zip(values, results):  # one value may start several states
         g.type, g.shape = ir.TensorType(value.dtype), value.shape
         summed[value] = op.Add(summed[value], g) if value in summed else g
     return summed
 
 
-def _as_read(op: Builder, stack: ir.Value, value: ir.Value, axis: int, direction: int) -> ir.Value:
+def _as_read(op: Builder, stack: Value, value: Value, axis: int, direction: int) -> Value:
     """A stack of gradients in the order and along the axis in which the forward read its slices."""
     if not direction:
         smallest = -(2**63) + 1

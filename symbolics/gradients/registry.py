@@ -233,9 +233,6 @@ def composite(*op_types: str, domain: str = "") -> Callable[[Callable[..., Any]]
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        if "node" in list(inspect.signature(function).parameters)[:2]:
-            COMPOSITES.update({(domain, op_type): function for op_type in op_types})
-            return function
         parameters = _Parameters.of(function, is_rule=False)
         assert parameters is not None
 

@@ -41,9 +41,7 @@ def resize(
     return g
 
 
-def _repeats(
-    factors: list[float] | None, axes: list[int] | None, x: tuple[int, ...] | None, y: tuple[int, ...] | None
-) -> list[int] | None:
+def _repeats(factors: list[float] | None, axes: list[int] | None, x: tuple[int, ...] | None, y: tuple[int, ...] | None) -> list[int] | None:
     """How often a nearest Resize repeats each element along each axis: the common case of upsampling."""
     if 0 in (x or ()) or (factors is not None and axes is not None):
         return None

@@ -46,9 +46,7 @@ def _cubic(op: Builder, p: Value) -> list[Tap]:
 _MODES = {"linear": _linear, "bilinear": _linear, "nearest": _nearest, "cubic": _cubic, "bicubic": _cubic}
 
 
-def _sample(
-    op: Builder, rows: Value, base: Value, sizes: Sequence[Value], taps: Sequence[list[Tap]], masked: bool
-) -> list[Value]:
+def _sample(op: Builder, rows: Value, base: Value, sizes: Sequence[Value], taps: Sequence[list[Tap]], masked: bool) -> list[Value]:
     """The weighted pixels of each combination of taps: their sum is the sample.
 
     ``rows`` is (images * pixels, channels); ``base`` the row where the image of a sample starts; ``sizes`` are floats. Where
