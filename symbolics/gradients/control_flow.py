@@ -16,13 +16,12 @@ from symbolics.gradients.registry import Grads, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import clone_nodes
-from symbolics.graph.values import attr, is_float, unsupported
+from symbolics.graph.values import RANDOM, attr, dtype_of, is_float, unsupported
 from symbolics.graph.walk import captured, prune, subgraphs
 from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
 __all__ = ["EXPOSED", "OWN_BACKWARD"]
 
-_RANDOM = frozenset(["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"])
 EXPOSED = "pythonop.exposed"  # node.meta: key -> index of the output that carries it
 OWN_BACKWARD = "pythonop.backward"  # node.meta: the rule of a Scan that was written together with its backward
 
@@ -36,7 +35,7 @@ def _is_impure(op: Builder, node: ir.Node) -> bool:
         mode = node.inputs[2] if len(node.inputs) > 2 else None
         known = op.const(mode)
         return mode is not None and (known is None or bool(known.any()))
-    if node.domain == "" and node.op_type in _RANDOM:
+    if node.domain == "" and node.op_type in RANDOM:
         return True
     return any(_is_impure(op, n) for graph in subgraphs(node) for n in graph)
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import onnx.defs
-import onnx.helper
 import onnx_ir as ir
 
 from symbolics.errors import ArgumentError, PythonopError
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import describe
+from symbolics.graph.values import attr, describe
 
 __all__ = ["COMPOSITES", "RULES", "Composite", "Grads", "Rule", "RuleFunction", "composite", "gradient"]
 
@@ -80,21 +79,18 @@ class _Parameters:
         given = node.inputs if self.others else node.inputs[: self.inputs]
         return given if len(given) >= self.inputs else [*given, *[None] * (self.inputs - len(given))]
 
-    def keywords_of(self, node: ir.Node, opset: int) -> dict[str, Any]:
+    def keywords_of(self, node: ir.Node) -> dict[str, Any]:
         """The values of the keyword parameters."""
-        return {name: self._keyword(name, otherwise, node, opset) for name, otherwise in self.keywords.items()}
-
-    def _keyword(self, name: str, otherwise: Any, node: ir.Node, opset: int) -> Any:
-        if name in _OF_THE_NODE:
-            return node if name == "node" else node.outputs if name == "ys" else node.outputs[0]
-        if (found := node.attributes.get(name)) is not None:
-            return found.value
-        defaults = _defaults(node.domain, node.op_type, opset)
-        if name in defaults or otherwise is not inspect.Parameter.empty:
-            return defaults.get(name, otherwise)
-        if _schemas(node.domain, node.op_type):
-            return None
-        raise PythonopError(f"the rule of {describe(node)} asks for the attribute {name!r}, which the node lacks: give it a default")
+        ends = {"node": node, "y": node.outputs[0], "ys": node.outputs}
+        values = {name: ends[name] if name in ends else attr(node, name) for name in self.keywords}
+        for name, otherwise in self.keywords.items():
+            if values[name] is None and otherwise is not inspect.Parameter.empty:
+                values[name] = otherwise
+            elif values[name] is None and not _schemas(node.domain, node.op_type):
+                raise PythonopError(
+                    f"the rule of {describe(node)} asks for the attribute {name!r}, which the node lacks: give it a default"
+                )
+        return values
 
 
 @functools.cache
@@ -107,17 +103,6 @@ def _schemas(domain: str, op_type: str) -> list[onnx.defs.OpSchema]:
         except onnx.defs.SchemaError:
             pass
     return found
-
-
-@functools.cache
-def _defaults(domain: str, op_type: str, opset: int) -> dict[str, Any]:
-    """The default values of an operator's attributes in an opset, of those that have one."""
-    try:
-        schema = onnx.defs.get_schema(op_type, *([] if domain else [opset]), domain=domain)
-    except onnx.defs.SchemaError:
-        return {}
-    given = {name: onnx.helper.get_attribute_value(a.default_value) for name, a in schema.attributes.items() if a.default_value.name}
-    return {name: value.decode() if isinstance(value, bytes) else value for name, value in given.items()}
 
 
 def _place(function: Callable[..., Any]) -> str:
@@ -164,7 +149,7 @@ class Rule:
                 if cotangents[0] is None:
                     return []
             given = cotangents[0] if self.parameters.cotangents == "g" else cotangents
-            result = self.function(op, given, *inputs, **self.parameters.keywords_of(node, op.scope.opset))
+            result = self.function(op, given, *inputs, **self.parameters.keywords_of(node))
         if isinstance(result, Mapping):
             return list(result.items())
         if result is None:
@@ -237,7 +222,7 @@ def composite(*op_types: str, domain: str = "") -> Callable[[Callable[..., Any]]
         assert parameters is not None
 
         def forward(op: Builder, node: ir.Node) -> Sequence[ir.Value | None] | None:
-            made = function(op, *parameters.taken(node), **parameters.keywords_of(node, op.scope.opset))
+            made = function(op, *parameters.taken(node), **parameters.keywords_of(node))
             return [made] if isinstance(made, ir.Value) else made
 
         parameters.check(domain, op_types, function)

@@ -2,21 +2,117 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import numpy as np
+import onnx
 import onnx_ir as ir
 
-from symbolics.errors import UnsupportedOperatorError
+from symbolics.errors import FormatError, UnsupportedOperatorError
+from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
 
-__all__ = ["attr", "describe", "is_float", "rank_of", "static_shape", "unsupported"]
+__all__ = [
+    "RANDOM", "array_of", "attr", "describe", "dtype_of", "graph_of", "is_float", "is_mark", "is_python_op", "is_static", "made_by", "name_of",
+    "rank_of", "static_shape", "trains", "unsupported",
+]  # fmt: skip
 
+#: Operators that may draw random numbers: two are never one, none is computed beforehand. (A Dropout draws where it `trains`.)
+RANDOM = frozenset("Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
+
+_STANDARD = ("", "ai.onnx")
+_OLDEST = 18  # the oldest opset of a model that has gradients: older ones are converted
+_SCHEMA = object()
 _MODULE_PATH_KEYS = ("pkg.torch.onnx.name_scopes", "namespace", "pkg.torch.onnx.scopes")
 
 
-def attr(node: ir.Node, name: str, default: Any = None) -> Any:
-    """The value of a node's attribute."""
-    found = node.attributes.get(name)
-    return default if found is None else found.value
+# ---------------------------------------------------------------------------------------------------------------- nodes
+def attr(node: ir.Node, name: str, default: Any = _SCHEMA) -> Any:
+    """The value of a node's attribute; where it has none, ``default``, by default what the operator's ONNX schema says, or None."""
+    found = node.attributes.data.get(name)  # asked of every node: UserDict's own dictionary is faster
+    if found is not None:
+        return found.value
+    return _schema_default(node.domain, node.op_type, name) if default is _SCHEMA else default
+
+
+@functools.cache
+def _schema_default(domain: str, op_type: str, name: str) -> Any:
+    """None where there is no such schema, attribute or default. From opset 18 on no default changes its meaning."""
+    domain = "" if domain in _STANDARD else domain
+    for newest in (onnx.defs.onnx_opset_version(), _OLDEST):  # an attribute that became an input since is in the older schema
+        try:
+            schema = onnx.defs.get_schema(op_type, newest, domain) if not domain else onnx.defs.get_schema(op_type, domain=domain)
+        except onnx.defs.SchemaError:
+            return None
+        if name in schema.attributes:
+            proto = schema.attributes[name].default_value
+            return ir.serde.deserialize_attribute(proto).value if proto.type else None
+    return None
+
+
+def is_python_op(node: ir.Node) -> bool:
+    """Whether a node is the forward of a call of a torch.autograd.Function."""
+    return node.op_type == PYTHON_OP and node.domain == ORT_DOMAIN
+
+
+def is_mark(node: ir.Node) -> bool:
+    """Whether a node says that no gradient flows through it."""
+    return node.op_type == MARK_OP and node.domain == MARK_DOMAIN
+
+
+def trains(node: ir.Node) -> bool:
+    """Whether a node behaves as in training: a Dropout that drops, a BatchNormalization of the batch's own statistics."""
+    if node.domain not in _STANDARD:
+        return False
+    if node.op_type == "BatchNormalization":
+        return bool(attr(node, "training_mode"))
+    if node.op_type == "Dropout" and len(node.inputs) > 2:
+        mode = array_of(node.inputs[2])
+        return mode is not None and bool(mode.any())
+    return False
+
+
+def graph_of(node: ir.Node) -> ir.Graph | ir.Function:
+    """The graph or function that a node stands in; the node is in one."""
+    assert node.graph is not None, node.name
+    return node.graph
+
+
+# --------------------------------------------------------------------------------------------------------------- values
+def name_of(value: ir.Value) -> str:
+    """The name of a value.
+
+    Raises:
+        FormatError: It has none: the graph was put together without `NameFixPass`.
+    """
+    if value.name is None:
+        maker = value.producer()
+        what = "an input or initializer" if maker is None else f"output {value.index()} of {describe(maker)}"
+        raise FormatError(f"{what} of the model has no name: give it one, or run onnx_ir.passes.common.NameFixPass on the model")
+    return value.name
+
+
+def dtype_of(value: ir.Value) -> ir.DataType:
+    """The element type of a value.
+
+    Raises:
+        FormatError: It is not known.
+    """
+    if value.dtype is None:
+        raise FormatError(f"the element type of {value.name!r} is not known: run shape inference on the model, or add the type to it")
+    return value.dtype
+
+
+def array_of(value: ir.Value | None) -> np.ndarray | None:
+    """What an initializer or the output of a Constant holds, None for any other value."""
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """The node that makes a value, where it is of this standard operator."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == op_type and node.domain in _STANDARD else None
 
 
 def is_float(value: ir.Value | None) -> bool:
@@ -25,17 +121,26 @@ def is_float(value: ir.Value | None) -> bool:
     return dtype is not None and dtype.is_floating_point()
 
 
-def rank_of(value: ir.Value) -> int | None:
+def rank_of(value: ir.Value | None) -> int | None:
     """The rank, None where it is not known."""
-    return None if value.shape is None else len(value.shape)
+    return None if value is None or value.shape is None else len(value.shape)
 
 
-def static_shape(value: ir.Value) -> tuple[int, ...] | None:
+def is_static(shape: ir.Shape | None) -> bool:
+    """Whether every dim is known, as a number."""
+    return shape is not None and all(type(d) is int for d in shape)
+
+
+def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
     """The shape where every dim is a number, otherwise None."""
-    dims = () if value.shape is None else tuple(value.shape)
-    return None if value.shape is None or any(type(d) is not int for d in dims) else dims
+    shape = None if value is None else value.shape
+    if shape is None:
+        return None
+    dims = tuple(d for d in shape if type(d) is int)
+    return dims if len(dims) == len(shape) else None
 
 
+# ------------------------------------------------------------------------------------------------------------- messages
 def describe(node: ir.Node) -> str:
     """``Operator (node 'name' in module.path)`` for messages."""
     operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
