@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import onnx_ir as ir
 from onnx_ir import Value
@@ -16,7 +17,7 @@ from symbolics.gradients.registry import Grads, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import clone_nodes
-from symbolics.graph.values import RANDOM, attr, dtype_of, is_float, unsupported
+from symbolics.graph.values import RANDOM, attr, is_float, unsupported
 from symbolics.graph.walk import captured, prune, subgraphs
 from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
@@ -76,10 +77,9 @@ def _expose(op: Builder, node: ir.Node, key: Hashable, branch: int, value: Value
         inside = op.child()
         if b != branch:  # the branch not taken has to give something
             leaf = inside.Cast(inside.Identity(inside.i64(0)), to=value.dtype)
-        elif value.producer() is None or value.producer().graph is not body or value.is_graph_output():
-            leaf = inside.Identity(value)
         else:
-            leaf = value
+            maker = value.producer()
+            leaf = inside.Identity(value) if maker is None or maker.graph is not body or value.is_graph_output() else value
         leaf.type = value.type
         body.extend(inside.nodes)
         body.outputs.append(leaf)
@@ -109,7 +109,6 @@ class _Replay:
 
     inside: Builder
     copies: list[ir.Node]
-    mapping: dict[Value, Value | None]
     gradients: dict[Value, Value]
     impure: list[tuple[Hashable, Value, Value]] = field(default_factory=list)  # key, value of the body, its copy
 
@@ -122,7 +121,12 @@ class _Replay:
 
 
 def _replay(
-    op: Builder, branch: int, body: ir.Graph, mapping: dict, seeds: Sequence[tuple[Value, Value]], targets: Sequence[Value]
+    op: Builder,
+    branch: int,
+    body: ir.Graph,
+    mapping: dict[Value, Value | None],
+    seeds: Sequence[tuple[Value, Value]],
+    targets: Sequence[Value],
 ) -> _Replay:
     """Copy a body and differentiate the copy: seeds and targets are values of the body, or captured ones."""
     originals = list(body)
@@ -133,10 +137,11 @@ def _replay(
     inside = op.child()
     summed: dict[Value, Value] = {}
     for value, g in seeds:
-        copy = mapping.get(value, value)
-        summed[copy] = inside.Add(summed[copy], g) if copy in summed else g
-    gradients = op.scope.backward(inside, copies, summed, [mapping.get(t, t) for t in targets])
-    replay = _Replay(inside, copies, mapping, {t: gradients[c] for t in targets if (c := mapping.get(t, t)) in gradients})
+        copied = mapping.get(value) or value
+        summed[copied] = inside.Add(summed[copied], g) if copied in summed else g
+    copied_targets = [mapping.get(t) or t for t in targets]
+    gradients = op.scope.backward(inside, copies, summed, copied_targets)
+    replay = _Replay(inside, copies, {t: gradients[c] for t, c in zip(targets, copied_targets) if c in gradients})
     for i, (n, copy) in enumerate(zip(originals, copies)):
         if _is_impure(op, n):
             replay.impure += [((branch, i, o), v, c) for o, (v, c) in enumerate(zip(n.outputs, copy.outputs)) if c.uses()]
@@ -145,7 +150,7 @@ def _replay(
 
 def _drop_impure(replay: _Replay) -> None:
     """Remove the copies of impure nodes; what read their outputs reads something else by now."""
-    for copy in {c.producer(): None for _, _, c in replay.impure}:
+    for copy in {maker: None for _, _, c in replay.impure if (maker := c.producer()) is not None}:
         for i in range(len(copy.inputs)):
             copy.replace_input_with(i, None)
         replay.copies.remove(copy)
@@ -161,7 +166,7 @@ def if_(op: Builder, gs: Sequence[Value | None], condition: Value, *, node: ir.N
     """An If of the backwards of its branches, with an output for each value that they captured."""
     wanted = _wanted(op, node)
     live = list(enumerate(gs[: _plain(node)]))
-    branches = {}
+    branches: dict[str, Any] = {}
     for name, body in (("then_branch", then_branch), ("else_branch", else_branch)):
         position = subgraphs(node).index(body)
         replay = _replay(op, position, body, {}, [(body.outputs[i], g) for i, g in live if g is not None], wanted)
@@ -179,7 +184,7 @@ def if_(op: Builder, gs: Sequence[Value | None], condition: Value, *, node: ir.N
 
 def _typed(results: Sequence[Value], values: Sequence[Value]) -> dict[Value, Value]:
     for g, v in zip(results, values):
-        g.type, g.shape = ir.TensorType(v.dtype), v.shape
+        g.type, g.shape = v.type, v.shape
     return dict(zip(values, results))
 
 
@@ -205,21 +210,22 @@ class _Iteration:
     @classmethod
     def of(cls, op: Builder, node: ir.Node) -> _Iteration:
         body, plain = attr(node, "body"), _plain(node)
+        given: Any = node.inputs  # a Loop's first two may be missing
         if node.op_type == "Loop":
             count, condition, *states = body.inputs
             n = len(states)
-            carried = list(zip(states, body.outputs[1 : n + 1], node.inputs[2:], range(n)))
+            carried = list(zip(states, body.outputs[1 : n + 1], given[2:], range(n)))
             writes = [(body.outputs[i + 1], i, 0, 0) for i in range(n, plain)]
             return cls(body, [*states, count], carried, [], writes, condition)
         m = attr(node, "num_scan_inputs")
-        n = len(node.inputs) - m
+        n = len(given) - m
         axes, directions = attr(node, "scan_input_axes") or [0] * m, attr(node, "scan_input_directions") or [0] * m
         out_axes, out_directions = (
             attr(node, "scan_output_axes") or [0] * (plain - n),
             attr(node, "scan_output_directions") or [0] * (plain - n),
         )
-        carried = list(zip(body.inputs[:n], body.outputs[:n], node.inputs[:n], range(n)))
-        reads = list(zip(body.inputs[n:], node.inputs[n:], axes, directions))
+        carried = list(zip(body.inputs[:n], body.outputs[:n], given[:n], range(n)))
+        reads = list(zip(body.inputs[n:], given[n:], axes, directions))
         writes = [(body.outputs[i], i, out_axes[i - n], out_directions[i - n]) for i in range(n, plain)]
         return cls(body, list(body.inputs[:n]), carried, reads, writes)
 
@@ -256,7 +262,7 @@ class _Reader:
         out.type, out.shape = like.type, like.shape
         return out
 
-    def _emit(self, op_type: str, *inputs: Value, **attributes: int) -> Value:
+    def _emit(self, op_type: str, *inputs: Value, **attributes: Any) -> Value:
         """A node in front of the body."""
         scope = self.inside.child()
         out = scope.node(op_type, inputs, **attributes)
@@ -274,18 +280,19 @@ def iterate(op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node) 
     states = [s for s in iteration.states if is_float(s[0]) or is_float(s[2])]
     reads = [r for r in iteration.reads if r[1] in op.scope.active and is_float(r[1])]
     reader = _Reader(op, op.child())
-    mapping: dict[Value, Value | None] = {v: reader.slot(v) for v in (*iteration.entries, *[r[0] for r in iteration.reads])}
+    slots = {v: reader.slot(v) for v in (*iteration.entries, *[r[0] for r in iteration.reads])}
+    mapping: dict[Value, Value | None] = {**slots}
     if iteration.always_true is not None:
         mapping[iteration.always_true] = op.constant(True, ir.DataType.BOOL)
 
     seeds, carried = [], []
     for inner, result, initial, index in states:
-        g = Value(name=op.scope.name("carried"), type=ir.TensorType(initial.dtype), shape=inner.shape or initial.shape)
+        g = Value(name=op.scope.name("carried"), type=initial.type, shape=inner.shape or initial.shape)
         carried.append((g, g_last if (g_last := gs[index]) is not None else op.zeros_like(initial)))
         seeds.append((result, g))
     for result, index, axis, direction in iteration.writes:
-        if (g := gs[index]) is not None:
-            seeds.append((result, reader.read(g, axis, direction, result)))
+        if (stacked := gs[index]) is not None:
+            seeds.append((result, reader.read(stacked, axis, direction, result)))
     targets = [*[s[0] for s in states], *[r[0] for r in reads], *wanted]
     replay = _replay(op, 0, iteration.body, mapping, seeds, targets)
     inside = replay.inside
@@ -296,11 +303,10 @@ def iterate(op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node) 
 
     ends = [gradient_of(s[0], g) for s, (g, _) in zip(states, carried)]
     for value in wanted:
-        total = Value(name=op.scope.name("total"), type=ir.TensorType(value.dtype), shape=value.shape)
+        total = Value(name=op.scope.name("total"), type=value.type, shape=value.shape)
         carried.append((total, op.zeros_like(value)))
-        g = replay.gradients.get(value)
-        ends.append(total if g is None else inside.Add(total, g))
-    ends += [gradient_of(r[0], mapping[r[0]]) for r in reads]
+        ends.append(inside.Add(total, replay.gradients[value]) if value in replay.gradients else total)
+    ends += [gradient_of(r[0], slots[r[0]]) for r in reads]
     if not ends:
         return {}
 
@@ -309,12 +315,12 @@ def iterate(op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node) 
     _drop_impure(replay)
     kept = Value(name=op.scope.name("go"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape(()))
     graph = replay.graph(op.scope.name("backward"), [reader.counter, kept, *[g for g, _ in carried]], [kept, *ends])
-    stacks = [(inner, outer, axis, direction) for inner, outer, axis, direction in iteration.reads if mapping[inner].uses()]
+    stacks = [(inner, outer, axis, direction) for inner, outer, axis, direction in iteration.reads if slots[inner].uses()]
     for i, value in enumerate(iteration.entries):
-        if mapping[value].uses():
+        if slots[value].uses():
             stacks.append((value, _expose(op, node, ("entry", i), 0, value), 0, 0))
     for inner, outer, axis, direction in stacks:
-        mapping[inner].replace_all_uses_with(reader.read(outer, axis, direction, inner))
+        slots[inner].replace_all_uses_with(reader.read(outer, axis, direction, inner))
     if reader.count is None:  # nothing is read: any stack tells how often
         if iteration.reads:
             _, stack, axis, _ = iteration.reads[0]
@@ -332,7 +338,7 @@ def iterate(op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node) 
     values = [*[s[2] for s in states], *wanted, *[r[1] for r in reads]]
     summed: dict[Value, Value] = {}
     for value, g in zip(values, results):  # one value may start several states
-        g.type, g.shape = ir.TensorType(value.dtype), value.shape
+        g.type, g.shape = value.type, value.shape
         summed[value] = op.Add(summed[value], g) if value in summed else g
     return summed
 
@@ -347,5 +353,5 @@ def _as_read(op: Builder, stack: Value, value: Value, axis: int, direction: int)
         perm = list(range(1, rank))
         perm.insert(axis % rank, 0)
         stack = op.Transpose(stack, perm=perm)
-    stack.type = ir.TensorType(value.dtype)
+    stack.type = value.type
     return stack

@@ -23,7 +23,7 @@ _MANY_POSITIONS = 32  # of a kernel
 
 
 def _kernel(op: Builder, node: ir.Node, w: Value, kernel_shape: list[int] | None) -> list[Dim]:
-    return list(kernel_shape or [op.dim(w, i + 2) for i in range(op.rank(node, w) - 2)])
+    return list(kernel_shape) if kernel_shape else [op.dim(w, i + 2) for i in range(op.rank(node, w) - 2)]
 
 
 @gradient("Conv")
@@ -53,7 +53,7 @@ def _bias(op: Builder, slide: Windows, g: Value, b: Value | None) -> Value | Non
 
 def _weight(op: Builder, slide: Windows, large: Value, small: Value, w: Value, group: int) -> Value:
     """The sum over samples and windows of large (N, G*C, ...) times small (N, G*M, ...): (G*M, C, *kernel)."""
-    if group == 1 and slide.is_static and static_shape(w) is not None and slide.small.shape is not None:
+    if group == 1 and slide.static is not None and static_shape(w) is not None and slide.small.shape is not None:
         if all(type(d) is int for d in slide.small.shape[2:]):
             return _weight_by_columns(op, slide, slide.pad(large), small, w)
     return _weight_by_conv(op, slide, slide.pad(large), small, w, group)
@@ -67,7 +67,7 @@ def _weight_by_columns(op: Builder, slide: Windows, padded: Value, small: Value,
     then Slices, with the batch behind the channels, and a product for each kernel position, or one for very few channels.
     """
     m, c, *kernel = static_shape(w) or ()
-    outs = [int(d) for d in (slide.small.shape or ())[2:]]
+    outs = [d for d in (slide.small.shape or ())[2:] if isinstance(d, int)]
     axes = list(range(2, slide.rank + 2))
     rows = op.memo(("rows of g", small), lambda: op.Reshape(op.transpose(small, [1, 0, *axes]), [m, -1]))
     positions = list(itertools.product(*[range(k) for k in kernel]))

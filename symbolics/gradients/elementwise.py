@@ -118,11 +118,11 @@ def pow_(op: Builder, g: Value, a: Value, b: Value, *, y: Value) -> Grads:
     """a^b: b a^(b-1) and a^b log a. 0 * a^-1 is 0 at a = 0 too; the limit of the second at a = 0, for b >= 0, is 0."""
     exponent = op.const(b)
     if exponent is not None and exponent.size == 1:
-        p = float(exponent.reshape(()))
-        if p == 0.0:
+        n = float(exponent.reshape(()))
+        if n == 0.0:
             return [None, None]
-        power = a if p == 2.0 else op.Sqrt(a) if p == 1.5 else op.Pow(a, op.number(p - 1, a))
-        return [op.scale(g, p) * power, None]
+        power = a if n == 2.0 else op.Sqrt(a) if n == 1.5 else op.Pow(a, op.number(n - 1, a))
+        return [op.scale(g, n) * power, None]
     p = op.cast(b, a.dtype)
     one = op.number(1.0, a)
     da = g * (p * op.Pow(a, op.Where(op.Equal(p, 0.0), one, p - 1.0)))
@@ -190,9 +190,10 @@ def dropout(op: Builder, g: Value, x: Value, ratio: Value | None, training: Valu
     if training is None or (mode is not None and not mode.any()):
         return [g, None]
     mask = residual(op, node, 1, "mask", ir.DataType.BOOL, node.outputs[0].shape)
-    p = op.const(ratio) if ratio is not None else 0.5
-    if p is not None:
-        scale = op.number(0.0 if float(p) >= 1 else 1 / (1 - float(p)), g)
+    p = op.const(ratio)
+    if ratio is None or p is not None:
+        known = 0.5 if p is None else float(p)
+        scale = op.number(0.0 if known >= 1 else 1 / (1 - known), g)
     else:
         share = op.cast(ratio, g.dtype)
         scale = op.Where(op.Equal(share, 1.0), op.number(0.0, g), 1.0 / (1.0 - share))

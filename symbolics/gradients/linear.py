@@ -12,7 +12,7 @@ from onnx_ir import Value
 from symbolics.gradients.compositions import attention, swap
 from symbolics.gradients.registry import Grads, gradient
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import unsupported
+from symbolics.graph.values import dtype_of, unsupported
 
 __all__: list[str] = []
 
@@ -79,7 +79,7 @@ def einsum(op: Builder, g: Value, *xs: Value, node: ir.Node, equation: str) -> G
         for k, letter in enumerate(term):
             if letter in result:  # a diagonal: a fresh letter, tied to the first by the identity matrix
                 fresh = next(free)
-                eye = op.EyeLike(op.zeros(op.vector([op.dim(x, k)] * 2), g.dtype), dtype=g.dtype)
+                eye = op.EyeLike(op.zeros(op.vector([op.dim(x, k)] * 2), dtype_of(g)), dtype=g.dtype)
                 operands.append((eye, letter + fresh))
                 letter = fresh
             elif all(letter not in t for _, t in operands):  # summed within this operand alone

@@ -16,15 +16,14 @@ from symbolics.gradients.registry import Grads, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.gradients.windows import Amount, Dim
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import is_float, static_shape
+from symbolics.graph.values import dtype_of, is_float, static_shape
 
 __all__ = ["gather_adjoint"]
 
 
-def _move(op: Builder, node: ir.Node, g: Value, *, unique: bool = False) -> Value:
+def _move(op: Builder, node: ir.Node, g: Value, x: Value, *, unique: bool = False) -> Value:
     """The gradient of a movement of input 0: the same node on element numbers says where each came from."""
-    x, *others = node.inputs
-    numbers = op.node(node.op_type, [op.numbers(x), *others], **node.attributes)
+    numbers = getattr(op, node.op_type)(op.numbers(x), *node.inputs[1:], **node.attributes)
     return op.scatter_numbers(g, numbers, x, unique=unique)
 
 
@@ -87,7 +86,7 @@ def slice_(
     start, step = op.ints(starts), [] if steps is None else op.ints(steps)
     axis = range(len(start or ())) if axes is None else op.ints(axes)
     if start is None or axis is None or step is None or any(s != 1 for s in step) or x.shape is None:
-        return _move(op, node, g, unique=True)
+        return _move(op, node, g, x, unique=True)
     before: list[Dim] = []
     after: list[Dim] = []
     for a, s in zip(axis, start):
@@ -105,7 +104,7 @@ def slice_(
 def pad(op: Builder, g: Value, x: Value, pads: Value, value: Value | None, axes: Value | None, *, node: ir.Node, mode: str) -> Grads:
     """Cut off what was added. A border that repeats elements moves."""
     if mode != "constant":
-        return _move(op, node, g)
+        return _move(op, node, g, x)
     amounts = op.ints(pads)
     places = range(op.rank(node, x)) if axes is None else op.ints(axes)
     if amounts is not None and places is not None:
@@ -140,7 +139,7 @@ def gather_adjoint(op: Builder, g: Value, x: Value, indices: Value, axis: int, r
     front = list(range(axis, axis + index_rank))
     g = op.Transpose(g, perm=[*front, *[i for i in range(rank - 1 + index_rank) if i not in front]])
     perm = [axis, *[i for i in range(rank) if i != axis]]
-    zeros = op.zeros(op.vector([op.dim(x, i) for i in perm]), g.dtype)
+    zeros = op.zeros(op.vector([op.dim(x, i) for i in perm]), dtype_of(g))
     out = op.ScatterND(zeros, op.Unsqueeze(indices, [-1]), g, reduction="add")
     return op.Transpose(out, perm=[int(i) for i in np.argsort(perm)])
 
@@ -163,12 +162,12 @@ def gather_elements(op: Builder, g: Value, x: Value, indices: Value, *, axis: in
 
 @gradient("GatherND")
 def gather_nd(op: Builder, g: Value, x: Value, indices: Value, *, node: ir.Node, batch_dims: int) -> Value:
-    return _move(op, node, g) if batch_dims else op.ScatterND(op.zeros_like(x), indices, g, reduction="add")
+    return _move(op, node, g, x) if batch_dims else op.ScatterND(op.zeros_like(x), indices, g, reduction="add")
 
 
 @gradient("Compress")
 def compress(op: Builder, g: Value, x: Value, *, node: ir.Node) -> Value:
-    return _move(op, node, g, unique=True)
+    return _move(op, node, g, x, unique=True)
 
 
 @gradient("ReverseSequence")
@@ -240,14 +239,14 @@ def tensor_scatter(op: Builder, g: Value, cache: Value, update: Value, *, node: 
     landed = op.flat(op.TensorScatter(blank, op.Add(op.numbers(update), op.i64(1)), *where, **node.attributes))
     size = op.size(update)
     length = op.i64([size + 1]) if isinstance(size, int) else op.Reshape(op.Add(size, op.i64(1)), [1])
-    slots = op.ScatterElements(op.zeros(length, g.dtype), landed, op.flat(g), axis=0, reduction="add")
+    slots = op.ScatterElements(op.zeros(length, dtype_of(g)), landed, op.flat(g), axis=0, reduction="add")
     return [dcache, op.reshape_like(op.Slice(slots, [1], [np.iinfo(np.int64).max]), update)]
 
 
 @gradient("OneHot")
 def one_hot(op: Builder, g: Value, indices: Value, depth: Value, values: Value, *, axis: int) -> Grads:
     """values = [off, on]: the sum of g where it is cold, and where it is hot."""
-    hot = op.OneHot(indices, depth, op.constant([0, 1], g.dtype), axis=axis)
+    hot = op.OneHot(indices, depth, op.constant([0, 1], dtype_of(g)), axis=axis)
     on = op.ReduceSum(g * hot, keepdims=0)
     off = op.ReduceSum(g * (1.0 - hot), keepdims=0)
     return [None, None, op.Concat(op.Unsqueeze(off, [0]), op.Unsqueeze(on, [0]), axis=0)]

@@ -13,7 +13,7 @@ from symbolics.gradients.compositions import is_masked_softmax
 from symbolics.gradients.registry import Grads, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import static_shape, unsupported
+from symbolics.graph.values import dtype_of, static_shape, unsupported
 
 __all__: list[str] = []
 
@@ -30,7 +30,7 @@ def softmax(op: Builder, g: Value, x: Value, *, y: Value, axis: int) -> Value:
 def _without_nan(op: Builder, y: Value) -> Value:
     """y with 0 for NaN, where the model itself replaces elements of y; its own replacement where it says just that."""
     for user in y.consumers():
-        if user.op_type == "Where" and user.inputs[2] is y and is_masked_softmax(op, *user.inputs):
+        if user.op_type == "Where" and user.inputs[2] is y and is_masked_softmax(op, user.inputs[0], user.inputs[1], y):
             return user.outputs[0]
     return op.Where(op.IsNaN(y), 0.0, y) if _is_guarded(y) else y
 
@@ -61,11 +61,11 @@ def layer_normalization(
     axes = list(range(axis, rank))
     stash = ir.DataType(stash_type)
     settings = {"epsilon": epsilon, "stash_type": stash_type}
-    kind, dims = x.dtype, static_shape(x)
-    plain = dims is not None and kind is stash is ir.DataType.FLOAT
-    if plain and g is not None and gmean is ginverse is None and axis == rank - 1 and static_shape(scale) == dims[axis:]:
-        if rank > 2 and (matrix := op.matrix_of(g)) is not None and (static_shape(matrix) or ())[-1:] == dims[-1:]:
-            return _rows_of_layer_normalization(op, x, dims[-1], scale, bias, matrix, settings)
+    kind = x.dtype
+    plain = static_shape(x) if kind is stash is ir.DataType.FLOAT else None  # the dims of an x that the operator takes as it is
+    if plain and g is not None and gmean is ginverse is None and axis == rank - 1 and static_shape(scale) == plain[axis:]:
+        if rank > 2 and (matrix := op.matrix_of(g)) is not None and (static_shape(matrix) or ())[-1:] == plain[-1:]:
+            return _rows_of_layer_normalization(op, x, plain[-1], scale, bias, matrix, settings)
     if kind is ir.DataType.DOUBLE:  # the operator's own statistics may be of a narrower type
         stash = kind
         mean = op.ReduceMean(x, axes, keepdims=1)
@@ -73,8 +73,8 @@ def layer_normalization(
     else:
         shape = ir.Shape([*(x.shape or ())[:axis], *[1] * (rank - axis)])
         mean, inverse = (residual(op, node, i, stem, stash, shape) for i, stem in ((1, "mean"), (2, "inverse")))
-    if plain:  # one node for two
-        normal = op.LayerNormalization(x, op.constant(np.ones(dims[axis:]), kind), axis=axis, **settings)
+    if plain is not None:  # one node for two
+        normal = op.LayerNormalization(x, op.constant(np.ones(plain[axis:]), dtype_of(x)), axis=axis, **settings)
     else:
         normal = (op.cast(x, stash) - mean) * inverse
     g = op.zeros_like(y) if g is None else op.cast(g, stash)
@@ -92,7 +92,7 @@ def _rows_of_layer_normalization(
     op: Builder, x: Value, width: int, scale: Value, bias: Value | None, g: Value, settings: dict[str, Any]
 ) -> Grads:
     """The same where g came as a matrix, as from the Gemm behind: all is done with matrices, for the Gemm before."""
-    ones = op.constant(np.ones(width), x.dtype)
+    ones = op.constant(np.ones(width), dtype_of(x))
     normal, _, inverse = op.node("LayerNormalization", [op.rows(x, width), ones], outputs=3, **settings)
     inverse.type = x.type
     dx = _normalized(op, g * scale, normal, inverse, [1])

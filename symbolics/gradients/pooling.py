@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 from onnx_ir import Value
 
 from symbolics.gradients.registry import composite, gradient
 from symbolics.gradients.residuals import residual
-from symbolics.gradients.windows import Amount, windows
+from symbolics.gradients.windows import Amount, Dim, windows
 from symbolics.graph.builder import Builder
+from symbolics.graph.values import dtype_of
 
 __all__: list[str] = []
 
@@ -21,8 +24,7 @@ def max_pool(
 ) -> Value:  # fmt: skip
     """Each window's element goes to the place of its maximum."""
     if storage_order:  # its indices count columns first: ask again
-        attributes = {k: v for k, v in node.attributes.items() if k != "storage_order"}
-        indices = op.node("MaxPool", [x], outputs=2, **attributes)[1]
+        _, indices = op.MaxPool(x, outputs=2, **{k: v for k, v in node.attributes.items() if k != "storage_order"})
         indices.type, indices.shape = ir.TensorType(ir.DataType.INT64), y.shape
     else:
         indices = residual(op, node, 1, "indices", ir.DataType.INT64, y.shape)
@@ -36,7 +38,7 @@ def global_max_pool(op: Builder, g: Value, x: Value) -> Value:
     """The first of equal maxima, as torch's adaptive pools pick."""
     flat = op.Reshape(x, [0, 0, -1])
     first = op.ArgMax(flat, axis=2, keepdims=1)
-    return op.reshape_like(op.ScatterElements(op.zeros(op.Shape(flat), g.dtype), first, op.Reshape(g, [0, 0, 1]), axis=2), x)
+    return op.reshape_like(op.ScatterElements(op.zeros(op.Shape(flat), dtype_of(g)), first, op.Reshape(g, [0, 0, 1]), axis=2), x)
 
 
 @gradient("GlobalAveragePool")
@@ -50,7 +52,7 @@ def average_pool(
     kernel_shape: list[int], pads: list[int] | None, auto_pad: str, count_include_pad: int,
 ) -> Value:  # fmt: skip
     slide = windows(op, node, x, y, kernel_shape)
-    padding = [0] * (2 * slide.rank) if auto_pad == "VALID" or not pads else pads
+    padding: Sequence[Dim] = [0] * (2 * slide.rank) if auto_pad == "VALID" or not pads else pads
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         padding = [*slide.before, *[a if not isinstance(a, int) else max(a, 0) for a in slide.after]]
     return slide.spread(g / slide.counts(bool(count_include_pad), padding, g))
@@ -123,7 +125,7 @@ def max_roi_pool(op: Builder, x: Value, regions: Value, *, spatial_scale: float,
         low, high = (op.Gather(regions, op.i64([k]), axis=1) * spatial_scale for k in (4 - axis, 6 - axis))
         low, high = (op.Sign(v) * op.Floor(op.Abs(v) + 0.5) for v in (low, high))  # halves away from zero
         width = op.Max(high - low + 1.0, 1.0) / float(count)
-        steps = op.constant(np.arange(count)[None], x.dtype)
+        steps = op.constant(np.arange(count)[None], dtype_of(x))
         first, end = low + op.Floor(steps * width), low + op.Ceil((steps + 1.0) * width)  # (regions, bins)
         p = op.Cast(op.indices(x, axis), to=x.dtype)
         inside = op.And(op.GreaterOrEqual(p, op.Unsqueeze(first, [2])), op.Less(p, op.Unsqueeze(end, [2])))

@@ -14,7 +14,7 @@ from onnx_ir import Value
 from symbolics.gradients.control_flow import OWN_BACKWARD
 from symbolics.gradients.registry import composite
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr
+from symbolics.graph.values import attr, dtype_of
 
 __all__: list[str] = []
 
@@ -44,7 +44,7 @@ def _activations(node: ir.Node, default: Sequence[str], directions: int) -> list
     names = list(attr(node, "activations") or [*default] * directions)
     alphas, betas = iter(attr(node, "activation_alpha") or ()), iter(attr(node, "activation_beta") or ())
     clip = attr(node, "clip")
-    out = []
+    out: list[Activation] = []
     for name in names:
         function, alpha, beta = _ACTIVATIONS[name.lower()]
         a = alpha if alpha is None else float(next(alphas, alpha))
@@ -58,14 +58,14 @@ def _activations(node: ir.Node, default: Sequence[str], directions: int) -> list
     return [out[i * n : (i + 1) * n] for i in range(directions)]
 
 
-def _of_direction(op: Builder, v: Value | None, d: int) -> Value | None:
+def _of_direction(op: Builder, v: Value | None, d: int) -> Any:
     return None if v is None else op.Gather(v, op.i64(d), axis=0)
 
 
 def _over_time(op: Builder, x: Value, initial: Sequence[Value], mask: Value | None, reverse: bool, step: Step) -> tuple[Value, ...]:
     """Run ``step`` over axis 0 of x. (all first states, last states...); a state stays where the mask is off, its output is 0."""
     inside = op.child()
-    name, kind = op.scope.name, ir.TensorType(x.dtype)
+    name, kind = op.scope.name, ir.TensorType(dtype_of(x))
     states = [Value(name=name("state"), type=kind, shape=ir.Shape([None, None])) for _ in initial]
     xt = Value(name=name("x"), type=kind, shape=ir.Shape([None, None]))
     on = Value(name=name("on"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([None, 1]))
@@ -89,7 +89,7 @@ def _over_time(op: Builder, x: Value, initial: Sequence[Value], mask: Value | No
 def _recurrent(
     op: Builder,
     node: ir.Node,
-    inputs: Sequence[Value | None],
+    inputs: tuple[Value, Value, Value, Value | None, Value | None],
     initial: Sequence[Value | None],
     default: Sequence[str],
     make_step: MakeStep,
@@ -102,7 +102,7 @@ def _recurrent(
     stands for `_over_time` where no sample ends before the others.
     """
     x, w, r, b, lengths = inputs
-    hidden, layout, way = attr(node, "hidden_size"), attr(node, "layout", 0), attr(node, "direction", "forward")
+    hidden, layout, way = attr(node, "hidden_size"), attr(node, "layout"), attr(node, "direction")
     directions = 2 if way == "bidirectional" else 1
     if layout:
         x = op.Transpose(x, perm=[1, 0, 2])
@@ -122,7 +122,8 @@ def _recurrent(
         if backwards and lengths is not None:  # each sample's own end comes first
             xw = op.ReverseSequence(xw, op.Cast(lengths, to=ir.DataType.INT64), time_axis=0, batch_axis=1)
         start = [
-            _of_direction(op, s, d) if s is not None else op.zeros(op.Concat(batch, op.vector([hidden]), axis=0), x.dtype) for s in initial
+            _of_direction(op, s, d) if s is not None else op.zeros(op.Concat(batch, op.vector([hidden]), axis=0), dtype_of(x))
+            for s in initial
         ]
         way_back = backwards and lengths is None
         if plain is not None and mask is None:
@@ -157,7 +158,7 @@ def rnn(
         rt = op.Transpose(r, perm=[1, 0])
         return _sum_biases(op, b), lambda op, x, s: [f(op, x + op.MatMul(s[0], rt))]
 
-    return _recurrent(op, node, [x, w, r, b, lengths], [h0], ["Tanh"], make_step)
+    return _recurrent(op, node, (x, w, r, b, lengths), [h0], ["Tanh"], make_step)
 
 
 @composite("GRU")
@@ -196,7 +197,7 @@ def gru(
 
         return bias, step
 
-    return _recurrent(op, node, [x, w, r, b, lengths], [h0], ["Sigmoid", "Tanh"], make_step)
+    return _recurrent(op, node, (x, w, r, b, lengths), [h0], ["Sigmoid", "Tanh"], make_step)
 
 
 @composite("LSTM")
@@ -227,7 +228,7 @@ def lstm(
     default = ["Sigmoid", "Tanh", "Tanh"]
     usual = [a.lower() for a in activations or default] in ([a.lower() for a in default] * k for k in (1, 2))
     plain = _plain_lstm if usual and not input_forget and p is None and clip is None else None
-    return _recurrent(op, node, [x, w, r, b, lengths], [h0, c0], default, make_step, p, plain)
+    return _recurrent(op, node, (x, w, r, b, lengths), [h0, c0], default, make_step, p, plain)
 
 
 # ------------------------------------------------------------------------------------------------------ the plain LSTM
@@ -239,7 +240,7 @@ def _plain_lstm(op: Builder, x: Value, initial: Sequence[Value], reverse: bool, 
     f (T, B, H). They are made here, step by step, since whole stacks of them would double the memory of the backward.
     With p = i g, q = f c and t = tanh(c'), i (1 - g^2) is i - p g and o (1 - t^2) is o - h t.
     """
-    inside, name, kind = op.child(), op.scope.name, ir.TensorType(x.dtype)
+    inside, name, kind = op.child(), op.scope.name, ir.TensorType(dtype_of(x))
     h, c, xt = (Value(name=name(stem), type=kind, shape=ir.Shape([None, None])) for stem in ("h", "c", "x"))
     rt = op.Transpose(r, perm=[1, 0])
     size = op.dim(r, 1)
@@ -269,11 +270,11 @@ def _plain_lstm_backward(op: Builder, node: ir.Node, cotangents: Sequence[Value 
     With dh, dc the gradients of a step's h and c: dc += dh o (1 - tanh(c)^2), the gradients before the activations are
     [dc g i(1-i), dh tanh(c) o(1-o), dc c' f(1-f), dc i (1 - g^2)], and the step before gets dh = those R, dc = dc f.
     """
-    h0, c0, x = node.inputs
+    h0, c0, x = (v for v in node.inputs if v is not None)
     _, _, y, slopes, through, forget = node.outputs
     dh_last, dc_last, dy = cotangents[:3]
-    rt = next(n for n in attr(node, "body") if n.op_type == "Gemm").inputs[1]
-    way, name, kind = attr(node, "scan_input_directions")[0], op.scope.name, ir.TensorType(x.dtype)
+    _, rt, _ = (v for n in attr(node, "body") if n.op_type == "Gemm" for v in n.inputs)
+    way, name, kind = attr(node, "scan_input_directions")[0], op.scope.name, ir.TensorType(dtype_of(x))
 
     inside = op.child()
     dh, dc, *read = (Value(name=name("back"), type=kind, shape=ir.Shape([None, None])) for _ in range(6 if dy is not None else 5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -97,11 +98,9 @@ class _Parameters:
 def _schemas(domain: str, op_type: str) -> list[onnx.defs.OpSchema]:
     """The operator's newest schema and that of the oldest opset that rules are written for; empty where onnx knows none."""
     found = []
-    for opset in (None, _OLDEST_OPSET):
-        try:
-            found.append(onnx.defs.get_schema(op_type, *([opset] if opset else []), domain=domain))
-        except onnx.defs.SchemaError:
-            pass
+    for opset in (_OLDEST_OPSET, 10**6):
+        with contextlib.suppress(onnx.defs.SchemaError):
+            found.append(onnx.defs.get_schema(op_type, opset, domain))
     return found
 
 

@@ -12,7 +12,7 @@ from onnx_ir import Value
 from symbolics.gradients.registry import composite, gradient
 from symbolics.gradients.windows import Dim
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import static_shape, unsupported
+from symbolics.graph.values import dtype_of, static_shape, unsupported
 
 __all__: list[str] = []
 
@@ -168,21 +168,21 @@ def roi_align(
     half = coordinate_transformation_mode == "half_pixel"
     bins = [output_height, output_width]
     sizes = [_size(op, x, 2), _size(op, x, 3)]
-    taps, valid, own = [], None, []
+    taps, valids, own = [], [], []
     laid_out: list[Dim] = []
     for i, (count, size) in enumerate(zip(bins, sizes)):
         low, high = (op.Gather(rois, op.i64([k]), axis=1) * spatial_scale - (0.5 if half else 0.0) for k in (1 - i, 3 - i))
         span = high - low if half else op.Max(high - low, 1.0)
         if ratio > 0:
             steps = [(b + (s + 0.5) / ratio) / count for b in range(count) for s in range(ratio)]
-            p = low + span * op.constant([steps], x.dtype)  # (regions, bins * ratio)
+            p = low + span * op.constant([steps], dtype_of(x))  # (regions, bins * ratio)
             ok = op.And(op.GreaterOrEqual(p, -1.0), op.LessOrEqual(p, size))
             laid_out.append(ratio)
         else:
             n = op.Unsqueeze(op.Max(op.Ceil(span / float(count)), 0.0), [2])
             most = op.Cast(op.ReduceMax(n, keepdims=0), to=ir.DataType.INT64)
             s = op.Cast(op.Range(op.i64(0), most, op.i64(1)), to=x.dtype)
-            b = op.constant(np.arange(count)[:, None], x.dtype)
+            b = op.constant(np.arange(count)[:, None], dtype_of(x))
             p = op.Unsqueeze(low, [2]) + op.Unsqueeze(span, [2]) * ((b + (s + 0.5) / op.Max(n, 1.0)) / float(count))
             ok = op.And(op.And(op.GreaterOrEqual(p, -1.0), op.LessOrEqual(p, size)), op.Less(s, n))  # (regions, bins, most)
             p, ok = op.Reshape(p, [0, -1]), op.Reshape(ok, [0, -1])
@@ -191,11 +191,11 @@ def roi_align(
         p = op.Min(op.Max(p, 0.0), size - 1.0)
         shape = [0, -1, 1] if i == 0 else [0, 1, -1]  # rows vary along axis 1, columns along axis 2
         p, ok = op.Reshape(p, shape), op.Reshape(ok, shape)
-        valid = ok if valid is None else op.And(valid, ok)
+        valids.append(ok)
         taps.append([(op.Min(q, size - 1.0), w) for q, w in _linear(op, p)])
     base = op.Reshape(op.Gather(_starts(op, x, 4), batch, axis=0), [-1, 1, 1])
     parts = _sample(op, _rows(op, x, 4), base, sizes, taps, masked=False)
-    gate = op.Unsqueeze(op.mask(valid, x), [-1])
+    gate = op.Unsqueeze(op.mask(op.And(*valids), x), [-1])
     split = op.vector([0, bins[0], laid_out[0], bins[1], laid_out[1], op.dim(x, 1)])
     if own and mode == "avg":
         total = op.ReduceSum(op.Reshape(_total(op, parts) * gate, split), [2, 4], keepdims=0)
@@ -232,7 +232,9 @@ def deform_conv(
             op.Cast(op.Mul(steps, op.i64(strides[i])), to=x.dtype) - float(pads[i]), [1, 1, -1, 1] if i == 0 else [1, 1, 1, -1]
         )
         index = [divmod(k, kernel[1])[i] * dilations[i] for k in range(places)]
-        taps.append(_linear(op, origin + op.Reshape(op.constant(index, x.dtype), [1, -1, 1, 1]) + op.Gather(offsets, op.i64(i), axis=2)))
+        taps.append(
+            _linear(op, origin + op.Reshape(op.constant(index, dtype_of(x)), [1, -1, 1, 1]) + op.Gather(offsets, op.i64(i), axis=2))
+        )
     base = op.Reshape(_starts(op, images, 4), [-1, 1, 1, 1])
     seen = _total(op, _sample(op, _rows(op, images, 4), base, sizes, taps, masked=True))  # (N * og, places, oh, ow, C / og)
     if mask is not None:
@@ -264,5 +266,5 @@ def det(op: Builder, g: Value, x: Value, *, node: ir.Node) -> Value:
     rows = op.Gather(x, op.i64(rest), axis=rank - 2)  # (..., i, n-1, n)
     minors = op.Gather(rows, op.i64(rest), axis=rank)  # (..., i, n-1, j, n-1)
     minors = op.Transpose(minors, perm=[*range(rank - 2), rank - 2, rank, rank - 1, rank + 1])
-    signs = op.constant([[(-1.0) ** (i + j) for j in range(n)] for i in range(n)], g.dtype)
+    signs = op.constant([[(-1.0) ** (i + j) for j in range(n)] for i in range(n)], dtype_of(g))
     return g * op.Det(minors) * signs

@@ -26,7 +26,7 @@ def _elements(op: Builder, sequence: Value | None) -> list[Value] | None:
     if node is None or node.domain != "":
         return None
     if node.op_type == "SequenceConstruct":
-        return list(node.inputs)
+        return [v for v in node.inputs if v is not None]
     if node.op_type == "SequenceEmpty":
         return []
     if node.op_type == "SplitToSequence":
@@ -36,28 +36,28 @@ def _elements(op: Builder, sequence: Value | None) -> list[Value] | None:
     elements = _elements(op, node.inputs[0])
     if elements is None or node.op_type == "Identity":
         return elements
-    inserts = node.op_type == "SequenceInsert"
-    given = [*node.inputs, None, None][2 if inserts else 1]
-    position = op.ints(given) if given is not None else [len(elements) if inserts else -1]
+    new = node.inputs[1:2] if node.op_type == "SequenceInsert" else []
+    given = [*node.inputs[1 + len(new) :], None][0]
+    position = op.ints(given) if given is not None else [len(elements) if new else -1]
     if position is None:
         return None
     at = position[0] + len(elements) if position[0] < 0 else position[0]
-    return [*elements[:at], node.inputs[1], *elements[at:]] if inserts else [*elements[:at], *elements[at + 1 :]]
+    return [*elements[:at], *[v for v in new if v is not None], *elements[at + (not new) :]]
 
 
 def _split_elements(op: Builder, node: ir.Node) -> list[Value] | None:
     x, split = [*node.inputs, None][:2]
-    axis, lengths = attr(node, "axis", 0), [1] if split is None else op.ints(split)
-    if lengths is None or (x.shape is None and (split is None or rank_of(split) != 1)):
+    axis, lengths = attr(node, "axis"), [1] if split is None else op.ints(split)
+    if lengths is None or x is None:
         return None
     if split is None or rank_of(split) == 0:  # equal parts, the last may be shorter
-        size = x.shape[axis]
-        if type(size) is not int:
+        size = None if x.shape is None else x.shape[axis]
+        if not isinstance(size, int):
             return None
         lengths = [min(lengths[0], size - i) for i in range(0, size, lengths[0])]
     parts = op.Split(x, lengths, axis=axis, outputs=len(lengths))
     parts = [parts] if isinstance(parts, Value) else list(parts)
-    return [op.Squeeze(p, [axis]) for p in parts] if split is None and not attr(node, "keepdims", 1) else parts
+    return [op.Squeeze(p, [axis]) for p in parts] if split is None and not attr(node, "keepdims") else parts
 
 
 @composite("SequenceAt")
@@ -79,7 +79,7 @@ def sequence_map(op: Builder, *xs: Value, body: ir.Graph) -> Sequence[Value] | N
     first = mapped[0]
     if not isinstance(first, list) or any(isinstance(v, Value) and isinstance(v.type, ir.SequenceType) for v in mapped):
         return None
-    results: list[list[Value]] = [[] for _ in body.outputs]
+    results: list[list[Value | None]] = [[] for _ in body.outputs]
     for i in range(len(first)):
         nodes, made = inline_body(op, body, [each[i] if isinstance(each, list) else each for each in mapped])
         op.nodes += nodes

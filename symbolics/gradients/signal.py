@@ -21,8 +21,10 @@ def _dft(op: Builder, x: Value, length: Value | None, axis: int | Value, **attri
 def _axis(op: Builder, axis: Value | int | None, rank: int) -> int | Value:
     if axis is None:
         return (-2 if op.scope.opset >= 20 else 1) % rank
-    known = axis if isinstance(axis, int) else op.const(axis)
-    return axis if isinstance(axis, Value) and known is None else int(known if isinstance(known, int) else known.reshape(())) % rank
+    if isinstance(axis, int):
+        return axis % rank
+    known = op.ints(axis)
+    return axis if known is None else known[0] % rank
 
 
 def _dim(op: Builder, x: Value, axis: int | Value) -> Value:
@@ -83,7 +85,7 @@ def stft(op: Builder, signal: Value, step: Value, window: Value | None, length: 
     begin = op.Mul(op.Range(op.i64(0), _scalar(op, count), op.i64(1)), step)
     within = op.Range(op.i64(0), _scalar(op, size), op.i64(1))
     frames = op.Gather(x, op.Add(op.Unsqueeze(begin, [1]), op.Unsqueeze(within, [0])), axis=1)
-    frames.type, frames.shape = signal.type, ir.Shape([None, None, None, (signal.shape or ())[2] if rank == 3 else 1])
+    frames.type, frames.shape = signal.type, ir.Shape([None, None, None, *(signal.shape or [1, 1])[2:], *[1] * (3 - rank)])
     if window is not None:
         frames = frames * op.Unsqueeze(window, [1])
     return _dft(op, frames, None, 2, onesided=onesided)

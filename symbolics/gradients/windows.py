@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir import Value
 
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr
+from symbolics.graph.values import attr, dtype_of
 
 __all__ = ["Amount", "Dim", "Windows", "windows"]
 
@@ -65,7 +67,7 @@ class Windows:
     op: Builder
     large: Value
     small: Value
-    kernel: list[Dim]
+    kernel: Sequence[Dim]
     strides: list[int]
     dilations: list[int]
     before: list[Dim]
@@ -77,9 +79,10 @@ class Windows:
         return len(self.strides)
 
     @property
-    def is_static(self) -> bool:
-        """Whether all sizes are numbers now."""
-        return all(isinstance(v, int) for v in (*self.kernel, *self.before, *self.after))
+    def static(self) -> tuple[list[int], list[int], list[int]] | None:
+        """The kernel, `before` and `after`, where all are numbers now."""
+        kernel, before, after = ([v for v in side if isinstance(v, int)] for side in (self.kernel, self.before, self.after))
+        return (kernel, before, after) if len(kernel) == len(before) == len(after) == self.rank else None
 
     def pad(self, x: Value) -> Value:
         """x, of the large side, with the padding that the windows reach into, or without the rest they do not reach."""
@@ -87,24 +90,19 @@ class Windows:
 
     def unpad(self, x: Value) -> Value:
         """The adjoint of `pad`."""
-        less = [[-v if isinstance(v, int) else self.op.Neg(v) for v in side] for side in (self.before, self.after)]
-        return self.op.pad(x, *less, range(2, self.rank + 2))
+        before, after = ([-v if isinstance(v, int) else self.op.Neg(v) for v in side] for side in (self.before, self.after))
+        return self.op.pad(x, before, after, range(2, self.rank + 2))
 
     def transposed(self, g: Value, weight: Value, group: int) -> Value:
         """ConvTranspose of the small side to the large one, in its exact size."""
-        op, n = self.op, self.rank
-        if self.is_static and min((*self.before, *self.after), default=0) >= 0:
-            pads = [*self.before, *self.after]
-            return op.ConvTranspose(g, weight, strides=self.strides, dilations=self.dilations, pads=pads, group=group)
-        if (
-            self.is_static
-            and min(self.before) >= 0
-            and all(a >= 0 or -a < max(s, d) for a, s, d in zip(self.after, self.strides, self.dilations))
-        ):
-            extra = [max(-a, 0) for a in self.after]
-            pads = [*self.before, *[max(a, 0) for a in self.after]]
-            return op.ConvTranspose(g, weight, strides=self.strides, dilations=self.dilations, pads=pads, output_padding=extra, group=group)
-        return self.unpad(op.ConvTranspose(g, weight, strides=self.strides, dilations=self.dilations, pads=[0] * (2 * n), group=group))
+        settings: dict[str, Any] = {"strides": self.strides, "dilations": self.dilations, "group": group}
+        if (known := self.static) is not None:
+            _, before, after = known
+            extra = [max(-a, 0) for a in after]
+            if min(before, default=0) >= 0 and all(a < max(s, d) for a, s, d in zip(extra, self.strides, self.dilations)):
+                pads = [*before, *[max(a, 0) for a in after]]
+                return self.op.ConvTranspose(g, weight, pads=pads, output_padding=extra if any(extra) else None, **settings)
+        return self.unpad(self.op.ConvTranspose(g, weight, pads=[0] * (2 * self.rank), **settings))
 
     def spread(self, g: Value, weight: np.ndarray | None = None) -> Value:
         """The adjoint of summing each window of each channel: every window gives its element to its places."""
@@ -112,37 +110,36 @@ class Windows:
         spatial = [op.dim(self.small, i + 2) for i in range(self.rank)]
         flat = op.reshape(g, [-1, 1, *spatial])
         if all(isinstance(k, int) for k in self.kernel):
-            ones = op.constant(np.ones((1, 1, *self.kernel)), g.dtype)
+            ones = op.constant(np.ones((1, 1, *self.kernel)), dtype_of(g))
         else:
             ones = op.Expand(op.number(1.0, g), op.vector([1, 1, *self.kernel]))
         return op.reshape_like(self.transposed(flat, ones, 1), self.large)
 
-    def counts(self, include_pad: bool, pads: list[Dim], like: Value) -> Value | float:
+    def counts(self, include_pad: bool, pads: Sequence[Dim], like: Value) -> Value | float:
         """How many places of each window count: those of the large side, or those of its declared padding too."""
         op, n = self.op, self.rank
         sizes = [op.dim(self.large, i + 2) for i in range(n)]
-        outs = [op.dim(self.small, i + 2) for i in range(n)]
-        begin = [p if include_pad else 0 for p in pads[:n]]
-        end = [p if include_pad else 0 for p in pads[n:]]
-        if self.is_static and all(isinstance(v, int) for v in (*sizes, *outs, *begin, *end)):
+        begin, end = ([p if include_pad else 0 for p in side] for side in (pads[:n], pads[n:]))
+        numbers = [[v for v in some if isinstance(v, int)] for some in (sizes, begin, end, [op.dim(self.small, i + 2) for i in range(n)])]
+        if (known := self.static) is not None and all(len(some) == n for some in numbers):
             total = np.ones((1, 1) + (1,) * n)
-            for i in range(n):
-                place = np.arange(outs[i])[:, None] * self.strides[i] + np.arange(self.kernel[i])[None] * self.dilations[i] - self.before[i]
-                inside = ((place >= -begin[i]) & (place < sizes[i] + end[i])).sum(1)
+            for i, (size, first, last, out) in enumerate(zip(*numbers)):
+                place = np.arange(out)[:, None] * self.strides[i] + np.arange(known[0][i])[None] * self.dilations[i] - known[1][i]
+                inside = ((place >= -first) & (place < size + last)).sum(1)
                 total = total * inside.reshape([-1 if j == i + 2 else 1 for j in range(n + 2)])
-            return float(total.flat[0]) if (total == total.flat[0]).all() else op.constant(total, like.dtype)
+            return float(total.flat[0]) if (total == total.flat[0]).all() else op.constant(total, dtype_of(like))
         ones = op.Expand(op.number(1.0, like), op.vector([1, 1, *sizes]))
         if include_pad:  # the declared padding counts, what a rounded-up last window adds does not
             ones = op.Pad(ones, op.vector([0, 0, *begin, 0, 0, *end]), op.number(1.0, like))
-            rest = [[(Amount.of(op, a) - b).dim for a, b in zip(*pair)] for pair in ((self.before, begin), (self.after, end))]
-            ones = op.pad(ones, *rest, range(2, n + 2))
+            before, after = ([(Amount.of(op, a) - b).dim for a, b in zip(*pair)] for pair in ((self.before, begin), (self.after, end)))
+            ones = op.pad(ones, before, after, range(2, n + 2))
         else:
             ones = self.pad(ones)
-        weight = op.constant(np.ones((1, 1, *self.kernel)), like.dtype)
+        weight = op.constant(np.ones((1, 1, *self.kernel)), dtype_of(like))
         return op.Conv(ones, weight, strides=self.strides, dilations=self.dilations)
 
 
-def windows(op: Builder, node: ir.Node, large: Value, small: Value, kernel: list[Dim]) -> Windows:
+def windows(op: Builder, node: ir.Node, large: Value, small: Value, kernel: Sequence[Dim]) -> Windows:
     """The windows of a Conv, a ConvTranspose (whose large side is its output) or a pool; pads and auto_pad resolved."""
     n = len(kernel)
     strides, dilations = attr(node, "strides") or [1] * n, attr(node, "dilations") or [1] * n
