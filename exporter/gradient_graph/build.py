@@ -13,14 +13,13 @@ import onnx_ir as ir
 from exporter.gradient_graph.boundary import Boundary
 from exporter.gradient_graph.inference import infer_shapes
 from exporter.gradient_graph.model import own_copy, remove_marks, set_ir_version
-from symbolics.errors import PythonopError
 from symbolics.gradients import COMPOSITES, NONDIFFERENTIABLE, RULES, Rule, gradient
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import function_body, inline, inline_body, replace
 from symbolics.graph.folding import fold, taken_branch
 from symbolics.graph.scope import Scope
 from symbolics.graph.shapes import name_dims
-from symbolics.graph.values import describe, dtype_of, is_float, is_mark, name_of, unsupported
+from symbolics.graph.values import dtype_of, is_float, is_mark, name_of, unsupported
 from symbolics.graph.walk import captured, prune, subgraphs, walk
 from symbolics.node.metadata import GradientPairing, write_pairing
 from symbolics.node.names import GRADIENTS_KEY
@@ -182,9 +181,9 @@ class _Build:
 
     def reads(self, node: ir.Node) -> Sequence[ir.Value | None]:
         """What a gradient of the node's outputs could go to."""
-        if (rule := self.rules.get((node.domain, node.op_type))) is not None and rule.first_only:
-            return node.inputs[:1]
-        return (*node.inputs, *captured(node)) if subgraphs(node) else node.inputs
+        rule = self.rules.get((node.domain, node.op_type))
+        inputs = node.inputs if rule is None else rule.inputs(node)
+        return (*inputs, *captured(node)) if subgraphs(node) else inputs
 
     def is_flat(self, node: ir.Node) -> bool:
         """Whether no gradient flows through a node: its operator is flat almost everywhere, or it is a stop-gradient mark."""
@@ -221,14 +220,9 @@ class _Build:
         rule = self.rules.get((node.domain, node.op_type))
         if rule is None:
             raise unsupported(node, "the operator has no rule and no function body")
-        result = rule.function(op, node, *cotangents)
-        if not isinstance(result, Mapping) and len(result) > len(node.inputs):
-            raise PythonopError(f"the rule of {describe(node)} returned {len(result)} gradients for {len(node.inputs)} inputs")
-        pairs: Iterable[tuple[ir.Value | None, ir.Value | None]]
-        pairs = result.items() if isinstance(result, Mapping) else zip(node.inputs, result)
         out = []
-        for value, g in pairs:
-            if g is None or value is None or value not in self.scope.active:
+        for value, g in rule.gradients(op, node, cotangents):
+            if value not in self.scope.active:
                 continue
             if rule.broadcast:
                 g = op.sum_to(g, value, node.outputs[0], [v for v in node.inputs if v is not None and v is not value])

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import onnx_ir as ir
+from onnx_ir import Value
 
-from symbolics.gradients.registry import gradient
+from symbolics.gradients.registry import Grads, gradient
+from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import clone_nodes
-from symbolics.graph.values import attr, is_float, unsupported
+from symbolics.graph.values import RANDOM, attr, is_float, unsupported
 from symbolics.graph.walk import captured, prune, subgraphs
 from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
 __all__ = ["EXPOSED", "OWN_BACKWARD"]
 
-_RANDOM = frozenset(["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"])
 EXPOSED = "pythonop.exposed"  # node.meta: key -> index of the output that carries it
 OWN_BACKWARD = "pythonop.backward"  # node.meta: the rule of a Scan that was written together with its backward
 
@@ -34,22 +36,17 @@ def _is_impure(op: Builder, node: ir.Node) -> bool:
         mode = node.inputs[2] if len(node.inputs) > 2 else None
         known = op.const(mode)
         return mode is not None and (known is None or bool(known.any()))
-    if node.domain == "" and node.op_type in _RANDOM:
+    if node.domain == "" and node.op_type in RANDOM:
         return True
     return any(_is_impure(op, n) for graph in subgraphs(node) for n in graph)
 
 
 def _complete(op: Builder, node: ir.Node) -> None:
     """Let an impure node make all that its rule will read."""
-    if node.op_type == "Dropout" and len(node.outputs) < 2:
-        node.resize_outputs(2)
-        mask = node.outputs[1]
-        mask.type, mask.shape = ir.TensorType(ir.DataType.BOOL), node.outputs[0].shape
-    for i, out in enumerate(node.outputs):
-        if not out.name and (node.op_type == "Dropout" or (node.op_type == PYTHON_OP and i == 0)):
-            out.name = op.scope.name("context" if i == 0 else "mask")
-        if node.op_type == PYTHON_OP and i == 0:
-            out.type, out.shape = ir.TensorType(ir.DataType.INT64), ir.Shape(())
+    if node.op_type == "Dropout":
+        residual(op, node, 1, "mask", ir.DataType.BOOL, node.outputs[0].shape)
+    if node.op_type == PYTHON_OP:
+        residual(op, node, 0, "context", ir.DataType.INT64, ir.Shape(()))
     if subgraphs(node):
         _prepare(op, node)
 
@@ -68,8 +65,8 @@ def _prepare(op: Builder, node: ir.Node) -> None:
             _expose(op, node, ("entry", i), 0, value)
 
 
-def _expose(op: Builder, node: ir.Node, key: Hashable, branch: int, value: ir.Value) -> ir.Value:
-    """The output of a control flow node that carries a value of its body; for Loop and Scan one a iteration, stacked."""
+def _expose(op: Builder, node: ir.Node, key: Hashable, branch: int, value: Value) -> Value:
+    """The output of a control flow node that carries a value of its body; for Loop and Scan one per iteration, stacked."""
     known: dict[Hashable, int] = node.meta.get(EXPOSED, {})
     if key in known:
         return node.outputs[known[key]]
@@ -80,10 +77,9 @@ def _expose(op: Builder, node: ir.Node, key: Hashable, branch: int, value: ir.Va
         inside = op.child()
         if b != branch:  # the branch not taken has to give something
             leaf = inside.Cast(inside.Identity(inside.i64(0)), to=value.dtype)
-        elif value.producer() is None or value.producer().graph is not body or value.is_graph_output():
-            leaf = inside.Identity(value)
         else:
-            leaf = value
+            maker = value.producer()
+            leaf = inside.Identity(value) if maker is None or maker.graph is not body or value.is_graph_output() else value
         leaf.type = value.type
         body.extend(inside.nodes)
         body.outputs.append(leaf)
@@ -113,11 +109,10 @@ class _Replay:
 
     inside: Builder
     copies: list[ir.Node]
-    mapping: dict[ir.Value, ir.Value | None]
-    gradients: dict[ir.Value, ir.Value]
-    impure: list[tuple[Hashable, ir.Value, ir.Value]] = field(default_factory=list)  # key, value of the body, its copy
+    gradients: dict[Value, Value]
+    impure: list[tuple[Hashable, Value, Value]] = field(default_factory=list)  # key, value of the body, its copy
 
-    def graph(self, name: str, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Graph:
+    def graph(self, name: str, inputs: Sequence[Value], outputs: Sequence[Value]) -> ir.Graph:
         ends = []
         made = {o for n in (*self.copies, *self.inside.nodes) for o in n.outputs}
         for v in outputs:  # each output is made in the body, and once
@@ -126,7 +121,12 @@ class _Replay:
 
 
 def _replay(
-    op: Builder, branch: int, body: ir.Graph, mapping: dict, seeds: Sequence[tuple[ir.Value, ir.Value]], targets: Sequence[ir.Value]
+    op: Builder,
+    branch: int,
+    body: ir.Graph,
+    mapping: dict[Value, Value | None],
+    seeds: Sequence[tuple[Value, Value]],
+    targets: Sequence[Value],
 ) -> _Replay:
     """Copy a body and differentiate the copy: seeds and targets are values of the body, or captured ones."""
     originals = list(body)
@@ -135,12 +135,13 @@ def _replay(
             _complete(op, n)
     copies = clone_nodes(op.scope, originals, mapping)
     inside = op.child()
-    summed: dict[ir.Value, ir.Value] = {}
+    summed: dict[Value, Value] = {}
     for value, g in seeds:
-        copy = mapping.get(value, value)
-        summed[copy] = inside.Add(summed[copy], g) if copy in summed else g
-    gradients = op.scope.backward(inside, copies, summed, [mapping.get(t, t) for t in targets])
-    replay = _Replay(inside, copies, mapping, {t: gradients[c] for t in targets if (c := mapping.get(t, t)) in gradients})
+        copied = mapping.get(value) or value
+        summed[copied] = inside.Add(summed[copied], g) if copied in summed else g
+    copied_targets = [mapping.get(t) or t for t in targets]
+    gradients = op.scope.backward(inside, copies, summed, copied_targets)
+    replay = _Replay(inside, copies, {t: gradients[c] for t, c in zip(targets, copied_targets) if c in gradients})
     for i, (n, copy) in enumerate(zip(originals, copies)):
         if _is_impure(op, n):
             replay.impure += [((branch, i, o), v, c) for o, (v, c) in enumerate(zip(n.outputs, copy.outputs)) if c.uses()]
@@ -149,28 +150,26 @@ def _replay(
 
 def _drop_impure(replay: _Replay) -> None:
     """Remove the copies of impure nodes; what read their outputs reads something else by now."""
-    for copy in {c.producer(): None for _, _, c in replay.impure}:
+    for copy in {maker: None for _, _, c in replay.impure if (maker := c.producer()) is not None}:
         for i in range(len(copy.inputs)):
             copy.replace_input_with(i, None)
         replay.copies.remove(copy)
 
 
-def _wanted(op: Builder, node: ir.Node) -> list[ir.Value]:
+def _wanted(op: Builder, node: ir.Node) -> list[Value]:
     return [v for v in captured(node) if v in op.scope.active and is_float(v)]
 
 
 # ------------------------------------------------------------------------------------------------------------------- If
 @gradient("If")
-def if_(op, node, *gradients):
+def if_(op: Builder, gs: Sequence[Value | None], condition: Value, *, node: ir.Node, then_branch: ir.Graph, else_branch: ir.Graph) -> Grads:
+    """An If of the backwards of its branches, with an output for each value that they captured."""
     wanted = _wanted(op, node)
-    plain = _plain(node)
-    live = [i for i, g in enumerate(gradients[:plain]) if g is not None]
-    branches = {}
-    for name in ("then_branch", "else_branch"):
-        index = list(node.attributes).index(name)
-        body = node.attributes[name].value
-        position = [k for k, a in enumerate(node.attributes.values()) if a.type is ir.AttributeType.GRAPH].index(index) if index else 0
-        replay = _replay(op, position, body, {}, [(body.outputs[i], gradients[i]) for i in live], wanted)
+    live = list(enumerate(gs[: _plain(node)]))
+    branches: dict[str, Any] = {}
+    for name, body in (("then_branch", then_branch), ("else_branch", else_branch)):
+        position = subgraphs(node).index(body)
+        replay = _replay(op, position, body, {}, [(body.outputs[i], g) for i, g in live if g is not None], wanted)
         for key, value, copy in replay.impure:
             copy.replace_all_uses_with(_expose(op, node, key, position, value))
         _drop_impure(replay)
@@ -179,14 +178,13 @@ def if_(op, node, *gradients):
         branches[name] = replay.graph(op.scope.name(name), [], ends)
     if not wanted:
         return {}
-    results = op.node("If", [node.inputs[0]], outputs=len(wanted), **branches)
-    results = results if isinstance(results, tuple) else (results,)
-    return _typed(results, wanted)
+    results = op.node("If", [condition], outputs=len(wanted), **branches)
+    return _typed(results if isinstance(results, tuple) else (results,), wanted)
 
 
-def _typed(results: Sequence[ir.Value], values: Sequence[ir.Value]) -> dict[ir.Value, ir.Value]:
+def _typed(results: Sequence[Value], values: Sequence[Value]) -> dict[Value, Value]:
     for g, v in zip(results, values):
-        g.type, g.shape = ir.TensorType(v.dtype), v.shape
+        g.type, g.shape = v.type, v.shape
     return dict(zip(values, results))
 
 
@@ -203,30 +201,31 @@ class _Iteration:
     """
 
     body: ir.Graph
-    entries: list[ir.Value]
-    states: list[tuple[ir.Value, ir.Value, ir.Value, int]]
-    reads: list[tuple[ir.Value, ir.Value, int, int]]
-    writes: list[tuple[ir.Value, int, int, int]]
-    always_true: ir.Value | None = None
+    entries: list[Value]
+    states: list[tuple[Value, Value, Value, int]]
+    reads: list[tuple[Value, Value, int, int]]
+    writes: list[tuple[Value, int, int, int]]
+    always_true: Value | None = None
 
     @classmethod
     def of(cls, op: Builder, node: ir.Node) -> _Iteration:
         body, plain = attr(node, "body"), _plain(node)
+        given: Any = node.inputs  # a Loop's first two may be missing
         if node.op_type == "Loop":
             count, condition, *states = body.inputs
             n = len(states)
-            carried = list(zip(states, body.outputs[1 : n + 1], node.inputs[2:], range(n)))
+            carried = list(zip(states, body.outputs[1 : n + 1], given[2:], range(n)))
             writes = [(body.outputs[i + 1], i, 0, 0) for i in range(n, plain)]
             return cls(body, [*states, count], carried, [], writes, condition)
         m = attr(node, "num_scan_inputs")
-        n = len(node.inputs) - m
+        n = len(given) - m
         axes, directions = attr(node, "scan_input_axes") or [0] * m, attr(node, "scan_input_directions") or [0] * m
         out_axes, out_directions = (
             attr(node, "scan_output_axes") or [0] * (plain - n),
             attr(node, "scan_output_directions") or [0] * (plain - n),
         )
-        carried = list(zip(body.inputs[:n], body.outputs[:n], node.inputs[:n], range(n)))
-        reads = list(zip(body.inputs[n:], node.inputs[n:], axes, directions))
+        carried = list(zip(body.inputs[:n], body.outputs[:n], given[:n], range(n)))
+        reads = list(zip(body.inputs[n:], given[n:], axes, directions))
         writes = [(body.outputs[i], i, out_axes[i - n], out_directions[i - n]) for i in range(n, plain)]
         return cls(body, list(body.inputs[:n]), carried, reads, writes)
 
@@ -236,17 +235,17 @@ class _Reader:
 
     def __init__(self, op: Builder, inside: Builder) -> None:
         self.op, self.inside = op, inside
-        self.counter = ir.Value(name=op.scope.name("iteration"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(()))
-        self.count: ir.Value | None = None  # of iterations
-        self._index: ir.Value | None = None
-        self._backwards: ir.Value | None = None
+        self.counter = Value(name=op.scope.name("iteration"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(()))
+        self.count: Value | None = None  # of iterations
+        self._index: Value | None = None
+        self._backwards: Value | None = None
         self.nodes: list[ir.Node] = []
 
-    def slot(self, like: ir.Value) -> ir.Value:
+    def slot(self, like: Value) -> Value:
         """A stand-in in the copy of the body, for a slice that may turn out to be read."""
-        return ir.Value(name=self.op.scope.name(like.name or "slice"), type=like.type, shape=like.shape)
+        return Value(name=self.op.scope.name(like.name or "slice"), type=like.type, shape=like.shape)
 
-    def read(self, stack: ir.Value, axis: int, direction: int, like: ir.Value) -> ir.Value:
+    def read(self, stack: Value, axis: int, direction: int, like: Value) -> Value:
         """The slice of this iteration."""
         if self.count is None:
             size = self.op.dim(stack, axis) if stack.shape is not None else self.op.Shape(stack, start=axis, end=axis + 1 or None)
@@ -263,7 +262,7 @@ class _Reader:
         out.type, out.shape = like.type, like.shape
         return out
 
-    def _emit(self, op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+    def _emit(self, op_type: str, *inputs: Value, **attributes: Any) -> Value:
         """A node in front of the body."""
         scope = self.inside.child()
         out = scope.node(op_type, inputs, **attributes)
@@ -272,56 +271,56 @@ class _Reader:
 
 
 @gradient("Loop", "Scan")
-def iterate(op, node, *gradients):
+def iterate(op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node) -> Grads:
     """A Loop from the last iteration to the first: carries the gradients of the states, sums those of captured values."""
     if OWN_BACKWARD in node.meta:
-        return node.meta[OWN_BACKWARD](op, node, *gradients)
+        return node.meta[OWN_BACKWARD](op, node, gs)
     iteration = _Iteration.of(op, node)
     wanted = _wanted(op, node)
     states = [s for s in iteration.states if is_float(s[0]) or is_float(s[2])]
     reads = [r for r in iteration.reads if r[1] in op.scope.active and is_float(r[1])]
     reader = _Reader(op, op.child())
-    mapping: dict[ir.Value, ir.Value | None] = {v: reader.slot(v) for v in (*iteration.entries, *[r[0] for r in iteration.reads])}
+    slots = {v: reader.slot(v) for v in (*iteration.entries, *[r[0] for r in iteration.reads])}
+    mapping: dict[Value, Value | None] = {**slots}
     if iteration.always_true is not None:
         mapping[iteration.always_true] = op.constant(True, ir.DataType.BOOL)
 
     seeds, carried = [], []
     for inner, result, initial, index in states:
-        g = ir.Value(name=op.scope.name("carried"), type=ir.TensorType(initial.dtype), shape=inner.shape or initial.shape)
-        carried.append((g, gradients[index] if gradients[index] is not None else op.zeros_like(initial)))
+        g = Value(name=op.scope.name("carried"), type=initial.type, shape=inner.shape or initial.shape)
+        carried.append((g, g_last if (g_last := gs[index]) is not None else op.zeros_like(initial)))
         seeds.append((result, g))
     for result, index, axis, direction in iteration.writes:
-        if (g := gradients[index]) is not None:
-            seeds.append((result, reader.read(g, axis, direction, result)))
+        if (stacked := gs[index]) is not None:
+            seeds.append((result, reader.read(stacked, axis, direction, result)))
     targets = [*[s[0] for s in states], *[r[0] for r in reads], *wanted]
     replay = _replay(op, 0, iteration.body, mapping, seeds, targets)
     inside = replay.inside
 
-    def gradient_of(value: ir.Value, like: ir.Value) -> ir.Value:
+    def gradient_of(value: Value, like: Value) -> Value:
         g = replay.gradients.get(value)
         return inside.zeros_like(like) if g is None else inside.cast(g, like.dtype)
 
     ends = [gradient_of(s[0], g) for s, (g, _) in zip(states, carried)]
     for value in wanted:
-        total = ir.Value(name=op.scope.name("total"), type=ir.TensorType(value.dtype), shape=value.shape)
+        total = Value(name=op.scope.name("total"), type=value.type, shape=value.shape)
         carried.append((total, op.zeros_like(value)))
-        g = replay.gradients.get(value)
-        ends.append(total if g is None else inside.Add(total, g))
-    ends += [gradient_of(r[0], mapping[r[0]]) for r in reads]
+        ends.append(inside.Add(total, replay.gradients[value]) if value in replay.gradients else total)
+    ends += [gradient_of(r[0], slots[r[0]]) for r in reads]
     if not ends:
         return {}
 
     for key, value, copy in replay.impure:
         copy.replace_all_uses_with(reader.read(_expose(op, node, key, 0, value), 0, 0, value))
     _drop_impure(replay)
-    kept = ir.Value(name=op.scope.name("go"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape(()))
+    kept = Value(name=op.scope.name("go"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape(()))
     graph = replay.graph(op.scope.name("backward"), [reader.counter, kept, *[g for g, _ in carried]], [kept, *ends])
-    stacks = [(inner, outer, axis, direction) for inner, outer, axis, direction in iteration.reads if mapping[inner].uses()]
+    stacks = [(inner, outer, axis, direction) for inner, outer, axis, direction in iteration.reads if slots[inner].uses()]
     for i, value in enumerate(iteration.entries):
-        if mapping[value].uses():
+        if slots[value].uses():
             stacks.append((value, _expose(op, node, ("entry", i), 0, value), 0, 0))
     for inner, outer, axis, direction in stacks:
-        mapping[inner].replace_all_uses_with(reader.read(outer, axis, direction, inner))
+        slots[inner].replace_all_uses_with(reader.read(outer, axis, direction, inner))
     if reader.count is None:  # nothing is read: any stack tells how often
         if iteration.reads:
             _, stack, axis, _ = iteration.reads[0]
@@ -337,14 +336,14 @@ def iterate(op, node, *gradients):
     for k, (_, value, axis, direction) in enumerate(reads, len(carried)):  # stacked from the last iteration on
         results[k] = _as_read(op, results[k], value, axis, direction)
     values = [*[s[2] for s in states], *wanted, *[r[1] for r in reads]]
-    summed: dict[ir.Value, ir.Value] = {}
+    summed: dict[Value, Value] = {}
     for value, g in zip(values, results):  # one value may start several states
-        g.type, g.shape = ir.TensorType(value.dtype), value.shape
+        g.type, g.shape = value.type, value.shape
         summed[value] = op.Add(summed[value], g) if value in summed else g
     return summed
 
 
-def _as_read(op: Builder, stack: ir.Value, value: ir.Value, axis: int, direction: int) -> ir.Value:
+def _as_read(op: Builder, stack: Value, value: Value, axis: int, direction: int) -> Value:
     """A stack of gradients in the order and along the axis in which the forward read its slices."""
     if not direction:
         smallest = -(2**63) + 1
@@ -354,5 +353,5 @@ def _as_read(op: Builder, stack: ir.Value, value: ir.Value, axis: int, direction
         perm = list(range(1, rank))
         perm.insert(axis % rank, 0)
         stack = op.Transpose(stack, perm=perm)
-    stack.type = ir.TensorType(value.dtype)
+    stack.type = value.type
     return stack

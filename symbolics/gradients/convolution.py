@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir import Value
 
-from symbolics.gradients.registry import gradient
-from symbolics.gradients.windows import Windows, windows
+from symbolics.gradients.registry import Grads, gradient
+from symbolics.gradients.windows import Dim, Windows, windows
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr, static_shape
+from symbolics.graph.values import static_shape
 
 __all__: list[str] = []
 
@@ -21,53 +22,52 @@ _MANY_PIXELS = 2**18
 _MANY_POSITIONS = 32  # of a kernel
 
 
-def _kernel(op: Builder, node: ir.Node) -> list[int | ir.Value]:
-    w = node.inputs[1]
-    return list(attr(node, "kernel_shape") or [op.dim(w, i + 2) for i in range(op.rank(node, w) - 2)])
+def _kernel(op: Builder, node: ir.Node, w: Value, kernel_shape: list[int] | None) -> list[Dim]:
+    return list(kernel_shape) if kernel_shape else [op.dim(w, i + 2) for i in range(op.rank(node, w) - 2)]
 
 
 @gradient("Conv")
-def conv(op, node, g):
-    x, w = node.inputs[:2]
-    group = attr(node, "group", 1)
-    slide = windows(op, node, x, node.outputs[0], _kernel(op, node))
-    bias = [_bias(op, slide, g)] if len(node.inputs) > 2 else []
-    return [slide.transposed(g, w, group), _weight(op, slide, x, g, w, group), *bias]
+def conv(
+    op: Builder, g: Value, x: Value, w: Value, b: Value | None, *, y: Value, node: ir.Node, group: int, kernel_shape: list[int] | None
+) -> Grads:
+    slide = windows(op, node, x, y, _kernel(op, node, w, kernel_shape))
+    db = _bias(op, slide, g, b)
+    return [slide.transposed(g, w, group), _weight(op, slide, x, g, w, group), db]
 
 
 @gradient("ConvTranspose")
-def conv_transpose(op, node, g):
+def conv_transpose(
+    op: Builder, g: Value, x: Value, w: Value, b: Value | None, *, y: Value, node: ir.Node, group: int, kernel_shape: list[int] | None
+) -> Grads:
     """The adjoint of a Conv of g: its input gradient is that Conv, its weight gradient the same with the sides swapped."""
-    x, w = node.inputs[:2]
-    group = attr(node, "group", 1)
-    slide = windows(op, node, g, x, _kernel(op, node))
-    slide.large = node.outputs[0]
+    slide = windows(op, node, g, x, _kernel(op, node, w, kernel_shape))
+    slide.large = y
     dx = op.Conv(slide.pad(g), w, strides=slide.strides, dilations=slide.dilations, group=group)
-    bias = [_bias(op, slide, g)] if len(node.inputs) > 2 else []
-    return [dx, _weight(op, slide, g, x, w, group), *bias]
+    db = _bias(op, slide, g, b)
+    return [dx, _weight(op, slide, g, x, w, group), db]
 
 
-def _bias(op: Builder, slide: Windows, g: ir.Value) -> ir.Value:
-    return op.ReduceSum(g, [0, *range(2, slide.rank + 2)], keepdims=0)
+def _bias(op: Builder, slide: Windows, g: Value, b: Value | None) -> Value | None:
+    return None if b is None else op.ReduceSum(g, [0, *range(2, slide.rank + 2)], keepdims=0)
 
 
-def _weight(op: Builder, slide: Windows, large: ir.Value, small: ir.Value, w: ir.Value, group: int) -> ir.Value:
+def _weight(op: Builder, slide: Windows, large: Value, small: Value, w: Value, group: int) -> Value:
     """The sum over samples and windows of large (N, G*C, ...) times small (N, G*M, ...): (G*M, C, *kernel)."""
-    if group == 1 and slide.is_static and static_shape(w) is not None and slide.small.shape is not None:
+    if group == 1 and slide.static is not None and static_shape(w) is not None and slide.small.shape is not None:
         if all(type(d) is int for d in slide.small.shape[2:]):
             return _weight_by_columns(op, slide, slide.pad(large), small, w)
     return _weight_by_conv(op, slide, slide.pad(large), small, w, group)
 
 
-def _weight_by_columns(op: Builder, slide: Windows, padded: ir.Value, small: ir.Value, w: ir.Value) -> ir.Value:
+def _weight_by_columns(op: Builder, slide: Windows, padded: Value, small: Value, w: Value) -> Value:
     """What each kernel position sees, side by side, then a product: several times faster than the Conv form.
 
     With channels last, a Gather of whole pixels lays them side by side; a product for each index of the first kernel axis
     keeps what it reads in the cache. Pixels of less channels are too short for that, huge images need too many indices:
     then Slices, with the batch behind the channels, and a product for each kernel position, or one for very few channels.
     """
-    m, c, *kernel = static_shape(w)
-    outs = [int(d) for d in slide.small.shape[2:]]
+    m, c, *kernel = static_shape(w) or ()
+    outs = [d for d in (slide.small.shape or ())[2:] if isinstance(d, int)]
     axes = list(range(2, slide.rank + 2))
     rows = op.memo(("rows of g", small), lambda: op.Reshape(op.transpose(small, [1, 0, *axes]), [m, -1]))
     positions = list(itertools.product(*[range(k) for k in kernel]))
@@ -89,7 +89,7 @@ def _weight_by_columns(op: Builder, slide: Windows, padded: ir.Value, small: ir.
     return op.Reshape(_kernel_last(op, parts, m, c, len(positions)), [m, c, *kernel])
 
 
-def _kernel_last(op: Builder, parts: Sequence[ir.Value], m: int, c: int, positions: int) -> ir.Value:
+def _kernel_last(op: Builder, parts: Sequence[Value], m: int, c: int, positions: int) -> Value:
     """Products (m, some positions times c), side by side (m, positions * c), with the positions behind the channels.
 
     A Transpose would do; onnxruntime moves it behind the squares of an optimizer, makes two of it, and either takes several
@@ -105,7 +105,7 @@ def _kernel_last(op: Builder, parts: Sequence[ir.Value], m: int, c: int, positio
     return op.Concat(*(op.Reshape(v, [m * c, 1]) for v in single), axis=1)
 
 
-def _seen(op: Builder, slide: Windows, padded: ir.Value, position: Sequence[int], outs: Sequence[int]) -> ir.Value:
+def _seen(op: Builder, slide: Windows, padded: Value, position: Sequence[int], outs: Sequence[int]) -> Value:
     """The pixels that one kernel position meets, a window each."""
     if slide.strides == [1] * slide.rank and math.prod(slide.kernel) == 1:
         return padded
@@ -119,7 +119,7 @@ def _numbers(sizes: Sequence[int], counts: Sequence[int], steps: Sequence[int]) 
     return np.ravel_multi_index(np.indices(counts) * np.reshape(steps, [-1] + [1] * len(counts)), sizes).ravel()
 
 
-def _weight_by_conv(op: Builder, slide: Windows, padded: ir.Value, small: ir.Value, w: ir.Value, group: int) -> ir.Value:
+def _weight_by_conv(op: Builder, slide: Windows, padded: Value, small: Value, w: Value, group: int) -> Value:
     """A Conv whose kernel is the small side, samples in the place of channels; strides and dilations change places."""
     n = slide.rank
     axes = list(range(2, n + 2))
@@ -136,33 +136,33 @@ def _weight_by_conv(op: Builder, slide: Windows, padded: ir.Value, small: ir.Val
 
 
 @gradient("Col2Im")
-def col2im(op, node, g):
+def col2im(
+    op: Builder, g: Value, x: Value, image: Value, block: Value, *, y: Value, node: ir.Node,
+    strides: list[int] | None, dilations: list[int] | None, pads: list[int] | None,
+) -> Value:  # fmt: skip
     """The columns of g: for each kernel position what it sees, flattened."""
-    x, image, block = node.inputs
     kernel = op.ints(block)
-    n = len(kernel) if kernel is not None else op.rank(node, node.outputs[0]) - 2
-    strides, dilations = attr(node, "strides") or [1] * n, attr(node, "dilations") or [1] * n
-    pads = attr(node, "pads") or [0] * (2 * n)
+    n = len(kernel) if kernel is not None else op.rank(node, y) - 2
+    strides, dilations, pads = strides or [1] * n, dilations or [1] * n, pads or [0] * (2 * n)
     padded = op.Pad(g, [0, 0, *pads[:n], 0, 0, *pads[n:]]) if any(pads) else g
     if kernel is None:
-        return [_columns_by_numbers(op, node, g, strides, dilations, pads), None, None]
+        return op.reshape_like(_columns_by_numbers(op, padded, image, block, strides, dilations, pads), x)
     columns = []
-    sizes = [op.dim(node.outputs[0], i + 2) for i in range(n)]
+    lengths = op.vector([op.dim(y, i + 2) for i in range(n)])
     for position in itertools.product(*[range(k) for k in kernel]):
         start = [p * d for p, d in zip(position, dilations)]
         # the last place that this kernel position reaches is that far from the end of the padded image
         left = [(k - 1 - p) * d for k, p, d in zip(kernel, position, dilations)]
-        lengths = op.vector(list(sizes))
         end = op.Add(lengths, op.i64([pads[i] + pads[i + n] - left[i] for i in range(n)]))
         columns.append(op.Reshape(op.Slice(padded, start, end, list(range(2, n + 2)), strides), [0, 0, 1, -1]))
-    return [op.reshape_like(op.Concat(*columns, axis=2) if len(columns) > 1 else columns[0], x), None, None]
+    return op.reshape_like(op.Concat(*columns, axis=2) if len(columns) > 1 else columns[0], x)
 
 
-def _columns_by_numbers(op: Builder, node: ir.Node, g: ir.Value, strides: list[int], dilations: list[int], pads: list[int]) -> ir.Value:
+def _columns_by_numbers(
+    op: Builder, padded: Value, image: Value, block: Value, strides: list[int], dilations: list[int], pads: list[int]
+) -> Value:
     """The same with a block whose shape is known only at run time: gather by computed places, axis by axis."""
-    x, image, block = node.inputs
     n = len(strides)
-    padded = op.Pad(g, [0, 0, *pads[:n], 0, 0, *pads[n:]]) if any(pads) else g
     for i in range(n):
         axis = 2 + 2 * i  # axes before are (kernel, window) pairs already
         one, k = op.i64([1]), op.Slice(block, [i], [i + 1])
@@ -173,4 +173,4 @@ def _columns_by_numbers(op: Builder, node: ir.Node, g: ir.Value, strides: list[i
         step = op.Mul(op.Range(op.i64(0), op.Squeeze(count), op.i64(1)), op.i64(strides[i]))
         padded = op.Gather(padded, op.Add(op.Unsqueeze(first, [1]), op.Unsqueeze(step, [0])), axis=axis)
     order = [0, 1, *[2 + 2 * i for i in range(n)], *[3 + 2 * i for i in range(n)]]
-    return op.reshape_like(op.Transpose(padded, perm=order), x)
+    return op.Transpose(padded, perm=order)

@@ -6,120 +6,105 @@ The rules beside it are the cheaper forms of common cases.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx_ir as ir
+from onnx_ir import Value
 
-from symbolics.gradients.registry import gradient
+from symbolics.gradients.registry import Grads, gradient
+from symbolics.gradients.residuals import residual
+from symbolics.gradients.windows import Amount, Dim
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr, is_float, static_shape
+from symbolics.graph.values import dtype_of, is_float, static_shape
 
 __all__ = ["gather_adjoint"]
 
 
-def _move(op: Builder, node: ir.Node, g: ir.Value, *, unique: bool = False, first: int = 0) -> list[ir.Value | None]:
+def _move(op: Builder, node: ir.Node, g: Value, x: Value, *, unique: bool = False) -> Value:
     """The gradient of a movement of input 0: the same node on element numbers says where each came from."""
-    x = node.inputs[0]
-    attributes = dict(node.attributes)
-    numbers = op.node(node.op_type, [op.numbers(x), *node.inputs[1:]], outputs=len(node.outputs), domain=node.domain, **attributes)
-    numbers = numbers if isinstance(numbers, ir.Value) else numbers[first]
-    return [op.scatter_numbers(g, numbers, x, unique=unique)] + [None] * (len(node.inputs) - 1)
+    numbers = getattr(op, node.op_type)(op.numbers(x), *node.inputs[1:], **node.attributes)
+    return op.scatter_numbers(g, numbers, x, unique=unique)
 
 
 # ----------------------------------------------------------------------------------------------------------- shapes
 @gradient("Reshape", "Flatten")
-def reshape(op, node, g):
-    return [op.reshape_like(g, node.inputs[0]), None][: len(node.inputs)]
+def reshape(op: Builder, g: Value, x: Value) -> Value:
+    return op.reshape_like(g, x)
 
 
 @gradient("Squeeze")
-def squeeze(op, node, g):
-    x, axes = [*node.inputs, None][:2]
-    return [op.reshape_like(g, x) if axes is None else op.Unsqueeze(g, axes), None][: len(node.inputs)]
+def squeeze(op: Builder, g: Value, x: Value, axes: Value | None) -> Value:
+    return op.reshape_like(g, x) if axes is None else op.Unsqueeze(g, axes)
 
 
 @gradient("Unsqueeze")
-def unsqueeze(op, node, g):
-    return [op.Squeeze(g, node.inputs[1]), None]
+def unsqueeze(op: Builder, g: Value, x: Value, axes: Value) -> Value:
+    return op.Squeeze(g, axes)
 
 
 @gradient("Transpose")
-def transpose(op, node, g):
-    perm = attr(node, "perm")
-    return [op.Transpose(g) if perm is None else op.transpose(g, [int(i) for i in np.argsort(perm)])]
+def transpose(op: Builder, g: Value, x: Value, *, perm: list[int] | None) -> Value:
+    return op.Transpose(g) if perm is None else op.transpose(g, [int(i) for i in np.argsort(perm)])
 
 
 @gradient("Expand")
-def expand(op, node, g):
-    return [op.sum_to(g, node.inputs[0], node.outputs[0]), None]
+def expand(op: Builder, g: Value, x: Value, *, y: Value) -> Value:
+    return op.sum_to(g, x, y)
 
 
 @gradient("Tile")
-def tile(op, node, g):
-    x, repeats = node.inputs
-    rank, counts = op.rank(node, x), op.ints(repeats)
+def tile(op: Builder, g: Value, x: Value, repeats: Value, *, node: ir.Node) -> Value:
+    rank, counts, dims = op.rank(node, x), op.ints(repeats), static_shape(x)
     if counts is not None and all(n == 1 for n in counts):
-        return [g, None]
-    if counts is not None and static_shape(x) is not None:
-        shape = op.i64([d for pair in zip(counts, static_shape(x)) for d in pair])
+        return g
+    if counts is not None and dims is not None:
+        shape = op.i64([d for pair in zip(counts, dims) for d in pair])
     else:
         shape = op.Reshape(op.Concat(op.Unsqueeze(repeats, [1]), op.Unsqueeze(op.shape(x), [1]), axis=1), [-1])
-    return [op.ReduceSum(op.Reshape(g, shape), list(range(0, 2 * rank, 2)), keepdims=0), None]
+    return op.ReduceSum(op.Reshape(g, shape), list(range(0, 2 * rank, 2)), keepdims=0)
 
 
 # ---------------------------------------------------------------------------------------------------- join and cut
 @gradient("Concat")
-def concat(op, node, g):
-    axis = attr(node, "axis")
-    if len(node.inputs) == 1:
-        return [g]
-    return list(op.Split(g, op.vector([op.dim(x, axis % op.rank(node, x)) for x in node.inputs]), axis=axis, outputs=len(node.inputs)))
+def concat(op: Builder, g: Value, *xs: Value, node: ir.Node, axis: int) -> Grads:
+    if len(xs) == 1:
+        return g
+    return op.Split(g, op.vector([op.dim(x, axis % op.rank(node, x)) for x in xs]), axis=axis, outputs=len(xs))
 
 
 @gradient("Split")
-def split(op, node, *gradients):
-    parts = [g if g is not None else op.zeros_like(y) for g, y in zip(gradients, node.outputs)]
-    return [op.concat(parts, attr(node, "axis", 0)), None][: len(node.inputs)]
+def split(op: Builder, gs: list[Value | None], x: Value, *, ys: list[Value], axis: int) -> Value:
+    return op.concat([op.zeros_like(y) if g is None else g for g, y in zip(gs, ys)], axis)
 
 
 @gradient("Slice")
-def slice_(op, node, g):
+def slice_(
+    op: Builder, g: Value, x: Value, starts: Value, ends: Value, axes: Value | None, steps: Value | None, *, y: Value, node: ir.Node
+) -> Value:
     """Steps of 1: the gradient with zeros before and after. Anything else moves."""
-    x, starts, ends, axes, steps = [*node.inputs, None, None][:5]
-    none = [None] * (len(node.inputs) - 1)
-    start, step, axis = op.ints(starts), op.ints(steps), op.ints(axes)
-    if start is None or (steps is not None and step is None) or (axes is not None and axis is None) or any(s != 1 for s in step or ()):
-        return _move(op, node, g, unique=True)
-    axis = list(range(len(start))) if axis is None else axis
-    if x.shape is None:
-        return _move(op, node, g, unique=True)
-    before: list[int | ir.Value] = []
-    after: list[int | ir.Value] = []
+    start, step = op.ints(starts), [] if steps is None else op.ints(steps)
+    axis = range(len(start or ())) if axes is None else op.ints(axes)
+    if start is None or axis is None or step is None or any(s != 1 for s in step) or x.shape is None:
+        return _move(op, node, g, x, unique=True)
+    before: list[Dim] = []
+    after: list[Dim] = []
     for a, s in zip(axis, start):
-        d, n, a = op.dim(x, a), op.dim(node.outputs[0], a), a % len(x.shape)
+        d, n = op.dim(x, a), op.dim(y, a)
         if isinstance(d, int):
-            b: int | ir.Value = min(max(s + d if s < 0 else s, 0), d)
+            b: Dim = min(max(s + d if s < 0 else s, 0), d)
         else:
             b = s if s >= 0 else op.Max(op.Add(d, op.i64(s)), op.i64(0))
         before.append(b)
-        after.append(d - b - n if all(isinstance(v, int) for v in (d, b, n)) else _minus(op, d, b, n))
-    return [op.pad(g, before, after, axis), *none]
-
-
-def _minus(op: Builder, *terms: int | ir.Value) -> ir.Value:
-    """The first term less the others, zeros left out."""
-    values = [op.i64([t]) if isinstance(t, int) else t for t in terms if not (isinstance(t, int) and t == 0)]
-    out = values[0]
-    for v in values[1:]:
-        out = op.Sub(out, v)
-    return out
+        after.append((Amount.of(op, d) - b - n).dim)
+    return op.pad(g, before, after, axis)
 
 
 @gradient("Pad")
-def pad(op, node, g):
+def pad(op: Builder, g: Value, x: Value, pads: Value, value: Value | None, axes: Value | None, *, node: ir.Node, mode: str) -> Grads:
     """Cut off what was added. A border that repeats elements moves."""
-    x, pads, value, axes = [*node.inputs, None, None][:4]
-    if attr(node, "mode", "constant") != "constant":
-        return _move(op, node, g)
+    if mode != "constant":
+        return _move(op, node, g, x)
     amounts = op.ints(pads)
     places = range(op.rank(node, x)) if axes is None else op.ints(axes)
     if amounts is not None and places is not None:
@@ -128,26 +113,24 @@ def pad(op, node, g):
     else:
         dx = op.Pad(g, op.Neg(pads), None, axes)
     dvalue = None
-    if is_float(value) and op.const(value) is None:
+    if value is not None and is_float(value) and op.const(value) is None:
         dvalue = op.reshape_like(op.ReduceSum(g, keepdims=0) - op.ReduceSum(dx, keepdims=0), value)
-    return [dx, None, dvalue, None][: len(node.inputs)]
+    return [dx, None, dvalue]
 
 
 @gradient("Trilu")
-def trilu(op, node, g):
-    return [op.Trilu(g, *node.inputs[1:], upper=attr(node, "upper", 1)), None][: len(node.inputs)]
+def trilu(op: Builder, g: Value, x: Value, *k: Value, upper: int) -> Grads:
+    return [op.Trilu(g, *k, upper=upper), *[None for _ in k]]
 
 
 @gradient("CenterCropPad")
-def center_crop_pad(op, node, g):
+def center_crop_pad(op: Builder, g: Value, x: Value, *, axes: list[int] | None) -> Value:
     """Its own adjoint: crop what was padded, pad what was cropped."""
-    x, axes = node.inputs[0], attr(node, "axes")
-    target = op.shape(x) if axes is None else op.vector([op.dim(x, a) for a in axes])
-    return [op.node("CenterCropPad", [g, target], axes=axes), None]
+    return op.CenterCropPad(g, op.shape(x) if axes is None else op.vector([op.dim(x, a) for a in axes]), axes=axes)
 
 
 # ------------------------------------------------------------------------------------------------------------ gather
-def gather_adjoint(op: Builder, g: ir.Value, x: ir.Value, indices: ir.Value, axis: int, rank: int, index_rank: int) -> ir.Value:
+def gather_adjoint(op: Builder, g: Value, x: Value, indices: Value, axis: int, rank: int, index_rank: int) -> Value:
     """Add the slices of g, as Gather(x, indices, axis) made them, back into a zero x."""
     axis %= rank
     if axis == 0:
@@ -156,129 +139,114 @@ def gather_adjoint(op: Builder, g: ir.Value, x: ir.Value, indices: ir.Value, axi
     front = list(range(axis, axis + index_rank))
     g = op.Transpose(g, perm=[*front, *[i for i in range(rank - 1 + index_rank) if i not in front]])
     perm = [axis, *[i for i in range(rank) if i != axis]]
-    zeros = op.zeros(op.vector([op.dim(x, i) for i in perm]), g.dtype)
+    zeros = op.zeros(op.vector([op.dim(x, i) for i in perm]), dtype_of(g))
     out = op.ScatterND(zeros, op.Unsqueeze(indices, [-1]), g, reduction="add")
     return op.Transpose(out, perm=[int(i) for i in np.argsort(perm)])
 
 
 @gradient("Gather")
-def gather(op, node, g):
-    x, indices = node.inputs
-    axis, rank, index_rank = attr(node, "axis", 0), op.rank(node, x), op.rank(node, indices)
-    index, d = op.const(indices), x.shape[axis]
-    if index is not None and index.size == 1 and type(d) is int:  # x[:, i]: zeros around
+def gather(op: Builder, g: Value, x: Value, indices: Value, *, node: ir.Node, axis: int) -> Value:
+    rank, index_rank = op.rank(node, x), op.rank(node, indices)
+    index, d = op.const(indices), op.dim(x, axis)
+    if index is not None and index.size == 1 and index_rank <= 1 and isinstance(d, int):  # x[:, i]: zeros around
         i = int(index.reshape(())) % d
         g = op.Unsqueeze(g, [axis % rank]) if index_rank == 0 else g
-        return (
-            [op.Pad(g, [i, d - 1 - i], None, [axis]) if d > 1 else g, None]
-            if index_rank <= 1
-            else [gather_adjoint(op, g, x, indices, axis, rank, index_rank), None]
-        )
-    return [gather_adjoint(op, g, x, indices, axis, rank, index_rank), None]
+        return op.Pad(g, [i, d - 1 - i], None, [axis]) if d > 1 else g
+    return gather_adjoint(op, g, x, indices, axis, rank, index_rank)
 
 
 @gradient("GatherElements")
-def gather_elements(op, node, g):
-    x, indices = node.inputs
-    return [op.ScatterElements(op.zeros_like(x), indices, g, axis=attr(node, "axis", 0), reduction="add"), None]
+def gather_elements(op: Builder, g: Value, x: Value, indices: Value, *, axis: int) -> Value:
+    return op.ScatterElements(op.zeros_like(x), indices, g, axis=axis, reduction="add")
 
 
 @gradient("GatherND")
-def gather_nd(op, node, g):
-    x, indices = node.inputs
-    if attr(node, "batch_dims", 0):
-        return _move(op, node, g)
-    return [op.ScatterND(op.zeros_like(x), indices, g, reduction="add"), None]
+def gather_nd(op: Builder, g: Value, x: Value, indices: Value, *, node: ir.Node, batch_dims: int) -> Value:
+    return _move(op, node, g, x) if batch_dims else op.ScatterND(op.zeros_like(x), indices, g, reduction="add")
 
 
 @gradient("Compress")
-def compress(op, node, g):
-    return _move(op, node, g, unique=True)
+def compress(op: Builder, g: Value, x: Value, *, node: ir.Node) -> Value:
+    return _move(op, node, g, x, unique=True)
 
 
 @gradient("ReverseSequence")
-def reverse_sequence(op, node, g):
-    return [op.ReverseSequence(g, node.inputs[1], batch_axis=attr(node, "batch_axis", 1), time_axis=attr(node, "time_axis", 0)), None]
+def reverse_sequence(op: Builder, g: Value, x: Value, lengths: Value, *, batch_axis: int, time_axis: int) -> Value:
+    return op.ReverseSequence(g, lengths, batch_axis=batch_axis, time_axis=time_axis)
 
 
 @gradient("TopK")
-def top_k(op, node, g, _):
-    x, y = node.inputs[0], node.outputs[1]
-    if g is None:
-        return [None, None]
-    return [op.ScatterElements(op.zeros_like(x), y, g, axis=attr(node, "axis", -1)), None]
+def top_k(op: Builder, g: Value, x: Value, *, ys: list[Value], axis: int) -> Value:
+    return op.ScatterElements(op.zeros_like(x), ys[1], g, axis=axis)
 
 
 @gradient("Unique")
-def unique(op, node, g, *_):
+def unique(op: Builder, g: Value, x: Value, *, node: ir.Node, axis: int | None) -> Value:
     """The first of equal elements gets the gradient."""
-    if g is None:
-        return [None]
-    x, axis = node.inputs[0], attr(node, "axis")
-    if len(node.outputs) < 2:
-        node.resize_outputs(2)
-    first = node.outputs[1]
-    if not first.name:
-        first.name = op.scope.name("first")
-    first.type, first.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([None])
+    first = residual(op, node, 1, "first", ir.DataType.INT64, ir.Shape([None]))
     if axis is None:
-        return [op.scatter_numbers(g, first, x, unique=True)]
-    return [gather_adjoint(op, g, x, first, axis, op.rank(node, x), 1)]
+        return op.scatter_numbers(g, first, x, unique=True)
+    return gather_adjoint(op, g, x, first, axis, op.rank(node, x), 1)
 
 
 # ----------------------------------------------------------------------------------------------------------- scatter
 @gradient("ScatterElements", "Scatter")
-def scatter_elements(op, node, g):
-    axis = attr(node, "axis", 0)
-    return _scatter(
-        op,
-        node,
-        g,
-        lambda v, i: op.GatherElements(v, i, axis=axis),
-        lambda v, i, u, how=None: op.ScatterElements(v, i, u, axis=axis, reduction=how),
-    )
+def scatter_elements(
+    op: Builder, g: Value, data: Value, indices: Value, updates: Value, *, y: Value, axis: int, reduction: str | None
+) -> Grads:
+    def read(v: Value) -> Value:
+        return op.GatherElements(v, indices, axis=axis)
+
+    def write(v: Value, u: Value, how: str | None = None) -> Value:
+        return op.ScatterElements(v, indices, u, axis=axis, reduction=how)
+
+    return _scatter(op, g, data, updates, y, reduction or "none", read, write)
 
 
 @gradient("ScatterND")
-def scatter_nd(op, node, g):
-    return _scatter(op, node, g, lambda v, i: op.GatherND(v, i), lambda v, i, u, how=None: op.ScatterND(v, i, u, reduction=how))
+def scatter_nd(op: Builder, g: Value, data: Value, indices: Value, updates: Value, *, y: Value, reduction: str) -> Grads:
+    def read(v: Value) -> Value:
+        return op.GatherND(v, indices)
+
+    def write(v: Value, u: Value, how: str | None = None) -> Value:
+        return op.ScatterND(v, indices, u, reduction=how)
+
+    return _scatter(op, g, data, updates, y, reduction, read, write)
 
 
-def _scatter(op, node, g, gather, scatter):
-    """``gather(v, indices)`` reads the places that ``scatter(v, indices, updates, reduction)`` writes."""
-    data, indices, updates = node.inputs
-    y, reduction = node.outputs[0], attr(node, "reduction", "none")
+def _scatter(
+    op: Builder, g: Value, data: Value, updates: Value, y: Value, reduction: str, read: Callable[..., Value], write: Callable[..., Value]
+) -> Grads:
+    """``read(v)`` reads the places that ``write(v, updates, reduction)`` writes."""
     if reduction == "none":
-        return [scatter(g, indices, op.zeros_like(updates)), None, gather(g, indices)]
+        return [write(g, op.zeros_like(updates)), None, read(g)]
     if reduction == "add":
-        return [g, None, gather(g, indices)]
+        return [g, None, read(g)]
     if reduction == "mul":
-        return [scatter(g, indices, updates, "mul"), None, gather(g * y, indices) / updates]
+        return [write(g, updates, "mul"), None, read(g * y) / updates]
     # max, min: those that equal the result share evenly, as torch.scatter_reduce does
-    kept, won = op.mask(op.Equal(data, y), g), op.mask(op.Equal(updates, gather(y, indices)), g)
-    share = g / op.Max(scatter(kept, indices, won, "add"), 1.0)  # no winner: the place is outside
-    return [share * kept, None, gather(share, indices) * won]
+    kept, won = op.mask(op.Equal(data, y), g), op.mask(op.Equal(updates, read(y)), g)
+    share = g / op.Max(write(kept, won, "add"), 1.0)  # no winner: the place is outside
+    return [share * kept, None, read(share) * won]
 
 
 @gradient("TensorScatter")
-def tensor_scatter(op, node, g):
+def tensor_scatter(op: Builder, g: Value, cache: Value, update: Value, *, node: ir.Node) -> Grads:
     """Scattered element numbers, from 1, tell where in g each update lies; 0 is the cache."""
-    cache, update, *where = node.inputs
-    attributes = dict(node.attributes)
-    dcache = op.node("TensorScatter", [g, op.zeros_like(update), *where], **attributes)
+    where = node.inputs[2:]
+    dcache = op.TensorScatter(g, op.zeros_like(update), *where, **node.attributes)
     blank = op.ConstantOfShape(op.shape(cache), value=ir.tensor(np.zeros(1, np.int64)))
-    landed = op.flat(op.node("TensorScatter", [blank, op.Add(op.numbers(update), op.i64(1)), *where], **attributes))
+    landed = op.flat(op.TensorScatter(blank, op.Add(op.numbers(update), op.i64(1)), *where, **node.attributes))
     size = op.size(update)
-    size = op.i64([size + 1]) if isinstance(size, int) else op.Reshape(op.Add(size, op.i64(1)), [1])
-    slots = op.ScatterElements(op.zeros(size, g.dtype), landed, op.flat(g), axis=0, reduction="add")
-    return [dcache, op.reshape_like(op.Slice(slots, [1], [np.iinfo(np.int64).max]), update), *[None for _ in where]]
+    length = op.i64([size + 1]) if isinstance(size, int) else op.Reshape(op.Add(size, op.i64(1)), [1])
+    slots = op.ScatterElements(op.zeros(length, dtype_of(g)), landed, op.flat(g), axis=0, reduction="add")
+    return [dcache, op.reshape_like(op.Slice(slots, [1], [np.iinfo(np.int64).max]), update)]
 
 
 @gradient("OneHot")
-def one_hot(op, node, g):
+def one_hot(op: Builder, g: Value, indices: Value, depth: Value, values: Value, *, axis: int) -> Grads:
     """values = [off, on]: the sum of g where it is cold, and where it is hot."""
-    indices, depth, _ = node.inputs
-    hot = op.OneHot(indices, depth, op.constant([0, 1], g.dtype), axis=attr(node, "axis", -1))
+    hot = op.OneHot(indices, depth, op.constant([0, 1], dtype_of(g)), axis=axis)
     on = op.ReduceSum(g * hot, keepdims=0)
     off = op.ReduceSum(g * (1.0 - hot), keepdims=0)
     return [None, None, op.Concat(op.Unsqueeze(off, [0]), op.Unsqueeze(on, [0]), axis=0)]
@@ -286,16 +254,14 @@ def one_hot(op, node, g):
 
 # ------------------------------------------------------------------------------------------------- blocks and depth
 @gradient("DepthToSpace")
-def depth_to_space(op, node, g):
-    x, b = node.inputs[0], attr(node, "blocksize")
-    if attr(node, "mode", "DCR") == "DCR":
-        return [op.SpaceToDepth(g, blocksize=b)]
-    c, h, w = (op.dim(x, i) for i in (1, 2, 3))
-    g = op.reshape(g, [op.dim(x, 0), -1, h, b, w, b])  # from (n, c, h, i, w, j) to (n, c, i, j, h, w)
-    return [op.reshape_like(op.Transpose(g, perm=[0, 1, 3, 5, 2, 4]), x)]
+def depth_to_space(op: Builder, g: Value, x: Value, *, blocksize: int, mode: str) -> Value:
+    if mode == "DCR":
+        return op.SpaceToDepth(g, blocksize=blocksize)
+    _, h, w = (op.dim(x, i) for i in (1, 2, 3))
+    g = op.reshape(g, [op.dim(x, 0), -1, h, blocksize, w, blocksize])  # from (n, c, h, i, w, j) to (n, c, i, j, h, w)
+    return op.reshape_like(op.Transpose(g, perm=[0, 1, 3, 5, 2, 4]), x)
 
 
 @gradient("SpaceToDepth")
-def space_to_depth(op, node, g):
-    b = attr(node, "blocksize")
-    return [op.DepthToSpace(g, blocksize=b, mode=attr(node, "mode", "DCR"))]
+def space_to_depth(op: Builder, g: Value, x: Value, *, blocksize: int, mode: str | None) -> Value:
+    return op.DepthToSpace(g, blocksize=blocksize, mode=mode or "DCR")

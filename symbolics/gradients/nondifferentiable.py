@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from symbolics.graph.values import RANDOM
+
 __all__ = ["NONDIFFERENTIABLE"]
 
 _SOURCES = """
-    Constant ConstantOfShape EyeLike Range RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial
-    BlackmanWindow HammingWindow HannWindow MelWeightMatrix ImageDecoder SequenceEmpty
+    Constant ConstantOfShape EyeLike Range BlackmanWindow HammingWindow HannWindow MelWeightMatrix ImageDecoder SequenceEmpty
 """
 _FLAT = "Ceil Floor Round Sign Hardmax BitCast"
 _INTEGER = """
@@ -16,4 +17,4 @@ _INTEGER = """
 """
 _BOOLEAN = "Equal Less LessOrEqual Greater GreaterOrEqual And Or Not Xor IsNaN IsInf"
 
-NONDIFFERENTIABLE: frozenset[str] = frozenset(f"{_SOURCES} {_FLAT} {_INTEGER} {_BOOLEAN}".split())
+NONDIFFERENTIABLE: frozenset[str] = frozenset(f"{_SOURCES} {_FLAT} {_INTEGER} {_BOOLEAN}".split()) | RANDOM - {"Dropout"}

@@ -2,80 +2,82 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
+from onnx_ir import Value
 
 from symbolics.gradients.compositions import is_masked_softmax
-from symbolics.gradients.registry import gradient
+from symbolics.gradients.registry import Grads, gradient
+from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr, static_shape, unsupported
+from symbolics.graph.values import dtype_of, static_shape, unsupported
 
 __all__: list[str] = []
 
 
 @gradient("Softmax")
-def softmax(op, node, g):
+def softmax(op: Builder, g: Value, x: Value, *, y: Value, axis: int) -> Value:
     """y * (g - sum(g * y)). A fully masked row is NaN; where the model replaces it, its gradient is 0, as in torch's attention."""
-    y, axis = node.outputs[0], attr(node, "axis", -1)
     y = _without_nan(op, y)
     if y.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):  # the difference cancels: torch takes it in float32 too
         y, g = op.cast(y, ir.DataType.FLOAT), op.cast(g, ir.DataType.FLOAT)
-    return [y * (g - op.ReduceSum(g * y, [axis], keepdims=1))]
+    return y * (g - op.ReduceSum(g * y, [axis], keepdims=1))
 
 
-def _without_nan(op: Builder, y: ir.Value) -> ir.Value:
+def _without_nan(op: Builder, y: Value) -> Value:
     """y with 0 for NaN, where the model itself replaces elements of y; its own replacement where it says just that."""
     for user in y.consumers():
-        if user.op_type == "Where" and user.inputs[2] is y and is_masked_softmax(op, *user.inputs):
+        if user.op_type == "Where" and user.inputs[2] is y and is_masked_softmax(op, user.inputs[0], user.inputs[1], y):
             return user.outputs[0]
     return op.Where(op.IsNaN(y), 0.0, y) if _is_guarded(y) else y
 
 
-def _is_guarded(y: ir.Value) -> bool:
+def _is_guarded(y: Value) -> bool:
     return any(u.op_type in ("IsNaN", "Where") or (u.op_type in ("Cast", "CastLike") and _is_guarded(u.outputs[0])) for u in y.consumers())
 
 
 @gradient("LogSoftmax")
-def log_softmax(op, node, g):
-    return [g - op.Exp(node.outputs[0]) * op.ReduceSum(g, [attr(node, "axis", -1)], keepdims=1)]
+def log_softmax(op: Builder, g: Value, x: Value, *, y: Value, axis: int) -> Value:
+    return g - op.Exp(y) * op.ReduceSum(g, [axis], keepdims=1)
 
 
-def _normalized(op: Builder, g: ir.Value, normal: ir.Value, inverse: ir.Value, axes: list[int]) -> ir.Value:
+def _normalized(op: Builder, g: Value, normal: Value, inverse: Value, axes: list[int]) -> Value:
     """The gradient through (x - mean) / deviation: what is left of g without its mean and its part along the result."""
     centered = g - op.ReduceMean(g, axes, keepdims=1)
     return (centered - normal * op.ReduceMean(g * normal, axes, keepdims=1)) * inverse
 
 
 @gradient("LayerNormalization")
-def layer_normalization(op, node, g, gmean=None, ginverse=None):
-    x, scale, bias = [*node.inputs, None][:3]
+def layer_normalization(
+    op: Builder, gs: Sequence[Value | None], x: Value, scale: Value, bias: Value | None, *,
+    y: Value, node: ir.Node, axis: int, epsilon: float, stash_type: int,
+) -> Grads:  # fmt: skip
+    g, gmean, ginverse = [*gs, None, None][:3]
     rank = op.rank(node, x)
-    axis = attr(node, "axis", -1) % rank
+    axis %= rank
     axes = list(range(axis, rank))
-    stash = ir.DataType(attr(node, "stash_type", 1))
-    settings = {"epsilon": attr(node, "epsilon", 1e-5), "stash_type": int(stash)}
-    kind, dims = x.dtype, static_shape(x)
-    plain = dims is not None and kind is stash is ir.DataType.FLOAT
-    if plain and g is not None and gmean is ginverse is None and axis == rank - 1 and static_shape(scale) == dims[axis:]:
-        if (matrix := op.matrix_of(g)) is not None and static_shape(matrix)[-1:] == dims[-1:] and rank > 2:
-            return _rows_of_layer_normalization(op, x, scale, bias, matrix, settings)
-    shape = ir.Shape([*x.shape[:axis], *[1] * (rank - axis)])
+    stash = ir.DataType(stash_type)
+    settings = {"epsilon": epsilon, "stash_type": stash_type}
+    kind = x.dtype
+    plain = static_shape(x) if kind is stash is ir.DataType.FLOAT else None  # the dims of an x that the operator takes as it is
+    if plain and g is not None and gmean is ginverse is None and axis == rank - 1 and static_shape(scale) == plain[axis:]:
+        if rank > 2 and (matrix := op.matrix_of(g)) is not None and (static_shape(matrix) or ())[-1:] == plain[-1:]:
+            return _rows_of_layer_normalization(op, x, plain[-1], scale, bias, matrix, settings)
     if kind is ir.DataType.DOUBLE:  # the operator's own statistics may be of a narrower type
         stash = kind
         mean = op.ReduceMean(x, axes, keepdims=1)
-        inverse = 1.0 / op.Sqrt(op.ReduceMean((x - mean) * (x - mean), axes, keepdims=1) + settings["epsilon"])
+        inverse = 1.0 / op.Sqrt(op.ReduceMean((x - mean) * (x - mean), axes, keepdims=1) + epsilon)
     else:
-        if len(node.outputs) < 3:
-            node.resize_outputs(3)
-        for stem, out in zip(("mean", "inverse"), node.outputs[1:]):
-            out.name = out.name or op.scope.name(stem)
-            out.type, out.shape = ir.TensorType(stash), shape
-        _, mean, inverse = node.outputs
-    if plain:  # one node for two
-        normal = op.LayerNormalization(x, op.constant(np.ones(dims[axis:]), kind), axis=axis, **settings)
+        shape = ir.Shape([*(x.shape or ())[:axis], *[1] * (rank - axis)])
+        mean, inverse = (residual(op, node, i, stem, stash, shape) for i, stem in ((1, "mean"), (2, "inverse")))
+    if plain is not None:  # one node for two
+        normal = op.LayerNormalization(x, op.constant(np.ones(plain[axis:]), dtype_of(x)), axis=axis, **settings)
     else:
         normal = (op.cast(x, stash) - mean) * inverse
-    g = op.zeros_like(node.outputs[0]) if g is None else op.cast(g, stash)
+    g = op.zeros_like(y) if g is None else op.cast(g, stash)
     dx = _normalized(op, g * op.cast(scale, stash), normal, inverse, axes)
     if gmean is not None:
         dx = dx + gmean / op.count_over(x, axes, gmean)
@@ -83,49 +85,51 @@ def layer_normalization(op, node, g, gmean=None, ginverse=None):
         dx = dx - ginverse * (inverse * inverse) * normal / op.count_over(x, axes, ginverse)
     dx = op.cast(dx, kind)
     dscale = _sum_leading(op, g * normal, scale, x)
-    dbias = None if bias is None else _sum_leading(op, g, bias, x)
-    return [dx, dscale, dbias][: len(node.inputs)]
+    return [dx, dscale, None if bias is None else _sum_leading(op, g, bias, x)]
 
 
-def _rows_of_layer_normalization(op, x, scale, bias, g, settings):
+def _rows_of_layer_normalization(
+    op: Builder, x: Value, width: int, scale: Value, bias: Value | None, g: Value, settings: dict[str, Any]
+) -> Grads:
     """The same where g came as a matrix, as from the Gemm behind: all is done with matrices, for the Gemm before."""
-    rows = op.rows(x, static_shape(x)[-1])
-    ones = op.constant(np.ones(static_shape(x)[-1:]), x.dtype)
-    normal, _, inverse = op.node("LayerNormalization", [rows, ones], outputs=3, **settings)
+    ones = op.constant(np.ones(width), dtype_of(x))
+    normal, _, inverse = op.node("LayerNormalization", [op.rows(x, width), ones], outputs=3, **settings)
     inverse.type = x.type
     dx = _normalized(op, g * scale, normal, inverse, [1])
     dx.shape = g.shape
-    dbias = [] if bias is None else [op.ReduceSum(g, [0], keepdims=0)]
-    return [op.reshape_like(dx, x), op.ReduceSum(g * normal, [0], keepdims=0), *dbias]
+    dbias = None if bias is None else op.ReduceSum(g, [0], keepdims=0)
+    return [op.reshape_like(dx, x), op.ReduceSum(g * normal, [0], keepdims=0), dbias]
 
 
-def _sum_leading(op: Builder, g: ir.Value, like: ir.Value, x: ir.Value) -> ir.Value:
-    lead = None if like.shape is None else len(x.shape) - len(like.shape)
-    if lead and all((type(d) is int and d != 1) or d == e for d, e in zip(like.shape, x.shape[lead:])):
-        return op.ReduceSum(g, list(range(lead)), keepdims=0)
+def _sum_leading(op: Builder, g: Value, like: Value, x: Value) -> Value:
+    if like.shape is not None and x.shape is not None and (lead := len(x.shape) - len(like.shape)):
+        if all((type(d) is int and d != 1) or d == e for d, e in zip(like.shape, x.shape[lead:])):
+            return op.ReduceSum(g, list(range(lead)), keepdims=0)
     return op.sum_to(g, like, x)
 
 
-def _channels(op: Builder, v: ir.Value, rank: int) -> ir.Value:
+def _channels(op: Builder, v: Value, rank: int) -> Value:
     """A vector over channels, shaped to broadcast with (N, C, ...)."""
     return op.memo(("channels", v, rank), lambda: op.Reshape(v, [-1, *[1] * (rank - 2)])) if rank > 2 else v
 
 
 @gradient("BatchNormalization")
-def batch_normalization(op, node, g, *_):
+def batch_normalization(
+    op: Builder, gs: Sequence[Value | None], x: Value, scale: Value, bias: Value, mean: Value, variance: Value, *,
+    ys: Sequence[Value], node: ir.Node, epsilon: float, momentum: float, training_mode: int,
+) -> Grads:  # fmt: skip
+    g = gs[0]
     if g is None:
-        return [None] * 5  # the running statistics are no function to train
-    x, scale, _, mean, variance = node.inputs
+        return {}  # the running statistics are no function to train
     rank = op.rank(node, x)
     if rank == 1:
         raise unsupported(node, "an input of rank 1 has no channels")
     axes = [0, *range(2, rank)]
-    epsilon = attr(node, "epsilon", 1e-5)
     kind = mean.dtype  # statistics may be of a wider type
     wide, wide_x = op.cast(g, kind), op.cast(x, kind)
-    if attr(node, "training_mode", 0):
-        if attr(node, "momentum", 0.9) == 0 and len(node.outputs) == 3 and all(o.name for o in node.outputs):
-            _, mean_x, spread = node.outputs  # the batch's own, as they are
+    if training_mode:
+        if momentum == 0 and len(ys) == 3 and all(o.name for o in ys):
+            _, mean_x, spread = ys  # the batch's own, as they are
             centered = wide_x - _channels(op, mean_x, rank)
         else:
             mean_x = op.ReduceMean(wide_x, axes, keepdims=0)
@@ -148,24 +152,20 @@ def batch_normalization(op, node, g, *_):
 
 
 @gradient("InstanceNormalization")
-def instance_normalization(op, node, g):
-    x, scale, _ = node.inputs
+def instance_normalization(op: Builder, g: Value, x: Value, scale: Value, bias: Value, *, node: ir.Node, epsilon: float) -> Grads:
     rank = op.rank(node, x)
     axes = list(range(2, rank))
     centered = x - op.ReduceMean(x, axes, keepdims=1)
-    inverse = 1.0 / op.Sqrt(op.ReduceMean(centered * centered, axes, keepdims=1) + attr(node, "epsilon", 1e-5))
+    inverse = 1.0 / op.Sqrt(op.ReduceMean(centered * centered, axes, keepdims=1) + epsilon)
     normal = centered * inverse
     dx = _normalized(op, g * _channels(op, scale, rank), normal, inverse, axes)
-    others = [0, *axes]
-    return [dx, op.ReduceSum(g * normal, others, keepdims=0), op.ReduceSum(g, others, keepdims=0)]
+    return [dx, op.ReduceSum(g * normal, [0, *axes], keepdims=0), op.ReduceSum(g, [0, *axes], keepdims=0)]
 
 
 @gradient("LpNormalization")
-def lp_normalization(op, node, g):
+def lp_normalization(op: Builder, g: Value, x: Value, *, y: Value, axis: int, p: int) -> Value:
     """x / norm; the gradient of the norm itself as in ReduceL1 and ReduceL2."""
-    x, y = node.inputs[0], node.outputs[0]
-    axis, p = [attr(node, "axis", -1)], attr(node, "p", 2)
-    norm = (op.ReduceL1 if p == 1 else op.ReduceL2)(x, axis, keepdims=1)
+    norm = (op.ReduceL1 if p == 1 else op.ReduceL2)(x, [axis], keepdims=1)
     safe = op.Where(op.Equal(norm, 0.0), op.number(float("inf"), norm), norm)
     direction = op.Sign(x) if p == 1 else y
-    return [(g - direction * op.ReduceSum(g * y, axis, keepdims=1)) / safe]
+    return (g - direction * op.ReduceSum(g * y, [axis], keepdims=1)) / safe

@@ -3,67 +3,73 @@
 from __future__ import annotations
 
 import onnx_ir as ir
+from onnx_ir import Value
 
-from symbolics.gradients.registry import gradient
+from symbolics.gradients.registry import Grads, gradient
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr, static_shape
+from symbolics.graph.values import static_shape
 
 __all__: list[str] = []
 
 
-def _along_axis(op: Builder, node: ir.Node, x: ir.Value, v: ir.Value | None) -> ir.Value | None:
-    """A scale or zero point, shaped to broadcast with x."""
-    if v is None:
-        return None
-    n = op.rank(node, x)
-    if attr(node, "block_size", 0):
-        return op.Gather(v, _blocks(op, node, x), axis=attr(node, "axis", 1) % n)
-    rank = op.rank(node, v)
-    if rank == 0 or static_shape(v) == (1,):
-        return op.Reshape(v, op.constant([], ir.DataType.INT64)) if rank else v
-    shape = [1] * n
-    shape[attr(node, "axis", 1) % n] = -1
-    return op.Reshape(v, shape)
+class _Scales:
+    """How the scales and zero points of a node lie over x: one for all, one per index of the axis, or one per block of it."""
 
+    def __init__(self, op: Builder, node: ir.Node, x: Value, scale: Value, axis: int, block_size: int | None) -> None:
+        self.op, self.x, self.scale, self.n = op, x, scale, op.rank(node, x)
+        self.axis, self.block_size = axis % self.n, block_size
+        self.rank = op.rank(node, scale)
+        self.is_single = self.rank == 0 or static_shape(scale) == (1,)
+        self.along = [-1 if i == self.axis else 1 for i in range(self.n)]
 
-def _blocks(op: Builder, node: ir.Node, x: ir.Value) -> ir.Value:
-    """Which block each index along the axis belongs to."""
-    return op.Div(op.indices(x, attr(node, "axis", 1) % op.rank(node, x)), op.i64(attr(node, "block_size")))
+    def blocks(self) -> Value:
+        """Which block each index along the axis belongs to."""
+        return self.op.Div(self.op.indices(self.x, self.axis), self.op.i64(self.block_size))
 
+    def spread(self, v: Value) -> Value:
+        """A scale or zero point, shaped to broadcast with x."""
+        if self.block_size:
+            return self.op.Gather(v, self.blocks(), axis=self.axis)
+        if self.is_single:
+            return self.op.Reshape(v, self.op.constant([], ir.DataType.INT64)) if self.rank else v
+        return self.op.Reshape(v, self.along)
 
-def _sum_over(op: Builder, node: ir.Node, g: ir.Value, x: ir.Value, scale: ir.Value) -> ir.Value:
-    n = op.rank(node, x)
-    axis = attr(node, "axis", 1) % n
-    if attr(node, "block_size", 0):
-        shape = [1] * n
-        shape[axis] = -1
-        blocks = op.Expand(op.Reshape(_blocks(op, node, x), shape), op.shape(x))
-        zeros = op.Expand(op.number(0.0, g), op.shape(scale))
-        return op.ScatterElements(zeros, blocks, g, axis=axis, reduction="add")
-    if op.rank(node, scale) == 0 or static_shape(scale) == (1,):
-        return op.reshape_like(op.ReduceSum(g, keepdims=0), scale)
-    return op.ReduceSum(g, [i for i in range(n) if i != axis], keepdims=0)
+    def gather(self, g: Value) -> Value:
+        """The adjoint of `spread`."""
+        op = self.op
+        if self.block_size:
+            blocks = op.Expand(op.Reshape(self.blocks(), self.along), op.shape(self.x))
+            zeros = op.Expand(op.number(0.0, g), op.shape(self.scale))
+            return op.ScatterElements(zeros, blocks, g, axis=self.axis, reduction="add")
+        if self.is_single:
+            return op.reshape_like(op.ReduceSum(g, keepdims=0), self.scale)
+        return op.ReduceSum(g, [i for i in range(self.n) if i != self.axis], keepdims=0)
 
 
 @gradient("QuantizeLinear", straight_through=True)
-def quantize_linear(op, node, g):
-    x, scale, zero = [*node.inputs, None][:3]
-    y = node.outputs[0]
-    s = op.cast(_along_axis(op, node, x, scale), x.dtype)
+def quantize_linear(
+    op: Builder, g: Value, x: Value, scale: Value, zero: Value | None, *, y: Value, node: ir.Node, axis: int, block_size: int | None
+) -> Grads:
+    """round(x / s) + z, without the gradient of what was cut off."""
+    scales = _Scales(op, node, x, scale, axis, block_size)
+    s = op.cast(scales.spread(scale), x.dtype)
     q = x / s
-    if y.dtype is not None and y.dtype.is_integer():  # what was cut off has no gradient
-        level = op.Round(q) if zero is None else op.Round(q) + op.Cast(_along_axis(op, node, x, zero), to=x.dtype)
+    if y.dtype is not None and y.dtype.is_integer():
+        level = op.Round(q) if zero is None else op.Round(q) + op.Cast(scales.spread(zero), to=x.dtype)
         inside = op.And(op.GreaterOrEqual(level, float(y.dtype.min)), op.LessOrEqual(level, float(y.dtype.max)))
         g = op.Where(inside, g, 0.0)
     dx = g / s
-    return [dx, _sum_over(op, node, -(dx * q), x, scale), None][: len(node.inputs)]
+    return [dx, scales.gather(-(dx * q))]
 
 
 @gradient("DequantizeLinear")
-def dequantize_linear(op, node, g):
-    x, scale, zero = [*node.inputs, None][:3]
-    s = op.cast(_along_axis(op, node, x, scale), g.dtype)
+def dequantize_linear(
+    op: Builder, g: Value, x: Value, scale: Value, zero: Value | None, *, node: ir.Node, axis: int, block_size: int | None
+) -> Grads:
+    """(x - z) s."""
+    scales = _Scales(op, node, x, scale, axis, block_size)
+    s = op.cast(scales.spread(scale), g.dtype)
     level = op.Cast(x, to=g.dtype)
     if zero is not None:
-        level = level - op.Cast(_along_axis(op, node, x, zero), to=g.dtype)
-    return [g * s, _sum_over(op, node, g * level, x, scale), None][: len(node.inputs)]
+        level = level - op.Cast(scales.spread(zero), to=g.dtype)
+    return [g * s, scales.gather(g * level)]

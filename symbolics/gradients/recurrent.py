@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN as a Scan over time of primitives, one a direction.
+"""LSTM, GRU and RNN as a Scan over time of primitives, one per direction.
 
 The rule of Scan does the rest, but for the plain LSTM, whose Scan keeps what its own backward reads (`_plain_lstm`).
 """
@@ -6,19 +6,22 @@ The rule of Scan does the rest, but for the plain LSTM, whose Scan keeps what it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import onnx_ir as ir
+from onnx_ir import Value
 
 from symbolics.gradients.control_flow import OWN_BACKWARD
 from symbolics.gradients.registry import composite
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr
+from symbolics.graph.values import attr, dtype_of
 
 __all__: list[str] = []
 
 _END = 2**63 - 1
-Activation = Callable[[Builder, ir.Value], ir.Value]
-Step = Callable[[Builder, ir.Value, Sequence[ir.Value]], Sequence[ir.Value]]  # (op, x W^T + biases, states) -> states
+Activation = Callable[[Builder, Value], Value]
+Step = Callable[[Builder, Value, Sequence[Value]], Sequence[Value]]  # (op, x W^T + biases, states) -> states
+MakeStep = Callable[[Builder, Sequence[Activation], Value, Value | None, Value | None], tuple[Value | None, Step]]
 
 # name -> (function of (op, x, alpha, beta), default alpha, default beta)
 _ACTIVATIONS = {
@@ -41,13 +44,13 @@ def _activations(node: ir.Node, default: Sequence[str], directions: int) -> list
     names = list(attr(node, "activations") or [*default] * directions)
     alphas, betas = iter(attr(node, "activation_alpha") or ()), iter(attr(node, "activation_beta") or ())
     clip = attr(node, "clip")
-    out = []
+    out: list[Activation] = []
     for name in names:
         function, alpha, beta = _ACTIVATIONS[name.lower()]
         a = alpha if alpha is None else float(next(alphas, alpha))
         b = beta if beta is None else float(next(betas, beta))
 
-        def apply(op: Builder, x: ir.Value, function=function, a=a, b=b) -> ir.Value:
+        def apply(op: Builder, x: Value, function: Any = function, a: Any = a, b: Any = b) -> Value:
             return function(op, x if clip is None else op.Clip(x, -float(clip), float(clip)), a, b)
 
         out.append(apply)
@@ -55,19 +58,17 @@ def _activations(node: ir.Node, default: Sequence[str], directions: int) -> list
     return [out[i * n : (i + 1) * n] for i in range(directions)]
 
 
-def _of_direction(op: Builder, v: ir.Value | None, d: int) -> ir.Value | None:
+def _of_direction(op: Builder, v: Value | None, d: int) -> Any:
     return None if v is None else op.Gather(v, op.i64(d), axis=0)
 
 
-def _over_time(
-    op: Builder, x: ir.Value, initial: Sequence[ir.Value], mask: ir.Value | None, reverse: bool, step: Step
-) -> tuple[ir.Value, ...]:
+def _over_time(op: Builder, x: Value, initial: Sequence[Value], mask: Value | None, reverse: bool, step: Step) -> tuple[Value, ...]:
     """Run ``step`` over axis 0 of x. (all first states, last states...); a state stays where the mask is off, its output is 0."""
     inside = op.child()
-    name, kind = op.scope.name, ir.TensorType(x.dtype)
-    states = [ir.Value(name=name("state"), type=kind, shape=ir.Shape([None, None])) for _ in initial]
-    xt = ir.Value(name=name("x"), type=kind, shape=ir.Shape([None, None]))
-    on = ir.Value(name=name("on"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([None, 1]))
+    name, kind = op.scope.name, ir.TensorType(dtype_of(x))
+    states = [Value(name=name("state"), type=kind, shape=ir.Shape([None, None])) for _ in initial]
+    xt = Value(name=name("x"), type=kind, shape=ir.Shape([None, None]))
+    on = Value(name=name("on"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([None, 1]))
     with inside.arithmetic():
         new = list(step(inside, xt, states))
         out = new[0]
@@ -88,20 +89,20 @@ def _over_time(
 def _recurrent(
     op: Builder,
     node: ir.Node,
-    states: int,
+    inputs: tuple[Value, Value, Value, Value | None, Value | None],
+    initial: Sequence[Value | None],
     default: Sequence[str],
-    make_step: Callable[..., tuple[ir.Value | None, Step]],
-    plain: Callable[..., tuple[ir.Value, ...]] | None = None,
-) -> list[ir.Value | None]:
+    make_step: MakeStep,
+    peepholes: Value | None = None,
+    plain: Callable[..., tuple[Value, ...]] | None = None,
+) -> list[Value]:
     """The part that LSTM, GRU and RNN share: directions, layout, lengths, initial states.
 
     ``make_step(op, activations, r, b, p)`` gives (the bias to add before the loop, the step) of one direction; ``plain``
     stands for `_over_time` where no sample ends before the others.
     """
-    x, w, r, b, lengths = [*node.inputs, None, None][:5]
-    initial = [*node.inputs[5:], *[None] * 3][:states]
-    p = node.inputs[7] if len(node.inputs) > 7 else None
-    hidden, layout, way = attr(node, "hidden_size"), attr(node, "layout", 0), attr(node, "direction", "forward")
+    x, w, r, b, lengths = inputs
+    hidden, layout, way = attr(node, "hidden_size"), attr(node, "layout"), attr(node, "direction")
     directions = 2 if way == "bidirectional" else 1
     if layout:
         x = op.Transpose(x, perm=[1, 0, 2])
@@ -115,13 +116,14 @@ def _recurrent(
     outs, lasts = [], []
     for d in range(directions):
         backwards = way == "reverse" or d == 1
-        bias, step = make_step(op, activations[d], *[_of_direction(op, v, d) for v in (r, b, p)])
+        bias, step = make_step(op, activations[d], *[_of_direction(op, v, d) for v in (r, b, peepholes)])
         xw = op.MatMul(x, op.Transpose(_of_direction(op, w, d), perm=[1, 0]))
         xw = xw if bias is None else xw + bias
         if backwards and lengths is not None:  # each sample's own end comes first
             xw = op.ReverseSequence(xw, op.Cast(lengths, to=ir.DataType.INT64), time_axis=0, batch_axis=1)
         start = [
-            _of_direction(op, s, d) if s is not None else op.zeros(op.Concat(batch, op.vector([hidden]), axis=0), x.dtype) for s in initial
+            _of_direction(op, s, d) if s is not None else op.zeros(op.Concat(batch, op.vector([hidden]), axis=0), dtype_of(x))
+            for s in initial
         ]
         way_back = backwards and lengths is None
         if plain is not None and mask is None:
@@ -133,13 +135,13 @@ def _recurrent(
         outs.append(op.Unsqueeze(y, [1]))
         lasts.append([op.Unsqueeze(s, [0]) for s in last])
     join = lambda parts, axis: parts[0] if len(parts) == 1 else op.Concat(*parts, axis=axis)  # noqa: E731
-    y, ends = join(outs, 1), [join([last[i] for last in lasts], 0) for i in range(states)]
+    y, ends = join(outs, 1), [join([last[i] for last in lasts], 0) for i in range(len(initial))]
     if layout:
         y, ends = op.Transpose(y, perm=[2, 0, 1, 3]), [op.Transpose(e, perm=[1, 0, 2]) for e in ends]
     return [y, *ends]
 
 
-def _sum_biases(op: Builder, b: ir.Value | None) -> ir.Value | None:
+def _sum_biases(op: Builder, b: Value | None) -> Value | None:
     """Wb + Rb."""
     if b is None:
         return None
@@ -148,24 +150,28 @@ def _sum_biases(op: Builder, b: ir.Value | None) -> ir.Value | None:
 
 
 @composite("RNN")
-def rnn(op, node):
-    def make_step(op, activations, r, b, p):
+def rnn(
+    op: Builder, x: Value, w: Value, r: Value, b: Value | None, lengths: Value | None, h0: Value | None, *, node: ir.Node
+) -> list[Value]:
+    def make_step(op: Builder, activations: Sequence[Activation], r: Value, b: Value | None, p: Value | None) -> tuple[Value | None, Step]:
         (f,) = activations
         rt = op.Transpose(r, perm=[1, 0])
         return _sum_biases(op, b), lambda op, x, s: [f(op, x + op.MatMul(s[0], rt))]
 
-    return _recurrent(op, node, 1, ["Tanh"], make_step)[: len(node.outputs)]
+    return _recurrent(op, node, (x, w, r, b, lengths), [h0], ["Tanh"], make_step)
 
 
 @composite("GRU")
-def gru(op, node):
+def gru(
+    op: Builder, x: Value, w: Value, r: Value, b: Value | None, lengths: Value | None, h0: Value | None, *,
+    node: ir.Node, linear_before_reset: int,
+) -> list[Value]:  # fmt: skip
     """z, r = f(x W + h R); n = g(x W + (r h) R), or g(x W + r (h R)) with linear_before_reset; h = (1 - z) n + z h."""
-    after = attr(node, "linear_before_reset", 0)
-    hidden = node.inputs[2]
 
-    def make_step(op, activations, r, b, p):
+    size = op.dim(r, 2)
+
+    def make_step(op: Builder, activations: Sequence[Activation], r: Value, b: Value | None, p: Value | None) -> tuple[Value | None, Step]:
         f, g = activations
-        size = op.dim(hidden, 2)
         twice, once = (2 * size, size) if isinstance(size, int) else (op.Mul(size, op.i64([2])), size)
         sizes = op.vector([twice, once])
         r_gates, r_new = op.Split(r, sizes, axis=0, outputs=2)
@@ -174,15 +180,15 @@ def gru(op, node):
         if b is not None:
             wb, rb = op.Split(b, axis=0, num_outputs=2, outputs=2)
             bias = wb + rb
-            if after:
+            if linear_before_reset:
                 rb_gates, rb_new = op.Split(rb, sizes, axis=0, outputs=2)
                 bias = wb + op.Concat(rb_gates, op.zeros(op.Shape(rb_new), rb.dtype), axis=0)
 
-        def step(op, x, s):
+        def step(op: Builder, x: Value, s: Sequence[Value]) -> list[Value]:
             h = s[0]
             x_gates, x_new = op.Split(x, sizes, axis=1, outputs=2)
             z, reset = op.Split(f(op, x_gates + op.MatMul(h, rt_gates)), axis=1, num_outputs=2, outputs=2)
-            if after:
+            if linear_before_reset:
                 inner = op.MatMul(h, rt_new)
                 new = g(op, x_new + reset * (inner if rb_new is None else inner + rb_new))
             else:
@@ -191,26 +197,28 @@ def gru(op, node):
 
         return bias, step
 
-    return _recurrent(op, node, 1, ["Sigmoid", "Tanh"], make_step)[: len(node.outputs)]
+    return _recurrent(op, node, (x, w, r, b, lengths), [h0], ["Sigmoid", "Tanh"], make_step)
 
 
 @composite("LSTM")
-def lstm(op, node):
+def lstm(
+    op: Builder, x: Value, w: Value, r: Value, b: Value | None, lengths: Value | None, h0: Value | None, c0: Value | None, p: Value | None,
+    *, node: ir.Node, activations: list[str] | None, clip: float | None, input_forget: int,
+) -> list[Value]:  # fmt: skip
     """i, o, f = f(x W + h R + p c); c = f c + i g(...); h = o h(c); the peephole of o sees the new c."""
-    coupled = attr(node, "input_forget", 0)
 
-    def make_step(op, activations, r, b, p):
+    def make_step(op: Builder, activations: Sequence[Activation], r: Value, b: Value | None, p: Value | None) -> tuple[Value | None, Step]:
         f, g, act = activations
         rt = op.Transpose(r, perm=[1, 0])
         peep = None if p is None else op.Split(p, axis=0, num_outputs=3, outputs=3)
 
-        def step(op, x, s):
+        def step(op: Builder, x: Value, s: Sequence[Value]) -> list[Value]:
             h, c = s
             i, o, forget, new = op.Split(x + op.MatMul(h, rt), axis=1, num_outputs=4, outputs=4)
             if peep is not None:
                 i, forget = i + peep[0] * c, forget + peep[2] * c
             i, new = f(op, i), g(op, new)
-            forget = 1.0 - i if coupled else f(op, forget)
+            forget = 1.0 - i if input_forget else f(op, forget)
             c = forget * c + i * new
             o = f(op, o if peep is None else o + peep[1] * c)
             return [o * act(op, c), c]
@@ -218,14 +226,13 @@ def lstm(op, node):
         return _sum_biases(op, b), step
 
     default = ["Sigmoid", "Tanh", "Tanh"]
-    usual = [a.lower() for a in attr(node, "activations") or default] in ([a.lower() for a in default] * k for k in (1, 2))
-    has_peepholes = len(node.inputs) > 7 and node.inputs[7] is not None
-    plain = _plain_lstm if usual and not coupled and not has_peepholes and attr(node, "clip") is None else None
-    return _recurrent(op, node, 2, default, make_step, plain)[: len(node.outputs)]
+    usual = [a.lower() for a in activations or default] in ([a.lower() for a in default] * k for k in (1, 2))
+    plain = _plain_lstm if usual and not input_forget and p is None and clip is None else None
+    return _recurrent(op, node, (x, w, r, b, lengths), [h0, c0], default, make_step, p, plain)
 
 
 # ------------------------------------------------------------------------------------------------------ the plain LSTM
-def _plain_lstm(op: Builder, x: ir.Value, initial: Sequence[ir.Value], reverse: bool, r: ir.Value) -> tuple[ir.Value, ...]:
+def _plain_lstm(op: Builder, x: Value, initial: Sequence[Value], reverse: bool, r: Value) -> tuple[Value, ...]:
     """`_over_time` for the usual activations: (T, B, 4H), [(B, H), (B, H)] -> (all h (T, B, H), last h, last c).
 
     Its Scan has further outputs, stacked by time, which are all that its backward reads: what a step's dc, dh, dc, dc are
@@ -233,8 +240,8 @@ def _plain_lstm(op: Builder, x: ir.Value, initial: Sequence[ir.Value], reverse: 
     f (T, B, H). They are made here, step by step, since whole stacks of them would double the memory of the backward.
     With p = i g, q = f c and t = tanh(c'), i (1 - g^2) is i - p g and o (1 - t^2) is o - h t.
     """
-    inside, name, kind = op.child(), op.scope.name, ir.TensorType(x.dtype)
-    h, c, xt = (ir.Value(name=name(stem), type=kind, shape=ir.Shape([None, None])) for stem in ("h", "c", "x"))
+    inside, name, kind = op.child(), op.scope.name, ir.TensorType(dtype_of(x))
+    h, c, xt = (Value(name=name(stem), type=kind, shape=ir.Shape([None, None])) for stem in ("h", "c", "x"))
     rt = op.Transpose(r, perm=[1, 0])
     size = op.dim(r, 1)
     sizes = op.vector([3 * size if isinstance(size, int) else op.Mul(size, op.i64([3])), size])
@@ -257,20 +264,20 @@ def _plain_lstm(op: Builder, x: ir.Value, initial: Sequence[ir.Value], reverse: 
     return y, last_h, last_c
 
 
-def _plain_lstm_backward(op: Builder, node: ir.Node, *above: ir.Value | None) -> dict[ir.Value, ir.Value]:
+def _plain_lstm_backward(op: Builder, node: ir.Node, cotangents: Sequence[Value | None]) -> dict[Value, Value]:
     """From the last step to the first, seven small nodes a step; the product for the gradient of R stands outside of the Scan.
 
     With dh, dc the gradients of a step's h and c: dc += dh o (1 - tanh(c)^2), the gradients before the activations are
     [dc g i(1-i), dh tanh(c) o(1-o), dc c' f(1-f), dc i (1 - g^2)], and the step before gets dh = those R, dc = dc f.
     """
-    h0, c0, x = node.inputs
+    h0, c0, x = (v for v in node.inputs if v is not None)
     _, _, y, slopes, through, forget = node.outputs
-    dh_last, dc_last, dy = above[:3]
-    rt = next(n for n in attr(node, "body") if n.op_type == "Gemm").inputs[1]
-    way, name, kind = attr(node, "scan_input_directions")[0], op.scope.name, ir.TensorType(x.dtype)
+    dh_last, dc_last, dy = cotangents[:3]
+    _, rt, _ = (v for n in attr(node, "body") if n.op_type == "Gemm" for v in n.inputs)
+    way, name, kind = attr(node, "scan_input_directions")[0], op.scope.name, ir.TensorType(dtype_of(x))
 
     inside = op.child()
-    dh, dc, *read = (ir.Value(name=name("back"), type=kind, shape=ir.Shape([None, None])) for _ in range(6 if dy is not None else 5))
+    dh, dc, *read = (Value(name=name("back"), type=kind, shape=ir.Shape([None, None])) for _ in range(6 if dy is not None else 5))
     slope, pass_on, kept = read[:3]
     with inside.arithmetic():
         whole_h = dh + read[3] if dy is not None else dh
@@ -289,7 +296,7 @@ def _plain_lstm_backward(op: Builder, node: ir.Node, *above: ir.Value | None) ->
     earlier = op.Concat(rest, first, axis=0) if way else op.Concat(first, rest, axis=0)
     hidden, wide = op.dim(rt, 0), op.dim(rt, 1)
     drt = op.Gemm(op.reshape(earlier, [-1, hidden]), op.reshape(dx, [-1, wide]), transA=1)
-    out: dict[ir.Value, ir.Value] = {}
+    out: dict[Value, Value] = {}
     for value, g in ((h0, dh0), (c0, dc0), (x, dx), (rt, drt)):
         g.type = kind
         out[value] = op.Add(out[value], g) if value in out else g  # one value may start h and c

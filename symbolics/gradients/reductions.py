@@ -2,117 +2,103 @@
 
 from __future__ import annotations
 
-import numpy as np
-import onnx_ir as ir
+import math
+
+from onnx_ir import Value
 
 from symbolics.gradients.registry import gradient
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr, static_shape
+from symbolics.graph.values import static_shape
 
 __all__: list[str] = []
 
 
-def _axes(node: ir.Node) -> ir.Value | None:
-    return node.inputs[1] if len(node.inputs) > 1 else None
-
-
-def _is_identity(op: Builder, node: ir.Node) -> bool:
-    """No axes and noop_with_empty_axes: the reduction of each element alone."""
-    axes = op.ints(_axes(node)) if _axes(node) is not None else []
-    return axes == [] and bool(attr(node, "noop_with_empty_axes", 0))
-
-
-def _keep(op: Builder, node: ir.Node, v: ir.Value) -> ir.Value:
+def _keep(op: Builder, v: Value, axes: Value | None, keepdims: int) -> Value:
     """v, shaped like the output, with the reduced dims as 1."""
-    axes = _axes(node)
-    if attr(node, "keepdims", 1) or axes is None or op.ints(axes) == []:
+    if keepdims or axes is None or op.ints(axes) == []:
         return v  # without axes v is a scalar or nothing was reduced
     return op.Unsqueeze(v, axes)
 
 
-def _reduce(op: Builder, node: ir.Node, kind: str, v: ir.Value) -> ir.Value:
-    """The same reduction of another value, reduced dims kept."""
-    return getattr(op, kind)(v, _axes(node), keepdims=1, noop_with_empty_axes=attr(node, "noop_with_empty_axes", 0))
-
-
-def _count(op: Builder, node: ir.Node, g: ir.Value) -> float | ir.Value:
+def _count(op: Builder, x: Value, y: Value, axes: Value | None, like: Value) -> float | Value:
     """How many elements of x go into one of y."""
-    x, y, axes = node.inputs[0], node.outputs[0], op.ints(_axes(node))
-    if axes and x.shape is not None and all(type(x.shape[a]) is int for a in axes):
-        return float(np.prod([x.shape[a] for a in axes]))
-    if static_shape(x) is not None and static_shape(y) is not None:
-        return float(np.prod(static_shape(x)) / max(np.prod(static_shape(y)), 1))
-    return op.cast(op.Div(op.Size(x), op.Size(y)), g.dtype)
+    along = [] if x.shape is None else [x.shape[a] for a in op.ints(axes) or ()]
+    known = [d for d in along if isinstance(d, int)]
+    if along and len(known) == len(along):
+        return float(math.prod(known))
+    before, after = static_shape(x), static_shape(y)
+    if before is not None and after is not None:
+        return float(math.prod(before) / max(math.prod(after), 1))
+    return op.cast(op.Div(op.Size(x), op.Size(y)), like.dtype)
 
 
 @gradient("ReduceSum")
-def reduce_sum(op, node, g):
-    return [op.expand_like(_keep(op, node, g), node.inputs[0])]
+def reduce_sum(op: Builder, g: Value, x: Value, axes: Value | None, *, keepdims: int) -> Value:
+    return op.expand_like(_keep(op, g, axes, keepdims), x)
 
 
 @gradient("ReduceMean")
-def reduce_mean(op, node, g):
-    return [op.expand_like(_keep(op, node, g / _count(op, node, g)), node.inputs[0])]
+def reduce_mean(op: Builder, g: Value, x: Value, axes: Value | None, *, y: Value, keepdims: int) -> Value:
+    return op.expand_like(_keep(op, g / _count(op, x, y, axes, g), axes, keepdims), x)
 
 
 @gradient("ReduceMax", "ReduceMin")
-def reduce_max_min(op, node, g):
+def reduce_max_min(op: Builder, g: Value, x: Value, axes: Value | None, *, y: Value, keepdims: int, noop_with_empty_axes: int) -> Value:
     """Ties share evenly, as torch.amax and torch.amin do."""
-    mask = op.mask(op.Equal(node.inputs[0], _keep(op, node, node.outputs[0])), g)
-    return [mask * (_keep(op, node, g) / _reduce(op, node, "ReduceSum", mask))]
+    mask = op.mask(op.Equal(x, _keep(op, y, axes, keepdims)), g)
+    return mask * (_keep(op, g, axes, keepdims) / op.ReduceSum(mask, axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes))
 
 
 @gradient("ReduceProd")
-def reduce_prod(op, node, g):
+def reduce_prod(op: Builder, g: Value, x: Value, axes: Value | None, *, y: Value, keepdims: int, noop_with_empty_axes: int) -> Value:
     """The product of the others: y / x, and where x is the only zero, the product without it."""
-    x, y, g = node.inputs[0], _keep(op, node, node.outputs[0]), _keep(op, node, g)
+    same = {"keepdims": 1, "noop_with_empty_axes": noop_with_empty_axes}
+    y, g = _keep(op, y, axes, keepdims), _keep(op, g, axes, keepdims)
     zero = op.Equal(x, 0.0)
     filled = op.Where(zero, op.number(1.0, x), x)
-    single = op.Equal(_reduce(op, node, "ReduceSum", op.mask(zero, g)), 1.0)
-    without = op.Where(single, _reduce(op, node, "ReduceProd", filled), 0.0)
-    return [g * op.Where(zero, without, y / filled)]
+    single = op.Equal(op.ReduceSum(op.mask(zero, g), axes, **same), 1.0)
+    without = op.Where(single, op.ReduceProd(filled, axes, **same), 0.0)
+    return g * op.Where(zero, without, y / filled)
 
 
 @gradient("ReduceL1")
-def reduce_l1(op, node, g):
-    return [_keep(op, node, g) * op.Sign(node.inputs[0])]
+def reduce_l1(op: Builder, g: Value, x: Value, axes: Value | None, *, keepdims: int) -> Value:
+    return _keep(op, g, axes, keepdims) * op.Sign(x)
 
 
 @gradient("ReduceL2")
-def reduce_l2(op, node, g):
+def reduce_l2(op: Builder, g: Value, x: Value, axes: Value | None, *, y: Value, keepdims: int) -> Value:
     """x / |x|, and 0 at the origin, as torch.linalg.vector_norm says."""
-    y = _keep(op, node, node.outputs[0])
-    return [node.inputs[0] * (_keep(op, node, g) / op.Where(op.Equal(y, 0.0), op.number(np.inf, y), y))]
+    y = _keep(op, y, axes, keepdims)
+    return x * (_keep(op, g, axes, keepdims) / op.Where(op.Equal(y, 0.0), op.number(math.inf, y), y))
 
 
 @gradient("ReduceLogSum")
-def reduce_log_sum(op, node, g):
-    return [op.expand_like(_keep(op, node, g / op.Exp(node.outputs[0])), node.inputs[0])]
+def reduce_log_sum(op: Builder, g: Value, x: Value, axes: Value | None, *, y: Value, keepdims: int) -> Value:
+    return op.expand_like(_keep(op, g / op.Exp(y), axes, keepdims), x)
 
 
 @gradient("ReduceLogSumExp")
-def reduce_log_sum_exp(op, node, g):
-    return [_keep(op, node, g) * op.Exp(node.inputs[0] - _keep(op, node, node.outputs[0]))]
+def reduce_log_sum_exp(op: Builder, g: Value, x: Value, axes: Value | None, *, y: Value, keepdims: int) -> Value:
+    return _keep(op, g, axes, keepdims) * op.Exp(x - _keep(op, y, axes, keepdims))
 
 
 @gradient("ReduceSumSquare")
-def reduce_sum_square(op, node, g):
-    return [_keep(op, node, 2.0 * g) * node.inputs[0]]
+def reduce_sum_square(op: Builder, g: Value, x: Value, axes: Value | None, *, keepdims: int) -> Value:
+    return _keep(op, 2.0 * g, axes, keepdims) * x
 
 
 @gradient("CumSum")
-def cum_sum(op, node, g):
-    return [op.CumSum(g, node.inputs[1], exclusive=attr(node, "exclusive", 0), reverse=1 - attr(node, "reverse", 0))]
+def cum_sum(op: Builder, g: Value, x: Value, axis: Value, *, exclusive: int, reverse: int) -> Value:
+    return op.CumSum(g, axis, exclusive=exclusive, reverse=1 - reverse)
 
 
 @gradient("CumProd")
-def cum_prod(op, node, g):
+def cum_prod(op: Builder, g: Value, x: Value, axis: Value, *, y: Value, exclusive: int, reverse: int) -> Value:
     """The sum of what follows, g * y, over x.
 
     Where x is the first zero on its way, the products over the others count instead: those that have no zero but this one.
     """
-    x, axis = node.inputs
-    exclusive, reverse = attr(node, "exclusive", 0), attr(node, "reverse", 0)
     zero = op.Equal(x, 0.0)
     filled = op.Where(zero, op.number(1.0, x), x)
     zeros = op.mask(zero, g)
@@ -120,8 +106,8 @@ def cum_prod(op, node, g):
     before = op.CumSum(zeros, axis, reverse=reverse, exclusive=1) if exclusive else so_far
     others = op.CumProd(filled, axis, exclusive=exclusive, reverse=reverse)
 
-    def follow(v: ir.Value) -> ir.Value:
+    def follow(v: Value) -> Value:
         return op.CumSum(v, axis, exclusive=exclusive, reverse=1 - reverse)
 
     at_zero = op.Where(op.Equal(so_far, 1.0), follow(g * others * op.mask(op.Equal(before, 1.0), g)), 0.0)
-    return [op.Where(zero, at_zero, follow(g * node.outputs[0]) / filled)]
+    return op.Where(zero, at_zero, follow(g * y) / filled)

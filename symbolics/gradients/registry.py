@@ -2,18 +2,110 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
+import onnx.defs
 import onnx_ir as ir
 
+from symbolics.errors import ArgumentError, PythonopError
 from symbolics.graph.builder import Builder
+from symbolics.graph.values import attr, describe
 
-__all__ = ["COMPOSITES", "RULES", "Composite", "Gradients", "Rule", "RuleFunction", "composite", "gradient"]
+__all__ = ["COMPOSITES", "RULES", "Composite", "Grads", "Rule", "RuleFunction", "composite", "gradient"]
 
-Gradients = Sequence[ir.Value | None] | Mapping[ir.Value, ir.Value]
-RuleFunction = Callable[..., Gradients]  # (op, node, *output gradients) -> one gradient an input, None where there is none
-Composite = Callable[[Builder, ir.Node], Sequence[ir.Value | None] | None]  # the forward in operators that have rules
+Grads = ir.Value | Sequence[ir.Value | None] | Mapping[ir.Value, ir.Value]
+_OLDEST_OPSET = 18  # models are converted to it at least
+_OF_THE_NODE = ("node", "y", "ys")  # keyword parameters that are no attributes
+
+
+class RuleFunction(Protocol):
+    """A function from cotangents to gradients; `gradient` says which parameters it may have."""
+
+    def __call__(self, op: Builder, /, *args: Any, **kwargs: Any) -> Grads:
+        """The gradients of the inputs; a Value alone is that of the first, a mapping says whose each is."""
+
+
+Function = TypeVar("Function", bound=RuleFunction)
+
+
+@dataclass(frozen=True)
+class _Parameters:
+    """What a function that is written as a formula wants of a node.
+
+    Attributes:
+        cotangents: ``g``, ``gs``, or nothing for the forward of a composite.
+        inputs: How many inputs it names, the first ones.
+        others: Whether it takes all inputs behind those too.
+        keywords: Attributes and `_OF_THE_NODE`, with the value that an operator without this attribute has.
+    """
+
+    cotangents: str
+    inputs: int
+    others: bool
+    keywords: dict[str, Any]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], *, is_rule: bool = True) -> _Parameters | None:
+        """The parameters of a formula; None of a rule that takes the node and its cotangents."""
+        _op, *rest = inspect.signature(function).parameters.values()
+        cotangents = rest.pop(0).name if is_rule else ""
+        if is_rule and cotangents not in ("g", "gs"):
+            return None
+        named = [p for p in rest if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        others = any(p.kind is p.VAR_POSITIONAL for p in rest)
+        return cls(cotangents, len(named), others, {p.name: p.default for p in rest if p.kind is p.KEYWORD_ONLY})
+
+    def check(self, domain: str, op_types: Sequence[str], function: Callable[..., Any]) -> None:
+        """Raise ArgumentError for a parameter that no schema of the operators knows; without a schema all pass."""
+        schemas = [_schemas(domain, op_type) for op_type in op_types]
+        if not all(schemas):
+            return
+        inputs = max(s.max_input for found in schemas for s in found)
+        attributes = {a for found in schemas for s in found for a in s.attributes}
+        unknown = sorted(self.keywords.keys() - attributes.union(_OF_THE_NODE))
+        if unknown or self.inputs > inputs:
+            what = f"asks for {', '.join(map(repr, unknown))}" if unknown else f"names {self.inputs} inputs"
+            raise ArgumentError(
+                f"the rule {_place(function)} of {', '.join(op_types)} {what}; there are {inputs} inputs at most and the attributes "
+                f"{', '.join(sorted(attributes)) or '(none)'}. Further keywords are {', '.join(_OF_THE_NODE)}."
+            )
+
+    def taken(self, node: ir.Node) -> Sequence[ir.Value | None]:
+        """The inputs of a node that have names in the formula, None for those that are not given."""
+        given = node.inputs if self.others else node.inputs[: self.inputs]
+        return given if len(given) >= self.inputs else [*given, *[None] * (self.inputs - len(given))]
+
+    def keywords_of(self, node: ir.Node) -> dict[str, Any]:
+        """The values of the keyword parameters."""
+        ends = {"node": node, "y": node.outputs[0], "ys": node.outputs}
+        values = {name: ends[name] if name in ends else attr(node, name) for name in self.keywords}
+        for name, otherwise in self.keywords.items():
+            if values[name] is None and otherwise is not inspect.Parameter.empty:
+                values[name] = otherwise
+            elif values[name] is None and not _schemas(node.domain, node.op_type):
+                raise PythonopError(
+                    f"the rule of {describe(node)} asks for the attribute {name!r}, which the node lacks: give it a default"
+                )
+        return values
+
+
+@functools.cache
+def _schemas(domain: str, op_type: str) -> list[onnx.defs.OpSchema]:
+    """The operator's newest schema and that of the oldest opset that rules are written for; empty where onnx knows none."""
+    found = []
+    for opset in (_OLDEST_OPSET, 10**6):
+        with contextlib.suppress(onnx.defs.SchemaError):
+            found.append(onnx.defs.get_schema(op_type, opset, domain))
+    return found
+
+
+def _place(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}:{getattr(function, '__qualname__', function)}"
 
 
 @dataclass(frozen=True)
@@ -21,56 +113,119 @@ class Rule:
     """A gradient rule.
 
     Attributes:
-        function: ``function(op, node, *gradients)``: the gradient of each input, None where there is none. Output gradients
-            may be None too, but never all of them.
+        function: A formula, or a function of the node; see `gradient`.
         broadcast: The inputs were broadcast to the shape of output 0 and their gradients have that shape: the engine sums them.
         straight_through: The outputs are integers through which a gradient passes nevertheless (QuantizeLinear).
-        first_only: Only input 0 has a gradient, whatever the others are (CastLike): what they alone depend on is on no path.
     """
 
     function: RuleFunction
     broadcast: bool = False
     straight_through: bool = False
-    first_only: bool = False
+    parameters: _Parameters | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", _Parameters.of(self.function))
+
+    def inputs(self, node: ir.Node) -> Sequence[ir.Value | None]:
+        """The inputs that can have a gradient: those that the formula names."""
+        return node.inputs if self.parameters is None else self.parameters.taken(node)
+
+    def gradients(self, op: Builder, node: ir.Node, cotangents: Sequence[ir.Value | None]) -> list[tuple[ir.Value, ir.Value]]:
+        """Values that the node reads and their gradients; some cotangent of its outputs is there.
+
+        Raises:
+            PythonopError: The rule returned too many gradients or too few, or left out the cotangent of an output.
+        """
+        inputs = self.inputs(node)
+        if self.parameters is None:
+            result = self.function(op, node, *cotangents)
+        else:
+            if self.parameters.cotangents == "g":
+                if any(
+                    g is not None and (y.dtype is None or y.dtype.is_floating_point()) for g, y in zip(cotangents[1:], node.outputs[1:])
+                ):
+                    raise self._wrong(node, "takes the cotangent of output 0 alone, g, and another is there: take all of them, gs")
+                if cotangents[0] is None:
+                    return []
+            given = cotangents[0] if self.parameters.cotangents == "g" else cotangents
+            result = self.function(op, given, *inputs, **self.parameters.keywords_of(node))
+        if isinstance(result, Mapping):
+            return list(result.items())
+        if result is None:
+            raise self._wrong(node, "returned None; [None] says that there is no gradient")
+        gradients = [result] if isinstance(result, ir.Value) else result
+        missing = () if self.parameters is None else inputs[len(gradients) :]
+        if len(gradients) > len(inputs) or any(v in op.scope.active for v in missing):
+            raise self._wrong(node, f"returned {len(gradients)} gradients for {len(inputs)} inputs")
+        return [(v, g) for v, g in zip(inputs, gradients) if v is not None and g is not None]
+
+    def _wrong(self, node: ir.Node, what: str) -> PythonopError:
+        return PythonopError(f"the rule of {describe(node)}, {_place(self.function)}, {what}")
 
 
+# The forward of a node in operators that have rules: one value per output, None for the node to stay.
+Composite = Callable[[Builder, ir.Node], Sequence[ir.Value | None] | None]
 RULES: dict[tuple[str, str], Rule] = {}
 COMPOSITES: dict[tuple[str, str], Composite] = {}
 
 
-def gradient(
-    *op_types: str, domain: str = "", broadcast: bool = False, straight_through: bool = False, first_only: bool = False
-) -> Callable[[RuleFunction], RuleFunction]:
-    """Register a gradient rule.
+def gradient(*op_types: str, domain: str = "", broadcast: bool = False, straight_through: bool = False) -> Callable[[Function], Function]:
+    """Register a gradient rule; its second parameter says which of two kinds it is.
 
-    ``@gradient("MyOp", domain="my.domain")`` on ``def rule(op, node, *gradients)``: ``gradients`` has an entry for each
-    output of the node, None where nothing flows; the rule returns a gradient for each input (None: no gradient). ``op``
-    builds nodes (``op.MatMul(a, b)``); values understand ``+ - * /``. An integer input needs no gradient.
+    Preferred is a **formula**: ``def rule(op, g, x, z, *, y, alpha)``.
+
+    - ``op`` builds nodes (``op.MatMul(a, b)``); within a rule ``+ - * /`` on values do too.
+    - ``g`` is the cotangent of output 0 (the rule is not asked where it has none). A rule that wants those of all outputs
+      takes ``gs`` in its place, with None where nothing flows.
+    - Then come the inputs of the node in their order: None for one that is not given, ``*xs`` for any number of them. Inputs
+      that the rule does not name have no gradient.
+    - Keyword parameters are attributes. One that the node does not carry has the default of the operator's schema in the
+      model's opset, or that of the parameter; in an operator with a schema it is None without either. Three keywords are no
+      attributes: ``y`` is output 0, ``ys`` are all outputs, ``node`` is the node.
+
+    Otherwise it takes the **node**: ``def rule(op, node, *gradients)``, with the cotangent of each output, None where
+    nothing flows. Then every input can have a gradient.
+
+    Both return a gradient per input, None where there is none; a formula that returns a single value means that of the
+    first input. A mapping from values to gradients may stand for both (rules of control flow: captured values have
+    gradients too). Sums over broadcast dims, accumulation and casts are the engine's work. An integer input needs no gradient.
+
+    Raises:
+        ArgumentError: A formula names more inputs than the operator's schema has, or a keyword that is none of the above.
 
     Example:
         >>> @gradient("Square", domain="my.domain")
-        ... def square(op, node, g):
-        ...     (x,) = node.inputs
-        ...     return [2.0 * x * g]
+        ... def square(op, g, x):
+        ...     return 2.0 * x * g
     """
 
-    def register(function: RuleFunction) -> RuleFunction:
-        for op_type in op_types:
-            RULES[domain, op_type] = Rule(function, broadcast, straight_through, first_only)
+    def register(function: Function) -> Function:
+        rule = Rule(function, broadcast, straight_through)
+        if rule.parameters is not None:
+            rule.parameters.check(domain, op_types, function)
+        RULES.update({(domain, op_type): rule for op_type in op_types})
         return function
 
     return register
 
 
-def composite(*op_types: str, domain: str = "") -> Callable[[Composite], Composite]:
+def composite(*op_types: str, domain: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the forward of an operator in operators that have rules; its gradient is theirs.
 
-    A function that returns None leaves a node to its rule.
+    ``def forward(op, x, z, *, alpha)``: parameters as in the formula of a `gradient`, without cotangents. It returns a value
+    per output, or a single value; outputs that the node does not have are dropped. None leaves the node to its rule.
     """
 
-    def register(function: Composite) -> Composite:
-        for op_type in op_types:
-            COMPOSITES[domain, op_type] = function
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = _Parameters.of(function, is_rule=False)
+        assert parameters is not None
+
+        def forward(op: Builder, node: ir.Node) -> Sequence[ir.Value | None] | None:
+            made = function(op, *parameters.taken(node), **parameters.keywords_of(node))
+            return [made] if isinstance(made, ir.Value) else made
+
+        parameters.check(domain, op_types, function)
+        COMPOSITES.update({(domain, op_type): forward for op_type in op_types})
         return function
 
     return register

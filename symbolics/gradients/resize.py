@@ -1,61 +1,57 @@
-"""Resize: linear in x and separable, so one matrix an axis."""
+"""Resize: linear in x and separable, so one matrix per axis."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
+from onnx_ir import Value
 
 from symbolics.gradients.registry import gradient
+from symbolics.gradients.windows import Dim
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr, static_shape
+from symbolics.graph.values import static_shape
 
 __all__: list[str] = []
 
+_REPEATS = (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"))  # with these a whole factor repeats each element
+
 
 @gradient("Resize", "Upsample")
-def resize(op, node, g):
+def resize(
+    op: Builder, g: Value, x: Value, *, y: Value, node: ir.Node, axes: list[int] | None, mode: str, antialias: int | None,
+    coordinate_transformation_mode: str | None, nearest_mode: str | None, keep_aspect_ratio_policy: str | None,
+) -> Value:  # fmt: skip
     """dx = M^T g along each axis that changes; M is the same Resize of the identity matrix."""
-    x = node.inputs[0]
-    rank = op.rank(node, x)
-    none = [None] * (len(node.inputs) - 1)
-    axes = [a % rank for a in attr(node, "axes") or range(rank)]
-    if (factors := _repeats(op, node)) is not None:
-        return [_sum_blocks(op, g, x, factors), *none]
-    for position, axis in enumerate(axes):
-        if not _is_kept(op, node, position, axis):
-            g = _along(op, g, axis, rank, _matrix(op, node, position, axis, len(axes)))
+    rank, stretches = op.rank(node, x), keep_aspect_ratio_policy in ("stretch", None)
+    roi, scales = [*node.inputs[1:], None][:2] if node.op_type == "Resize" else (None, node.inputs[1])
+    known = op.const(scales)
+    factors = None if known is None or not known.size else [float(s) for s in known.reshape(-1)]
+    if mode == "nearest" and (coordinate_transformation_mode, nearest_mode) in _REPEATS and not antialias:
+        if (repeats := _repeats(factors, axes, static_shape(x), static_shape(y) if stretches else None)) is not None:
+            return _sum_blocks(op, g, x, repeats)
+    crops = coordinate_transformation_mode == "tf_crop_and_resize"
+    places = [a % rank for a in axes or range(rank)]
+    for position, axis in enumerate(places):
+        d, out = op.dim(x, axis), None if y.shape is None else y.shape[axis]
+        if crops or (factors[position] != 1.0 if factors else not stretches or not isinstance(d, int) or d != out):
+            part = _part(op, roi, position, len(places)) if crops and roi is not None else None
+            has_scales = scales is not None and (known is None or known.size)
+            factor = op.Slice(scales, [position], [position + 1]) if has_scales else None
+            g = _along(op, g, axis, rank, _matrix(op, node, x, y, axis, part, factor))
     g.shape = x.shape
-    return [g, *none]
+    return g
 
 
-def _repeats(op: Builder, node: ir.Node) -> list[int] | None:
-    """The factors of a nearest Resize that repeats each element: the common case of upsampling."""
-    how = (attr(node, "coordinate_transformation_mode", "half_pixel"), attr(node, "nearest_mode", "round_prefer_floor"))
-    usual = how in (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "floor"))
-    x, y = static_shape(node.inputs[0]), static_shape(node.outputs[0])
-    if (
-        node.op_type == "Upsample"
-        or attr(node, "mode", "nearest") != "nearest"
-        or not usual
-        or attr(node, "antialias", 0)
-        or 0 in (x or ())
-    ):
+def _repeats(factors: list[float] | None, axes: list[int] | None, x: tuple[int, ...] | None, y: tuple[int, ...] | None) -> list[int] | None:
+    """How often a nearest Resize repeats each element along each axis: the common case of upsampling."""
+    if 0 in (x or ()) or (factors is not None and axes is not None):
         return None
-    scales = op.const(node.inputs[2]) if len(node.inputs) > 2 else None
-    if scales is not None and scales.size:
-        if attr(node, "axes") is not None:
-            return None
-        factors = [float(s) for s in scales.reshape(-1)]
-    elif x is not None and y is not None and attr(node, "keep_aspect_ratio_policy", "stretch") == "stretch":
-        factors = [b / a for a, b in zip(x, y)]
-    else:
-        return None
-    if how == ("half_pixel", "floor") or any(f < 1 or f != int(f) for f in factors):
-        return None
-    return [int(f) for f in factors]
+    if factors is None:
+        factors = None if x is None or y is None else [b / a for a, b in zip(x, y)]
+    return None if factors is None or any(f < 1 or f != int(f) for f in factors) else [int(f) for f in factors]
 
 
-def _sum_blocks(op: Builder, g: ir.Value, x: ir.Value, factors: list[int]) -> ir.Value:
-    split: list[int | ir.Value] = []
+def _sum_blocks(op: Builder, g: Value, x: Value, factors: list[int]) -> Value:
+    split: list[Dim] = []
     blocks = []
     for i, f in enumerate(factors):
         split.append(op.dim(x, i))
@@ -65,43 +61,28 @@ def _sum_blocks(op: Builder, g: ir.Value, x: ir.Value, factors: list[int]) -> ir
     return op.ReduceSum(op.reshape(g, split), blocks, keepdims=0) if blocks else g
 
 
-def _is_kept(op: Builder, node: ir.Node, position: int, axis: int) -> bool:
-    """Whether an axis stays as it is."""
-    if attr(node, "coordinate_transformation_mode") == "tf_crop_and_resize":
-        return False
-    scales = op.const(node.inputs[2]) if len(node.inputs) > 2 else op.const(node.inputs[1]) if node.op_type == "Upsample" else None
-    if scales is not None and scales.size:
-        return float(scales[position]) == 1.0
-    x, y = node.inputs[0].shape[axis], None if node.outputs[0].shape is None else node.outputs[0].shape[axis]
-    return type(x) is int and x == y and attr(node, "keep_aspect_ratio_policy", "stretch") == "stretch"
-
-
-def _matrix(op: Builder, node: ir.Node, position: int, axis: int, count: int) -> ir.Value:
+def _matrix(op: Builder, node: ir.Node, x: Value, y: Value, axis: int, part: Value | None, factor: Value | None) -> Value:
     """(out, in): the Resize of this axis applied to the identity matrix, as the height of an image."""
-    x, y = node.inputs[0], node.outputs[0]
-    roi, scales, _sizes = [*node.inputs[1:], None, None, None][:3] if node.op_type == "Resize" else (None, node.inputs[1], None)
     size = op.dim(x, axis)
-    single = op.vector([size])
     eye = op.EyeLike(op.ConstantOfShape(op.vector([size, size])), dtype=ir.DataType.FLOAT)
     image = op.Unsqueeze(eye, [0, 1])
     attributes = {k: v for k, v in node.attributes.items() if k not in ("axes", "keep_aspect_ratio_policy", "extrapolation_value")}
-    known = op.const(scales)
-    if scales is not None and (known is None or known.size):
-        one = op.constant([1.0, 1.0], ir.DataType.FLOAT)
-        inputs = [op.Concat(one, op.Slice(scales, [position], [position + 1]), op.constant([1.0], ir.DataType.FLOAT), axis=0), None]
+    if factor is not None:
+        inputs = [op.Concat(op.constant([1.0, 1.0], ir.DataType.FLOAT), factor, op.constant([1.0], ir.DataType.FLOAT), axis=0), None]
     else:
-        inputs = [None, op.Concat([1, 1], op.vector([op.dim(y, axis)]), single, axis=0)]
-    part = None
-    if roi is not None and attr(node, "coordinate_transformation_mode") == "tf_crop_and_resize":
-        zeros, ones = op.constant([0.0, 0.0], ir.DataType.FLOAT), op.constant([1.0, 1.0], ir.DataType.FLOAT)
-        zero, one = op.constant([0.0], ir.DataType.FLOAT), op.constant([1.0], ir.DataType.FLOAT)
-        begin, end = (op.Cast(op.Slice(roi, [i], [i + 1]), to=ir.DataType.FLOAT) for i in (position, position + count))
-        part = op.Concat(zeros, begin, zero, ones, end, one, axis=0)
-    out = op.Resize(image, part, *inputs, **attributes)
-    return op.cast(op.Squeeze(out, [0, 1]), x.dtype)
+        inputs = [None, op.Concat([1, 1], op.vector([op.dim(y, axis)]), op.vector([size]), axis=0)]
+    return op.cast(op.Squeeze(op.Resize(image, part, *inputs, **attributes), [0, 1]), x.dtype)
 
 
-def _along(op: Builder, g: ir.Value, axis: int, rank: int, matrix: ir.Value) -> ir.Value:
+def _part(op: Builder, roi: Value, position: int, count: int) -> Value:
+    """The region of interest of one axis, for `_matrix`."""
+    zeros, ones = op.constant([0.0, 0.0], ir.DataType.FLOAT), op.constant([1.0, 1.0], ir.DataType.FLOAT)
+    zero, one = op.constant([0.0], ir.DataType.FLOAT), op.constant([1.0], ir.DataType.FLOAT)
+    begin, end = (op.Cast(op.Slice(roi, [i], [i + 1]), to=ir.DataType.FLOAT) for i in (position, position + count))
+    return op.Concat(zeros, begin, zero, ones, end, one, axis=0)
+
+
+def _along(op: Builder, g: Value, axis: int, rank: int, matrix: Value) -> Value:
     """matrix^T along one axis of g."""
     if axis == rank - 2:
         return op.MatMul(op.Transpose(matrix, perm=[1, 0]), g)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import onnx_ir as ir
+from collections.abc import Sequence
 
-from symbolics.gradients.registry import composite, gradient
+import onnx_ir as ir
+from onnx_ir import Value
+
+from symbolics.gradients.registry import Grads, composite, gradient
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import inline_body
 from symbolics.graph.values import attr, rank_of, unsupported
@@ -13,17 +16,17 @@ __all__: list[str] = []
 
 
 @gradient("Optional", "OptionalGetElement")
-def optional(op, node, g):
-    return [g]
+def optional(op: Builder, g: Value, x: Value) -> Value:
+    return g
 
 
-def _elements(op: Builder, sequence: ir.Value | None) -> list[ir.Value] | None:
+def _elements(op: Builder, sequence: Value | None) -> list[Value] | None:
     """The tensors of a sequence whose length and positions are known, None of any other."""
     node = None if sequence is None else sequence.producer()
     if node is None or node.domain != "":
         return None
     if node.op_type == "SequenceConstruct":
-        return list(node.inputs)
+        return [v for v in node.inputs if v is not None]
     if node.op_type == "SequenceEmpty":
         return []
     if node.op_type == "SplitToSequence":
@@ -33,52 +36,50 @@ def _elements(op: Builder, sequence: ir.Value | None) -> list[ir.Value] | None:
     elements = _elements(op, node.inputs[0])
     if elements is None or node.op_type == "Identity":
         return elements
-    inserts = node.op_type == "SequenceInsert"
-    given = [*node.inputs, None, None][2 if inserts else 1]
-    position = op.ints(given) if given is not None else [len(elements) if inserts else -1]
+    new = node.inputs[1:2] if node.op_type == "SequenceInsert" else []
+    given = [*node.inputs[1 + len(new) :], None][0]
+    position = op.ints(given) if given is not None else [len(elements) if new else -1]
     if position is None:
         return None
     at = position[0] + len(elements) if position[0] < 0 else position[0]
-    return [*elements[:at], node.inputs[1], *elements[at:]] if inserts else [*elements[:at], *elements[at + 1 :]]
+    return [*elements[:at], *[v for v in new if v is not None], *elements[at + (not new) :]]
 
 
-def _split_elements(op: Builder, node: ir.Node) -> list[ir.Value] | None:
+def _split_elements(op: Builder, node: ir.Node) -> list[Value] | None:
     x, split = [*node.inputs, None][:2]
-    axis, lengths = attr(node, "axis", 0), [1] if split is None else op.ints(split)
-    if lengths is None or (x.shape is None and (split is None or rank_of(split) != 1)):
+    axis, lengths = attr(node, "axis"), [1] if split is None else op.ints(split)
+    if lengths is None or x is None:
         return None
     if split is None or rank_of(split) == 0:  # equal parts, the last may be shorter
-        size = x.shape[axis]
-        if type(size) is not int:
+        size = None if x.shape is None else x.shape[axis]
+        if not isinstance(size, int):
             return None
         lengths = [min(lengths[0], size - i) for i in range(0, size, lengths[0])]
     parts = op.Split(x, lengths, axis=axis, outputs=len(lengths))
-    parts = [parts] if isinstance(parts, ir.Value) else list(parts)
-    return [op.Squeeze(p, [axis]) for p in parts] if split is None and not attr(node, "keepdims", 1) else parts
+    parts = [parts] if isinstance(parts, Value) else list(parts)
+    return [op.Squeeze(p, [axis]) for p in parts] if split is None and not attr(node, "keepdims") else parts
 
 
 @composite("SequenceAt")
-def sequence_at(op, node):
-    elements, position = _elements(op, node.inputs[0]), op.ints(node.inputs[1])
-    return None if elements is None or position is None or not -len(elements) <= position[0] < len(elements) else [elements[position[0]]]
+def sequence_at(op: Builder, sequence: Value, position: Value) -> Value | None:
+    elements, at = _elements(op, sequence), op.ints(position)
+    return None if elements is None or at is None or not -len(elements) <= at[0] < len(elements) else elements[at[0]]
 
 
 @composite("ConcatFromSequence")
-def concat_from_sequence(op, node):
-    elements, axis = _elements(op, node.inputs[0]), attr(node, "axis")
-    if not elements:
-        return None
-    return [op.Concat(*([op.Unsqueeze(e, [axis]) for e in elements] if attr(node, "new_axis", 0) else elements), axis=axis)]
+def concat_from_sequence(op: Builder, sequence: Value, *, axis: int, new_axis: int) -> Value | None:
+    elements = _elements(op, sequence)
+    return op.Concat(*([op.Unsqueeze(e, [axis]) for e in elements] if new_axis else elements), axis=axis) if elements else None
 
 
 @composite("SequenceMap")
-def sequence_map(op, node):
+def sequence_map(op: Builder, *xs: Value, body: ir.Graph) -> Sequence[Value] | None:
     """The body once for each element."""
-    mapped = [_elements(op, v) or v for v in node.inputs]
-    body, first = attr(node, "body"), mapped[0]
-    if not isinstance(first, list) or any(isinstance(v, ir.Value) and isinstance(v.type, ir.SequenceType) for v in mapped):
+    mapped = [_elements(op, v) or v for v in xs]
+    first = mapped[0]
+    if not isinstance(first, list) or any(isinstance(v, Value) and isinstance(v.type, ir.SequenceType) for v in mapped):
         return None
-    results: list[list[ir.Value]] = [[] for _ in body.outputs]
+    results: list[list[Value | None]] = [[] for _ in body.outputs]
     for i in range(len(first)):
         nodes, made = inline_body(op, body, [each[i] if isinstance(each, list) else each for each in mapped])
         op.nodes += nodes
@@ -88,5 +89,5 @@ def sequence_map(op, node):
 
 
 @gradient("SequenceConstruct", "SequenceAt", "SequenceInsert", "SequenceErase", "SplitToSequence", "ConcatFromSequence")
-def sequence(op, node, *_):
+def sequence(op: Builder, node: ir.Node, *_: Value | None) -> Grads:
     raise unsupported(node, "a sequence whose length or positions are known only at run time has no gradient")

@@ -3,79 +3,79 @@
 from __future__ import annotations
 
 import onnx_ir as ir
+from onnx_ir import Value
 
 from symbolics.gradients.registry import composite, gradient
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr
 
 __all__: list[str] = []
 
 
-def _dft(op: Builder, x: ir.Value, length: ir.Value | None, axis: int | ir.Value, **attributes: int) -> ir.Value:
+def _dft(op: Builder, x: Value, length: Value | None, axis: int | Value, **attributes: int) -> Value:
     """DFT; its axis was an attribute before opset 20."""
     if op.scope.opset >= 20:
         return op.DFT(x, length, op.i64(axis) if isinstance(axis, int) else axis, **attributes)
     return op.DFT(x, length, axis=axis, **attributes)
 
 
-def _axis(op: Builder, node: ir.Node, rank: int) -> int | ir.Value:
-    if "axis" in node.attributes:
-        return attr(node, "axis") % rank
-    if len(node.inputs) < 3 or node.inputs[2] is None:
+def _axis(op: Builder, axis: Value | int | None, rank: int) -> int | Value:
+    if axis is None:
         return (-2 if op.scope.opset >= 20 else 1) % rank
-    known = op.const(node.inputs[2])
-    return node.inputs[2] if known is None else int(known.reshape(())) % rank
+    if isinstance(axis, int):
+        return axis % rank
+    known = op.ints(axis)
+    return axis if known is None else known[0] % rank
 
 
-def _dim(op: Builder, x: ir.Value, axis: int | ir.Value) -> ir.Value:
+def _dim(op: Builder, x: Value, axis: int | Value) -> Value:
     """The dim of an axis that may be known only at run time, as a vector."""
     return op.vector([op.dim(x, axis)]) if isinstance(axis, int) else op.Gather(op.shape(x), op.Reshape(axis, [1]), axis=0)
 
 
-def _scalar(op: Builder, v: ir.Value) -> ir.Value:
+def _scalar(op: Builder, v: Value) -> Value:
     return op.Reshape(v, op.constant([], ir.DataType.INT64))
 
 
 @gradient("DFT")
-def dft(op, node, g):
+def dft(
+    op: Builder, g: Value, x: Value, length: Value | None, axes: Value | None, *,
+    y: Value, node: ir.Node, axis: int | None, inverse: int, onesided: int,
+) -> Value:  # fmt: skip
     """The adjoint of a DFT over n points is the inverse DFT times n; of the inverse, the DFT over n.
 
     A one-sided spectrum is filled with zeros; an input that was cut or filled to n points is filled or cut again, one
     that was real takes the real part.
     """
-    x, length = [*node.inputs, None][:2]
-    none = [None] * (len(node.inputs) - 1)
-    rank, inverse, onesided = op.rank(node, x), attr(node, "inverse", 0), attr(node, "onesided", 0)
-    axis = _axis(op, node, rank)
+    rank = op.rank(node, x)
+    place = _axis(op, axes if op.scope.opset >= 20 else axis, rank)
     if inverse and onesided:
-        return [_dft_real(op, node, g, axis, length), *none]
-    points = op.Reshape(length, [1]) if length is not None else _dim(op, x if onesided else node.outputs[0], axis)
+        return _dft_real(op, g, x, y, length, place, rank)
+    points = op.Reshape(length, [1]) if length is not None else _dim(op, x if onesided else y, place)
     n = op.Cast(_scalar(op, points), to=g.dtype)
-    h = _dft(op, g, _scalar(op, points), axis, inverse=1 - inverse)
+    h = _dft(op, g, _scalar(op, points), place, inverse=1 - inverse)
     h = h / n if inverse else h * n
     if length is not None:
-        axes = [axis] if isinstance(axis, int) else op.Reshape(axis, [1])
-        h = op.Pad(h, op.Concat([0], op.Sub(_dim(op, x, axis), points), axis=0), None, axes)
-    return [h if x.shape[rank - 1] == 2 else op.Slice(h, [0], op.vector([op.dim(x, rank - 1)]), [rank - 1]), *none]
+        along = [place] if isinstance(place, int) else op.Reshape(place, [1])
+        h = op.Pad(h, op.Concat([0], op.Sub(_dim(op, x, place), points), axis=0), None, along)
+    parts = op.dim(x, rank - 1)
+    return h if parts == 2 else op.Slice(h, [0], op.vector([parts]), [rank - 1])
 
 
-def _dft_real(op: Builder, node: ir.Node, g: ir.Value, axis: int | ir.Value, length: ir.Value | None) -> ir.Value:
+def _dft_real(op: Builder, g: Value, x: Value, y: Value, length: Value | None, axis: int | Value, rank: int) -> Value:
     """Of the inverse from a one-sided spectrum to n real points: (DFT of g) / n, twice where a bin stands for two."""
-    x = node.inputs[0]
     half = _dft(op, g, length, axis, onesided=1)
-    points, size = _dim(op, node.outputs[0], axis), _dim(op, x, axis)
+    points, size = _dim(op, y, axis), _dim(op, x, axis)
     n = op.Cast(_scalar(op, points), to=g.dtype)
     bins = op.Range(op.i64(0), _scalar(op, size), op.i64(1))
     alone = op.Or(op.Equal(bins, 0), op.Equal(op.Mul(bins, op.i64(2)), _scalar(op, points)))
     weight = op.Where(alone, op.number(1.0, g), op.number(2.0, g)) / n
-    here = op.Equal(op.i64(list(range(len(x.shape)))), op.i64(axis) if isinstance(axis, int) else axis)
+    here = op.Equal(op.i64(list(range(rank))), op.i64(axis) if isinstance(axis, int) else axis)
     return half * op.Reshape(weight, op.Where(here, op.i64(-1), op.i64(1)))
 
 
 @composite("STFT")
-def stft(op, node):
+def stft(op: Builder, signal: Value, step: Value, window: Value | None, length: Value | None, *, node: ir.Node, onesided: int) -> Value:
     """Frames, times the window, through DFT."""
-    signal, step, window, length = [*node.inputs, None, None][:4]
     rank = op.rank(node, signal)
     x = op.Unsqueeze(signal, [2]) if rank == 2 else signal
     size = op.Reshape(length, [1]) if length is not None else op.Shape(window)
@@ -85,7 +85,7 @@ def stft(op, node):
     begin = op.Mul(op.Range(op.i64(0), _scalar(op, count), op.i64(1)), step)
     within = op.Range(op.i64(0), _scalar(op, size), op.i64(1))
     frames = op.Gather(x, op.Add(op.Unsqueeze(begin, [1]), op.Unsqueeze(within, [0])), axis=1)
-    frames.type, frames.shape = signal.type, ir.Shape([None, None, None, signal.shape[2] if rank == 3 else 1])
+    frames.type, frames.shape = signal.type, ir.Shape([None, None, None, *(signal.shape or [1, 1])[2:], *[1] * (3 - rank)])
     if window is not None:
         frames = frames * op.Unsqueeze(window, [1])
-    return [_dft(op, frames, None, 2, onesided=attr(node, "onesided", 1))]
+    return _dft(op, frames, None, 2, onesided=onesided)

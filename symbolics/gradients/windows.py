@@ -2,17 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir import Value
 
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr
+from symbolics.graph.values import attr, dtype_of
 
-__all__ = ["Windows", "windows"]
+__all__ = ["Amount", "Dim", "Windows", "windows"]
 
-Amount = int | ir.Value  # a number, or an int64 vector of one element
+Dim = int | Value  # a number, or an int64 vector of one element
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A number plus what is known only at run time, if anything: ``+ - *`` compute the one now and build nodes for the other."""
+
+    op: Builder
+    number: int
+    value: Value | None = None
+
+    @classmethod
+    def of(cls, op: Builder, dim: Dim) -> Amount:
+        """A dim as an amount."""
+        return cls(op, dim) if isinstance(dim, int) else cls(op, 0, dim)
+
+    @property
+    def dim(self) -> Dim:
+        """The amount as a dim."""
+        return self.number if self.value is None else self.op.Add(self.value, self.op.i64([self.number])) if self.number else self.value
+
+    def __add__(self, other: Amount | Dim) -> Amount:
+        other = other if isinstance(other, Amount) else Amount.of(self.op, other)
+        values = [v for v in (self.value, other.value) if v is not None]
+        return Amount(self.op, self.number + other.number, self.op.Add(*values) if len(values) > 1 else values[0] if values else None)
+
+    def __sub__(self, other: Amount | Dim) -> Amount:
+        other = other if isinstance(other, Amount) else Amount.of(self.op, other)
+        if other.value is None:
+            return Amount(self.op, self.number - other.number, self.value)
+        if self.value is None:
+            return Amount(self.op, 0, self.op.Sub(self.op.i64([self.number - other.number]), other.value))
+        return Amount(self.op, self.number - other.number, self.op.Sub(self.value, other.value))
+
+    def __mul__(self, factor: int) -> Amount:
+        stays = self.value is None or factor == 1
+        return Amount(self.op, self.number * factor, self.value if stays else self.op.Mul(self.value, self.op.i64([factor])))
 
 
 @dataclass
@@ -26,13 +65,13 @@ class Windows:
     """
 
     op: Builder
-    large: ir.Value
-    small: ir.Value
-    kernel: list[Amount]
+    large: Value
+    small: Value
+    kernel: Sequence[Dim]
     strides: list[int]
     dilations: list[int]
-    before: list[Amount]
-    after: list[Amount]
+    before: list[Dim]
+    after: list[Dim]
 
     @property
     def rank(self) -> int:
@@ -40,121 +79,87 @@ class Windows:
         return len(self.strides)
 
     @property
-    def is_static(self) -> bool:
-        """Whether all sizes are numbers now."""
-        return all(isinstance(v, int) for v in (*self.kernel, *self.before, *self.after))
+    def static(self) -> tuple[list[int], list[int], list[int]] | None:
+        """The kernel, `before` and `after`, where all are numbers now."""
+        kernel, before, after = ([v for v in side if isinstance(v, int)] for side in (self.kernel, self.before, self.after))
+        return (kernel, before, after) if len(kernel) == len(before) == len(after) == self.rank else None
 
-    def pad(self, x: ir.Value) -> ir.Value:
+    def pad(self, x: Value) -> Value:
         """x, of the large side, with the padding that the windows reach into, or without the rest they do not reach."""
         return self.op.pad(x, self.before, self.after, range(2, self.rank + 2))
 
-    def unpad(self, x: ir.Value) -> ir.Value:
+    def unpad(self, x: Value) -> Value:
         """The adjoint of `pad`."""
-        less = [[-v if isinstance(v, int) else self.op.Neg(v) for v in side] for side in (self.before, self.after)]
-        return self.op.pad(x, *less, range(2, self.rank + 2))
+        before, after = ([-v if isinstance(v, int) else self.op.Neg(v) for v in side] for side in (self.before, self.after))
+        return self.op.pad(x, before, after, range(2, self.rank + 2))
 
-    def transposed(self, g: ir.Value, weight: ir.Value, group: int) -> ir.Value:
+    def transposed(self, g: Value, weight: Value, group: int) -> Value:
         """ConvTranspose of the small side to the large one, in its exact size."""
-        op, n = self.op, self.rank
-        if self.is_static and min((*self.before, *self.after), default=0) >= 0:
-            pads = [*self.before, *self.after]
-            return op.ConvTranspose(g, weight, strides=self.strides, dilations=self.dilations, pads=pads, group=group)
-        if (
-            self.is_static
-            and min(self.before) >= 0
-            and all(a >= 0 or -a < max(s, d) for a, s, d in zip(self.after, self.strides, self.dilations))
-        ):
-            extra = [max(-a, 0) for a in self.after]
-            pads = [*self.before, *[max(a, 0) for a in self.after]]
-            return op.ConvTranspose(g, weight, strides=self.strides, dilations=self.dilations, pads=pads, output_padding=extra, group=group)
-        return self.unpad(op.ConvTranspose(g, weight, strides=self.strides, dilations=self.dilations, pads=[0] * (2 * n), group=group))
+        settings: dict[str, Any] = {"strides": self.strides, "dilations": self.dilations, "group": group}
+        if (known := self.static) is not None:
+            _, before, after = known
+            extra = [max(-a, 0) for a in after]
+            if min(before, default=0) >= 0 and all(a < max(s, d) for a, s, d in zip(extra, self.strides, self.dilations)):
+                pads = [*before, *[max(a, 0) for a in after]]
+                return self.op.ConvTranspose(g, weight, pads=pads, output_padding=extra if any(extra) else None, **settings)
+        return self.unpad(self.op.ConvTranspose(g, weight, pads=[0] * (2 * self.rank), **settings))
 
-    def spread(self, g: ir.Value, weight: np.ndarray | None = None) -> ir.Value:
+    def spread(self, g: Value, weight: np.ndarray | None = None) -> Value:
         """The adjoint of summing each window of each channel: every window gives its element to its places."""
         op = self.op
         spatial = [op.dim(self.small, i + 2) for i in range(self.rank)]
         flat = op.reshape(g, [-1, 1, *spatial])
         if all(isinstance(k, int) for k in self.kernel):
-            ones = op.constant(np.ones((1, 1, *self.kernel)), g.dtype)
+            ones = op.constant(np.ones((1, 1, *self.kernel)), dtype_of(g))
         else:
             ones = op.Expand(op.number(1.0, g), op.vector([1, 1, *self.kernel]))
         return op.reshape_like(self.transposed(flat, ones, 1), self.large)
 
-    def counts(self, include_pad: bool, pads: list[Amount], like: ir.Value) -> ir.Value | float:
+    def counts(self, include_pad: bool, pads: Sequence[Dim], like: Value) -> Value | float:
         """How many places of each window count: those of the large side, or those of its declared padding too."""
         op, n = self.op, self.rank
         sizes = [op.dim(self.large, i + 2) for i in range(n)]
-        outs = [op.dim(self.small, i + 2) for i in range(n)]
-        begin = [p if include_pad else 0 for p in pads[:n]]
-        end = [p if include_pad else 0 for p in pads[n:]]
-        if self.is_static and all(isinstance(v, int) for v in (*sizes, *outs, *begin, *end)):
+        begin, end = ([p if include_pad else 0 for p in side] for side in (pads[:n], pads[n:]))
+        numbers = [[v for v in some if isinstance(v, int)] for some in (sizes, begin, end, [op.dim(self.small, i + 2) for i in range(n)])]
+        if (known := self.static) is not None and all(len(some) == n for some in numbers):
             total = np.ones((1, 1) + (1,) * n)
-            for i in range(n):
-                place = np.arange(outs[i])[:, None] * self.strides[i] + np.arange(self.kernel[i])[None] * self.dilations[i] - self.before[i]
-                inside = ((place >= -begin[i]) & (place < sizes[i] + end[i])).sum(1)
+            for i, (size, first, last, out) in enumerate(zip(*numbers)):
+                place = np.arange(out)[:, None] * self.strides[i] + np.arange(known[0][i])[None] * self.dilations[i] - known[1][i]
+                inside = ((place >= -first) & (place < size + last)).sum(1)
                 total = total * inside.reshape([-1 if j == i + 2 else 1 for j in range(n + 2)])
-            return float(total.flat[0]) if (total == total.flat[0]).all() else op.constant(total, like.dtype)
+            return float(total.flat[0]) if (total == total.flat[0]).all() else op.constant(total, dtype_of(like))
         ones = op.Expand(op.number(1.0, like), op.vector([1, 1, *sizes]))
         if include_pad:  # the declared padding counts, what a rounded-up last window adds does not
             ones = op.Pad(ones, op.vector([0, 0, *begin, 0, 0, *end]), op.number(1.0, like))
-            rest = [[_minus(op, a, b) for a, b in zip(*pair)] for pair in ((self.before, begin), (self.after, end))]
-            ones = op.pad(ones, *rest, range(2, n + 2))
+            before, after = ([(Amount.of(op, a) - b).dim for a, b in zip(*pair)] for pair in ((self.before, begin), (self.after, end)))
+            ones = op.pad(ones, before, after, range(2, n + 2))
         else:
             ones = self.pad(ones)
-        weight = op.constant(np.ones((1, 1, *self.kernel)), like.dtype)
+        weight = op.constant(np.ones((1, 1, *self.kernel)), dtype_of(like))
         return op.Conv(ones, weight, strides=self.strides, dilations=self.dilations)
 
 
-def windows(op: Builder, node: ir.Node, large: ir.Value, small: ir.Value, kernel: list[Amount]) -> Windows:
+def windows(op: Builder, node: ir.Node, large: Value, small: Value, kernel: Sequence[Dim]) -> Windows:
     """The windows of a Conv, a ConvTranspose (whose large side is its output) or a pool; pads and auto_pad resolved."""
     n = len(kernel)
     strides, dilations = attr(node, "strides") or [1] * n, attr(node, "dilations") or [1] * n
     pads, auto = list(attr(node, "pads") or [0] * (2 * n)), attr(node, "auto_pad", "NOTSET")
-    before: list[Amount] = []
-    after: list[Amount] = []
+    before: list[Dim] = []
+    after: list[Dim] = []
     for i in range(n):
-        d, out = op.dim(large, i + 2), op.dim(small, i + 2)
-        reach = _plus(op, _times(op, _minus(op, out, 1), strides[i]), _times(op, _minus(op, kernel[i], 1), dilations[i]), 1)
-        total = _minus(op, reach, d)  # the padding that the windows reach into
+        d, out, k = op.dim(large, i + 2), Amount.of(op, op.dim(small, i + 2)), Amount.of(op, kernel[i])
+        total = (out - 1) * strides[i] + (k - 1) * dilations[i] + 1 - d  # the padding that the windows reach into
+        b: Dim = 0 if auto == "VALID" else pads[i]
         if auto in ("SAME_UPPER", "SAME_LOWER") or attr(node, "output_shape") is not None:
-            whole = max(total, 0) if isinstance(total, int) else op.Max(total, op.i64([0]))
+            known = total.dim
+            whole = max(known, 0) if isinstance(known, int) else op.Max(known, op.i64([0]))
             half = whole // 2 if isinstance(whole, int) else op.Div(whole, op.i64([2]))
-            low = _minus(op, whole, half)
-            b = low if _begins_larger(node, auto) else half
-        else:
-            b = 0 if auto == "VALID" else pads[i]
+            b = (Amount.of(op, whole) - half).dim if _begins_larger(node, auto) else half
         before.append(b)
-        after.append(_minus(op, total, b))
+        after.append((total - b).dim)
     return Windows(op, large, small, kernel, list(strides), list(dilations), before, after)
 
 
 def _begins_larger(node: ir.Node, auto: str) -> bool:
     """Whether an odd padding has its larger half in front: SAME_LOWER; ConvTranspose with output_shape unless SAME_UPPER."""
     return auto == "SAME_LOWER" if node.op_type != "ConvTranspose" or attr(node, "output_shape") is None else auto != "SAME_UPPER"
-
-
-def _minus(op: Builder, a: Amount, b: Amount) -> Amount:
-    if isinstance(a, int) and isinstance(b, int):
-        return a - b
-    return a if isinstance(b, int) and b == 0 else op.Sub(*_vectors(op, a, b))
-
-
-def _plus(op: Builder, *terms: Amount) -> Amount:
-    number = sum(t for t in terms if isinstance(t, int))
-    values = [t for t in terms if not isinstance(t, int)]
-    if not values:
-        return number
-    out = values[0]
-    for v in [*values[1:], *([op.i64([number])] if number else [])]:
-        out = op.Add(out, v)
-    return out
-
-
-def _times(op: Builder, a: Amount, factor: int) -> Amount:
-    if isinstance(a, int):
-        return a * factor
-    return a if factor == 1 else op.Mul(a, op.i64([factor]))
-
-
-def _vectors(op: Builder, *amounts: Amount) -> list[ir.Value]:
-    return [op.i64([a]) if isinstance(a, int) else a for a in amounts]
