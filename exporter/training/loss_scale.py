@@ -36,13 +36,13 @@ class LossScale:
     def unscaled(self, op: Builder, gradients: Mapping[str, ir.Value], accumulate: int) -> dict[str, ir.Value]:
         """The mean of so many accumulated gradients, without the scale."""
         inverse = op.Div(1 / accumulate, self._scale)
-        return {name: g * op.cast(inverse, g.dtype) for name, g in gradients.items()}
+        return {name: g * op.Cast(inverse, to=g.dtype) for name, g in gradients.items()}
 
     def skip_overflow(self, op: Builder, changed: Iterable[ir.Value], gradients: Mapping[str, ir.Value]) -> None:
         """Where a gradient is not finite nothing changes but the scale."""
         following = self._carried.next
         # x - x is 0 for finite x, NaN for the others, and NaN survives the sum.
-        rests = [op.cast(op.ReduceSum(op.Sub(g, g), None, keepdims=0), _FLOAT) for g in gradients.values()]
+        rests = [op.Cast(op.ReduceSum(op.Sub(g, g), None, keepdims=0), to=_FLOAT) for g in gradients.values()]
         finite = op.Equal(op.Sum(*rests) if len(rests) > 1 else rests[0], op.constant(0.0, _FLOAT))
         for old in changed:
             following[old] = op.Where(finite, following[old], old)

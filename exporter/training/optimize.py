@@ -43,7 +43,7 @@ class Optimization:
             op: Takes the nodes.
             parameters, gradients: By the names of the parameters' initializers.
         """
-        gradients = {name: op.cast(g, parameters[name].dtype) for name, g in gradients.items()}
+        gradients = {name: op.Cast(g, to=parameters[name].dtype) for name, g in gradients.items()}
         return self._update(op, parameters, gradients) if self.accumulate == 1 else self._accumulate(op, parameters, gradients)
 
     def _accumulate(self, op: Builder, parameters: Mapping[str, ir.Value], gradients: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
@@ -60,7 +60,7 @@ class Optimization:
         update, keep = op.child(), op.child()
         with update.arithmetic():
             reported = self._update(update, parameters, dict(zip(gradients, sums.values(), strict=True)))
-            carried.next.update((total, update.zeros(update.shape(total), kind_of(total))) for total in sums)
+            carried.next.update((total, update.zeros(update.Shape(total), kind_of(total))) for total in sums)
         inputs = list(carried.next)
         results = [*carried.next.values(), *reported.values()]
         same = [*(sums.get(value, value) for value in inputs), *(keep.constant(0.0, kind_of(value)) for value in reported.values())]
@@ -82,7 +82,7 @@ class Optimization:
             norm = op.Sqrt(op.Sum(*squares) if len(squares) > 1 else squares[0])
             reported[NORM] = norm
             factor = op.Min(op.Div(self.clip_norm, op.Add(norm, 1e-6)), 1.0)
-            gradients = {name: g * op.cast(factor, g.dtype) for name, g in gradients.items()}
+            gradients = {name: g * op.Cast(factor, to=g.dtype) for name, g in gradients.items()}
         before = set(self.carried.next)
         self._apply(op, parameters, gradients)
         if self.scale is not None:
@@ -97,7 +97,7 @@ class Optimization:
         rate = carried.new(RATE, np.array(first, np.float64 if doubles else np.float32))
         step = carried.new("state.step", np.array(steps_made(self.groups, parameters), np.int64))
         carried.next[step] = count = op.Add(step, 1)
-        shared_rate = op.cast(rate, _DOUBLE)
+        shared_rate = op.Cast(rate, to=_DOUBLE)
         for group in self.groups:
             if not (names := [name for name in group.names if name in parameters]):
                 continue
@@ -109,7 +109,7 @@ class Optimization:
 
             def scalar(name: str, kind: ir.DataType, factors: Any = factors, numbers: Any = numbers) -> ir.Value:
                 if name in factors:
-                    return op.memo((factors[name], kind), lambda: op.cast(factors[name], kind))
+                    return op.memo((factors[name], kind), lambda: op.Cast(factors[name], to=kind))
                 return op.constant(numbers[name], kind)
 
             for name in names:

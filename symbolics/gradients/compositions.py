@@ -115,7 +115,7 @@ def attention(op: Builder, node: ir.Node, g: Value) -> dict[Value, Value] | None
     ds = p * (dp - op.ReduceSum(op.Mul(scaled, node.outputs[0]), [-1], keepdims=1))
     dk = op.MatMul(swap(op, ds, rank), q)
     dk.shape = ir.Shape([*lead, *list(kt.shape or ())[:-3:-1]])
-    dkt = op.transpose(dk, [*range(rank - 2), rank - 1, rank - 2])
+    dkt = op.Transpose(dk, perm=[*range(rank - 2), rank - 1, rank - 2])
     return {q: op.MatMul(ds, _untransposed(match, kt, rank)), kt: dkt, v: op.MatMul(swap(op, p, rank), g)}
 
 

@@ -174,7 +174,7 @@ def if_(op: Builder, gs: Sequence[Value | None], condition: Value, *, node: ir.N
             copy.replace_all_uses_with(_expose(op, node, key, position, value))
         _drop_impure(replay)
         ends = [replay.gradients.get(v) or replay.inside.zeros_like(v) for v in wanted]
-        ends = [replay.inside.cast(g, v.dtype) for g, v in zip(ends, wanted)]
+        ends = [replay.inside.Cast(g, to=v.dtype) for g, v in zip(ends, wanted)]
         branches[name] = replay.graph(op.scope.name(name), [], ends)
     if not wanted:
         return {}
@@ -299,7 +299,7 @@ def iterate(op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node) 
 
     def gradient_of(value: Value, like: Value) -> Value:
         g = replay.gradients.get(value)
-        return inside.zeros_like(like) if g is None else inside.cast(g, like.dtype)
+        return inside.zeros_like(like) if g is None else inside.Cast(g, to=like.dtype)
 
     ends = [gradient_of(s[0], g) for s, (g, _) in zip(states, carried)]
     for value in wanted:

@@ -69,10 +69,10 @@ def _weight_by_columns(op: Builder, slide: Windows, padded: Value, small: Value,
     m, c, *kernel = static_shape(w) or ()
     outs = [d for d in (slide.small.shape or ())[2:] if isinstance(d, int)]
     axes = list(range(2, slide.rank + 2))
-    rows = op.memo(("rows of g", small), lambda: op.Reshape(op.transpose(small, [1, 0, *axes]), [m, -1]))
+    rows = op.memo(("rows of g", small), lambda: op.Reshape(op.Transpose(small, perm=[1, 0, *axes]), [m, -1]))
     positions = list(itertools.product(*[range(k) for k in kernel]))
     if c < _MORE_CHANNELS or len(positions) == 1 or len(positions) * math.prod(outs) > _MANY_PIXELS:
-        turned = op.transpose(padded, [1, 0, *axes])
+        turned = op.Transpose(padded, perm=[1, 0, *axes])
         groups = [_seen(op, slide, turned, position, outs) for position in positions]
         if c < _FEW_CHANNELS and len(groups) > 1:
             groups = [op.Concat(*groups, axis=0)]
@@ -128,8 +128,8 @@ def _weight_by_conv(op: Builder, slide: Windows, padded: Value, small: Value, w:
         rows = op.Transpose(padded, perm=swap)
     else:  # (N, G*C, ...) to (C, G*N, ...)
         c, spatial = op.dim(w, 1), op.Shape(padded, start=2)
-        split = op.reshape(padded, op.Concat(op.vector([0, group, c]), spatial, axis=0))
-        rows = op.reshape(op.Transpose(split, perm=[2, 1, 0, *[a + 1 for a in axes]]), op.Concat(op.vector([c, -1]), spatial, axis=0))
+        split = op.Reshape(padded, op.Concat(op.vector([0, group, c]), spatial, axis=0))
+        rows = op.Reshape(op.Transpose(split, perm=[2, 1, 0, *[a + 1 for a in axes]]), op.Concat(op.vector([c, -1]), spatial, axis=0))
     full = op.Conv(rows, op.Transpose(small, perm=swap), strides=slide.dilations, dilations=slide.strides, group=group)
     cut = op.Slice(full, [0] * n, op.vector([op.dim(w, a) for a in axes]), axes)
     return op.Transpose(cut, perm=swap)

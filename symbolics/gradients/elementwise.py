@@ -123,7 +123,7 @@ def pow_(op: Builder, g: Value, a: Value, b: Value, *, y: Value) -> Grads:
             return [None, None]
         power = a if n == 2.0 else op.Sqrt(a) if n == 1.5 else op.Pow(a, op.number(n - 1, a))
         return [op.scale(g, n) * power, None]
-    p = op.cast(b, a.dtype)
+    p = op.Cast(b, to=a.dtype)
     one = op.number(1.0, a)
     da = g * (p * op.Pow(a, op.Where(op.Equal(p, 0.0), one, p - 1.0)))
     log = op.Log(op.Where(op.Equal(a, 0.0), one, a))
@@ -195,7 +195,7 @@ def dropout(op: Builder, g: Value, x: Value, ratio: Value | None, training: Valu
         known = 0.5 if p is None else float(p)
         scale = op.number(0.0 if known >= 1 else 1 / (1 - known), g)
     else:
-        share = op.cast(ratio, g.dtype)
+        share = op.Cast(ratio, to=g.dtype)
         scale = op.Where(op.Equal(share, 1.0), op.number(0.0, g), 1.0 / (1.0 - share))
     if mode is None:
         scale = op.Where(training, scale, op.number(1.0, g))

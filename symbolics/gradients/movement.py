@@ -45,7 +45,7 @@ def unsqueeze(op: Builder, g: Value, x: Value, axes: Value) -> Value:
 
 @gradient("Transpose")
 def transpose(op: Builder, g: Value, x: Value, *, perm: list[int] | None) -> Value:
-    return op.Transpose(g) if perm is None else op.transpose(g, [int(i) for i in np.argsort(perm)])
+    return op.Transpose(g) if perm is None else op.Transpose(g, perm=[int(i) for i in np.argsort(perm)])
 
 
 @gradient("Expand")
@@ -61,7 +61,7 @@ def tile(op: Builder, g: Value, x: Value, repeats: Value, *, node: ir.Node) -> V
     if counts is not None and dims is not None:
         shape = op.i64([d for pair in zip(counts, dims) for d in pair])
     else:
-        shape = op.Reshape(op.Concat(op.Unsqueeze(repeats, [1]), op.Unsqueeze(op.shape(x), [1]), axis=1), [-1])
+        shape = op.Reshape(op.Concat(op.Unsqueeze(repeats, [1]), op.Unsqueeze(op.Shape(x), [1]), axis=1), [-1])
     return op.ReduceSum(op.Reshape(g, shape), list(range(0, 2 * rank, 2)), keepdims=0)
 
 
@@ -75,7 +75,7 @@ def concat(op: Builder, g: Value, *xs: Value, node: ir.Node, axis: int) -> Grads
 
 @gradient("Split")
 def split(op: Builder, gs: list[Value | None], x: Value, *, ys: list[Value], axis: int) -> Value:
-    return op.concat([op.zeros_like(y) if g is None else g for g, y in zip(gs, ys)], axis)
+    return op.Concat(*[op.zeros_like(y) if g is None else g for g, y in zip(gs, ys)], axis=axis)
 
 
 @gradient("Slice")
@@ -97,7 +97,7 @@ def slice_(
             b = s if s >= 0 else op.Max(op.Add(d, op.i64(s)), op.i64(0))
         before.append(b)
         after.append((Amount.of(op, d) - b - n).dim)
-    return op.pad(g, before, after, axis)
+    return op.padded(g, before, after, axis)
 
 
 @gradient("Pad")
@@ -109,7 +109,7 @@ def pad(op: Builder, g: Value, x: Value, pads: Value, value: Value | None, axes:
     places = range(op.rank(node, x)) if axes is None else op.ints(axes)
     if amounts is not None and places is not None:
         less = [-a for a in amounts]
-        dx = op.pad(g, less[: len(less) // 2], less[len(less) // 2 :], places)
+        dx = op.padded(g, less[: len(less) // 2], less[len(less) // 2 :], places)
     else:
         dx = op.Pad(g, op.Neg(pads), None, axes)
     dvalue = None
@@ -126,7 +126,7 @@ def trilu(op: Builder, g: Value, x: Value, *k: Value, upper: int) -> Grads:
 @gradient("CenterCropPad")
 def center_crop_pad(op: Builder, g: Value, x: Value, *, axes: list[int] | None) -> Value:
     """Its own adjoint: crop what was padded, pad what was cropped."""
-    return op.CenterCropPad(g, op.shape(x) if axes is None else op.vector([op.dim(x, a) for a in axes]), axes=axes)
+    return op.CenterCropPad(g, op.Shape(x) if axes is None else op.vector([op.dim(x, a) for a in axes]), axes=axes)
 
 
 # ------------------------------------------------------------------------------------------------------------ gather
@@ -235,10 +235,9 @@ def tensor_scatter(op: Builder, g: Value, cache: Value, update: Value, *, node: 
     """Scattered element numbers, from 1, tell where in g each update lies; 0 is the cache."""
     where = node.inputs[2:]
     dcache = op.TensorScatter(g, op.zeros_like(update), *where, **node.attributes)
-    blank = op.ConstantOfShape(op.shape(cache), value=ir.tensor(np.zeros(1, np.int64)))
+    blank = op.ConstantOfShape(op.Shape(cache), value=ir.tensor(np.zeros(1, np.int64)))
     landed = op.flat(op.TensorScatter(blank, op.Add(op.numbers(update), op.i64(1)), *where, **node.attributes))
-    size = op.size(update)
-    length = op.i64([size + 1]) if isinstance(size, int) else op.Reshape(op.Add(size, op.i64(1)), [1])
+    length = op.Reshape(op.Add(op.Size(update), op.i64(1)), [1])
     slots = op.ScatterElements(op.zeros(length, dtype_of(g)), landed, op.flat(g), axis=0, reduction="add")
     return [dcache, op.reshape_like(op.Slice(slots, [1], [np.iinfo(np.int64).max]), update)]
 
@@ -258,7 +257,7 @@ def depth_to_space(op: Builder, g: Value, x: Value, *, blocksize: int, mode: str
     if mode == "DCR":
         return op.SpaceToDepth(g, blocksize=blocksize)
     _, h, w = (op.dim(x, i) for i in (1, 2, 3))
-    g = op.reshape(g, [op.dim(x, 0), -1, h, blocksize, w, blocksize])  # from (n, c, h, i, w, j) to (n, c, i, j, h, w)
+    g = op.Reshape(g, [op.dim(x, 0), -1, h, blocksize, w, blocksize])  # from (n, c, h, i, w, j) to (n, c, i, j, h, w)
     return op.reshape_like(op.Transpose(g, perm=[0, 1, 3, 5, 2, 4]), x)
 
 

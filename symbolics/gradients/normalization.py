@@ -23,7 +23,7 @@ def softmax(op: Builder, g: Value, x: Value, *, y: Value, axis: int) -> Value:
     """y * (g - sum(g * y)). A fully masked row is NaN; where the model replaces it, its gradient is 0, as in torch's attention."""
     y = _without_nan(op, y)
     if y.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):  # the difference cancels: torch takes it in float32 too
-        y, g = op.cast(y, ir.DataType.FLOAT), op.cast(g, ir.DataType.FLOAT)
+        y, g = op.Cast(y, to=ir.DataType.FLOAT), op.Cast(g, to=ir.DataType.FLOAT)
     return y * (g - op.ReduceSum(g * y, [axis], keepdims=1))
 
 
@@ -76,14 +76,14 @@ def layer_normalization(
     if plain is not None:  # one node for two
         normal = op.LayerNormalization(x, op.constant(np.ones(plain[axis:]), dtype_of(x)), axis=axis, **settings)
     else:
-        normal = (op.cast(x, stash) - mean) * inverse
-    g = op.zeros_like(y) if g is None else op.cast(g, stash)
-    dx = _normalized(op, g * op.cast(scale, stash), normal, inverse, axes)
+        normal = (op.Cast(x, to=stash) - mean) * inverse
+    g = op.zeros_like(y) if g is None else op.Cast(g, to=stash)
+    dx = _normalized(op, g * op.Cast(scale, to=stash), normal, inverse, axes)
     if gmean is not None:
         dx = dx + gmean / op.count_over(x, axes, gmean)
     if ginverse is not None:
         dx = dx - ginverse * (inverse * inverse) * normal / op.count_over(x, axes, ginverse)
-    dx = op.cast(dx, kind)
+    dx = op.Cast(dx, to=kind)
     dscale = _sum_leading(op, g * normal, scale, x)
     return [dx, dscale, None if bias is None else _sum_leading(op, g, bias, x)]
 
@@ -126,7 +126,7 @@ def batch_normalization(
         raise unsupported(node, "an input of rank 1 has no channels")
     axes = [0, *range(2, rank)]
     kind = mean.dtype  # statistics may be of a wider type
-    wide, wide_x = op.cast(g, kind), op.cast(x, kind)
+    wide, wide_x = op.Cast(g, to=kind), op.Cast(x, to=kind)
     if training_mode:
         if momentum == 0 and len(ys) == 3 and all(o.name for o in ys):
             _, mean_x, spread = ys  # the batch's own, as they are
@@ -138,13 +138,13 @@ def batch_normalization(
         inverse = 1.0 / op.Sqrt(spread + epsilon)
         dbias = op.ReduceSum(wide, axes, keepdims=0)
         dscale = op.ReduceSum(wide * centered, axes, keepdims=0) * inverse
-        factor = inverse * op.cast(scale, kind)
+        factor = inverse * op.Cast(scale, to=kind)
         share = factor / op.count_over(x, axes, dbias)
         # Few passes over what is large: a BatchNormalization takes dscale * normal + dbias from wide_x in one.
         rest = op.BatchNormalization(wide_x, share * dscale, share * dbias, mean_x, spread, epsilon=epsilon)
         return [wide * _channels(op, factor, rank) - rest, dscale, dbias, None, None]
     inverse = 1.0 / op.Sqrt(variance + epsilon)
-    factor = op.cast(scale, kind) * inverse
+    factor = op.Cast(scale, to=kind) * inverse
     normal = (wide_x - _channels(op, mean, rank)) * _channels(op, inverse, rank)
     dbias, dscale = op.ReduceSum(wide, axes, keepdims=0), op.ReduceSum(wide * normal, axes, keepdims=0)
     dvariance = dscale * (factor * inverse) * -0.5

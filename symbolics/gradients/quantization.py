@@ -38,8 +38,8 @@ class _Scales:
         """The adjoint of `spread`."""
         op = self.op
         if self.block_size:
-            blocks = op.Expand(op.Reshape(self.blocks(), self.along), op.shape(self.x))
-            zeros = op.Expand(op.number(0.0, g), op.shape(self.scale))
+            blocks = op.Expand(op.Reshape(self.blocks(), self.along), op.Shape(self.x))
+            zeros = op.Expand(op.number(0.0, g), op.Shape(self.scale))
             return op.ScatterElements(zeros, blocks, g, axis=self.axis, reduction="add")
         if self.is_single:
             return op.reshape_like(op.ReduceSum(g, keepdims=0), self.scale)
@@ -52,7 +52,7 @@ def quantize_linear(
 ) -> Grads:
     """round(x / s) + z, without the gradient of what was cut off."""
     scales = _Scales(op, node, x, scale, axis, block_size)
-    s = op.cast(scales.spread(scale), x.dtype)
+    s = op.Cast(scales.spread(scale), to=x.dtype)
     q = x / s
     if y.dtype is not None and y.dtype.is_integer():
         level = op.Round(q) if zero is None else op.Round(q) + op.Cast(scales.spread(zero), to=x.dtype)
@@ -68,7 +68,7 @@ def dequantize_linear(
 ) -> Grads:
     """(x - z) s."""
     scales = _Scales(op, node, x, scale, axis, block_size)
-    s = op.cast(scales.spread(scale), g.dtype)
+    s = op.Cast(scales.spread(scale), to=g.dtype)
     level = op.Cast(x, to=g.dtype)
     if zero is not None:
         level = level - op.Cast(scales.spread(zero), to=g.dtype)

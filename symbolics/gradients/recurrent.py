@@ -283,7 +283,7 @@ def _plain_lstm_backward(op: Builder, node: ir.Node, cotangents: Sequence[Value 
         whole_h = dh + read[3] if dy is not None else dh
         whole_c = dc + whole_h * pass_on
         dgates = inside.Concat(whole_c, whole_h, whole_c, whole_c, axis=1) * slope
-        ends = [inside.MatMul(dgates, op.transpose(rt, [1, 0])), whole_c * kept, dgates]
+        ends = [inside.MatMul(dgates, op.Transpose(rt, perm=[1, 0])), whole_c * kept, dgates]
     scanned = [slopes, through, forget, *([] if dy is None else [dy])]
     body = ir.Graph([dh, dc, *read], ends, nodes=inside.nodes, name=name("backward"))
     start = [op.zeros_like(v) if g is None else g for g, v in ((dh_last, h0), (dc_last, c0))]
@@ -295,7 +295,7 @@ def _plain_lstm_backward(op: Builder, node: ir.Node, cotangents: Sequence[Value 
     first, rest = op.Unsqueeze(h0, [0]), op.Slice(y, [1], [_END], [0]) if way else op.Slice(y, [0], [-1], [0])
     earlier = op.Concat(rest, first, axis=0) if way else op.Concat(first, rest, axis=0)
     hidden, wide = op.dim(rt, 0), op.dim(rt, 1)
-    drt = op.Gemm(op.reshape(earlier, [-1, hidden]), op.reshape(dx, [-1, wide]), transA=1)
+    drt = op.Gemm(op.Reshape(earlier, [-1, hidden]), op.Reshape(dx, [-1, wide]), transA=1)
     out: dict[Value, Value] = {}
     for value, g in ((h0, dh0), (c0, dc0), (x, dx), (rt, drt)):
         g.type = kind

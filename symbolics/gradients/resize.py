@@ -58,7 +58,7 @@ def _sum_blocks(op: Builder, g: Value, x: Value, factors: list[int]) -> Value:
         if f > 1:
             blocks.append(len(split))
             split.append(f)
-    return op.ReduceSum(op.reshape(g, split), blocks, keepdims=0) if blocks else g
+    return op.ReduceSum(op.Reshape(g, split), blocks, keepdims=0) if blocks else g
 
 
 def _matrix(op: Builder, node: ir.Node, x: Value, y: Value, axis: int, part: Value | None, factor: Value | None) -> Value:
@@ -71,7 +71,7 @@ def _matrix(op: Builder, node: ir.Node, x: Value, y: Value, axis: int, part: Val
         inputs = [op.Concat(op.constant([1.0, 1.0], ir.DataType.FLOAT), factor, op.constant([1.0], ir.DataType.FLOAT), axis=0), None]
     else:
         inputs = [None, op.Concat([1, 1], op.vector([op.dim(y, axis)]), op.vector([size]), axis=0)]
-    return op.cast(op.Squeeze(op.Resize(image, part, *inputs, **attributes), [0, 1]), x.dtype)
+    return op.Cast(op.Squeeze(op.Resize(image, part, *inputs, **attributes), [0, 1]), to=x.dtype)
 
 
 def _part(op: Builder, roi: Value, position: int, count: int) -> Value:

@@ -82,7 +82,7 @@ def _size(op: Builder, x: Value, axis: int) -> Value:
 
 def _rows(op: Builder, x: Value, rank: int) -> Value:
     """(N, C, ...) to (N * pixels, C)."""
-    return op.reshape(op.Transpose(x, perm=[0, *range(2, rank), 1]), [-1, op.dim(x, 1)])
+    return op.Reshape(op.Transpose(x, perm=[0, *range(2, rank), 1]), [-1, op.dim(x, 1)])
 
 
 def _starts(op: Builder, x: Value, rank: int) -> Value:
@@ -221,9 +221,9 @@ def deform_conv(
     out = [op.dim(offset, 2), op.dim(offset, 3)]
     channels = op.dim(x, 1)
     each = channels // offset_group if isinstance(channels, int) else op.Div(channels, op.i64([offset_group]))
-    images = op.reshape(x, [-1, each, op.dim(x, 2), op.dim(x, 3)])  # an image of its own for each offset group
+    images = op.Reshape(x, [-1, each, op.dim(x, 2), op.dim(x, 3)])  # an image of its own for each offset group
     images.type, images.shape = x.type, ir.Shape([None, each if isinstance(each, int) else None, *(x.shape or ())[2:]])
-    offsets = op.reshape(offset, [-1, places, 2, *out])
+    offsets = op.Reshape(offset, [-1, places, 2, *out])
     sizes = [_size(op, x, 2), _size(op, x, 3)]
     taps = []
     for i in range(2):
@@ -238,11 +238,11 @@ def deform_conv(
     base = op.Reshape(_starts(op, images, 4), [-1, 1, 1, 1])
     seen = _total(op, _sample(op, _rows(op, images, 4), base, sizes, taps, masked=True))  # (N * og, places, oh, ow, C / og)
     if mask is not None:
-        seen = seen * op.Unsqueeze(op.reshape(mask, [-1, places, *out]), [-1])
+        seen = seen * op.Unsqueeze(op.Reshape(mask, [-1, places, *out]), [-1])
     columns = op.Transpose(seen, perm=[0, 4, 1, 2, 3])  # channels, then kernel places, as the weight has them
-    columns = op.reshape(columns, [op.dim(x, 0), group, _divided(op, channels, group, places), -1])
-    weight = op.reshape(w, [group, -1, _divided(op, channels, group, places)])
-    y = op.reshape(op.MatMul(weight, columns), [op.dim(x, 0), op.dim(w, 0), *out])
+    columns = op.Reshape(columns, [op.dim(x, 0), group, _divided(op, channels, group, places), -1])
+    weight = op.Reshape(w, [group, -1, _divided(op, channels, group, places)])
+    y = op.Reshape(op.MatMul(weight, columns), [op.dim(x, 0), op.dim(w, 0), *out])
     return y if b is None else y + op.Reshape(b, [1, -1, 1, 1])
 
 

@@ -29,7 +29,7 @@ def _axis(op: Builder, axis: Value | int | None, rank: int) -> int | Value:
 
 def _dim(op: Builder, x: Value, axis: int | Value) -> Value:
     """The dim of an axis that may be known only at run time, as a vector."""
-    return op.vector([op.dim(x, axis)]) if isinstance(axis, int) else op.Gather(op.shape(x), op.Reshape(axis, [1]), axis=0)
+    return op.vector([op.dim(x, axis)]) if isinstance(axis, int) else op.Gather(op.Shape(x), op.Reshape(axis, [1]), axis=0)
 
 
 def _scalar(op: Builder, v: Value) -> Value:

@@ -86,12 +86,12 @@ class Windows:
 
     def pad(self, x: Value) -> Value:
         """x, of the large side, with the padding that the windows reach into, or without the rest they do not reach."""
-        return self.op.pad(x, self.before, self.after, range(2, self.rank + 2))
+        return self.op.padded(x, self.before, self.after, range(2, self.rank + 2))
 
     def unpad(self, x: Value) -> Value:
         """The adjoint of `pad`."""
         before, after = ([-v if isinstance(v, int) else self.op.Neg(v) for v in side] for side in (self.before, self.after))
-        return self.op.pad(x, before, after, range(2, self.rank + 2))
+        return self.op.padded(x, before, after, range(2, self.rank + 2))
 
     def transposed(self, g: Value, weight: Value, group: int) -> Value:
         """ConvTranspose of the small side to the large one, in its exact size."""
@@ -108,7 +108,7 @@ class Windows:
         """The adjoint of summing each window of each channel: every window gives its element to its places."""
         op = self.op
         spatial = [op.dim(self.small, i + 2) for i in range(self.rank)]
-        flat = op.reshape(g, [-1, 1, *spatial])
+        flat = op.Reshape(g, [-1, 1, *spatial])
         if all(isinstance(k, int) for k in self.kernel):
             ones = op.constant(np.ones((1, 1, *self.kernel)), dtype_of(g))
         else:
@@ -132,7 +132,7 @@ class Windows:
         if include_pad:  # the declared padding counts, what a rounded-up last window adds does not
             ones = op.Pad(ones, op.vector([0, 0, *begin, 0, 0, *end]), op.number(1.0, like))
             before, after = ([(Amount.of(op, a) - b).dim for a, b in zip(*pair)] for pair in ((self.before, begin), (self.after, end)))
-            ones = op.pad(ones, before, after, range(2, n + 2))
+            ones = op.padded(ones, before, after, range(2, n + 2))
         else:
             ones = self.pad(ones)
         weight = op.constant(np.ones((1, 1, *self.kernel)), dtype_of(like))

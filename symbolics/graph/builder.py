@@ -23,36 +23,6 @@ class Builder(Emitter):
 
     peepholes = PEEPHOLES
 
-    # ------------------------------------------------------------- the rules' names for operators; they go with the rules' next change
-    def shape(self, x: ir.Value) -> ir.Value:
-        """Shape."""
-        return self.Shape(x)
-
-    def reshape(self, x: ir.Value, dims: Sequence[int | ir.Value] | ir.Value) -> ir.Value:
-        """Reshape."""
-        return self.Reshape(x, dims)
-
-    def transpose(self, x: ir.Value, perm: Sequence[int]) -> ir.Value:
-        """Transpose."""
-        return self.Transpose(x, perm=list(perm))
-
-    def concat(self, parts: Sequence[ir.Value], axis: int) -> ir.Value:
-        """Concat."""
-        return self.Concat(*parts, axis=axis)
-
-    def cast(self, x: ir.Value, dtype: ir.DataType | None) -> ir.Value:
-        """Cast."""
-        return self.Cast(x, to=dtype)
-
-    def pad(self, x: ir.Value, before: Sequence[int | ir.Value], after: Sequence[int | ir.Value], axes: Sequence[int]) -> ir.Value:
-        """Pad."""
-        return self.Pad(x, [*before, *after], None, list(axes))
-
-    def size(self, x: ir.Value) -> int | ir.Value:
-        """Size, as a number where it is static."""
-        dims = static_shape(x)
-        return self.Size(x) if dims is None else int(np.prod(dims))
-
     # ----------------------------------------------------------------------------------------------------- shapes
     def dim(self, x: ir.Value, axis: int) -> int | ir.Value:
         """One dim: a number where it is static, otherwise an int64 vector of one element."""
@@ -61,6 +31,10 @@ class Builder(Emitter):
                 return dim
             axis %= len(x.shape)
         return self.Shape(x, start=axis, end=axis + 1 or None)
+
+    def padded(self, x: ir.Value, before: Sequence[int | ir.Value], after: Sequence[int | ir.Value], axes: Sequence[int]) -> ir.Value:
+        """Pad by so much in front of and behind the axes."""
+        return self.Pad(x, [*before, *after], None, list(axes))
 
     def indices(self, x: ir.Value, axis: int) -> ir.Value:
         """0, 1, ... along an axis, as int64 vector: a constant where the dim is static."""
