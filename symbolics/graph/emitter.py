@@ -181,18 +181,6 @@ def _output_type(op_type: str, values: Sequence[ir.Value | None], attributes: Ma
 def _attribute(name: str, value: Any) -> ir.Attr:
     if isinstance(value, ir.Attr):
         return ir.Attr(name, value.type, value.value)
-    if isinstance(value, (bool, int, np.integer)):
-        return ir.AttrInt64(name, int(value))
-    if isinstance(value, float):
-        return ir.AttrFloat32(name, value)
-    if isinstance(value, str):
-        return ir.AttrString(name, value)
-    if isinstance(value, ir.Graph):
-        return ir.AttrGraph(name, value)
-    if isinstance(value, ir.Tensor):
-        return ir.AttrTensor(name, value)
-    if isinstance(value, (list, tuple)) and value and isinstance(value[0], float):
-        return ir.AttrFloat32s(name, list(value))
-    if isinstance(value, (list, tuple)) and value and isinstance(value[0], str):
-        return ir.AttrStrings(name, list(value))
-    return ir.AttrInt64s(name, [int(v) for v in value])
+    if isinstance(value, (list, tuple)) and not (value and isinstance(value[0], (float, str))):
+        return ir.AttrInt64s(name, [int(v) for v in value])
+    return ir.convenience.convert_attribute(name, int(value) if isinstance(value, (int, np.integer)) else value)

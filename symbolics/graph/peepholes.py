@@ -110,18 +110,18 @@ def to_its_own_type(op: Emitter, x: Operand, *, to: int | None, **rest: object) 
 
 # ------------------------------------------------------------------------------------------------------------- Reshape
 @peephole("Reshape")
+def of_known_numbers(op: Emitter, x: Operand, shape: Operand, *, allowzero: int = 0) -> ir.Value | None:
+    """Integers that are known get their shape now."""
+    known = op.const(x) if isinstance(x, ir.Value) and x.dtype is ir.DataType.INT64 and x.producer() is None else None
+    dims = _numbers(op, shape)
+    return op.i64(known.reshape(dims)) if known is not None and known.size <= _FOLDED_SIZE and dims and 0 not in dims else None
+
+
+@peephole("Reshape")
 def reshape(op: Emitter, x: Operand, shape: Operand, *, allowzero: int = 0) -> ir.Value | None:
     """To known dims: once, of what was reshaped before it, or not at all where that has the dims already."""
     if not isinstance(x, ir.Value) or not (dims := _target(op, x, shape, allowzero)):
         return None  # without dims it makes a scalar, also of what an evaluator holds as a vector of one element
-    if (
-        x.dtype is ir.DataType.INT64
-        and x.producer() is None
-        and -1 not in dims
-        and (known := op.const(x)) is not None
-        and known.size <= _FOLDED_SIZE
-    ):
-        return op.i64(known.reshape(dims))
     if (before := made_here(x, "Reshape")) is not None and before.inputs[0] is not None:
         x = before.inputs[0]
     if static_shape(x) == tuple(dims):
