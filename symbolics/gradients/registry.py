@@ -16,7 +16,7 @@ from symbolics.errors import ArgumentError, PythonopError
 from symbolics.graph.builder import Builder
 from symbolics.graph.values import attr, describe
 
-__all__ = ["COMPOSITES", "RULES", "Composite", "Grads", "Rule", "RuleFunction", "composite", "gradient"]
+__all__ = ["COMPOSITES", "RULES", "Composite", "Grads", "Rule", "RuleFunction", "composite", "formulas", "gradient"]
 
 Grads = ir.Value | Sequence[ir.Value | None] | Mapping[ir.Value, ir.Value]
 _OLDEST_OPSET = 18  # models are converted to it at least
@@ -207,6 +207,12 @@ def gradient(*op_types: str, domain: str = "", broadcast: bool = False, straight
         return function
 
     return register
+
+
+def formulas(table: Mapping[str, RuleFunction], *, broadcast: bool = False) -> None:
+    """Register the rules of standard operators that are one line each."""
+    for op_type, formula in table.items():
+        gradient(op_type, broadcast=broadcast)(formula)
 
 
 def composite(*op_types: str, domain: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
