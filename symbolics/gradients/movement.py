@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import Value
 
-from symbolics.gradients.registry import Grads, RuleFunction, formulas, gradient
+from symbolics.gradients.registry import Grads, Ints, RuleFunction, formulas, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.gradients.windows import Amount, Dim
 from symbolics.graph.builder import Builder
@@ -106,7 +106,7 @@ def pad(op: Builder, g: Value, x: Value, pads: Value, value: Value | None, axes:
 
 
 @gradient("CenterCropPad")
-def center_crop_pad(op: Builder, g: Value, x: Value, *, axes: list[int] | None) -> Value:
+def center_crop_pad(op: Builder, g: Value, x: Value, *, axes: Ints) -> Value:
     """Its own adjoint: crop what was padded, pad what was cropped."""
     return op.CenterCropPad(g, op.shape(x) if axes is None else op.vector([op.dim(x, a) for a in axes]), axes=axes)
 
