@@ -72,7 +72,8 @@ class _Build:
     def __init__(self, model: ir.Model, wrt: Iterable[str] | None, outputs: Iterable[str] | None, overrides: Mapping[Any, Any]) -> None:
         self.model = model
         self.boundary = Boundary(model, wrt, outputs)
-        self.rules: dict[Key, Rule] = {**RULES, **{_key(k): r if isinstance(r, Rule) else Rule(r) for k, r in overrides.items()}}
+        own = {_key(k): r if isinstance(r, Rule) else Rule(r) for k, r in overrides.items()}
+        self.rules: dict[Key, Rule] = {**RULES, **{(domain, name): r.check(domain, name) for (domain, name), r in own.items()}}
         self.scope = Scope(self.boundary.prefix, self.boundary.is_constant)
         self.scope.backward = self.sweep
         self.scope.opset = model.opset_imports[""]

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import Value
 
-from symbolics.gradients.registry import Grads, gradient
+from symbolics.gradients.registry import Grads, Ints, gradient
 from symbolics.gradients.windows import Dim, Windows, windows
 from symbolics.graph.builder import Builder
 from symbolics.graph.values import static_shape
@@ -22,14 +22,12 @@ _MANY_PIXELS = 2**18
 _MANY_POSITIONS = 32  # of a kernel
 
 
-def _kernel(op: Builder, node: ir.Node, w: Value, kernel_shape: list[int] | None) -> list[Dim]:
+def _kernel(op: Builder, node: ir.Node, w: Value, kernel_shape: Ints) -> list[Dim]:
     return list(kernel_shape) if kernel_shape else [op.dim(w, i + 2) for i in range(op.rank(node, w) - 2)]
 
 
 @gradient("Conv")
-def conv(
-    op: Builder, g: Value, x: Value, w: Value, b: Value | None, *, y: Value, node: ir.Node, group: int, kernel_shape: list[int] | None
-) -> Grads:
+def conv(op: Builder, g: Value, x: Value, w: Value, b: Value | None, *, y: Value, node: ir.Node, group: int, kernel_shape: Ints) -> Grads:
     slide = windows(op, node, x, y, _kernel(op, node, w, kernel_shape))
     db = _bias(op, slide, g, b)
     return [slide.transposed(g, w, group), _weight(op, slide, x, g, w, group), db]
@@ -37,7 +35,7 @@ def conv(
 
 @gradient("ConvTranspose")
 def conv_transpose(
-    op: Builder, g: Value, x: Value, w: Value, b: Value | None, *, y: Value, node: ir.Node, group: int, kernel_shape: list[int] | None
+    op: Builder, g: Value, x: Value, w: Value, b: Value | None, *, y: Value, node: ir.Node, group: int, kernel_shape: Ints
 ) -> Grads:
     """The adjoint of a Conv of g: its input gradient is that Conv, its weight gradient the same with the sides swapped."""
     slide = windows(op, node, g, x, _kernel(op, node, w, kernel_shape))
@@ -138,7 +136,7 @@ def _weight_by_conv(op: Builder, slide: Windows, padded: Value, small: Value, w:
 @gradient("Col2Im")
 def col2im(
     op: Builder, g: Value, x: Value, image: Value, block: Value, *, y: Value, node: ir.Node,
-    strides: list[int] | None, dilations: list[int] | None, pads: list[int] | None,
+    strides: Ints, dilations: Ints, pads: Ints,
 ) -> Value:  # fmt: skip
     """The columns of g: for each kernel position what it sees, flattened."""
     kernel = op.ints(block)
@@ -159,7 +157,7 @@ def col2im(
 
 
 def _columns_by_numbers(
-    op: Builder, padded: Value, image: Value, block: Value, strides: list[int], dilations: list[int], pads: list[int]
+    op: Builder, padded: Value, image: Value, block: Value, strides: Sequence[int], dilations: Sequence[int], pads: Sequence[int]
 ) -> Value:
     """The same with a block whose shape is known only at run time: gather by computed places, axis by axis."""
     n = len(strides)

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from symbolics.gradients.compositions import is_masked_softmax, tanh_gelu
-from symbolics.gradients.registry import Grads, RuleFunction, gradient
+from symbolics.gradients.registry import Grads, RuleFunction, formulas, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
 from symbolics.graph.values import is_float, rank_of
@@ -17,6 +17,8 @@ __all__: list[str] = []
 
 _UNARY: dict[str, RuleFunction] = {
     "Identity": lambda op, g, x: g,
+    "Cast": lambda op, g, x: g,  # the engine casts a gradient to the type of its value
+    "CastLike": lambda op, g, x: g,
     "Neg": lambda op, g, x: -g,
     "Abs": lambda op, g, x: g * op.Sign(x),
     "Exp": lambda op, g, x, *, y: g * y,
@@ -51,8 +53,7 @@ _UNARY: dict[str, RuleFunction] = {
     "Softsign": lambda op, g, x: g * op.Pow(1.0 + op.Abs(x), -2.0),
     "Shrink": lambda op, g, x, *, lambd: g * op.mask(op.Greater(op.Abs(x), lambd), g),
 }
-for _name, _formula in _UNARY.items():
-    gradient(_name)(_formula)
+formulas(_UNARY)
 
 
 @gradient("Mish")
@@ -89,14 +90,15 @@ def prelu(op: Builder, g: Value, x: Value, slope: Value) -> Grads:
 
 
 # ------------------------------------------------------------------------------------------------------- arithmetic
-@gradient("Add", broadcast=True)
-def add(op: Builder, g: Value, a: Value, b: Value) -> Grads:
-    return [g, g]
-
-
-@gradient("Sub", broadcast=True)
-def sub(op: Builder, g: Value, a: Value, b: Value) -> Grads:
-    return [g, -g]
+_BROADCAST: dict[str, RuleFunction] = {
+    "Add": lambda op, g, a, b: [g, g],
+    "Sub": lambda op, g, a, b: [g, -g],
+    "Div": lambda op, g, a, b, *, y: [(da := g / b), -(da * y)],
+    "Mod": lambda op, g, a, b, *, y: [g, -(g * op.Round((a - y) / b))],  # a = b * whole + y
+    "Sum": lambda op, g, *xs: [g] * len(xs),
+    "Mean": lambda op, g, *xs: [g / float(len(xs))] * len(xs),
+}
+formulas(_BROADCAST, broadcast=True)
 
 
 @gradient("Mul", broadcast=True)
@@ -105,12 +107,6 @@ def mul(op: Builder, g: Value, a: Value, b: Value, *, node: ir.Node) -> Grads:
         return whole
     factor = op.const(b) if rank_of(b) == 0 else None
     return [g * b if factor is None else op.scale(g, float(factor)), g * a]
-
-
-@gradient("Div", broadcast=True)
-def div(op: Builder, g: Value, a: Value, b: Value, *, y: Value) -> Grads:
-    da = g / b
-    return [da, -(da * y)]
 
 
 @gradient("Pow", broadcast=True)
@@ -128,21 +124,6 @@ def pow_(op: Builder, g: Value, a: Value, b: Value, *, y: Value) -> Grads:
     da = g * (p * op.Pow(a, op.Where(op.Equal(p, 0.0), one, p - 1.0)))
     log = op.Log(op.Where(op.Equal(a, 0.0), one, a))
     return [da, g * (y * log) if is_float(b) else None]
-
-
-@gradient("Mod", broadcast=True)
-def mod(op: Builder, g: Value, a: Value, b: Value, *, y: Value) -> Grads:
-    return [g, -(g * op.Round((a - y) / b))]  # a = b * whole + y
-
-
-@gradient("Sum", broadcast=True)
-def sum_(op: Builder, g: Value, *xs: Value) -> Grads:
-    return [g] * len(xs)
-
-
-@gradient("Mean", broadcast=True)
-def mean(op: Builder, g: Value, *xs: Value) -> Grads:
-    return [g / float(len(xs))] * len(xs)
 
 
 @gradient("Max", "Min", broadcast=True)
@@ -175,12 +156,6 @@ def clip(op: Builder, g: Value, x: Value, low: Value | None, high: Value | None)
     dlow = None if low is None or op.const(low) is not None else op.sum_to(op.Where(at_low, g, 0.0), low, x)
     dhigh = None if high is None or op.const(high) is not None else op.sum_to(op.Where(at_high, g, 0.0), high, x)
     return [op.Where(outside, 0.0, g), dlow, dhigh]
-
-
-# ------------------------------------------------------------------------------------------------------------ types
-@gradient("Cast", "CastLike")
-def cast(op: Builder, g: Value, x: Value) -> Value:
-    return g  # the engine casts a gradient to the type of its value
 
 
 @gradient("Dropout")

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import Value
 
-from symbolics.gradients.registry import Grads, gradient
+from symbolics.gradients.registry import Grads, Ints, RuleFunction, formulas, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.gradients.windows import Amount, Dim
 from symbolics.graph.builder import Builder
@@ -27,30 +27,22 @@ def _move(op: Builder, node: ir.Node, g: Value, x: Value, *, unique: bool = Fals
     return op.scatter_numbers(g, numbers, x, unique=unique)
 
 
-# ----------------------------------------------------------------------------------------------------------- shapes
-@gradient("Reshape", "Flatten")
-def reshape(op: Builder, g: Value, x: Value) -> Value:
-    return op.reshape_like(g, x)
-
-
-@gradient("Squeeze")
-def squeeze(op: Builder, g: Value, x: Value, axes: Value | None) -> Value:
-    return op.reshape_like(g, x) if axes is None else op.Unsqueeze(g, axes)
-
-
-@gradient("Unsqueeze")
-def unsqueeze(op: Builder, g: Value, x: Value, axes: Value) -> Value:
-    return op.Squeeze(g, axes)
-
-
-@gradient("Transpose")
-def transpose(op: Builder, g: Value, x: Value, *, perm: list[int] | None) -> Value:
-    return op.Transpose(g) if perm is None else op.Transpose(g, perm=[int(i) for i in np.argsort(perm)])
-
-
-@gradient("Expand")
-def expand(op: Builder, g: Value, x: Value, *, y: Value) -> Value:
-    return op.sum_to(g, x, y)
+_LINES: dict[str, RuleFunction] = {
+    "Reshape": lambda op, g, x: op.reshape_like(g, x),
+    "Flatten": lambda op, g, x: op.reshape_like(g, x),
+    "Squeeze": lambda op, g, x, axes: op.reshape_like(g, x) if axes is None else op.Unsqueeze(g, axes),
+    "Unsqueeze": lambda op, g, x, axes: op.Squeeze(g, axes),
+    "Expand": lambda op, g, x, *, y: op.sum_to(g, x, y),
+    "Transpose": lambda op, g, x, *, perm: op.Transpose(g) if perm is None else op.Transpose(g, perm=[int(i) for i in np.argsort(perm)]),
+    "Split": lambda op, gs, x, *, ys, axis: op.Concat(*[op.zeros_like(y) if g is None else g for g, y in zip(gs, ys)], axis=axis),
+    "Trilu": lambda op, g, x, *k, upper: op.Trilu(g, *k, upper=upper),
+    "ReverseSequence": lambda op, g, x, ends, *, batch_axis, time_axis: op.ReverseSequence(g, ends, batch_axis=batch_axis, time_axis=time_axis),
+    "GatherElements": lambda op, g, x, i, *, axis: op.ScatterElements(op.zeros_like(x), i, g, axis=axis, reduction="add"),
+    "TopK": lambda op, g, x, *, ys, axis: op.ScatterElements(op.zeros_like(x), ys[1], g, axis=axis),
+    "Compress": lambda op, g, x, *, node: _move(op, node, g, x, unique=True),
+    "SpaceToDepth": lambda op, g, x, *, blocksize, mode: op.DepthToSpace(g, blocksize=blocksize, mode=mode or "DCR"),
+}  # fmt: skip
+formulas(_LINES)
 
 
 @gradient("Tile")
@@ -71,11 +63,6 @@ def concat(op: Builder, g: Value, *xs: Value, node: ir.Node, axis: int) -> Grads
     if len(xs) == 1:
         return g
     return op.Split(g, op.vector([op.dim(x, axis % op.rank(node, x)) for x in xs]), axis=axis, outputs=len(xs))
-
-
-@gradient("Split")
-def split(op: Builder, gs: list[Value | None], x: Value, *, ys: list[Value], axis: int) -> Value:
-    return op.Concat(*[op.zeros_like(y) if g is None else g for g, y in zip(gs, ys)], axis=axis)
 
 
 @gradient("Slice")
@@ -118,13 +105,8 @@ def pad(op: Builder, g: Value, x: Value, pads: Value, value: Value | None, axes:
     return [dx, None, dvalue]
 
 
-@gradient("Trilu")
-def trilu(op: Builder, g: Value, x: Value, *k: Value, upper: int) -> Grads:
-    return [op.Trilu(g, *k, upper=upper), *[None for _ in k]]
-
-
 @gradient("CenterCropPad")
-def center_crop_pad(op: Builder, g: Value, x: Value, *, axes: list[int] | None) -> Value:
+def center_crop_pad(op: Builder, g: Value, x: Value, *, axes: Ints) -> Value:
     """Its own adjoint: crop what was padded, pad what was cropped."""
     return op.CenterCropPad(g, op.Shape(x) if axes is None else op.vector([op.dim(x, a) for a in axes]), axes=axes)
 
@@ -155,29 +137,9 @@ def gather(op: Builder, g: Value, x: Value, indices: Value, *, node: ir.Node, ax
     return gather_adjoint(op, g, x, indices, axis, rank, index_rank)
 
 
-@gradient("GatherElements")
-def gather_elements(op: Builder, g: Value, x: Value, indices: Value, *, axis: int) -> Value:
-    return op.ScatterElements(op.zeros_like(x), indices, g, axis=axis, reduction="add")
-
-
 @gradient("GatherND")
 def gather_nd(op: Builder, g: Value, x: Value, indices: Value, *, node: ir.Node, batch_dims: int) -> Value:
     return _move(op, node, g, x) if batch_dims else op.ScatterND(op.zeros_like(x), indices, g, reduction="add")
-
-
-@gradient("Compress")
-def compress(op: Builder, g: Value, x: Value, *, node: ir.Node) -> Value:
-    return _move(op, node, g, x, unique=True)
-
-
-@gradient("ReverseSequence")
-def reverse_sequence(op: Builder, g: Value, x: Value, lengths: Value, *, batch_axis: int, time_axis: int) -> Value:
-    return op.ReverseSequence(g, lengths, batch_axis=batch_axis, time_axis=time_axis)
-
-
-@gradient("TopK")
-def top_k(op: Builder, g: Value, x: Value, *, ys: list[Value], axis: int) -> Value:
-    return op.ScatterElements(op.zeros_like(x), ys[1], g, axis=axis)
 
 
 @gradient("Unique")
@@ -259,8 +221,3 @@ def depth_to_space(op: Builder, g: Value, x: Value, *, blocksize: int, mode: str
     _, h, w = (op.dim(x, i) for i in (1, 2, 3))
     g = op.Reshape(g, [op.dim(x, 0), -1, h, blocksize, w, blocksize])  # from (n, c, h, i, w, j) to (n, c, i, j, h, w)
     return op.reshape_like(op.Transpose(g, perm=[0, 1, 3, 5, 2, 4]), x)
-
-
-@gradient("SpaceToDepth")
-def space_to_depth(op: Builder, g: Value, x: Value, *, blocksize: int, mode: str | None) -> Value:
-    return op.DepthToSpace(g, blocksize=blocksize, mode=mode or "DCR")

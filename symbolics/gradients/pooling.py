@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import Value
 
-from symbolics.gradients.registry import composite, gradient
+from symbolics.gradients.registry import Ints, composite, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.gradients.windows import Amount, Dim, windows
 from symbolics.graph.builder import Builder
@@ -20,7 +20,7 @@ __all__: list[str] = []
 @gradient("MaxPool")
 def max_pool(
     op: Builder, g: Value, x: Value, *, y: Value, node: ir.Node, storage_order: int,
-    kernel_shape: list[int], strides: list[int] | None, dilations: list[int] | None,
+    kernel_shape: list[int], strides: Ints, dilations: Ints,
 ) -> Value:  # fmt: skip
     """Each window's element goes to the place of its maximum."""
     if storage_order:  # its indices count columns first: ask again
@@ -49,7 +49,7 @@ def global_average_pool(op: Builder, g: Value, x: Value, *, node: ir.Node) -> Va
 @gradient("AveragePool")
 def average_pool(
     op: Builder, g: Value, x: Value, *, y: Value, node: ir.Node,
-    kernel_shape: list[int], pads: list[int] | None, auto_pad: str, count_include_pad: int,
+    kernel_shape: list[int], pads: Ints, auto_pad: str, count_include_pad: int,
 ) -> Value:  # fmt: skip
     slide = windows(op, node, x, y, kernel_shape)
     padding: Sequence[Dim] = [0] * (2 * slide.rank) if auto_pad == "VALID" or not pads else pads
@@ -81,7 +81,7 @@ def global_lp_pool(op: Builder, g: Value, x: Value, *, y: Value, p: int) -> Valu
 @gradient("MaxUnpool")
 def max_unpool(
     op: Builder, g: Value, x: Value, indices: Value, output_shape: Value | None, *,
-    kernel_shape: list[int], strides: list[int] | None, pads: list[int] | None,
+    kernel_shape: list[int], strides: Ints, pads: Ints,
 ) -> Value:  # fmt: skip
     """Each element comes back from where its index put it. Indices count in the size that the windows give, so cut g to it."""
     if output_shape is not None:

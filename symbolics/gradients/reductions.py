@@ -6,7 +6,7 @@ import math
 
 from onnx_ir import Value
 
-from symbolics.gradients.registry import gradient
+from symbolics.gradients.registry import RuleFunction, formulas, gradient
 from symbolics.graph.builder import Builder
 from symbolics.graph.values import static_shape
 
@@ -32,14 +32,22 @@ def _count(op: Builder, x: Value, y: Value, axes: Value | None, like: Value) -> 
     return op.Cast(op.Div(op.Size(x), op.Size(y)), to=like.dtype)
 
 
-@gradient("ReduceSum")
-def reduce_sum(op: Builder, g: Value, x: Value, axes: Value | None, *, keepdims: int) -> Value:
-    return op.expand_like(_keep(op, g, axes, keepdims), x)
+def _norm(op: Builder, y: Value) -> Value:
+    """|x|, and infinity at the origin: x / |x| is 0 there, as torch.linalg.vector_norm says."""
+    return op.Where(op.Equal(y, 0.0), op.number(math.inf, y), y)
 
 
-@gradient("ReduceMean")
-def reduce_mean(op: Builder, g: Value, x: Value, axes: Value | None, *, y: Value, keepdims: int) -> Value:
-    return op.expand_like(_keep(op, g / _count(op, x, y, axes, g), axes, keepdims), x)
+_LINES: dict[str, RuleFunction] = {
+    "ReduceSum": lambda op, g, x, axes, *, keepdims: op.expand_like(_keep(op, g, axes, keepdims), x),
+    "ReduceMean": lambda op, g, x, axes, *, y, keepdims: op.expand_like(_keep(op, g / _count(op, x, y, axes, g), axes, keepdims), x),
+    "ReduceL1": lambda op, g, x, axes, *, keepdims: _keep(op, g, axes, keepdims) * op.Sign(x),
+    "ReduceL2": lambda op, g, x, axes, *, y, keepdims: x * (_keep(op, g, axes, keepdims) / _norm(op, _keep(op, y, axes, keepdims))),
+    "ReduceLogSum": lambda op, g, x, axes, *, y, keepdims: op.expand_like(_keep(op, g / op.Exp(y), axes, keepdims), x),
+    "ReduceLogSumExp": lambda op, g, x, axes, *, y, keepdims: _keep(op, g, axes, keepdims) * op.Exp(x - _keep(op, y, axes, keepdims)),
+    "ReduceSumSquare": lambda op, g, x, axes, *, keepdims: _keep(op, 2.0 * g, axes, keepdims) * x,
+    "CumSum": lambda op, g, x, axis, *, exclusive, reverse: op.CumSum(g, axis, exclusive=exclusive, reverse=1 - reverse),
+}
+formulas(_LINES)
 
 
 @gradient("ReduceMax", "ReduceMin")
@@ -59,38 +67,6 @@ def reduce_prod(op: Builder, g: Value, x: Value, axes: Value | None, *, y: Value
     single = op.Equal(op.ReduceSum(op.mask(zero, g), axes, **same), 1.0)
     without = op.Where(single, op.ReduceProd(filled, axes, **same), 0.0)
     return g * op.Where(zero, without, y / filled)
-
-
-@gradient("ReduceL1")
-def reduce_l1(op: Builder, g: Value, x: Value, axes: Value | None, *, keepdims: int) -> Value:
-    return _keep(op, g, axes, keepdims) * op.Sign(x)
-
-
-@gradient("ReduceL2")
-def reduce_l2(op: Builder, g: Value, x: Value, axes: Value | None, *, y: Value, keepdims: int) -> Value:
-    """x / |x|, and 0 at the origin, as torch.linalg.vector_norm says."""
-    y = _keep(op, y, axes, keepdims)
-    return x * (_keep(op, g, axes, keepdims) / op.Where(op.Equal(y, 0.0), op.number(math.inf, y), y))
-
-
-@gradient("ReduceLogSum")
-def reduce_log_sum(op: Builder, g: Value, x: Value, axes: Value | None, *, y: Value, keepdims: int) -> Value:
-    return op.expand_like(_keep(op, g / op.Exp(y), axes, keepdims), x)
-
-
-@gradient("ReduceLogSumExp")
-def reduce_log_sum_exp(op: Builder, g: Value, x: Value, axes: Value | None, *, y: Value, keepdims: int) -> Value:
-    return _keep(op, g, axes, keepdims) * op.Exp(x - _keep(op, y, axes, keepdims))
-
-
-@gradient("ReduceSumSquare")
-def reduce_sum_square(op: Builder, g: Value, x: Value, axes: Value | None, *, keepdims: int) -> Value:
-    return _keep(op, 2.0 * g, axes, keepdims) * x
-
-
-@gradient("CumSum")
-def cum_sum(op: Builder, g: Value, x: Value, axis: Value, *, exclusive: int, reverse: int) -> Value:
-    return op.CumSum(g, axis, exclusive=exclusive, reverse=1 - reverse)
 
 
 @gradient("CumProd")

@@ -14,12 +14,13 @@ import onnx_ir as ir
 
 from symbolics.errors import ArgumentError, PythonopError
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr, describe
+from symbolics.graph.values import attr, describe, is_float
 
-__all__ = ["COMPOSITES", "RULES", "Composite", "Grads", "Rule", "RuleFunction", "composite", "gradient"]
+__all__ = ["COMPOSITES", "RULES", "Composite", "Grads", "Ints", "Rule", "RuleFunction", "composite", "formulas", "gradient"]
 
 Grads = ir.Value | Sequence[ir.Value | None] | Mapping[ir.Value, ir.Value]
-_OLDEST_OPSET = 18  # models are converted to it at least
+Ints = Sequence[int] | None  # an attribute of the node, where it has it
+_OLDEST_OPSET, _NEWEST_OPSET = 18, 10**6  # models are converted to the oldest at least
 _OF_THE_NODE = ("node", "y", "ys")  # keyword parameters that are no attributes
 
 
@@ -38,10 +39,10 @@ class _Parameters:
     """What a function that is written as a formula wants of a node.
 
     Attributes:
-        cotangents: ``g``, ``gs``, or nothing for the forward of a composite.
+        cotangents: ``g`` or ``gs``; nothing for the forward of a composite.
         inputs: How many inputs it names, the first ones.
         others: Whether it takes all inputs behind those too.
-        keywords: Attributes and `_OF_THE_NODE`, with the value that an operator without this attribute has.
+        keywords: Attributes and `_OF_THE_NODE`, with the value that stands for an attribute that is nowhere.
     """
 
     cotangents: str
@@ -52,23 +53,24 @@ class _Parameters:
     @classmethod
     def of(cls, function: Callable[..., Any], *, is_rule: bool = True) -> _Parameters | None:
         """The parameters of a formula; None of a rule that takes the node and its cotangents."""
-        _op, *rest = inspect.signature(function).parameters.values()
-        cotangents = rest.pop(0).name if is_rule else ""
+        try:
+            _op, *rest = inspect.signature(function).parameters.values()
+        except ValueError:  # a builtin
+            return None
+        named = [p.name for p in rest if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        cotangents = named.pop(0) if is_rule and named else ""
         if is_rule and cotangents not in ("g", "gs"):
             return None
-        named = [p for p in rest if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         others = any(p.kind is p.VAR_POSITIONAL for p in rest)
         return cls(cotangents, len(named), others, {p.name: p.default for p in rest if p.kind is p.KEYWORD_ONLY})
 
     def check(self, domain: str, op_types: Sequence[str], function: Callable[..., Any]) -> None:
         """Raise ArgumentError for a parameter that no schema of the operators knows; without a schema all pass."""
         schemas = [_schemas(domain, op_type) for op_type in op_types]
-        if not all(schemas):
-            return
-        inputs = max(s.max_input for found in schemas for s in found)
+        inputs = max((s.max_input for found in schemas for s in found), default=0)
         attributes = {a for found in schemas for s in found for a in s.attributes}
         unknown = sorted(self.keywords.keys() - attributes.union(_OF_THE_NODE))
-        if unknown or self.inputs > inputs:
+        if all(schemas) and (unknown or self.inputs > inputs):
             what = f"asks for {', '.join(map(repr, unknown))}" if unknown else f"names {self.inputs} inputs"
             raise ArgumentError(
                 f"the rule {_place(function)} of {', '.join(op_types)} {what}; there are {inputs} inputs at most and the attributes "
@@ -76,29 +78,28 @@ class _Parameters:
             )
 
     def taken(self, node: ir.Node) -> Sequence[ir.Value | None]:
-        """The inputs of a node that have names in the formula, None for those that are not given."""
+        """The inputs of a node that the formula takes, None for those that are not given."""
         given = node.inputs if self.others else node.inputs[: self.inputs]
-        return given if len(given) >= self.inputs else [*given, *[None] * (self.inputs - len(given))]
+        return [*given, *[None] * (self.inputs - len(given))]
 
     def keywords_of(self, node: ir.Node) -> dict[str, Any]:
         """The values of the keyword parameters."""
-        ends = {"node": node, "y": node.outputs[0], "ys": node.outputs}
-        values = {name: ends[name] if name in ends else attr(node, name) for name in self.keywords}
+        values = {}
         for name, otherwise in self.keywords.items():
-            if values[name] is None and otherwise is not inspect.Parameter.empty:
-                values[name] = otherwise
-            elif values[name] is None and not _schemas(node.domain, node.op_type):
-                raise PythonopError(
-                    f"the rule of {describe(node)} asks for the attribute {name!r}, which the node lacks: give it a default"
-                )
+            value = node if name == "node" else node.outputs[0] if name == "y" else node.outputs if name == "ys" else attr(node, name)
+            if value is None and otherwise is not inspect.Parameter.empty:
+                value = otherwise
+            elif value is None and not _schemas(node.domain, node.op_type):
+                raise PythonopError(f"the rule of {describe(node)} asks for attribute {name!r}, which the node lacks: give it a default")
+            values[name] = value
         return values
 
 
 @functools.cache
 def _schemas(domain: str, op_type: str) -> list[onnx.defs.OpSchema]:
-    """The operator's newest schema and that of the oldest opset that rules are written for; empty where onnx knows none."""
+    """The operator's schema in the oldest opset that rules are written for, and the newest one; empty where onnx knows none."""
     found = []
-    for opset in (_OLDEST_OPSET, 10**6):
+    for opset in (_OLDEST_OPSET, _NEWEST_OPSET):
         with contextlib.suppress(onnx.defs.SchemaError):
             found.append(onnx.defs.get_schema(op_type, opset, domain))
     return found
@@ -126,35 +127,40 @@ class Rule:
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", _Parameters.of(self.function))
 
+    def check(self, domain: str, *op_types: str) -> Rule:
+        """The rule, for these operators; raises ArgumentError for a parameter that they do not have."""
+        if self.parameters is not None:
+            self.parameters.check(domain, op_types, self.function)
+        return self
+
     def inputs(self, node: ir.Node) -> Sequence[ir.Value | None]:
-        """The inputs that can have a gradient: those that the formula names."""
+        """The inputs that can have a gradient: those that a formula takes, otherwise all."""
         return node.inputs if self.parameters is None else self.parameters.taken(node)
 
     def gradients(self, op: Builder, node: ir.Node, cotangents: Sequence[ir.Value | None]) -> list[tuple[ir.Value, ir.Value]]:
-        """Values that the node reads and their gradients; some cotangent of its outputs is there.
+        """Values that the node reads, and their gradients; not all cotangents are None.
 
         Raises:
-            PythonopError: The rule returned too many gradients or too few, or left out the cotangent of an output.
+            PythonopError: The rule returned too many gradients or too few, or does not take the cotangent of an output that has one.
         """
-        inputs = self.inputs(node)
-        if self.parameters is None:
+        inputs, wanted = self.inputs(node), self.parameters
+        if wanted is None:
             result = self.function(op, node, *cotangents)
         else:
-            if self.parameters.cotangents == "g":
-                if any(
-                    g is not None and (y.dtype is None or y.dtype.is_floating_point()) for g, y in zip(cotangents[1:], node.outputs[1:])
-                ):
-                    raise self._wrong(node, "takes the cotangent of output 0 alone, g, and another is there: take all of them, gs")
+            if wanted.cotangents == "g":
+                others = zip(cotangents[1:], node.outputs[1:])
+                if any(h is not None and (y.dtype is None or is_float(y)) for h, y in others):
+                    raise self._wrong(node, "takes g, the cotangent of output 0, and another output has one: take all of them, gs")
                 if cotangents[0] is None:
                     return []
-            given = cotangents[0] if self.parameters.cotangents == "g" else cotangents
-            result = self.function(op, given, *inputs, **self.parameters.keywords_of(node))
+            given = cotangents[0] if wanted.cotangents == "g" else cotangents
+            result = self.function(op, given, *inputs, **wanted.keywords_of(node))
         if isinstance(result, Mapping):
             return list(result.items())
         if result is None:
             raise self._wrong(node, "returned None; [None] says that there is no gradient")
         gradients = [result] if isinstance(result, ir.Value) else result
-        missing = () if self.parameters is None else inputs[len(gradients) :]
+        missing = () if wanted is None else inputs[len(gradients) :]
         if len(gradients) > len(inputs) or any(v in op.scope.active for v in missing):
             raise self._wrong(node, f"returned {len(gradients)} gradients for {len(inputs)} inputs")
         return [(v, g) for v, g in zip(inputs, gradients) if v is not None and g is not None]
@@ -179,16 +185,16 @@ def gradient(*op_types: str, domain: str = "", broadcast: bool = False, straight
       takes ``gs`` in its place, with None where nothing flows.
     - Then come the inputs of the node in their order: None for one that is not given, ``*xs`` for any number of them. Inputs
       that the rule does not name have no gradient.
-    - Keyword parameters are attributes. One that the node does not carry has the default of the operator's schema in the
-      model's opset, or that of the parameter; in an operator with a schema it is None without either. Three keywords are no
-      attributes: ``y`` is output 0, ``ys`` are all outputs, ``node`` is the node.
+    - Keyword parameters are attributes. One that the node does not carry has the default of the operator's schema, or that of
+      the parameter; in an operator with a schema it is None without either. Three keywords are no attributes: ``y`` is
+      output 0, ``ys`` are all outputs, ``node`` is the node.
 
-    Otherwise it takes the **node**: ``def rule(op, node, *gradients)``, with the cotangent of each output, None where
-    nothing flows. Then every input can have a gradient.
+    Any other second parameter is the **node**: ``def rule(op, node, *gradients)``, with the cotangent of each output, None
+    where nothing flows. Then every input can have a gradient, and a short list stands for one with None behind.
 
-    Both return a gradient per input, None where there is none; a formula that returns a single value means that of the
-    first input. A mapping from values to gradients may stand for both (rules of control flow: captured values have
-    gradients too). Sums over broadcast dims, accumulation and casts are the engine's work. An integer input needs no gradient.
+    Both return a gradient per input, None where there is none; a single value is that of the first input. Inputs that are on
+    no path (integers) may be left out at the end. A mapping from values to gradients may stand for the list (rules of
+    control flow: captured values have gradients too). Sums over broadcast dims, accumulation and casts are the engine's work.
 
     Raises:
         ArgumentError: A formula names more inputs than the operator's schema has, or a keyword that is none of the above.
@@ -200,13 +206,17 @@ def gradient(*op_types: str, domain: str = "", broadcast: bool = False, straight
     """
 
     def register(function: Function) -> Function:
-        rule = Rule(function, broadcast, straight_through)
-        if rule.parameters is not None:
-            rule.parameters.check(domain, op_types, function)
+        rule = Rule(function, broadcast, straight_through).check(domain, *op_types)
         RULES.update({(domain, op_type): rule for op_type in op_types})
         return function
 
     return register
+
+
+def formulas(table: Mapping[str, RuleFunction], *, broadcast: bool = False) -> None:
+    """Register the rules of standard operators that are one line each."""
+    for op_type, formula in table.items():
+        gradient(op_type, broadcast=broadcast)(formula)
 
 
 def composite(*op_types: str, domain: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir import Value
 
-from symbolics.gradients.registry import gradient
+from symbolics.gradients.registry import Ints, gradient
 from symbolics.gradients.windows import Dim
 from symbolics.graph.builder import Builder
 from symbolics.graph.values import static_shape
@@ -17,7 +17,7 @@ _REPEATS = (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"))  # wi
 
 @gradient("Resize", "Upsample")
 def resize(
-    op: Builder, g: Value, x: Value, *, y: Value, node: ir.Node, axes: list[int] | None, mode: str, antialias: int | None,
+    op: Builder, g: Value, x: Value, *, y: Value, node: ir.Node, axes: Ints, mode: str, antialias: int | None,
     coordinate_transformation_mode: str | None, nearest_mode: str | None, keep_aspect_ratio_policy: str | None,
 ) -> Value:  # fmt: skip
     """dx = M^T g along each axis that changes; M is the same Resize of the identity matrix."""
@@ -41,7 +41,7 @@ def resize(
     return g
 
 
-def _repeats(factors: list[float] | None, axes: list[int] | None, x: tuple[int, ...] | None, y: tuple[int, ...] | None) -> list[int] | None:
+def _repeats(factors: list[float] | None, axes: Ints, x: tuple[int, ...] | None, y: tuple[int, ...] | None) -> list[int] | None:
     """How often a nearest Resize repeats each element along each axis: the common case of upsampling."""
     if 0 in (x or ()) or (factors is not None and axes is not None):
         return None

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import Value
 
-from symbolics.gradients.registry import composite, gradient
+from symbolics.gradients.registry import Ints, composite, gradient
 from symbolics.gradients.windows import Dim
 from symbolics.graph.builder import Builder
 from symbolics.graph.values import dtype_of, static_shape, unsupported
@@ -210,7 +210,7 @@ def roi_align(
 @composite("DeformConv")
 def deform_conv(
     op: Builder, x: Value, w: Value, offset: Value, b: Value | None, mask: Value | None, *, node: ir.Node, group: int, offset_group: int,
-    kernel_shape: list[int] | None, strides: list[int] | None, dilations: list[int] | None, pads: list[int] | None,
+    kernel_shape: Ints, strides: Ints, dilations: Ints, pads: Ints,
 ) -> Value:  # fmt: skip
     """Bilinear samples where kernel places and offsets point, times the mask, then one product with the weight."""
     kernel = kernel_shape or (static_shape(w) or ())[2:]

@@ -15,9 +15,7 @@ from symbolics.graph.values import attr, rank_of, unsupported
 __all__: list[str] = []
 
 
-@gradient("Optional", "OptionalGetElement")
-def optional(op: Builder, g: Value, x: Value) -> Value:
-    return g
+gradient("Optional", "OptionalGetElement")(lambda op, g, x: g)
 
 
 def _elements(op: Builder, sequence: Value | None) -> list[Value] | None:
