@@ -209,16 +209,12 @@ def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
     """The same of a model in memory: those whose values are in another file."""
-    functions = [graph for function in model.functions.values() for graph in (function.graph, *function.subgraphs())]
-    for graph in (*model.graphs(), *functions):
-        found: list[Any] = [value.const_value for value in graph.initializers.values()]
-        for node in graph:
-            for attribute in node.attributes.values():
-                if attribute.type is ir.AttributeType.TENSOR:
-                    found.append(attribute.value)
-                elif attribute.type is ir.AttributeType.TENSORS:
-                    found += attribute.value or ()
-        yield from (tensor for tensor in found if isinstance(tensor, ir.ExternalTensor))
+    for part in (model.graph, *(function.graph for function in model.functions.values())):
+        for graph in (part, *part.subgraphs()):
+            found: list[Any] = [value.const_value for value in graph.initializers.values()]
+            for value in (attribute.value for node in graph for attribute in node.attributes.values()):
+                found += value if isinstance(value, (list, tuple)) else [value]
+            yield from (tensor for tensor in found if isinstance(tensor, ir.ExternalTensor))
 
 
 def _check_values(graph: ir.Graph, outer: set[ir.Value]) -> None:

@@ -91,10 +91,10 @@ class Bound:
             feeds[plan.seed] = draw_seed()
         names = list(feeds)
         box: dict[str, Any] = {}
-        if plan.halves is None or plan.halves.backward is None:
+        if plan.partition is None or plan.partition.backward is None:
             results = outputs_of(plan, plan.forward.run(ready(feeds)), box)
         else:
-            reached = plan.halves.gradients
+            reached = plan.partition.gradients
             # A parameter that no output depends on gets no edge, so that its grad stays None.
             values = [value if name in reached else value.detach() for name, value in feeds.items()]
             results = list(Step.apply(self.plans, plan, names, box, *values))  # type: ignore[no-untyped-call]

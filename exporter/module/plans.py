@@ -33,7 +33,7 @@ class Plan:
     Attributes:
         forward: Gives out the model's outputs, and what else `names` lists.
         backward: None where nothing is differentiated.
-        halves: How the two belong together; None without gradients.
+        partition: How the two belong together; None without gradients.
         statistics: Of train-mode BatchNormalizations.
         seed: The name of the input for Dropout's seed, None where nothing drops.
         outputs: The names of the model's outputs.
@@ -41,7 +41,7 @@ class Plan:
 
     forward: Runner
     backward: Runner | None
-    halves: Halves | None
+    partition: Halves | None
     statistics: Sequence[Statistics]
     seed: str | None
     outputs: tuple[str, ...]
@@ -79,7 +79,7 @@ class Plans:
 
     def backward_nodes(self) -> int:
         """How many nodes the largest gradient graph has."""
-        return max((plan.halves.size for plan in self._plans.values() if plan.halves is not None), default=0)
+        return max((plan.partition.size for plan in self._plans.values() if plan.partition is not None), default=0)
 
     def _make(self, training: bool, wrt: frozenset[str]) -> Plan:
         model = self.model.clone()
@@ -104,17 +104,17 @@ class Plans:
             forward = self._session(part)
             outputs = tuple(name for name in forward.names if name not in extra)
             return Plan(forward, None, None, statistics, seed, outputs)
-        link(model)  # before the halves part: a context that one gives to the other is a value that the graph gives out
-        halves = split(model, self.state, extra, wrt)
-        forward = self._session(halves.forward)
+        link(model)  # before the two part: a context that one gives to the other is a value that the graph gives out
+        partition = split(model, self.state, extra, wrt)
+        forward = self._session(partition.forward)
         backward = None
-        if halves.backward is not None:
-            for value in halves.backward.graph.inputs:
+        if partition.backward is not None:
+            for value in partition.backward.graph.inputs:
                 kind = forward.types.get(value.name)  # what ONNX's inference did not find out, onnxruntime's did
                 if value.type is None and kind is not None:
                     value.type = ir.TensorType(ir.DataType(kind))
-            backward = self._session(halves.backward)
-        return Plan(forward, backward, halves, statistics, seed, halves.outputs)
+            backward = self._session(partition.backward)
+        return Plan(forward, backward, partition, statistics, seed, partition.outputs)
 
     def _session(self, model: ir.Model) -> Runner:
         options = session_options(self.allow, store=self.store)

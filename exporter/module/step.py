@@ -50,19 +50,19 @@ class Step(torch.autograd.Function):
         ctx: Any, plans: Plans, plan: Plan, names: list[str], box: dict[str, Any], *values: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """One run of the forward; outputs without a gradient are marked so."""
-        halves = plan.halves
-        assert halves is not None
+        partition = plan.partition
+        assert partition is not None
         found = plan.forward.run(ready(dict(zip(names, values, strict=True))))
         results = outputs_of(plan, found, box)
         by_name = dict(zip(names, values, strict=True))
         # Tensors that the caller knows are watched by autograd: a change in place before the backward is an error there.
-        own = [name for name in halves.saved if name in plan.outputs]
-        ctx.save_for_backward(*(by_name[name] for name in halves.reads), *(results[plan.outputs.index(name)] for name in own))
-        handles = [int(found[name].numpy()) for name in halves.contexts]
-        ctx.residuals = Residuals({name: found[name] for name in halves.saved}, handles, plans.store)
+        own = [name for name in partition.saved if name in plan.outputs]
+        ctx.save_for_backward(*(by_name[name] for name in partition.reads), *(results[plan.outputs.index(name)] for name in own))
+        handles = [int(found[name].numpy()) for name in partition.contexts]
+        ctx.residuals = Residuals({name: found[name] for name in partition.saved}, handles, plans.store)
         ctx.plans, ctx.plan, ctx.names = plans, plan, names
         ctx.likes = [(result.shape, result.dtype) for result in results]
-        ctx.mark_non_differentiable(*(r for name, r in zip(plan.outputs, results, strict=True) if name not in halves.seeds))
+        ctx.mark_non_differentiable(*(r for name, r in zip(plan.outputs, results, strict=True) if name not in partition.seeds))
         ctx.set_materialize_grads(False)
         return tuple(results)
 
@@ -79,8 +79,8 @@ class Step(torch.autograd.Function):
                 "(build_gradient_graph of build_gradient_graph's model), or take second derivatives in the model it was exported from"
             )
         plans, plan = ctx.plans, ctx.plan
-        halves = plan.halves
-        given = {name for name, g in zip(plan.outputs, cotangents, strict=True) if g is not None and name in halves.seeds}
+        partition = plan.partition
+        given = {name for name, g in zip(plan.outputs, cotangents, strict=True) if g is not None and name in partition.seeds}
         none = (None, None, None, None)
         watched = ctx.saved_tensors
         residuals = ctx.residuals
@@ -89,10 +89,10 @@ class Step(torch.autograd.Function):
         if not given:
             return (*none, *(None for _ in ctx.names))
         feeds: dict[str, Any] = dict(residuals.values)
-        feeds.update(ready(dict(zip(halves.reads, watched, strict=False))))
+        feeds.update(ready(dict(zip(partition.reads, watched, strict=False))))
         for name, g, (shape, dtype) in zip(plan.outputs, cotangents, ctx.likes, strict=True):
-            if name in halves.seeds:
-                feeds[halves.seeds[name]] = (torch.zeros(shape, dtype=dtype, device=plans.device) if g is None else g).contiguous()
+            if name in partition.seeds:
+                feeds[partition.seeds[name]] = (torch.zeros(shape, dtype=dtype, device=plans.device) if g is None else g).contiguous()
         keep = private.keeps_graph()
         if not keep:
             residuals.values = None
@@ -104,7 +104,7 @@ class Step(torch.autograd.Function):
                 plans.store.retain = False
         if not keep:
             residuals.close()
-        wanted = {name: found[output] for name, output in halves.gradients.items() if halves.reach[name] & given}
+        wanted = {name: found[output] for name, output in partition.gradients.items() if partition.reach[name] & given}
         return (
             *none,
             *(tensor(wanted[name]) if name in wanted and ctx.needs_input_grad[i + 4] else None for i, name in enumerate(ctx.names)),

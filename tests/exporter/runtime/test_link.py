@@ -327,8 +327,8 @@ def test_a_loaded_module_joins_before_it_is_split():
         found.square().sum().backward()
         for one, two in zip(net.parameters(), module.parameters(), strict=True):
             torch.testing.assert_close(one.grad, two.grad)
-    plan = next(plan for plan in module._onnx.plans._plans.values() if plan.halves is not None)
-    assert len(plan.halves.contexts) == 1
+    plan = next(plan for plan in module._onnx.plans._plans.values() if plan.partition is not None)
+    assert len(plan.partition.contexts) == 1
     assert len(module._onnx.plans.store) == 0
 
 
