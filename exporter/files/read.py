@@ -155,11 +155,11 @@ def _parsed(source: Any) -> tuple[onnx.ModelProto, Path]:
 
 
 def _unreadable(source: Any, error: BaseException) -> FormatError:
-    what = clean(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else f"what was given as {type(source).__name__}"
+    what = clean(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else f"what was read from {type(source).__name__}"
     while error.__cause__ is not None:  # the outermost says the least
         error = error.__cause__
     reason = clean((str(error).strip().splitlines() or [type(error).__name__])[0])
-    return FormatError(f"{what} is no ONNX model, or it is cut off (it cannot be read: {reason})")
+    return FormatError(f"{what} is no ONNX model, or it is cut off ({reason})")
 
 
 # --------------------------------------------------------------------------------------------------- the external data
