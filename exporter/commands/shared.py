@@ -23,7 +23,6 @@ from symbolics.node.text import clean
 
 __all__ = [
     "Failure",
-    "called",
     "dynamo_option",
     "eager_check_option",
     "explained",
@@ -31,7 +30,6 @@ __all__ = [
     "inline_option",
     "json_option",
     "load_target",
-    "named",
     "one_message",
     "opset_option",
     "reported",
@@ -117,11 +115,11 @@ def tell(facts: Mapping[str, Any], lines: Iterable[str], as_json: bool) -> None:
         console.print(Text(line))
 
 
-def named(text: str, what: str) -> Any:
-    """The object that package.module:name names.
+def _called(text: str, what: str) -> Any:
+    """What the function that package.module:name names returns.
 
     Raises:
-        Failure: It cannot be imported, or there is no such name.
+        Failure: It cannot be imported, there is no such name, or it raised.
     """
     module, colon, name = text.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
@@ -131,16 +129,11 @@ def named(text: str, what: str) -> Any:
     except (Exception, SystemExit) as error:
         raise Failure(f"{what} {text}: cannot import {module}: {type(error).__name__}: {error}") from error
     try:
-        found = pkgutil.resolve_name(text)
+        function = pkgutil.resolve_name(text)
     except AttributeError as error:
         raise Failure(f"{what} {text}: {module} has no {name}") from error
-    if not callable(found):
-        raise Failure(f"{what} {text}: it is a {type(found).__name__}, not a function")
-    return found
-
-
-def called(function: Any, text: str, what: str) -> Any:
-    """The result of what the user named; its failure becomes one message."""
+    if not callable(function):
+        raise Failure(f"{what} {text}: it is a {type(function).__name__}, not a function")
     try:
         return function()
     except (Exception, SystemExit) as error:
@@ -157,7 +150,7 @@ def load_target(text: str) -> exporter.Case:
 
     from exporter.forward.case import Case
 
-    made = called(named(text, "TARGET"), text, "TARGET")
+    made = _called(text, "TARGET")
     if isinstance(made, tuple) and len(made) == 2:
         made = Case(*made)
     if not isinstance(made, Case) or not isinstance(made.model, torch.nn.Module):
@@ -167,8 +160,13 @@ def load_target(text: str) -> exporter.Case:
 
 
 @contextlib.contextmanager
-def one_message(context: click.Context, what: str) -> Iterator[None]:
+def one_message(context: click.Context, what: str, *, root: bool = False) -> Iterator[None]:
     """Around what may raise anything: it becomes one message, unless somebody asked for the traceback.
+
+    Args:
+        context: The command.
+        what: The subject of the message.
+        root: Tell the first cause: torch wraps what a model raised in an account of its own steps.
 
     Raises:
         Failure: It failed, with an error that is not one of ours.
@@ -180,30 +178,20 @@ def one_message(context: click.Context, what: str) -> Iterator[None]:
     except Exception as error:
         if context.obj["traceback"]:
             raise
-        raise Failure(f"{what} failed with {type(error).__name__}: {str(error).strip()[:1000]}") from error
+        cause: BaseException = error
+        while root and cause.__cause__ is not None:
+            cause = cause.__cause__
+        text = str(cause).strip()[:1000]
+        if root:
+            text = f"{text.partition(chr(10))[0]}\n`pythonop --traceback {context.info_name} ...` shows where"
+        raise Failure(f"{what} failed with {type(cause).__name__}: {text}") from error
 
 
 @contextlib.contextmanager
 def explained(context: click.Context) -> Iterator[None]:
-    """Around an export: what torch prints belongs to the progress, and of what it raises the first cause is the news.
-
-    Raises:
-        Failure: The export failed, with an error that is not one of ours.
-    """
-    with contextlib.redirect_stdout(sys.stderr):
-        try:
-            yield
-        except PythonopError:
-            raise
-        except Exception as error:
-            if context.obj["traceback"]:
-                raise
-            cause: BaseException = error  # torch wraps what a model raised in an account of its own steps
-            while cause.__cause__ is not None:
-                cause = cause.__cause__
-            first = str(cause).strip().splitlines() or [""]
-            again = f"`pythonop --traceback {context.info_name} ...` shows where"
-            raise Failure(f"the export failed with {type(cause).__name__}: {first[0]}\n{again}") from error
+    """Around an export: what torch prints belongs to the progress, and of what it raises the first cause is the news."""
+    with contextlib.redirect_stdout(sys.stderr), one_message(context, "the export", root=True):
+        yield
 
 
 def writable(path: Path) -> None:
@@ -224,4 +212,4 @@ def writable(path: Path) -> None:
 def run_setups(setups: tuple[str, ...]) -> None:
     """Call what --register names."""
     for setup in setups:
-        called(named(setup, "--register"), setup, "--register")
+        _called(setup, "--register")

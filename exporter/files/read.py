@@ -162,11 +162,11 @@ def _parsed(source: Any) -> tuple[onnx.ModelProto, Path]:
 
 
 def _unreadable(source: Any, error: BaseException) -> FormatError:
-    what = clean(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else f"what was given as {type(source).__name__}"
+    what = clean(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else f"what was read from {type(source).__name__}"
     while error.__cause__ is not None:  # the outermost says the least
         error = error.__cause__
     reason = clean((str(error).strip().splitlines() or [type(error).__name__])[0])
-    return FormatError(f"{what} is no ONNX model, or it is cut off (it cannot be read: {reason})")
+    return FormatError(f"{what} is no ONNX model, or it is cut off ({reason})")
 
 
 # --------------------------------------------------------------------------------------------------- the external data
@@ -215,16 +215,12 @@ def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
     """The same of a model in memory: those whose values are in another file."""
-    functions = [graph for function in model.functions.values() for graph in (function.graph, *function.subgraphs())]
-    for graph in (*model.graphs(), *functions):
-        found: list[Any] = [value.const_value for value in graph.initializers.values()]
-        for node in graph:
-            for attribute in node.attributes.values():
-                if attribute.type is ir.AttributeType.TENSOR:
-                    found.append(attribute.value)
-                elif attribute.type is ir.AttributeType.TENSORS:
-                    found += attribute.value or ()
-        yield from (tensor for tensor in found if isinstance(tensor, ir.ExternalTensor))
+    for part in (model.graph, *(function.graph for function in model.functions.values())):
+        for graph in (part, *part.subgraphs()):
+            found: list[Any] = [value.const_value for value in graph.initializers.values()]
+            for value in (attribute.value for node in graph for attribute in node.attributes.values()):
+                found += value if isinstance(value, (list, tuple)) else [value]
+            yield from (tensor for tensor in found if isinstance(tensor, ir.ExternalTensor))
 
 
 def _check_values(graph: ir.Graph, outer: set[ir.Value]) -> None:

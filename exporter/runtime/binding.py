@@ -218,4 +218,6 @@ def _plan_backward(kernel: PythonOpGrad, absent: Sequence[int], kept: Sequence[i
 
 
 def _on_stream(stream: int) -> contextlib.AbstractContextManager[Any]:
-    return torch.cuda.stream(torch.cuda.ExternalStream(stream)) if stream else contextlib.nullcontext()
+    if not stream:
+        return contextlib.nullcontext()
+    return torch.cuda.stream(torch.cuda.ExternalStream(stream))  # type: ignore[no-untyped-call]

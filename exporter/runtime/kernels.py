@@ -141,7 +141,7 @@ class PythonOp:
         """Call Function.apply.
 
         Args:
-            inputs: One a tensor input, owned by the call: nobody else's memory. Strings come as numpy arrays.
+            inputs: One per tensor input, owned by the call: nobody else's memory. Strings come as numpy arrays.
             keep: Whether somebody reads the context.
 
         Returns:
@@ -244,7 +244,7 @@ class PythonOpGrad:
     Attributes:
         count: N, the number of gradients that follow the context among the inputs; what comes after them (the
             forward outputs) is control dependency only.
-        wanted: One an output: whether a gradient is wanted there.
+        wanted: One per output: whether a gradient is wanted there.
         id, name: The call and the Function whose contexts it takes.
         titles: As a PythonOp's.
     """
@@ -286,7 +286,7 @@ class PythonOpGrad:
             gradients: N tensors owned by the call, None where a gradient is absent.
 
         Returns:
-            One an output: the gradient, of the input's shape (zeros where backward gives None), or None where
+            One per output: the gradient, of the input's shape (zeros where backward gives None), or None where
             no gradient is wanted.
 
         Raises:

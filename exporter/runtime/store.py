@@ -24,9 +24,9 @@ class Context(NamedTuple):
 
     Attributes:
         id, name: The call and the Function that made it.
-        roots: One a tensor output: the tensor (or its gradient edge), None where it has no gradient.
-        targets: One a tensor input: the tensor (or its gradient edge) whose gradient backward computes, or None.
-        shapes: None, or one a tensor input: its shape where the target is an edge, for the zeros of a missing gradient.
+        roots: One per tensor output: the tensor (or its gradient edge), None where it has no gradient.
+        targets: One per tensor input: the tensor (or its gradient edge) whose gradient backward computes, or None.
+        shapes: None, or one per tensor input: its shape where the target is an edge, for the zeros of a missing gradient.
     """
 
     id: str

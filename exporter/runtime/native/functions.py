@@ -22,7 +22,7 @@ def _release_leaf(leaf: torch.Tensor) -> tuple[torch.Tensor, Any, tuple[int, ...
 #: In the order of setup() in native.c.
 FUNCTIONS = (
     private.from_dlpack,
-    torch.to_dlpack,
+    torch.to_dlpack,  # type: ignore[attr-defined]
     torch.is_grad_enabled,
     private.set_grad_enabled,
     private.is_any_autocast_enabled,

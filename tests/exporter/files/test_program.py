@@ -26,21 +26,20 @@ def test_a_failure_leaves_what_was_there(tmp_path, error):
     path = tmp_path / "model"
     path.write_text("old")
 
-    def fail():
+    def write():
         with whole(path) as draft:
             draft.write_text("half")
             raise error
 
     with pytest.raises(ExportError if isinstance(error, OSError) else ValueError):
-        fail()
+        write()
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["model"]
 
 
 def test_the_message_and_the_type(tmp_path):
     with pytest.raises(RunError, match=r"cannot write .*absent/file: No such file or directory; nothing was written"):
-        with whole(tmp_path / "absent" / "file", RunError):
-            pass
+        whole(tmp_path / "absent" / "file", RunError).__enter__()
 
 
 def test_the_data_file_comes_first(tmp_path, monkeypatch):

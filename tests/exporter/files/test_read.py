@@ -128,7 +128,7 @@ def test_no_model(read, tmp_path):
         path.write_bytes(content)
         with pytest.raises(FormatError, match=r"model\.onnx is no ONNX model, or it is cut off"):
             read(path)
-        with pytest.raises(FormatError, match=r"what was given as bytes is no ONNX model"):
+        with pytest.raises(FormatError, match=r"what was read from bytes is no ONNX model"):
             read(content)
     with pytest.raises(FormatError, match=rf"cannot read {tmp_path}"):
         read(tmp_path)
