@@ -212,7 +212,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         return (result, tuple(recorder.capture.trace.anchors)) if private.is_tracing() else result
 
     if keywords or constants:
-        del marked.__wrapped__  # type: ignore[attr-defined]  # torch.jit must not bind by the signature of forward
+        del marked.__wrapped__  # torch.jit must not bind by the signature of forward
     own = model.__dict__.get("forward")
     model.__dict__["forward"] = marked
     try:

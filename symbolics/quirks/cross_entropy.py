@@ -40,7 +40,7 @@ def cross_entropy(
     share = op.Div(number(label_smoothing, x), classes)
     rest = number(1 - label_smoothing, x)
     if probabilities:
-        smooth = op.Add(op.Mul(target, rest), share)
+        smooth = op.Add(op.Mul(target, rest), share) if label_smoothing else target
         each = op.Neg(op.ReduceSum(op.Mul(score, smooth), [axis], keepdims=0))
         count = op.Div(op.CastLike(op.Size(x), x), op.Squeeze(classes))
         return _reduced(each, count, reduction)
