@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from symbolics.errors import ExportError, FormatError
-from symbolics.node.containers import Partial, Slot, fields_of, is_dataclass, is_mapping, is_namedtuple, without_constructor
+from symbolics.node.containers import Partial, Slot, build, fields_of, is_dataclass, is_namedtuple
 from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_INT_BITS, MAX_ITEMS
 from symbolics.node.names import qualified_name
 from symbolics.node.text import clean
@@ -214,7 +214,7 @@ def _read_enum(payload: Any, decode_child: Callable[[Any], Any], resolver: Resol
 
 def _write_dataclass(value: Any, encode_child: Callable[[Any], Any]) -> list[Any]:
     fields = fields_of(value)
-    without_constructor(type(value), {}, {})  # TypeError for what a reader could not build
+    build(type(value), {}, {})  # TypeError for what a reader could not build
     extra = sorted({*fields, *getattr(value, "__dict__", ())} - {f.name for f in dataclasses.fields(value)})
     if extra:
         raise ExportError(
@@ -233,7 +233,7 @@ def _read_dataclass(payload: Any, decode_child: Callable[[Any], Any], resolver: 
     fields = {f.name: values.get(f.name) for f in dataclasses.fields(cls)}
     if issubclass(cls, dict) is not mapping or not values.keys() <= fields.keys() or not (mapping or len(values) == len(fields)):
         raise ValueError(f"{name} has other fields in this process")
-    return without_constructor(cls, fields, values)
+    return build(cls, fields, values)
 
 
 def _read_namedtuple(payload: Any, decode_child: Callable[[Any], Any], resolver: Resolver) -> Any:
@@ -326,8 +326,8 @@ _TABLE: list[tuple[str, Any, Any, Any]] = [
     ("$numpydtype", lambda v: isinstance(v, np.dtype), lambda v, _: _numpy_dtype(v.str).str, lambda p, *_: _numpy_dtype(p)),
     ("$enum", lambda v: isinstance(v, enum.Enum), _write_enum, _read_enum),
     ("$namedtuple", is_namedtuple, lambda v, e: [qualified_name(type(v)), [e(x) for x in v]], _read_namedtuple),
+    ("$mapping", lambda v: isinstance(v, dict) and is_dataclass(v), _write_dataclass, functools.partial(_read_dataclass, mapping=True)),
     ("$dataclass", is_dataclass, _write_dataclass, _read_dataclass),
-    ("$mapping", is_mapping, _write_dataclass, functools.partial(_read_dataclass, mapping=True)),
     ("$callable", _is_callable, lambda v, _: qualified_name(v), _read_named("callable")),
     ("$object", lambda v: False, lambda v, _: None, _read_named("object")),  # written by encode(names=...)
 ]

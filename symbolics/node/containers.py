@@ -15,15 +15,14 @@ __all__ = [
     "SEQUENCES",
     "Partial",
     "Slot",
+    "build",
     "expand",
     "expand_leaves",
     "fields_of",
     "fill",
     "is_dataclass",
-    "is_mapping",
     "is_namedtuple",
     "slots",
-    "without_constructor",
 ]
 
 
@@ -49,29 +48,24 @@ class Partial(tuple[Any, ...]):
 
 
 def is_dataclass(value: Any) -> bool:
-    """Whether a value is opened as a dataclass."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, (type, dict, list, tuple, Slot))
-
-
-def is_mapping(value: Any) -> bool:
-    """Whether a value is a dataclass and a dict at once, as transformers' ModelOutput is."""
-    return dataclasses.is_dataclass(value) and isinstance(value, dict)
+    """Whether a value is opened as a dataclass. It may be a dict as well, as transformers' ModelOutput is."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, (type, list, tuple, Slot))
 
 
 def fields_of(value: Any) -> dict[str, Any]:
     """What a dataclass holds: its fields, or its entries where it is a dict as well."""
-    return dict(value) if is_mapping(value) else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    return dict(value) if isinstance(value, dict) else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
 
 
-def without_constructor(cls: type, attributes: dict[str, Any], entries: dict[str, Any]) -> Any:
-    """An instance of a dataclass with these attributes, and these entries where it is a dict as well.
+def build(cls: type, attributes: dict[str, Any], entries: dict[str, Any]) -> Any:
+    """A dataclass with these attributes, and these entries where it is a dict as well, without its constructor.
 
-    No code of the class runs: its constructor could compute anything, and the result need not be what was recorded.
+    That could compute anything, and its result need not be what was recorded.
 
     Raises:
-        TypeError: The class has a base that object.__new__ does not build: int, Exception, ...
+        TypeError: The class has a base that cannot be made so: int, Exception, ...
     """
-    base: Any = next((base for base in (OrderedDict, dict) if issubclass(cls, base)), object)
+    base: Any = OrderedDict if issubclass(cls, OrderedDict) else dict if issubclass(cls, dict) else object
     out = base.__new__(cls)
     for key, value in attributes.items():
         object.__setattr__(out, key, value)
@@ -95,7 +89,7 @@ def _children(value: Any) -> Iterator[Any] | None:
         return iter(value.values())
     if type(value) in SEQUENCES or isinstance(value, Partial) or is_namedtuple(value):
         return iter(value)
-    if is_dataclass(value) or is_mapping(value):
+    if is_dataclass(value):
         return iter(fields_of(value).values())
     return None
 
@@ -159,11 +153,9 @@ def fill(value: Any, leaf: Callable[[Any], Any], _depth: int = 0) -> Any:
         return value.build([part(x) for x in value])
     if is_namedtuple(value):
         return tuple.__new__(kind, [part(x) for x in value])
-    if is_dataclass(value) or is_mapping(value):
+    if is_dataclass(value):
         fields = fields_of(value)
         parts = {key: part(item) for key, item in fields.items()}
         same = all(parts[key] is item for key, item in fields.items())
-        return (
-            value if same else without_constructor(kind, {**getattr(value, "__dict__", {}), **parts}, parts)
-        )  # a slotted class has no __dict__
+        return value if same else build(kind, {**getattr(value, "__dict__", {}), **parts}, parts)  # a slotted class has no __dict__
     return leaf(value)
