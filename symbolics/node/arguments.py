@@ -33,18 +33,7 @@ from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_INT_BITS, MAX_ITEMS
 from symbolics.node.names import qualified_name
 from symbolics.node.text import clean
 
-__all__ = [
-    "Codec",
-    "Described",
-    "Resolver",
-    "Unresolved",
-    "add_codec",
-    "decode",
-    "encode",
-    "has_codec",
-    "loads",
-    "unresolved",
-]
+__all__ = ["Codec", "Described", "Resolver", "Unresolved", "add_codec", "decode", "encode", "has_codec", "loads", "unresolved"]
 
 
 @dataclass(frozen=True)
