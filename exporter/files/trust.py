@@ -111,24 +111,12 @@ def _is_function_class(obj: Any) -> bool:
     return isinstance(obj, type) and issubclass(obj, torch.autograd.Function)
 
 
-def _is_dataclass(obj: Any) -> bool:
-    return isinstance(obj, type) and dataclasses.is_dataclass(obj)
-
-
-def _is_enum(obj: Any) -> bool:
-    return isinstance(obj, type) and issubclass(obj, enum.Enum)
-
-
-def _is_namedtuple(obj: Any) -> bool:
-    return isinstance(obj, type) and obj.__bases__ == (tuple,) and hasattr(obj, "_fields")
-
-
 #: kind -> (what it must be, the check)
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "function": ("a subclass of torch.autograd.Function", _is_function_class),
-    "enum": ("an enum class", _is_enum),
-    "dataclass": ("a dataclass", _is_dataclass),
-    "namedtuple": ("a NamedTuple class", _is_namedtuple),
+    "enum": ("an enum class", lambda obj: isinstance(obj, type) and issubclass(obj, enum.Enum)),
+    "dataclass": ("a dataclass", lambda obj: isinstance(obj, type) and dataclasses.is_dataclass(obj)),
+    "namedtuple": ("a NamedTuple class", lambda obj: isinstance(obj, type) and obj.__bases__ == (tuple,) and hasattr(obj, "_fields")),
     "callable": ("a callable", callable),
     "object": ("a registered object", lambda obj: True),
 }
@@ -154,7 +142,7 @@ class Gate:
             ArgumentError: A pattern starts with a wildcard or is empty.
         """
         self._patterns = Patterns(allow, "allow")
-        self._classes = {qualified_name(entry): entry for entry in self._patterns.objects}
+        self._classes = {qualified_name(entry): entry for entry in self._patterns.items if not isinstance(entry, str)}
 
     def __call__(self, kind: str, name: str) -> Any:
         """The object that a file names.

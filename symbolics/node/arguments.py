@@ -14,6 +14,7 @@ import base64
 import binascii
 import dataclasses
 import enum
+import functools
 import json
 import math
 import re
@@ -27,23 +28,12 @@ from typing import Any
 import numpy as np
 
 from symbolics.errors import ExportError, FormatError
-from symbolics.node.containers import Partial, Slot, is_dataclass, is_namedtuple
+from symbolics.node.containers import Partial, Slot, build, fields_of, is_dataclass, is_namedtuple
 from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_INT_BITS, MAX_ITEMS
 from symbolics.node.names import qualified_name
 from symbolics.node.text import clean
 
-__all__ = [
-    "Codec",
-    "Described",
-    "Resolver",
-    "Unresolved",
-    "add_codec",
-    "decode",
-    "encode",
-    "has_codec",
-    "loads",
-    "unresolved",
-]
+__all__ = ["Codec", "Described", "Resolver", "Unresolved", "add_codec", "decode", "encode", "has_codec", "loads", "unresolved"]
 
 
 @dataclass(frozen=True)
@@ -74,8 +64,8 @@ class Described(Partial):
         return out
 
     def build(self, items: list[Any]) -> Any:
-        """The same with other items."""
-        return Described(items, self.name, self.fields)
+        """What stands in for it: a dict of its fields, or a tuple."""
+        return tuple(items) if self.fields is None else dict(zip(self.fields, items, strict=True))
 
     def __repr__(self) -> str:
         names = [f"{field}=" for field in self.fields] if self.fields is not None else [""] * len(self)
@@ -212,29 +202,27 @@ def _read_enum(payload: Any, decode_child: Callable[[Any], Any], resolver: Resol
 
 
 def _write_dataclass(value: Any, encode_child: Callable[[Any], Any]) -> list[Any]:
-    names = [f.name for f in dataclasses.fields(value)]
-    object.__new__(type(value))  # TypeError for what a reader could not build: subclasses of int, of Exception, ...
-    extra = sorted(set(getattr(value, "__dict__", {})) - set(names))
+    fields = fields_of(value)
+    build(type(value), {}, {})  # TypeError for what a reader could not build
+    extra = sorted({*fields, *getattr(value, "__dict__", ())} - {f.name for f in dataclasses.fields(value)})
     if extra:
         raise ExportError(
             f"a {qualified_name(type(value))} carries {', '.join(extra)} outside its dataclass fields: make them fields, or register the object"
         )
-    return [qualified_name(type(value)), {n: encode_child(getattr(value, n)) for n in names}]
+    return [qualified_name(type(value)), {key: encode_child(item) for key, item in fields.items()}]
 
 
-def _read_dataclass(payload: Any, decode_child: Callable[[Any], Any], resolver: Resolver) -> Any:
+def _read_dataclass(payload: Any, decode_child: Callable[[Any], Any], resolver: Resolver, mapping: bool = False) -> Any:
     name, fields = _pair(payload)
     values = {key: decode_child(value) for key, value in _typed(fields, dict).items()}
     cls = resolver("dataclass", _typed(name, str))
     if isinstance(cls, Unresolved):
         return Described(values.values(), name, tuple(values))
-    if set(values) != {f.name for f in dataclasses.fields(cls)}:
+    # A dataclass that is a dict has no entry for a field that is None.
+    fields = {f.name: values.get(f.name) for f in dataclasses.fields(cls)}
+    if issubclass(cls, dict) is not mapping or not values.keys() <= fields.keys() or not (mapping or len(values) == len(fields)):
         raise ValueError(f"{name} has other fields in this process")
-    # No constructor: it could compute anything, and its result need not be what was recorded.
-    out = object.__new__(cls)
-    for key, value in values.items():
-        object.__setattr__(out, key, value)
-    return out
+    return build(cls, fields, values)
 
 
 def _read_namedtuple(payload: Any, decode_child: Callable[[Any], Any], resolver: Resolver) -> Any:
@@ -305,7 +293,7 @@ def _read_str(payload: Any, *_: Any) -> str:
     return _read_bytes(payload).decode("utf-8", "surrogatepass")
 
 
-_TABLE = [
+_TABLE: list[tuple[str, Any, Any, Any]] = [
     # tag, matches, write, read
     ("$tensor", lambda v: isinstance(v, Slot) and v.kind == "tensor", lambda v, _: v.index, lambda p, *_: Slot(_typed(p, int))),
     ("$size", lambda v: isinstance(v, Slot) and v.kind == "size", lambda v, _: v.index, lambda p, *_: Slot(_typed(p, int), "size")),
@@ -327,6 +315,7 @@ _TABLE = [
     ("$numpydtype", lambda v: isinstance(v, np.dtype), lambda v, _: _numpy_dtype(v.str).str, lambda p, *_: _numpy_dtype(p)),
     ("$enum", lambda v: isinstance(v, enum.Enum), _write_enum, _read_enum),
     ("$namedtuple", is_namedtuple, lambda v, e: [qualified_name(type(v)), [e(x) for x in v]], _read_namedtuple),
+    ("$mapping", lambda v: isinstance(v, dict) and is_dataclass(v), _write_dataclass, functools.partial(_read_dataclass, mapping=True)),
     ("$dataclass", is_dataclass, _write_dataclass, _read_dataclass),
     ("$callable", _is_callable, lambda v, _: qualified_name(v), _read_named("callable")),
     ("$object", lambda v: False, lambda v, _: None, _read_named("object")),  # written by encode(names=...)

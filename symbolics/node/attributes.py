@@ -23,6 +23,7 @@ from symbolics.node.records import read_record
 from symbolics.node.text import shown
 
 __all__ = [
+    "BOOL_FAMILIES",
     "GRAD_SPECS",
     "SPECS",
     "AttributeValue",
@@ -33,6 +34,7 @@ __all__ = [
     "python_op_grad",
     "read_attributes",
     "read_call",
+    "typed_attributes",
     "values_of",
     "write_attributes",
 ]
@@ -44,8 +46,8 @@ _INT, _INTS, _FLOATS, _STRING = ir.AttributeType.INT, ir.AttributeType.INTS, ir.
 #: attribute -> (type, required, meaning): the attributes of PythonOp, in the order they are written.
 SPECS: dict[str, tuple[ir.AttributeType, bool, str]] = {
     "name": (_STRING, True, "The Function class as module:qualname."),
-    "input_convention": (_STRING, True, "A letter an argument of apply: 'd' a tensor, 'c' anything else."),
-    "input_requires_grads": (_INTS, True, "A flag an argument, tensor or not: whether it needs a gradient."),
+    "input_convention": (_STRING, True, "A letter per argument of apply: 'd' a tensor, 'c' anything else."),
+    "input_requires_grads": (_INTS, True, "A flag per argument, tensor or not: whether it needs a gradient."),
     "input_tensor_types": (_INTS, True, "ONNX element types of the tensor arguments."),
     "input_tensor_ranks": (_INTS, True, "Ranks of the tensor arguments."),
     "output_tensor_types": (_INTS, True, "ONNX element types of the tensor outputs, without the context."),
@@ -70,12 +72,12 @@ SPECS: dict[str, tuple[ir.AttributeType, bool, str]] = {
 
 GRAD_SPECS: dict[str, tuple[ir.AttributeType, bool, str]] = {
     "name": (_STRING, True, "The Function class as module:qualname."),
-    "output_convention": (_STRING, True, "The input_convention of the PythonOp: a letter an output of backward."),
+    "output_convention": (_STRING, True, "The input_convention of the PythonOp: a letter per output of backward."),
     "input_tensor_requires_grads": (_INTS, True, "Which of backward's tensor inputs have a gradient."),
     "output_tensor_requires_grads": (_INTS, True, "Which of backward's tensor outputs are wanted."),
     "input_tensor_types": (_INTS, False, "ONNX element types of backward's N tensor inputs."),
     "input_tensor_ranks": (_INTS, False, "Their ranks."),
-    "output_tensor_types": (_INTS, False, "ONNX element types of backward's tensor outputs, one a tensor argument."),
+    "output_tensor_types": (_INTS, False, "ONNX element types of backward's tensor outputs, one per tensor argument."),
     "output_tensor_ranks": (_INTS, False, "Their ranks."),
     "inplace": (_INT, False, "Whether an output reuses the memory of an input."),
     CALL_ATTRIBUTE: (_STRING, False, "The call of the PythonOp as JSON."),
@@ -98,19 +100,46 @@ def _is_tuple_of(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: type(value) is tuple and len(value) > 0 and all(map(check, value))
 
 
-# One row a family of typed attributes: prefix, which values it takes. The first that takes a value has it.
-_SCALARS: list[tuple[str, Callable[[Any], bool]]] = [("input_int_scalar", _is_int), ("input_float_scalar", _is_float32)]
-_TUPLES: list[tuple[str, Callable[[Any], bool]]] = [
+_Families = list[tuple[str, Callable[[Any], bool]]]
+
+# Families of typed attributes: prefix, and which values it takes. The first that takes a value has it.
+_FAMILIES: _Families = [
+    ("input_int_scalar", _is_int),
+    ("input_float_scalar", _is_float32),
     ("input_int_tuple", _is_tuple_of(_is_int)),
     ("input_float_tuple", _is_tuple_of(_is_float32)),
+]
+#: The same for readers that have attributes for bools.
+BOOL_FAMILIES: _Families = [
+    ("input_bool_scalar", lambda value: type(value) is bool),
+    ("input_bool_tuple", _is_tuple_of(lambda value: type(value) is bool)),
+    *_FAMILIES,
 ]
 
 _POINTER = "input_pointer_scalar"
 
 
-def family_of(value: Any) -> str:
+def family_of(value: Any, families: _Families = _FAMILIES) -> str:
     """The prefix of the documented attributes that hold an argument which is no tensor: ``input_int_scalar``, ..."""
-    return next((prefix for prefix, takes in (*_SCALARS, *_TUPLES) if takes(value)), _POINTER)
+    return next((prefix for prefix, takes in families if takes(value)), _POINTER)
+
+
+def typed_attributes(call: AutogradCall, families: _Families = _FAMILIES) -> dict[str, AttributeValue]:
+    """The attributes that hold the arguments of a call which are no tensors, without ``call``."""
+    out: dict[str, Any] = {}
+    for position, value in enumerate(call.flat()):
+        if isinstance(value, Slot):
+            continue
+        prefix = family_of(value, families)
+        items = out.setdefault(f"{prefix}s", [])
+        cast = float if "float" in prefix else int
+        if prefix.endswith("tuple"):
+            out.setdefault(f"{prefix}_begins", []).append(len(items))
+            items += map(cast, value)
+        else:
+            items.append(0 if prefix == _POINTER else cast(value))
+        out.setdefault(f"{prefix}_positions", []).append(position)
+    return out
 
 
 def write_attributes(call: AutogradCall, names: Callable[[Any], str | None] = lambda _: None) -> dict[str, AttributeValue]:
@@ -136,22 +165,8 @@ def write_attributes(call: AutogradCall, names: Callable[[Any], str | None] = la
         "inplace": int(call.inplace),
         "training_mode": int(call.training),
     }
-    typed: dict[str, list[Any]] = {}
-    for position, value in enumerate(call.flat()):
-        if isinstance(value, Slot):
-            continue
-        prefix = family_of(value)
-        items = typed.setdefault(f"{prefix}s", [])
-        if prefix.endswith("tuple"):
-            typed.setdefault(f"{prefix}_begins", []).append(len(items))
-            items.extend(value)
-        else:
-            items.append(0 if prefix == _POINTER else value)
-        typed.setdefault(f"{prefix}_positions", []).append(position)
-    for attribute, (kind, _, _) in SPECS.items():
-        if attribute in typed:
-            cast = float if kind is _FLOATS else int
-            out[attribute] = [cast(value) for value in typed[attribute]]
+    typed = typed_attributes(call)
+    out |= {name: typed[name] for name in SPECS if name in typed}
     out[CALL_ATTRIBUTE] = _write_call(call, names)
     return out
 
@@ -324,12 +339,12 @@ def _from_documented(attributes: Mapping[str, Any], name: str) -> tuple[Any, ...
             "export the model again with pythonop and save it without schema="
         )
     found: dict[int, Any] = {}
-    for prefix, _ in _SCALARS:
-        found.update(zip(attributes.get(f"{prefix}_positions", ()), attributes.get(f"{prefix}s", ()), strict=False))
-    for prefix, _ in _TUPLES:
-        begins, items = attributes.get(f"{prefix}_begins", ()), attributes.get(f"{prefix}s", ())
-        ends = [*begins[1:], len(items)] if begins else []
-        found.update({p: tuple(items[b:e]) for p, b, e in zip(attributes.get(f"{prefix}_positions", ()), begins, ends, strict=False)})
+    for prefix, _ in _FAMILIES:
+        items = attributes.get(f"{prefix}s", ())
+        if prefix.endswith("tuple"):
+            begins = attributes.get(f"{prefix}_begins", ())
+            items = [tuple(items[begin:end]) for begin, end in zip(begins, [*begins[1:], len(items)], strict=False)]
+        found.update(zip(attributes.get(f"{prefix}_positions", ()), items, strict=False))
     tensors = iter(range(len(attributes["input_convention"])))
     try:
         return tuple(Slot(next(tensors)) if letter == "d" else found[i] for i, letter in enumerate(attributes["input_convention"]))

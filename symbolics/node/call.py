@@ -1,6 +1,6 @@
 """AutogradCall: one recorded call of ``torch.autograd.Function.apply``.
 
-Either exporter makes one a call, `symbolics.node.attributes` writes it into a node and reads it back, the runtimes
+Either exporter makes one per call, `symbolics.node.attributes` writes it into a node and reads it back, the runtimes
 run it. No torch here.
 """
 
@@ -44,8 +44,8 @@ class AutogradCall:
             that count the node's inputs 0, 1, ... in order.
         kwargs: What forward takes as ``**kwargs``, in name order.
         outputs: What ``apply`` returned, with its tensors as `Slot`s (all of them, in order).
-        input_types, input_ranks, input_requires_grads: One a tensor input: ONNX element type, rank, flag.
-        output_types, output_ranks, output_requires_grads: One a tensor output.
+        input_types, input_ranks, input_requires_grads: One per tensor input: ONNX element type, rank, flag.
+        output_types, output_ranks, output_requires_grads: One per tensor output.
         inplace: Whether an output reuses an input's memory (mark_dirty).
         training: Whether the module was exported in training mode.
         autocast: The autocast state around the call.
@@ -76,7 +76,7 @@ class AutogradCall:
 
     @property
     def convention(self) -> str:
-        """A letter an argument: 'd' for a tensor or a symbolic size, 'c' for anything else."""
+        """A letter per argument: 'd' for a tensor or a symbolic size, 'c' for anything else."""
         return "".join("d" if isinstance(value, Slot) else "c" for value in self.flat())
 
     @property

@@ -11,7 +11,19 @@ from typing import Any, Literal
 from symbolics.errors import ExportError
 from symbolics.node.limits import MAX_DEPTH
 
-__all__ = ["SEQUENCES", "Partial", "Slot", "expand", "expand_leaves", "fill", "is_dataclass", "is_namedtuple", "slots"]
+__all__ = [
+    "SEQUENCES",
+    "Partial",
+    "Slot",
+    "build",
+    "expand",
+    "expand_leaves",
+    "fields_of",
+    "fill",
+    "is_dataclass",
+    "is_namedtuple",
+    "slots",
+]
 
 
 @dataclass(frozen=True)
@@ -27,7 +39,7 @@ class Slot:
     kind: Literal["tensor", "size"] = "tensor"
 
 
-class Partial(tuple):
+class Partial(tuple[Any, ...]):
     """A tuple-like container that cannot be built before its slots are filled."""
 
     def build(self, items: list[Any]) -> Any:
@@ -36,8 +48,30 @@ class Partial(tuple):
 
 
 def is_dataclass(value: Any) -> bool:
-    """Whether a value is opened as a dataclass."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, (type, dict, list, tuple, Slot))
+    """Whether a value is opened as a dataclass. It may be a dict as well, as transformers' ModelOutput is."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, (type, list, tuple, Slot))
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """What a dataclass holds: its fields, or its entries where it is a dict as well."""
+    return dict(value) if isinstance(value, dict) else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+
+
+def build(cls: type, attributes: dict[str, Any], entries: dict[str, Any]) -> Any:
+    """A dataclass with these attributes, and these entries where it is a dict as well, without its constructor.
+
+    That could compute anything, and its result need not be what was recorded.
+
+    Raises:
+        TypeError: The class has a base that cannot be made so: int, Exception, ...
+    """
+    base: Any = OrderedDict if issubclass(cls, OrderedDict) else dict if issubclass(cls, dict) else object
+    out = base.__new__(cls)
+    for key, value in attributes.items():
+        object.__setattr__(out, key, value)
+    for key, value in entries.items() if base is not object else ():
+        base.__setitem__(out, key, value)
+    return out
 
 
 def is_namedtuple(value: Any) -> bool:
@@ -56,7 +90,7 @@ def _children(value: Any) -> Iterator[Any] | None:
     if type(value) in SEQUENCES or isinstance(value, Partial) or is_namedtuple(value):
         return iter(value)
     if is_dataclass(value):
-        return (getattr(value, f.name) for f in dataclasses.fields(value))
+        return iter(fields_of(value).values())
     return None
 
 
@@ -120,13 +154,8 @@ def fill(value: Any, leaf: Callable[[Any], Any], _depth: int = 0) -> Any:
     if is_namedtuple(value):
         return tuple.__new__(kind, [part(x) for x in value])
     if is_dataclass(value):
-        parts = {f.name: part(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        if all(parts[n] is getattr(value, n) for n in parts):
-            return value
-        out = object.__new__(kind)
-        for key, item in getattr(value, "__dict__", {}).items():  # a slotted class has none
-            object.__setattr__(out, key, item)
-        for key, item in parts.items():
-            object.__setattr__(out, key, item)
-        return out
+        fields = fields_of(value)
+        parts = {key: part(item) for key, item in fields.items()}
+        same = all(parts[key] is item for key, item in fields.items())
+        return value if same else build(kind, {**getattr(value, "__dict__", {}), **parts}, parts)  # a slotted class has no __dict__
     return leaf(value)

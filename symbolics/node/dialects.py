@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.node.arguments import Described
-from symbolics.node.attributes import family_of, read_attributes, values_of
+from symbolics.node.attributes import BOOL_FAMILIES, family_of, read_attributes, typed_attributes, values_of
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Partial, Slot, slots
 from symbolics.node.names import CALL_ATTRIBUTE, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
@@ -57,8 +57,6 @@ DIALECTS: dict[str, Dialect] = {
     "ort-1.16": Dialect(_FLAGS, _GRAD_FLAGS, _FUNC_NAME, bools=True, max_ir_version=9, max_opset=19),
     "ort-1.17": Dialect(_FLAGS | {"inplace"}, _GRAD_FLAGS | {"inplace"}, _FUNC_NAME, bools=True, max_ir_version=9, max_opset=20),
 }
-
-_TYPED = [f"input_{kind}_{shape}" for shape in ("scalar", "tuple") for kind in ("bool", "int", "float")] + ["input_pointer_scalar"]
 
 
 def to_dialect(model: ir.Model, schema: str) -> ir.Model:
@@ -129,7 +127,7 @@ class _Writer:
         self.losses: Counter[str] = Counter()
 
     def warn(self) -> None:
-        """One warning a loss; a loss that several calls share is said once."""
+        """One warning per loss; a loss that several calls share is said once."""
         for loss, count in self.losses.items():
             calls = f" ({count} calls)" if count > 1 else ""
             warnings.warn(f"schema={self.schema!r}: {loss}{calls}. A file saved without schema= keeps it.", PythonopWarning, stacklevel=4)
@@ -154,7 +152,11 @@ class _Writer:
         if call.inplace and "inplace" in self.dialect.without:
             self.losses[f"{name}: inplace has no place there, the reader may reuse the memory of the input"] += 1
         if self.dialect.bools:
-            _split_bools(node, call)
+            for name in [name for name in node.attributes if name.startswith("input_int_")]:
+                del node.attributes[name]
+            for name, items in typed_attributes(call, BOOL_FAMILIES).items():
+                if name.startswith(("input_int_", "input_bool_")):
+                    node.attributes.add(ir.Attr(name, ir.AttributeType.INTS, items))
         self._rewrite(node, self.dialect.without)
         context = node.outputs[0]
         if not context.name:
@@ -211,54 +213,6 @@ def _element_type(value: ir.Value) -> int | None:
 
 def _rank(value: ir.Value) -> int | None:
     return len(value.shape) if value.shape is not None else None
-
-
-# ---------------------------------------------------------------------------------------------------------- arguments
-
-
-def _split_bools(node: ir.Node, call: AutogradCall) -> None:
-    """Move bools out of the int attributes; a tuple of ints and bools stays a tuple of ints."""
-    groups: dict[str, list[tuple[int, Any]]] = {}
-    for position, value in enumerate(call.flat()):
-        if type(value) is bool:
-            groups.setdefault("input_bool_scalar", []).append((position, value))
-        elif type(value) is tuple and value and all(type(item) is bool for item in value):
-            groups.setdefault("input_bool_tuple", []).append((position, value))
-    bools = {position for group in groups.values() for position, _ in group}
-    if not bools:
-        return
-    old = values_of(node)
-    ints = [
-        pair
-        for pair in zip(old.get("input_int_scalar_positions", []), old.get("input_int_scalars", []), strict=True)
-        if pair[0] not in bools
-    ]
-    tuples = [pair for pair in _tuples(old) if pair[0] not in bools]
-    groups["input_int_scalar"], groups["input_int_tuple"] = ints, tuples
-    for prefix in ("input_int_scalar", "input_int_tuple"):
-        for suffix in ("s", "_positions", "_begins"):
-            node.attributes.pop(f"{prefix}{suffix}", None)
-    for prefix, group in groups.items():
-        if not group:
-            continue
-        if prefix.endswith("tuple"):
-            sizes = [len(value) for _, value in group]
-            _set(node, f"{prefix}s", [int(item) for _, value in group for item in value])
-            _set(node, f"{prefix}_begins", [sum(sizes[:i]) for i in range(len(sizes))])
-        else:
-            _set(node, f"{prefix}s", [int(value) for _, value in group])
-        _set(node, f"{prefix}_positions", [position for position, _ in group])
-
-
-def _tuples(values: dict[str, Any]) -> Iterator[tuple[int, list[int]]]:
-    begins, items = values.get("input_int_tuple_begins", []), values.get("input_int_tuples", [])
-    ends = [*begins[1:], len(items)] if begins else []
-    for position, begin, end in zip(values.get("input_int_tuple_positions", []), begins, ends, strict=True):
-        yield position, items[begin:end]
-
-
-def _set(node: ir.Node, name: str, items: list[int]) -> None:
-    node.attributes.add(ir.Attr(name, ir.AttributeType.INTS, items))
 
 
 # ------------------------------------------------------------------------------------------------------------- losses

@@ -41,7 +41,7 @@ FORMAT_VERSION = 1
 VERSION_KEY = "pythonop.version"  # the format version of the file
 STATE_KEY = "pythonop.state"  # JSON: state_dict key -> StateEntry
 MARK_COUNT_KEY = "pythonop.stop_gradients"  # how many StopGradient nodes the exporter wrote, subgraphs included
-OUTPUTS_KEY = "pythonop.outputs"  # JSON: the structure of forward's result (symbolics/node/result.py)
+OUTPUTS_KEY = "pythonop.outputs"  # JSON: forward's result around its tensors (symbolics/node/result.py)
 CUMULATIVE_KEY = "pythonop.cumulative"  # JSON: initializers of running means that are averages of all batches (momentum=None)
 UNCHECKED_KEY = "pythonop.unchecked"  # text: why nobody compared the Functions of the file with those of an eager run
 GRADIENTS_KEY = "pythonop.gradients"  # JSON: GradientPairing; training files only

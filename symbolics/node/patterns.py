@@ -23,8 +23,7 @@ class Patterns:
       else, and no pattern starts with a wildcard: a file must not choose the package that its code comes from.
 
     Attributes:
-        objects: The classes and functions of the list.
-        texts: Its patterns.
+        items: The classes, functions and patterns of the list.
     """
 
     def __init__(self, items: Any = (), option: Literal["inline", "allow"] = "inline") -> None:
@@ -36,34 +35,28 @@ class Patterns:
             TypeError: An item is neither a class or function nor a str.
             ArgumentError: A pattern lacks one of its parts, or starts with a wildcard in ``allow=``.
         """
-        self.option = option
-        self.objects: list[Any] = []
-        self.texts: list[str] = []
-        self._met: dict[str, None] = {}
-        self._idle: list[Any] = []
         alone = isinstance(items, (str, type)) or callable(items)
-        for item in (items,) if alone else items or ():
-            if isinstance(item, str):
-                self.texts.append(item)
-                module, colon, qualname = item.partition(":")
-                if not module or (colon and not qualname) or (option == "allow" and module[0] in "*?["):
-                    start = "starts with a package name" if option == "allow" else "has a module"
-                    raise ArgumentError(f"{option}={item!r}: a pattern {start}, as in 'mypkg.*', 'mypkg.ops:*' or 'mypkg.ops:MyFunction'")
-            elif callable(item) and hasattr(item, "__qualname__"):
-                self.objects.append(item)
-            else:
-                raise TypeError(f"{option}= takes classes, functions and patterns like 'mypkg.ops:*', not {type(item).__name__}")
-            self._idle.append(item)
+        self.option, self.items = option, [items] if alone else list(items or ())
+        self._idle, self._met = list(self.items), dict[str, None]()
+        for item in self.items:
+            if not isinstance(item, str):
+                if not callable(item) or not hasattr(item, "__qualname__"):
+                    raise TypeError(f"{option}= takes classes, functions and patterns like 'mypkg.ops:*', not {type(item).__name__}")
+                continue
+            module, colon, qualname = item.partition(":")
+            if not module or (colon and not qualname) or (option == "allow" and module[0] in "*?["):
+                start = "starts with a package name" if option == "allow" else "has a module"
+                raise ArgumentError(f"{option}={item!r}: a pattern {start}, as in 'mypkg.*', 'mypkg.ops:*' or 'mypkg.ops:MyFunction'")
 
     def match_name(self, name: str) -> bool:
         """Whether a pattern means ``module:qualname``; nothing is imported."""
-        return any(self._means(text, name) for text in self.texts)
+        return any(isinstance(item, str) and self._means(item, name) for item in self.items)
 
     def matches(self, cls: type) -> bool:
         """Whether a class is meant; it counts as met."""
         name = qualified_name(cls)
         self._met[name] = None
-        meant = [item for item in (*self.objects, *self.texts) if item is cls or (isinstance(item, str) and self._means(item, name))]
+        meant = [item for item in self.items if item is cls or (isinstance(item, str) and self._means(item, name))]
         self._idle = [item for item in self._idle if item not in meant]
         return bool(meant)
 

@@ -1,31 +1,22 @@
-"""The structure of a model's result: what stands around the tensors that are the outputs of its graph.
+"""What the model returned, in the metadata of its file: its containers and constants around the outputs of its graph.
 
-JSON, one object with one key for each place: ``{"tensor": i}``, output i of the graph; ``{"value": v}``, a constant in
-the encoding of `call`; ``{"tuple": [...]}``, ``{"list": [...]}``, ``{"dict": [[key, place], ...]}``; and for a class,
-``{"namedtuple": [name, [...]]}``, ``{"dataclass": [name, [[field, place], ...]]}``, ``{"mapping": [name, [[key, place], ...]]}``
-(a dataclass that is a dict, such as a ModelOutput).
-
-A name is data here as anywhere in a file: it becomes a class only through the reader's resolver.
+It is written like ``outputs`` of a call, with a ``$tensor`` for each output of the graph.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from symbolics.errors import ExportError, FormatError, TrustError
-from symbolics.node.arguments import Resolver, decode, encode, loads
-from symbolics.node.limits import MAX_DEPTH, MAX_ITEMS
-from symbolics.node.names import qualified_name
+from symbolics.node.arguments import Resolver, decode, encode, loads, unresolved
+from symbolics.node.containers import Slot, fill, slots
+from symbolics.node.limits import MAX_BYTES
+from symbolics.node.names import OUTPUTS_KEY
 
 __all__ = ["count_tensors", "rebuild", "write_structure"]
-
-
-class _Unknown(Exception):
-    """A container of a type that has no place in a file."""
 
 
 def write_structure(result: Any, is_tensor: Callable[[Any], bool]) -> str | None:
@@ -35,35 +26,12 @@ def write_structure(result: Any, is_tensor: Callable[[Any], bool]) -> str | None
         result: What forward returned. Its tensors are numbered as the exporters flatten them.
         is_tensor: Which leaves are outputs of the graph.
     """
-    count = 0
-
-    def entries(pairs: Any) -> list[Any]:
-        return [[encode(key), visit(value)] for key, value in pairs]
-
-    def visit(value: Any) -> dict[str, Any]:
-        nonlocal count
-        kind = type(value)
-        if is_tensor(value):
-            count += 1
-            return {"tensor": count - 1}
-        if kind in (tuple, list):
-            return {kind.__name__: [visit(item) for item in value]}
-        if kind in (dict, OrderedDict):
-            return {"dict": entries(value.items())}
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return {"namedtuple": [qualified_name(kind), [visit(item) for item in value]]}
-        if dataclasses.is_dataclass(value) and isinstance(value, dict):
-            return {"mapping": [qualified_name(kind), entries(value.items())]}
-        if dataclasses.is_dataclass(value):
-            return {"dataclass": [qualified_name(kind), [[f.name, visit(getattr(value, f.name))] for f in dataclasses.fields(value)]]}
-        if value is not None and not isinstance(value, (bool, int, float, str)):
-            raise _Unknown(qualified_name(kind))
-        return {"value": encode(value)}
-
+    numbers = itertools.count()
     try:
-        return json.dumps(visit(result), separators=(",", ":"))
-    except (_Unknown, ExportError):
+        text = json.dumps(encode(fill(result, lambda leaf: Slot(next(numbers)) if is_tensor(leaf) else leaf)), separators=(",", ":"))
+    except (ExportError, TypeError, AttributeError):
         return None
+    return text if len(text) <= MAX_BYTES else None
 
 
 def count_tensors(text: str) -> int:
@@ -72,73 +40,61 @@ def count_tensors(text: str) -> int:
     Raises:
         FormatError: The text is no structure.
     """
-    seen: list[int] = []
-    rebuild(text, seen.append, None)
-    return len(seen)
+    return len(slots(_read(text, unresolved)))
 
 
-def rebuild(
-    text: str, tensor: Callable[[int], Any] | Sequence[Any], resolver: Resolver | None, missing: Callable[[str], None] = lambda _: None
-) -> Any:
+def rebuild(text: str, tensors: Sequence[Any], resolver: Resolver, missing: Callable[[str], None] = lambda _: None) -> Any:
     """A model's result around its tensors.
 
     Args:
         text: What `write_structure` returned.
-        tensor: The tensor of a number, or all of them.
-        resolver: As `symbolics.node.arguments.decode` takes it. None resolves nothing.
+        tensors: The outputs of the graph.
+        resolver: As `symbolics.node.arguments.decode` takes it.
         missing: Called with what the resolver said about a class that it refuses; a tuple or dict then stands for it.
 
     Raises:
-        FormatError: The text is no structure.
+        FormatError: The text is no structure, or one of more tensors.
     """
-    budget = MAX_ITEMS
-    take = tensor if callable(tensor) else tensor.__getitem__
 
-    def resolved(kind: str, name: str) -> Any:
-        if resolver is None:
-            return None
+    def allowed(kind: str, name: str) -> Any:
         try:
             return resolver(kind, name)
         except TrustError as error:
             missing(str(error))
-            return None
+            return unresolved(kind, name)
 
-    def visit(place: Any, depth: int) -> Any:
-        nonlocal budget
-        budget -= 1
-        if budget < 0 or depth > MAX_DEPTH or not isinstance(place, dict) or len(place) != 1:
-            raise FormatError("the structure of the model's result is malformed: the file is damaged")
-        ((kind, payload),) = place.items()
-        if kind == "tensor" and type(payload) is int and payload >= 0:
-            return take(payload)
-        if kind == "value":
-            return decode(payload)
-        if kind == "tuple":
-            return tuple(visit(item, depth + 1) for item in payload)
-        if kind == "list":
-            return [visit(item, depth + 1) for item in payload]
-        if kind == "dict":
-            return {decode(key): visit(value, depth + 1) for key, value in payload}
-        if kind == "namedtuple":
-            name, items = payload
-            values = tuple(visit(item, depth + 1) for item in items)
-            cls = resolved("namedtuple", name)
-            return values if cls is None or len(cls._fields) != len(values) else tuple.__new__(cls, values)
-        if kind in ("mapping", "dataclass"):
-            name, items = payload
-            fields = {decode(key): visit(value, depth + 1) for key, value in items}
-            cls = resolved("dataclass", name)
-            if cls is None:
-                return fields
-            if kind == "mapping":  # a ModelOutput keeps its entries twice, as items and as attributes: its constructor knows
-                return cls(**fields)
-            out = object.__new__(cls)
-            for key, value in fields.items():
-                object.__setattr__(out, key, value)
-            return out
-        raise FormatError(f"the structure of the model's result holds a {kind!r}: it needs a newer pythonop")
+    result = _read(text, allowed)
+    if any(slot.kind != "tensor" or not 0 <= slot.index < len(tensors) for slot in slots(result)):
+        raise FormatError.damaged(f"metadata {OUTPUTS_KEY}", f"it names an output beyond the {len(tensors)} of the graph")
+    return fill(result, lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else leaf)
 
+
+def _read(text: str, resolver: Resolver) -> Any:
     try:
-        return visit(loads(text), 0)
-    except (TypeError, ValueError, KeyError, IndexError) as error:
-        raise FormatError("the structure of the model's result is malformed: the file is damaged") from error
+        data = loads(text)
+        old = isinstance(data, dict) and not any(key.startswith("$") for key in data)
+        return decode(_from_places(data) if old else data, resolver)
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        raise FormatError.damaged(f"metadata {OUTPUTS_KEY}", "it is no result of a model") from error
+    except FormatError as error:
+        raise FormatError(f"metadata {OUTPUTS_KEY}: {error}") from error
+
+
+def _from_places(place: Any) -> Any:
+    """The first form of this text, an object with one key per place, as it is written now."""
+    ((kind, payload),) = place.items()
+    if kind == "value":
+        return payload
+    if kind == "tensor":
+        return {"$tensor": payload}
+    if kind == "list":
+        return [_from_places(item) for item in payload]
+    if kind == "tuple":
+        return {"$tuple": [_from_places(item) for item in payload]}
+    if kind == "dict":
+        return {"$dict": [[key, _from_places(item)] for key, item in payload]}
+    if kind == "namedtuple":
+        return {"$namedtuple": [payload[0], [_from_places(item) for item in payload[1]]]}
+    if kind in ("dataclass", "mapping"):
+        return {f"${kind}": [payload[0], {key: _from_places(item) for key, item in payload[1]}]}
+    raise ValueError(kind)

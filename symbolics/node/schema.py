@@ -104,7 +104,7 @@ def _schemas() -> list[OpSchema]:
         ],
         outputs=[
             _parameter(
-                "outputs", "T", "What backward returns, a place a tensor argument of apply; empty where no gradient is wanted.", _VARIADIC
+                "outputs", "T", "What backward returns, a place per tensor argument of apply; empty where no gradient is wanted.", _VARIADIC
             )
         ],
         type_constraints=_CONSTRAINTS,

@@ -160,14 +160,8 @@ def _join(
     )
     linked = ir.AttrString(LINKED, "\n".join(lines))
     outputs = [ir.Value() for _ in root.outputs]
-    op = ir.Node(
-        ORT_DOMAIN,
-        PYTHON_OP,
-        [node.inputs[i] for node, i in outside],
-        ir_attributes(write_attributes(call)),
-        outputs=outputs,
-        name=root.name,
-    )
+    said = ir_attributes(write_attributes(call))
+    op = ir.Node(ORT_DOMAIN, PYTHON_OP, [node.inputs[i] for node, i in outside], said, outputs=outputs, name=root.name)
     gradients = grads[root].inputs[1 : len(root.outputs)]
     taken = [grads[node].outputs[i] for node, i in outside]
     grad = python_op_grad(op, op.outputs[0], gradients, [bool(value.name) for value in taken])

@@ -26,7 +26,8 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, dict):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a.items(), b.items(), strict=True))
+        attributes = dataclasses.is_dataclass(a) and not all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
+        return not attributes and len(a) == len(b) and all(same(x, y) for x, y in zip(a.items(), b.items(), strict=True))
     if isinstance(a, (set, frozenset)):
         rest = list(b)
         for x in a:

@@ -95,6 +95,7 @@ NAN, OTHER_NAN = float("nan"), -float("nan")
         (v.Bits.A | v.Bits.B, {"$enum": ["tests.symbolics.node.values:Bits", 3]}),
         (v.Pair(1), {"$namedtuple": ["tests.symbolics.node.values:Pair", [1, None]]}),
         (v.Config(1), {"$dataclass": ["tests.symbolics.node.values:Config", {"size": 1, "name": "x"}]}),
+        (v.Output(logits=1), {"$mapping": ["tests.symbolics.node.values:Output", {"logits": 1}]}),
         (v.helper, {"$callable": "tests.symbolics.node.values:helper"}),
     ],
     ids=lambda x: re.sub(r"\W+", " ", re.sub(" at 0x.*", "", ascii(x)))[:40],  # no addresses: workers compare ids
@@ -180,8 +181,8 @@ class IntClass(int):
     x: int = 1
 
 
-def _extra():
-    config = v.Config(1)
+def _extra(config=None):
+    config = config if config is not None else v.Config(1)
     config.more = 2
     return config
 
@@ -214,6 +215,7 @@ def _deep(levels, inner=0):
         (Unset(), "cannot be written as $dataclass"),
         (IntClass(), "cannot be written as $dataclass"),
         (_extra(), "carries more outside its dataclass fields"),
+        (_extra(v.Output(1)), "carries more outside its dataclass fields"),
         (1 << MAX_INT_BITS, f"more than the {MAX_INT_BITS}"),
         (_deep(MAX_DEPTH + 1), "nests deeper"),
         (_cyclic(), "nests deeper"),
@@ -261,12 +263,13 @@ def test_the_limits_themselves_are_allowed():
         {"$enum": ["tests.symbolics.node.values:Color", "BLUE"]}, {"$enum": ["tests.symbolics.node.values:Color", 1]}, {"$enum": ["tests.symbolics.node.values:Color"]}, {"$enum": ["tests.symbolics.node.values:Bits", "C"]}, {"$enum": ["tests.symbolics.node.values:Bits", 64]}, {"$enum": [1, "A"]}, {"$enum": ["tests.symbolics.node.values:Color", []]},
         {"$namedtuple": ["tests.symbolics.node.values:Pair", [1]]}, {"$namedtuple": ["tests.symbolics.node.values:Pair", {"first": 1}]}, {"$namedtuple": "tests.symbolics.node.values:Pair"},
         {"$dataclass": ["tests.symbolics.node.values:Config", {"size": 1}]}, {"$dataclass": ["tests.symbolics.node.values:Config", {"size": 1, "name": 1, "__class__": 2}]}, {"$dataclass": ["tests.symbolics.node.values:Config", [1]]},
+        {"$mapping": ["tests.symbolics.node.values:Output", {"other": 1}]}, {"$mapping": ["tests.symbolics.node.values:Output", [["loss", 1]]]}, {"$mapping": ["tests.symbolics.node.values:Config", {"size": 1, "name": 1}]}, {"$mapping": ["tests.symbolics.node.values:Config", {}]}, {"$dataclass": ["tests.symbolics.node.values:Output", {"loss": 1, "logits": 1}]},
         {"$callable": 1}, {"$callable": ["tests.symbolics.node.values:helper"]}, {"$object": None},
     ],
     ids=lambda x: json.dumps(x)[:50],
 )  # fmt: skip
 def test_malformed(data):
-    with pytest.raises(FormatError):
+    with pytest.raises(FormatError, match=r"a call|in a call|unknown"):
         decode(data, v.resolver)
     with pytest.raises(FormatError):
         decode([1, {"$tuple": [data]}], v.resolver)
@@ -294,7 +297,7 @@ def test_malformed(data):
     ],
 )
 def test_text_that_is_no_call(text):
-    with pytest.raises(FormatError):
+    with pytest.raises(FormatError, match=r"^a call (is not JSON|nests deeper)|^the number .* is outside"):
         loads(text)
 
 

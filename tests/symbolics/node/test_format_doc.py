@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import namedtuple
 from pathlib import Path
 
 import onnx_ir as ir
@@ -19,6 +20,7 @@ from symbolics.node.attributes import GRAD_SPECS, SPECS, read_attributes, values
 from symbolics.node.call import Autocast, AutogradCall
 from symbolics.node.containers import Slot
 from symbolics.node.dialects import DIALECTS, to_dialect
+from symbolics.node.result import write_structure
 from tests.symbolics.node.node_models import check, model_of, node_of
 
 DOC = Path(__file__).resolve().parents[3] / "docs" / "format.md"
@@ -48,6 +50,10 @@ STATE = {
 PAIRING = metadata.GradientPairing({"y": "y_grad"}, {"embed.weight": "embed.weight_grad", "x": "x_grad"}, ("x",))
 
 
+Result = namedtuple("Result", ["loss", "more"], module="mypkg.models")
+RESULT = Result(torch.zeros(()), {"logits": torch.zeros(2), "scale": 0.5})
+
+
 def _lines(values):
     """One attribute a line."""
     return "{\n" + ",\n".join(f"  {json.dumps(k)}: {json.dumps(json.loads(v) if k == 'call' else v)}" for k, v in values.items()) + "\n}"
@@ -62,6 +68,7 @@ EXAMPLES = {
     "scale": lambda: _lines(write_attributes(SCALE)),
     "gather": lambda: _lines(write_attributes(GATHER)),
     "gather gradient": lambda: _lines(values_of(node_of(model_of(GATHER, gradient=True), "PythonOpGrad"))),
+    "result": lambda: _lines(json.loads(write_structure(RESULT, lambda leaf: isinstance(leaf, torch.Tensor)))),
     "state": lambda: _lines(json.loads(metadata.write_state(STATE))),
     "gradients": lambda: _lines(json.loads(metadata.write_pairing(PAIRING))),
     "step": lambda: _lines(json.loads(metadata.write_step(STEP))),

@@ -50,6 +50,23 @@ class Frozen:
     value: Any
 
 
+@dataclasses.dataclass
+class Output(OrderedDict):
+    """A dataclass that is a dict: its entries are its fields that are not None, as in transformers."""
+
+    loss: Any = None
+    logits: Any = None
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) is not None:
+                self[field.name] = getattr(self, field.name)
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        object.__setattr__(self, key, value)
+
+
 class Pair(NamedTuple):
     first: Any
     second: Any = None
@@ -64,7 +81,7 @@ def helper():
     """A function that can be imported."""
 
 
-LOCAL = {c.__qualname__: c for c in (Color, Number, Word, Bits, IntBits, Config, Frozen, Pair, Outer.Inner, helper)}
+LOCAL = {c.__qualname__: c for c in (Color, Number, Word, Bits, IntBits, Config, Frozen, Output, Pair, Outer.Inner, helper)}
 
 
 def resolver(kind: str, name: str) -> Any:
@@ -141,6 +158,7 @@ def _more(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         _containers(children, hashable),
         st.builds(Config, children, children),
         st.builds(Frozen, children),
+        st.builds(Output, children, children),
         st.builds(slice, children, children, children),
         st.frozensets(hashable, max_size=3),
         st.sets(hashable, max_size=3),
@@ -153,6 +171,6 @@ values = st.recursive(leaves, _more, max_leaves=12)
 #: Arguments with places for tensors (Slot(-1)) and sizes (Slot(-2)); `numbered` gives them their numbers.
 holes = st.recursive(
     st.one_of(values, st.just(Slot(-1)), st.just(Slot(-2))),
-    lambda c: st.one_of(_containers(c, hashable), st.builds(Config, c, c), st.builds(Frozen, c)),
+    lambda c: st.one_of(_containers(c, hashable), st.builds(Config, c, c), st.builds(Frozen, c), st.builds(Output, c, c)),
     max_leaves=8,
 )
