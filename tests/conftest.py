@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import torchlib
 from tests.support import FreshProcess
 
 torch.set_num_threads(1)
+torchlib.built_once()
 
 
 @pytest.fixture(scope="session")
