@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests import torchlib
-from tests.support import FreshProcess
+from tests.processes import Forks, FreshProcess
 
 torch.set_num_threads(1)
 torchlib.built_once()
@@ -18,9 +17,23 @@ torchlib.built_once()
 
 @pytest.fixture(scope="session")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshProcess]:
-    process = FreshProcess(Path(tmp_path_factory.mktemp("fresh")))
+    process = FreshProcess(tmp_path_factory.mktemp("fresh"))
     yield process
     process.close()
+
+
+@pytest.fixture(scope="session")
+def _forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    process = Forks(tmp_path_factory.mktemp("forks"))
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def quick_verify(_forks: Forks) -> Iterator[None]:
+    """verify()'s process is a fork of one that has imported torch: new to the model all the same, and there at once."""
+    with _forks.instead_of("exporter.verification.worker"):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ import torch
 from symbolics import torch_private as private
 from symbolics.capture.binding import has_setup_context
 from symbolics.capture.interception import intercept, is_method_of_c
-from tests.support import ROOT
+from tests.processes import ROOT
 
 # ------------------------------------------------------------------------------------------------------- a test a name
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.end_to_end.functions.check import ROWS, Cell, check_row, shown as short
 from tests.end_to_end.functions.worker import ENGINES, Worker
-from tests.support import ROOT
+from tests.processes import ROOT
 
 __all__ = ["DOCUMENT", "TORCH", "WORKING", "cells_of", "share", "table_of"]
 

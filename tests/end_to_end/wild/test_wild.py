@@ -14,7 +14,7 @@ from tests.end_to_end.functions.case import CASES
 from tests.end_to_end.functions.check import check_row
 from tests.end_to_end.functions.worker import Worker
 from tests.end_to_end.wild.packages import PACKAGES, Package, allowed
-from tests.support import ROOT
+from tests.processes import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from symbolics.errors import FormatError, PythonopError, RunError, TrustError
 from symbolics.node.attributes import GRAD_SPECS, SPECS, encode
 from tests.exporter.runtime import functions as F
 from tests.exporter.runtime.build import forward, record, training
+from tests.processes import python
 
 ALLOW = ["tests.exporter.runtime.functions:*"]
 X = torch.randn(2, 4, requires_grad=True)
@@ -372,6 +372,5 @@ def test_a_session_in_a_fresh_process_imports_only_what_is_allowed(tmp_path):
         "assert 'tests.exporter.runtime.functions' not in sys.modules\n"
         "inference_session(sys.argv[1], ['tests.exporter.runtime.functions:*']); assert 'tests.exporter.runtime.functions' in sys.modules\n"
     )
-    here = Path(__file__).parent
-    path_list = os.pathsep.join([str(here), str(here.parent.parent), os.environ.get("PYTHONPATH", "")])
-    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=120, env={**os.environ, "PYTHONPATH": path_list})
+    done = python("-c", code, str(path))
+    assert done.returncode == 0, done.stderr

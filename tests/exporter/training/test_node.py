@@ -18,7 +18,7 @@ from torch import nn
 
 from exporter.training.step import export_training_step
 from tests.exporter.training.loop import run
-from tests.support import ROOT
+from tests.processes import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 

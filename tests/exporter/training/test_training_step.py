@@ -23,7 +23,7 @@ from symbolics.errors import ArgumentError, ExportError, FormatError
 from symbolics.node.metadata import read_state, read_step
 from symbolics.node.names import STATE_KEY
 from tests.exporter.training.loop import eager, run
-from tests.support import FreshProcess
+from tests.processes import FreshProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 

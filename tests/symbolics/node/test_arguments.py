@@ -6,7 +6,6 @@ import base64
 import dataclasses
 import json
 import re
-import sys
 from collections import OrderedDict, defaultdict
 
 import numpy as np
@@ -21,6 +20,7 @@ from symbolics.node.arguments import Unresolved, decode, encode, loads
 from symbolics.node.containers import Slot, expand, fill, slots
 from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_INT_BITS, MAX_ITEMS
 from symbolics.node.torch_arguments import PartialSize
+from tests.processes import python
 from tests.symbolics.node import values as v
 from tests.symbolics.node.exact import same
 
@@ -366,7 +366,5 @@ def test_no_name_reaches_a_resolver_by_accident():
 
 
 def test_reading_needs_no_torch():
-    import subprocess
-
     code = "import sys; sys.modules['torch'] = None; from symbolics.node.arguments import decode; from symbolics.node import attributes, call, schema, dialects; print(decode({'$tuple': [1]}))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "(1,)\n"
+    assert python("-c", code).stdout == "(1,)\n"
