@@ -8,7 +8,7 @@ from torch import nn
 
 import exporter
 from tests.exporter.module import functions as F
-from tests.exporter.module.test_load import ALLOW, loaded
+from tests.trains import ALLOW, loaded
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_parameters_of_another_type():
 
 
 def test_a_class_that_is_not_allowed(file):
-    with pytest.raises(exporter.TrustError, match=r"tests\.module\.functions:Cube.*allow="):
+    with pytest.raises(exporter.TrustError, match=r"tests\.zoo\.functions:Cube.*allow="):
         exporter.load(file)
 
 

@@ -22,11 +22,11 @@ from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore
 from symbolics.errors import FormatError, PythonopError, RunError, TrustError
 from symbolics.node.attributes import GRAD_SPECS, SPECS, encode
-from tests.exporter.runtime import functions as F
 from tests.exporter.runtime.build import forward, record, training
 from tests.processes import python
+from tests.zoo import functions as F
 
-ALLOW = ["tests.exporter.runtime.functions:*"]
+ALLOW = ["tests.zoo.functions:*"]
 X = torch.randn(2, 4, requires_grad=True)
 ENGINES = [inference_session, reference_evaluator]
 
@@ -74,8 +74,8 @@ def refused(make, model, error, match, allow=ALLOW):
         "antigravity:geohash",
         "this.that:F",
         "builtins:eval",
-        "tests.exporter.runtime.functions.os:system",
-        "tests.exporter.runtime.functionsX:SavesInput",
+        "tests.zoo.functions.os:system",
+        "tests.zoo.functionsX:SavesInput",
     ],
 )
 def test_names_outside_allow(make, name):
@@ -86,11 +86,11 @@ def test_names_outside_allow(make, name):
 @pytest.mark.parametrize(
     "name",
     [
-        "tests.exporter.runtime.functions:Mode",
-        "tests.exporter.runtime.functions:np.load",
-        "tests.exporter.runtime.functions:torch.autograd.Function",
-        "tests.exporter.runtime.functions:Function",
-        "tests.exporter.runtime.functions:enum.Enum",
+        "tests.zoo.functions:Mode",
+        "tests.zoo.functions:np.load",
+        "tests.zoo.functions:torch.autograd.Function",
+        "tests.zoo.functions:Function",
+        "tests.zoo.functions:enum.Enum",
     ],
 )
 def test_allowed_modules_that_lead_elsewhere(make, name):
@@ -176,7 +176,7 @@ def test_a_gradient_node_resolves_nothing():
     model = tampered(training(record(F.SavesInput, X)))
     next(a for a in model.graph.node[1].attribute if a.name == "name").s = b"os:system"
     session = inference_session(model, ALLOW)
-    with pytest.raises(PythonopError, match=r"belongs to tests.exporter.runtime.functions:SavesInput"):
+    with pytest.raises(PythonopError, match=r"belongs to tests.zoo.functions:SavesInput"):
         session.run(None, {"x0": X.detach().numpy(), "g0": np.ones((2, 4), np.float32)})
     assert len(session.store) == 0
 
@@ -281,10 +281,10 @@ _JSON = st.recursive(
 )
 _NAME = st.sampled_from(
     [
-        "tests.exporter.runtime.functions:SavesInput",
-        "tests.exporter.runtime.functions:TwoInputs",
+        "tests.zoo.functions:SavesInput",
+        "tests.zoo.functions:TwoInputs",
         "os:system",
-        "tests.exporter.runtime.functions:Mode",
+        "tests.zoo.functions:Mode",
         "",
     ]
 ) | st.text(max_size=20)
@@ -307,7 +307,7 @@ def _accepts(make):
 def test_fuzzed_attributes(changes, name):
     attributes = {**_BASE, "name": name, **changes}
     kernel = _accepts(lambda: PythonOp(attributes, Gate(ALLOW), ContextStore(), "op0"))
-    assert kernel is None or kernel.function.__module__ == "tests.exporter.runtime.functions"
+    assert kernel is None or kernel.function.__module__ == "tests.zoo.functions"
     _accepts(lambda: PythonOpGrad(attributes, ContextStore(), "op0"))
 
 
@@ -365,12 +365,12 @@ def test_a_session_in_a_fresh_process_imports_only_what_is_allowed(tmp_path):
     onnx.save(forward(record(F.SavesInput, X)), path)
     code = (
         "import sys; from exporter.runtime.session import inference_session; from symbolics.errors import TrustError\n"
-        "assert 'tests.exporter.runtime.functions' not in sys.modules\n"
+        "assert 'tests.zoo.functions' not in sys.modules\n"
         "try: inference_session(sys.argv[1], ['other.*'])\n"
-        "except TrustError as error: assert 'tests.exporter.runtime.functions:SavesInput' in str(error)\n"
+        "except TrustError as error: assert 'tests.zoo.functions:SavesInput' in str(error)\n"
         "else: sys.exit('resolved')\n"
-        "assert 'tests.exporter.runtime.functions' not in sys.modules\n"
-        "inference_session(sys.argv[1], ['tests.exporter.runtime.functions:*']); assert 'tests.exporter.runtime.functions' in sys.modules\n"
+        "assert 'tests.zoo.functions' not in sys.modules\n"
+        "inference_session(sys.argv[1], ['tests.zoo.functions:*']); assert 'tests.zoo.functions' in sys.modules\n"
     )
     done = python("-c", code, str(path))
     assert done.returncode == 0, done.stderr

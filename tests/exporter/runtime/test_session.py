@@ -22,11 +22,11 @@ from exporter.runtime.store import ContextStore
 from symbolics.errors import RunError
 from symbolics.node.call import Autocast, AutogradCall
 from symbolics.node.containers import Slot
-from tests.exporter.runtime import functions as F
 from tests.exporter.runtime.build import forward, record, sandwich, training
 from tests.exporter.runtime.cases import CASES, check_case
+from tests.zoo import functions as F
 
-ALLOW = ["tests.exporter.runtime.functions:*"]
+ALLOW = ["tests.zoo.functions:*"]
 
 
 class Runner:
@@ -193,7 +193,7 @@ class KeepsLater(torch.autograd.Function):
 @pytest.mark.parametrize("how", ["keeps", "changes"])
 def test_a_change_of_habit_is_an_error_once_and_right_from_then_on(how):
     x = torch.randn(1 << 16)
-    cls = KeepsLater if how == "keeps" else ChangesLater
+    cls = KeepsLater if how == "keeps" else F.ChangesLater
     model = forward(record(cls, x))
     cls.runs = 0
     runner = Runner(model, allow=[cls])
@@ -204,18 +204,6 @@ def test_a_change_of_habit_is_an_error_once_and_right_from_then_on(how):
     (y,) = runner.run(x)
     assert torch.equal(y, x * 2)
     kept.clear()
-
-
-class ChangesLater(torch.autograd.Function):
-    runs = 0
-
-    @staticmethod
-    def forward(ctx, x):
-        ChangesLater.runs += 1
-        y = x * 2
-        if ChangesLater.runs >= 3:
-            x.zero_()
-        return y
 
 
 # --------------------------------------------------------------------------------------------- where a node can stand
@@ -354,7 +342,7 @@ def test_strings():
 def strings_model():
     call = AutogradCall(
         id="s",
-        name="tests.exporter.runtime.functions:Concatenates",
+        name="tests.zoo.functions:Concatenates",
         args=(Slot(0),),
         input_types=(8,),
         input_ranks=(2,),
@@ -369,7 +357,7 @@ def strings_model():
 def test_sizes_arrive_as_ints():
     call = AutogradCall(
         id="z",
-        name="tests.exporter.runtime.functions:Sized",
+        name="tests.zoo.functions:Sized",
         args=(Slot(0), Slot(1, "size")),
         input_types=(1, 7),
         input_ranks=(1, 0),
@@ -436,9 +424,7 @@ def test_an_exception_is_the_original_and_the_next_run_works():
 def test_with_a_plain_session_the_failure_has_the_traceback():
     x = torch.tensor([1.0], requires_grad=True)
     session = onnxruntime.InferenceSession(forward(record(F.Raises, x)).SerializeToString(), session_options(ALLOW))
-    with pytest.raises(
-        Exception, match=r"(?s)PythonOp 'op0' \(tests.exporter.runtime.functions:Raises\).*in forward.*CustomError: negative"
-    ):
+    with pytest.raises(Exception, match=r"(?s)PythonOp 'op0' \(tests.zoo.functions:Raises\).*in forward.*CustomError: negative"):
         session.run(None, {"x0": np.array([-1.0], np.float32)})
     session.run(None, {"x0": np.array([1.0], np.float32)})
 

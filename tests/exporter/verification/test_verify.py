@@ -35,7 +35,7 @@ def test_a_good_model(dynamo):
         *(("parameter gradient", name) for name, _ in model.named_parameters()),
     }
     assert {row.reference for row in report.rows} == {"float64"}
-    assert report.functions == {"tests.exporter.module.functions:Cube": 1}
+    assert report.functions == {"tests.zoo.functions:Cube": 1}
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
 
