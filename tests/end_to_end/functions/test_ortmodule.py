@@ -16,7 +16,7 @@ import exporter
 from exporter.runtime.session import available
 from symbolics.node.attributes import decode, values_of
 from tests.end_to_end.functions import ortmodule
-from tests.end_to_end.functions.arguments import _process_group
+from tests.end_to_end.functions.callables import process_group_of_one
 from tests.end_to_end.functions.case import Model
 from tests.support import nodes
 
@@ -75,7 +75,7 @@ def train(eager, module, *, batches=1):
 
 @pytest.mark.parametrize("name", [*ortmodule.ACCEPTED, *ortmodule.WRONG])
 def test_ten_steps(name, dynamo, tmp_path):
-    _process_group()
+    process_group_of_one()
     model = model_of({**ortmodule.ACCEPTED, **ortmodule.WRONG}[name])
     _, module = loaded(model, dynamo, tmp_path)
     train(model, module)
@@ -118,7 +118,7 @@ def test_training_mode(dynamo, tmp_path):
 
 
 def test_distributed_data_parallel(dynamo, tmp_path):
-    _process_group()
+    process_group_of_one()
     model = model_of(ortmodule.WRONG["ProcessGroup"])
     _, module = loaded(copy.deepcopy(model), dynamo, tmp_path)
     wrap = torch.nn.parallel.DistributedDataParallel

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import gc
 import weakref
@@ -16,51 +15,18 @@ import torch
 
 import exporter.runtime.session as session_module
 from exporter.runtime.prepare import prepare
-from exporter.runtime.reference import reference_evaluator, to_array, to_tensor
+from exporter.runtime.reference import reference_evaluator
 from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore
 from symbolics.errors import RunError
 from symbolics.node.call import Autocast, AutogradCall
 from symbolics.node.containers import Slot
-from tests.exporter.runtime.build import forward, record, sandwich, training
+from tests.exporter.runtime.build import forward, record, training
 from tests.exporter.runtime.cases import CASES, check_case
+from tests.exporter.runtime.runner import Runner
 from tests.zoo import functions as F
 
 ALLOW = ["tests.zoo.functions:*"]
-
-
-class Runner:
-    """One model on onnxruntime, with tensors in and out (OrtValues carry what numpy has no type for)."""
-
-    def __init__(self, model, allow=ALLOW, **options):
-        self.session = inference_session(model, allow, **options)
-        self.store = self.session.store
-
-    def run(self, *tensors):
-        names = [v.name for v in self.session.get_inputs()]
-        feeds = {name: ort_value(tensor) for name, tensor in zip(names, tensors, strict=True)}
-        outputs = self.session.run_with_ort_values(None, feeds)
-        return [from_ort(value) for value in outputs]
-
-
-_ODD = {torch.bfloat16: 16, torch.float8_e4m3fn: 17}
-
-
-def ort_value(tensor):
-    array = to_array(tensor)
-    if tensor.dtype in _ODD:
-        array = array.view(f"u{array.itemsize}")
-        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _ODD[tensor.dtype])
-    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
-
-
-def from_ort(value):
-    for dtype, code in _ODD.items():
-        if value.element_type() == code:
-            shape = value.shape()
-            data = ctypes.string_at(value.data_ptr(), int(np.prod(shape)) * dtype.itemsize)
-            return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
-    return to_tensor(value.numpy())
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -111,99 +77,8 @@ def test_options_of_the_caller_and_options_twice():
 # ----------------------------------------------------------------------------------------------------------- memory
 
 
-@pytest.mark.parametrize("shape", [(2, 4), (1 << 24,)], ids=["2x4", "64MB"])
-@pytest.mark.parametrize("cls", [F.SavesInput, F.SavesOutput, F.SavesIntermediate, F.KeepsInputOnCtx, F.SavesNothing])
-def test_gradients_where_ort_reuses_buffers(cls, shape):
-    # Relu -> F -> Neg: ORT gives the memory of F's input and output to later nodes as soon as it may.
-    x = torch.randn(shape)
-    model = sandwich(cls, x)
-    leaf = x.clone().requires_grad_()
-    expected = -cls.apply(leaf.relu() * 0.5)
-    seed = torch.randn(shape)
-    (expected_gradient,) = torch.autograd.grad(expected, leaf, seed)
-    runner = Runner(model)
-    for run in range(50 if len(shape) == 2 else 3):
-        y, gradient = runner.run(x, seed)
-        if run in (0, 1, 2, 49):
-            torch.testing.assert_close(y, expected.detach(), rtol=1e-6, atol=1e-7)
-            torch.testing.assert_close(gradient, expected_gradient, rtol=1e-6, atol=1e-7)
-    assert len(runner.store) == 0
-
-
-@pytest.mark.parametrize("size", [8, 1 << 15])
-@pytest.mark.parametrize("cls", [F.ChangesInput, F.ChangesInputThroughNumpy])
-def test_an_undeclared_change_never_reaches_another_node(cls, size):
-    x = torch.randn(size)
-    call = record(cls, x[:8].clone().requires_grad_())
-    model = forward(call)
-    graph = model.graph
-    graph.node[0].input[0] = "weight"
-    del graph.input[:], graph.output[1:]
-    graph.node[0].output[1] = "y"
-    graph.node.append(onnx.helper.make_node("Identity", ["weight"], ["other"]))
-    graph.initializer.append(onnx.numpy_helper.from_array(x.numpy(), "weight"))
-    del graph.output[:]
-    graph.output.extend([onnx.helper.make_tensor_value_info(name, 1, None) for name in ("y", "other")])
-    runner = Runner(model)
-    for _ in range(4):
-        y, other = runner.run()
-        assert torch.equal(y, x * 2)
-        assert torch.equal(other, x)
-
-
-def test_large_inputs_are_read_in_place_once_a_run_has_shown_that_nobody_keeps_them():
-    seen.clear()
-    x = torch.randn(1 << 16, requires_grad=True)
-    for context in (False, True):
-        session = inference_session(forward(record(Watches, x), context=context), [Watches])
-        value = onnxruntime.OrtValue.ortvalue_from_numpy(x.detach().numpy())
-        seen.clear()
-        for _ in range(3):
-            session.run_with_ort_values(None, {"x0": value})
-        assert seen[0] != value.data_ptr()
-        assert seen[1:] == [value.data_ptr()] * 2
-
-
 seen: list[int] = []
 kept: list[torch.Tensor] = []
-
-
-class Watches(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        seen.append(x.data_ptr())
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * 2
-
-
-class KeepsLater(torch.autograd.Function):
-    runs = 0
-
-    @staticmethod
-    def forward(ctx, x):
-        KeepsLater.runs += 1
-        if KeepsLater.runs in (3, 4):
-            kept.append(x)
-        return x * 2
-
-
-@pytest.mark.parametrize("how", ["keeps", "changes"])
-def test_a_change_of_habit_is_an_error_once_and_right_from_then_on(how):
-    x = torch.randn(1 << 16)
-    cls = KeepsLater if how == "keeps" else F.ChangesLater
-    model = forward(record(cls, x))
-    cls.runs = 0
-    runner = Runner(model, allow=[cls])
-    runner.run(x)
-    runner.run(x)
-    with pytest.raises(RunError, match="kept an input" if how == "keeps" else "changed an input"):
-        runner.run(x.clone())
-    (y,) = runner.run(x)
-    assert torch.equal(y, x * 2)
-    kept.clear()
 
 
 # --------------------------------------------------------------------------------------------- where a node can stand
