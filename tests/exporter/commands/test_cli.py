@@ -352,7 +352,7 @@ def test_every_cut_is_refused_or_whole(exported, tmp_path):
     data, path = exported.read_bytes(), tmp_path / "cut.onnx"
     for end in range(0, len(data), max(1, len(data) // 97)):
         path.write_bytes(data[:end])
-        with pytest.raises(FormatError):
+        with pytest.raises(FormatError, match="no ONNX model, or it is cut off"):
             inspect_file(path)
 
 

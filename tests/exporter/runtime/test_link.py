@@ -337,7 +337,7 @@ def test_a_file_is_left_alone_and_a_damaged_join_is_refused():
         json.dumps({**json.loads(lines[1]), "places": 1}),
     ):
         attribute.s = "\n".join([lines[0], damaged]).encode()
-        with pytest.raises(FormatError):
+        with pytest.raises(FormatError, match="call"):
             session_module.Session(proto.SerializeToString(), *_bound(session_options(ALLOW)))
 
 

@@ -20,7 +20,6 @@ from symbolics.errors import ArgumentError, ExportError, FormatError
 from symbolics.node.metadata import read_step
 from symbolics.node.names import STATE_KEY
 from tests.exporter.training.loop import Custom, batches_of, eager, network, step_of
-from tests.processes import FreshProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -76,17 +75,13 @@ class TestFile:
         losses = [session.run([step.layout.loss], feeds)[0] for session in (*sessions, own)]
         assert losses[0] == losses[1] == losses[2]
 
-    def test_a_fresh_process_runs_its_functions(self, tmp_path):
+    def test_a_fresh_process_runs_its_functions(self, tmp_path, fresh):
         torch.manual_seed(0)
         model, batches = Custom(), batches_of(1, torch.float32)
         step = step_of(model, batches[0], optimizer="sgd", hyperparameters={"lr": 0.05})
         step.save(tmp_path / "step.onnx")
-        elsewhere = FreshProcess(tmp_path)
-        try:
-            x, y = batches[0]
-            values = elsewhere.run(tmp_path / "step.onnx", {**step.initial, "x": x, "target": y}, allow=[f"{__name__}:*"])
-        finally:
-            elsewhere.close()
+        x, y = batches[0]
+        values = fresh.run(tmp_path / "step.onnx", {**step.initial, "x": x, "target": y}, allow=[f"{Custom.__module__}:*"])
         results = dict(zip([value.name for value in step.model.graph.outputs], values, strict=True))
         eager(model, F.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.05), batches)
         np.testing.assert_allclose(results["param.first.weight.next"], model.first.weight.detach(), rtol=1e-5, atol=1e-6)
@@ -117,7 +112,7 @@ class TestFile:
 
     def test_damaged_layouts_are_refused(self):
         for text in ("{}", "[]", "nonsense", '{"carried": 1}'):
-            with pytest.raises(FormatError):
+            with pytest.raises(FormatError, match=r"pythonop\.step"):
                 read_step({"pythonop.step": text})
 
     def test_a_step_is_no_model_to_load(self):
