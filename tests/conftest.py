@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from tests import torchlib
 from tests.processes import Forks, FreshProcess
+from tests.support import NEEDS
 
 torch.set_num_threads(1)
 torchlib.built_once()
@@ -49,3 +51,12 @@ def _seed() -> None:
 @pytest.fixture(params=[True, False], ids=["dynamo", "torchscript"])
 def dynamo(request: pytest.FixtureRequest) -> bool:
     return request.param
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Features go unseen where a tool is missing: say so last, below the summary's single lines."""
+    reasons = [str(getattr(report, "wasxfail", "")) for report in terminalreporter.stats.get("xfailed", [])]
+    tools = Counter(reason.split("missing ", 1)[1].split(":")[0] for reason in reasons if "missing " in reason)
+    if tools:
+        counted = ", ".join(f"{tool} ({count} tests)" for tool, count in tools.items())
+        terminalreporter.write_line(f"Not tested on this machine, for want of: {counted}. {NEEDS}={','.join(tools)} makes them failures.")

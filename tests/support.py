@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import onnx_ir as ir
+import pytest
 import torch
+
+NEEDS = "PYTHONOP_NEEDS"
 
 
 @contextlib.contextmanager
@@ -42,3 +46,13 @@ def counted_applies() -> Iterator[list[type]]:
 def nodes(model: ir.Model, op_type: str | None = None) -> list[ir.Node]:
     """The nodes of a model, subgraphs included."""
     return [n for n in ir.traversal.RecursiveGraphIterator(model.graph) if op_type is None or n.op_type == op_type]
+
+
+def missing(tool: str, reason: str) -> NoReturn:
+    """Leave a test that this machine has no tool for: an xfail, and the end of the run counts them by tool.
+
+    Where the variable PYTHONOP_NEEDS names the tool (a list with commas, or ``all``), it is a failure.
+    """
+    if {tool, "all"} & set(os.environ.get(NEEDS, "").split(",")):
+        pytest.fail(f"{NEEDS} names {tool}: {reason}")
+    pytest.xfail(f"missing {tool}: {reason}")

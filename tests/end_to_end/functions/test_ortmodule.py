@@ -73,6 +73,7 @@ def train(eager, module, *, batches=1):
         torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name} after {STEPS} steps: {m}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*ortmodule.ACCEPTED, *ortmodule.WRONG])
 def test_ten_steps(name, dynamo, tmp_path):
     process_group_of_one()

@@ -10,6 +10,8 @@ import pytest
 
 from tests.processes import ROOT, python
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("script", "said"),

@@ -172,6 +172,7 @@ def test_only_what_works_is_offered(run):
     assert run("--version").stdout.strip().endswith(exporter.__version__)
 
 
+@pytest.mark.slow
 def test_the_current_folder_can_be_imported_from(tmp_path):
     (tmp_path / "mine.py").write_text("from tests.exporter.commands.cli_targets import pair\n")
     code = "from exporter.cli import main; main()"

@@ -16,10 +16,15 @@ def module():
     return loaded(F.Structured(), (torch.randn(2, 4), torch.randn(2, 4), torch.arange(4)))
 
 
+@pytest.fixture(scope="module")
+def saved():
+    return exporter.export(F.Cubic(), (torch.randn(3, 4),))
+
+
 @pytest.fixture
-def file(tmp_path):
+def file(saved, tmp_path):
     path = tmp_path / "model.onnx"
-    exporter.export(F.Cubic(), (torch.randn(3, 4),)).save(path)
+    saved.save(path)
     return path
 
 

@@ -16,7 +16,7 @@ from tests.zoo import functions as F
 ALLOW = ["tests.zoo.functions:*"]
 
 
-@pytest.mark.parametrize("shape", [(2, 4), (1 << 24,)], ids=["2x4", "64MB"])
+@pytest.mark.parametrize("shape", [pytest.param((2, 4), id="2x4"), pytest.param((1 << 24,), id="64MB", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("cls", [F.SavesInput, F.SavesOutput, F.SavesIntermediate, F.KeepsInputOnCtx, F.SavesNothing])
 def test_gradients_where_ort_reuses_buffers(cls, shape):
     # Relu -> F -> Neg: ORT gives the memory of F's input and output to later nodes as soon as it may.

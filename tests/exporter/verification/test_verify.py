@@ -221,6 +221,7 @@ def run(*arguments):
     return python("-m", "exporter.cli", "verify", *arguments)
 
 
+@pytest.mark.slow
 def test_command_says_yes_in_json_and_html(tmp_path):
     done = run("tests.exporter.verification.targets:good", "--json", "--html", str(tmp_path / "r.html"))
     assert done.returncode == 0, done.stderr
@@ -229,6 +230,7 @@ def test_command_says_yes_in_json_and_html(tmp_path):
     assert "first.weight" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "status", "text"), [("wrong_backward", 1, "differs"), ("local", 0, "equal eager")])
 def test_exit_status(target, status, text):
     done = run(f"tests.exporter.verification.targets:{target}", "--no-dynamo")
