@@ -1,6 +1,7 @@
 # Everything sets itself up: `make test` on a machine with Python 3.11 and nothing else makes .venv and fills it.
 #
 #   make test        ruff, mypy, import contracts, pytest
+#   make quick       pytest without the slow tests: every room, in under 3 minutes on two cores
 #   make demo        the main job: two transformers models, exported, reopened elsewhere, compared; two networks trained
 #                    from their files; a picture of the curves and the report as a page in demo-output/
 #   make test-torch TORCH=2.15.0
@@ -21,6 +22,8 @@
 #   TORCH='torch==2.14.1'      another torch: anything that pip can install, also the path of a wheel
 #   TORCH=existing             the torch that $(PYTHON) already has, whatever build it is; nothing installs one
 #   PYTEST_ARGS='-k schema'    passed to pytest
+#   PYTHONOP_NEEDS=node,chromium   tools that must be there: else a test that lacks one is an xfail, which the end names;
+#                              native, node, chromium, packages (test-wild), releases (test-ort), or all
 #   PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and all other variables of pip are honoured: pip reads them itself.
 
 PYTHON ?= python3
@@ -55,9 +58,9 @@ PINS := $(VENV)/constraints-own-torch.txt
 endif
 
 # What depends on torch's release: everything between a model and its file, and what a file does beside eager.
-TORCH_TESTS ?= tests/symbolics/test_torch_private.py tests/end_to_end/torch_versions tests/symbolics/capture tests/exporter/forward tests/end_to_end/functions tests/end_to_end/models tests/exporter/module tests/exporter/verification
+TORCH_TESTS ?= tests/test_torchlib.py tests/symbolics/test_torch_private.py tests/symbolics/test_torch_private_export.py tests/symbolics/test_private_names.py tests/end_to_end/torch_versions tests/symbolics/capture tests/exporter/forward tests/end_to_end/functions tests/end_to_end/models tests/exporter/module tests/exporter/verification
 
-.PHONY: test lint pytest demo test-torch versions write-versions test-wild test-ort node bench wheel clean help
+.PHONY: test lint pytest quick demo test-torch versions write-versions test-wild test-ort node bench wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -98,8 +101,14 @@ lint: $(DONE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# loadgroup: the tests of one model run in one process, where it is exported once (tests/zoo/exported.py).
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup
+
 pytest: $(BUILT) $(if $(shell command -v npm),$(NODE))
-	$(PY) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
+
+quick: $(BUILT)
+	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
 test: lint pytest
 
@@ -120,14 +129,14 @@ write-versions: $(BUILT)
 
 test-wild: $(BUILT)
 	$(PY) -m pip install --no-deps $(WILD)
-	$(PY) -m pytest -n $(WORKERS) tests/end_to_end/wild $(PYTEST_ARGS)
+	$(PYTEST) tests/end_to_end/wild $(PYTEST_ARGS)
 
 test-ort: $(BUILT)
 	@for version in $(ORT_VERSIONS); do \
 		test -d $(VENV)/ort/ort-$$version/onnxruntime || \
 		$(PY) -m pip install --no-deps --target $(VENV)/ort/ort-$$version onnxruntime==$$version || exit 1; \
 	done
-	PYTHONOP_ORT_DIR=$(abspath $(VENV)/ort) $(PY) -m pytest -n $(WORKERS) tests/exporter/runtime/test_versions.py $(PYTEST_ARGS)
+	PYTHONOP_ORT_DIR=$(abspath $(VENV)/ort) $(PYTEST) tests/exporter/runtime/test_versions.py $(PYTEST_ARGS)
 
 # onnx-ad is what gradients are compared with, nothing else needs it.
 bench: $(BUILT)

@@ -25,10 +25,10 @@ import torch
 from benchmarks._report import Figure, tell
 from exporter.runtime.session import inference_session
 from exporter.runtime.store import ContextStore
-from tests.exporter.runtime import functions as F
 from tests.exporter.runtime.build import record, sandwich, training
+from tests.zoo import functions as F
 
-ALLOW = ["tests.exporter.runtime.functions:*"]
+ALLOW = ["tests.zoo.functions:*"]
 X = torch.randn(64, 64, requires_grad=True)  # 16 KB: what leaks shows
 FEEDS = {"x0": X.detach().numpy()}
 SEED = {"g0": np.ones((64, 64), np.float32)}

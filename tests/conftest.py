@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support import FreshProcess
+from tests import torchlib
+from tests.processes import Forks, FreshProcess
+from tests.support import NEEDS
 
 torch.set_num_threads(1)
+torchlib.built_once()
 
 
 @pytest.fixture(scope="session")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshProcess]:
-    process = FreshProcess(Path(tmp_path_factory.mktemp("fresh")))
+    process = FreshProcess(tmp_path_factory.mktemp("fresh"))
     yield process
     process.close()
+
+
+@pytest.fixture(scope="session")
+def _forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    process = Forks(tmp_path_factory.mktemp("forks"))
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def quick_verify(_forks: Forks) -> Iterator[None]:
+    """verify()'s process is a fork of one that has imported torch: new to the model all the same, and there at once."""
+    with _forks.instead_of("exporter.verification.worker"):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -34,3 +51,12 @@ def _seed() -> None:
 @pytest.fixture(params=[True, False], ids=["dynamo", "torchscript"])
 def dynamo(request: pytest.FixtureRequest) -> bool:
     return request.param
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Features go unseen where a tool is missing: say so last, below the summary's single lines."""
+    reasons = [str(getattr(report, "wasxfail", "")) for report in terminalreporter.stats.get("xfailed", [])]
+    tools = Counter(reason.split("missing ", 1)[1].split(":")[0] for reason in reasons if "missing " in reason)
+    if tools:
+        counted = ", ".join(f"{tool} ({count} tests)" for tool, count in tools.items())
+        terminalreporter.write_line(f"Not tested on this machine, for want of: {counted}. {NEEDS}={','.join(tools)} makes them failures.")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.support import ROOT
+from tests.processes import ROOT, python
 
 DOCUMENTS = sorted((*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
 
@@ -29,7 +27,7 @@ def test_every_command_of_the_readme_exists():
     targets = set(re.findall(r"\bmake ([a-z][a-z-]*)", text))
     assert commands
     assert targets
-    shown = subprocess.run([sys.executable, "-m", "exporter.cli", "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = python("-m", "exporter.cli", "--help").stdout
     assert {c for c in commands if not re.search(rf"\b{c}\b", shown)} == set()
     made = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))
     assert targets - made == set()

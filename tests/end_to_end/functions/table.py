@@ -7,13 +7,14 @@ import re
 import tempfile
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.end_to_end.functions.check import ROWS, Cell, check_row, shown as short
 from tests.end_to_end.functions.worker import ENGINES, Worker
-from tests.support import ROOT
+from tests.processes import ROOT
 
-__all__ = ["DOCUMENT", "TORCH", "WORKING", "cells_of", "share", "table_of"]
+__all__ = ["DOCUMENT", "TORCH", "WORKING", "cells_of", "share", "summary", "table_of"]
 
 DOCUMENT = ROOT / "docs" / "functions.md"
 
@@ -47,10 +48,16 @@ def cells_of(cell: Cell) -> tuple[str, list[str]]:
     return cell.outcome, engines
 
 
-def share(exporter: str) -> float:
-    """The share of the rows that work, those that torch itself cannot trace left out, by the expected outcomes."""
-    outcomes = [outcome for row in ROWS if (outcome := getattr(row, exporter)) not in TORCH]
-    return sum(outcome in WORKING for outcome in outcomes) / len(outcomes)
+def share(outcomes: Sequence[str]) -> float:
+    """The share of the rows that work, those that torch itself cannot trace left out."""
+    traced = [outcome for outcome in outcomes if outcome not in TORCH]
+    return sum(outcome in WORKING for outcome in traced) / len(traced)
+
+
+def summary(name: str, outcomes: Sequence[str]) -> str:
+    """The document's line on one exporter."""
+    shown = ", ".join(f"{count} {outcome}" for outcome, count in Counter(outcomes).most_common())
+    return f"- **{name}**: {len(outcomes)} rows: {shown}; {share(outcomes):.0%} of those that torch can trace work or work with a warning."
 
 
 def table_of(text: str) -> dict[tuple[str, str], list[str]]:
@@ -68,12 +75,8 @@ def table_of(text: str) -> dict[tuple[str, str], list[str]]:
 
 def _document(cells: dict[tuple[str, bool], Cell]) -> str:
     lines = [_HEAD]
-    for name, dynamo in (("dynamo", True), ("torchscript", False)):
-        counts = Counter(cells[row.id, dynamo].outcome for row in ROWS)
-        shown = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
-        lines.append(
-            f"- **{'dynamo=True' if dynamo else 'dynamo=False'}**: {len(ROWS)} rows: {shown}; {share(name):.0%} of those that torch can trace work or work with a warning."
-        )
+    for dynamo in (True, False):
+        lines.append(summary(f"dynamo={dynamo}", [cells[row.id, dynamo].outcome for row in ROWS]))
     meant = [row for row in ROWS if row.rule]
     lines += [
         "",

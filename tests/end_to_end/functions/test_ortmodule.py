@@ -16,7 +16,7 @@ import exporter
 from exporter.runtime.session import available
 from symbolics.node.attributes import read_attributes, values_of
 from tests.end_to_end.functions import ortmodule
-from tests.end_to_end.functions.arguments import _process_group
+from tests.end_to_end.functions.callables import process_group_of_one
 from tests.end_to_end.functions.case import Model
 from tests.support import nodes
 
@@ -73,9 +73,10 @@ def train(eager, module, *, batches=1):
         torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name} after {STEPS} steps: {m}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*ortmodule.ACCEPTED, *ortmodule.WRONG])
 def test_ten_steps(name, dynamo, tmp_path):
-    _process_group()
+    process_group_of_one()
     model = model_of({**ortmodule.ACCEPTED, **ortmodule.WRONG}[name])
     _, module = loaded(model, dynamo, tmp_path)
     train(model, module)
@@ -118,7 +119,7 @@ def test_training_mode(dynamo, tmp_path):
 
 
 def test_distributed_data_parallel(dynamo, tmp_path):
-    _process_group()
+    process_group_of_one()
     model = model_of(ortmodule.WRONG["ProcessGroup"])
     _, module = loaded(copy.deepcopy(model), dynamo, tmp_path)
     wrap = torch.nn.parallel.DistributedDataParallel

@@ -6,54 +6,31 @@ It imports nothing of the rows but what the file names, and (`setup`, `register`
 from __future__ import annotations
 
 import json
-import os
-import pickle
 import random
-import subprocess
-import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.support import ROOT
+from tests.processes import Server
 
 ENGINES = ("reference", "onnxruntime")
 ALLOW = ["tests.end_to_end.functions.*:*", "torch:tanh", "torch.*:*"]
 
 
-class Worker:
+class Worker(Server):
     """The other end: one process, restarted when it dies."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._process: subprocess.Popen[str] | None = None
+        super().__init__(folder, "tests.end_to_end.functions.worker:answer")
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
         """The answer to a job; what kills the process is an answer too."""
-        if self._process is None or self._process.poll() is not None:
-            path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-            environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-            self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "tests.end_to_end.functions.worker"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=self.folder,
-            )  # fmt: skip
-        request = self.folder / "job.pkl"
-        request.write_bytes(pickle.dumps(job))
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(str(request)) + "\n")
-        self._process.stdin.flush()
-        if not self._process.stdout.readline():
-            return {"error": f"the fresh process ended with code {self._process.wait()}"}
-        answer: dict[str, Any] = pickle.loads((self.folder / "answer.pkl").read_bytes())
-        return answer
-
-    def close(self) -> None:
-        """End the process."""
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
-            self._process.wait(timeout=60)
+        try:
+            return self.ask(job)  # type: ignore[no-any-return]
+        except RuntimeError as error:
+            return {"error": str(error)}
 
 
 def seed(number: int) -> None:
@@ -65,7 +42,8 @@ def seed(number: int) -> None:
     random.seed(number)
 
 
-def _run(job: dict[str, Any]) -> dict[str, Any]:
+def answer(job: dict[str, Any]) -> dict[str, Any]:
+    """Both runs of a row on each engine, or the error."""
     import exporter
     from exporter.files.trust import registered, unregister
     from exporter.gradient_graph.build import build_gradient_graph
@@ -109,19 +87,3 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
     finally:
         for name in set(registered()) - set(before):
             unregister(name)
-
-
-def main() -> None:
-    """One job a line: the path of a pickle; the answer is a pickle beside it."""
-    answers = sys.stdout
-    sys.stdout = sys.stderr
-    for line in sys.stdin:
-        path = Path(json.loads(line))
-        answer = _run(pickle.loads(path.read_bytes()))
-        path.with_name("answer.pkl").write_bytes(pickle.dumps(answer))
-        answers.write("done\n")
-        answers.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import re
 import sys
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import torch
 
 import exporter
-from tests.end_to_end.models import zoo
-from tests.exporter.gradient_graph.test_models import MODELS
-from tests.support import ROOT
+from tests.processes import ROOT
+from tests.zoo.exported import MODELS, entry_of
 
-__all__ = ["DOCUMENT", "EXPORTERS", "NAMES", "Cells", "model_of", "table_of", "verified"]
+__all__ = ["DOCUMENT", "EXPORTERS", "NAMES", "Cells", "table_of", "verified"]
 
 DOCUMENT = ROOT / "docs" / "models.md"
 EXPORTERS = {"torch.export": True, "TorchScript": False}
@@ -61,7 +55,7 @@ _TITLES = {
     "unet bilinear": "U-Net, Resize bilinear",
     "quantization aware": "quantisation-aware, straight-through detach",
 }
-NAMES: dict[str, str] = {name: _TITLES.get(name, name) for name in (*zoo.ZOO, *MODELS)}
+NAMES: dict[str, str] = {name: _TITLES.get(name, name) for name in MODELS}
 
 
 @dataclass(frozen=True)
@@ -82,20 +76,12 @@ class Cells:
     status: str = ""
 
 
-def model_of(name: str) -> tuple[torch.nn.Module, tuple[Any, ...]]:
-    """A model of the table, with seeded weights, and its arguments."""
-    torch.manual_seed(0)
-    factory: Callable[[], Any] = zoo.ZOO[name] if name in zoo.ZOO else MODELS[name]
-    made = factory()
-    return (made.model, made.args) if isinstance(made, zoo.Entry) else made
-
-
 def verified(name: str, dynamo: bool) -> exporter.Report:
     """The report on one model."""
-    model, args = model_of(name)
+    entry = entry_of(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return exporter.verify(copy.deepcopy(model), args, dynamo=dynamo, steps=1)
+        return exporter.verify(entry.model, entry.args, dynamo=dynamo, steps=1)
 
 
 def cells_of(report: exporter.Report) -> Cells:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import PIL.Image
 import pytest
 
-from tests.support import ROOT
+from tests.processes import ROOT, python
 
-
-def _run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, "-W", "ignore", *command], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -28,13 +22,13 @@ def _run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_an_example_runs(script: str, said: str, tmp_path: Path) -> None:
-    done = _run(str(ROOT / "examples" / f"{script}.py"), cwd=tmp_path)
+    done = python("-W", "ignore", str(ROOT / "examples" / f"{script}.py"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
 
 
 def test_the_demo_runs_and_writes_its_files(tmp_path: Path) -> None:
-    done = _run("-m", "examples.demo", "--only", "bloom", cwd=tmp_path)
+    done = python("-W", "ignore", "-m", "examples.demo", "--only", "bloom", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("\u2502 equal") == 2
     output = tmp_path / "demo-output"
@@ -49,13 +43,13 @@ def test_the_demo_runs_and_writes_its_files(tmp_path: Path) -> None:
 def test_the_demo_fails_where_a_file_differs(tmp_path: Path) -> None:
     """A tolerance below float32 makes every file differ: the status must say so."""
     code = "import sys; from examples import demo; demo.TOLERANCE = -1.0; sys.exit(demo.main(['--only', 'bloom', '--exporter', 'TorchScript', '--no-training']))"
-    done = _run("-c", code, cwd=tmp_path)
+    done = python("-W", "ignore", "-c", code, cwd=tmp_path)
     assert done.returncode == 1
     assert "differs from eager" in " ".join(done.stdout.split())
 
 
 def test_the_benchmark_prints_json(tmp_path: Path) -> None:
-    done = _run("-m", "benchmarks.export", "--only", "1 call", "--exporter", "TorchScript", "--runs", "1", cwd=tmp_path)
+    done = python("-W", "ignore", "-m", "benchmarks.export", "--only", "1 call", "--exporter", "TorchScript", "--runs", "1", cwd=tmp_path)
     told = json.loads(done.stdout)
     (figure,) = told["figures"]
     assert (told["program"], figure["what"]) == ("export", "1 call, TorchScript: hook / bare")

@@ -22,7 +22,7 @@ from symbolics.capture.interception import is_method_of_c
 from tests.end_to_end.functions.check import ROWS, check_row
 from tests.end_to_end.functions.worker import Worker
 from tests.end_to_end.models.table import EXPORTERS, NAMES, verified
-from tests.support import ROOT
+from tests.processes import ROOT
 
 __all__ = ["DOCUMENT", "RECORDS", "expected", "page", "records", "release"]
 

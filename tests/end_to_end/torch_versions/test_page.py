@@ -10,7 +10,7 @@ import exporter
 from symbolics.capture.interception import TESTED
 from tests.end_to_end.models.table import NAMES
 from tests.end_to_end.torch_versions import table
-from tests.support import ROOT
+from tests.processes import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

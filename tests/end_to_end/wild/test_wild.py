@@ -14,9 +14,10 @@ from tests.end_to_end.functions.case import CASES
 from tests.end_to_end.functions.check import check_row
 from tests.end_to_end.functions.worker import Worker
 from tests.end_to_end.wild.packages import PACKAGES, Package, allowed
-from tests.support import ROOT
+from tests.processes import ROOT
+from tests.support import missing
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def worker(tmp_path_factory):
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.row)
 def test_package(package: Package, dynamo, worker, tmp_path):
     if importlib.util.find_spec(package.module) is None:
-        pytest.xfail(f"{package.module} is not installed")
+        missing("packages", f"{package.module} is not installed: make test-wild")
     CASES[package.row].allow = allowed(package)
     cell = check_row(package.row, dynamo, worker, tmp_path)
     assert cell.outcome == (package.dynamo if dynamo else package.torchscript), cell.message

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import onnx
@@ -20,7 +18,7 @@ from symbolics.errors import FormatError
 from symbolics.node.containers import Slot
 from symbolics.node.names import VERSION_KEY
 from symbolics.node.text import clean
-from tests.support import ROOT
+from tests.processes import python
 from tests.symbolics.node.node_models import call_of, model_of, node_of
 
 TARGETS = "tests.exporter.commands.cli_targets"
@@ -180,13 +178,11 @@ def test_only_what_works_is_offered(run):
     assert run("--version").stdout.strip().endswith(exporter.__version__)
 
 
+@pytest.mark.slow
 def test_the_current_folder_can_be_imported_from(tmp_path):
     (tmp_path / "mine.py").write_text("from tests.exporter.commands.cli_targets import pair\n")
     code = "from exporter.cli import main; main()"
-    command = [sys.executable, "-P", "-c", code, "export", "mine:pair", "-o", "out.onnx", "--json"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = python("-P", "-c", code, "export", "mine:pair", "-o", "out.onnx", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["calls"] == 2
     assert sorted(p.name for p in tmp_path.glob("out*")) == ["out.onnx"]
@@ -263,14 +259,7 @@ def test_inspect_needs_no_torch_and_imports_nothing(exported):
         "from exporter.cli import main\n"
         f"main(['inspect', {str(exported)!r}])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "250"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python("-c", code, COLUMNS="250")
     assert done.returncode == 0, done.stderr
     assert SCALE in done.stdout
 
@@ -370,7 +359,7 @@ def test_every_cut_is_refused_or_whole(exported, tmp_path):
     data, path = exported.read_bytes(), tmp_path / "cut.onnx"
     for end in range(0, len(data), max(1, len(data) // 97)):
         path.write_bytes(data[:end])
-        with pytest.raises(FormatError):
+        with pytest.raises(FormatError, match="no ONNX model, or it is cut off"):
             inspect_file(path)
 
 

@@ -9,10 +9,10 @@ import torch
 
 from exporter.commands.run_file import run_file
 from symbolics.errors import RunError, TrustError
-from tests.exporter.runtime import functions as F
 from tests.exporter.runtime.build import forward, record
+from tests.zoo import functions as F
 
-ALLOW = ["tests.exporter.runtime.functions:*"]
+ALLOW = ["tests.zoo.functions:*"]
 
 
 @pytest.fixture

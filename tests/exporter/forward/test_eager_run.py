@@ -22,7 +22,7 @@ from symbolics import torch_private as private
 from symbolics.capture.interception import intercept, is_method_of_c, settled
 from symbolics.errors import ExportError, PythonopWarning
 from tests.support import nodes
-from tests.symbolics.capture.test_capture import Call, Steep, SteepSetup, gradients, steep
+from tests.zoo.steep import Call, Steep, SteepSetup, gradients, steep
 
 ALLOW = ["tests.*:*"]
 

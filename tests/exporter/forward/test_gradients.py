@@ -13,9 +13,9 @@ import torch
 import exporter
 from exporter.gradient_graph.build import build_gradient_graph
 from symbolics.node.metadata import read_pairing
-from tests.exporter.forward.test_parameters import Everything
 from tests.symbolics.capture import functions as f
-from tests.symbolics.capture.test_marks import CASES
+from tests.zoo.everything import Everything
+from tests.zoo.stopped import STOPPED
 
 
 def gradients_equal(model, dynamo, x=None, **options):
@@ -51,7 +51,7 @@ def gradients_equal(model, dynamo, x=None, **options):
     return training
 
 
-@pytest.mark.parametrize("model", [c[0] for c in CASES if c[0].__name__ != "Gumbel"], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("model", [c[0] for c in STOPPED if c[0].__name__ != "Gumbel"], ids=lambda c: c.__name__)
 def test_gradients_stop_where_eager_stops_them(model, dynamo):
     training = gradients_equal(model(), dynamo, torch.randn(5, 4) * 3)
     assert not [n for n in training.graph if n.op_type == "StopGradient"]

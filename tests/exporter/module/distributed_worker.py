@@ -48,7 +48,7 @@ def main(path, kind):
 
 def compare(path, kind):
     rank, world = dist.get_rank(), dist.get_world_size()
-    allow = ["tests.exporter.module.functions"]
+    allow = ["tests.exporter.module.functions", "tests.zoo.functions"]
     alone = exporter.load(path, allow=allow)
     expected, last = train(alone, alone.named_parameters, batch)
 

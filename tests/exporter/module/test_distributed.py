@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import exporter
 from tests.exporter.module import functions as F
-from tests.support import ROOT
+from tests.processes import python
 
 pytestmark = pytest.mark.slow
 
 
-def torchrun(*arguments, timeout=240):
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "127.0.0.1:0",
-        "-m",
-        *arguments,
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+def torchrun(*arguments):
+    options = ("--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0")
+    return python("-m", "torch.distributed.run", *options, "-m", *arguments, timeout=240, GLOO_SOCKET_IFNAME="lo")
 
 
 @pytest.fixture(scope="module")

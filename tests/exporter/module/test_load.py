@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import warnings
 
 import onnx.parser
 import pytest
@@ -13,20 +12,7 @@ from torch import nn
 
 import exporter
 from tests.exporter.module import functions as F
-
-ALLOW = ["tests.exporter.module.functions"]
-TOLERANCE = 1e-5
-
-
-def loaded(model, args, kwargs=None, *, dynamo=True, allow=ALLOW, path=None, **options):
-    """The model and its file as a module."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = exporter.export(copy.deepcopy(model), args, kwargs, dynamo=dynamo, **options)
-    if path is None:
-        return exporter.load(program, allow=allow)
-    program.save(path)
-    return exporter.load(path, allow=allow)
+from tests.trains import ALLOW, assert_close, assert_same_grads, assert_step_alike, assert_trains_alike, loaded
 
 
 def contexts(module):
@@ -34,39 +20,8 @@ def contexts(module):
     return len(module._onnx.plans.store)
 
 
-def assert_close(one, two, tolerance=TOLERANCE):
-    assert one.shape == two.shape
-    assert one.dtype == two.dtype
-    torch.testing.assert_close(one, two, rtol=tolerance, atol=tolerance)
-
-
-def assert_same_grads(module, model):
-    for (name, one), (other, two) in zip(module.named_parameters(), model.named_parameters(), strict=True):
-        assert name == other
-        assert (one.grad is None) == (two.grad is None), name
-        if two.grad is not None:
-            assert_close(one.grad, two.grad)
-
-
-def assert_trains_as_eager(model, x, dynamo):
-    """Outputs and gradients of the loaded file, each output under a weight of its own."""
-    module = loaded(model, (x,), dynamo=dynamo)
-    y, z = module(x), model(x)
-    assert_close(y, z)
-    weights = torch.arange(1.0, z.numel() + 1).reshape(z.shape)
-    for value in (y, z):
-        (value * weights + value.square()).sum().backward()
-    assert_same_grads(module, model)
-
-
 def test_forward_and_gradients_equal_eagers(dynamo, tmp_path):
-    model, x = F.Cubic(), torch.randn(3, 4)
-    module = loaded(model, (x,), dynamo=dynamo, path=tmp_path / "m.onnx")
-    y, z = module(x), model(x)
-    assert_close(y, z)
-    y.sum().backward()
-    z.sum().backward()
-    assert_same_grads(module, model)
+    module = assert_trains_alike(F.Cubic(), (torch.randn(3, 4),), dynamo=dynamo, path=tmp_path / "m.onnx")
     assert contexts(module) == 0
 
 
@@ -234,29 +189,15 @@ def test_dynamic_shapes(dynamo):
     model = F.Cubic()
     module = loaded(model, (torch.randn(3, 4),), dynamo=dynamo, dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
     for batch in (1, 3, 7):
-        x = torch.randn(batch, 4)
         model.zero_grad()
         module.zero_grad()
-        assert_close(module(x), model(x))
-        module(x).sum().backward()
-        model(x).sum().backward()
-        assert_same_grads(module, model)
+        assert_step_alike(module, model, (torch.randn(batch, 4),))
 
 
 def test_training_file():
     model, x = F.Cubic(), torch.randn(3, 4)
-    module = exporter.load(_training(model, x), allow=ALLOW)
-    y = module(x)
-    assert_close(y, model(x))
-    y.sum().backward()
-    model(x).sum().backward()
-    assert_same_grads(module, model)
-
-
-def _training(model, x):
-    from exporter.gradient_graph.build import build_gradient_graph
-
-    return build_gradient_graph(exporter.export(copy.deepcopy(model), (x,)))
+    training = exporter.build_gradient_graph(exporter.export(copy.deepcopy(model), (x,)))
+    assert_step_alike(exporter.load(training, allow=ALLOW), model, (x,))
 
 
 def test_batch_norm_statistics_are_torchs(dynamo):
@@ -352,14 +293,7 @@ def test_a_copy_trains_on_its_own():
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16])
 def test_other_floats(kind, dynamo):
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).to(kind), torch.randn(3, 4, dtype=kind)
-    module = loaded(model, (x,), dynamo=dynamo)
-    tolerance = 1e-12 if kind is torch.float64 else 2e-2
-    y, z = module(x), model(x)
-    assert_close(y, z, tolerance)
-    y.sum().backward()
-    z.sum().backward()
-    for one, two in zip(module.parameters(), model.parameters(), strict=True):
-        assert_close(one.grad, two.grad, tolerance)
+    assert_trains_alike(model, (x,), dynamo=dynamo, tolerance=1e-12 if kind is torch.float64 else 2e-2)
 
 
 def test_a_foreign_model():
@@ -413,7 +347,7 @@ def test_backwards_that_are_not_the_derivative_of_the_translation(call, dynamo):
             return call(x * self.weight)
 
     model, x = Model(), torch.tensor([[1.0, 1, 0, 2, 2], [2, 1, 2, 0, 0], [3, 3, 3, 3, 3]])
-    assert_trains_as_eager(model, x, dynamo)
+    assert_trains_alike(model, (x,), dynamo=dynamo)
 
 
 def test_hstack(dynamo):
@@ -428,13 +362,13 @@ def test_hstack(dynamo):
             return torch.hstack((self.first(x), self.second(x).sin()))
 
     model, x = Model(), torch.randn(2, 3)
-    assert_trains_as_eager(model, x, dynamo)
+    assert_trains_alike(model, (x,), dynamo=dynamo)
 
 
 @pytest.mark.parametrize("padding", [None, 0, 2, -1])
 def test_the_rows_of_padding_idx_learn_nothing(padding, dynamo):
     model, x = nn.Sequential(nn.Embedding(5, 3, padding_idx=padding), nn.Linear(3, 2)), torch.tensor([[0, 1, 1, 2], [4, 2, 0, 3]])
-    assert_trains_as_eager(model, x, dynamo)
+    assert_trains_alike(model, (x,), dynamo=dynamo)
 
 
 def test_scale_grad_by_freq_is_warned_of():
@@ -457,7 +391,7 @@ def test_a_transposed_parameter_times_a_vector(call, dynamo):
             return call(self.weight, v) * self.weight.sum()
 
     model, v = Model(), torch.randn(4)
-    assert_trains_as_eager(model, v, dynamo)
+    assert_trains_alike(model, (v,), dynamo=dynamo)
 
 
 def test_a_transposed_matrix_times_a_vector_in_a_file_of_another_exporter():

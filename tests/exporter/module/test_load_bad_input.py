@@ -8,7 +8,7 @@ from torch import nn
 
 import exporter
 from tests.exporter.module import functions as F
-from tests.exporter.module.test_load import ALLOW, loaded
+from tests.trains import ALLOW, loaded
 
 
 @pytest.fixture(scope="module")
@@ -16,10 +16,15 @@ def module():
     return loaded(F.Structured(), (torch.randn(2, 4), torch.randn(2, 4), torch.arange(4)))
 
 
+@pytest.fixture(scope="module")
+def saved():
+    return exporter.export(F.Cubic(), (torch.randn(3, 4),))
+
+
 @pytest.fixture
-def file(tmp_path):
+def file(saved, tmp_path):
     path = tmp_path / "model.onnx"
-    exporter.export(F.Cubic(), (torch.randn(3, 4),)).save(path)
+    saved.save(path)
     return path
 
 
@@ -64,7 +69,7 @@ def test_parameters_of_another_type():
 
 
 def test_a_class_that_is_not_allowed(file):
-    with pytest.raises(exporter.TrustError, match=r"tests\.exporter\.module\.functions:Cube.*allow="):
+    with pytest.raises(exporter.TrustError, match=r"tests\.zoo\.functions:Cube.*allow="):
         exporter.load(file)
 
 

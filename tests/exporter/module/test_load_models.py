@@ -5,31 +5,20 @@ from __future__ import annotations
 import copy
 import warnings
 
-import pytest
 import torch
 from torch.utils import _pytree as pytree
 
 import exporter
-from tests.end_to_end.models import zoo
-from tests.exporter.gradient_graph.test_models import MODELS
-
-SLOW = {"gpt2", "bert", "t5", "llama", "vit", "resnet", "lstm", "gru", "unet nearest", "unet bilinear", "ibert"}
+from tests.zoo.exported import exported, models
 
 
-def _case(name):
-    torch.manual_seed(0)
-    if name in zoo.ZOO:
-        entry = zoo.ZOO[name]()
-        return entry.model, entry.args, entry.allow
-    return (*MODELS[name](), ())
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in [*zoo.ZOO, *MODELS]])
+@models()
 def test_a_step_equals_eagers(name, dynamo):
-    model, args, allow = _case(name)
+    found = exported(name, dynamo)
+    model, args = copy.deepcopy(found.entry.model), found.entry.args
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = exporter.load(exporter.export(copy.deepcopy(model), args, dynamo=dynamo), allow=allow)
+        module = exporter.load(found.program, allow=found.entry.allow)
     module.train()  # eval() of the file's behaviour is not at stake: it was exported as it is
     leaves = []
     for m in (module, model):

@@ -84,7 +84,7 @@ def forward(call: AutogradCall, *, context: bool = False, repeat: int = 1) -> on
     inputs = [value(f"x{i}", kind, rank) for i, (kind, rank) in enumerate(zip(call.input_types, call.input_ranks, strict=True))]
     nodes, current = [], list(inputs)
     for i in range(repeat):
-        nodes.append(python_op(_with_id(call, i), current, f"op{i}", context=context))
+        nodes.append(python_op(with_id(call, i), current, f"op{i}", context=context))
         current = [*nodes[-1].outputs[1:], *inputs[len(call.output_types) :]]
     outputs = [*nodes[-1].outputs[1:], *([node.outputs[0] for node in nodes] if context else [])]
     return finish(inputs, outputs, nodes)
@@ -98,7 +98,7 @@ def training(call: AutogradCall, *, repeat: int = 1, absent: Sequence[int] = ())
     inputs = [value(f"x{i}", kind, rank) for i, (kind, rank) in enumerate(zip(call.input_types, call.input_ranks, strict=True))]
     nodes, current = [], list(inputs)
     for i in range(repeat):
-        nodes.append(python_op(_with_id(call, i), current, f"op{i}", context=True))
+        nodes.append(python_op(with_id(call, i), current, f"op{i}", context=True))
         current = [*nodes[-1].outputs[1:], *inputs[len(call.output_types) :]]
     given = [i for i, flag in enumerate(call.output_requires_grads) if flag and i not in absent]
     seeds = {i: value(f"g{i}", call.output_types[i], call.output_ranks[i]) for i in given}
@@ -119,7 +119,7 @@ def training(call: AutogradCall, *, repeat: int = 1, absent: Sequence[int] = ())
     return finish([*inputs, *seeds.values()], outputs, [*nodes, *backwards])
 
 
-def _with_id(call: AutogradCall, index: int) -> AutogradCall:
+def with_id(call: AutogradCall, index: int) -> AutogradCall:
     return dataclasses.replace(call, id=f"{call.id}.{index}")
 
 

@@ -10,8 +10,8 @@ import onnx
 import torch
 
 from symbolics.node.containers import fill
-from tests.exporter.runtime import functions as F
 from tests.exporter.runtime.build import eager, forward, record, training
+from tests.zoo import functions as F
 
 
 def t(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> torch.Tensor:

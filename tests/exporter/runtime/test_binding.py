@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from exporter.runtime.binding import KernelPlan
-from tests.support import ROOT
+from tests.processes import ROOT
 
 
 def test_the_plan_is_read_in_its_order():

@@ -10,8 +10,8 @@ import torch
 
 from exporter.runtime.session import inference_session
 from symbolics.errors import RunError
-from tests.exporter.runtime import functions as F
 from tests.exporter.runtime.build import forward, record, training
+from tests.zoo import functions as F
 
 ALLOW = ["tests.*"]
 TYPES = ("BOOL", "INT8", "FLOAT16", "FLOAT", "INT32", "DOUBLE", "INT64", "STRING", "COMPLEX128")

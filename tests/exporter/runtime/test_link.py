@@ -18,10 +18,10 @@ from exporter.runtime.store import ContextStore
 from symbolics.errors import FormatError, RunError
 from symbolics.node.attributes import python_op_grad
 from symbolics.node.names import PYTHON_OP, PYTHON_OP_GRAD
-from tests.exporter.runtime import functions as F
-from tests.exporter.runtime.build import _with_id, finish, python_op, record, training, value
+from tests.exporter.runtime.build import finish, python_op, record, training, value, with_id
+from tests.zoo import functions as F
 
-ALLOW = ["tests.exporter.runtime.*:*"]
+ALLOW = ["tests.exporter.runtime.*:*", "tests.zoo.functions:*"]
 
 
 def leaf(*shape):
@@ -68,7 +68,7 @@ def tree(*, read_outside=(), shared=False, apart=False):
     a, b = leaf(3), leaf(3)
     call = record(F.TwoInputs, a, b, 0.5)
     inputs = [value("a", 1, 1), value("b", 1, 1)]
-    first = python_op(_with_id(call, 0), inputs, "first", context=True)
+    first = python_op(with_id(call, 0), inputs, "first", context=True)
     middle = list(first.outputs[1:])
     nodes = [first]
     if apart:
@@ -77,7 +77,7 @@ def tree(*, read_outside=(), shared=False, apart=False):
         middle[0] = nodes[-1].outputs[0]
     if shared:
         middle[1] = middle[0]
-    second = python_op(_with_id(call, 1), middle, "second", context=True)
+    second = python_op(with_id(call, 1), middle, "second", context=True)
     seeds = [value("g0", 1, 1), value("g1", 1, 1)]
     grad = python_op_grad(second, second.outputs[0], seeds)
     grad.outputs[0].name, grad.outputs[1].name = "p_grad", "q_grad"
@@ -253,26 +253,10 @@ def test_an_undeclared_change_does_not_reach_what_the_call_before_saved(cls):
         torch.testing.assert_close(found, want)
 
 
-class ChangesLater(torch.autograd.Function):
-    runs = 0
-
-    @staticmethod
-    def forward(ctx, x):
-        ChangesLater.runs += 1
-        y = x * 2
-        if ChangesLater.runs >= 3:
-            x.zero_()
-        return y
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * 2
-
-
 def test_a_change_that_comes_later_is_an_error_once():
     x, seed = leaf(2, 4), torch.randn(2, 4)
-    model = mixed(F.SavesOutput, ChangesLater)
-    ChangesLater.runs = 0
+    model = mixed(F.SavesOutput, F.ChangesLater)
+    F.ChangesLater.runs = 0
     session = inference_session(model, ALLOW)
     feeds = {"x0": x.detach().numpy(), "g0": seed.numpy()}
     first = session.run(None, feeds)
@@ -353,7 +337,7 @@ def test_a_file_is_left_alone_and_a_damaged_join_is_refused():
         json.dumps({**json.loads(lines[1]), "places": 1}),
     ):
         attribute.s = "\n".join([lines[0], damaged]).encode()
-        with pytest.raises(FormatError):
+        with pytest.raises(FormatError, match="call"):
             session_module.Session(proto.SerializeToString(), *_bound(session_options(ALLOW)))
 
 

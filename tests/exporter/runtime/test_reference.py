@@ -12,11 +12,11 @@ import exporter.runtime.reference as reference
 from exporter.runtime.store import ContextStore
 from symbolics.errors import RunError, TrustError
 from symbolics.node.call import Autocast
-from tests.exporter.runtime import functions as F
 from tests.exporter.runtime.build import forward, record, training
 from tests.exporter.runtime.cases import CASES, check_case
+from tests.zoo import functions as F
 
-ALLOW = ["tests.exporter.runtime.functions:*"]
+ALLOW = ["tests.zoo.functions:*"]
 
 
 class Runner:
@@ -72,7 +72,7 @@ def test_contexts():
     assert len(runner.store) == 2  # the caller has the handle
     runner.store.clear()
     with pytest.raises(RunError, match="run already"):
-        runner.store.take(int(handle), "0.0", "tests.exporter.runtime.functions:SavesInput")
+        runner.store.take(int(handle), "0.0", "tests.zoo.functions:SavesInput")
 
 
 def test_retained_contexts_and_kept_ones():

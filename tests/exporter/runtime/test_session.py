@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import gc
 import weakref
@@ -19,49 +18,15 @@ from exporter.runtime.prepare import prepare
 from exporter.runtime.reference import reference_evaluator
 from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore
-from exporter.runtime.tensors import to_array, to_tensor
 from symbolics.errors import RunError
 from symbolics.node.call import Autocast, AutogradCall
 from symbolics.node.containers import Slot
-from tests.exporter.runtime import functions as F
-from tests.exporter.runtime.build import forward, record, sandwich, training
+from tests.exporter.runtime.build import forward, record, training
 from tests.exporter.runtime.cases import CASES, check_case
+from tests.exporter.runtime.runner import Runner
+from tests.zoo import functions as F
 
-ALLOW = ["tests.exporter.runtime.functions:*"]
-
-
-class Runner:
-    """One model on onnxruntime, with tensors in and out (OrtValues carry what numpy has no type for)."""
-
-    def __init__(self, model, allow=ALLOW, **options):
-        self.session = inference_session(model, allow, **options)
-        self.store = self.session.store
-
-    def run(self, *tensors):
-        names = [v.name for v in self.session.get_inputs()]
-        feeds = {name: ort_value(tensor) for name, tensor in zip(names, tensors, strict=True)}
-        outputs = self.session.run_with_ort_values(None, feeds)
-        return [from_ort(value) for value in outputs]
-
-
-_ODD = {torch.bfloat16: 16, torch.float8_e4m3fn: 17}
-
-
-def ort_value(tensor):
-    array = to_array(tensor)
-    if tensor.dtype in _ODD:
-        array = array.view(f"u{array.itemsize}")
-        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _ODD[tensor.dtype])
-    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
-
-
-def from_ort(value):
-    for dtype, code in _ODD.items():
-        if value.element_type() == code:
-            shape = value.shape()
-            data = ctypes.string_at(value.data_ptr(), int(np.prod(shape)) * dtype.itemsize)
-            return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
-    return to_tensor(value.numpy())
+ALLOW = ["tests.zoo.functions:*"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -112,111 +77,8 @@ def test_options_of_the_caller_and_options_twice():
 # ----------------------------------------------------------------------------------------------------------- memory
 
 
-@pytest.mark.parametrize("shape", [(2, 4), (1 << 24,)], ids=["2x4", "64MB"])
-@pytest.mark.parametrize("cls", [F.SavesInput, F.SavesOutput, F.SavesIntermediate, F.KeepsInputOnCtx, F.SavesNothing])
-def test_gradients_where_ort_reuses_buffers(cls, shape):
-    # Relu -> F -> Neg: ORT gives the memory of F's input and output to later nodes as soon as it may.
-    x = torch.randn(shape)
-    model = sandwich(cls, x)
-    leaf = x.clone().requires_grad_()
-    expected = -cls.apply(leaf.relu() * 0.5)
-    seed = torch.randn(shape)
-    (expected_gradient,) = torch.autograd.grad(expected, leaf, seed)
-    runner = Runner(model)
-    for run in range(50 if len(shape) == 2 else 3):
-        y, gradient = runner.run(x, seed)
-        if run in (0, 1, 2, 49):
-            torch.testing.assert_close(y, expected.detach(), rtol=1e-6, atol=1e-7)
-            torch.testing.assert_close(gradient, expected_gradient, rtol=1e-6, atol=1e-7)
-    assert len(runner.store) == 0
-
-
-@pytest.mark.parametrize("size", [8, 1 << 15])
-@pytest.mark.parametrize("cls", [F.ChangesInput, F.ChangesInputThroughNumpy])
-def test_an_undeclared_change_never_reaches_another_node(cls, size):
-    x = torch.randn(size)
-    call = record(cls, x[:8].clone().requires_grad_())
-    model = forward(call)
-    graph = model.graph
-    graph.node[0].input[0] = "weight"
-    del graph.input[:], graph.output[1:]
-    graph.node[0].output[1] = "y"
-    graph.node.append(onnx.helper.make_node("Identity", ["weight"], ["other"]))
-    graph.initializer.append(onnx.numpy_helper.from_array(x.numpy(), "weight"))
-    del graph.output[:]
-    graph.output.extend([onnx.helper.make_tensor_value_info(name, 1, None) for name in ("y", "other")])
-    runner = Runner(model)
-    for _ in range(4):
-        y, other = runner.run()
-        assert torch.equal(y, x * 2)
-        assert torch.equal(other, x)
-
-
-def test_large_inputs_are_read_in_place_once_a_run_has_shown_that_nobody_keeps_them():
-    seen.clear()
-    x = torch.randn(1 << 16, requires_grad=True)
-    for context in (False, True):
-        session = inference_session(forward(record(Watches, x), context=context), [Watches])
-        value = onnxruntime.OrtValue.ortvalue_from_numpy(x.detach().numpy())
-        seen.clear()
-        for _ in range(3):
-            session.run_with_ort_values(None, {"x0": value})
-        assert seen[0] != value.data_ptr()
-        assert seen[1:] == [value.data_ptr()] * 2
-
-
 seen: list[int] = []
 kept: list[torch.Tensor] = []
-
-
-class Watches(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        seen.append(x.data_ptr())
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * 2
-
-
-class KeepsLater(torch.autograd.Function):
-    runs = 0
-
-    @staticmethod
-    def forward(ctx, x):
-        KeepsLater.runs += 1
-        if KeepsLater.runs in (3, 4):
-            kept.append(x)
-        return x * 2
-
-
-@pytest.mark.parametrize("how", ["keeps", "changes"])
-def test_a_change_of_habit_is_an_error_once_and_right_from_then_on(how):
-    x = torch.randn(1 << 16)
-    cls = KeepsLater if how == "keeps" else ChangesLater
-    model = forward(record(cls, x))
-    cls.runs = 0
-    runner = Runner(model, allow=[cls])
-    runner.run(x)
-    runner.run(x)
-    with pytest.raises(RunError, match="kept an input" if how == "keeps" else "changed an input"):
-        runner.run(x.clone())
-    (y,) = runner.run(x)
-    assert torch.equal(y, x * 2)
-    kept.clear()
-
-
-class ChangesLater(torch.autograd.Function):
-    runs = 0
-
-    @staticmethod
-    def forward(ctx, x):
-        ChangesLater.runs += 1
-        y = x * 2
-        if ChangesLater.runs >= 3:
-            x.zero_()
-        return y
 
 
 # --------------------------------------------------------------------------------------------- where a node can stand
@@ -355,7 +217,7 @@ def test_strings():
 def strings_model():
     call = AutogradCall(
         id="s",
-        name="tests.exporter.runtime.functions:Concatenates",
+        name="tests.zoo.functions:Concatenates",
         args=(Slot(0),),
         input_types=(8,),
         input_ranks=(2,),
@@ -370,7 +232,7 @@ def strings_model():
 def test_sizes_arrive_as_ints():
     call = AutogradCall(
         id="z",
-        name="tests.exporter.runtime.functions:Sized",
+        name="tests.zoo.functions:Sized",
         args=(Slot(0), Slot(1, "size")),
         input_types=(1, 7),
         input_ranks=(1, 0),
@@ -437,9 +299,7 @@ def test_an_exception_is_the_original_and_the_next_run_works():
 def test_with_a_plain_session_the_failure_has_the_traceback():
     x = torch.tensor([1.0], requires_grad=True)
     session = onnxruntime.InferenceSession(forward(record(F.Raises, x)).SerializeToString(), session_options(ALLOW))
-    with pytest.raises(
-        Exception, match=r"(?s)PythonOp 'op0' \(tests.exporter.runtime.functions:Raises\).*in forward.*CustomError: negative"
-    ):
+    with pytest.raises(Exception, match=r"(?s)PythonOp 'op0' \(tests.zoo.functions:Raises\).*in forward.*CustomError: negative"):
         session.run(None, {"x0": np.array([-1.0], np.float32)})
     session.run(None, {"x0": np.array([1.0], np.float32)})
 

@@ -9,7 +9,7 @@ import torch
 from onnx import TensorProto, helper
 
 import exporter
-from tests.exporter.module.test_load import loaded
+from tests.trains import loaded
 
 SHAPE = (20, 30)
 STEPS = 6

@@ -18,7 +18,8 @@ from torch import nn
 
 from exporter.training.step import export_training_step
 from tests.exporter.training.loop import run
-from tests.support import ROOT
+from tests.processes import ROOT
+from tests.support import missing
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -38,7 +39,7 @@ def _described(value):
 
 def test_node_trains_as_python_does(tmp_path):
     if shutil.which("node") is None or not (FOLDER / "node_modules" / "onnxruntime-node").is_dir():
-        pytest.xfail("npm's onnxruntime-node is not installed: `make node` does it where npm is")
+        missing("node", "npm's onnxruntime-node is not installed: `make node` does it where npm is")
     batches = [(torch.randn(8, 1, 8, 8), torch.randint(0, 3, (8,))) for _ in range(30)]
     step = export_training_step(
         _network(), batches[0][:1], loss=F.cross_entropy, targets=batches[0][1:], optimizer="adamw", hyperparameters={"lr": 0.01}

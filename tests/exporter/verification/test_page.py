@@ -14,6 +14,7 @@ import PIL.Image
 import pytest
 
 from exporter.verification.report import Report, Row
+from tests.support import missing
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 WIDTH, HEIGHT = 1100, 1700
@@ -40,7 +41,7 @@ def page(tmp_path_factory):
 def chromium(tmp_path, page, *arguments):
     """What a headless browser writes, in a profile of its own and without a network: no name resolves."""
     if BROWSER is None:
-        pytest.xfail("no Chromium on this machine: the page is parsed in test_verify.py, not rendered")
+        missing("chromium", "no Chromium on this machine: the page is parsed in test_verify.py, not rendered")
     common = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--host-resolver-rules=MAP * ~NOTFOUND")
     command = [BROWSER, *common, f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={WIDTH},{HEIGHT}", *arguments, page.as_uri()]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout

@@ -13,7 +13,8 @@ from onnx_ir import DataType
 
 import exporter
 from symbolics.node.attributes import read_attributes, values_of
-from tests.support import FreshProcess, counted_applies, nodes
+from tests.processes import FreshProcess
+from tests.support import counted_applies, nodes
 from tests.symbolics.capture import functions as f
 
 BATCH = {"args": ({0: torch.export.Dim("batch", min=2)},)}

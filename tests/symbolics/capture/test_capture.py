@@ -22,55 +22,7 @@ from symbolics.capture.disguise import as_in_eager
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.node.attributes import read_attributes, values_of
 from tests.support import nodes
-
-
-class Steep(torch.autograd.Function):
-    """Its backward is not the derivative of its forward: a lost call shows in the gradients."""
-
-    @staticmethod
-    def forward(ctx, x, k=2.0):
-        ctx.k = k
-        return torch.round(x) * k
-
-    @staticmethod
-    def backward(ctx, g):
-        return 3 * ctx.k * g, None
-
-
-class SteepSetup(torch.autograd.Function):
-    @staticmethod
-    def forward(x, k=2.0):
-        return torch.round(x) * k
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.k = inputs[1]
-
-    @staticmethod
-    def backward(ctx, g):
-        return 5 * ctx.k * g, None
-
-
-class Overridden(Steep):
-    @classmethod
-    def apply(cls, x, k):
-        return super().apply(x + 1, k)
-
-
-class Outer(torch.autograd.Function):
-    """Calls another Function inside: that stays inside."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return Steep.apply(x) + 1
-
-    @staticmethod
-    def backward(ctx, g):
-        return 7 * g
-
-
-steep, steep_setup = Steep.apply, SteepSetup.apply
-
+from tests.zoo.steep import Call, Outer, Overridden, Steep, SteepSetup, gradients, made_per_call, steep, steep_setup
 
 UNDEFINED = torch.autograd.Function.setup_context
 
@@ -80,20 +32,6 @@ def looked_up_before(x):
     assert Steep.setup_context is UNDEFINED and SteepSetup.setup_context is not UNDEFINED
     getattr(Steep, "setup_context")  # noqa: B009  (not told from C's look-up: it must not disturb the next call)
     return Steep.apply(x)
-
-
-def made_per_call(x):
-    return type("Made", (Steep,), {"__module__": __name__}).apply(x)
-
-
-class Call(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.function = function
-
-    def forward(self, x):
-        return self.function(self.linear(x))
 
 
 CALLS = {
@@ -113,13 +51,7 @@ CALLS = {
 }
 
 
-def gradients(model, x):
-    y = model(x)
-    y.sum().backward()
-    return y.detach(), [p.grad for p in model.parameters()]
-
-
-def assert_kept(program, model, x, name="Steep", module=__name__):
+def assert_kept(program, model, x, name="Steep", module=Steep.__module__):
     """The one call of a Function is in the file, and outputs and gradients of the loaded file are eager's."""
     assert [read_attributes(values_of(node)).name for node in nodes(program.model, "PythonOp")] == [f"{module}:{name}"]
     y, grads = gradients(model, x)
@@ -133,7 +65,7 @@ def test_every_way_to_call(call, dynamo):
     program = exporter.export(model, (x,), dynamo=dynamo)
     assert len(nodes(program.model, "PythonOp")) == 1
     name = read_attributes(values_of(nodes(program.model, "PythonOp")[0])).name
-    if name == f"{__name__}:Made":
+    if name == f"{Steep.__module__}:Made":
         return  # its class is gone: a file can only be run where it is registered
     assert_kept(program, model, x, name.partition(":")[2])
 
@@ -272,7 +204,7 @@ def test_an_operator_with_a_translation_is_inlined_by_choice(operator):
             program = exporter.export(Call(operator), (torch.randn(3, 4),), dynamo=False, opset_version=18)
     finally:
         torch.onnx.unregister_custom_op_symbolic("capture_tests::steep", 18)
-    assert nodes(program.model, "Round") and "translation of the user's own" in program.inlined[f"{__name__}:Steep"]
+    assert nodes(program.model, "Round") and "translation of the user's own" in program.inlined[f"{Steep.__module__}:Steep"]
 
 
 def went_around(x):
@@ -289,7 +221,7 @@ def test_what_cannot_be_mended_is_refused_by_name(dynamo, tmp_path):
     with pytest.raises(ExportError) as caught:
         exporter.export(model, (x,), dynamo=dynamo)
     said = str(caught.value)
-    for part in (f"{__name__}:Steep", "module 1", f"{__name__}:", "eager makes 1 call", "way out", "eager_check=False", "inline="):
+    for part in (f"{Steep.__module__}:Steep", "module 1", f"{__name__}:", "eager makes 1 call", "way out", "eager_check=False", "inline="):
         assert part in said
     assert len(said.splitlines()) <= 6
     with pytest.raises(ExportError, match="eager makes 1 call"), exporter.hook():

@@ -1,32 +1,29 @@
 """The official ONNX node tests as gradient tests: 1236 cases against finite differences taken once, in float64.
 
-``data/references.xz`` holds for each case the inputs (away from kinks), the gradients of the outputs, and the derivative at
-up to some 160 elements of each float input; the models are those of the installed onnx. With shapes erased, every dim
-of every graph input and output is a symbol of its own.
+``data/references.xz`` (make_references.py makes it) holds for each case the inputs (away from kinks), the gradients of the
+outputs, and the derivative at up to some 160 elements of each float input; the models are those of the installed onnx. With
+shapes erased, every dim of every graph input and output is a symbol of its own.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
-import lzma
 import re
-import warnings
-from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from exporter.gradient_graph.build import build_gradient_graph
+from tests.symbolics.gradients.make_references import DATA, FLOATS, LOW, Unusable, load, node_tests, reference_of, unlike
 
 LAST_OPSET = 26  # of onnxruntime 1.31
-LOW = {TensorProto.FLOAT16, TensorProto.BFLOAT16}
-FLOATS = {TensorProto.FLOAT, TensorProto.DOUBLE, *LOW}
 
 NO_RANK = "its body has an If between branches of different rank whose condition is known only at run time"
 FORWARD = "onnxruntime's Resize itself differs from the standard's reference"
@@ -50,31 +47,8 @@ XFAIL_ERASED = {
 ERASED_BODIES = {"CausalConvWithState": "the standard's body is only made for shapes that are known"}
 
 
-class References:
-    """Arrays by name, out of one compressed file."""
-
-    def __init__(self) -> None:
-        data = lzma.decompress((Path(__file__).parent / "data" / "references.xz").read_bytes())
-        size = int.from_bytes(data[:8], "little")
-        head = json.loads(data[8 : 8 + size])
-        self.cases, self._arrays, self._data = head["cases"], head["arrays"], memoryview(data)[8 + size :]
-
-    def __getitem__(self, key: str) -> np.ndarray:
-        dtype, shape, start = self._arrays[key]
-        count = int(np.prod(shape))
-        return np.frombuffer(self._data, np.dtype(dtype), count, start).reshape(shape)
-
-
-REFERENCES = References()
-
-
-@functools.cache
-def models() -> dict[str, onnx.ModelProto]:
-    import onnx.backend.test.loader as loader
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return {case.name: case.model for case in loader.load_model_tests(kind="node")}
+REFERENCES = load()
+models = functools.cache(node_tests)
 
 
 def nodes_of(graph: onnx.GraphProto):
@@ -133,44 +107,82 @@ def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray], names: list[str], 
 
 
 def check_case(name: str, model: onnx.ModelProto, elsewhere: bool = False) -> None:
-    case = REFERENCES.cases[name]
+    case = REFERENCES[name]
     types = {v.name: v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output)}
-    training = lower(ir.to_proto(build_gradient_graph(model, wrt=case["wrt"])))
+    wrt = list(case.gradients)
+    training = lower(ir.to_proto(build_gradient_graph(model, wrt=wrt)))
     of_type = lambda k, a: a.astype(helper.tensor_dtype_to_np_dtype(types[k])) if types[k] in FLOATS else a  # noqa: E731
-    feeds = {k: of_type(k, REFERENCES[f"{name}/feed/{i}"]) for i, k in enumerate(case["feeds"])}
-    feeds |= {f"{k}_grad": of_type(k, REFERENCES[f"{name}/cot/{i}"]) for i, k in enumerate(case["cotangents"])}
-    got = run(training, feeds, [f"{k}_grad" for k in case["wrt"]] + case["forward"], elsewhere or bool(NO_KERNEL.search(name)))
-    tolerance = 3e-2 if LOW & set(types.values()) else 1e-3 if case["exact"] else 5e-3
-    for i, k in enumerate(case["forward"] if name not in OTHER_FORWARD else ()):
-        np.testing.assert_allclose(
-            np.asarray(got[k], np.float64), REFERENCES[f"{name}/fwd/{i}"], rtol=5 * tolerance, atol=tolerance, err_msg="forward"
-        )
-    for i, k in enumerate(case["wrt"]):
-        g, index, expected = np.asarray(got[f"{k}_grad"], np.float64), REFERENCES[f"{name}/idx/{i}"], REFERENCES[f"{name}/val/{i}"]
+    feeds = {k: of_type(k, array) for k, array in case.feeds.items()}
+    feeds |= {f"{k}_grad": of_type(k, array) for k, array in case.cotangents.items()}
+    got = run(training, feeds, [f"{k}_grad" for k in wrt] + list(case.forward), elsewhere or bool(NO_KERNEL.search(name)))
+    tolerance = 3e-2 if LOW & set(types.values()) else 1e-3 if case.exact else 5e-3
+    for k, expected in case.forward.items() if name not in OTHER_FORWARD else ():
+        np.testing.assert_allclose(np.asarray(got[k], np.float64), expected, rtol=5 * tolerance, atol=tolerance, err_msg="forward")
+    for k, (index, expected, jitter) in case.gradients.items():
+        g = np.asarray(got[f"{k}_grad"], np.float64)
         assert g.shape == feeds[k].shape, k
         scale = max(float(np.abs(expected).max(initial=0)), 1e-2)
-        error = np.abs(g.flat[index] - expected) - 4 * float(REFERENCES[f"{name}/jit/{i}"])
+        error = np.abs(g.flat[index] - expected) - 4 * jitter
         assert np.isfinite(g.flat[index]).all(), f"{k}_grad is not finite"
         assert float(error.max(initial=0)) <= tolerance * scale, f"{k}_grad"
 
 
 def cases(reasons: dict[str, str], by_op: dict[str, str]):
-    for name, case in REFERENCES.cases.items():
-        reason = reasons.get(name) or by_op.get(case["op"] if not name.endswith("_expanded") else "")
+    for name, case in REFERENCES.items():
+        reason = reasons.get(name) or by_op.get(case.op if not name.endswith("_expanded") else "")
         yield pytest.param(name, marks=pytest.mark.xfail(reason=reason, strict=True)) if reason else name
 
 
 @pytest.mark.parametrize("name", cases(XFAIL, {}))
 def test_conformance(name):
-    if name not in models():
-        pytest.xfail("the installed onnx has no such case")
-    check_case(name, lower(models()[name]))
+    check_case(name, lower(models()[name][0]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", cases({**XFAIL, **XFAIL_ERASED}, ERASED_BODIES))
 def test_conformance_with_shapes_erased(name):
-    if name not in models():
-        pytest.xfail("the installed onnx has no such case")
     # onnxruntime's own shape inference refuses the forward of a Resize whose dims are all symbols.
-    check_case(name, erase_shapes(lower(models()[name])), elsewhere=name.startswith("test_resize_"))
+    check_case(name, erase_shapes(lower(models()[name][0])), elsewhere=name.startswith("test_resize_"))
+
+
+def test_every_node_test_of_the_installed_onnx_is_known():
+    """One that is gone or new is named here: make_references.py takes it out or in."""
+    unusable = {name for names in json.loads((DATA / "unusable.json").read_text()).values() for name in names}
+    assert not unusable & REFERENCES.keys()
+    assert {
+        "gone": sorted((unusable | REFERENCES.keys()) - models().keys()),
+        "new": sorted(models().keys() - unusable - REFERENCES.keys()),
+    } == {
+        "gone": [],
+        "new": [],
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "test_abs",
+        "test_conv_with_strides_padding",
+        "test_layer_normalization_2d_axis1",
+        "test_gru_defaults",
+        "test_softmax_axis_1",
+        "test_div_bcast",
+    ],
+)
+def test_the_script_makes_what_is_stored(name):
+    assert unlike(reference_of(name, models()), REFERENCES[name]) == ""
+
+
+def test_another_gradient_is_unlike_the_stored_one():
+    stored, other = REFERENCES["test_abs"], copy.deepcopy(REFERENCES["test_abs"])
+    index, values, jitter = other.gradients["x"]
+    other.gradients["x"] = index, values * 1.01, jitter
+    assert "gradient of x is" in unlike(other, stored)
+    other.gradients = {}
+    assert "gradients of []" in unlike(other, stored)
+
+
+@pytest.mark.parametrize(("name", "why"), [("test_add_int8", "no float input"), ("test_bernoulli", "random")])
+def test_a_node_test_without_a_gradient_is_said_to_be_none(name, why):
+    with pytest.raises(Unusable, match=why):
+        reference_of(name, models())

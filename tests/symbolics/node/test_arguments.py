@@ -6,7 +6,6 @@ import base64
 import dataclasses
 import json
 import re
-import sys
 from collections import OrderedDict, defaultdict
 
 import numpy as np
@@ -21,6 +20,7 @@ from symbolics.node.arguments import Unresolved, decode, encode, loads
 from symbolics.node.containers import Slot, expand, fill, slots
 from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_INT_BITS, MAX_ITEMS
 from symbolics.node.torch_arguments import PartialSize
+from tests.processes import python
 from tests.symbolics.node import values as v
 from tests.symbolics.node.exact import same
 
@@ -269,9 +269,11 @@ def test_the_limits_themselves_are_allowed():
     ids=lambda x: json.dumps(x)[:50],
 )  # fmt: skip
 def test_malformed(data):
-    with pytest.raises(FormatError, match=r"a call|in a call|unknown"):
+    """The error names the kind of value, or says that the object is none."""
+    says = re.escape(next(iter(data))) if len(data) == 1 else "not of the form"
+    with pytest.raises(FormatError, match=says):
         decode(data, v.resolver)
-    with pytest.raises(FormatError):
+    with pytest.raises(FormatError, match=says):
         decode([1, {"$tuple": [data]}], v.resolver)
 
 
@@ -297,7 +299,7 @@ def test_malformed(data):
     ],
 )
 def test_text_that_is_no_call(text):
-    with pytest.raises(FormatError, match=r"^a call (is not JSON|nests deeper)|^the number .* is outside"):
+    with pytest.raises(FormatError, match="not JSON|outside what a call may hold|nests deeper"):
         loads(text)
 
 
@@ -369,7 +371,5 @@ def test_no_name_reaches_a_resolver_by_accident():
 
 
 def test_reading_needs_no_torch():
-    import subprocess
-
     code = "import sys; sys.modules['torch'] = None; from symbolics.node.arguments import decode; from symbolics.node import attributes, call, schema, dialects; print(decode({'$tuple': [1]}))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "(1,)\n"
+    assert python("-c", code).stdout == "(1,)\n"

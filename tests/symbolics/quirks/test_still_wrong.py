@@ -23,8 +23,8 @@ from exporter.runtime.prepare import prepare
 from exporter.runtime.session import session_options
 from symbolics import quirks
 from symbolics.quirks import elsewhere
-from tests.exporter.runtime import functions as F
 from tests.exporter.runtime.build import forward, record
+from tests.zoo import functions as F
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 

@@ -381,3 +381,43 @@ class Raises(Function):
         if Raises.armed and g.flatten()[0] < 0:
             raise CustomError("negative gradient", {"at": 1})
         return g * 2
+
+
+class ChangesLater(Function):
+    """Its third call, and each from then on, changes its input without a word."""
+
+    runs = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        ChangesLater.runs += 1
+        y = x * 2
+        if ChangesLater.runs >= 3:
+            x.zero_()
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+class Cube(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * g
+
+
+class Double(Function):
+    @staticmethod
+    def forward(ctx, x, scale=2):
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2, None

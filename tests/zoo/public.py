@@ -6,36 +6,15 @@ Each factory returns an `Entry`: the model in the mode in which its Functions ru
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch import nn
 
 from examples import demo
+from tests.zoo.entry import Entry
 
-__all__ = ["DYNAMIC", "ZOO", "Entry", "bloom", "checkpointed", "entmax15", "ibert", "ibert_first_step", "snn", "timm_activations"]
-
-
-@dataclass
-class Entry:
-    """A model to export.
-
-    Attributes:
-        model, args: The model and example arguments of its forward.
-        allow: What a fresh process has to allow.
-        inlined: How many of eager's calls are inlined on their own (reentrant checkpoints).
-        dynamic_shapes: As torch.export.export takes them, for entries whose batch may vary.
-        larger_args: Arguments with another batch, for the same entries.
-    """
-
-    model: nn.Module
-    args: tuple[Any, ...]
-    allow: list[str] = field(default_factory=list)
-    inlined: int = 0
-    dynamic_shapes: Any = None
-    larger_args: tuple[Any, ...] | None = None
+__all__ = ["PUBLIC", "bloom", "checkpointed", "entmax15", "ibert", "ibert_first_step", "snn", "timm_activations"]
 
 
 def _from_demo(case: demo.Case) -> Entry:
@@ -46,7 +25,7 @@ def bloom() -> Entry:
     """transformers' BLOOM, as the demo exports it: its GeLUFunction runs in training mode."""
     entry = _from_demo(demo.bloom())
     batch = torch.export.Dim.DYNAMIC
-    entry.dynamic_shapes, entry.larger_args = ({0: batch}, {0: batch}), demo.tokens(96, batch=5)
+    entry.dynamic_shapes, entry.sized = ({0: batch}, {0: batch}), lambda batch, _length: demo.tokens(96, batch)
     return entry
 
 
@@ -83,8 +62,13 @@ def entmax15() -> Entry:
     """entmax's entmax15: sorting and cumulative sums in its forward, a classmethod."""
     torch.manual_seed(0)
     batch = torch.export.Dim.DYNAMIC
+    shapes = ({0: batch},)
     return Entry(
-        SparseAttention(), (torch.randn(2, 6, 8),), ["entmax.*"], dynamic_shapes=({0: batch},), larger_args=(torch.randn(5, 6, 8),)
+        SparseAttention(),
+        (torch.randn(2, 6, 8),),
+        ["entmax.*"],
+        dynamic_shapes=shapes,
+        sized=lambda batch, _length: (torch.randn(batch, 6, 8),),
     )
 
 
@@ -120,12 +104,12 @@ def snn() -> Entry:
 
 def timm_activations() -> Entry:
     """timm's five memory-efficient activations; two of them have a ``symbolic``, which an opaque node does not use."""
-    from tests.end_to_end.models import timm_activations_me as timm
+    from tests.zoo import timm_activations_me as timm
 
     torch.manual_seed(0)
     activations = [timm.SwishMe(), timm.MishMe(), timm.HardSigmoidMe(), timm.HardSwishMe(), timm.HardMishMe()]
     layers = [layer for activation in activations for layer in (nn.Linear(6, 6), activation)]
-    return Entry(nn.Sequential(*layers), (torch.randn(3, 6),), ["tests.end_to_end.models.timm_activations_me"])
+    return Entry(nn.Sequential(*layers), (torch.randn(3, 6),), ["tests.zoo.timm_activations_me"])
 
 
 class Checkpointed(nn.Module):
@@ -148,8 +132,8 @@ def checkpointed() -> Entry:
     return Entry(Checkpointed(), (torch.randn(2, 6, requires_grad=True),), inlined=3)
 
 
-#: name -> factory, the models of tests/end_to_end/models/test_export_models.py.
-ZOO: dict[str, Callable[[], Entry]] = {
+#: name -> factory.
+PUBLIC: dict[str, Callable[[], Entry]] = {
     "bloom": bloom,
     "ibert": ibert,
     "entmax15": entmax15,
@@ -157,6 +141,3 @@ ZOO: dict[str, Callable[[], Entry]] = {
     "timm_activations": timm_activations,
     "checkpointed": checkpointed,
 }
-
-#: Those whose batch may vary.
-DYNAMIC = ("bloom", "entmax15")

@@ -1,0 +1,63 @@
+"""A model and its loaded file side by side: what every test of `exporter.load` compares."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import exporter
+
+__all__ = ["ALLOW", "assert_close", "assert_same_grads", "assert_step_alike", "assert_trains_alike", "loaded"]
+
+ALLOW = ["tests.exporter.module.functions", "tests.zoo.functions"]
+TOLERANCE = 1e-5
+
+
+def loaded(
+    model: nn.Module, args: Any, kwargs: Any = None, *, dynamo: bool = True, allow: Any = ALLOW, path: Path | None = None, **options: Any
+) -> Any:
+    """The model's file as a module; it goes through ``path``, or stays in memory."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = exporter.export(copy.deepcopy(model), args, kwargs, dynamo=dynamo, **options)
+    if path is None:
+        return exporter.load(program, allow=allow)
+    program.save(path)
+    return exporter.load(path, allow=allow)
+
+
+def assert_close(one: torch.Tensor, two: torch.Tensor, tolerance: float = TOLERANCE) -> None:
+    assert one.shape == two.shape
+    assert one.dtype == two.dtype
+    torch.testing.assert_close(one, two, rtol=tolerance, atol=tolerance)
+
+
+def assert_same_grads(module: nn.Module, model: nn.Module, tolerance: float = TOLERANCE) -> None:
+    """The same parameters in the same order; a gradient where eager has one, and no other."""
+    for (name, one), (other, two) in zip(module.named_parameters(), model.named_parameters(), strict=True):
+        assert name == other
+        assert (one.grad is None) == (two.grad is None), name
+        if one.grad is not None and two.grad is not None:
+            assert_close(one.grad, two.grad, tolerance)
+
+
+def assert_step_alike(module: nn.Module, model: nn.Module, args: Any, tolerance: float = TOLERANCE) -> None:
+    """A forward and a backward of both: equal outputs, each element under a weight of its own, and equal gradients."""
+    y, z = module(*args), model(*args)
+    assert_close(y, z, tolerance)
+    weights = torch.arange(1.0, z.numel() + 1).reshape(z.shape)
+    for value in (y, z):
+        (value * weights + value.square()).sum().backward()
+    assert_same_grads(module, model, tolerance)
+
+
+def assert_trains_alike(model: nn.Module, args: Any, *, tolerance: float = TOLERANCE, **options: Any) -> Any:
+    """Export and load a model, and compare a step; the loaded module. ``options`` are those of `loaded`."""
+    module = loaded(model, args, **options)
+    assert_step_alike(module, model, args, tolerance)
+    return module
