@@ -135,7 +135,7 @@ def module_lists(m, x):
 def process_group_of_one():
     if not torch.distributed.is_initialized():
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        torch.distributed.initprocess_group_of_one("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+        torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
 
 
 class AllReduce(Function):
