@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html.parser
 import json
-import sys
 
 import pytest
 import torch
@@ -130,7 +129,7 @@ def test_dropout_is_verified_with_the_files_masks(make, shape, dynamo):
 
 
 def test_a_dropout_that_the_file_lacks_is_refused(monkeypatch):
-    monkeypatch.setattr(sys.modules["exporter.forward.finish"], "_keep_dropping", lambda graph: None)
+    monkeypatch.setattr(exporter.forward.finish, "_keep_dropping", lambda graph: None)
     with pytest.raises(
         exporter.PythonopError,
         match=r"mask 0 of eager has the shape \[2, 1, 5, 5\] and drops 0.3, Dropout .* of the file \[2,1,5,8\] and 0.5",

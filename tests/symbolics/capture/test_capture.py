@@ -16,6 +16,7 @@ from torch import nn
 from torch.compiler import is_exporting
 
 import exporter
+import exporter.forward.hook
 import symbolics.capture.recorder
 import symbolics.capture.tripwire
 from symbolics.capture.disguise import as_in_eager
@@ -99,7 +100,7 @@ def test_a_failing_call_leaves_nothing_behind(dynamo):
 
 
 def test_a_capture_that_sees_nothing_is_an_error(monkeypatch, dynamo):
-    monkeypatch.setattr(sys.modules["exporter.forward.hook"], "intercept", lambda stand_in, wanted: lambda: None)
+    monkeypatch.setattr(exporter.forward.hook, "intercept", lambda stand_in, wanted: lambda: None)
     for opens in (
         lambda: exporter.hook().__enter__(),
         exporter.install,
@@ -112,7 +113,7 @@ def test_a_capture_that_sees_nothing_is_an_error(monkeypatch, dynamo):
 
 
 def test_a_capture_that_misses_early_bound_calls_is_an_error(monkeypatch):
-    original = sys.modules["exporter.forward.hook"].intercept
+    original = exporter.forward.hook.intercept
 
     def late_alone(stand_in, wanted):
         return original(stand_in, lambda: wanted() and not stands_at_the_early_probe(sys._getframe()))
@@ -122,7 +123,7 @@ def test_a_capture_that_misses_early_bound_calls_is_an_error(monkeypatch):
             frame = frame.f_back
         return "_early(" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
 
-    monkeypatch.setattr(sys.modules["exporter.forward.hook"], "intercept", late_alone)
+    monkeypatch.setattr(exporter.forward.hook, "intercept", late_alone)
     with pytest.raises(ExportError, match=r"written as f = MyFn.apply; f\(x\) goes past"):
         exporter.hook().__enter__()
 
@@ -131,7 +132,7 @@ def test_a_torch_without_the_names_is_an_error(monkeypatch):
     def moved(stand_in, wanted):
         raise AttributeError("module 'torch.autograd.function' has no attribute '_bind_default_args'")
 
-    monkeypatch.setattr(sys.modules["exporter.forward.hook"], "intercept", moved)
+    monkeypatch.setattr(exporter.forward.hook, "intercept", moved)
     with pytest.raises(ExportError, match="cannot be caught on torch .*_bind_default_args"):
         exporter.hook().__enter__()
 
