@@ -10,7 +10,6 @@ from symbolics.quirks.quirk import Quirk
 __all__ = ["QUIRK", "say_that_attention_drops"]
 
 QUIRK = Quirk(
-    cure="symbolics/quirks/attention_dropout.py",
     upstream="torch and onnxscript's torchlib",
     seen="2.13, 0.7.2",
     wrong="the dropout of scaled_dot_product_attention is written without training_mode, as a node that passes everything on",

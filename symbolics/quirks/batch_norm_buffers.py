@@ -9,7 +9,6 @@ from symbolics.quirks.quirk import Quirk
 __all__ = ["QUIRK", "copied", "pin_running_statistics", "read_copies"]
 
 QUIRK = Quirk(
-    cure="symbolics/quirks/batch_norm_buffers.py",
     upstream="onnxruntime",
     seen="1.31.1",
     wrong="the kernel writes the new running statistics into the buffers of the old ones before it reads weight and bias: where a buffer is "

@@ -12,7 +12,6 @@ from symbolics.quirks.quirk import Quirk
 __all__ = ["QUIRK", "cumulative_statistics", "momentum_of_this_step"]
 
 QUIRK = Quirk(
-    cure="symbolics/quirks/batch_norm_momentum.py",
     upstream="torch",
     seen="2.13",
     wrong="BatchNorm computes the momentum of momentum=None from data, its counter of batches: torch.export fails at that",

@@ -14,7 +14,6 @@ from symbolics.quirks.quirk import Quirk
 __all__ = ["QUIRK", "batch_norm"]
 
 QUIRK = Quirk(
-    cure="symbolics/quirks/batch_norm_training.py",
     upstream="onnxscript's torchlib",
     seen="0.7.2",
     wrong="a BatchNorm in train mode is written as one in eval mode: by its running statistics",

@@ -16,7 +16,6 @@ from symbolics.quirks.quirk import Quirk
 __all__ = ["QUIRK", "cross_entropy"]
 
 QUIRK = Quirk(
-    cure="symbolics/quirks/cross_entropy.py",
     upstream="onnxscript's torchlib",
     seen="0.7.2",
     wrong="cross_entropy_loss drops label_smoothing without a word, and writes what no runtime takes for targets that are probabilities",

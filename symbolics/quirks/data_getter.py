@@ -11,7 +11,6 @@ from symbolics.quirks.quirk import Quirk
 __all__ = ["DATA_GETTER", "QUIRK"]
 
 QUIRK = Quirk(
-    cure="symbolics/quirks/data_getter.py",
     upstream="torch",
     seen="2.13",
     wrong="the getter of x.data is traced by neither exporter: its result is a constant of the graph, or torch.export fails",

@@ -13,7 +13,6 @@ from symbolics.quirks.quirk import Quirk
 __all__ = ["QUIRK", "kept_apart"]
 
 QUIRK = Quirk(
-    cure="symbolics/quirks/equal_draws.py",
     upstream="onnx_ir",
     seen="1.1.0",
     wrong="CommonSubexpressionEliminationPass makes one of two Dropouts, or two Bernoullis, of one value",

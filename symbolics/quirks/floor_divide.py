@@ -13,7 +13,6 @@ from symbolics.quirks.quirk import Quirk
 __all__ = ["QUIRK", "floor_divide"]
 
 QUIRK = Quirk(
-    cure="symbolics/quirks/floor_divide.py",
     upstream="onnxscript's torchlib",
     seen="0.7.2",
     wrong="floor_divide fails where the dividend is a number and the divisor a tensor of integers",

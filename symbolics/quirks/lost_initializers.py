@@ -9,7 +9,6 @@ from symbolics.quirks.quirk import Quirk
 __all__ = ["QUIRK", "register_lost_initializers"]
 
 QUIRK = Quirk(
-    cure="symbolics/quirks/lost_initializers.py",
     upstream="onnxscript's rewriter",
     seen="0.7.2",
     wrong="a new initializer takes the place of another one of its name, which nodes go on reading: that of a second Clip of one value, or a parameter",

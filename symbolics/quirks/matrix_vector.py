@@ -10,7 +10,6 @@ from symbolics.quirks.quirk import Quirk
 __all__ = ["QUIRK", "turn_products_with_vectors"]
 
 QUIRK = Quirk(
-    cure="symbolics/quirks/matrix_vector.py",
     upstream="onnxruntime",
     seen="1.31.1",
     wrong="MatMul(Transpose(A), v) of a computed A becomes FusedMatMul(A, v, transA=1), which reads the wrong numbers for a v of rank 1",

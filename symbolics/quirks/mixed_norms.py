@@ -11,7 +11,6 @@ from symbolics.quirks.quirk import Quirk
 __all__ = ["MIXED_NORMS", "QUIRK"]
 
 QUIRK = Quirk(
-    cure="symbolics/quirks/mixed_norms.py",
     upstream="torch and onnxscript's torchlib",
     seen="2.13, 0.7.2",
     wrong="a norm of a half type with parameters in float32 is written as one ONNX node, whose inputs must be of one type",

@@ -19,7 +19,6 @@ from symbolics.quirks.quirk import Quirk
 __all__ = ["OWN_BACKWARD", "QUIRK"]
 
 QUIRK = Quirk(
-    cure="symbolics/quirks/own_backward.py",
     upstream="torch and onnxscript's torchlib",
     seen="2.13, 0.7.2",
     wrong="some calls are written by operators whose derivative is not the call's own backward: it is infinite, or goes where eager's does not",

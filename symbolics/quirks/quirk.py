@@ -14,15 +14,15 @@ class Quirk:
     tests/symbolics/quirks/test_still_wrong.py runs upstream without the cure, and fails on the release that needs it no more.
 
     Attributes:
-        cure: What may go then: a file, or a name in a file.
         upstream: Whose wrong it is.
         seen: The newest release that has it.
         wrong: What is wrong.
         issue: Where upstream has been told, None where no report was found.
+        cure: What may go when it is mended; None for the file of the quirk.
     """
 
-    cure: str
     upstream: str
     seen: str
     wrong: str
     issue: str | None = None
+    cure: str | None = None
