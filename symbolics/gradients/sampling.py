@@ -157,9 +157,9 @@ def roi_align(
     op: Builder, x: Value, rois: Value, batch: Value, *, node: ir.Node, mode: str, coordinate_transformation_mode: str,
     output_height: int, output_width: int, sampling_ratio: int, spatial_scale: float,
 ) -> Value:  # fmt: skip
-    """sampling_ratio^2 bilinear samples a bin, their mean or maximum.
+    """sampling_ratio^2 bilinear samples per bin, their mean or maximum.
 
-    Without a ratio each region has ceil(span / bins) samples a bin: as many as the largest needs are laid out, and each
+    Without a ratio each region has ceil(span / bins) samples per bin: as many as the largest needs are laid out, and each
     region counts its own.
     """
     ratio = sampling_ratio
