@@ -72,7 +72,7 @@ class Bound:
         self._warned: set[str] = set()
 
     def __deepcopy__(self, memo: Any) -> Bound:
-        return self
+        return self  # its sessions hold no state of a module
 
     def run(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The outputs of the graph, with gradients where they are wanted."""

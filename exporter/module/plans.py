@@ -62,9 +62,6 @@ class Plans:
         self.lock = threading.RLock()
         self._plans: dict[tuple[bool, frozenset[str]], Plan] = {}
 
-    def __deepcopy__(self, memo: Any) -> Plans:
-        return self  # sessions hold no state of a module
-
     def plan(self, training: bool, wrt: frozenset[str]) -> Plan:
         """The sessions for a mode and the names whose gradients are wanted.
 

@@ -14,18 +14,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import onnx
 import onnx.inliner
 
 from exporter.files.read import graphs
-from symbolics.errors import FormatError
 from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
-from symbolics.node.text import shown
 
-__all__ = ["ABSENT_INPUTS", "KEPT_OUTPUTS", "attribute_values", "drop_unread_contexts", "prepare"]
+__all__ = ["ABSENT_INPUTS", "KEPT_OUTPUTS", "drop_unread_contexts", "prepare"]
 
 #: Places (among the tensor arguments, or the gradients) whose input is absent.
 ABSENT_INPUTS = "pythonop_absent_inputs"
@@ -70,25 +68,6 @@ def drop_unread_contexts(proto: onnx.ModelProto) -> bool:
             node.output[0] = ""
             changed = True
     return changed
-
-
-def attribute_values(node: onnx.NodeProto) -> dict[str, Any]:
-    """The attributes of a node as plain Python values.
-
-    Raises:
-        FormatError: One is not a number, a string or a list of them.
-    """
-    types = onnx.AttributeProto
-    out: dict[str, Any] = {}
-    for attribute in node.attribute:
-        if attribute.ref_attr_name or attribute.type not in (types.INT, types.INTS, types.FLOAT, types.FLOATS, types.STRING):
-            raise FormatError(f"the attribute {shown(attribute.name)} of the {node.op_type} {shown(node.name)!r} is of an unexpected type")
-        value = onnx.helper.get_attribute_value(attribute)
-        try:
-            out[attribute.name] = value.decode() if isinstance(value, bytes) else list(value) if isinstance(value, Iterable) else value
-        except UnicodeDecodeError as error:
-            raise FormatError(f"the attribute {shown(attribute.name)} of the {node.op_type} {shown(node.name)!r} is not UTF-8") from error
-    return out
 
 
 def _nodes(proto: onnx.ModelProto, *kinds: str) -> Iterator[tuple[Any, onnx.NodeProto]]:

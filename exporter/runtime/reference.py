@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
@@ -14,11 +15,13 @@ import symbolics.node.schema  # noqa: F401  registers the two operators
 from exporter.files.read import open_proto
 from exporter.files.trust import Gate
 from exporter.runtime.kernels import PythonOp as ForwardKernel, PythonOpGrad as BackwardKernel
-from exporter.runtime.prepare import attribute_values, drop_unread_contexts
+from exporter.runtime.prepare import drop_unread_contexts
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tensors import to_array, to_tensor
-from symbolics.errors import RunError
+from symbolics.errors import FormatError, PythonopError, RunError
+from symbolics.node.attributes import values_of
 from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN
+from symbolics.node.text import shown
 
 __all__ = ["reference_evaluator"]
 
@@ -42,13 +45,24 @@ class GatherElements(OpRun):
         return (np.take_along_axis(part, indices.astype(np.int64), axis),)
 
 
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    # Without its inputs, which onnx_ir would miss outside their graph.
+    alone = onnx.NodeProto(name=node.name, domain=node.domain, op_type=node.op_type, attribute=node.attribute)
+    try:
+        return values_of(ir.serde.deserialize_node(alone))
+    except PythonopError:
+        raise
+    except Exception as error:  # onnx_ir raises whatever its parts raise
+        raise FormatError(f"an attribute of the {node.op_type} {shown(node.name)!r} cannot be read: the file is damaged") from error
+
+
 def _operators(gate: Gate, store: ContextStore) -> list[type[OpRun]]:
     class PythonOp(OpRun):
         op_domain = ORT_DOMAIN
 
         def __init__(self, onnx_node: onnx.NodeProto, run_params: dict[str, Any], schema: Any = None) -> None:
             super().__init__(onnx_node, run_params, schema)
-            self.kernel = ForwardKernel(attribute_values(onnx_node), gate, store, onnx_node.name)
+            self.kernel = ForwardKernel(_attributes(onnx_node), gate, store, onnx_node.name)
             self.keep = bool(onnx_node.output and onnx_node.output[0])
 
         def _run(self, *inputs: Any, **_: Any) -> tuple[Any, ...]:
@@ -63,7 +77,7 @@ def _operators(gate: Gate, store: ContextStore) -> list[type[OpRun]]:
 
         def __init__(self, onnx_node: onnx.NodeProto, run_params: dict[str, Any], schema: Any = None) -> None:
             super().__init__(onnx_node, run_params, schema)
-            self.kernel = BackwardKernel(attribute_values(onnx_node), store, onnx_node.name)
+            self.kernel = BackwardKernel(_attributes(onnx_node), store, onnx_node.name)
 
         def _run(self, context: Any, *inputs: Any, **_: Any) -> tuple[Any, ...]:
             try:
