@@ -4,6 +4,7 @@ import pytest
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from tests import torchlib
+from tests.processes import python
 
 
 @pytest.mark.parametrize("opset", [(), (18,), (23,)])
@@ -19,3 +20,13 @@ def test_two_exports_share_no_list():
     one, two = ONNXRegistry.from_torchlib(), ONNXRegistry.from_torchlib()
     next(iter(one.functions.values())).clear()
     assert all(two.functions.values())
+
+
+def test_the_composite_operators_are_those_of_torch():
+    code = "from torch._export.utils import _collect_all_valid_cia_ops as ops; print(sorted(op.name() for op in ops() if op.namespace == 'aten'))"
+    torchs, ours = (
+        python("-c", f"import torch.onnx; {code}"),
+        python("-c", f"import torch.onnx; from tests import torchlib; torchlib.built_once(); {code}"),
+    )
+    assert torchs.stdout.count("aten::") > 100, torchs.stderr
+    assert ours.stdout == torchs.stdout, ours.stderr

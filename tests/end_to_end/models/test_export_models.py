@@ -37,7 +37,7 @@ def _feeds(path: Path, args: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor
     return dict(zip([value.name for value in onnx.load(path).graph.input], args, strict=True))
 
 
-@models(PUBLIC, quick=PUBLIC.keys() - {"ibert"})
+@models(PUBLIC)
 def test_every_call_is_a_node_and_a_fresh_process_gives_eagers_outputs(
     name: str, dynamo: bool, tmp_path: Path, fresh: FreshProcess
 ) -> None:
@@ -52,7 +52,7 @@ def test_every_call_is_a_node_and_a_fresh_process_gives_eagers_outputs(
     _assert_equal(fresh.run(path, _feeds(path, entry.args), entry.allow), _eager(entry, entry.args))
 
 
-@models(["bloom", "entmax15"], quick=["bloom", "entmax15"])
+@models(["bloom", "entmax15"])
 def test_exported_at_batch_2_right_at_batch_5(name: str, dynamo: bool, tmp_path: Path, fresh: FreshProcess) -> None:
     made = exported(name, dynamo, dynamic=True)
     entry = made.entry
@@ -72,6 +72,7 @@ def test_eager_makes_the_calls_that_the_zoo_promises(name: str, calls: int) -> N
     assert len(calls_of(entry_of(name))[0]) == calls
 
 
+@pytest.mark.slow
 def test_ibert_before_its_first_step_makes_99_calls(
     dynamo: bool, tmp_path: Path, fresh: FreshProcess, request: pytest.FixtureRequest
 ) -> None:

@@ -117,6 +117,7 @@ def test_eager_calls_inside_a_hook_stay_eager():
     assert torch.equal(x.grad, torch.full((3,), 3.0))
 
 
+@pytest.mark.slow
 def test_a_training_thread_beside_an_export(dynamo):
     stop, failures, steps = threading.Event(), [], []
 
