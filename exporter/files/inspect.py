@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from exporter.files.read import open_model
 from symbolics.errors import FormatError
+from symbolics.graph.values import is_mark, is_python_op
 from symbolics.node.arguments import Described, Unresolved
 from symbolics.node.attributes import read_attributes, values_of
 from symbolics.node.call import AutogradCall
@@ -25,11 +26,8 @@ from symbolics.node.names import (
     CALL_ATTRIBUTE,
     GRADIENTS_KEY,
     MARK_COUNT_KEY,
-    MARK_DOMAIN,
-    MARK_OP,
     MODULE_PROPERTY,
     ORT_DOMAIN,
-    PYTHON_OP,
     PYTHON_OP_GRAD,
     SOURCE_PROPERTY,
     UNCHECKED_KEY,
@@ -135,7 +133,7 @@ def inspect_model(model: ir.Model) -> FileFacts:
         format_version=check_version(metadata),
         ir_version=int(model.ir_version or 0),
         opsets=dict(model.opset_imports),
-        stop_gradients=sum((node.domain, node.op_type) == (MARK_DOMAIN, MARK_OP) for _, node in places),
+        stop_gradients=sum(is_mark(node) for _, node in places),
         stop_gradients_recorded=int(recorded) if recorded.isascii() and recorded.isdigit() and len(recorded) < 10 else None,
         gradients=sum((node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP_GRAD) for _, node in places),
         training=GRADIENTS_KEY in metadata,
@@ -145,7 +143,7 @@ def inspect_model(model: ir.Model) -> FileFacts:
         buffers=kinds.count("buffer"),
         not_persistent=sum(not entry.persistent for entry in state.values()),
         tied=_tied(state),
-        rows=[_row(graph, node, backward) for graph, node in places if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP)],
+        rows=[_row(graph, node, backward) for graph, node in places if is_python_op(node)],
         step=read_step(metadata),
         unchecked=clean(metadata.get(UNCHECKED_KEY, "")),
     )

@@ -26,13 +26,10 @@ from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.recorder import belongs_to_torch
 from symbolics.capture.survey import Survey
 from symbolics.errors import ExportError
+from symbolics.graph.values import is_mark, is_python_op
 from symbolics.node.names import (
     CALL_ATTRIBUTE,
-    MARK_DOMAIN,
-    MARK_OP,
     MODULE_PROPERTY,
-    ORT_DOMAIN,
-    PYTHON_OP,
     SOURCE_PROPERTY,
     qualified_name,
 )
@@ -143,7 +140,7 @@ class EagerGraph:
 
     def translated(self, model: ir.Model, names: Callable[[Any], str | None]) -> list[tuple[type, str]]:
         """The Functions that only operators call, and that operator, where a model exists and has no call of the Function at all."""
-        held = {node.attributes["name"].as_string() for node in _python_ops(model)} if self.operators else set()
+        held = {node.attributes["name"].as_string() for node in model.graph.all_nodes() if is_python_op(node)} if self.operators else set()
         return [
             (function, calls[0].operator)
             for function, calls in self.calls.items()
@@ -212,9 +209,9 @@ def _with_gradient(model: ir.Model) -> Iterator[ir.Node]:
         node = value.producer()
         if node is None or id(node) in seen or (value.dtype is not None and not value.dtype.is_floating_point()):
             continue
-        if (node.domain, node.op_type) == (MARK_DOMAIN, MARK_OP):
+        if is_mark(node):
             continue
-        if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP) and CALL_ATTRIBUTE in node.attributes:
+        if is_python_op(node) and CALL_ATTRIBUTE in node.attributes:
             differentiable = node.attributes.get("output_requires_grads")
             position = value.index()  # 0 is the context
             if not position or (differentiable is not None and not differentiable.as_ints()[position - 1]):
@@ -232,10 +229,6 @@ def _with_gradient(model: ir.Model) -> Iterator[ir.Node]:
                 todo += attribute.as_graph().outputs
             elif attribute.type == ir.AttributeType.GRAPHS:
                 todo += [output for body in attribute.as_graphs() for output in body.outputs]
-
-
-def _python_ops(model: ir.Model) -> Iterator[ir.Node]:
-    return (node for node in model.graph.all_nodes() if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP))
 
 
 def _tensors(result: Any, depth: int = 0) -> list[torch.Tensor]:

@@ -18,6 +18,7 @@ from exporter.forward.state import ModelState, held_out
 from symbolics import quirks
 from symbolics.capture.recorder import Recorder
 from symbolics.errors import ExportError
+from symbolics.graph.values import is_mark, is_python_op
 from symbolics.graph.walk import walk
 from symbolics.node.attributes import ir_attributes, write_attributes
 from symbolics.node.metadata import write_cumulative, write_state
@@ -97,7 +98,7 @@ def anchor_calls(graph: ir.Graph) -> int:
     """
     count, known = len(graph.outputs), set(map(id, graph.outputs))
     for node in graph:
-        if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP) and not any(id(value) in known for value in node.outputs):
+        if is_python_op(node) and not any(id(value) in known for value in node.outputs):
             graph.outputs.append(node.outputs[1 if len(node.outputs) > 1 else 0])
     return len(graph.outputs) - count
 
@@ -124,7 +125,7 @@ def _describe_calls(graph: ir.Graph, nodes: list[ir.Node], recorder: Recorder) -
     outputs_of_graphs = {id(value) for value in graph.outputs}
     count = 0
     for node in nodes:
-        if (node.domain, node.op_type) != (ORT_DOMAIN, PYTHON_OP) or CALL_ATTRIBUTE not in node.attributes:
+        if not is_python_op(node) or CALL_ATTRIBUTE not in node.attributes:
             continue
         record = recorder.records.get(str(json.loads(node.attributes[CALL_ATTRIBUTE].as_string()).get("id")))
         if record is None:
@@ -152,7 +153,7 @@ def _describe_calls(graph: ir.Graph, nodes: list[ir.Node], recorder: Recorder) -
 def _write_metadata(model: ir.Model, nodes: list[ir.Node], recorder: Recorder, state: ModelState) -> None:
     model.metadata_props[VERSION_KEY] = str(FORMAT_VERSION)
     model.metadata_props[STATE_KEY] = write_state(state.entries)
-    model.metadata_props[MARK_COUNT_KEY] = str(sum((node.domain, node.op_type) == (MARK_DOMAIN, MARK_OP) for node in nodes))
+    model.metadata_props[MARK_COUNT_KEY] = str(sum(map(is_mark, nodes)))
     if state.cumulative:
         model.metadata_props[CUMULATIVE_KEY] = write_cumulative(state.cumulative)
     if recorder.capture.outputs is not None and count_tensors(recorder.capture.outputs) == len(model.graph.outputs):

@@ -11,13 +11,14 @@ import onnx_ir as ir
 from exporter.forward.fold import fold
 from exporter.forward.state import held_out
 from exporter.train_mode.batch_norm import Statistics, counter_of
-from exporter.training.carried import LOSS, Carried, kind_of, name_of
+from exporter.training.carried import LOSS, Carried
 from exporter.training.groups import Group
 from exporter.training.loss_scale import LossScale
 from exporter.training.optimize import Optimization
 from symbolics.errors import ExportError
 from symbolics.graph.builder import Builder
 from symbolics.graph.scope import Scope
+from symbolics.graph.values import dtype_of, name_of
 from symbolics.node.metadata import StepLayout, read_pairing, read_state, read_step, write_state, write_step
 from symbolics.node.names import GRADIENTS_KEY, OUTPUTS_KEY, STATE_KEY, STEP_KEY
 
@@ -109,7 +110,7 @@ class Assembly:
         """The gradient of the loss is one, or a scale."""
         seed = next(value for value in self.graph.inputs if value.name == name)
         scale = LossScale(self.carried) if self._scaled else None
-        one = self._op.constant(1.0, kind_of(seed)) if scale is None else scale.cotangent(kind_of(seed))
+        one = self._op.constant(1.0, dtype_of(seed)) if scale is None else scale.cotangent(dtype_of(seed))
         seed.replace_all_uses_with(one)
         self.graph.inputs.remove(seed)
         return scale
@@ -130,14 +131,14 @@ class Assembly:
                 if key not in values:  # a module that is called twice has two nodes over one pair of buffers
                     values[key] = self.carried.from_initializer(f"buffer.{key}", key)
             running = values[entry.mean], values[entry.var]
-            size = op.Cast(op.ReduceProd(shape, None, keepdims=0), to=kind_of(var))
-            channels = op.Cast(op.Gather(shape, 1), to=kind_of(var))
+            size = op.Cast(op.ReduceProd(shape, None, keepdims=0), to=dtype_of(var))
+            channels = op.Cast(op.Gather(shape, 1), to=dtype_of(var))
             batches = self._counted(owners.get(counter_of(entry.mean)), values)
             for old, batch in zip(running, (mean, var * (size / (size - channels)))):  # torch keeps the unbiased variance
                 now = self.carried.next.get(old, old)
                 if entry.momentum is None:  # the average of all batches
                     assert batches is not None
-                    self.carried.next[old] = now + (batch - now) / op.Cast(batches, to=kind_of(var))
+                    self.carried.next[old] = now + (batch - now) / op.Cast(batches, to=dtype_of(var))
                 else:
                     self.carried.next[old] = now * entry.momentum + batch * (1 - entry.momentum)
         self._buffers = values

@@ -8,8 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from symbolics.errors import ExportError
+from symbolics.graph.values import name_of
 
-__all__ = ["LOSS", "NORM", "RATE", "Carried", "kind_of", "name_of"]
+__all__ = ["LOSS", "NORM", "RATE", "Carried"]
 
 LOSS, NORM, RATE = "loss", "gradient_norm", "learning_rate"
 
@@ -80,15 +81,3 @@ class Carried:
         taken.add(value)
         self.graph.outputs.append(value)
         return value
-
-
-def kind_of(value: ir.Value) -> ir.DataType:
-    """The element type of a value that has one."""
-    assert value.dtype is not None
-    return value.dtype
-
-
-def name_of(value: ir.Value) -> str:
-    """The name of a value that has one."""
-    assert value.name is not None
-    return value.name

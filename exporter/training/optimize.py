@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from exporter.training.carried import NORM, RATE, Carried, kind_of
+from exporter.training.carried import NORM, RATE, Carried
 from exporter.training.groups import Group, steps_made
 from exporter.training.loss_scale import LossScale
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import inline
+from symbolics.graph.values import dtype_of
 from symbolics.graph.walk import discard
 from symbolics.optimizers import add_decay, body, shrink
 
@@ -60,10 +61,10 @@ class Optimization:
         update, keep = op.child(), op.child()
         with update.arithmetic():
             reported = self._update(update, parameters, dict(zip(gradients, sums.values(), strict=True)))
-            carried.next.update((total, update.zeros(update.Shape(total), kind_of(total))) for total in sums)
+            carried.next.update((total, update.zeros(update.Shape(total), dtype_of(total))) for total in sums)
         inputs = list(carried.next)
         results = [*carried.next.values(), *reported.values()]
-        same = [*(sums.get(value, value) for value in inputs), *(keep.constant(0.0, kind_of(value)) for value in reported.values())]
+        same = [*(sums.get(value, value) for value in inputs), *(keep.constant(0.0, dtype_of(value)) for value in reported.values())]
         branches = [_branch(update, results, "update"), _branch(keep, same, "keep")]
         made = op.node("If", [op.Equal(count, 0)], outputs=len(results), then_branch=branches[0], else_branch=branches[1])
         for value, like in zip(made, [*inputs, *reported.values()], strict=True):
@@ -114,7 +115,7 @@ class Optimization:
 
             for name in names:
                 p, g = parameters[name], gradients[name]
-                kind = kind_of(p)
+                kind = dtype_of(p)
                 known = group.state.get(name, {})
                 slots = []
                 for slot in optimizer.slots:

@@ -16,7 +16,8 @@ import torch
 
 from exporter.verification.eager import SEED, EagerStep
 from symbolics.errors import FormatError, RunError, TrustError
-from symbolics.node.names import CALL_ATTRIBUTE, OUTPUTS_KEY, PYTHON_OP, qualified_name
+from symbolics.graph.values import is_python_op
+from symbolics.node.names import CALL_ATTRIBUTE, OUTPUTS_KEY, qualified_name
 
 __all__ = ["FileStep", "names_in", "run_in_a_fresh_process"]
 
@@ -44,25 +45,25 @@ def names_in(model: ir.Model) -> list[str]:
     """The classes that a file names: Functions, and the types of their arguments and of the model's result."""
     found: dict[str, None] = {}
 
-    def walk(data: Any) -> None:
+    def visit(data: Any) -> None:
         if isinstance(data, dict):
             for key, payload in data.items():
                 if key in ("$enum", "$namedtuple", "$dataclass", "$mapping") and isinstance(payload, list):
                     found[payload[0]] = None
                 elif key == "$callable":
                     found[payload] = None
-                walk(payload)
+                visit(payload)
         elif isinstance(data, list):
             for item in data:
-                walk(item)
+                visit(item)
 
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        if node.op_type == PYTHON_OP and "name" in node.attributes:
+    for node in walk(model.graph):
+        if is_python_op(node) and "name" in node.attributes:
             found[node.attributes["name"].as_string()] = None
             if CALL_ATTRIBUTE in node.attributes:
-                walk(json.loads(node.attributes[CALL_ATTRIBUTE].as_string()))
+                visit(json.loads(node.attributes[CALL_ATTRIBUTE].as_string()))
     if OUTPUTS_KEY in model.metadata_props:
-        walk(json.loads(model.metadata_props[OUTPUTS_KEY]))
+        visit(json.loads(model.metadata_props[OUTPUTS_KEY]))
     return [name for name in found if ":" in name]
 
 

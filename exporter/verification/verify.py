@@ -24,7 +24,9 @@ from exporter.verification.process import FileStep, names_in, run_in_a_fresh_pro
 from exporter.verification.provenance import places_of_rows
 from exporter.verification.report import Report
 from symbolics.errors import RunError
-from symbolics.node.names import MARK_COUNT_KEY, PYTHON_OP
+from symbolics.graph.values import is_python_op
+from symbolics.graph.walk import walk
+from symbolics.node.names import MARK_COUNT_KEY
 
 __all__ = ["verify"]
 
@@ -124,5 +126,5 @@ def _facts(case: Case, model: ir.Model, dynamo: bool, size: int, found: FileStep
 
 
 def _functions(model: ir.Model) -> dict[str, int]:
-    calls = (node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type == PYTHON_OP and "name" in node.attributes)
+    calls = (node for node in walk(model.graph) if is_python_op(node) and "name" in node.attributes)
     return dict(Counter(node.attributes["name"].as_string() for node in calls).most_common())
