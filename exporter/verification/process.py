@@ -17,6 +17,7 @@ import torch
 from exporter.verification.eager import SEED, EagerStep
 from symbolics.errors import FormatError, RunError, TrustError
 from symbolics.graph.values import is_python_op
+from symbolics.graph.walk import walk
 from symbolics.node.names import CALL_ATTRIBUTE, OUTPUTS_KEY, qualified_name
 
 __all__ = ["FileStep", "names_in", "run_in_a_fresh_process"]
