@@ -134,8 +134,9 @@ def _recurrent(
             y = op.ReverseSequence(y, op.Cast(lengths, to=ir.DataType.INT64), time_axis=0, batch_axis=1)
         outs.append(op.Unsqueeze(y, [1]))
         lasts.append([op.Unsqueeze(s, [0]) for s in last])
-    join = lambda parts, axis: parts[0] if len(parts) == 1 else op.Concat(*parts, axis=axis)  # noqa: E731
-    y, ends = join(outs, 1), [join([last[i] for last in lasts], 0) for i in range(len(initial))]
+    y, *ends = (
+        parts[0] if len(parts) == 1 else op.Concat(*parts, axis=axis) for parts, axis in [(outs, 1), *[(each, 0) for each in zip(*lasts)]]
+    )
     if layout:
         y, ends = op.Transpose(y, perm=[2, 0, 1, 3]), [op.Transpose(e, perm=[1, 0, 2]) for e in ends]
     return [y, *ends]
