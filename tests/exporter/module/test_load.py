@@ -151,7 +151,7 @@ def test_a_parameter_behind_another_output_has_no_gradient(dynamo):
 def test_a_class_that_is_not_allowed_in_the_structure_is_a_warning(dynamo):
     x = torch.randn(2, 4)
     module = loaded(F.Structured(), (x, x, torch.arange(4)), dynamo=dynamo, allow=["tests.exporter.module.functions:Two"])
-    with pytest.warns(exporter.PythonopWarning, match=r"tests\.module\.functions:Result"):
+    with pytest.warns(exporter.PythonopWarning, match=r"tests\.exporter\.module\.functions:Result"):
         value, others = module(x, x, torch.arange(4))
     assert value.shape == (2, 4)
     assert set(others) == {"b", "index", "more"}
