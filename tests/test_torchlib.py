@@ -7,7 +7,7 @@ from tests import torchlib
 from tests.processes import python
 
 
-@pytest.mark.parametrize("opset", [(), (18,), (23,)])
+@pytest.mark.parametrize("opset", [(), pytest.param((18,), marks=pytest.mark.slow), pytest.param((23,), marks=pytest.mark.slow)])
 def test_what_is_kept_is_what_torch_makes(opset):
     kept, new = ONNXRegistry.from_torchlib(*opset), torchlib.made_anew(*opset)
     assert vars(kept).keys() == vars(new).keys() == {"_opset_version", "functions"}
@@ -22,6 +22,7 @@ def test_two_exports_share_no_list():
     assert all(two.functions.values())
 
 
+@pytest.mark.slow
 def test_the_composite_operators_are_those_of_torch():
     code = "from torch._export.utils import _collect_all_valid_cia_ops as ops; print(sorted(op.name() for op in ops() if op.namespace == 'aten'))"
     torchs, ours = (

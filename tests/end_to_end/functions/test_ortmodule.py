@@ -82,6 +82,7 @@ def test_ten_steps(name, dynamo, tmp_path):
     train(model, module)
 
 
+@pytest.mark.slow
 def test_two_forwards_before_a_backward(dynamo, tmp_path):
     model = model_of(ortmodule.ACCEPTED["tensor and Parameter"])
     train(model, loaded(model, dynamo, tmp_path)[1], batches=2)
@@ -100,6 +101,7 @@ def test_undeclared_change_returned_as_is_is_refused_or_equal(dynamo, tmp_path):
         exporter.export(model_of(reads_again), (torch.randn(3, 4),), dynamo=dynamo)
 
 
+@pytest.mark.slow
 def test_evaluation(dynamo, tmp_path):
     model = model_of(lambda m, x: ortmodule.TensorAndParameter.apply(torch.dropout(m.linear(x), 0.5, m.training), m.weight)).eval()
     _, module = loaded(model, dynamo, tmp_path)

@@ -112,6 +112,7 @@ class Branches(torch.nn.Module):
         return self.outer(self.branch(x)) + self.branch(x * 2).detach() * x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [1, -1])
 def test_gradients_flow_through_a_branch_and_stop_where_eager_stops_them(sign):
     training = gradients_equal(Branches(), True, sign * torch.rand(5, 4))

@@ -217,6 +217,7 @@ def went_around(x):
     return Steep.apply(x) if "of" in stack else torch.round(x) * 2
 
 
+@pytest.mark.slow
 def test_what_cannot_be_mended_is_refused_by_name(dynamo, tmp_path):
     model, x = nn.Sequential(nn.Linear(4, 4), Call(went_around)), torch.randn(3, 4)
     with pytest.raises(ExportError) as caught:
