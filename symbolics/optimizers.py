@@ -107,9 +107,9 @@ class Optimizer:
 
     hyperparameters: Mapping[str, Any]
     slots: tuple[str, ...]
-    update: onnxscript.OnnxFunction
+    update: onnxscript.OnnxFunction[..., Any]
     shared: tuple[str, ...]
-    factors: onnxscript.OnnxFunction = plain_factors
+    factors: onnxscript.OnnxFunction[..., Any] = plain_factors
     factor_inputs: tuple[str, ...] = ()
     factor_outputs: tuple[str, ...] = ("rate", "kept")
     decoupled: bool = False
@@ -127,7 +127,7 @@ _SGD: dict[str, Any] = {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "weight_d
 _ADAM: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
 
 
-def _with_momentum(update: onnxscript.OnnxFunction) -> Optimizer:
+def _with_momentum(update: onnxscript.OnnxFunction[..., Any]) -> Optimizer:
     outputs = ("rate", "kept", "share")
     return Optimizer(_SGD, ("momentum_buffer",), update, ("rate", "share", "momentum"), momentum_factors, ("dampening",), outputs)
 
@@ -153,7 +153,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
 
 
 @functools.cache
-def body(function: onnxscript.OnnxFunction) -> ir.Function:
+def body(function: onnxscript.OnnxFunction[..., Any]) -> ir.Function:
     """A function of the table for onnx_ir."""
     found = ir.from_proto(function.to_function_proto())
     assert isinstance(found, ir.Function)

@@ -177,7 +177,7 @@ def _random_watch() -> type:
 
     class Watch(TorchDispatchMode):
         def __init__(self) -> None:
-            super().__init__()
+            super().__init__()  # type: ignore[no-untyped-call]
             self.drawn: list[Any] = []
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -447,7 +447,7 @@ def answered_draws(answer: Callable[[tuple[int, ...], float], torch.Tensor]) -> 
                 return func(*args, **kwargs)
             return args[0].copy_(answer(tuple(args[0].shape), args[1] if len(args) > 1 else kwargs.get("p", 0.5)))
 
-    with Answering():
+    with Answering():  # type: ignore[no-untyped-call]
         yield
 
 
@@ -465,5 +465,5 @@ def every_result(listener: Callable[[torch.Tensor], None]) -> Iterator[None]:
                     listener(leaf)
             return result
 
-    with Listening():
+    with Listening():  # type: ignore[no-untyped-call]
         yield

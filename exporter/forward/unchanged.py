@@ -52,7 +52,7 @@ def unchanged(*roots: Any) -> Iterator[None]:
 
 def _generators() -> Undo:
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def back() -> None:
         random.setstate(python)

@@ -220,4 +220,4 @@ def _plan_backward(kernel: PythonOpGrad, absent: Sequence[int], kept: Sequence[i
 def _on_stream(stream: int) -> contextlib.AbstractContextManager[Any]:
     if not stream:
         return contextlib.nullcontext()
-    return torch.cuda.stream(torch.cuda.ExternalStream(stream))  # type: ignore[no-untyped-call]
+    return torch.cuda.stream(torch.cuda.ExternalStream(stream))

@@ -55,9 +55,9 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """Plain data; what is not a number is null."""
         number = lambda x: None if x is None or not math.isfinite(x) else x  # noqa: E731
-        rows = [{**asdict(row), **{key: number(getattr(row, key)) for key in ("error", "eager_error", "tolerance")}} for row in self.rows]
+        rows = [{**asdict(row), **{key: number(getattr(row, key)) for key in ("error", "eager_error", "tolerance")}} for row in self.rows]  # type: ignore[no-untyped-call]
         return {
-            "ok": self.ok, "max_error": number(self.max_error), "facts": self.facts, "functions": self.functions, "seconds": self.seconds,
+            "ok": self.ok, "max_error": number(self.max_error), "facts": self.facts, "functions": self.functions, "seconds": self.seconds,  # type: ignore[no-untyped-call]
             "first_departure": self.first_departure, "rows": rows,
         }  # fmt: skip
 

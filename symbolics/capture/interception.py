@@ -96,7 +96,7 @@ def _intercept_python(stand_in: StandIn, wanted: Callable[[], bool]) -> Callable
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         return stand_in(cls, *args, **kwargs) if wanted() else original_apply(cls, args, kwargs)
 
-    base.apply = classmethod(apply)  # type: ignore[assignment, attr-defined]
+    base.apply = classmethod(apply)  # type: ignore[attr-defined]
     return lambda: delattr(base, "apply")
 
 
@@ -125,7 +125,7 @@ def _intercept_c(stand_in: StandIn, wanted: Callable[[], bool]) -> Callable[[], 
     def bind(forward: Any, args: _Args, kwargs: _Kwargs | None) -> tuple[_Args, _Kwargs]:
         cls, _thread.looked_up = getattr(_thread, "looked_up", None), None
         if cls is None or not wanted() or type.__getattribute__(cls, "forward") != forward:
-            return bind_default_args(forward, args, kwargs)  # type: ignore[no-any-return]
+            return bind_default_args(forward, args, kwargs)
         if type.__getattribute__(cls, "setup_context") is not base:
             args, kwargs = bind_default_args(forward, args, kwargs)
         _thread.entered = cls

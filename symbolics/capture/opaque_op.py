@@ -91,7 +91,7 @@ def _call_real(inputs: Sequence[torch.Tensor], sizes: Sequence[int], key: str) -
     return [torch.zeros((), dtype=torch.int64), *real]  # type: ignore[list-item]
 
 
-@torch.library.register_fake("pythonop::call")
+@torch.library.register_fake("pythonop::call")  # type: ignore[untyped-decorator]
 def _call_fake(inputs: Sequence[torch.Tensor], sizes: Sequence[torch.SymInt], key: str) -> list[torch.Tensor]:
     record = record_of(key)
     tensors = list(inputs)
@@ -142,6 +142,6 @@ def _stop_real(x: torch.Tensor) -> torch.Tensor:
     return x.detach().clone()
 
 
-@torch.library.register_fake("pythonop::stop_gradient")
+@torch.library.register_fake("pythonop::stop_gradient")  # type: ignore[untyped-decorator]
 def _stop_fake(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)

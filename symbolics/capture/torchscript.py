@@ -70,9 +70,9 @@ def symbolics_registered(opset: int) -> Iterator[None]:
     """Register both symbolics with the TorchScript exporter while the block runs."""
     names: dict[str, Any] = {"pythonop::call": _call, "pythonop::stop_gradient": _stop}
     for name, function in names.items():
-        torch.onnx.register_custom_op_symbolic(name, function, opset)
+        torch.onnx.register_custom_op_symbolic(name, function, opset)  # type: ignore[attr-defined]
     try:
         yield
     finally:
         for name in names:
-            torch.onnx.unregister_custom_op_symbolic(name, opset)
+            torch.onnx.unregister_custom_op_symbolic(name, opset)  # type: ignore[attr-defined]
