@@ -16,6 +16,14 @@ def test_what_is_kept_is_what_torch_makes(opset):
     assert kept.functions == new.functions
 
 
+@pytest.mark.slow
+def test_operators_that_came_later_are_in_it():
+    ONNXRegistry.from_torchlib()
+    import torch.ao.quantization.fx._decomposed  # noqa: F401
+
+    test_what_is_kept_is_what_torch_makes(())
+
+
 def test_two_exports_share_no_list():
     one, two = ONNXRegistry.from_torchlib(), ONNXRegistry.from_torchlib()
     next(iter(one.functions.values())).clear()

@@ -17,14 +17,16 @@ __all__ = ["built_once", "made_anew"]
 
 #: The function of torch, bound to its class.
 made_anew = ONNXRegistry.from_torchlib
-_MADE: dict[int | None, ONNXRegistry] = {}
+_MADE: dict[tuple[int | None, bool], ONNXRegistry] = {}
 
 
 def _copy(opset_version: int | None = None) -> ONNXRegistry:
     """A registry of its own for each export, which adds the custom operators to it."""
-    if opset_version not in _MADE:
-        _MADE[opset_version] = made_anew() if opset_version is None else made_anew(opset_version)
-    kept, copy = _MADE[opset_version], ONNXRegistry()
+    # The one library among those that torchlib translates whose operators are there only after an import.
+    key = opset_version, hasattr(torch.ops.quantized_decomposed, "dequantize_per_channel")
+    if key not in _MADE:
+        _MADE[key] = made_anew() if opset_version is None else made_anew(opset_version)
+    kept, copy = _MADE[key], ONNXRegistry()
     copy._opset_version = kept._opset_version
     copy.functions = {target: list(decompositions) for target, decompositions in kept.functions.items()}
     return copy

@@ -183,7 +183,7 @@ def deleted_slices():
 
 
 def empty_names():
-    model, options = forward(record(F.SavesInput, torch.ones(2))), session_options(["tests.exporter.runtime.functions:*"])
+    model, options = forward(record(F.SavesInput, torch.ones(2))), session_options(["tests.zoo.functions:*"])
     onnxruntime.InferenceSession(model.SerializeToString(), options)
     model.graph.node[0].input.append("")
     try:
@@ -221,7 +221,7 @@ def widened_halves(folder):
     model.graph.node.insert(0, helper.make_node("Softplus", ["x0"], ["before"]))
     model.graph.node.append(helper.make_node("Softplus", ["after"], [model.graph.output[0].name]))
     prepare(model)
-    options = session_options(["tests.exporter.runtime.functions:*"])
+    options = session_options(["tests.zoo.functions:*"])
     options.log_severity_level = 3
     options.optimized_model_filepath = str(folder / "optimized.onnx")
     onnxruntime.InferenceSession(model.SerializeToString(), options)
