@@ -152,6 +152,7 @@ class TestOptimizers:
         np.testing.assert_array_equal(state["state.0.weight.gradient"], 0)
 
 
+@pytest.mark.slow
 class TestMixedPrecision:
     def test_float16_as_autocast_and_grad_scaler(self):
         model, batches = network(torch.float32), batches_of(6, torch.float32)

@@ -117,6 +117,7 @@ class _Twice(nn.Module):
         return half + 2 * nn.functional.dropout(self.linear(x), 0.25), half
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "shape"),
     [(F.Dropping, (3, 6)), (_Twice, (3, 6)), (_Attending, (2, 5, 8)), (_DropsInside, (2, 1, 5, 8))],
