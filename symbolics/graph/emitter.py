@@ -57,7 +57,8 @@ class Emitter:
     def node(self, op_type: str, inputs: Sequence[Operand], *, domain: str = "", outputs: int = 1, **attributes: Any) -> Any:
         """What a node computes, made as it must be: its output, or the tuple of its outputs where there are several."""
         if outputs == 1 and not domain and (rows := self.peepholes.get(op_type)) is not None:
-            plain = {k: v.value if isinstance(v, ir.Attr) else v for k, v in attributes.items()}
+            # By type: isinstance asks onnx_ir's protocols whether a number is one, slowly; so here and below.
+            plain = {k: v.value if type(v) is ir.Attr else v for k, v in attributes.items()}
             for row in rows:
                 if (found := row(self, *inputs, **plain)) is not None:
                     return found
@@ -68,7 +69,7 @@ class Emitter:
         values = self._operands(inputs)
         node = ir.Node(domain, op_type, values, [_attribute(k, v) for k, v in attributes.items() if v is not None], num_outputs=outputs)
         node.name = self.scope.name(op_type)
-        body = next((v for v in attributes.values() if isinstance(v, ir.Graph)), None)
+        body = next((v for v in attributes.values() if type(v) is ir.Graph), None)
         dtype = None if body is not None else _output_type(op_type, values, attributes)
         for i, out in enumerate(node.outputs):
             out.name = node.name if i == 0 else f"{node.name}_{i}"
@@ -136,7 +137,7 @@ class Emitter:
         """An int64 vector of numbers and vectors, end to end."""
         parts: list[ir.Value | list[int]] = []
         for d in dims:
-            if isinstance(d, ir.Value):
+            if not isinstance(d, int) and isinstance(d, ir.Value):
                 parts.append(d)
             elif parts and isinstance(parts[-1], list):
                 parts[-1].append(d)
@@ -149,7 +150,7 @@ class Emitter:
         like: ir.DataType | None = None
         out: list[ir.Value | None] = []
         for i in inputs:
-            if i is None or isinstance(i, ir.Value):
+            if i is None or type(i) is ir.Value:
                 out.append(i)
             elif isinstance(i, (list, tuple)):
                 out.append(self.vector(i))
@@ -179,7 +180,7 @@ def _output_type(op_type: str, values: Sequence[ir.Value | None], attributes: Ma
 
 
 def _attribute(name: str, value: Any) -> ir.Attr:
-    if isinstance(value, ir.Attr):
+    if type(value) is ir.Attr:
         return ir.Attr(name, value.type, value.value)
     if isinstance(value, (list, tuple)) and not (value and isinstance(value[0], (float, str))):
         return ir.AttrInt64s(name, [int(v) for v in value])

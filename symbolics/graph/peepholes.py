@@ -46,8 +46,7 @@ def made_here(value: ir.Value | None, op_type: str) -> ir.Node | None:
 def _numbers(op: Emitter, operand: Operand) -> list[int] | None:
     """Integers that are known now: a list, or a constant; nothing is computed to find out."""
     if isinstance(operand, (list, tuple)):
-        known = [int(d) for d in operand if not isinstance(d, ir.Value)]
-        return known if len(known) == len(operand) else None
+        return [int(d) for d in operand] if all(isinstance(d, (int, np.integer)) for d in operand) else None
     if isinstance(operand, np.ndarray):
         return [int(d) for d in operand.reshape(-1)]
     return op.ints(operand) if isinstance(operand, ir.Value) and operand.producer() is None else None
