@@ -19,7 +19,11 @@ from symbolics.node.text import clean, shown
 __all__ = ["check_complete", "graphs", "open_model", "open_proto"]
 
 
-class MissingFileError(FormatError, FileNotFoundError):
+class UnreadableFileError(FormatError, OSError):
+    """The system cannot read the file: it is a folder, or not for us."""
+
+
+class MissingFileError(UnreadableFileError, FileNotFoundError):
     """There is no such file."""
 
 
@@ -151,7 +155,7 @@ def _parsed(source: Any) -> tuple[onnx.ModelProto, Path]:
         else:
             proto, folder = onnx.load(source, load_external_data=False), Path(source).parent
     except OSError as error:
-        kind = MissingFileError if isinstance(error, FileNotFoundError) else FormatError
+        kind = MissingFileError if isinstance(error, FileNotFoundError) else UnreadableFileError
         raise kind(f"cannot read {clean(os.fspath(source))}: {error.strerror or error}") from error
     except Exception as error:  # protobuf's DecodeError has no public base
         raise _unreadable(source, error) from error

@@ -156,6 +156,8 @@ class Emitter:
                 out.append(self.vector(i))
             elif isinstance(i, np.ndarray):
                 out.append(self.constant(i, ir.DataType.from_numpy(i.dtype)))
+            elif not isinstance(i, (int, float)) and isinstance(i, ir.Value):  # torch's exporter has a class of its own
+                out.append(i)
             else:
                 if like is None:
                     kinds = (v.dtype for v in inputs if isinstance(v, ir.Value))

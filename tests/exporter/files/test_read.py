@@ -160,3 +160,9 @@ def test_a_model_that_is_complete():
     del proto.graph.output[:]
     with pytest.raises(FormatError, match="no outputs"):
         check_complete(open_model(proto))
+
+
+def test_a_folder_is_no_model(tmp_path):
+    with pytest.raises(FormatError, match="cannot read") as caught:
+        open_proto(tmp_path)
+    assert isinstance(caught.value, OSError)
