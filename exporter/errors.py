@@ -2,24 +2,7 @@
 
 from __future__ import annotations
 
-from symbolics.errors import (
-    ArgumentError,
-    ExportError,
-    FormatError,
-    PythonopError,
-    PythonopWarning,
-    RunError,
-    TrustError,
-    UnsupportedOperatorError,
-)
+from symbolics import errors
+from symbolics.errors import *  # noqa: F403
 
-__all__ = [
-    "ArgumentError",
-    "ExportError",
-    "FormatError",
-    "PythonopError",
-    "PythonopWarning",
-    "RunError",
-    "TrustError",
-    "UnsupportedOperatorError",
-]
+__all__ = errors.__all__

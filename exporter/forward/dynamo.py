@@ -11,14 +11,15 @@ import torch
 from exporter.files.program import Program
 from exporter.forward.finish import anchor_calls, finish, refuse_scripted
 from exporter.forward.inputs import check_dynamic
-from exporter.forward.session import Hook, capturing, judged, surroundings, without_gc, write
+from exporter.forward.session import Hook, capturing, judged, surroundings, write
 from exporter.forward.state import ModelState
 from exporter.train_mode.batch_norm import warn_of_lost_changes
 from symbolics import torch_private as private
-from symbolics.capture import translate as torch_export
 from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.recorder import active_recorder
+from symbolics.capture.translate import translations
 from symbolics.errors import PythonopWarning
+from symbolics.graph.collector import without_gc
 
 __all__ = ["anchor_translation", "export_dynamo"]
 
@@ -51,7 +52,7 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
 
 
 def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optimize: bool = True, **options: Any) -> Any:
-    table = {**torch_export.translations(), **(options.pop("custom_translation_table", None) or {})}
+    table = {**translations(), **(options.pop("custom_translation_table", None) or {})}
     if isinstance(model, torch.export.ExportedProgram):
         state = ModelState.of(model.module())
     else:

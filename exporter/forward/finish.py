@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -19,7 +18,6 @@ from symbolics import quirks
 from symbolics.capture.recorder import Recorder
 from symbolics.errors import ExportError
 from symbolics.graph.values import is_mark, is_python_op
-from symbolics.graph.walk import walk
 from symbolics.node.attributes import ir_attributes, write_attributes
 from symbolics.node.metadata import write_cumulative, write_state
 from symbolics.node.names import (
@@ -57,7 +55,7 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     own_outputs = len(graph.outputs) - recorder.capture.anchored
     parameters = state.adopt(graph)
     _keep_outputs(graph, own_outputs)
-    _apply(quirks.TRANSLATED, model)
+    quirks.apply(quirks.TRANSLATED, model)
     with contextlib.ExitStack() as stack:
         stack.enter_context(held_out(graph, parameters))
         for apart in quirks.OPTIMIZING:
@@ -71,23 +69,10 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
             passes.InlinePass()(model)
             passes.RemoveUnusedNodesPass()(model)
     _keep_outputs(graph, own_outputs)
-    nodes = _apply((*quirks.OPTIMIZED, _name_everything), model)
+    nodes = quirks.apply((*quirks.OPTIMIZED, _name_everything), model)
     _describe_calls(graph, nodes, recorder)
     _write_metadata(model, nodes, recorder, state)
     _import_domains(model, nodes)
-
-
-def _apply(steps: Iterable[quirks.GraphPass], model: ir.Model) -> list[ir.Node]:
-    """Apply passes; walks over large graphs are what finishing costs, so one serves all until nodes come or go.
-
-    Returns:
-        All nodes of the model as it is then.
-    """
-    nodes = list(walk(model.graph))
-    for apply in steps:
-        if apply(model, nodes):
-            nodes = list(walk(model.graph))
-    return nodes
 
 
 def anchor_calls(graph: ir.Graph) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import inspect
 import io
 import os
@@ -19,17 +18,18 @@ from exporter.files.program import Program, save_model
 from exporter.files.trust import name_of
 from exporter.forward.eager_graph import EagerGraph, Lost
 from symbolics import torch_private as private
-from symbolics.capture import translate as torch_export
 from symbolics.capture.disguise import as_in_eager
 from symbolics.capture.interception import settled
 from symbolics.capture.marks import marking
 from symbolics.capture.recorder import Recorder, active_recorder, belongs_to_torch
+from symbolics.capture.translate import translations
 from symbolics.errors import ExportError, PythonopWarning
+from symbolics.graph.collector import without_gc
 from symbolics.node.names import UNCHECKED_KEY, qualified_name
 from symbolics.node.patterns import Patterns
 from symbolics.quirks import TRACED
 
-__all__ = ["Hook", "capturing", "judged", "surroundings", "without_gc", "write"]
+__all__ = ["Hook", "capturing", "judged", "surroundings", "write"]
 
 
 @dataclass
@@ -45,18 +45,6 @@ class Hook:
     inline: Patterns
     program: Program | None = None
     eager_check: bool = True
-
-
-@contextlib.contextmanager
-def without_gc() -> Iterator[None]:
-    """Thousands of new objects, none of them garbage, make Python search its whole heap again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @contextlib.contextmanager
@@ -86,7 +74,7 @@ def capturing(
                 stack.enter_context(seen_as(model))
         if dynamo:
             stack.enter_context(private.allow_in_dynamo(_all_functions(torch.autograd.Function)))
-            stack.enter_context(private.quiet_registration(torch_export.translations().values()))
+            stack.enter_context(private.quiet_registration(translations().values()))
         try:
             yield recorder
             if capture.error is not None:  # torch found another way, which went around what we refused

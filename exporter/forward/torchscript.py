@@ -18,13 +18,14 @@ from exporter.files.program import Program
 from exporter.forward.draft import constants_to_initializers, read_draft
 from exporter.forward.finish import finish, refuse_scripted
 from exporter.forward.inputs import dynamic_sizes, input_names, without_numbers
-from exporter.forward.session import Hook, capturing, judged, surroundings, without_gc, write
+from exporter.forward.session import Hook, capturing, judged, surroundings, write
 from exporter.forward.state import ModelState, all_buffers_named
 from exporter.train_mode.batch_norm import warn_of_lost_changes
 from symbolics import torch_private as private
 from symbolics.capture.marks import differentiable_inputs, holds_tensor
 from symbolics.capture.torchscript import symbolics_registered
 from symbolics.errors import ExportError
+from symbolics.graph.collector import without_gc
 
 __all__ = ["decide_folding", "export_torchscript", "fold_constants", "infer_shapes"]
 

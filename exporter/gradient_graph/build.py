@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from exporter.gradient_graph.inference import infer_shapes
 from exporter.gradient_graph.model import own_copy, remove_marks, set_ir_version
 from symbolics.gradients import COMPOSITES, NONDIFFERENTIABLE, RULES, Rule, gradient
 from symbolics.graph.builder import Builder
+from symbolics.graph.collector import without_gc
 from symbolics.graph.copies import function_body, inline, inline_body, replace
 from symbolics.graph.folding import fold, taken_branch
 from symbolics.graph.scope import Scope
@@ -30,6 +30,7 @@ Key = tuple[str, str]
 ModelLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Any
 
 
+@without_gc()
 def build_gradient_graph(
     model: ModelLike,
     *,
@@ -57,13 +58,7 @@ def build_gradient_graph(
         FormatError: The model does not pass onnx.checker, cannot be converted to opset 18, or its stop-gradient marks were lost.
         ArgumentError: wrt or outputs name what does not exist or has no gradient (a ValueError too).
     """
-    collecting = gc.isenabled()
-    gc.disable()  # a build makes many small objects and no garbage: collections would be most of its time
-    try:
-        return _Build(own_copy(model), wrt, outputs, overrides or {}).run()
-    finally:
-        if collecting:
-            gc.enable()
+    return _Build(own_copy(model), wrt, outputs, overrides or {}).run()
 
 
 class _Build:

@@ -18,10 +18,10 @@ from exporter.runtime.store import ContextStore
 from exporter.runtime.tensors import Runner
 from exporter.train_mode.batch_norm import Statistics, batch_statistics
 from exporter.train_mode.dropout import inference_mode, seed_dropout
+from symbolics import quirks
 from symbolics.errors import PythonopError, RunError
 from symbolics.node.metadata import read_pairing
 from symbolics.node.names import ORT_DOMAIN
-from symbolics.quirks import LOADED
 
 __all__ = ["Plan", "Plans"]
 
@@ -51,8 +51,7 @@ class Plans:
     """The plans of one file, made when they are first needed."""
 
     def __init__(self, model: ir.Model, state: Sequence[str], allow: Any, device: torch.device, providers: Sequence[Any] | None) -> None:
-        for mend in LOADED:
-            mend(model, list(model.graph.all_nodes()))
+        quirks.apply(quirks.LOADED, model)
         self.model = model
         self.state = tuple(state)
         self.allow = allow

@@ -18,6 +18,7 @@ from exporter.gradient_graph.build import build_gradient_graph
 from exporter.runtime.session import inference_session
 from exporter.runtime.tensors import Runner, tensor
 from exporter.verification.provenance import module_of, operator_of
+from exporter.verification.steps import backward, tensors_of
 from symbolics import torch_private as private
 from symbolics.graph.walk import reads
 from symbolics.node.metadata import read_pairing
@@ -97,9 +98,8 @@ def _eager(case: Case, cotangents: Sequence[Any]) -> tuple[_Known, _Known]:
 
     with private.every_result(known.add):
         copies, keywords = pytree.tree_map_only(torch.Tensor, fresh, (args, kwargs))
-        outputs = [leaf for leaf in pytree.tree_leaves(model(*copies, **keywords)) if isinstance(leaf, torch.Tensor)]
-        roots = [(out, g) for out, g in zip(outputs, cotangents, strict=True) if g is not None]
-        torch.autograd.backward([out for out, _ in roots], [g for _, g in roots])
+        outputs = tensors_of(model(*copies, **keywords))
+        backward(outputs, cotangents)
     for value in (*outputs, *(leaf.grad for leaf in (*leaves, *model.parameters()))):
         if value is not None:
             results.add(value)

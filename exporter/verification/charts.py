@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from exporter.verification.rows import Row
+from symbolics.node.text import clean
 
 __all__ = ["ROWS", "duration", "errors", "times"]
 
@@ -93,8 +94,6 @@ def _tip(row: Row) -> str:
 
 def _cut(text: str, length: int) -> str:
     """The end of a long name, which tells it from its neighbours."""
-    from symbolics.node.text import clean
-
     text = clean(text)
     return text if len(text) <= length else "…" + text[1 - length :]
 

@@ -18,6 +18,7 @@ from exporter.forward.inputs import named_tensors
 from exporter.train_mode.dropout import draw_seed
 from exporter.verification.compare import difference
 from exporter.verification.masks import Masks, OtherDraws
+from exporter.verification.steps import backward, tensors_of
 from symbolics.errors import PythonopError, UnsupportedOperatorError
 
 __all__ = ["SEED", "EagerStep", "draws", "in_float64", "seconds_of_a_step", "with_the_files_masks"]
@@ -67,16 +68,14 @@ class EagerStep:
         named = named_tensors(model, args, kwargs)
         with torch.enable_grad(), contextlib.nullcontext() if masks is None else masks.given():
             copies, keywords = pytree.tree_map_only(torch.Tensor, fresh, (args, kwargs))
-            outputs = [leaf for leaf in pytree.tree_leaves(model(*copies, **keywords)) if isinstance(leaf, torch.Tensor)]
+            outputs = tensors_of(model(*copies, **keywords))
             if given is None:
                 generator = torch.Generator().manual_seed(SEED)
                 given = [
                     torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype) if out.requires_grad else None
                     for out in outputs
                 ]
-            roots = [(out, g) for out, g in zip(outputs, given, strict=True) if g is not None]
-            if roots:
-                torch.autograd.backward([out for out, _ in roots], [g.to(out.dtype) for out, g in roots])
+            backward(outputs, given)
         gradients = {("parameter gradient", name): p.grad for name, p in model.named_parameters() if p.requires_grad}
         gradients |= {("input gradient", name): leaves[id(t)].grad for name, t in named.items() if t.is_floating_point()}
         return cls({name: t.detach() for name, t in named.items()}, [out.detach() for out in outputs], list(given), gradients)
@@ -152,9 +151,6 @@ def seconds_of_a_step(case: Case, eager: EagerStep, steps: int) -> float:
     times = []
     for _ in range(max(1, steps)):
         begin = time.perf_counter()
-        outputs = [leaf for leaf in pytree.tree_leaves(model(*case.args, **(case.kwargs or {}))) if isinstance(leaf, torch.Tensor)]
-        roots = [(out, g) for out, g in zip(outputs, eager.cotangents, strict=True) if g is not None and out.requires_grad]
-        if roots:
-            torch.autograd.backward([out for out, _ in roots], [g for _, g in roots])
+        backward(tensors_of(model(*case.args, **(case.kwargs or {}))), eager.cotangents)
         times.append(time.perf_counter() - begin)
     return statistics.median(times)

@@ -16,6 +16,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     import exporter
+    from exporter.verification.steps import backward
     from symbolics.errors import RunError
 
     torch.set_num_threads(job["threads"])
@@ -39,9 +40,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     def step() -> tuple[list[Any], dict[str, Any]]:
         inputs = {name: given[name].detach().clone().requires_grad_(given[name].is_floating_point()) for name in order}
         outputs = module.flat(**inputs)
-        roots = [(out, g) for out, g in zip(outputs, job["cotangents"], strict=True) if g is not None and out.requires_grad]
-        if roots:
-            torch.autograd.backward([out for out, _ in roots], [g for _, g in roots])
+        backward(outputs, job["cotangents"])
         return outputs, inputs
 
     torch.manual_seed(job["seed"])  # of which the masks of Dropout follow

@@ -19,6 +19,8 @@ from torch.utils import _pytree as pytree
 
 import symbolics.capture.opaque_op  # noqa: F401  (it defines the two operators)
 from symbolics import torch_private as private
+from symbolics.capture.binding import is_traced_size
+from symbolics.capture.recorder import active_recorder
 from symbolics.errors import ExportError
 from symbolics.node.result import write_structure
 from symbolics.quirks import REWRITES
@@ -51,7 +53,7 @@ class StopGradients(TorchFunctionMode):
         if body is not None:
             with self:  # what it calls inside may stop gradients too (F.gumbel_softmax)
                 return body(*args, **kwargs)
-        recorder = _recorder()
+        recorder = active_recorder()
         if recorder is not None and recorder.opened and private.operator_name(func) in recorder.opened:
             tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             kernel = private.autograd_kernel(func, tensors)
@@ -104,16 +106,8 @@ _SIZE_READERS = {"__int__", "__index__", "item", "tolist"}
 _PROPERTIES = {"__get__", "size", "dim", "numel", "stride", "__len__", "is_floating_point", "is_complex", "type", "__repr__"}
 
 
-def _recorder() -> Any:
-    from symbolics.capture.recorder import active_recorder
-
-    return active_recorder()
-
-
 def _watch_reads(recorder: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Tell the recorder of sizes that become numbers, and of tensors that a Function changed and that are read again."""
-    from symbolics.capture.binding import is_traced_size
-
     if name in _SIZE_READERS and recorder.capture.trace.dynamic and args and isinstance(args[0], torch.Tensor) and is_traced_size(args[0]):
         with private.paused_capture():
             size = int(args[0])
@@ -127,8 +121,6 @@ def _watch_reads(recorder: Any, name: str, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _refuse(name: str, why: str) -> NoReturn:
-    from symbolics.capture.recorder import active_recorder
-
     recorder = active_recorder()
     if recorder is None:
         raise ExportError(f"{name}: {why}")
@@ -195,8 +187,6 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
 
     @functools.wraps(forward)
     def marked(*args: Any, **kwargs: Any) -> Any:
-        from symbolics.capture.recorder import active_recorder
-
         # Dynamo traces its own way in; a training thread beside the export has no recorder.
         if torch.compiler.is_dynamo_compiling() or (recorder := active_recorder()) is None:
             return forward(*args, **kwargs)

@@ -25,13 +25,8 @@ def swap(op: Builder, x: Value, rank: int) -> Value:
     Any other Transpose before it stays apart: runtimes fuse a swap of the last two axes into the product that reads it.
     """
     perm = [*range(rank - 2), rank - 1, rank - 2]
-    maker = x.producer()
-    if (
-        maker is not None
-        and maker.op_type == "Transpose"
-        and list(attr(maker, "perm") or ()) == perm
-        and (before := maker.inputs[0]) is not None
-    ):
+    maker = made_by(x, "Transpose")
+    if maker is not None and list(attr(maker, "perm") or ()) == perm and (before := maker.inputs[0]) is not None:
         return before
     return op.memo(("swap", x), lambda: op.Transpose(x, perm=perm))
 

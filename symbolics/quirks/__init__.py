@@ -5,13 +5,14 @@ Each file has a `Quirk` that says whose wrong it is; others enter by the tables 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
+from symbolics.graph.walk import walk
 from symbolics.quirks.attention_dropout import say_that_attention_drops
 from symbolics.quirks.batch_norm_buffers import copied, pin_running_statistics, read_copies
 from symbolics.quirks.batch_norm_momentum import cumulative_statistics, momentum_of_this_step
@@ -24,7 +25,7 @@ from symbolics.quirks.own_backward import OWN_BACKWARD
 
 __all__ = [
     "LOADED", "OPTIMIZED", "OPTIMIZING", "REWRITES", "TRACED", "TRANSLATED",
-    "GraphPass", "copied", "cumulative_statistics", "read_copies", "translations",
+    "GraphPass", "apply", "copied", "cumulative_statistics", "read_copies", "translations",
 ]  # fmt: skip
 
 #: Changes a model in place, given all of its nodes; returns whether nodes came or went.
@@ -47,6 +48,19 @@ OPTIMIZED: tuple[GraphPass, ...] = (pin_running_statistics, register_lost_initia
 
 #: On a file of whatever origin, before onnxruntime runs it.
 LOADED: tuple[GraphPass, ...] = (turn_products_with_vectors,)
+
+
+def apply(passes: Iterable[GraphPass], model: ir.Model) -> list[ir.Node]:
+    """Apply graph passes; walks over large graphs are what they cost, so one serves all until nodes come or go.
+
+    Returns:
+        All nodes of the model as it is then.
+    """
+    nodes = list(walk(model.graph))
+    for change in passes:
+        if change(model, nodes):
+            nodes = list(walk(model.graph))
+    return nodes
 
 
 def translations() -> dict[Any, Callable[..., Any]]:
