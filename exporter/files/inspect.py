@@ -203,6 +203,8 @@ def _row(graph: str, node: ir.Node, backward: dict[Any, list[ir.Node]]) -> CallF
             _fill_from_attributes(row, node, values)
     except FormatError as error:
         row.error = str(error)
+    except (TypeError, ValueError, LookupError, AttributeError):  # attributes of other types than anybody has written
+        row.error = str(FormatError.damaged(f"the attributes of the {node.op_type}", "they are not of the types that docs/format.md says"))
     for grad in backward.get(_pair_key(node, node.outputs[0] if node.outputs else None), []):
         given = [source.name or "" for source, output in zip(node.inputs, grad.outputs, strict=False) if source is not None and output.name]
         row.backward.append(f"{grad.name or PYTHON_OP_GRAD}: {', '.join(given) or 'nothing'}")

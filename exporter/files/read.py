@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +12,13 @@ import onnx
 import onnx_ir as ir
 from onnx.external_data_helper import load_external_data_for_tensor
 
+from exporter.files.examine import Operator, check_calls, check_external, check_rank, check_tensor, check_texts, operator_of
 from symbolics.errors import FormatError, PythonopError
-from symbolics.graph.walk import subgraphs
+from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.metadata import check_version
 from symbolics.node.text import clean, shown
 
-__all__ = ["check_complete", "graphs", "open_model", "open_proto"]
+__all__ = ["check_complete", "graphs", "open_model", "open_proto", "reading"]
 
 
 class UnreadableFileError(FormatError, OSError):
@@ -44,22 +46,17 @@ def open_model(source: Any, *, data: bool = True) -> ir.Model:
         NoModelError: The source is something else altogether.
     """
     source = _inner(source)
-    try:
+    with reading(source):
         if isinstance(source, ir.Model):
             model = source.clone()
-            if data:
-                for tensor in _external_tensors(model):
-                    _check_location(tensor.name, str(tensor.location), Path(tensor.base_dir))
+            _check_model(model, data)
         else:
             proto, folder = _parsed(source)
+            _check_proto(proto, folder if data else None)
+            if any(graph.sparse_initializer for graph in graphs(proto) if isinstance(graph, onnx.GraphProto)):
+                raise FormatError(f"{_title(source)} has sparse initializers, which are not read here: write them as dense ones")
             model = ir.from_proto(proto)
-            if data:
-                _check_external(proto, folder)
             ir.external_data.set_base_dir(model.graph, folder)
-    except PythonopError:
-        raise
-    except Exception as error:  # onnx_ir raises whatever its parts raise: to the reader it is one thing
-        raise _unreadable(source, error) from error
     check_version(model.metadata_props)
     return model
 
@@ -78,21 +75,37 @@ def open_proto(source: Any, *, load_data: bool = False) -> tuple[onnx.ModelProto
         FormatError, NoModelError: As `open_model`.
     """
     source = _inner(source)
-    if isinstance(source, ir.Model):
-        folders = {Path(tensor.base_dir) for tensor in _external_tensors(source)}
-        proto, folder = ir.to_proto(source), folders.pop() if len(folders) == 1 else Path()
-    else:
-        proto, folder = _parsed(source)
-        if proto is source:
-            proto = onnx.ModelProto()
-            proto.CopyFrom(source)
+    with reading(source):
+        if isinstance(source, ir.Model):
+            folders = {Path(tensor.base_dir) for tensor in _tensors_of(source) if _is_external(tensor)}
+            proto, folder = ir.to_proto(source), folders.pop() if len(folders) == 1 else Path()
+        else:
+            proto, folder = _parsed(source)
+            if proto is source:
+                proto = onnx.ModelProto()
+                proto.CopyFrom(source)
+        external = _check_proto(proto, folder)
+        for tensor in external if load_data else ():
+            load_external_data_for_tensor(tensor, str(folder))
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            del tensor.external_data[:]
     check_version({entry.key: entry.value for entry in proto.metadata_props})
-    external = _check_external(proto, folder)
-    for tensor in external if load_data else ():
-        load_external_data_for_tensor(tensor, str(folder))
-        tensor.data_location = onnx.TensorProto.DEFAULT
-        del tensor.external_data[:]
     return proto, folder if external else None
+
+
+@contextlib.contextmanager
+def reading(source: Any) -> Iterator[None]:
+    """Around what reads a model: whatever its parts raise is one thing to the reader, a file that is no model.
+
+    Raises:
+        FormatError: In place of any exception that is not one of ours.
+    """
+    try:
+        yield
+    except PythonopError:
+        raise
+    except Exception as error:  # onnx, onnx_ir and protobuf have no common base, and raise whatever their parts raise
+        raise _unreadable(source, error) from error
 
 
 def check_complete(model: ir.Model) -> None:
@@ -104,17 +117,21 @@ def check_complete(model: ir.Model) -> None:
     if not model.graph.outputs:
         raise FormatError("the model has no outputs: it is no ONNX model, or it is cut off")
     _check_values(model.graph, set())
-    for tensor in _external_tensors(model):
-        path, needed = Path(tensor.path), (tensor.offset or 0) + (tensor.length or 0)
-        if not path.is_file():
-            raise FormatError(f"the data of {tensor.name!r} is in {path}, which is not there: keep it beside the model")
-        if (size := path.stat().st_size) < needed:
-            raise FormatError(f"{path} has {size} bytes, and {tensor.name!r} lies at {needed} and before: the file was cut off")
+    for tensor in _tensors_of(model):
+        if _is_external(tensor) and not Path(tensor.path).is_file():
+            raise FormatError(
+                f"the data of {shown(str(tensor.name))!r} is in {shown(tensor.path)}, which is not there: keep it beside the model"
+            )
 
 
 def graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
     """Every graph of a model: the main one, functions, and the bodies inside them."""
-    stack: list[Any] = [proto.graph, *proto.functions]
+    yield from _inside(proto.graph, *proto.functions)
+
+
+def _inside(*outer: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
+    """Graphs and functions, and the bodies inside them."""
+    stack: list[Any] = list(outer)
     while stack:
         graph = stack.pop()
         yield graph
@@ -165,42 +182,71 @@ def _parsed(source: Any) -> tuple[onnx.ModelProto, Path]:
     return proto, folder
 
 
+def _title(source: Any) -> str:
+    return clean(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else f"what was read from {type(source).__name__}"
+
+
 def _unreadable(source: Any, error: BaseException) -> FormatError:
-    what = clean(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else f"what was read from {type(source).__name__}"
     while error.__cause__ is not None:  # the outermost says the least
         error = error.__cause__
     reason = clean((str(error).strip().splitlines() or [type(error).__name__])[0])
-    return FormatError(f"{what} is no ONNX model, or it is cut off ({reason})")
+    return FormatError(f"{_title(source)} is no ONNX model, or it is cut off ({reason})")
 
 
-# --------------------------------------------------------------------------------------------------- the external data
+# ---------------------------------------------------------------------------------------------------------- the checks
 
 
-def _check_external(proto: onnx.ModelProto, folder: Path) -> list[onnx.TensorProto]:
-    """The external tensors of a model, all of which lie in files below its folder."""
-    found = [tensor for tensor in _tensors(proto) if tensor.data_location == onnx.TensorProto.EXTERNAL]
-    for tensor in found:
-        _check_location(tensor.name, next((entry.value for entry in tensor.external_data if entry.key == "location"), ""), folder)
-    return found
+def _check_proto(proto: onnx.ModelProto, folder: Path | None) -> list[onnx.TensorProto]:
+    """All checks of `exporter.files.examine`, on a message.
 
+    Args:
+        proto: The model.
+        folder: Where its external data must be; None: no values are wanted, only facts.
 
-def _check_location(name: str | None, location: str, folder: Path) -> None:
-    """Refuse external data outside the folder of its model.
-
-    Raises:
-        FormatError: The location is absolute, climbs out with "..", passes through a link, or is no plain file.
+    Returns:
+        The tensors whose values are in other files.
     """
-    parts, root = location.replace("\\", "/").split("/"), folder.resolve()
-    steps = [root.joinpath(*parts[: i + 1]) for i in range(len(parts))]
-    outside = not location or os.path.isabs(location) or ":" in parts[0] or ".." in parts or "" in parts
-    where = f"the tensor {shown(name or '')} has external data at {shown(location)}"
-    if outside or any(step.is_symlink() for step in steps):
-        raise FormatError(
-            f"{where}: a model may only read plain files below its own folder, by a relative path without '..' and without links; "
-            "move the data there, or load and save the model yourself if you trust it"
-        )
-    if steps[-1].exists() and not steps[-1].is_file():
-        raise FormatError(f"{where}, which is no plain file")
+    bodies = {operator_of(function): list(_calls(function)) for function in proto.functions}
+    check_calls(_calls(proto.graph) if bodies else (), bodies)
+    for graph in graphs(proto):
+        if isinstance(graph, onnx.GraphProto):
+            for value in (*graph.value_info, *graph.input, *graph.output):
+                check_rank(value.name, len(value.type.tensor_type.shape.dim))
+                check_texts(value.name, *(dim.dim_param for dim in value.type.tensor_type.shape.dim))
+            check_texts(graph.name, *(tensor.name for tensor in graph.initializer))
+        else:
+            check_texts(graph.name, graph.domain, graph.overload, *graph.input, *graph.output, *graph.attribute)
+        for node in graph.node:
+            check_texts(node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
+            check_texts(*(text for attribute in node.attribute for text in (attribute.name, attribute.ref_attr_name)))
+    check_texts(*(text for entry in proto.metadata_props for text in (entry.key, entry.value)), *(o.domain for o in proto.opset_import))
+    if folder is None:
+        return []
+    external = []
+    for tensor in _tensors(proto):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            check_external(tensor.name, tensor.data_type, tensor.dims, {e.key: e.value for e in tensor.external_data}, folder)
+            external.append(tensor)
+        else:
+            check_tensor(tensor)
+    return external
+
+
+def _check_model(model: ir.Model, data: bool) -> None:
+    """The same on a model in memory, which may have been a file before."""
+    bodies = {operator_of(function): list(map(operator_of, walk(function))) for function in model.functions.values()}
+    check_calls(map(operator_of, walk(model.graph)) if bodies else (), bodies)
+    for tensor in _tensors_of(model) if data else ():
+        if _is_external(tensor):
+            entries = {"location": str(tensor.location), "offset": str(tensor.offset or 0), "length": str(tensor.length or "")}
+            check_external(tensor.name, tensor.dtype, tensor.shape.numpy(), entries, Path(tensor.base_dir))
+        elif ir.serde.TensorProtoTensor in type(tensor).__mro__:
+            check_tensor(tensor.raw)
+
+
+def _calls(part: onnx.GraphProto | onnx.FunctionProto) -> Iterator[Operator]:
+    for graph in _inside(part):
+        yield from map(operator_of, graph.node)
 
 
 def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -217,15 +263,17 @@ def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             yield from attribute.tensors
 
 
-def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
-    """The same of a model in memory: those whose values are in another file."""
+def _tensors_of(model: ir.Model) -> Iterator[Any]:
+    """The same of a model in memory, among other values of attributes."""
     for part in (model.graph, *(function.graph for function in model.functions.values())):
         for graph in (part, *part.subgraphs()):
-            found: list[Any] = [value.const_value for value in graph.initializers.values()]
+            yield from (value.const_value for value in graph.initializers.values())
             for value in (attribute.value for node in graph for attribute in node.attributes.values()):
-                found += value if isinstance(value, (list, tuple)) else [value]
-            # By type: isinstance asks a protocol of each tensor's members, slowly.
-        yield from (tensor for tensor in found if ir.ExternalTensor in type(tensor).__mro__)
+                yield from value if isinstance(value, (list, tuple)) else (value,)
+
+
+def _is_external(tensor: Any) -> bool:
+    return ir.ExternalTensor in type(tensor).__mro__  # isinstance asks a protocol of each tensor's members, slowly
 
 
 def _check_values(graph: ir.Graph, outer: set[ir.Value]) -> None:

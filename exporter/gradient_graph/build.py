@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
+from exporter.files.read import reading
 from exporter.gradient_graph.boundary import Boundary
 from exporter.gradient_graph.inference import infer_shapes
 from exporter.gradient_graph.model import own_copy, remove_marks, set_ir_version
+from symbolics.errors import FormatError, PythonopError
 from symbolics.gradients import COMPOSITES, NONDIFFERENTIABLE, RULES, Rule, gradient
 from symbolics.graph.builder import Builder
 from symbolics.graph.collector import without_gc
@@ -19,10 +22,11 @@ from symbolics.graph.copies import function_body, inline, inline_body, replace
 from symbolics.graph.folding import fold, taken_branch
 from symbolics.graph.scope import Scope
 from symbolics.graph.shapes import name_dims
-from symbolics.graph.values import dtype_of, is_float, is_mark, name_of, unsupported
+from symbolics.graph.values import describe, dtype_of, is_float, is_mark, name_of, unsupported
 from symbolics.graph.walk import captured, prune, subgraphs, walk
 from symbolics.node.metadata import GradientPairing, write_pairing
 from symbolics.node.names import GRADIENTS_KEY
+from symbolics.node.text import clean
 
 __all__ = ["build_gradient_graph", "gradient"]
 
@@ -58,7 +62,11 @@ def build_gradient_graph(
         FormatError: The model does not pass onnx.checker, cannot be converted to opset 18, or its stop-gradient marks were lost.
         ArgumentError: wrt or outputs name what does not exist or has no gradient (a ValueError too).
     """
-    return _Build(own_copy(model), wrt, outputs, overrides or {}).run()
+    with reading(model):
+        copy = own_copy(model)
+    build = _Build(copy, wrt, outputs, overrides or {})
+    with build.explained():
+        return build.run()
 
 
 class _Build:
@@ -73,6 +81,7 @@ class _Build:
         self.scope.backward = self.sweep
         self.scope.opset = model.opset_imports[""]
         self.expanded: list[ir.Node] = []
+        self.of_user: BaseException | None = None  # what a rule from outside raised
 
     def run(self) -> ir.Model:
         graph, boundary = self.model.graph, self.boundary
@@ -137,6 +146,10 @@ class _Build:
 
     def body_of(self, node: ir.Node) -> tuple[list[ir.Node], Sequence[ir.Value | None]] | None:
         """The nodes that compute what a node does, and their results: the taken branch of an If, a composition, a function."""
+        with self.explained(node):
+            return self._body_of(node)
+
+    def _body_of(self, node: ir.Node) -> tuple[list[ir.Node], Sequence[ir.Value | None]] | None:
         key, op = (node.domain, node.op_type), Builder(self.scope)
         if (branch := taken_branch(op, node)) is not None:
             return inline_body(op, branch, ())
@@ -216,18 +229,42 @@ class _Build:
         rule = self.rules.get((node.domain, node.op_type))
         if rule is None:
             raise unsupported(node, "the operator has no rule and no function body")
-        out = []
-        for value, g in rule.gradients(op, node, cotangents):
-            if value not in self.scope.active:
-                continue
-            if rule.broadcast:
-                g = op.sum_to(g, value, node.outputs[0], [v for v in node.inputs if v is not None and v is not value])
-            if is_float(value):
-                g = op.Cast(g, to=value.dtype)
-            if g.shape is None:
-                g.shape = value.shape
-            out.append((value, g))
-        return out
+        with self.explained(node, rule):
+            return [self.to_value(op, node, rule, *pair) for pair in rule.gradients(op, node, cotangents) if pair[0] in self.scope.active]
+
+    @staticmethod
+    def to_value(op: Builder, node: ir.Node, rule: Rule, value: ir.Value, g: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """A gradient as its rule gives it, in the shape and type of the value that it belongs to."""
+        if rule.broadcast:
+            g = op.sum_to(g, value, node.outputs[0], [v for v in node.inputs if v is not None and v is not value])
+        if is_float(value):
+            g = op.Cast(g, to=value.dtype)
+        if g.shape is None:
+            g.shape = value.shape
+        return value, g
+
+    # ------------------------------------------------------------------------------------------------------- the errors
+    @contextlib.contextmanager
+    def explained(self, node: ir.Node | None = None, rule: Rule | None = None) -> Iterator[None]:
+        """Around what raises where a model is not as ONNX has it: the checker leaves much to those who read it.
+
+        Raises:
+            FormatError: In place of anything that is not one of our errors, nor of a rule that somebody else has written.
+        """
+        try:
+            yield
+        except PythonopError:
+            raise
+        except Exception as error:
+            if rule is not None and not rule.function.__module__.startswith("symbolics."):
+                self.of_user = error
+            if error is self.of_user:
+                raise
+            what = "the gradient of the model" if node is None else f"the gradient of {describe(node)}"
+            raise FormatError(
+                f"{what} cannot be built ({type(error).__name__}: {clean(str(error))}): the model is not as ONNX has it, which "
+                "onnx.checker.check_model(model, full_check=True) may explain, or it is valid, and this is a fault of pythonop"
+            ) from error
 
 
 def _key(operator: str | Key) -> Key:

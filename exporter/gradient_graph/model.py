@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Any
 
 import onnx
@@ -16,6 +17,7 @@ from symbolics.gradients.control_flow import EXPOSED, OWN_BACKWARD
 from symbolics.graph.values import graph_of, is_mark
 from symbolics.graph.walk import walk
 from symbolics.node.names import MARK_COUNT_KEY, MARK_DOMAIN, MARK_OP
+from symbolics.node.text import shown
 
 __all__ = ["own_copy", "remove_marks", "set_ir_version"]
 
@@ -45,7 +47,7 @@ def own_copy(source: Any) -> ir.Model:
         if value.type is None and tensor is not None:
             value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
         # Shapes and axes: shape inference reads them from memory alone.
-        if isinstance(tensor, ir.ExternalTensor) and tensor.size <= SMALL and tensor.dtype.is_integer():
+        if isinstance(tensor, ir.ExternalTensor) and tensor.size <= SMALL and tensor.dtype.is_integer() and os.path.isfile(tensor.path):
             value.const_value = ir.tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name)
     _check(model)
     _check_marks(model)
@@ -131,7 +133,7 @@ def _check_marks(model: ir.Model) -> None:
     found = len(_marks(model))
     if text is not None and text != str(found):
         raise FormatError(
-            f"the file was written with {text} stop-gradient marks ({MARK_DOMAIN}::{MARK_OP}) and has {found}: something inlined or removed"
+            f"the file was written with {shown(text)} stop-gradient marks ({MARK_DOMAIN}::{MARK_OP}) and has {found}: something inlined or removed"
             " them, gradients would flow where PyTorch stops them. Build the gradient graph from the file as the exporter saved it,"
             " and optimize the training graph instead."
         )

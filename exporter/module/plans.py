@@ -19,7 +19,7 @@ from exporter.runtime.tensors import Runner
 from exporter.train_mode.batch_norm import Statistics, batch_statistics
 from exporter.train_mode.dropout import inference_mode, seed_dropout
 from symbolics import quirks
-from symbolics.errors import PythonopError, RunError
+from symbolics.errors import RunError
 from symbolics.node.metadata import read_pairing
 from symbolics.node.names import ORT_DOMAIN
 
@@ -121,13 +121,5 @@ class Plans:
         options.enable_cpu_mem_arena = False
         # onnxruntime's own fusions (FusedGemm) look for this import where the domain has operators of ours.
         model.opset_imports.setdefault(ORT_DOMAIN, 1)
-        try:
-            session = inference_session(model, sess_options=options, providers=self.providers)
-        except (PythonopError, ImportError):
-            raise
-        except Exception as error:  # onnxruntime's exceptions have no common base
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise RunError(
-                f"onnxruntime cannot run the model: {reason[0][:500]}. Where a type has no kernel (bfloat16 on the CPU), export the model in another one"
-            ) from error
+        session = inference_session(model, sess_options=options, providers=self.providers)
         return Runner(session, self.device)

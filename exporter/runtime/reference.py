@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 import symbolics.node.schema  # noqa: F401  registers the two operators
-from exporter.files.read import open_proto
+from exporter.files.read import open_proto, reading
 from exporter.files.trust import Gate
 from exporter.runtime.kernels import PythonOp as ForwardKernel, PythonOpGrad as BackwardKernel
 from exporter.runtime.prepare import drop_unread_contexts
@@ -21,7 +21,7 @@ from exporter.runtime.tensors import to_array, to_tensor
 from symbolics.errors import FormatError, PythonopError, RunError
 from symbolics.node.attributes import values_of
 from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN
-from symbolics.node.text import shown
+from symbolics.node.text import clean, shown
 
 __all__ = ["reference_evaluator"]
 
@@ -112,14 +112,15 @@ def reference_evaluator(model: Any, allow: Any = (), *, store: ContextStore | No
         options: For onnx.reference.ReferenceEvaluator (verbose, new_ops, ...).
 
     Returns:
-        The evaluator. Its ``run`` raises what a Function raised, as it was.
+        The evaluator. Its ``run`` raises what a Function raised, as it was, and a RunError for anything else.
 
     Raises:
         TrustError: The file names something that is not allowed.
         FormatError: The file is damaged.
     """
     proto, _ = open_proto(model, load_data=True)
-    drop_unread_contexts(proto)
+    with reading(model):
+        drop_unread_contexts(proto)
     contexts = ContextStore() if store is None else store
     ours = _operators(Gate(allow), contexts)
 
@@ -139,10 +140,19 @@ def reference_evaluator(model: Any, allow: Any = (), *, store: ContextStore | No
                 if not outermost:
                     raise
                 error = carried.error
+            except PythonopError:
+                raise
+            except Exception as refusal:  # whatever an operator's reference in numpy raises
+                if not outermost:
+                    raise
+                raise RunError(
+                    f"onnx.reference cannot run the model ({type(refusal).__name__}: {clean(' '.join(str(refusal).split()), 1000)})"
+                ) from refusal
             else:
                 if outermost:
                     contexts.release(made, list(results.values()) if isinstance(results, dict) else results)
                 return results
             raise error
 
-    return Evaluator(proto, **options)
+    with reading(model):
+        return Evaluator(proto, **options)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from exporter.files.read import open_proto
+from exporter.files.read import open_proto, reading
 from exporter.files.trust import Gate
 from exporter.runtime.arena import use_training_arena
 from exporter.runtime.binding import Binding
@@ -20,6 +20,7 @@ from exporter.runtime.prepare import prepare
 from exporter.runtime.store import ContextStore
 from symbolics.errors import RunError
 from symbolics.node.names import STEP_KEY
+from symbolics.node.text import clean
 
 try:
     import onnxruntime
@@ -120,7 +121,7 @@ class Session(_Session):  # type: ignore[misc,valid-type]
         self._guard(lambda: super(Session, self).__init__(model, options, **kwargs))
 
     def run(self, output_names: Sequence[str] | None, input_feed: dict[str, Any], run_options: Any = None) -> Any:
-        """As onnxruntime.InferenceSession.run; raises what a Function raised, as it was."""
+        """As onnxruntime.InferenceSession.run; raises what a Function raised, as it was, and a RunError for what onnxruntime raises."""
         run = super().run
         return self._guard(lambda: run(output_names, input_feed, run_options))
 
@@ -145,7 +146,7 @@ class Session(_Session):  # type: ignore[misc,valid-type]
             with self.store.run() as made:
                 results = call()
         except Exception as error:
-            original = self._binding.original(error)
+            original = self._binding.original(error) or _refusal(error)
             if original is None:
                 raise
         else:
@@ -154,6 +155,24 @@ class Session(_Session):  # type: ignore[misc,valid-type]
             return results
         # Outside the except block: the original keeps its own __context__ and __cause__.
         raise original
+
+
+def _refusal(error: Exception) -> RunError | None:
+    """What onnxruntime raised, as an error of ours that is one of its own as well; None for what else Python raised."""
+    kind = type(error)
+    its_own = kind.__module__.startswith("onnxruntime.")
+    if isinstance(error, RunError) or not (its_own or kind in (RuntimeError, UnicodeDecodeError)):  # the last: of its own message
+        return None
+    text = clean(" ".join(str(error).split()), 1000)
+    hint = ". A type without a kernel (bfloat16 on the CPU): export the model in another one" if "NOT_IMPLEMENTED" in text else ""
+    if its_own and kind not in _REFUSALS:
+        _REFUSALS[kind] = type(kind.__name__, (RunError, kind), {"__doc__": "A RunError that is onnxruntime's own class, too."})
+    refusal = _REFUSALS.get(kind, RunError)(f"onnxruntime cannot run the model: {text}{hint}")
+    refusal.__cause__ = error
+    return refusal
+
+
+_REFUSALS: dict[type[Exception], type[RunError]] = {}
 
 
 def _array(value: Any) -> Any:
@@ -188,10 +207,11 @@ def inference_session(
         providers, kwargs: As onnxruntime.InferenceSession has them; default ``["CPUExecutionProvider"]``.
 
     Returns:
-        The session. It raises what a Function raised, as it was.
+        The session. It raises what a Function raised, as it was. What onnxruntime raises comes as a RunError that is of
+        onnxruntime's own class, too.
 
     Raises:
-        RunError: onnxruntime or the native library is not there, or onnxruntime is too old.
+        RunError: onnxruntime or the native library is not there, onnxruntime is too old, or it refuses the model.
         TrustError: The file names something that is not allowed.
         FormatError: The file is damaged, or has external data outside its folder.
     """
@@ -199,12 +219,13 @@ def inference_session(
     if problem:
         raise RunError(problem)
     proto, folder = open_proto(model)
-    linked = could_link(proto)
-    if linked:
-        graph = ir.from_proto(proto)
-        linked = link(graph) > 0
-        proto = ir.to_proto(graph) if linked else proto
-    changed = prepare(proto) or linked
+    with reading(model):
+        linked = could_link(proto)
+        if linked:
+            graph = ir.from_proto(proto)
+            linked = link(graph) > 0
+            proto = ir.to_proto(graph) if linked else proto
+        changed = prepare(proto) or linked
     names = [provider if isinstance(provider, str) else provider[0] for provider in providers or ()]
     device = "cuda" if "CUDAExecutionProvider" in names else "cpu"
     if sess_options is None:

@@ -14,6 +14,7 @@ from symbolics.gradients.registry import Grads, Ints, gradient
 from symbolics.gradients.windows import Dim, Windows, windows
 from symbolics.graph.builder import Builder
 from symbolics.graph.values import static_shape
+from symbolics.node.limits import MAX_UNROLLED
 
 __all__: list[str] = []
 
@@ -51,7 +52,8 @@ def _bias(op: Builder, slide: Windows, g: Value, b: Value | None) -> Value | Non
 
 def _weight(op: Builder, slide: Windows, large: Value, small: Value, w: Value, group: int) -> Value:
     """The sum over samples and windows of large (N, G*C, ...) times small (N, G*M, ...): (G*M, C, *kernel)."""
-    if group == 1 and slide.static is not None and static_shape(w) is not None and slide.small.shape is not None:
+    kernel = (static_shape(w) or ())[2:]
+    if group == 1 and slide.static is not None and kernel and math.prod(kernel) <= MAX_UNROLLED and slide.small.shape is not None:
         if all(type(d) is int for d in slide.small.shape[2:]):
             return _weight_by_columns(op, slide, slide.pad(large), small, w)
     return _weight_by_conv(op, slide, slide.pad(large), small, w, group)
@@ -143,7 +145,7 @@ def col2im(
     n = len(kernel) if kernel is not None else op.rank(node, y) - 2
     strides, dilations, pads = strides or [1] * n, dilations or [1] * n, pads or [0] * (2 * n)
     padded = op.Pad(g, [0, 0, *pads[:n], 0, 0, *pads[n:]]) if any(pads) else g
-    if kernel is None:
+    if kernel is None or math.prod(kernel) > MAX_UNROLLED:
         return op.reshape_like(_columns_by_numbers(op, padded, image, block, strides, dilations, pads), x)
     columns = []
     lengths = op.vector([op.dim(y, i + 2) for i in range(n)])

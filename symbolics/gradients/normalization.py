@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir import Value
 
@@ -74,7 +73,7 @@ def layer_normalization(
         shape = ir.Shape([*(x.shape or ())[:axis], *[1] * (rank - axis)])
         mean, inverse = (residual(op, node, i, stem, stash, shape) for i, stem in ((1, "mean"), (2, "inverse")))
     if plain is not None:  # one node for two
-        normal = op.LayerNormalization(x, op.constant(np.ones(plain[axis:]), dtype_of(x)), axis=axis, **settings)
+        normal = op.LayerNormalization(x, op.ones(plain[axis:], dtype_of(x)), axis=axis, **settings)
     else:
         normal = (op.Cast(x, to=stash) - mean) * inverse
     g = op.zeros_like(y) if g is None else op.Cast(g, to=stash)
@@ -92,7 +91,7 @@ def _rows_of_layer_normalization(
     op: Builder, x: Value, width: int, scale: Value, bias: Value | None, g: Value, settings: dict[str, Any]
 ) -> Grads:
     """The same where g came as a matrix, as from the Gemm behind: all is done with matrices, for the Gemm before."""
-    ones = op.constant(np.ones(width), dtype_of(x))
+    ones = op.ones([width], dtype_of(x))
     normal, _, inverse = op.node("LayerNormalization", [op.rows(x, width), ones], outputs=3, **settings)
     inverse.type = x.type
     dx = _normalized(op, g * scale, normal, inverse, [1])

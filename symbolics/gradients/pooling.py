@@ -12,7 +12,7 @@ from symbolics.gradients.registry import Ints, composite, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.gradients.windows import Amount, Dim, windows
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import dtype_of
+from symbolics.graph.values import check_unrolled, dtype_of
 
 __all__: list[str] = []
 
@@ -112,12 +112,13 @@ def lrn(op: Builder, g: Value, x: Value, *, y: Value, size: int, alpha: float, b
 
 
 @composite("MaxRoiPool")
-def max_roi_pool(op: Builder, x: Value, regions: Value, *, spatial_scale: float, pooled_shape: list[int]) -> Value:
+def max_roi_pool(op: Builder, x: Value, regions: Value, *, node: ir.Node, spatial_scale: float, pooled_shape: list[int]) -> Value:
     """The maximum of each bin of each region, over columns and then rows; Fast R-CNN, arXiv 1504.08083, section 2.1.
 
     A region is (image, x1, y1, x2, y2) in whole pixels, the last included; bins overlap by a pixel where they do not divide
     it, and an empty one gives 0.
     """
+    check_unrolled(node, max(pooled_shape))
     image = op.Cast(op.Gather(regions, op.i64(0), axis=1), to=ir.DataType.INT64)
     pooled = op.Unsqueeze(op.Gather(x, image, axis=0), [2])  # (regions, channels, 1, H, W)
     filled = None

@@ -12,7 +12,7 @@ from onnx_ir import Value
 from symbolics.gradients.registry import Ints, composite, gradient
 from symbolics.gradients.windows import Dim
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import dtype_of, static_shape, unsupported
+from symbolics.graph.values import check_unrolled, dtype_of, static_shape, unsupported
 
 __all__: list[str] = []
 
@@ -167,6 +167,7 @@ def roi_align(
         raise unsupported(node, "with sampling_ratio 0 and mode max the number of samples to compare depends on the regions")
     half = coordinate_transformation_mode == "half_pixel"
     bins = [output_height, output_width]
+    check_unrolled(node, max(bins) * max(ratio, 1))
     sizes = [_size(op, x, 2), _size(op, x, 3)]
     taps, valids, own = [], [], []
     laid_out: list[Dim] = []
@@ -218,6 +219,7 @@ def deform_conv(
         raise unsupported(node, "it needs two spatial axes and a kernel whose shape is known")
     strides, dilations, pads = strides or [1, 1], dilations or [1, 1], pads or [0] * 4
     places = kernel[0] * kernel[1]
+    check_unrolled(node, places)
     out = [op.dim(offset, 2), op.dim(offset, 3)]
     channels = op.dim(x, 1)
     each = channels // offset_group if isinstance(channels, int) else op.Div(channels, op.i64([offset_group]))
@@ -259,6 +261,7 @@ def det(op: Builder, g: Value, x: Value, *, node: ir.Node) -> Value:
     n = next((d for d in (x.shape or ())[rank - 2 :] if isinstance(d, int)), None)
     if n is None:
         raise unsupported(node, "the size of its matrices is known only at run time")
+    check_unrolled(node, n * n)
     g = op.Unsqueeze(g, [-1, -2])
     if n == 1:
         return op.expand_like(g, x)

@@ -10,7 +10,7 @@ from onnx_ir import Value
 from symbolics.gradients.registry import Grads, composite, gradient
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import inline_body
-from symbolics.graph.values import attr, rank_of, unsupported
+from symbolics.graph.values import attr, check_unrolled, rank_of, unsupported
 
 __all__: list[str] = []
 
@@ -52,6 +52,7 @@ def _split_elements(op: Builder, node: ir.Node) -> list[Value] | None:
         size = None if x.shape is None else x.shape[axis]
         if not isinstance(size, int):
             return None
+        check_unrolled(node, size // max(lengths[0], 1))
         lengths = [min(lengths[0], size - i) for i in range(0, size, lengths[0])]
     parts = op.Split(x, lengths, axis=axis, outputs=len(lengths))
     parts = [parts] if isinstance(parts, Value) else list(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from symbolics.graph.values import attr, dtype_of
 __all__ = ["Amount", "Dim", "Windows", "windows"]
 
 Dim = int | Value  # a number, or an int64 vector of one element
+_HUGE = 1 << 24  # elements of a table that is made when the graph is built: beyond, it is made when it runs
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Windows:
         spatial = [op.dim(self.small, i + 2) for i in range(self.rank)]
         flat = op.Reshape(g, [-1, 1, *spatial])
         if all(isinstance(k, int) for k in self.kernel):
-            ones = op.constant(np.ones((1, 1, *self.kernel)), dtype_of(g))
+            ones = op.ones([1, 1, *[k for k in self.kernel if isinstance(k, int)]], dtype_of(g))
         else:
             ones = op.Expand(op.number(1.0, g), op.vector([1, 1, *self.kernel]))
         return op.reshape_like(self.transposed(flat, ones, 1), self.large)
@@ -121,7 +123,12 @@ class Windows:
         sizes = [op.dim(self.large, i + 2) for i in range(n)]
         begin, end = ([p if include_pad else 0 for p in side] for side in (pads[:n], pads[n:]))
         numbers = [[v for v in some if isinstance(v, int)] for some in (sizes, begin, end, [op.dim(self.small, i + 2) for i in range(n)])]
-        if (known := self.static) is not None and all(len(some) == n for some in numbers):
+        known, outs = self.static, numbers[3]
+        if (
+            known is not None
+            and all(len(some) == n for some in numbers)
+            and max(math.prod(outs), *map(math.prod, zip(outs, known[0]))) < _HUGE
+        ):
             total = np.ones((1, 1) + (1,) * n)
             for i, (size, first, last, out) in enumerate(zip(*numbers)):
                 place = np.arange(out)[:, None] * self.strides[i] + np.arange(known[0][i])[None] * self.dilations[i] - known[1][i]
@@ -135,7 +142,7 @@ class Windows:
             ones = op.padded(ones, before, after, range(2, n + 2))
         else:
             ones = self.pad(ones)
-        weight = op.constant(np.ones((1, 1, *self.kernel)), dtype_of(like))
+        weight = op.ones([1, 1, *[k for k in self.kernel if isinstance(k, int)]], dtype_of(like))
         return op.Conv(ones, weight, strides=self.strides, dilations=self.dilations)
 
 

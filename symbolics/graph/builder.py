@@ -6,6 +6,7 @@ Shapes come from the forward graph. Rules need nothing else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ import onnx_ir as ir
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.peepholes import PEEPHOLES, made_here
 from symbolics.graph.values import dtype_of, static_shape, unsupported
+from symbolics.node.limits import MAX_UNROLLED
 
 __all__ = ["Builder"]
 
@@ -82,6 +84,12 @@ class Builder(Emitter):
     def zeros(self, shape: ir.Value | Sequence[int], dtype: ir.DataType) -> ir.Value:
         """A tensor of zeros."""
         return self.ConstantOfShape(shape, value=ir.tensor(np.zeros(1, dtype.numpy()), dtype=dtype))
+
+    def ones(self, shape: Sequence[int], dtype: ir.DataType) -> ir.Value:
+        """A tensor of ones; a large one is made when the model runs, so that nothing of its size is made here."""
+        if math.prod(shape) > MAX_UNROLLED:
+            return self.Expand(self.constant(1.0, dtype), self.i64(list(shape)))
+        return self.constant(np.ones(shape), dtype)
 
     def zeros_like(self, x: ir.Value) -> ir.Value:
         """Zeros of the shape and type of x, once per build."""

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from symbolics.graph.values import RANDOM, attr, name_of, static_shape
+from symbolics.graph.values import attr, name_of, static_shape
 
 __all__ = ["Scope"]
 
 _FOLDED_SIZE = 4096
 _FOLDED_DEPTH = 40
-_NEVER_FOLDED = RANDOM | {"If", "Loop", "Scan"}
+# Arithmetic of shapes, indices and scalars is computed beforehand, and nothing else: what a node makes must be known to be
+# small before it is made, since a file may ask for a terabyte.
+_ELEMENTWISE = frozenset(
+    """
+    Abs Add And BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Clip Cos Div Equal Erf Exp Floor Greater GreaterOrEqual
+    Identity IsInf IsNaN Less LessOrEqual Log Max Mean Min Mod Mul Neg Not Or Pow Reciprocal Relu Round Sign Sin Sqrt Sub Sum Tanh Where Xor
+    """.split()
+)
+_NO_MORE = frozenset(
+    """
+    ArgMax ArgMin CumProd CumSum Flatten ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd
+    ReduceSum ReduceSumSquare Reshape Slice Split Squeeze Transpose Trilu Unsqueeze
+    """.split()
+)
 
 
 class Scope:
@@ -76,7 +90,7 @@ class Scope:
 
     def evaluate(self, node: ir.Node, depth: int = 0) -> list[np.ndarray] | None:
         """The outputs of a node that only constants and static shapes go into, None for any other."""
-        if node.domain != "" or node.op_type in _NEVER_FOLDED:
+        if node.domain != "":
             return None
         if node.op_type == "Constant":
             tensor = ir.convenience.get_const_tensor(node.outputs[0])
@@ -91,13 +105,42 @@ class Scope:
             if v is not None and (array is None or array.size > _FOLDED_SIZE or v.type is None):
                 return None
             arrays.append(array)
-        if not node.inputs:
-            return None
-        return _run(node, arrays, self.opset)
+        try:
+            small = 0 <= _elements(node, arrays) <= _FOLDED_SIZE
+        except (ValueError, TypeError, IndexError, AttributeError, OverflowError, ZeroDivisionError):  # it could not be run either
+            small = False
+        return _run(node, arrays, self.opset) if small else None
+
+
+def _elements(node: ir.Node, arrays: Sequence[Any]) -> float:
+    """How many elements a node makes of these inputs at most; -1 for an operator that is not computed beforehand.
+
+    Raises:
+        ValueError, TypeError, IndexError, AttributeError, OverflowError, ZeroDivisionError: The inputs are not those of the operator.
+    """
+    op_type = node.op_type
+    if op_type in _ELEMENTWISE:
+        return math.prod(np.broadcast_shapes(*[a.shape for a in arrays if a is not None]))
+    if op_type in _NO_MORE:
+        return int(arrays[0].size)
+    if op_type == "Concat":
+        return sum(a.size for a in arrays)
+    if op_type == "Gather":
+        return arrays[1].size * arrays[0].size // arrays[0].shape[attr(node, "axis")]
+    if op_type == "Range":
+        start, limit, delta = (a.item() for a in arrays)
+        return max(0, math.ceil((limit - start) / delta))
+    if op_type == "ConstantOfShape":
+        return math.prod(arrays[0].tolist())
+    if op_type == "Expand":
+        return math.prod(np.broadcast_shapes(arrays[0].shape, tuple(arrays[1].tolist())))
+    if op_type == "Tile":
+        return arrays[0].size * math.prod(arrays[1].tolist())
+    return -1
 
 
 def _run(node: ir.Node, arrays: list[np.ndarray | None], opset: int) -> list[np.ndarray] | None:
-    """The outputs of one node by the reference evaluator; None where it cannot, or where they are large."""
+    """The outputs of one node by the reference evaluator; None where it cannot."""
     inputs = [None if v is None else ir.Value(name=f"i{k}", type=v.type) for k, v in enumerate(node.inputs)]
     twin = ir.Node("", node.op_type, inputs, node.attributes.values(), num_outputs=len(node.outputs))
     for k, o in enumerate(twin.outputs):

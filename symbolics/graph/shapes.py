@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from symbolics.graph.values import attr, rank_of, static_shape
 from symbolics.graph.walk import subgraphs, walk
+from symbolics.node.limits import MAX_RANK
 
 __all__ = ["guess_ranks", "name_dims"]
 
@@ -35,7 +36,7 @@ def guess_ranks(graph: ir.Graph) -> bool:
     for node in list(walk(graph))[::-1] + list(walk(graph)):  # bodies stand behind their node, and read what is before it
         if node.domain == "" and any(o.shape is None for o in node.outputs):
             for out, rank in zip(node.outputs, _ranks(node)):
-                if rank is not None and rank >= 0 and out.shape is None:
+                if rank is not None and 0 <= rank <= MAX_RANK and out.shape is None:
                     out.shape = ir.Shape([None] * rank)
                     found = True
     return found

@@ -10,10 +10,12 @@ import onnx
 import onnx_ir as ir
 
 from symbolics.errors import FormatError, UnsupportedOperatorError
+from symbolics.node.limits import MAX_UNROLLED
 from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
+from symbolics.node.text import shown
 
 __all__ = [
-    "RANDOM", "array_of", "attr", "describe", "dtype_of", "graph_of", "is_float", "is_mark", "is_python_op", "is_static", "made_by", "name_of",
+    "RANDOM", "array_of", "attr", "check_unrolled", "describe", "dtype_of", "graph_of", "is_float", "is_mark", "is_python_op", "is_static", "made_by", "name_of",
     "rank_of", "static_shape", "trains", "unsupported",
 ]  # fmt: skip
 
@@ -143,11 +145,22 @@ def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
 # ------------------------------------------------------------------------------------------------------------- messages
 def describe(node: ir.Node) -> str:
     """``Operator (node 'name' in module.path)`` for messages."""
-    operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    operator = shown(f"{node.domain}::{node.op_type}" if node.domain else node.op_type)
     path = next((node.metadata_props[k] for k in _MODULE_PATH_KEYS if k in node.metadata_props), "")
-    outputs = ", ".join(repr(o.name) for o in node.outputs if o.name)
-    where = f" in module {path}" if path else ""
-    return f"{operator} (node {node.name!r} that makes {outputs}{where})"
+    names = [repr(shown(o.name)) for o in node.outputs if o.name]
+    outputs = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    where = f" in module {shown(path)}" if path else ""
+    return f"{operator} (node {shown(node.name or '')!r} that makes {outputs}{where})"
+
+
+def check_unrolled(node: ir.Node, count: int) -> None:
+    """Refuse what would be written down part by part, where an attribute or a declared shape asks for too many parts.
+
+    Raises:
+        UnsupportedOperatorError: More than MAX_UNROLLED parts.
+    """
+    if count > MAX_UNROLLED:
+        raise unsupported(node, f"it would be written in {count} parts, one by one, and at most {MAX_UNROLLED} are")
 
 
 def unsupported(node: ir.Node, reason: str) -> UnsupportedOperatorError:

@@ -1,10 +1,19 @@
-"""How much one call may hold (docs/format.md). Writers refuse what readers would refuse."""
+"""How much a file, and one call in it, may hold (docs/format.md). Writers refuse what readers would refuse."""
 
 from __future__ import annotations
 
-__all__ = ["MAX_BYTES", "MAX_DEPTH", "MAX_INT_BITS", "MAX_ITEMS"]
+__all__ = ["MAX_BYTES", "MAX_CALLS", "MAX_DEPTH", "MAX_EXPANDED", "MAX_INT_BITS", "MAX_ITEMS", "MAX_RANK", "MAX_UNROLLED"]
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 64
 MAX_ITEMS = 1 << 16
 MAX_INT_BITS = 1 << 13
+
+#: Dims of a tensor: neither torch nor onnxruntime has more.
+MAX_RANK = 64
+#: How deep functions of a model may call one another.
+MAX_CALLS = 64
+#: Nodes that the calls of functions in a model may stand for, all calls expanded: files of a few lines could say a billion.
+MAX_EXPANDED = 1 << 18
+#: Elements of a constant, or parts, that a gradient rule writes down because an attribute or a declared shape says so many.
+MAX_UNROLLED = 1 << 16

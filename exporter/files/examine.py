@@ -1,0 +1,201 @@
+"""What a model may hold: the checks of the one reader. A model comes from anybody, and nothing in it is believed.
+
+The checks are made before anything of the model is computed, so that what comes behind them may trust counts and sizes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from symbolics.errors import FormatError
+from symbolics.node.limits import MAX_CALLS, MAX_EXPANDED, MAX_RANK
+from symbolics.node.text import shown
+
+__all__ = ["Operator", "check_calls", "check_external", "check_location", "check_rank", "check_tensor", "check_texts", "operator_of"]
+
+#: Domain, name and overload of an operator or function.
+Operator = tuple[str, str, str]
+
+
+def operator_of(node: onnx.NodeProto | onnx.FunctionProto | ir.Node | ir.Function) -> Operator:
+    """What a node calls, or what a function is called by; the standard domain is ""."""
+    name = node.op_type if isinstance(node, (onnx.NodeProto, ir.Node)) else node.name
+    return "" if node.domain == "ai.onnx" else node.domain, name, node.overload
+
+
+# ----------------------------------------------------------------------------------------------------------- functions
+def check_calls(main: Iterable[Operator], functions: Mapping[Operator, Iterable[Operator]]) -> None:
+    """Refuse functions that call themselves, and calls that stand for too many nodes: each body is copied for each call.
+
+    Args:
+        main: The operators of the nodes of the main graph, bodies of control flow included.
+        functions: The same for each function.
+
+    Raises:
+        FormatError: A function calls itself, functions nest deeper than MAX_CALLS, or all calls expanded are more than
+            MAX_EXPANDED nodes.
+    """
+    sizes: dict[Operator, tuple[int, int]] = {}  # of a body with its calls expanded: nodes, and functions inside one another
+
+    def measure(key: Operator, outer: tuple[Operator, ...]) -> tuple[int, int]:
+        if key in outer:
+            raise FormatError.damaged(f"the function {_title(key)}", "it calls itself")
+        if key not in sizes:
+            body = list(functions[key])
+            # So deep that it is too much in any case: what is inside need not be known.
+            inner = (
+                [measure(called, (*outer, key)) for called in body if called in functions] if len(outer) < MAX_CALLS else [(0, MAX_CALLS)]
+            )
+            depth = 1 + max((depth for _, depth in inner), default=0)
+            if depth > MAX_CALLS:
+                raise FormatError(f"functions of the model call one another more than {MAX_CALLS} deep, as {_title(key)} does")
+            sizes[key] = (len(body) + sum(nodes for nodes, _ in inner), depth)
+        return sizes[key]
+
+    for key in functions:
+        measure(key, ())
+    total = sum(sizes[key][0] for key in main if key in functions)
+    if total > MAX_EXPANDED:
+        raise FormatError(
+            f"the calls of functions in the model stand for {_number(total)} nodes, at most {MAX_EXPANDED} are read: "
+            "inline the functions of the model where you trust it (onnx.inliner)"
+        )
+
+
+def _title(operator: Operator) -> str:
+    return shown("::".join(filter(None, operator[:2])))
+
+
+def _number(count: int) -> str:
+    return str(count) if count < 10**15 else f"10^{int(math.log10(count))}"
+
+
+# -------------------------------------------------------------------------------------------------------------- values
+def check_texts(*texts: str | bytes) -> None:
+    """Refuse what is no UTF-8, which protobuf gives as bytes: no reader behind it would expect them.
+
+    Raises:
+        FormatError: One of the texts is bytes.
+    """
+    for text in texts:
+        if isinstance(text, bytes):
+            raise FormatError.damaged(f"the name {shown(text.decode('utf-8', 'backslashreplace'))!r}", "it is not UTF-8")
+
+
+def check_rank(name: str, rank: int) -> None:
+    """Refuse a declared shape of more dims than any runtime has.
+
+    Raises:
+        FormatError: More than MAX_RANK.
+    """
+    if rank > MAX_RANK:
+        raise FormatError(f"the value {shown(name)!r} is declared with {rank} dims, at most {MAX_RANK} are read")
+
+
+_KNOWN = frozenset(map(int, ir.DataType))
+_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+# The field that holds the elements where `raw_data` does not, and how many entries it has for one element.
+_FIELD_OF = {
+    ir.DataType.FLOAT: ("float_data", 1),
+    ir.DataType.COMPLEX64: ("float_data", 2),
+    ir.DataType.DOUBLE: ("double_data", 1),
+    ir.DataType.COMPLEX128: ("double_data", 2),
+    ir.DataType.INT64: ("int64_data", 1),
+    ir.DataType.UINT32: ("uint64_data", 1),
+    ir.DataType.UINT64: ("uint64_data", 1),
+    ir.DataType.STRING: ("string_data", 1),
+}
+
+
+def check_tensor(tensor: onnx.TensorProto) -> None:
+    """Refuse a tensor whose data are not what its type and its dims say; one in another file: `check_external`.
+
+    Raises:
+        FormatError: The type is unknown, a dim is negative, or the data are of another size.
+    """
+    kind, count = _measure(tensor.name, tensor.data_type, tensor.dims)
+    if kind is ir.DataType.UNDEFINED and not count:
+        return
+    given = {field: length for field in _FIELDS if (length := len(getattr(tensor, field)))}
+    if tensor.HasField("raw_data"):
+        needed, found = (-1 if kind is ir.DataType.STRING else _bytes(kind, count)), len(tensor.raw_data) if not given else -1
+    else:
+        field, entries = _FIELD_OF.get(kind, ("int32_data", 1))
+        packed = 8 // kind.bitwidth if field == "int32_data" and kind.bitwidth in (2, 4) else 1
+        needed, found = -(-count * entries // packed), given.pop(field, 0) if len(given) < 2 else -1
+        found = -1 if given else found
+    if needed != found or tensor.HasField("segment"):
+        raise FormatError.damaged(f"the tensor {shown(tensor.name)!r}", f"its data are not {count} elements of type {kind.name}")
+
+
+def _measure(name: str | None, data_type: int, dims: Iterable[int]) -> tuple[ir.DataType, int]:
+    """The type, and the number of elements."""
+    sizes = list(dims)
+    if data_type not in _KNOWN or any(size < 0 for size in sizes) or len(sizes) > MAX_RANK:
+        what = f"element type {data_type} and {len(sizes)} dims, {shown(str(sizes[:8]))}"
+        raise FormatError.damaged(f"the tensor {shown(name or '')!r}", what)
+    return ir.DataType(data_type), math.prod(sizes)
+
+
+def _bytes(kind: ir.DataType, count: int) -> int:
+    return -(-count * kind.bitwidth // 8)
+
+
+# -------------------------------------------------------------------------------------------------- data in other files
+def check_external(name: str | None, data_type: int, dims: Iterable[int], entries: Mapping[str, str], folder: Path) -> None:
+    """Refuse external data that lie elsewhere than below the model's folder, or not where the file has data.
+
+    Args:
+        name, data_type, dims: Of the tensor.
+        entries: Its ``external_data``: location, offset, length.
+        folder: Of the model. A file that is not there is no error here: who needs the data says so.
+
+    Raises:
+        FormatError: The location leaves the folder, the numbers are none, or they are not those of the tensor or of the file.
+    """
+    kind, count = _measure(name, data_type, dims)
+    location = entries.get("location", "")
+    check_location(name, location, folder)
+    where = f"the tensor {shown(name or '')!r}, whose data are in {shown(location)!r}"
+    numbers = {key: entries.get(key, "") for key in ("offset", "length")}
+    if any(text and not (text.isascii() and text.isdigit() and len(text) < 19) for text in numbers.values()):
+        raise FormatError.damaged(where, "its offset and length are no numbers")
+    if kind in (ir.DataType.STRING, ir.DataType.UNDEFINED):
+        raise FormatError.damaged(where, f"data of type {kind.name} cannot lie in another file")
+    offset, needed = int(numbers["offset"] or 0), _bytes(kind, count)
+    if numbers["length"] and int(numbers["length"]) != needed:
+        raise FormatError.damaged(where, f"it has {numbers['length']} bytes there, {count} elements of type {kind.name} have {needed}")
+    path = folder.joinpath(location)
+    if path.is_file() and (size := path.stat().st_size) < offset + needed:
+        raise FormatError(f"{path} has {size} bytes, and {shown(name or '')!r} lies at {offset + needed} and before: the file was cut off")
+
+
+def check_location(name: str | None, location: str, folder: Path) -> None:
+    """Refuse external data outside the folder of its model.
+
+    Raises:
+        FormatError: The location is absolute, climbs out with "..", passes through a link, or is no plain file.
+    """
+    parts, root = location.replace("\\", "/").split("/"), folder.resolve()
+    steps = list(_steps(root, parts))
+    outside = not location or "\0" in location or os.path.isabs(location) or ":" in parts[0] or ".." in parts or "" in parts
+    where = f"the tensor {shown(name or '')} has external data at {shown(location)}"
+    if outside or any(step.is_symlink() for step in steps):
+        raise FormatError(
+            f"{where}: a model may only read plain files below its own folder, by a relative path without '..' and without links; "
+            "move the data there, or load and save the model yourself if you trust it"
+        )
+    if steps[-1].exists() and not steps[-1].is_file():
+        raise FormatError(f"{where}, which is no plain file")
+
+
+def _steps(root: Path, parts: list[str]) -> Iterator[Path]:
+    for part in parts:
+        root = root / part
+        yield root
