@@ -10,6 +10,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from exporter.files.read import reading
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.gradient_graph.partition import Partition, forward_part, split
 from exporter.runtime.fusion.link import link
@@ -79,13 +80,14 @@ class Plans:
         return max((plan.partition.size for plan in self._plans.values() if plan.partition is not None), default=0)
 
     def _make(self, training: bool, wrt: frozenset[str]) -> Plan:
-        model = self.model.clone()
-        seed = None
-        if training:
-            seed = seed_dropout(model)
-        else:
-            inference_mode(model)
-        statistics = batch_statistics(model) if training else []  # first: gradients take what the batch says from there
+        with reading(self.model):
+            model = self.model.clone()
+            seed = None
+            if training:
+                seed = seed_dropout(model)
+            else:
+                inference_mode(model)
+            statistics = batch_statistics(model) if training else []  # first: gradients take what the batch says from there
         pairing = read_pairing(model.metadata_props)
         if wrt and pairing is None:
             order = [name for name in (*(v.name for v in model.graph.inputs), *model.graph.initializers) if name in wrt]
@@ -97,12 +99,14 @@ class Plans:
             )
         extra = [name for entry in statistics for name in entry.values]
         if not wrt:
-            part = forward_part(model, self.state, extra)
+            with reading(self.model):
+                part = forward_part(model, self.state, extra)
             forward = self._session(part)
             outputs = tuple(name for name in forward.names if name not in extra)
             return Plan(forward, None, None, statistics, seed, outputs)
-        link(model)  # before the two part: a context that one gives to the other is a value that the graph gives out
-        partition = split(model, self.state, extra, wrt)
+        with reading(self.model):
+            link(model)  # before the two part: a context that one gives to the other is a value that the graph gives out
+            partition = split(model, self.state, extra, wrt)
         forward = self._session(partition.forward)
         backward = None
         if partition.backward is not None:

@@ -45,6 +45,10 @@ class GatherElements(OpRun):
         return (np.take_along_axis(part, indices.astype(np.int64), axis),)
 
 
+def _refusal(error: Exception) -> RunError:
+    return RunError(f"onnx.reference cannot run the model ({type(error).__name__}: {clean(' '.join(str(error).split()), 1000)})")
+
+
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     # Without its inputs, which onnx_ir would miss outside their graph.
     alone = onnx.NodeProto(name=node.name, domain=node.domain, op_type=node.op_type, attribute=node.attribute)
@@ -145,14 +149,16 @@ def reference_evaluator(model: Any, allow: Any = (), *, store: ContextStore | No
             except Exception as refusal:  # whatever an operator's reference in numpy raises
                 if not outermost:
                     raise
-                raise RunError(
-                    f"onnx.reference cannot run the model ({type(refusal).__name__}: {clean(' '.join(str(refusal).split()), 1000)})"
-                ) from refusal
+                raise _refusal(refusal) from refusal
             else:
                 if outermost:
                     contexts.release(made, list(results.values()) if isinstance(results, dict) else results)
                 return results
             raise error
 
-    with reading(model):
+    try:
         return Evaluator(proto, **options)
+    except PythonopError:
+        raise
+    except Exception as error:
+        raise _refusal(error) from error

@@ -78,7 +78,10 @@ def to_dialect(model: ir.Model, schema: str) -> ir.Model:
     if schema not in DIALECTS:
         raise ExportError(f"there is no schema dialect {shown(str(schema))!r}: known are {', '.join(DIALECTS)}")
     dialect = DIALECTS[schema]
-    out = model.clone()
+    try:
+        out = model.clone()
+    except Exception as error:  # onnx_ir raises whatever its parts raise
+        raise FormatError("the model cannot be copied: a node of it reads a value that nothing makes, or a tensor is damaged") from error
     writer = _Writer(schema, dialect, _value_names(out))
     for graph in _graphs(out):
         for node in ir.traversal.RecursiveGraphIterator(graph):
