@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from symbolics.errors import ExportError, PythonopWarning
+from symbolics.errors import ExportError, FormatError, PythonopWarning
 from symbolics.node.arguments import Described
 from symbolics.node.attributes import BOOL_FAMILIES, family_of, read_attributes, typed_attributes, values_of
 from symbolics.node.call import AutogradCall
