@@ -11,6 +11,7 @@ import exporter
 from exporter.commands import shared
 from exporter.files.inspect import inspect_file
 from exporter.files.program import save_model
+from exporter.files.save import writable
 from symbolics.node.dialects import DIALECTS
 from symbolics.node.text import clean
 
@@ -47,8 +48,9 @@ def export(
     as_json: bool,
 ) -> None:
     """Export the model that TARGET makes; each call of an autograd Function stays one PythonOp."""
-    for path in filter(None, (output, gradients)):
-        shared.writable(path)
+    writable(output, shared.Failure)
+    if gradients is not None:
+        writable(gradients, shared.Failure, keep=[output])
     with shared.reported(context):
         with shared.status(f"importing {target}", as_json):
             shared.run_setups(setups)

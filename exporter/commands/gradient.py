@@ -7,9 +7,11 @@ from pathlib import Path
 import click
 
 import exporter
-from exporter.commands.shared import external_data_option, json_option, reported, status, tell, writable
+from exporter.commands.shared import Failure, external_data_option, json_option, reported, status, tell
 from exporter.files.program import save_model
 from exporter.files.read import open_model
+from exporter.files.save import writable
+from exporter.files.tensors import data_files
 from symbolics.node.metadata import read_pairing
 from symbolics.node.text import clean
 
@@ -35,10 +37,11 @@ def gradient(
     context: click.Context, file: Path, output: Path, wrt: tuple[str, ...], outputs: tuple[str, ...], external_data: bool, as_json: bool
 ) -> None:
     """Write the gradient graph of an ONNX FILE: any model, from any exporter."""
-    writable(output)
+    writable(output, Failure, keep=[file])
     with reported(context):
         with status(f"building the gradient graph of {file}", as_json):
             model = open_model(file)
+            writable(output, Failure, keep=data_files(model))
             forward = len(list(model.graph.all_nodes()))
             training = exporter.build_gradient_graph(model, wrt=wrt or None, outputs=outputs or None)
         with status(f"writing {output}", as_json):

@@ -13,8 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.commands.run_file import Backend, run_file
-from exporter.commands.shared import Failure, one_message, reported, run_setups, setup_option, status, writable
+from exporter.commands.shared import Failure, one_message, reported, run_setups, setup_option, status
 from exporter.files.read import open_model
+from exporter.files.save import writable
+from exporter.files.tensors import data_files
 from symbolics.node.text import clean
 
 __all__ = ["run"]
@@ -53,10 +55,12 @@ def run(
 ) -> None:
     """Run an ONNX FILE once. Functions that it names run only where --allow or --register says so."""
     if output is not None:
-        writable(output)
+        writable(output, Failure, keep=filter(None, (file, inputs)))
     with reported(context):
+        model = open_model(file)  # a damaged file is our error, not the engine's
+        if output is not None:
+            writable(output, Failure, keep=data_files(model))
         run_setups(setups)
-        open_model(file)  # a damaged file is our error, not the engine's
         arrays = _read(inputs) if inputs is not None else {}
         engine: Backend = "reference" if reference else "onnxruntime"
         with status(f"running {file}", as_json), one_message(context, "the run"):

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 
-from exporter.files.program import whole
 from exporter.files.read import open_proto
+from exporter.files.save import saving
 from symbolics.errors import FormatError, RunError
 from symbolics.node.text import shown
 
@@ -78,8 +78,8 @@ def run_file(
     names = [value.name for value in proto.graph.output]
     if output is not None:
         arrays: dict[str, Any] = {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
-        with whole(output, RunError) as draft, draft.open("wb") as file:
-            np.savez(file, **arrays)
+        with saving(RunError) as files:
+            np.savez(files.open(output), **arrays)
     return {
         "engine": engine,
         "seconds": float(np.median(seconds)),

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import os
 import pkgutil
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
@@ -37,7 +35,6 @@ __all__ = [
     "setup_option",
     "status",
     "tell",
-    "writable",
 ]
 
 
@@ -61,7 +58,7 @@ setup_option = click.option(
     help="Call this before anything else; it calls exporter.register(). May be repeated.",
 )
 opset_option = click.option("--opset", type=click.IntRange(min=1), help="The ONNX opset. Default: torch's.")
-external_data_option = click.option("--external-data", is_flag=True, help="Keep the tensors in OUTPUT.data beside the file.")
+external_data_option = click.option("--external-data", is_flag=True, help="Keep the tensors in a file beside OUTPUT, which names it.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 
 
@@ -192,21 +189,6 @@ def explained(context: click.Context) -> Iterator[None]:
     """Around an export: what torch prints belongs to the progress, and of what it raises the first cause is the news."""
     with contextlib.redirect_stdout(sys.stderr), one_message(context, "the export", root=True):
         yield
-
-
-def writable(path: Path) -> None:
-    """Refuse before the long work what would fail after it.
-
-    Raises:
-        Failure: The path cannot be written.
-    """
-    folder = path.parent
-    if path.is_dir():
-        raise Failure(f"cannot write {path}: it is a folder")
-    if not folder.is_dir():
-        raise Failure(f"cannot write {path}: there is no folder {folder}")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise Failure(f"cannot write {path}: no permission to write into {folder}")
 
 
 def run_setups(setups: tuple[str, ...]) -> None:

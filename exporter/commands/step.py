@@ -10,6 +10,7 @@ import click
 
 import exporter
 from exporter.commands import shared
+from exporter.files.save import writable
 from symbolics.node.text import clean
 from symbolics.optimizers import OPTIMIZERS
 
@@ -76,7 +77,9 @@ def step(
     as_json: bool,
 ) -> None:
     """Write forward, loss, gradients and optimizer as one ONNX model. TARGET's Case names the loss and example targets."""
-    shared.writable(output)
+    initial = output.parent / f"{output.stem}.init.onnx"
+    writable(output, shared.Failure)
+    writable(initial, shared.Failure, keep=[output])
     with shared.reported(context):
         with shared.status(f"importing {target}", as_json):
             shared.run_setups(setups)
@@ -91,7 +94,6 @@ def step(
             program.save(output, external_data=external_data or None)
         layout = program.layout
         assert layout is not None
-        initial = output.with_name(f"{output.stem}.init.onnx")
         nodes = len(list(program.model.graph.all_nodes()))
         written = {"file": str(output), "initial": str(initial), "bytes": output.stat().st_size, "nodes": nodes, "inlined": program.inlined}
         said = {"inputs": layout.inputs, "targets": layout.targets, "carried": layout.carried, "untrained": layout.untrained}

@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from exporter.commands import shared
+from exporter.files.save import writable
 
 __all__ = ["verify"]
 
@@ -48,7 +49,7 @@ def verify(
     from exporter.verification.verify import verify as run
 
     if html is not None:
-        shared.writable(html)
+        writable(html, shared.Failure)
     with shared.reported(context):
         with shared.status(f"importing {target}", as_json):
             shared.run_setups(setups)

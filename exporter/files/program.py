@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import onnx
 import onnx_ir as ir
 
-from symbolics.errors import ExportError, PythonopError
+from exporter.files.save import Files, saving
+from exporter.files.tensors import HeldTensor, check_data, held_tensors, is_external
+from symbolics.errors import ExportError, FormatError
 from symbolics.node.dialects import to_dialect
 
-__all__ = ["Program", "save_model", "whole"]
+__all__ = ["Program", "save_model", "save_models"]
 
 # protobuf cannot write more than 2 GiB; torch.onnx switches to external data here, so do we.
 _EXTERNAL_ABOVE = 1536 * 1024 * 1024
+_LARGEST = 2**31
+# Bytes of a tensor that is not worth an entry in another file.
+_SMALL = 256
 
 
 @dataclass
@@ -42,50 +45,105 @@ class Program:
         return ir.to_proto(self.model)
 
     def save(self, path: str | os.PathLike[str], schema: str | None = None, *, external_data: bool | None = None) -> None:
-        """Write the model to ``path``; the file appears whole or not at all.
+        """Write the model to ``path``; it appears whole or not at all, also where the process is killed.
+
+        A file that is there is replaced and its mode kept; where a symbolic link is there, what it leads to is replaced.
 
         Args:
-            path: Where to. With external data, the tensors go to ``<path>.data`` beside it.
+            path: Where to. With external data, tensors of more than 256 bytes go to ``<path>.<16 hex digits>.data`` beside it.
+                The digits are a digest of the data: the model that is there and its data always belong together. Data that an
+                older model at this path named is removed.
             schema: None for the format of docs/format.md; "documented", "ort-1.15", "ort-1.16" or "ort-1.17" for the
                 dialect of another reader. Dialects have no ``call`` and warn about what is lost.
-            external_data: Keep tensors in a file beside the model; default: only where protobuf's 2 GiB need it.
+            external_data: Keep tensors in a file beside the model; default: only where protobuf's 2 GiB need it. Tensors whose
+                values are in other files are copied: the file needs none but its own data.
 
         Raises:
-            ExportError: The path cannot be written, or a dialect cannot say a node.
+            ExportError: The path cannot be written (a device, a folder, a disk that is full), values of a tensor cannot be read,
+                or a dialect cannot say a node.
         """
         save_model(self.model if schema is None else to_dialect(self.model, schema), path, external_data=external_data)
 
 
 def save_model(model: ir.Model, path: str | os.PathLike[str], *, external_data: bool | None = None) -> None:
-    """Write a model so that a failure leaves nothing half written.
+    """Write a model as `Program.save` does.
 
     Raises:
-        ExportError: The path cannot be written.
+        ExportError: As there.
     """
-    size = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+    save_models([(model, path)], external_data=external_data)
+
+
+def save_models(models: Sequence[tuple[ir.Model, str | os.PathLike[str]]], *, external_data: bool | None = None) -> None:
+    """Write models to their paths as `Program.save` does; where one cannot be written, none is.
+
+    Raises:
+        ExportError: As there.
+    """
+    with saving() as files:
+        for model, path in models:
+            _write(files, model, path, external_data)
+
+
+def _write(files: Files, model: ir.Model, path: str | os.PathLike[str], external_data: bool | None) -> None:
+    file = files.open(path)  # what cannot be written is refused before any work
+    held = list(held_tensors(model))
+    size = sum(each.tensor.nbytes for each in held)
     external = external_data if external_data is not None else size > _EXTERNAL_ABOVE
-    with whole(path) as draft:
-        ir.save(model, draft, external_data=f"{draft.name}.data" if external else None, format="protobuf")
+    if not external and size >= _LARGEST:
+        raise ExportError(
+            f"cannot write {path}: its tensors have {size:,} bytes, and protobuf holds less than 2 GiB: "
+            "save with external_data=True; nothing was written"
+        )
+    try:
+        check_data(model)
+        outside = {id(each.tensor): each.tensor for each in held if external and _goes_out(each)}
+        replaced: dict[int, Any] = _outside(files, outside, path) if outside else {}
+        replaced |= {id(t): _inside(t) for t, *_ in held if is_external(t) and id(t) not in outside}
+    except (FormatError, ValueError) as error:  # onnx_ir's word for data that is not below its folder
+        raise ExportError(f"cannot write {path}: {error}; nothing was written") from error
+    with _replacing(held, replaced):
+        proto = ir.to_proto(model)
+    file.write(proto.SerializeToString())
+
+
+def _goes_out(held: HeldTensor) -> bool:
+    """Initializers that are not small; of other tensors those that are in another file already."""
+    large = held.tensor.nbytes > _SMALL and held.tensor.dtype != ir.DataType.STRING
+    return large and (held.initializer or is_external(held.tensor))
+
+
+def _outside(files: Files, tensors: dict[int, Any], path: str | os.PathLike[str]) -> dict[int, Any]:
+    """Write the data of a model; its tensors as they then are in the model's file, by the same keys."""
+    # onnx_ir's own writer makes a folder for its drafts, which a killed process leaves, and wants to know the file's name before.
+    offsets: dict[int, int] = {}
+
+    def write(file: BinaryIO) -> None:
+        for key, tensor in tensors.items():
+            offsets[key] = file.tell()
+            tensor.tofile(file)
+
+    location = files.add_data(path, write)
+    return {
+        key: ir.ExternalTensor(
+            location, offsets[key], tensor.nbytes, tensor.dtype, shape=tensor.shape, name=tensor.name,
+            doc_string=tensor.doc_string, metadata_props=tensor.metadata_props,
+        )
+        for key, tensor in tensors.items()
+    }  # fmt: skip
+
+
+def _inside(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
+    """A tensor of another file as one with its values, which are read where they are written."""
+    props = tensor.metadata_props
+    return ir.Tensor(tensor.numpy(), tensor.dtype, shape=tensor.shape, name=tensor.name, doc_string=tensor.doc_string, metadata_props=props)
 
 
 @contextlib.contextmanager
-def whole(path: str | os.PathLike[str], error: type[PythonopError] = ExportError) -> Iterator[Path]:
-    """A place to write to, from which a file reaches its path when it is whole; where something fails, nothing is left.
-
-    Args:
-        path: Where the file goes.
-        error: What to raise where it cannot be written.
-
-    Yields:
-        A path of the same name in a folder of its own. Other files in that folder go beside the first, and before it.
-    """
-    target = Path(path)
-    try:
-        # Beside the target, so that the last step is a rename on one file system.
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
-            draft = Path(folder, target.name)
-            yield draft
-            for file in sorted(Path(folder).iterdir(), key=draft.__eq__):
-                os.replace(file, target.with_name(file.name))
-    except OSError as problem:
-        raise error(f"cannot write {target}: {problem.strerror or problem}; nothing was written") from problem
+def _replacing(held: list[HeldTensor], replaced: dict[int, Any]) -> Iterator[None]:
+    """While this is open, a model holds other tensors, by the ids of its own."""
+    with contextlib.ExitStack() as back:
+        for each in held:
+            if id(each.tensor) in replaced:
+                back.callback(each.put(replaced[id(each.tensor)]))
+        yield

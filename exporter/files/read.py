@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from exporter.files.examine import Operator, check_calls, check_external, check_rank, check_tensor, check_texts, operator_of
+from exporter.files.tensors import check_data, external_tensors, held_tensors, is_external
 from symbolics.errors import FormatError, PythonopError
 from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.metadata import check_version
@@ -56,7 +57,8 @@ def open_model(source: Any, *, data: bool = True) -> ir.Model:
             if any(graph.sparse_initializer for graph in graphs(proto) if isinstance(graph, onnx.GraphProto)):
                 raise FormatError(f"{_title(source)} has sparse initializers, which are not read here: write them as dense ones")
             model = ir.from_proto(proto)
-            ir.external_data.set_base_dir(model.graph, folder)
+            for tensor in external_tensors(model):  # onnx_ir's set_base_dir passes functions by
+                tensor.base_dir = folder
     check_version(model.metadata_props)
     return model
 
@@ -77,7 +79,7 @@ def open_proto(source: Any, *, load_data: bool = False) -> tuple[onnx.ModelProto
     source = _inner(source)
     with reading(source):
         if isinstance(source, ir.Model):
-            folders = {Path(tensor.base_dir) for tensor in _tensors_of(source) if _is_external(tensor)}
+            folders = {Path(tensor.base_dir) for tensor in external_tensors(source)}
             proto, folder = ir.to_proto(source), folders.pop() if len(folders) == 1 else Path()
         else:
             proto, folder = _parsed(source)
@@ -117,11 +119,7 @@ def check_complete(model: ir.Model) -> None:
     if not model.graph.outputs:
         raise FormatError("the model has no outputs: it is no ONNX model, or it is cut off")
     _check_values(model.graph, set())
-    for tensor in _tensors_of(model):
-        if _is_external(tensor) and not Path(tensor.path).is_file():
-            raise FormatError(
-                f"the data of {shown(str(tensor.name))!r} is in {shown(tensor.path)}, which is not there: keep it beside the model"
-            )
+    check_data(model)
 
 
 def graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
@@ -236,8 +234,8 @@ def _check_model(model: ir.Model, data: bool) -> None:
     """The same on a model in memory, which may have been a file before."""
     bodies = {operator_of(function): list(map(operator_of, walk(function))) for function in model.functions.values()}
     check_calls(map(operator_of, walk(model.graph)) if bodies else (), bodies)
-    for tensor in _tensors_of(model) if data else ():
-        if _is_external(tensor):
+    for tensor, *_ in held_tensors(model) if data else ():
+        if is_external(tensor):
             entries = {"location": str(tensor.location), "offset": str(tensor.offset or 0), "length": str(tensor.length or "")}
             check_external(tensor.name, tensor.dtype, tensor.shape.numpy(), entries, Path(tensor.base_dir))
         elif ir.serde.TensorProtoTensor in type(tensor).__mro__:
@@ -261,19 +259,6 @@ def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
-
-
-def _tensors_of(model: ir.Model) -> Iterator[Any]:
-    """The same of a model in memory, among other values of attributes."""
-    for part in (model.graph, *(function.graph for function in model.functions.values())):
-        for graph in (part, *part.subgraphs()):
-            yield from (value.const_value for value in graph.initializers.values())
-            for value in (attribute.value for node in graph for attribute in node.attributes.values()):
-                yield from value if isinstance(value, (list, tuple)) else (value,)
-
-
-def _is_external(tensor: Any) -> bool:
-    return ir.ExternalTensor in type(tensor).__mro__  # isinstance asks a protocol of each tensor's members, slowly
 
 
 def _check_values(graph: ir.Graph, outer: set[ir.Value]) -> None:

@@ -11,7 +11,7 @@ import torch
 from exporter.files.program import Program
 from exporter.forward.finish import anchor_calls, finish, refuse_scripted
 from exporter.forward.inputs import check_dynamic
-from exporter.forward.session import Hook, capturing, judged, surroundings, write
+from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, write
 from exporter.forward.state import ModelState
 from exporter.train_mode.batch_norm import warn_of_lost_changes
 from symbolics import torch_private as private
@@ -31,6 +31,7 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
         ExportError: The model cannot be exported with the backward of its Functions.
     """
     verify = options.pop("verify", False)
+    check_place(f)
     saving = {key: options.pop(key) for key in ("export_params", "keep_initializers_as_inputs", "external_data") if key in options}
     if isinstance(model, torch.export.ExportedProgram):
         warnings.warn(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import io
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import onnx_ir as ir
 import torch
 
 from exporter.files.program import Program, save_model
+from exporter.files.save import writable
 from exporter.files.trust import name_of
 from exporter.forward.eager_graph import EagerGraph, Lost
 from symbolics import torch_private as private
@@ -29,7 +29,7 @@ from symbolics.node.names import UNCHECKED_KEY, qualified_name
 from symbolics.node.patterns import Patterns
 from symbolics.quirks import TRACED
 
-__all__ = ["Hook", "capturing", "judged", "surroundings", "write"]
+__all__ = ["Hook", "capturing", "check_place", "judged", "surroundings", "write"]
 
 
 @dataclass
@@ -220,6 +220,16 @@ def _lost(current: Hook, eager: EagerGraph) -> list[Lost]:
     return eager.lost(program.model, program.inlined, current.inline, name_of)
 
 
+def check_place(f: Any) -> None:
+    """Refuse, before the work, an ``f`` that `write` could not write to.
+
+    Raises:
+        ExportError: It is a path that cannot be written.
+    """
+    if f is not None and not hasattr(f, "write"):
+        writable(f)
+
+
 def write(
     program: Program, f: Any, *, export_params: bool = True, keep_initializers_as_inputs: bool = False, external_data: bool | None = None
 ) -> None:
@@ -232,7 +242,7 @@ def write(
         if not export_params:
             model.graph.initializers.clear()
     with without_gc():
-        if isinstance(f, io.IOBase) or hasattr(f, "write"):
+        if hasattr(f, "write"):
             f.write(ir.to_proto(model).SerializeToString())
         else:
             save_model(model, os.fspath(f), external_data=external_data)

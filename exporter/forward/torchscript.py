@@ -18,7 +18,7 @@ from exporter.files.program import Program
 from exporter.forward.draft import constants_to_initializers, read_draft
 from exporter.forward.finish import finish, refuse_scripted
 from exporter.forward.inputs import dynamic_sizes, input_names, without_numbers
-from exporter.forward.session import Hook, capturing, judged, surroundings, write
+from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, write
 from exporter.forward.state import ModelState, all_buffers_named
 from exporter.train_mode.batch_norm import warn_of_lost_changes
 from symbolics import torch_private as private
@@ -42,6 +42,7 @@ def export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: A
     if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise ExportError("the model is scripted: its Functions cannot be seen. Export the Python module that it was made from")
     refuse_scripted(model)
+    check_place(f)
     saving = {key: options.pop(key) for key in ("export_params", "keep_initializers_as_inputs") if options.get(key) is not None}
     if options.get("training", torch.onnx.TrainingMode.EVAL) == torch.onnx.TrainingMode.EVAL:
         # torch's default, which nobody chose: the model's own mode counts, as with dynamo=True.

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from exporter.files.program import Program, save_model
+from exporter.files.program import Program, save_models
 from exporter.forward.export import export
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.train_mode.batch_norm import batch_statistics
@@ -26,6 +26,7 @@ from exporter.training.assemble import Assembly
 from exporter.training.groups import groups_of
 from exporter.training.objective import Objective, changed_buffers
 from symbolics.errors import ArgumentError, ExportError
+from symbolics.node.dialects import to_dialect
 from symbolics.node.metadata import StepLayout, read_cumulative, read_state, write_cumulative, write_state
 from symbolics.node.names import CUMULATIVE_KEY, MODULE_PROPERTY, STATE_KEY
 
@@ -72,7 +73,7 @@ class TrainingStep(Program):
         return ir.Model(graph, ir_version=self.model.ir_version, producer_name="pythonop")
 
     def save(self, path: str | os.PathLike[str], schema: str | None = None, *, external_data: bool | None = None) -> None:
-        """Write the step to ``path``, and the model that gives the initial state to ``<stem>.init.onnx`` beside it.
+        """Write the step to ``path``, and the model that gives the initial state to ``<stem>.init.onnx`` beside it: both or neither.
 
         Args:
             path, schema, external_data: As `Program.save`.
@@ -81,8 +82,8 @@ class TrainingStep(Program):
             ExportError: A path cannot be written, or a dialect cannot say a node.
         """
         target = Path(path)
-        save_model(self.initial_model, target.with_name(f"{target.stem}.init.onnx"), external_data=external_data)
-        super().save(path, schema, external_data=external_data)
+        model = self.model if schema is None else to_dialect(self.model, schema)
+        save_models([(self.initial_model, target.parent / f"{target.stem}.init.onnx"), (model, target)], external_data=external_data)
 
 
 def export_training_step(

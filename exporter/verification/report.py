@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from exporter.files.save import saving
 from exporter.verification import charts
 from exporter.verification.rows import Row
+from symbolics.errors import PythonopError
 from symbolics.node.text import clean
 
 __all__ = ["STEPS", "Report", "Row"]
@@ -110,6 +112,7 @@ class Report:
 
         Raises:
             ImportError: jinja2 is not installed (the extra ``report``).
+            PythonopError: The path cannot be written; what was there stays.
         """
         import jinja2
 
@@ -129,7 +132,8 @@ class Report:
             once={key: value for key, value in self.seconds.items() if key not in STEPS},
         )
         target = Path(path)
-        target.write_text(page, encoding="utf-8")
+        with saving(PythonopError) as files:
+            files.open(target).write(page.encode())
         return target
 
 

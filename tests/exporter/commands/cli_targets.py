@@ -33,6 +33,11 @@ class Model(nn.Module):
         return Scale.apply(x, 2) + x.detach() * self.frozen + self.kept + self.scratch
 
 
+class Wide(nn.Linear):
+    def forward(self, x):
+        return Scale.apply(super().forward(x), 2)
+
+
 class Local(nn.Module):
     """Takes an object that has no portable form."""
 
@@ -49,6 +54,10 @@ class Crash(nn.Module):
 
 def pair():
     return Model(), (torch.ones(2, 3),)
+
+
+def wide():
+    return Wide(3, 100), (torch.ones(2, 3),)
 
 
 def case():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import onnx
@@ -120,3 +121,72 @@ def test_run_refuses(file, tmp_path):
         ["run", tmp_path / "missing.onnx"],
     ):
         assert cli(*command).exit_code == 2
+
+
+# --------------------------------------------------------------------------------------- an output that is something else
+
+
+@pytest.mark.parametrize("command", ["gradient", "run"])
+@pytest.mark.parametrize("kind", ["itself", "another spelling", "hard link", "symbolic link", "its data", "data of an older output"])
+def test_an_output_that_is_the_input(file, tmp_path, monkeypatch, command, kind):
+    """Refused before anything is built or run; both files stay."""
+    made = onnx.load(file)
+    data = "training.onnx.0123456789abcdef.data"  # what `mv training.onnx model.onnx` leaves
+    onnx.save_model(made, file, save_as_external_data=True, location=data, size_threshold=0)
+    output = {
+        "itself": file,
+        "another spelling": tmp_path / "sub" / ".." / file.name,
+        "hard link": tmp_path / "hard.onnx",
+        "symbolic link": tmp_path / "soft.onnx",
+        "its data": tmp_path / data,
+        "data of an older output": tmp_path / "training.onnx",
+    }[kind]
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "hard.onnx").hardlink_to(file)
+    (tmp_path / "soft.onnx").symlink_to(file)
+    before = {path: path.read_bytes() for path in tmp_path.glob("*.*")}
+    monkeypatch.setattr(exporter, "build_gradient_graph", pytest.fail)
+    monkeypatch.setattr("exporter.commands.run.run_file", pytest.fail)
+    result = cli(command, file, "-o", output)
+    assert result.exit_code == 2
+    assert "choose another output (-o)" in result.stderr, (result.output, result.exception)
+    assert {path: path.read_bytes() for path in tmp_path.glob("*.*")} == before
+
+
+def test_an_output_that_is_the_inputs_of_the_run(file, tmp_path):
+    np.savez(tmp_path / "in.npz", x=np.zeros((2, 4), np.float32))
+    before = (tmp_path / "in.npz").read_bytes()
+    result = cli("run", file, "--allow", "tests.*", "--inputs", tmp_path / "in.npz", "-o", tmp_path / "in.npz")
+    assert result.exit_code == 2
+    assert "in.npz, which is needed" in result.stderr
+    assert (tmp_path / "in.npz").read_bytes() == before
+
+
+def test_two_outputs_in_one_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    target = "tests.exporter.commands.test_cli_files:target"
+    assert "choose another" in cli("export", target, "-o", "m.onnx", "--gradients", tmp_path / "m.onnx").stderr
+    (tmp_path / "step.init.onnx").symlink_to("step.onnx")
+    assert "step.init.onnx: this would replace" in cli("step", target, "-o", "step.onnx").stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["step.init.onnx"]
+
+
+@pytest.mark.parametrize("command", ["export", "export --gradients", "step", "step's start", "verify", "gradient", "run"])
+def test_a_device_stays_one(file, tmp_path, command):
+    """Refused before TARGET is imported."""
+    pipe, target = tmp_path / "step.init.onnx", "tests.exporter.commands.cli_targets:raises"
+    os.mkfifo(pipe)
+    arguments = {
+        "export": ["export", target, "-o", pipe],
+        "export --gradients": ["export", target, "-o", tmp_path / "m.onnx", "--gradients", pipe],
+        "step": ["step", target, "-o", pipe],
+        "step's start": ["step", target, "-o", tmp_path / "step.onnx"],
+        "verify": ["verify", target, "--html", pipe],
+        "gradient": ["gradient", file, "-o", pipe],
+        "run": ["run", file, "-o", pipe],
+    }[command]
+    result = cli(*arguments)
+    assert result.exit_code == 2
+    assert f"cannot write {pipe}: it is a device, pipe or socket" in result.stderr.replace("\n", "")
+    assert pipe.is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [file.name, pipe.name]

@@ -92,6 +92,11 @@ def test_scripted(dynamo, tmp_path):
         exporter.export(torch.jit.script(nn.Linear(4, 4)), (torch.randn(2, 4),), dynamo=dynamo)
 
 
+class NeverCalled(nn.Module):
+    def forward(self, x):
+        pytest.fail("it was called")
+
+
 def test_paths_that_cannot_be_written(dynamo, tmp_path):
     program = exporter.export(Mlp(), (torch.randn(2, 4),), dynamo=dynamo)
     (tmp_path / "file").write_text("keep me")
@@ -99,6 +104,8 @@ def test_paths_that_cannot_be_written(dynamo, tmp_path):
     for path in (tmp_path / "missing" / "model.onnx", tmp_path / "file" / "model.onnx", tmp_path / "folder.onnx"):
         with pytest.raises(exporter.ExportError, match="cannot write.*nothing was written"):
             program.save(path)
+        with pytest.raises(exporter.ExportError, match="cannot write"), exporter.hook():  # before the model is even called
+            torch.onnx.export(NeverCalled(), (torch.randn(2, 4),), path, dynamo=dynamo)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder.onnx"]
     assert not list((tmp_path / "folder.onnx").iterdir())
 
@@ -111,7 +118,7 @@ def test_a_failed_save_keeps_the_old_file(tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("onnx_ir.save", fail)
+    monkeypatch.setattr("onnx_ir.to_proto", fail)
     with pytest.raises(exporter.ExportError, match="No space left"):
         program.save(tmp_path / "model.onnx")
     assert (tmp_path / "model.onnx").read_bytes() == before

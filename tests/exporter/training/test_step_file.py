@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import re
 
 import numpy as np
 import onnx
@@ -44,6 +46,38 @@ class TestFile:
         assert layout == step.layout
         assert {value.name for value in proto.graph.output} == {"loss", *layout.carried}
         assert all(output == f"{name}.next" for output, name in layout.carried.items())
+
+    @pytest.mark.parametrize("failure", ["of the step", "of its dialect", "between the two"])
+    def test_both_or_neither(self, tmp_path, failure, monkeypatch):
+        step = step_of(network(torch.float32), batches_of(1, torch.float32)[0])
+        for name in ("step.onnx", "step.init.onnx"):
+            (tmp_path / name).write_text("old")
+        if failure == "of the step":
+            (tmp_path / "step.onnx").unlink()
+            (tmp_path / "step.onnx").mkdir()
+        elif failure == "between the two":
+            replace = os.replace
+            monkeypatch.setattr(os, "replace", lambda old, new: full() if new.name == "step.onnx" else replace(old, new))
+
+        def full():
+            raise OSError(28, "No space left on device")
+
+        with pytest.raises(ExportError):
+            step.save(tmp_path / "step.onnx", schema="no such" if failure == "of its dialect" else None, external_data=True)
+        assert sorted(os.listdir(tmp_path)) == ["step.init.onnx", "step.onnx"]
+        assert (tmp_path / "step.init.onnx").read_text() == "old"
+
+    def test_with_data(self, tmp_path):
+        """Two models, of which one has data: the weights of the step are inputs."""
+        step = step_of(nn.Linear(9, 9), (torch.randn(4, 9), torch.zeros(4, dtype=torch.int64)))
+        for _ in range(2):
+            step.save(tmp_path / "step.onnx", external_data=True)
+        names = {re.sub("[0-9a-f]{16}", "DIGEST", name) for name in os.listdir(tmp_path)}
+        assert names == {"step.onnx", "step.init.onnx", "step.init.onnx.DIGEST.data"}
+        assert len(os.listdir(tmp_path)) == 3
+        start = exporter.inference_session(tmp_path / "step.init.onnx")
+        for value, got in zip(start.get_outputs(), start.run(None, {}), strict=True):
+            np.testing.assert_array_equal(got, step.initial[value.name])
 
     def test_a_plain_session_runs_it(self, tmp_path):
         model, batches = network(torch.float32), batches_of(1, torch.float32)

@@ -14,6 +14,7 @@ import PIL.Image
 import pytest
 
 from exporter.verification.report import Report, Row
+from symbolics.errors import PythonopError
 from tests.support import missing
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -117,3 +118,16 @@ def test_labels_have_room_in_the_picture(page, tmp_path):
         (a, b) for i, a in enumerate(texts) for b in texts[:i] if a[0] < b[2] and b[0] < a[2] and a[1] + 2 < b[3] and b[1] + 2 < a[3]
     ]
     assert overlapping == []
+
+
+def test_a_page_that_cannot_be_written(tmp_path):
+    report, path = Report(ROWS, FACTS), tmp_path / "report.html"
+    path.mkdir()
+    with pytest.raises(PythonopError, match="cannot write .*it is a folder"):
+        report.to_html(path)
+    path.rmdir()
+    path.touch()
+    path.chmod(0o600)
+    assert report.to_html(path) == path
+    assert path.read_text(encoding="utf-8").rstrip().endswith("</html>")
+    assert path.stat().st_mode & 0o777 == 0o600

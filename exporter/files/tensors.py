@@ -1,0 +1,91 @@
+"""The tensors of a model in memory: where it holds them, and which of them have their values in other files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx_ir as ir
+
+from symbolics.errors import FormatError
+from symbolics.node.text import shown
+
+__all__ = ["HeldTensor", "check_data", "data_files", "external_tensors", "held_tensors", "is_external"]
+
+
+class HeldTensor(NamedTuple):
+    """A tensor and where a model holds it.
+
+    Attributes:
+        tensor: An onnx_ir tensor of any kind.
+        put: Puts another tensor in its place; returns what puts this one back.
+        initializer: Whether it is an initializer, not an attribute.
+    """
+
+    tensor: Any
+    put: Callable[[Any], Callable[[], None]]
+    initializer: bool
+
+
+def held_tensors(model: ir.Model) -> Iterator[HeldTensor]:
+    """Every tensor of a model in memory: of graphs, bodies and functions, initializers and attributes."""
+    for function in model.functions.values():
+        yield from _of_attributes(function.attributes)
+    for part in (model.graph, *(function.graph for function in model.functions.values())):
+        for graph in (part, *part.subgraphs()):
+            for value in graph.initializers.values():
+                if value.const_value is not None:
+                    yield HeldTensor(value.const_value, partial(_put_value, value), True)
+            for node in graph:
+                yield from _of_attributes(node.attributes)
+
+
+def _of_attributes(attributes: MutableMapping[str, ir.Attr]) -> Iterator[HeldTensor]:
+    for name, attribute in attributes.items():
+        if attribute.value is not None and attribute.type in (ir.AttributeType.TENSOR, ir.AttributeType.TENSORS):
+            several = attribute.type == ir.AttributeType.TENSORS
+            for index, tensor in enumerate(attribute.value if several else (attribute.value,)):
+                yield HeldTensor(tensor, partial(_put_attribute, attributes, name, index if several else None), False)
+
+
+def _put_value(value: ir.Value, tensor: Any) -> Callable[[], None]:
+    before, value.const_value = value.const_value, tensor
+    return lambda: setattr(value, "const_value", before)
+
+
+def _put_attribute(attributes: MutableMapping[str, ir.Attr], name: str, index: int | None, tensor: Any) -> Callable[[], None]:
+    before = attributes[name]
+    new = tensor if index is None else (*before.value[:index], tensor, *before.value[index + 1 :])
+    attributes[name] = ir.Attr(name, before.type, new, doc_string=before.doc_string)
+    return lambda: attributes.__setitem__(name, before)
+
+
+def is_external(tensor: Any) -> bool:
+    """Whether the values of a tensor are in another file."""
+    return ir.ExternalTensor in type(tensor).__mro__  # isinstance asks a protocol of each tensor's members, slowly
+
+
+def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+    """The tensors whose values are in other files."""
+    yield from (held.tensor for held in held_tensors(model) if is_external(held.tensor))
+
+
+def data_files(model: ir.Model) -> set[Path]:
+    """The files that the values of a model's external tensors are in."""
+    return {Path(tensor.path) for tensor in external_tensors(model)}
+
+
+def check_data(model: ir.Model) -> None:
+    """Check that the data of external tensors is there.
+
+    Raises:
+        FormatError: It is not; the message names the tensor and the file.
+    """
+    for tensor in external_tensors(model):
+        path, name, needed = Path(tensor.path), shown(str(tensor.name)), (tensor.offset or 0) + (tensor.length or tensor.nbytes)
+        if not path.is_file():
+            raise FormatError(f"the data of {name!r} is in {shown(tensor.path)}, which is not there: keep it beside the model")
+        if (size := path.stat().st_size) < needed:
+            raise FormatError(f"{shown(tensor.path)} has {size} bytes, and {name!r} lies at {needed} and before: the file was cut off")
