@@ -13,8 +13,9 @@ import onnx_ir as ir
 
 from exporter.files.save import Files, saving
 from exporter.files.tensors import HeldTensor, check_data, held_tensors, is_external
-from symbolics.errors import ExportError, FormatError
+from symbolics.errors import ExportError, FormatError, PythonopError
 from symbolics.node.dialects import to_dialect
+from symbolics.node.text import clean
 
 __all__ = ["Program", "save_model", "save_models"]
 
@@ -87,6 +88,16 @@ def save_models(models: Sequence[tuple[ir.Model, str | os.PathLike[str]]], *, ex
 
 def _write(files: Files, model: ir.Model, path: str | os.PathLike[str], external_data: bool | None) -> None:
     file = files.open(path)  # what cannot be written is refused before any work
+    try:
+        file.write(_serialized(files, model, path, external_data))
+    except (PythonopError, OSError):
+        raise
+    except Exception as error:  # onnx_ir raises whatever its parts raise
+        reason = clean(str(error.__cause__ or error))
+        raise ExportError(f"cannot write {path}: the model is damaged ({type(error).__name__}: {reason}); nothing was written") from error
+
+
+def _serialized(files: Files, model: ir.Model, path: str | os.PathLike[str], external_data: bool | None) -> bytes:
     held = list(held_tensors(model))
     size = sum(each.tensor.nbytes for each in held)
     external = external_data if external_data is not None else size > _EXTERNAL_ABOVE
@@ -103,8 +114,7 @@ def _write(files: Files, model: ir.Model, path: str | os.PathLike[str], external
     except (FormatError, ValueError) as error:  # onnx_ir's word for data that is not below its folder
         raise ExportError(f"cannot write {path}: {error}; nothing was written") from error
     with _replacing(held, replaced):
-        proto = ir.to_proto(model)
-    file.write(proto.SerializeToString())
+        return ir.to_proto(model).SerializeToString()  # type: ignore[no-any-return]
 
 
 def _goes_out(held: HeldTensor) -> bool:
