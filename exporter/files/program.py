@@ -90,9 +90,9 @@ def _write(files: Files, model: ir.Model, path: str | os.PathLike[str], external
     file = files.open(path)  # what cannot be written is refused before any work
     try:
         file.write(_serialized(files, model, path, external_data))
-    except (PythonopError, OSError):
+    except PythonopError:
         raise
-    except Exception as error:  # onnx_ir raises whatever its parts raise
+    except (RuntimeError, TypeError, ValueError, AssertionError, AttributeError, LookupError) as error:  # what onnx_ir's parts raise
         reason = clean(str(error.__cause__ or error))
         raise ExportError(f"cannot write {path}: the model is damaged ({type(error).__name__}: {reason}); nothing was written") from error
 
@@ -114,7 +114,7 @@ def _serialized(files: Files, model: ir.Model, path: str | os.PathLike[str], ext
     except (FormatError, ValueError) as error:  # onnx_ir's word for data that is not below its folder
         raise ExportError(f"cannot write {path}: {error}; nothing was written") from error
     with _replacing(held, replaced):
-        return ir.to_proto(model).SerializeToString()  # type: ignore[no-any-return]
+        return ir.to_proto(model).SerializeToString()
 
 
 def _goes_out(held: HeldTensor) -> bool:
