@@ -51,7 +51,7 @@ def parse(text: str, place: str) -> Any:
     try:
         return json.loads(text, parse_constant=refuse, parse_float=parse_float, parse_int=parse_int, object_pairs_hook=parse_object)
     except RecursionError as error:
-        raise FormatError.damaged(place, "it is not JSON of a depth that can be read") from error
+        raise FormatError.damaged(place, "it is not JSON that can be read, it nests deeper than a parser goes") from error
     except ValueError as error:
         raise FormatError.damaged(place, f"it is not JSON: {clean(str(error))}") from error
 
