@@ -1,12 +1,15 @@
 """The pythonop command. What a program reads goes to stdout, what a person reads while waiting to stderr.
 
-Exit codes: 0 done, 1 the answer is no (inspect: a node is damaged), 2 the request could not be carried out.
+Exit codes: 0 done, 1 the answer is no (inspect: a node is damaged; verify: something differs), 2 the request could not be
+carried out, 130 Ctrl-C.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from traceback import print_exc
+from typing import Any
 
 import click
 
@@ -21,7 +24,24 @@ from exporter.commands.verify import verify
 __all__ = ["main"]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """What ends a command without an answer is neither of the exit codes that are answers, 0 and 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(130)  # 128 + SIGINT, as a shell says it
+        except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
+            raise
+        except Exception:  # a fault of ours, or --traceback
+            print_exc()
+            ctx.exit(2)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(exporter.__version__, prog_name="pythonop")
 @click.option("--traceback", is_flag=True, help="Show where an error comes from.")
 @click.pass_context

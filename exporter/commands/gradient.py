@@ -12,7 +12,7 @@ from exporter.files.program import save_model
 from exporter.files.read import open_model
 from exporter.files.save import writable
 from exporter.files.tensors import data_files
-from symbolics.node.metadata import read_pairing
+from symbolics.node.metadata import pairing_of
 from symbolics.node.text import clean
 
 __all__ = ["gradient"]
@@ -46,7 +46,7 @@ def gradient(
             training = exporter.build_gradient_graph(model, wrt=wrt or None, outputs=outputs or None)
         with status(f"writing {output}", as_json):
             save_model(training, output, external_data=external_data or None)
-        pairing = read_pairing(training.metadata_props)
+        pairing = pairing_of(training)
         assert pairing is not None
         nodes = len(list(training.graph.all_nodes()))
         written = {"file": str(output), "bytes": output.stat().st_size, "nodes": nodes, "forward_nodes": forward}

@@ -18,10 +18,10 @@ from exporter.files.read import open_model
 from symbolics.errors import FormatError
 from symbolics.graph.values import is_mark, is_python_op
 from symbolics.node.arguments import Described, Unresolved
-from symbolics.node.attributes import read_attributes, values_of
+from symbolics.node.attributes import SPECS, check_types, read_attributes, tuples_of, values_of
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Partial, Slot
-from symbolics.node.metadata import StateEntry, StepLayout, check_version, read_pairing, read_state, read_step
+from symbolics.node.metadata import StateEntry, StepLayout, check_version, pairing_of, read_state, step_of
 from symbolics.node.names import (
     CALL_ATTRIBUTE,
     GRADIENTS_KEY,
@@ -128,7 +128,7 @@ def inspect_model(model: ir.Model) -> FileFacts:
     kinds = [entry.kind for entry in state.values()]
     backward = _backward(places)
     recorded = metadata.get(MARK_COUNT_KEY, "")
-    read_pairing(metadata)  # a damaged one is an error here, too
+    pairing_of(model)  # a damaged one is an error here, too
     return FileFacts(
         format_version=check_version(metadata),
         ir_version=int(model.ir_version or 0),
@@ -144,7 +144,7 @@ def inspect_model(model: ir.Model) -> FileFacts:
         not_persistent=sum(not entry.persistent for entry in state.values()),
         tied=_tied(state),
         rows=[_row(graph, node, backward) for graph, node in places if is_python_op(node)],
-        step=read_step(metadata),
+        step=step_of(model),
         unchecked=clean(metadata.get(UNCHECKED_KEY, "")),
     )
 
@@ -196,6 +196,7 @@ def _row(graph: str, node: ir.Node, backward: dict[Any, list[ir.Node]]) -> CallF
     )
     try:
         values = values_of(node)
+        check_types(values, SPECS, node.op_type, complete=False)
         row.function = str(values.get("name", values.get("func_name", "?")))
         if CALL_ATTRIBUTE in values:
             _fill_from_call(row, node, _decode(values))
@@ -247,10 +248,10 @@ def _fill_from_attributes(row: CallFacts, node: ir.Node, values: dict[str, Any])
         for position, value in zip(values.get(f"{prefix}_positions", ()), values.get(f"{prefix}s", ()), strict=False):
             found[position] = "<address>" if family == "pointer" else repr(bool(value) if family == "bool" else value)
         prefix = f"input_{family}_tuple"
-        begins, items = values.get(f"{prefix}_begins", []), values.get(f"{prefix}s", [])
-        ends = [*begins[1:], len(items)] if begins else []
-        for position, begin, end in zip(values.get(f"{prefix}_positions", ()), begins, ends, strict=False):
-            found[position] = repr(tuple(map(bool, items[begin:end])) if family == "bool" else tuple(items[begin:end]))
+        if family == "pointer":
+            continue
+        for position, items in zip(values.get(f"{prefix}_positions", ()), tuples_of(values, prefix), strict=False):
+            found[position] = repr(tuple(map(bool, items)) if family == "bool" else items)
     names = iter(value.name or "" if value is not None else "" for value in node.inputs)
     row.arguments = [next(names, "?") if letter == "d" else found.get(i, "?") for i, letter in enumerate(convention)]
     flags = values.get("input_requires_grads", [])
@@ -277,12 +278,8 @@ def _tensors(values: list[ir.Value | None], kinds: Any, ranks: Any, flags: Any) 
                 for d in value.shape
             ]
         else:
-            dims = ["?"] * min(max(rank, 0), 64)
-        try:
-            name = ir.DataType(kind).name.lower()
-        except ValueError:
-            name = f"type {kind}"
-        out.append(f"{name}[{', '.join(dims)}]{'*' if i < len(flags) and flags[i] else ''}")
+            dims = ["?"] * rank
+        out.append(f"{ir.DataType(kind).name.lower()}[{', '.join(dims)}]{'*' if i < len(flags) and flags[i] else ''}")
     return out
 
 

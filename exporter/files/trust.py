@@ -7,7 +7,6 @@ with ``allow=``. Allowing a class means trusting its ``forward`` and ``backward`
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import importlib
 import types
@@ -16,9 +15,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from symbolics.errors import PythonopWarning, TrustError
+from symbolics.node.classes import find, is_class, own_name, tuple_fields, value_fields
 from symbolics.node.names import qualified_name
 from symbolics.node.patterns import Patterns
-from symbolics.node.text import shown
+from symbolics.node.text import said, shown
 
 __all__ = ["Gate", "name_of", "register", "registered", "unregister"]
 
@@ -108,15 +108,15 @@ def name_of(obj: Any) -> str | None:
 def _is_function_class(obj: Any) -> bool:
     import torch
 
-    return isinstance(obj, type) and issubclass(obj, torch.autograd.Function)
+    return is_class(obj) and issubclass(obj, torch.autograd.Function)
 
 
 #: kind -> (what it must be, the check)
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "function": ("a subclass of torch.autograd.Function", _is_function_class),
-    "enum": ("an enum class", lambda obj: isinstance(obj, type) and issubclass(obj, enum.Enum)),
-    "dataclass": ("a dataclass", lambda obj: isinstance(obj, type) and dataclasses.is_dataclass(obj)),
-    "namedtuple": ("a NamedTuple class", lambda obj: isinstance(obj, type) and obj.__bases__ == (tuple,) and hasattr(obj, "_fields")),
+    "enum": ("an enum class", lambda obj: is_class(obj) and issubclass(obj, enum.Enum)),
+    "dataclass": ("a dataclass", lambda obj: value_fields(obj) is not None),
+    "namedtuple": ("a NamedTuple class", lambda obj: tuple_fields(obj) is not None),
     "callable": ("a callable", callable),
     "object": ("a registered object", lambda obj: True),
 }
@@ -130,7 +130,8 @@ class Gate:
     matches is imported: what a pattern covers is code that the file may choose from.
 
     A name is looked up in the registry, then among the classes of ``allow``, then by import. Names in ``__main__``
-    and names with ``<locals>`` are never looked for by import: another process has other ones.
+    and names with ``<locals>`` are never looked for by import: another process has other ones. Nor is a ``__main__`` inside
+    a package: to import it is to run a program.
     """
 
     def __init__(self, allow: Any = ()) -> None:
@@ -182,7 +183,7 @@ class Gate:
     def _import(self, wanted: str, name: str) -> Any:
         module, colon, qualname = name.partition(":")
         parts = qualname.split(".")
-        if not colon or module == "__main__" or "<locals>" in parts:
+        if not colon or "__main__" in module.split(".") or "<locals>" in parts:
             raise TrustError(
                 f"{shown(name)} ({wanted}) cannot be imported in another process: "
                 "let setup='pkg.mod:function' call exporter.register(cls) there, or move the class to the top level of a module"
@@ -194,31 +195,39 @@ class Gate:
                 f"the file names {shown(name)} ({wanted}), which is not allowed: pass allow=[{shown(name)!r}] (or a pattern such as "
                 f"{shown(module) + ':*'!r}) if you trust its code with what the file says, or call exporter.register(cls) first"
             )
+        names = _names_of(module, name)
         try:
-            found: Any = importlib.import_module(module)
-        except Exception as error:
+            found = find(names, qualname)
+        except KeyError as error:
             raise TrustError(
-                f"{shown(name)} is allowed, but the module {shown(module)} cannot be imported here ({type(error).__name__}: {shown(str(error))}): "
-                "install it, or register the class with exporter.register(cls)"
+                f"{shown(name)} is allowed, but {shown(module)} has no {shown(qualname)} here: install the version the model was exported with"
             ) from error
-        for depth, part in enumerate(parts):
-            # vars(), never getattr: no __getattr__, no descriptor, no step from a class into an instance or a module.
-            if depth and not isinstance(found, type):
-                raise TrustError(f"{shown(name)} walks through {shown(part)}'s owner, which is no class: only nested classes can be named")
-            if part not in vars(found):
-                raise TrustError(
-                    f"{shown(name)} is allowed, but {shown(module)} has no {shown(qualname)} here: install the version the model was exported with"
-                )
-            owner, found = found, vars(found)[part]
-            if isinstance(found, staticmethod):
-                found = found.__func__
-            elif isinstance(found, classmethod):
-                found = found.__get__(None, owner)
-        if isinstance(found, types.BuiltinFunctionType) and module == "torch" and found.__name__ == qualname:
+        except TypeError as error:
+            raise TrustError(
+                f"{shown(name)} walks through {shown(str(error))}'s owner, which is no class: only nested classes can be named"
+            ) from error
+        if type(found) is types.BuiltinFunctionType and module == "torch" and found.__name__ == qualname:
             return found  # torch.tanh and its like know no module
-        own = (getattr(found, "__module__", None), getattr(found, "__qualname__", None))
+        own = own_name(found)
         if own != (module, qualname):
             raise TrustError(
                 f"{shown(name)} is another name of {shown(f'{own[0]}:{own[1]}')}: a file must name an object where it is defined"
             )
         return found
+
+
+def _names_of(module: str, name: str) -> dict[str, Any]:
+    """What a module holds, which is imported for it.
+
+    Raises:
+        TrustError: It cannot be imported, or put something into its place that is no module.
+    """
+    try:
+        return dict(vars(importlib.import_module(module)))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, too: a script that was meant to be run, not imported
+        raise TrustError(
+            f"{shown(name)} is allowed, but the module {shown(module)} cannot be imported here ({type(error).__name__}: {shown(said(error))}): "
+            "install it, or register the class with exporter.register(cls)"
+        ) from error

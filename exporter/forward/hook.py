@@ -78,6 +78,7 @@ def hook(inline: Iterable[Any] = (), *, eager_check: bool = True) -> Iterator[Ho
 def install(inline: Iterable[Any] = (), *, eager_check: bool = True) -> None:
     """Open a hook in every thread, until `uninstall`. A second call replaces the options; they are those of `hook`."""
     global _installed
+    options = Hook(Patterns(inline), eager_check=eager_check)  # first: what is wrong with them must leave nothing patched
     with _lock:
         if _installed is None:
             _patch()
@@ -86,7 +87,7 @@ def install(inline: Iterable[Any] = (), *, eager_check: bool = True) -> None:
             except ExportError:
                 _unpatch()
                 raise
-        _installed = Hook(Patterns(inline), eager_check=eager_check)
+        _installed = options
 
 
 def uninstall() -> None:

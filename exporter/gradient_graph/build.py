@@ -14,7 +14,7 @@ from exporter.files.read import reading
 from exporter.gradient_graph.boundary import Boundary
 from exporter.gradient_graph.inference import infer_shapes
 from exporter.gradient_graph.model import own_copy, remove_marks, set_ir_version
-from symbolics.errors import FormatError, PythonopError
+from symbolics.errors import ArgumentError, FormatError, PythonopError
 from symbolics.gradients import COMPOSITES, NONDIFFERENTIABLE, RULES, Rule, gradient
 from symbolics.graph.builder import Builder
 from symbolics.graph.collector import without_gc
@@ -60,7 +60,7 @@ def build_gradient_graph(
     Raises:
         UnsupportedOperatorError: An operator between wrt and outputs has no rule.
         FormatError: The model does not pass onnx.checker, cannot be converted to opset 18, or its stop-gradient marks were lost.
-        ArgumentError: wrt or outputs name what does not exist or has no gradient (a ValueError too).
+        ArgumentError: wrt or outputs name what does not exist or has no gradient (a ValueError too); overrides is no table of rules.
     """
     with reading(model):
         copy = own_copy(model)
@@ -75,7 +75,7 @@ class _Build:
     def __init__(self, model: ir.Model, wrt: Iterable[str] | None, outputs: Iterable[str] | None, overrides: Mapping[Any, Any]) -> None:
         self.model = model
         self.boundary = Boundary(model, wrt, outputs)
-        own = {_key(k): r if isinstance(r, Rule) else Rule(r) for k, r in overrides.items()}
+        own = {_key(k): _rule(k, r) for k, r in overrides.items()}
         self.rules: dict[Key, Rule] = {**RULES, **{(domain, name): r.check(domain, name) for (domain, name), r in own.items()}}
         self.scope = Scope(self.boundary.prefix, self.boundary.is_constant)
         self.scope.backward = self.sweep
@@ -267,5 +267,15 @@ class _Build:
             ) from error
 
 
-def _key(operator: str | Key) -> Key:
-    return ("", operator) if isinstance(operator, str) else operator
+def _key(operator: Any) -> Key:
+    """(domain, operator) of a key of ``overrides``."""
+    key = ("", operator) if isinstance(operator, str) else operator
+    if not isinstance(key, tuple) or len(key) != 2 or not all(isinstance(part, str) for part in key):
+        raise ArgumentError(f"overrides has the key {operator!r}: give the operator's name, or (domain, operator)")
+    return key
+
+
+def _rule(operator: Any, rule: Any) -> Rule:
+    if not isinstance(rule, Rule) and not callable(rule):
+        raise ArgumentError(f"overrides has {rule!r} for {operator!r}: give a rule, a function as exporter.gradient takes it")
+    return rule if isinstance(rule, Rule) else Rule(rule)

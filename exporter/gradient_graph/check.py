@@ -15,7 +15,7 @@ from exporter.gradient_graph.model import own_copy
 from symbolics.errors import PythonopError
 from symbolics.graph.values import dtype_of, is_float, name_of
 from symbolics.graph.walk import walk
-from symbolics.node.metadata import read_pairing
+from symbolics.node.metadata import pairing_of
 
 __all__ = ["check_gradients"]
 
@@ -61,7 +61,7 @@ def check_gradients(
     worst = 0.0
     for level in range(1, order + 1):
         training = build_gradient_graph(current, wrt=targets, overrides=overrides)
-        pairing = read_pairing(training.metadata_props)
+        pairing = pairing_of(training)
         assert pairing is not None
         targets = list(pairing.outputs)
         forward = _Function(current, list(pairing.inputs))

@@ -9,10 +9,13 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from symbolics.errors import FormatError
 from symbolics.graph.shapes import guess_ranks
-from symbolics.graph.values import array_of, attr, is_python_op, is_static, name_of
+from symbolics.graph.values import array_of, is_python_op, is_static, name_of
 from symbolics.graph.walk import subgraphs, walk
+from symbolics.node.attributes import SPECS, check_types, values_of
 from symbolics.node.limits import MAX_UNROLLED
+from symbolics.node.text import reason, shown
 
 __all__ = ["SMALL", "infer_shapes", "is_weight", "skeleton"]
 
@@ -36,7 +39,10 @@ def _inferred(model: ir.Model) -> onnx.ModelProto:
     proto = skeleton(model)
     _hide_ranges(model.graph, proto.graph)
     proto.opset_import.add(domain=_HIDDEN, version=1)
-    return onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=False, data_prop=_propagates(model))
+    try:
+        return onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=False, data_prop=_propagates(model))
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
+        raise FormatError(f"ONNX cannot infer the types of the model, which contradict each other: {reason(error)}") from error
 
 
 # ---------------------------------------------------------------------------------------------- what inference may write down
@@ -112,7 +118,11 @@ def _longest(
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
-    """The model as a message with its large weights, and those in other files, as inputs."""
+    """The model as a message with its large weights, and those in other files, as inputs.
+
+    Raises:
+        FormatError: The model cannot be written down: a name is no text, a tensor is not what its type says.
+    """
     graph = model.graph
     weights = [v for v in graph.initializers.values() if is_weight(v.const_value)]
     added = [v for v in weights if not v.is_graph_input()]
@@ -121,6 +131,8 @@ def skeleton(model: ir.Model) -> onnx.ModelProto:
     graph.inputs.extend(added)
     try:
         return ir.to_proto(model)
+    except (ir.serde.SerdeError, ValueError, TypeError, OSError) as error:
+        raise FormatError.damaged("the model", f"it cannot be written as ONNX: {reason(error)}") from error
     finally:
         for _ in added:  # one by one: a deleted slice would leave them marked as inputs
             graph.inputs.pop()
@@ -162,9 +174,21 @@ def _dims(info: Any) -> list[int | str | None]:
 
 
 def _type_python_op(node: ir.Node) -> None:
-    """Types and ranks of a PythonOp's outputs are among its attributes."""
-    for out, kind, rank in zip(node.outputs[1:], attr(node, "output_tensor_types", ()), attr(node, "output_tensor_ranks", ())):
+    """Types and ranks of a PythonOp's outputs are among its attributes.
+
+    Raises:
+        FormatError: They are no types and ranks, or not of as many tensors as the node gives out.
+    """
+    values = values_of(node)
+    check_types(values, SPECS, node.op_type, complete=False)
+    types, ranks = values.get("output_tensor_types", ()), values.get("output_tensor_ranks", ())
+    if not len(types) == len(ranks) == len(node.outputs[1:]):
+        raise FormatError.damaged(
+            f"the {node.op_type} {shown(node.name or '')!r}",
+            f"it has {len(node.outputs[1:])} tensor outputs, and attributes for {len(types)} types and {len(ranks)} ranks",
+        )
+    for out, kind, rank in zip(node.outputs[1:], types, ranks, strict=True):
         out.type = out.type or ir.TensorType(ir.DataType(kind))
         out.shape = out.shape if out.shape is not None else ir.Shape([None] * rank)
-    context = node.outputs[0]
-    context.type, context.shape = ir.TensorType(ir.DataType.INT64), ir.Shape(())
+    for context in node.outputs[:1]:
+        context.type, context.shape = ir.TensorType(ir.DataType.INT64), ir.Shape(())

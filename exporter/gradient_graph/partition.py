@@ -10,7 +10,8 @@ import onnx_ir as ir
 from symbolics.errors import FormatError
 from symbolics.graph.values import array_of, is_python_op, made_by, name_of
 from symbolics.graph.walk import reads
-from symbolics.node.metadata import GradientPairing, read_pairing
+from symbolics.node.metadata import GradientPairing, pairing_of
+from symbolics.node.names import GRADIENTS_KEY
 
 __all__ = ["Partition", "forward_part", "split"]
 
@@ -60,7 +61,7 @@ class Partition:
 
 def forward_part(model: ir.Model, state: Iterable[str], extra: Iterable[str] = ()) -> ir.Model:
     """The forward of a model alone, its state as inputs behind the model's; outputs are the model's, then ``extra``."""
-    pairing = read_pairing(model.metadata_props) or GradientPairing()
+    pairing = pairing_of(model) or GradientPairing()
     inputs, outputs = _forward_names(model, pairing)
     return _extract(model, [*inputs, *_in_order(model, state)], [*outputs, *extra])
 
@@ -77,7 +78,7 @@ def split(training: ir.Model, state: Iterable[str], extra: Iterable[str] = (), w
     Raises:
         FormatError: The model has no gradient graph.
     """
-    pairing = read_pairing(training.metadata_props)
+    pairing = pairing_of(training)
     if pairing is None:
         raise FormatError("the model has no gradient graph (no metadata pythonop.gradients): make one with exporter.build_gradient_graph")
     nodes = list(training.graph)
@@ -187,7 +188,12 @@ def _reach(backward: Sequence[ir.Node], gradients: dict[str, ir.Value], output_o
 
 def _extract(model: ir.Model, inputs: Iterable[str], outputs: Iterable[str]) -> ir.Model:
     """A copy of what lies between some values of a model; initializers among the inputs lose their data."""
-    graph = ir.convenience.extract(model.graph, list(dict.fromkeys(inputs)), list(dict.fromkeys(outputs)))
+    try:
+        graph = ir.convenience.extract(model.graph, list(dict.fromkeys(inputs)), list(dict.fromkeys(outputs)))
+    except ValueError as error:  # a value of the part comes from none of its inputs
+        raise FormatError.damaged(
+            f"metadata {GRADIENTS_KEY}", f"it does not part the graph into a forward and a backward: {error}"
+        ) from error
     for value in graph.inputs:
         graph.initializers.pop(name_of(value), None)
         value.const_value = None

@@ -17,9 +17,10 @@ from exporter.train_mode.batch_norm import counter_of
 from exporter.train_mode.dropout import draw_seed
 from symbolics.errors import FormatError, PythonopWarning, RunError
 from symbolics.node.dtypes import DTYPES
-from symbolics.node.metadata import StateEntry, read_cumulative, read_pairing
-from symbolics.node.names import OUTPUTS_KEY
+from symbolics.node.metadata import StateEntry, pairing_of, read_cumulative
+from symbolics.node.names import CUMULATIVE_KEY, OUTPUTS_KEY
 from symbolics.node.result import rebuild
+from symbolics.node.text import shown
 
 __all__ = ["Bound"]
 
@@ -47,7 +48,7 @@ class Bound:
         providers: Any,
     ) -> None:
         graph = model.graph
-        pairing = read_pairing(model.metadata_props)
+        pairing = pairing_of(model)
         seeds = set(pairing.inputs.values()) if pairing is not None else set()
         self.source = "model"
         self.names = names
@@ -55,6 +56,8 @@ class Bound:
         self.state = {name: (DTYPES[int(array.dtype)], tuple(array.shape)) for name, array in arrays.items() if array is not None}
         given = [value for value in graph.inputs if value.name not in seeds and value.name not in graph.initializers]
         self.inputs = {value.name: value for value in given if value.name is not None}
+        for value in (*self.inputs.values(), *graph.outputs):
+            _check_type(value)
         self.structure = model.metadata_props.get(OUTPUTS_KEY)
         self.gate = gate
         self.device = device
@@ -63,10 +66,18 @@ class Bound:
             for name, entry in entries.items()
             if name.endswith("running_mean") and (other := entries.get(counter_of(name))) is not None
         }
-        for name in read_cumulative(model.metadata_props):
-            if name in names and name not in self.counters:
+        for counter in self.counters.values():
+            kind, shape = self.state[counter]
+            if kind.is_floating_point or kind is torch.bool or shape:
                 raise FormatError(
-                    f"{name!r} is the average of all batches, and the file has no num_batches_tracked beside it: it is damaged"
+                    f"{shown(counter)!r} counts batches, and is {kind} of shape {list(shape)}, not an integer: the file is damaged"
+                )
+        for name in sorted(read_cumulative(model.metadata_props)):
+            if name not in names:
+                raise FormatError.damaged(f"metadata {CUMULATIVE_KEY}", f"it names {shown(name)!r}, which is no parameter or buffer")
+            if name not in self.counters:
+                raise FormatError(
+                    f"{shown(name)!r} is the average of all batches, and the file has no num_batches_tracked beside it: it is damaged"
                 )
         self.plans = Plans(model, tuple(names), allow, device, providers)
         self._warned: set[str] = set()
@@ -168,6 +179,8 @@ class Bound:
 
     def _update(self, module: torch.nn.Module, plan: Plan, state: dict[str, torch.Tensor], box: dict[str, Any]) -> None:
         for entry in plan.statistics:
+            if entry.mean not in state or entry.var not in state:
+                continue  # constants of the file: no module has them
             counter = self.counters.get(entry.mean)
             entry.update(state[entry.mean], state[entry.var], None if counter is None else state[counter], box)
 
@@ -181,6 +194,17 @@ class Bound:
         if why not in self._warned:
             self._warned.add(why)
             warnings.warn(f"the model's result comes as a plain tuple or dict: {why}", PythonopWarning, stacklevel=5)
+
+
+def _check_type(value: ir.Value) -> None:
+    """Raises FormatError for an input or output that torch has no tensors of."""
+    if value.type is None:  # onnxruntime finds it out
+        return
+    if not isinstance(value.type, ir.TensorType) or int(value.type.dtype) not in DTYPES:
+        raise FormatError(
+            f"the input or output {shown(value.name or '')!r} is a {shown(str(value.type))}, and torch has no tensors of that: "
+            "run the file with exporter.inference_session"
+        )
 
 
 def _lookup(module: torch.nn.Module, name: str) -> torch.Tensor:

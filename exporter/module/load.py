@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,10 @@ from exporter.files.trust import Gate
 from exporter.module.bound import Bound
 from exporter.runtime.tensors import to_tensor
 from symbolics.errors import FormatError
-from symbolics.node.metadata import StateEntry, read_state
-from symbolics.node.names import STEP_KEY
+from symbolics.node.limits import MAX_DEPTH
+from symbolics.node.metadata import StateEntry, state_of
+from symbolics.node.names import STATE_KEY, STEP_KEY
+from symbolics.node.text import shown
 
 __all__ = ["OnnxModule", "load"]
 
@@ -77,6 +79,7 @@ class OnnxModule(torch.nn.Module):
             raise FormatError(
                 "the file is a training step, which has no parameters of its own: run it with exporter.inference_session, or load the forward file"
             )
+        object.__setattr__(self, "_onnx", None)  # no parameter of a file may take the name
         entries = _entries(opened)
         found = _register(self, opened.graph, entries, place)
         if providers is None and place.type == "cuda":
@@ -117,15 +120,10 @@ class _Part(torch.nn.Module):
 
 def _entries(model: ir.Model) -> dict[str, StateEntry]:
     """The names of the module's state; those of a foreign model are its float initializers of rank 1 or more."""
-    initializers = model.graph.initializers
-    entries = read_state(model.metadata_props)
+    entries = state_of(model)
     if entries is not None:
-        missing = [entry.initializer for entry in entries.values() if entry.initializer not in initializers]
-        if missing:
-            raise FormatError(
-                f"the file lacks the initializers {missing[:5]} that its metadata names: something removed them, or it is damaged"
-            )
         return entries
+    initializers = model.graph.initializers
     floats = [(name, value.const_value) for name, value in initializers.items() if value.const_value is not None]
     return {
         name: StateEntry(name, "parameter", True, True)
@@ -142,32 +140,66 @@ def _register(root: torch.nn.Module, graph: ir.Graph, entries: dict[str, StateEn
     """
     tensors: dict[str, torch.Tensor] = {}
     names: dict[str, str] = {}
+    parameters: dict[str, StateEntry] = {}
     for name, entry in entries.items():
-        value = graph.initializers[entry.initializer]
+        if entry.kind == "parameter" and parameters.setdefault(entry.initializer, entry).trainable != entry.trainable:
+            raise FormatError.damaged(
+                f"metadata {STATE_KEY}", f"{shown(name)!r} is trainable under one of its names and frozen under another"
+            )
+    for name, entry in entries.items():
         if entry.initializer not in tensors:
-            array = value.const_value
-            if array is None:
-                raise FormatError(f"the initializer {entry.initializer!r} has no values: the file is damaged")
-            try:
-                data = to_tensor(array.numpy()).to(device)
-            except Exception as error:
-                raise FormatError(f"the initializer {entry.initializer!r} is damaged: {error}") from error
-            tensors[entry.initializer] = torch.nn.Parameter(data, requires_grad=entry.trainable) if entry.kind == "parameter" else data
-            # The values belong to the module from here on: the graph keeps the shape alone.
-            empty = np.broadcast_to(np.zeros((), array.dtype.numpy()), tuple(data.shape))
-            value.const_value = ir.Tensor(empty, dtype=array.dtype, name=value.name)
-            value.type, value.shape = ir.TensorType(array.dtype), ir.Shape(data.shape)
-        *path, last = name.split(".")
-        if any(".".join([*path[: i + 1]]) in entries for i in range(len(path))):
-            path, last = [], name.replace(".", "_")  # "w" and "w.x": no module can have both
-        owner = root
-        for part in path:
-            if part not in dict(owner.named_children()):
-                setattr(owner, part, _Part())
-            owner = getattr(owner, part)
+            tensors[entry.initializer] = _tensor(graph.initializers[entry.initializer], parameters.get(entry.initializer), device)
+        owner, path, last = _place(root, name, entries)
         if entry.kind == "parameter":
             setattr(owner, last, tensors[entry.initializer])
         else:
             owner.register_buffer(last, tensors[entry.initializer], persistent=entry.persistent)
         names.setdefault(entry.initializer, ".".join([*path, last]))
     return names
+
+
+def _tensor(value: ir.Value, parameter: StateEntry | None, device: torch.device) -> torch.Tensor:
+    """The value of an initializer, which belongs to the module from here on: the graph keeps the shape alone."""
+    array = value.const_value
+    if array is None:
+        raise FormatError(f"the initializer {shown(value.name or '')!r} has no values: the file is damaged")
+    try:
+        data = to_tensor(array.numpy()).to(device)
+        found = data if parameter is None else torch.nn.Parameter(data, requires_grad=parameter.trainable)
+    except Exception as error:
+        raise FormatError(f"the initializer {shown(value.name or '')!r} is damaged: {error}") from error
+    empty = np.broadcast_to(np.zeros((), array.dtype.numpy()), tuple(data.shape))
+    value.const_value = ir.Tensor(empty, dtype=array.dtype, name=value.name)
+    value.type, value.shape = ir.TensorType(array.dtype), ir.Shape(data.shape)
+    return found
+
+
+def _place(root: torch.nn.Module, name: str, entries: Container[str]) -> tuple[torch.nn.Module, list[str], str]:
+    """Where a name of the state goes: the module that has it, the way there, its name in that module.
+
+    Raises:
+        FormatError: A module cannot have the name: a part of it is empty, taken, or an attribute of every module.
+    """
+    *path, last = name.split(".")
+    if len(path) > MAX_DEPTH:
+        raise FormatError.damaged(f"metadata {STATE_KEY}", f"the name {shown(name)!r} has more than {MAX_DEPTH} dots")
+    if any(".".join(path[: i + 1]) in entries for i in range(len(path))):
+        path, last = [], name.replace(".", "_")  # "w" and "w.x": no module can have both
+    owner = root
+    for part in path:
+        child = owner._modules.get(part)
+        if not isinstance(child, _Part):
+            _check_free(owner, part, name)
+            child = owner._modules[part] = _Part()
+        owner = child
+    _check_free(owner, last, name)
+    return owner, path, last
+
+
+def _check_free(owner: torch.nn.Module, part: str, name: str) -> None:
+    if not part or hasattr(owner, part):
+        why = f"{shown(part)!r} is an attribute that it has already" if part else "a part of it is empty"
+        raise FormatError(
+            f"the parameter or buffer {shown(name)!r} of the file cannot be one of a torch.nn.Module: {why}. "
+            "The file is damaged, or give the module another name before the export"
+        )

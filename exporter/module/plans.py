@@ -21,7 +21,7 @@ from exporter.train_mode.batch_norm import Statistics, batch_statistics
 from exporter.train_mode.dropout import inference_mode, seed_dropout
 from symbolics import quirks
 from symbolics.errors import RunError
-from symbolics.node.metadata import read_pairing
+from symbolics.node.metadata import pairing_of
 from symbolics.node.names import ORT_DOMAIN
 
 __all__ = ["Plan", "Plans"]
@@ -68,6 +68,7 @@ class Plans:
         Raises:
             UnsupportedOperatorError: An operator on the way has no gradient.
             RunError: A training file has no gradient of one of these names.
+            FormatError: The graph or its metadata is damaged.
         """
         with self.lock:
             found = self._plans.get((training, wrt))
@@ -88,7 +89,7 @@ class Plans:
             else:
                 inference_mode(model)
             statistics = batch_statistics(model) if training else []  # first: gradients take what the batch says from there
-        pairing = read_pairing(model.metadata_props)
+        pairing = pairing_of(model)
         if wrt and pairing is None:
             order = [name for name in (*(v.name for v in model.graph.inputs), *model.graph.initializers) if name in wrt]
             model = build_gradient_graph(model, wrt=order)

@@ -12,7 +12,9 @@ from exporter.module.plans import Plan, Plans
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tensors import tensor
 from symbolics import torch_private as private
-from symbolics.errors import RunError
+from symbolics.errors import FormatError, RunError
+from symbolics.node.names import GRADIENTS_KEY
+from symbolics.node.text import shown
 
 __all__ = ["Residuals", "Step", "outputs_of", "ready"]
 
@@ -61,6 +63,7 @@ class Step(torch.autograd.Function):
         handles = [int(found[name].numpy()) for name in partition.contexts]
         ctx.residuals = Residuals({name: found[name] for name in partition.residuals}, handles, plans.store)
         ctx.plans, ctx.plan, ctx.names = plans, plan, names
+        ctx.shapes = {name: value.shape for name, value in by_name.items()}
         ctx.likes = [(result.shape, result.dtype) for result in results]
         ctx.mark_non_differentiable(*(r for name, r in zip(plan.outputs, results, strict=True) if name not in partition.cotangents))
         ctx.set_materialize_grads(False)
@@ -72,6 +75,7 @@ class Step(torch.autograd.Function):
 
         Raises:
             RunError: With create_graph=True: what it returned would be constants for a second backward.
+            FormatError: The file's gradient of a value has another shape than the value.
         """
         if torch.is_grad_enabled():
             raise RunError(
@@ -104,8 +108,11 @@ class Step(torch.autograd.Function):
                 plans.store.retain = False
         if not keep:
             residuals.close()
-        wanted = {name: found[output] for name, output in partition.gradients.items() if partition.reach[name] & given}
-        return (
-            *none,
-            *(tensor(wanted[name]) if name in wanted and ctx.needs_input_grad[i + 4] else None for i, name in enumerate(ctx.names)),
-        )
+        wanted = {name: tensor(found[output]) for name, output in partition.gradients.items() if partition.reach[name] & given}
+        for name, g in wanted.items():
+            if g.shape != ctx.shapes[name]:
+                raise FormatError.damaged(
+                    f"metadata {GRADIENTS_KEY}",
+                    f"what it names as the gradient of {shown(name)!r} has the shape {list(g.shape)}, not {list(ctx.shapes[name])}",
+                )
+        return (*none, *(wanted.get(name) if ctx.needs_input_grad[i + 4] else None for i, name in enumerate(ctx.names)))

@@ -19,7 +19,7 @@ from symbolics.errors import ExportError
 from symbolics.graph.builder import Builder
 from symbolics.graph.scope import Scope
 from symbolics.graph.values import dtype_of, name_of
-from symbolics.node.metadata import StepLayout, read_pairing, read_state, read_step, write_state, write_step
+from symbolics.node.metadata import StepLayout, pairing_of, read_state, read_step, write_state, write_step
 from symbolics.node.names import GRADIENTS_KEY, OUTPUTS_KEY, STATE_KEY, STEP_KEY
 
 __all__ = ["Assembly"]
@@ -60,7 +60,7 @@ class Assembly:
             ExportError: A buffer changes in a way that the graph does not show.
         """
         graph, op, carried = self.graph, self._op, self.carried
-        pairing = read_pairing(self.model.metadata_props)
+        pairing = pairing_of(self.model)
         assert pairing is not None
         for key, entry in (read_state(self.model.metadata_props) or {}).items():
             self._keys.setdefault(entry.initializer, []).append(key)

@@ -21,7 +21,7 @@ from exporter.verification.provenance import module_of, operator_of
 from exporter.verification.steps import backward, tensors_of
 from symbolics import torch_private as private
 from symbolics.graph.walk import reads
-from symbolics.node.metadata import read_pairing
+from symbolics.node.metadata import pairing_of
 
 __all__ = ["first_departure"]
 
@@ -44,7 +44,7 @@ def first_departure(program: Any, case: Case, cotangents: Sequence[Any], allow: 
     """
     known, results = _eager(case, cotangents)
     training = build_gradient_graph(program)
-    pairing = read_pairing(training.metadata_props)
+    pairing = pairing_of(training)
     assert pairing is not None
     outputs = [value for value in training.graph.outputs if value.name not in set(pairing.outputs.values())]
     feeds = _feeds(training, case, [value.name for value in outputs], cotangents, pairing)

@@ -11,8 +11,6 @@ resolver.
 from __future__ import annotations
 
 import base64
-import binascii
-import dataclasses
 import enum
 import functools
 import json
@@ -20,18 +18,20 @@ import math
 import re
 import sys
 import types
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from symbolics.errors import ExportError, FormatError
-from symbolics.node.containers import Partial, Slot, build, fields_of, is_dataclass, is_namedtuple
-from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_INT_BITS, MAX_ITEMS
+from symbolics.errors import ExportError, FormatError, PythonopError
+from symbolics.node.classes import find, flag_of, look, own_name, tuple_fields, value_fields
+from symbolics.node.containers import Partial, Slot, build, fields_of, is_dataclass, is_namedtuple, slots
+from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_EQUAL_HASHES, MAX_INT_BITS, MAX_ITEMS
 from symbolics.node.names import qualified_name
-from symbolics.node.text import clean
+from symbolics.node.records import SAFE_INT, parse
+from symbolics.node.text import clean, said
 
 __all__ = ["Codec", "Described", "Resolver", "Unresolved", "add_codec", "decode", "encode", "has_codec", "loads", "unresolved"]
 
@@ -83,13 +83,13 @@ def unresolved(kind: str, name: str) -> Any:
 
 
 def _importable(obj: Any) -> bool:
-    """Whether the module and qualified name of ``obj`` lead back to it."""
-    found: Any = sys.modules.get(getattr(obj, "__module__", None) or "")
-    for part in (getattr(obj, "__qualname__", None) or "<none>").split("."):
-        found = getattr(found, part, None)
-    return found is obj or (
-        isinstance(obj, types.MethodType) and isinstance(obj.__self__, type) and found == obj
-    )  # each look makes a new bound method
+    """Whether the module and qualified name of ``obj`` lead back to it, by the way that a reader goes."""
+    module, qualname = own_name(obj)
+    try:
+        found = find(vars(sys.modules[module or ""]), qualname or "")
+    except (KeyError, TypeError):
+        return False
+    return found is obj or (type(obj) is type(found) is types.MethodType and bool(found == obj))  # each look makes a new bound method
 
 
 # ---------------------------------------------------------------------------------------------- the table of types
@@ -103,8 +103,7 @@ class Codec:
         tag: The ``$name`` of the type.
         matches: Whether a value is of this type, exactly.
         write: value, encoder of children -> JSON payload.
-        read: JSON payload, decoder of children, resolver -> value. It may raise any of TypeError, ValueError,
-            KeyError, IndexError, OverflowError for a malformed payload.
+        read: JSON payload, decoder of children, resolver -> value. It may raise any Exception for a malformed payload.
     """
 
     tag: str
@@ -149,11 +148,13 @@ def _read_int(payload: Any, *_: Any) -> int:
     text = _typed(payload, str)
     if len(text) > MAX_INT_BITS // 4 + 3:
         raise ValueError(f"an int of more than {MAX_INT_BITS} bits")
+    if not re.fullmatch("-?0x[0-9a-fA-F]+", text):  # int() takes spaces, underscores and the digits of every script
+        raise ValueError("an int is written as 0x and hexadecimal digits")
     return int(text, 16)
 
 
 def _read_float(payload: Any, *_: Any) -> float:
-    if payload not in ("nan", "inf", "-inf"):
+    if _typed(payload, str) not in ("nan", "inf", "-inf"):
         raise ValueError("only nan, inf and -inf are written so")
     return float(payload)  # a new nan each time: two nans are two keys of a dict
 
@@ -170,41 +171,63 @@ def _read_entries(payload: Any, decode_child: Callable[[Any], Any], _: Resolver)
     return [(decode_child(key), decode_child(value)) for key, value in map(_pair, _typed(payload, list))]
 
 
+def _read_hashed(kind: Callable[[Any], Any], read: Callable[..., list[Any]], keys: Callable[[Any], Iterable[Any]]) -> Callable[..., Any]:
+    """The reader of a dict or set: no key stands twice, and they are not made to collide."""
+
+    def read_hashed(payload: Any, decode_child: Callable[[Any], Any], resolver: Resolver) -> Any:
+        items = read(payload, decode_child, resolver)
+        _check_hashes(keys(items))
+        out = kind(items)
+        if len(out) != len(items):
+            raise ValueError("it has a key twice")
+        return out
+
+    return read_hashed
+
+
+def _check_hashes(keys: Iterable[Any]) -> None:
+    """Raises ValueError for keys of one hash, each of which is compared with all others: 60,000 of them take minutes."""
+    counts = Counter(map(hash, keys))
+    if counts and max(counts.values()) > MAX_EQUAL_HASHES:
+        raise ValueError(f"more than {MAX_EQUAL_HASHES} of its keys have the same hash")
+
+
 def _write_entries(value: dict[Any, Any], encode_child: Callable[[Any], Any]) -> list[list[Any]]:
+    _check_hashes(value)
     return [[encode_child(k), encode_child(v)] for k, v in value.items()]
 
 
 def _write_set(value: Any, encode_child: Callable[[Any], Any]) -> list[Any]:
     # Sorted by their text: hash order changes from process to process, files must not.
+    _check_hashes(value)
     return sorted((encode_child(item) for item in value), key=lambda item: json.dumps(item))
 
 
 def _write_enum(value: enum.Enum, encode_child: Callable[[Any], Any]) -> list[Any]:
-    if value.name in type(value).__members__:
-        return [qualified_name(type(value)), value.name]
+    cls = type(value)
+    if look(cls, "_member_map_").get(value.name) is value:
+        return [qualified_name(cls), value.name]
     # A combination of flags has no name of its own (or one like "A|B"): its number stands for it.
-    if not isinstance(value, enum.Flag):
+    if flag_of(cls, value.value) is not value:
         raise TypeError("it is no member of its class")
-    return [qualified_name(type(value)), encode_child(value.value)]
+    return [qualified_name(cls), encode_child(value.value)]
 
 
 def _read_enum(payload: Any, decode_child: Callable[[Any], Any], resolver: Resolver) -> Any:
     name, member = _pair(payload)
     member = decode_child(member)
     cls = resolver("enum", _typed(name, str))
-    if isinstance(cls, Unresolved):
+    if type(cls) is Unresolved:
         return Unresolved(f"{name}.{member}")
-    if isinstance(member, str):
-        return cls.__members__[member]
-    if not issubclass(cls, enum.Flag):
-        raise TypeError(f"{name} is not a Flag, its members are named")
-    return cls(_typed(member, int))
+    if type(member) is str:
+        return look(cls, "_member_map_")[member]
+    return flag_of(cls, _typed(member, int))
 
 
 def _write_dataclass(value: Any, encode_child: Callable[[Any], Any]) -> list[Any]:
-    fields = fields_of(value)
     build(type(value), {}, {})  # TypeError for what a reader could not build
-    extra = sorted({*fields, *getattr(value, "__dict__", ())} - {f.name for f in dataclasses.fields(value)})
+    fields = fields_of(value)
+    extra = sorted({*fields, *getattr(value, "__dict__", ())} - {*(value_fields(type(value)) or ())})
     if extra:
         raise ExportError(
             f"a {qualified_name(type(value))} carries {', '.join(extra)} outside its dataclass fields: make them fields, or register the object"
@@ -216,10 +239,10 @@ def _read_dataclass(payload: Any, decode_child: Callable[[Any], Any], resolver: 
     name, fields = _pair(payload)
     values = {key: decode_child(value) for key, value in _typed(fields, dict).items()}
     cls = resolver("dataclass", _typed(name, str))
-    if isinstance(cls, Unresolved):
+    if type(cls) is Unresolved:
         return Described(values.values(), name, tuple(values))
     # A dataclass that is a dict has no entry for a field that is None.
-    fields = {f.name: values.get(f.name) for f in dataclasses.fields(cls)}
+    fields = {field: values.get(field) for field in value_fields(cls) or ()}
     if issubclass(cls, dict) is not mapping or not values.keys() <= fields.keys() or not (mapping or len(values) == len(fields)):
         raise ValueError(f"{name} has other fields in this process")
     return build(cls, fields, values)
@@ -229,10 +252,11 @@ def _read_namedtuple(payload: Any, decode_child: Callable[[Any], Any], resolver:
     name, items = _pair(payload)
     values = _read_items(items, decode_child, resolver)
     cls = resolver("namedtuple", _typed(name, str))
-    if isinstance(cls, Unresolved):
+    if type(cls) is Unresolved:
         return Described(values, name)
-    if len(values) != len(cls._fields):
-        raise ValueError(f"{name} has {len(cls._fields)} fields in this process, the file has {len(values)}")
+    count = len(tuple_fields(cls) or ())
+    if len(values) != count:
+        raise ValueError(f"{name} has {count} fields in this process, the file has {len(values)}")
     return tuple.__new__(cls, values)
 
 
@@ -241,18 +265,30 @@ def _read_slice(payload: Any, decode_child: Callable[[Any], Any], resolver: Reso
     return slice(start, stop, step)
 
 
-def _read_range(payload: Any, *_: Any) -> range:
-    start, stop, step = (_typed(item, int) if not isinstance(item, dict) else _read_int(item["$int"]) for item in _typed(payload, list))
+def _read_range(payload: Any, decode_child: Callable[[Any], Any], resolver: Resolver) -> range:
+    start, stop, step = (_typed(item, int) for item in _read_items(payload, decode_child, resolver))
     return range(start, stop, step)
+
+
+def _read_ellipsis(payload: Any, *_: Any) -> Any:
+    if payload is not True:
+        raise ValueError("it is written as true")
+    return ...
 
 
 def _read_bytes(payload: Any, *_: Any) -> bytes:
     return base64.b64decode(_typed(payload, str), validate=True)
 
 
+def _read_index(payload: Any, *_: Any) -> int:
+    if _typed(payload, int) < 0:
+        raise ValueError("the number of a tensor is 0 or more: the file is damaged")
+    return payload
+
+
 def _numpy_dtype(name: Any) -> np.dtype:
     # A pattern first: numpy reads a whole language of dtypes.
-    if not re.fullmatch(r"[<>|][biufc]\d{1,2}", _typed(name, str)):
+    if not re.fullmatch(r"[<>|][biufc][0-9]{1,2}", _typed(name, str)):
         raise TypeError(f"numpy dtype {name[:40]!r} is not a number type")
     return np.dtype(name)
 
@@ -266,7 +302,17 @@ def _write_array(value: Any, _: Any) -> list[Any]:
 def _read_array(payload: Any, *_: Any) -> np.ndarray:
     dtype, shape, data = _typed(payload, list)
     array = np.frombuffer(_read_bytes(data), dtype=_numpy_dtype(dtype))
-    return array.reshape([_typed(n, int) for n in _typed(shape, list)]).copy()
+    dims = [_typed(n, int) for n in _typed(shape, list)]
+    if any(n < 0 for n in dims):  # reshape would work one of them out
+        raise ValueError("a dimension is 0 or more")
+    return array.reshape(dims).copy()
+
+
+def _read_scalar(payload: Any, *_: Any) -> Any:
+    array = _read_array(payload)
+    if array.shape != ():
+        raise ValueError("a scalar has no dimensions")
+    return array[()]
 
 
 def _read_named(kind: str) -> Callable[[Any, Any, Resolver], Any]:
@@ -293,24 +339,28 @@ def _read_str(payload: Any, *_: Any) -> str:
     return _read_bytes(payload).decode("utf-8", "surrogatepass")
 
 
+def _first(entries: list[tuple[Any, Any]]) -> Iterable[Any]:
+    return (key for key, _ in entries)
+
+
 _TABLE: list[tuple[str, Any, Any, Any]] = [
     # tag, matches, write, read
-    ("$tensor", lambda v: isinstance(v, Slot) and v.kind == "tensor", lambda v, _: v.index, lambda p, *_: Slot(_typed(p, int))),
-    ("$size", lambda v: isinstance(v, Slot) and v.kind == "size", lambda v, _: v.index, lambda p, *_: Slot(_typed(p, int), "size")),
+    ("$tensor", lambda v: isinstance(v, Slot) and v.kind == "tensor", lambda v, _: v.index, lambda p, *_: Slot(_read_index(p))),
+    ("$size", lambda v: isinstance(v, Slot) and v.kind == "size", lambda v, _: v.index, lambda p, *_: Slot(_read_index(p), "size")),
     ("$int", _exactly(int), lambda v, _: hex(v), _read_int),
     ("$float", _exactly(float), _write_float, _read_float),
     ("$complex", _exactly(complex), lambda v, e: [e(v.real), e(v.imag)], lambda p, d, _: complex(*(_typed(d(x), float) for x in _pair(p)))),
     ("$str", _has_pair, _write_str, _read_str),
     ("$bytes", _exactly(bytes), lambda v, _: base64.b64encode(v).decode(), _read_bytes),
     ("$tuple", _exactly(tuple), lambda v, e: [e(x) for x in v], lambda p, d, r: tuple(_read_items(p, d, r))),
-    ("$dict", _exactly(dict), _write_entries, lambda p, d, r: dict(_read_entries(p, d, r))),
-    ("$ordereddict", _exactly(OrderedDict), _write_entries, lambda p, d, r: OrderedDict(_read_entries(p, d, r))),
-    ("$set", _exactly(set), _write_set, lambda p, d, r: set(_read_items(p, d, r))),
-    ("$frozenset", _exactly(frozenset), _write_set, lambda p, d, r: frozenset(_read_items(p, d, r))),
+    ("$dict", _exactly(dict), _write_entries, _read_hashed(dict, _read_entries, _first)),
+    ("$ordereddict", _exactly(OrderedDict), _write_entries, _read_hashed(OrderedDict, _read_entries, _first)),
+    ("$set", _exactly(set), _write_set, _read_hashed(set, _read_items, iter)),
+    ("$frozenset", _exactly(frozenset), _write_set, _read_hashed(frozenset, _read_items, iter)),
     ("$slice", _exactly(slice), lambda v, e: [e(v.start), e(v.stop), e(v.step)], _read_slice),
     ("$range", _exactly(range), lambda v, e: [e(v.start), e(v.stop), e(v.step)], _read_range),
-    ("$ellipsis", lambda v: v is Ellipsis, lambda v, _: True, lambda p, *_: Ellipsis),
-    ("$numpy", lambda v: isinstance(v, np.generic), _write_array, lambda p, *_: _read_array(p)[()]),
+    ("$ellipsis", lambda v: v is Ellipsis, lambda v, _: True, _read_ellipsis),
+    ("$numpy", lambda v: isinstance(v, np.generic), _write_array, _read_scalar),
     ("$ndarray", lambda v: type(v) is np.ndarray, _write_array, _read_array),
     ("$numpydtype", lambda v: isinstance(v, np.dtype), lambda v, _: _numpy_dtype(v.str).str, lambda p, *_: _numpy_dtype(p)),
     ("$enum", lambda v: isinstance(v, enum.Enum), _write_enum, _read_enum),
@@ -323,8 +373,7 @@ _TABLE: list[tuple[str, Any, Any, Any]] = [
 for _row in _TABLE:
     add_codec(Codec(*_row))
 
-# Not in the table: what JSON itself can say. 2**53 is what every JSON reader keeps.
-_SAFE_INT = 1 << 53
+# Not in the table: what JSON itself can say.
 
 
 def _is_plain(value: Any) -> bool:
@@ -333,7 +382,7 @@ def _is_plain(value: Any) -> bool:
         value is None
         or kind is bool
         or (kind is str and not _has_pair(value))
-        or (kind is int and abs(value) <= _SAFE_INT)
+        or (kind is int and abs(value) <= SAFE_INT)
         or (kind is float and math.isfinite(value))
     )
 
@@ -346,6 +395,7 @@ class _Budget:
 
     def __init__(self, error: type[Exception]) -> None:
         self.items = 0
+        self.slots = 0
         self.error = error
 
     def spend(self, depth: int) -> None:
@@ -418,36 +468,29 @@ def decode(data: Any, resolver: Resolver = unresolved) -> Any:
             raise FormatError(
                 f"a call holds a value of the unknown type {tag[:40]!r}: it needs a newer pythonop, or `import symbolics.node.torch_arguments`"
             )
+        budget.slots += tag in ("$tensor", "$size")
         try:
             return codec.read(payload, lambda x: visit(x, depth + 1), resolver)
-        except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError, binascii.Error) as error:
-            raise FormatError(f"a {tag} value in a call is malformed: {clean(str(error))}") from error
+        except PythonopError:
+            raise
+        except Exception as error:  # a key's own __hash__ may raise anything
+            raise FormatError(f"a {tag} value in a call is malformed: {clean(said(error))}") from error
 
-    return visit(data, 0)
+    value = visit(data, 0)
+    if budget.slots != len(slots(value)):
+        raise FormatError.damaged("a call", "a tensor stands where none can be (a set, a slice, a key of a dict)")
+    return value
 
 
 def loads(text: str) -> Any:
     """Parse untrusted JSON within the limits.
 
     Raises:
-        FormatError: It is too long, nested too deeply, or no JSON.
+        FormatError: It is no text, too long, nested too deeply, or no JSON.
     """
+    if not isinstance(text, str):
+        raise FormatError.damaged("a call", "it is not of type STRING")
     if len(text) > MAX_BYTES:
         raise FormatError(f"a call of {len(text)} bytes is longer than the {MAX_BYTES} that a file may hold")
 
-    def refuse(token: str) -> Any:
-        raise FormatError(f"the number {token[:40]!r} is outside what a call may hold")
-
-    def parse_float(token: str) -> float:
-        value = float(token)
-        return value if math.isfinite(value) else refuse(token)
-
-    def parse_int(token: str) -> int:
-        return int(token) if len(token) <= 20 and abs(int(token)) <= _SAFE_INT else refuse(token)
-
-    try:
-        return json.loads(text, parse_constant=refuse, parse_float=parse_float, parse_int=parse_int)
-    except RecursionError as error:
-        raise FormatError(f"a call nests deeper than {MAX_DEPTH} levels") from error
-    except ValueError as error:
-        raise FormatError(f"a call is not JSON: {clean(str(error))}") from error
+    return parse(text, "a call")

@@ -17,7 +17,7 @@ from symbolics.errors import ExportError, FormatError
 from symbolics.node.arguments import Resolver, decode, encode, loads, unresolved
 from symbolics.node.call import Autocast, AutogradCall
 from symbolics.node.containers import Slot, slots
-from symbolics.node.limits import MAX_BYTES
+from symbolics.node.limits import MAX_BYTES, MAX_ITEMS, MAX_RANK
 from symbolics.node.names import CALL_ATTRIBUTE, FORMAT_VERSION, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 from symbolics.node.records import read_record
 from symbolics.node.text import shown
@@ -34,9 +34,11 @@ __all__ = [
     "python_op_grad",
     "read_attributes",
     "read_call",
+    "tuples_of",
     "typed_attributes",
     "values_of",
     "write_attributes",
+    "wrong_tensors",
 ]
 
 AttributeValue = str | int | list[int] | list[float]
@@ -82,6 +84,9 @@ GRAD_SPECS: dict[str, tuple[ir.AttributeType, bool, str]] = {
     "inplace": (_INT, False, "Whether an output reuses the memory of an input."),
     CALL_ATTRIBUTE: (_STRING, False, "The call of the PythonOp as JSON."),
 }
+
+#: What readers of other dialects know beside `SPECS`.
+_DIALECT_SPECS = {"func_name": SPECS["name"], **{k.replace("_int_", "_bool_"): v for k, v in SPECS.items() if k.startswith("input_int_")}}
 
 _FLOAT32_MAX = 3.4028234663852886e38
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -219,9 +224,7 @@ def read_attributes(attributes: Mapping[str, Any], resolver: Resolver = unresolv
     """
     check_types(attributes, SPECS, PYTHON_OP)
     name, convention = attributes["name"], attributes["input_convention"]
-    flags = _flags(attributes, "input_requires_grads")
-    if set(convention) - {"c", "d"} or len(flags) != len(convention):
-        raise FormatError.damaged(shown(name), f"input_convention {shown(convention)} and input_requires_grads do not go together")
+    needed = _flags_of_tensors(attributes)
     if CALL_ATTRIBUTE in attributes:
         record = read_call(attributes[CALL_ATTRIBUTE], name)
         args = tuple(decode(value, resolver) for value in record.args)
@@ -240,10 +243,10 @@ def read_attributes(attributes: Mapping[str, Any], resolver: Resolver = unresolv
         outputs=outputs,
         input_types=tuple(attributes["input_tensor_types"]),
         input_ranks=tuple(attributes["input_tensor_ranks"]),
-        input_requires_grads=tuple(flag for flag, letter in zip(flags, convention, strict=True) if letter == "d"),
+        input_requires_grads=needed,
         output_types=tuple(attributes["output_tensor_types"]),
         output_ranks=tuple(attributes["output_tensor_ranks"]),
-        output_requires_grads=_flags(attributes, "output_tensor_requires_grads"),
+        output_requires_grads=tuple(map(bool, attributes["output_tensor_requires_grads"])),
         inplace=bool(attributes.get("inplace", 0)),
         training=bool(attributes.get("training_mode", 0)),
         autocast=record.autocast if record else Autocast(),
@@ -253,30 +256,85 @@ def read_attributes(attributes: Mapping[str, Any], resolver: Resolver = unresolv
     return call
 
 
-def _flags(attributes: Mapping[str, Any], name: str) -> tuple[bool, ...]:
-    if any(flag not in (0, 1) for flag in attributes[name]):
-        raise FormatError.damaged(shown(attributes["name"]), f"{name} holds something that is not 0 or 1")
-    return tuple(bool(flag) for flag in attributes[name])
+def _flags_of_tensors(attributes: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Which tensor arguments need a gradient, from attributes that `check_types` has seen."""
+    pairs = zip(attributes["input_requires_grads"], attributes["input_convention"], strict=True)
+    return tuple(bool(flag) for flag, letter in pairs if letter == "d")
 
 
-def check_types(attributes: Mapping[str, Any], specs: Mapping[str, tuple[ir.AttributeType, bool, str]], op: str) -> None:
-    """Raises FormatError where an attribute is missing or of another type than ``specs`` says."""
+def check_types(
+    attributes: Mapping[str, Any], specs: Mapping[str, tuple[ir.AttributeType, bool, str]], op: str, *, complete: bool = True
+) -> None:
+    """See that attributes are of their types and within the limits of docs/format.md.
+
+    Args:
+        attributes: name -> value, as `values_of` gives them.
+        specs: `SPECS` or `GRAD_SPECS`.
+        op: The operator, for messages.
+        complete: Whether the required ones must be there; False also reads what the other dialects have.
+
+    Raises:
+        FormatError: An attribute is missing, of another type, too long, contradicts another, or holds an element type, a rank
+            or a flag that there is none of.
+    """
     python = {_INT: int, _STRING: str}
-    for name, (kind, required, _) in specs.items():
+    for name, (kind, required, _) in {**specs, **({} if complete else _DIALECT_SPECS)}.items():
         if name not in attributes:
-            if required:
+            if required and complete:
                 raise FormatError(
                     f"a {op} lacks the attribute {name}: the file is damaged, or of a dialect that cannot be read back (docs/format.md)"
                 )
             continue
-        value = attributes[name]
+        value, place = attributes[name], f"the attribute {name} of a {op}"
         if kind in python:
             ok = isinstance(value, python[kind])
         else:
             item = float if kind is _FLOATS else int
             ok = isinstance(value, (list, tuple)) and all(isinstance(v, item) for v in value)
         if not ok:
-            raise FormatError.damaged(f"the attribute {name} of a {op}", f"it is not of type {kind.name}")
+            raise FormatError.damaged(place, f"it is not of type {kind.name}")
+        if kind in (_INTS, _FLOATS) and len(value) > MAX_ITEMS:
+            raise FormatError.damaged(place, f"it holds {len(value)} numbers, more than the {MAX_ITEMS} that a file may hold")
+        wrong = None
+        if name.endswith("_tensor_types"):
+            wrong = wrong_tensors(value, ())
+        elif name.endswith("_tensor_ranks"):
+            wrong = wrong_tensors((), value)
+        elif name.endswith("requires_grads"):
+            wrong = next((f"it holds {flag}, not 0 or 1" for flag in value if flag not in (0, 1)), None)
+        if wrong is not None:
+            raise FormatError.damaged(place, wrong)
+    letters, flags = attributes.get("input_convention"), attributes.get("input_requires_grads")
+    if letters is not None and flags is not None and (set(letters) - {"c", "d"} or len(flags) != len(letters)):
+        what = f"input_convention {shown(letters)} and input_requires_grads do not go together"
+        raise FormatError.damaged(shown(str(attributes.get("name", op))), what)
+
+
+_ELEMENT_TYPES = frozenset(int(kind) for kind in ir.DataType if kind is not ir.DataType.UNDEFINED)
+
+
+def wrong_tensors(types: Sequence[int], ranks: Sequence[int]) -> str | None:
+    """What is wrong with element types and ranks that a node says; None for nothing."""
+    for kind in types:
+        if kind not in _ELEMENT_TYPES:
+            return f"it holds {kind}, which is no element type of ONNX"
+    for rank in ranks:
+        if not 0 <= rank <= MAX_RANK:
+            return f"it holds the rank {rank}, a tensor has 0 to {MAX_RANK} dimensions"
+    return None
+
+
+def tuples_of(attributes: Mapping[str, Any], prefix: str) -> list[tuple[Any, ...]]:
+    """The tuples that a family of attributes lays end to end (``input_int_tuple``).
+
+    Raises:
+        FormatError: They do not begin one after the other. Each could then be as long as all of them together.
+    """
+    items, begins = attributes.get(f"{prefix}s", ()), attributes.get(f"{prefix}_begins", ())
+    ends = [*begins[1:], len(items)]
+    if any(not 0 <= begin <= end for begin, end in zip(begins, ends, strict=False)):
+        raise FormatError.damaged(f"the attribute {prefix}_begins of a {PYTHON_OP}", "it does not go through its items in their order")
+    return [tuple(items[begin:end]) for begin, end in zip(begins, ends, strict=False)]
 
 
 @dataclass(frozen=True)
@@ -340,10 +398,7 @@ def _from_documented(attributes: Mapping[str, Any], name: str) -> tuple[Any, ...
         )
     found: dict[int, Any] = {}
     for prefix, _ in _FAMILIES:
-        items = attributes.get(f"{prefix}s", ())
-        if prefix.endswith("tuple"):
-            begins = attributes.get(f"{prefix}_begins", ())
-            items = [tuple(items[begin:end]) for begin, end in zip(begins, [*begins[1:], len(items)], strict=False)]
+        items = tuples_of(attributes, prefix) if prefix.endswith("tuple") else attributes.get(f"{prefix}s", ())
         found.update(zip(attributes.get(f"{prefix}_positions", ()), items, strict=False))
     tensors = iter(range(len(attributes["input_convention"])))
     try:
@@ -369,7 +424,9 @@ def values_of(node: ir.Node) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, attribute in node.attributes.items():
         if attribute.is_ref() or attribute.type not in (_INT, _INTS, _FLOATS, _STRING, ir.AttributeType.FLOAT):
-            raise FormatError.damaged(f"the attribute {name} of the {node.op_type} {node.name!r}", "it is of an unexpected type")
+            raise FormatError.damaged(
+                f"the attribute {shown(name)} of the {node.op_type} {shown(node.name or '')!r}", "it is of an unexpected type"
+            )
         value = attribute.value
         out[name] = list(value) if isinstance(value, (tuple, list)) else value
     return out
@@ -395,13 +452,17 @@ def python_op_grad(node: ir.Node, context: ir.Value, gradients: Sequence[ir.Valu
     check_types(values, SPECS, PYTHON_OP)
     outputs = list(node.outputs[1:])
     convention = values["input_convention"]
-    needed = [bool(flag) for flag, letter in zip(values["input_requires_grads"], convention, strict=True) if letter == "d"]
+    needed = list(_flags_of_tensors(values))
+    if not len(needed) == len(values["input_tensor_types"]) == len(node.inputs):
+        raise FormatError.damaged(
+            f"the PythonOp {shown(node.name or '')!r}", f"it has {len(node.inputs)} inputs, its attributes say another number"
+        )
     if wanted is not None:
         if len(wanted) != len(needed):
-            raise FormatError(f"the PythonOp {node.name!r} has {len(needed)} tensor inputs, wanted= has {len(wanted)} flags")
+            raise FormatError(f"the PythonOp {shown(node.name or '')!r} has {len(needed)} tensor inputs, wanted= has {len(wanted)} flags")
         needed = [need and want for need, want in zip(needed, wanted, strict=True)]
     if len(gradients) != len(outputs):
-        raise FormatError(f"the PythonOp {node.name!r} has {len(outputs)} tensor outputs, gradients= has {len(gradients)}")
+        raise FormatError(f"the PythonOp {shown(node.name or '')!r} has {len(outputs)} tensor outputs, gradients= has {len(gradients)}")
     attributes: dict[str, AttributeValue] = {
         "name": values["name"],
         "output_convention": convention,

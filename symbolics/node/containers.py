@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from symbolics.errors import ExportError
+from symbolics.node.classes import attributes_of, place_of, tuple_fields, value_fields, value_in
 from symbolics.node.limits import MAX_DEPTH
 
 __all__ = [
@@ -49,26 +49,58 @@ class Partial(tuple[Any, ...]):
 
 def is_dataclass(value: Any) -> bool:
     """Whether a value is opened as a dataclass. It may be a dict as well, as transformers' ModelOutput is."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, (type, list, tuple, Slot))
+    kind = type(value)
+    return value_fields(kind) is not None and not issubclass(kind, (list, tuple, Slot))
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """What a dataclass holds: its fields, or its entries where it is a dict as well."""
-    return dict(value) if isinstance(value, dict) else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    """What a dataclass holds: its fields, or its entries where it is a dict as well. No code of its class runs.
+
+    Raises:
+        AttributeError: A field was never set.
+        TypeError: The class computes a field (a property, another descriptor), or has a ``__dict__`` of its own making.
+    """
+    kind = type(value)
+    if issubclass(kind, dict):
+        return dict(_mapping_of(kind).items(value))
+    held = attributes_of(value)
+    out = {}
+    for name in value_fields(kind) or ():
+        slot = place_of(kind, name)
+        if slot is not None:
+            out[name] = slot.__get__(value)
+        elif held is not None and name in held:
+            out[name] = held[name]
+        else:  # a field with init=False leaves its default in the class
+            out[name] = value_in(kind, name)
+    return out
+
+
+def _mapping_of(cls: type) -> Any:
+    """The dict of Python's own that a class is made of; object where it is none."""
+    return OrderedDict if issubclass(cls, OrderedDict) else dict if issubclass(cls, dict) else object
 
 
 def build(cls: type, attributes: dict[str, Any], entries: dict[str, Any]) -> Any:
-    """A dataclass with these attributes, and these entries where it is a dict as well, without its constructor.
+    """A dataclass with these attributes, and these entries where it is a dict as well, without running code of its class.
 
-    That could compute anything, and its result need not be what was recorded.
+    A constructor or a property could compute anything, and the result need not be what was recorded.
 
     Raises:
-        TypeError: The class has a base that cannot be made so: int, Exception, ...
+        TypeError: The class has a base that cannot be made so (int, Exception, ...), or computes one of its fields.
     """
-    base: Any = OrderedDict if issubclass(cls, OrderedDict) else dict if issubclass(cls, dict) else object
+    base = _mapping_of(cls)
     out = base.__new__(cls)
+    held = attributes_of(out)
+    places = {name: place_of(cls, name) for name in value_fields(cls) or ()}
+    if held is None and None in places.values():
+        raise TypeError("its fields have no place: the class has slots for some of them, and no __dict__")
     for key, value in attributes.items():
-        object.__setattr__(out, key, value)
+        slot = places.get(key)
+        if slot is not None:
+            slot.__set__(out, value)
+        elif held is not None and type(key) is str:
+            held[key] = value
     for key, value in entries.items() if base is not object else ():
         base.__setitem__(out, key, value)
     return out
@@ -76,7 +108,7 @@ def build(cls: type, attributes: dict[str, Any], entries: dict[str, Any]) -> Any
 
 def is_namedtuple(value: Any) -> bool:
     """Whether a value is a named tuple, of a class made for that alone."""
-    return isinstance(value, tuple) and type(value).__bases__ == (tuple,) and hasattr(type(value), "_fields")
+    return tuple_fields(type(value)) is not None
 
 
 #: What is opened like a tuple; `symbolics.node.torch_arguments` adds torch.Size, which pytree opens as well.
@@ -85,13 +117,23 @@ SEQUENCES: set[type] = {list, tuple}
 
 def _children(value: Any) -> Iterator[Any] | None:
     """The parts of a container in the order of torch.utils._pytree; None for a leaf."""
-    if type(value) in (dict, OrderedDict):
+    kind = type(value)
+    if kind is dict or kind is OrderedDict:
         return iter(value.values())
-    if type(value) in SEQUENCES or isinstance(value, Partial) or is_namedtuple(value):
+    if any(kind is sequence for sequence in SEQUENCES):  # not `in`: that asks a metaclass for its hash
         return iter(value)
-    if is_dataclass(value):
-        return iter(fields_of(value).values())
-    return None
+    if issubclass(kind, Partial) or is_namedtuple(value):
+        return tuple.__iter__(value)
+    fields = _opened(value)
+    return None if fields is None else iter(fields.values())
+
+
+def _opened(value: Any) -> dict[str, Any] | None:
+    """What a dataclass holds; None for a leaf, and one whose fields cannot be told is a leaf: `encode` says why."""
+    try:
+        return fields_of(value) if is_dataclass(value) else None
+    except (AttributeError, TypeError):
+        return None
 
 
 def slots(value: Any) -> list[Slot]:
@@ -104,7 +146,7 @@ def slots(value: Any) -> list[Slot]:
 
 
 def _slots(value: Any, depth: int) -> Iterator[Slot]:
-    if isinstance(value, Slot):
+    if type(value) is Slot:
         yield value
     for child in _children(value) or ():
         _check_depth(depth)
@@ -122,7 +164,7 @@ def expand(value: Any) -> list[Any]:
 
     A container with a slot inside is expanded to its leaves; anything else is one argument.
     """
-    if isinstance(value, Slot) or not slots(value):
+    if type(value) is Slot or not slots(value):
         return [value]
     return [leaf for child in (_children(value) or ()) for leaf in expand_leaves(child)]
 
@@ -145,17 +187,16 @@ def fill(value: Any, leaf: Callable[[Any], Any], _depth: int = 0) -> Any:
     def part(item: Any) -> Any:
         return fill(item, leaf, _depth + 1)
 
-    if kind in (list, tuple):
+    if kind is list or kind is tuple:
         return kind(part(x) for x in value)
-    if kind in (dict, OrderedDict):
+    if kind is dict or kind is OrderedDict:
         return kind((k, part(v)) for k, v in value.items())
-    if isinstance(value, Partial):
+    if issubclass(kind, Partial):
         return value.build([part(x) for x in value])
     if is_namedtuple(value):
-        return tuple.__new__(kind, [part(x) for x in value])
-    if is_dataclass(value):
-        fields = fields_of(value)
+        return tuple.__new__(kind, [part(x) for x in tuple.__iter__(value)])
+    if (fields := _opened(value)) is not None:
         parts = {key: part(item) for key, item in fields.items()}
         same = all(parts[key] is item for key, item in fields.items())
-        return value if same else build(kind, {**getattr(value, "__dict__", {}), **parts}, parts)  # a slotted class has no __dict__
+        return value if same else build(kind, {**(attributes_of(value) or {}), **parts}, parts)
     return leaf(value)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-__all__ = ["MAX_BYTES", "MAX_CALLS", "MAX_DEPTH", "MAX_EXPANDED", "MAX_INT_BITS", "MAX_ITEMS", "MAX_RANK", "MAX_UNROLLED"]
+__all__ = [
+    "MAX_BYTES",
+    "MAX_CALLS",
+    "MAX_DEPTH",
+    "MAX_EQUAL_HASHES",
+    "MAX_EXPANDED",
+    "MAX_INT_BITS",
+    "MAX_ITEMS",
+    "MAX_RANK",
+    "MAX_UNROLLED",
+]
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 64
 MAX_ITEMS = 1 << 16
 MAX_INT_BITS = 1 << 13
+#: Keys of one dict or set that have the same hash: each is compared with all others.
+MAX_EQUAL_HASHES = 64
 
 #: Dims of a tensor: neither torch nor onnxruntime has more.
 MAX_RANK = 64

@@ -6,13 +6,15 @@ No torch here: readers of a file need none.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+import onnx_ir as ir
+
 from symbolics.errors import FormatError
 from symbolics.node.names import CUMULATIVE_KEY, FORMAT_VERSION, GRADIENTS_KEY, STATE_KEY, STEP_KEY, VERSION_KEY
-from symbolics.node.records import read_record
+from symbolics.node.records import parse, read_record
 from symbolics.node.text import shown
 
 __all__ = [
@@ -20,10 +22,13 @@ __all__ = [
     "StateEntry",
     "StepLayout",
     "check_version",
+    "pairing_of",
     "read_cumulative",
     "read_pairing",
     "read_state",
     "read_step",
+    "state_of",
+    "step_of",
     "write_cumulative",
     "write_pairing",
     "write_state",
@@ -120,11 +125,8 @@ def _entry(key: str, kind: type[T]) -> tuple[Callable[[Mapping[str, str]], T | N
     def read(metadata: Mapping[str, str]) -> T | None:
         if key not in metadata:
             return None
-        try:
-            data = json.loads(metadata[key])
-        except (ValueError, RecursionError) as error:
-            raise FormatError.damaged(f"metadata {key}", "it is not JSON") from error
-        found: T = read_record(data, kind, f"metadata {key}")
+        place = f"metadata {key}"
+        found: T = read_record(parse(metadata[key], place), kind, place)
         return found
 
     def write(value: T) -> str:
@@ -149,3 +151,75 @@ def read_cumulative(metadata: Mapping[str, str]) -> frozenset[str]:
         FormatError: The text is not a list of names.
     """
     return frozenset(_read_cumulative(metadata) or ())
+
+
+# ------------------------------------------------------------------------------------------- names that the graph must have
+
+
+def state_of(model: ir.Model) -> dict[str, StateEntry] | None:
+    """`read_state` of a model that has all its initializers.
+
+    Raises:
+        FormatError: The text is damaged, or names an initializer that the graph lacks.
+    """
+    entries = read_state(model.metadata_props)
+    missing = [entry.initializer for entry in (entries or {}).values() if entry.initializer not in model.graph.initializers]
+    if missing:
+        raise FormatError(
+            f"the file lacks the initializers {', '.join(repr(shown(name)) for name in missing[:5])} that its metadata names: "
+            "something removed them, or it is damaged"
+        )
+    return entries
+
+
+def pairing_of(model: ir.Model) -> GradientPairing | None:
+    """`read_pairing` of a model that has all these values; each is the gradient of one.
+
+    Raises:
+        FormatError: The text is damaged, names a value that the graph lacks, or one value as two gradients.
+    """
+    pairing = read_pairing(model.metadata_props)
+    if pairing is not None:
+        inputs, outputs = _names(model.graph.inputs), _names(model.graph.outputs)
+        for what, names, known in (
+            ("output", pairing.inputs, outputs),
+            ("input", pairing.inputs.values(), inputs),
+            ("input or initializer", pairing.outputs, inputs | model.graph.initializers.keys()),
+            ("output", pairing.outputs.values(), outputs),
+            ("gradient", pairing.unreached, pairing.outputs.keys()),
+        ):
+            _check_names(GRADIENTS_KEY, what, names, known)
+        if outputs <= set(pairing.outputs.values()):
+            raise FormatError.damaged(f"metadata {GRADIENTS_KEY}", "it leaves the model without an output of its own")
+    return pairing
+
+
+def step_of(model: ir.Model) -> StepLayout | None:
+    """`read_step` of a model that has all these inputs and outputs.
+
+    Raises:
+        FormatError: The text is damaged, or names an input or output that the graph lacks.
+    """
+    step = read_step(model.metadata_props)
+    if step is not None:
+        inputs, outputs = _names(model.graph.inputs), _names(model.graph.outputs)
+        _check_names(STEP_KEY, "output", (*step.carried, step.loss), outputs)
+        _check_names(STEP_KEY, "input", step.carried.values(), inputs)
+        _check_names(STEP_KEY, "input", (*step.inputs, *step.targets), inputs)
+        for tied in (step.parameters, step.buffers):
+            _check_names(STEP_KEY, "input", dict.fromkeys(tied.values()), inputs)
+    return step
+
+
+def _names(values: Iterable[ir.Value]) -> set[str]:
+    return {value.name for value in values if value.name is not None}
+
+
+def _check_names(key: str, what: str, names: Collection[str], known: Container[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name not in known:
+            raise FormatError.damaged(f"metadata {key}", f"it names the {what} {shown(name)!r}, which the graph lacks")
+        if name in seen:
+            raise FormatError.damaged(f"metadata {key}", f"it names the {what} {shown(name)!r} twice")
+        seen.add(name)

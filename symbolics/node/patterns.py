@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from types import NoneType
 from typing import Any, Literal
 
 from symbolics.errors import ArgumentError
@@ -32,16 +34,17 @@ class Patterns:
             option: Whose list it is.
 
         Raises:
-            TypeError: An item is neither a class or function nor a str.
+            TypeError: An item is neither a class (for ``allow=`` or function) nor a str.
             ArgumentError: A pattern lacks one of its parts, or starts with a wildcard in ``allow=``.
         """
-        alone = isinstance(items, (str, type)) or callable(items)
+        alone = isinstance(items, str) or callable(items) or not isinstance(items, (Iterable, NoneType))
         self.option, self.items = option, [items] if alone else list(items or ())
         self._idle, self._met = list(self.items), dict[str, None]()
         for item in self.items:
             if not isinstance(item, str):
-                if not callable(item) or not hasattr(item, "__qualname__"):
-                    raise TypeError(f"{option}= takes classes, functions and patterns like 'mypkg.ops:*', not {type(item).__name__}")
+                if not (isinstance(item, type) or (option == "allow" and callable(item) and hasattr(item, "__qualname__"))):
+                    kinds = "classes, functions" if option == "allow" else "Function classes"
+                    raise TypeError(f"{option}= takes {kinds} and patterns like 'mypkg.ops:*', not {type(item).__name__}")
                 continue
             module, colon, qualname = item.partition(":")
             if not module or (colon and not qualname) or (option == "allow" and module[0] in "*?["):

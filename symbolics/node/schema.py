@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 from onnx.defs import OpSchema
 
-from symbolics.node.attributes import GRAD_SPECS, SPECS
+from symbolics.node.attributes import GRAD_SPECS, SPECS, wrong_tensors
 from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
 __all__ = ["register"]
@@ -48,6 +48,8 @@ def _ints(context: onnx.shape_inference.InferenceContext, name: str) -> list[int
 
 
 def _set_outputs(context: onnx.shape_inference.InferenceContext, first: int, types: list[int], ranks: list[int]) -> None:
+    if wrong_tensors(types, ranks):  # an exception here would end the inference of the whole model: who reads the node says what is wrong
+        return
     for offset, (kind, rank) in enumerate(zip(types, ranks, strict=False)):
         if first + offset >= context.get_num_outputs():
             return

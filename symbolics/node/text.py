@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["clean", "shown"]
+import traceback
+
+__all__ = ["clean", "reason", "said", "shown"]
 
 
 def clean(text: str, limit: int = 200) -> str:
@@ -15,3 +17,18 @@ def clean(text: str, limit: int = 200) -> str:
 def shown(name: str) -> str:
     """A name of a file inside a message: clean, and short enough for several of them."""
     return clean(name, 120)
+
+
+def said(error: BaseException) -> str:
+    """The message of an exception, also of one whose ``__str__`` fails."""
+    try:
+        return str(error)
+    except Exception:
+        return traceback.format_exception_only(error)[-1].strip()
+
+
+def reason(error: BaseException) -> str:
+    """What the first cause of an exception said, as it may be shown: onnx_ir wraps it in an account of its own steps."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return clean(said(error), 500)

@@ -39,9 +39,12 @@ def _read_device(payload: Any, *_: Any) -> torch.device:
     if not isinstance(payload, str):  # torch.device(0) means cuda:0
         raise TypeError("a device is written as text")
     try:
-        return torch.device(payload)
+        device = torch.device(payload)
     except RuntimeError as error:
-        raise ValueError(f"{str(payload)[:40]!r} is no device") from error
+        raise ValueError(f"{payload[:40]!r} is no device") from error
+    if str(device) != payload:  # "cpu:99999" is cpu:-97 to torch
+        raise ValueError(f"{payload[:40]!r} is no device")
+    return device
 
 
 for _kind in (torch.dtype, torch.layout, torch.memory_format):
@@ -57,12 +60,15 @@ class PartialSize(Partial):
         return PartialSize(items) if slots(tuple(items)) else torch.Size(items)
 
 
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
 def _read_size(payload: Any, decode_child: Any, _: Any) -> Any:
     if not isinstance(payload, list):
         raise TypeError("a size is written as a list")
     items = [decode_child(item) for item in payload]
-    if not all(type(item) is int or isinstance(item, Slot) for item in items):
-        raise TypeError("a size holds ints")
+    if not all(isinstance(item, Slot) or (type(item) is int and item in _INT64) for item in items):
+        raise TypeError("a size holds ints of 64 bits")
     return PartialSize().build(items)
 
 
@@ -75,11 +81,13 @@ def _is_builtin(value: Any) -> bool:
     return isinstance(value, types.BuiltinFunctionType) and vars(torch).get(value.__name__) is value
 
 
-add_codec(
-    Codec(
-        "$builtin", _is_builtin, lambda value, _: f"torch:{value.__name__}", lambda payload, _, resolver: resolver("callable", str(payload))
-    )
-)
+def _read_builtin(payload: Any, _: Any, resolver: Any) -> Any:
+    if not isinstance(payload, str) or not payload.startswith("torch:"):
+        raise ValueError("a builtin function is written as torch:name")
+    return resolver("callable", payload)
+
+
+add_codec(Codec("$builtin", _is_builtin, lambda value, _: f"torch:{value.__name__}", _read_builtin))
 
 
 def _is_world(value: Any) -> bool:

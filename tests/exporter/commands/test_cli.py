@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
@@ -17,7 +22,7 @@ from symbolics.errors import FormatError
 from symbolics.node.containers import Slot
 from symbolics.node.names import VERSION_KEY
 from symbolics.node.text import clean
-from tests.processes import python
+from tests.processes import ROOT, python
 from tests.symbolics.node.node_models import call_of, model_of, node_of
 
 TARGETS = "tests.exporter.commands.cli_targets"
@@ -389,3 +394,94 @@ def test_clean():
     assert clean("\ud800") == "\\ud800"
     assert len(clean("x" * 1000, 50)) == 50
     assert clean("x" * 50, 50) == "x" * 50
+
+
+# ------------------------------------------------------------------------------------------------------ nodes of a dialect
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"input_int_tuples": [0] * 9, "input_int_tuple_begins": [0, 9] * 9, "input_int_tuple_positions": [1] * 18},
+        {"input_tensor_ranks": [1 << 40]},
+        {"input_tensor_types": [99]},
+        {"func_name": 3},
+        {"input_bool_scalars": "text"},
+        {"input_convention": 5},
+    ],
+    ids=str,
+)
+def test_inspect_shows_what_is_wrong_with_a_node_without_call(changes):
+    model = model_of(call_of(Slot(0), 3))
+    node = node_of(model)
+    del node.attributes["call"]
+    for name, value in changes.items():
+        node.attributes[name] = ir.convenience.convert_attribute(name, value)
+    (row,) = inspect_model(model).rows
+    assert next(iter(changes)).removesuffix("s").removesuffix("_tuple") in row.error
+
+
+# -------------------------------------------------------------------------------------------------------- the exit codes
+
+
+def test_ctrl_c_is_no_answer(run, path, monkeypatch):
+    """1 means that something differs."""
+
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("exporter.commands.shared._called", interrupted)
+    monkeypatch.setattr("exporter.commands.inspect.inspect_file", interrupted)
+    monkeypatch.setattr("exporter.commands.gradient.open_model", interrupted)
+    monkeypatch.setattr("exporter.commands.run.open_model", interrupted)
+    for arguments in (
+        ["verify", "a:b"],
+        ["export", "a:b", "-o", path],
+        ["step", "a:b", "-o", path],
+        ["inspect", path],
+        ["gradient", path, "-o", path],
+        ["run", path],
+    ):
+        result = run(*arguments)
+        assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n"), arguments
+
+
+def test_a_fault_of_ours_is_no_answer(run, path, monkeypatch):
+    def fault(*arguments, **options):
+        raise ZeroDivisionError("of ours")
+
+    monkeypatch.setattr("exporter.commands.inspect.inspect_file", fault)
+    result = run("inspect", path)
+    assert result.exit_code == 2
+    assert "ZeroDivisionError: of ours" in result.stderr
+
+
+def test_ctrl_c_ends_the_fresh_process(tmp_path):
+    """`kill -INT` on the command alone, while the other process runs: as a script or an IDE does it."""
+    (tmp_path / "slow_target.py").write_text(
+        "import os, pathlib, sys, time, torch\n"
+        "def make(): return torch.nn.Linear(2, 2), (torch.ones(1, 2),)\n"
+        "def wait():\n"
+        "    pathlib.Path('child').write_text(str(os.getpid()))\n"
+        "    time.sleep(300)\n"
+    )
+    command = [sys.executable, "-m", "exporter.cli", "verify", "slow_target:make", "--setup", "slow_target:wait"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    note = tmp_path / "child"
+    try:
+        for _ in range(600):
+            if process.poll() is not None or (note.exists() and note.read_text()):
+                break
+            time.sleep(0.2)
+        child = int(note.read_text())
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert out == ""
+    assert err.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in err
+    state = Path(f"/proc/{child}/stat")  # where nobody collects orphans, a Z stays
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"

@@ -30,6 +30,21 @@ class Twice(torch.autograd.Function):
 class NoFunction:
     system = __import__("os").system
     module = __import__("os")
+    computed = property(lambda self: helper)
+    chained = classmethod(property(lambda cls: helper))
+
+
+class Sly:
+    """Says of itself whatever it is asked."""
+
+    def __getattribute__(self, name):
+        return {"__module__": HERE, "__qualname__": "SLY", "__class__": type}.get(name)
+
+    def __call__(self):
+        pass
+
+
+SLY = Sly()
 
 
 class Color(enum.Enum):
@@ -116,6 +131,14 @@ def test_wildcards_need_a_package():
         ("function", f"{HERE}:Missing", "has no Missing"),
         ("function", f"{HERE}:Twice.<locals>.X", "setup="),
         ("function", "__main__:Twice", "setup="),
+        ("function", f"{HERE}.__main__:Twice", "setup="),
+        ("function", "tests.__main__.deeper:Twice", "setup="),
+        ("callable", f"{HERE}:Twice.__class__", "no Twice.__class__"),
+        ("callable", f"{HERE}:Twice.forward.__globals__", "no class"),
+        ("callable", f"{HERE}:NoFunction.chained", "another name of"),
+        ("callable", f"{HERE}:NoFunction.computed", "another name of"),
+        ("callable", f"{HERE}:SLY", "another name of"),
+        ("enum", f"{HERE}:SLY", "another name of"),
         ("function", "Twice", "setup="),
         ("function", f"{HERE}: Twice", "not of the form"),
         ("function", f"{HERE}:..Twice", "not of the form"),
@@ -142,6 +165,48 @@ def test_a_refused_name_imports_nothing():
     )
     done = python("-c", code)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import sys; sys.exit(7)", "SystemExit: 7"),
+        ("raise GeneratorExit", "GeneratorExit"),
+        ("class Bad(BaseException):\n    def __str__(self): raise ValueError\nraise Bad", "Bad"),
+        ("class Odd(Exception):\n    def __str__(self): return 3\nraise Odd", "exception str"),
+        ("def f(:", "SyntaxError"),
+        ("import sys; sys.modules[__name__] = 3", "TypeError"),
+        ("import sys; sys.modules[__name__] = None", "cannot be imported"),
+        ("def __getattr__(name): raise SystemExit(name)", "has no F"),
+        ("print('hello')", "has no F"),
+        ("F = property(lambda self: 1/0)", "another name of"),
+    ],
+)
+def test_a_module_that_ends_the_process_or_is_none(tmp_path, monkeypatch, text, why):
+    """The import of an allowed module is trusted code; what becomes of it is an error of ours."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = f"hostile_{abs(hash(text))}"
+    (tmp_path / f"{name}.py").write_text(text)
+    with pytest.raises(TrustError, match=why):
+        Gate([f"{name}:*"])("function", f"{name}:F")
+
+
+def test_ctrl_c_while_a_module_is_imported_stays_one(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "interrupted_module.py").write_text("raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        Gate(["interrupted_module:*"])("function", "interrupted_module:F")
+
+
+def test_a_main_module_of_an_allowed_package_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = tmp_path / "program_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text("raise SystemExit('ran')")
+    for pattern in ("program_package.*", "program_package:*", "program_package.__main__:*"):
+        with pytest.raises(TrustError, match="cannot be imported in another process"):
+            Gate([pattern])("function", "program_package.__main__:F")
 
 
 def test_names_in_messages_are_escaped():

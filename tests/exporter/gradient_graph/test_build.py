@@ -13,12 +13,17 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto
 
+from exporter.files.inspect import inspect_model
 from exporter.gradient_graph.build import build_gradient_graph
-from symbolics.errors import FormatError, PythonopError, UnsupportedOperatorError
+from exporter.gradient_graph.inference import infer_shapes
+from symbolics.errors import ArgumentError, FormatError, PythonopError, UnsupportedOperatorError
 from symbolics.gradients import RULES, gradient
+from symbolics.node.attributes import ir_attributes, values_of
+from symbolics.node.containers import Slot
 from symbolics.node.metadata import StateEntry, read_pairing, write_state
 from symbolics.node.names import MARK_COUNT_KEY, STATE_KEY, VERSION_KEY
 from tests.symbolics.gradients.tools import gradients, model_of, run
+from tests.symbolics.node import node_models
 
 
 def parse(
@@ -425,3 +430,52 @@ def test_a_backward_of_a_python_ops_backward_is_refused():
     training = build_gradient_graph(python_op_model())
     with pytest.raises(UnsupportedOperatorError, match=r"PythonOpGrad.*'pkg:F'"):
         build_gradient_graph(training)
+
+
+# ----------------------------------------------------------------------------------------------- what a file says wrongly
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        ({5: lambda op, g, x: g}, "the key 5: give the operator's name"),
+        ({("", "Relu", 3): lambda op, g, x: g}, "the key"),
+        ({(1, "Relu"): lambda op, g, x: g}, "the key"),
+        ({None: lambda op, g, x: g}, "the key None"),
+        ({"Relu": 3}, "3 for 'Relu': give a rule"),
+        ({"Relu": None}, "None for 'Relu'"),
+    ],
+)
+def test_overrides_are_rules_of_operators(overrides, why):
+    with pytest.raises(ArgumentError, match=f"overrides has {why}"):
+        build_gradient_graph(parse("y = Relu(x)"), overrides=overrides)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"output_tensor_types": []}, {"output_tensor_types": [1, 1]}, {"output_tensor_types": [99]}, {"output_tensor_types": [-1]}, {"output_tensor_ranks": []},
+        {"output_tensor_ranks": [1 << 31]}, {"output_tensor_ranks": [-1]}, {"output_tensor_ranks": [1, 1]}, {"input_convention": "dd"}, {"input_requires_grads": []},
+        {"input_tensor_types": []}, {"input_tensor_types": [1, 1]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_python_op_is_a_format_error(changes):
+    model = node_models.model_of(node_models.call_of(Slot(0)))
+    node = node_models.node_of(model)
+    for attribute in ir_attributes({**values_of(node), **changes}):
+        node.attributes[attribute.name] = attribute
+    for value in node.outputs:
+        value.shape = None
+    with pytest.raises(FormatError, match="PythonOp|Fn"):
+        build_gradient_graph(model)
+    row = inspect_model(model).rows[0]
+    assert row.error is not None
+
+
+def test_a_python_op_without_outputs():
+    """The schema says that the context may be left out: there is nothing to type then."""
+    model = node_models.model_of(node_models.call_of(Slot(0), outputs=()))
+    node = node_models.node_of(model)
+    bare = ir.Node(node.domain, node.op_type, node.inputs, list(node.attributes.values()), num_outputs=0)
+    model.graph.append(bare)
+    infer_shapes(model)
+    assert node.outputs[0].dtype is ir.DataType.INT64

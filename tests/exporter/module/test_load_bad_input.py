@@ -255,3 +255,126 @@ def test_an_exception_of_a_function_comes_out_as_it_was():
     y = module(torch.ones(3, requires_grad=True))
     with pytest.raises(ValueError, match="picky backward"):
         y.backward(torch.full((3,), -200.0))
+
+
+# --------------------------------------------------------------------------------- what a hostile file calls its parameters
+
+
+def _small(state=None, weights=("w",), kind=1, output=1, more=()):
+    """y = Identity(x), beside some initializers and the metadata that is given."""
+    import json
+
+    import onnx
+    from onnx import helper as oh
+
+    inits = [w if isinstance(w, onnx.TensorProto) else oh.make_tensor(w, kind, [2], [1, 2]) for w in weights]
+    x, y = (oh.make_tensor_value_info(name, output, [2]) for name in "xy")
+    model = oh.make_model(
+        oh.make_graph([oh.make_node("Identity", ["x"], ["y"])], "g", [x], [y], inits), opset_imports=[oh.make_opsetid("", 18)], ir_version=9
+    )
+    entries = {} if state is None else {"pythonop.state": json.dumps(state)}
+    oh.set_model_props(model, {"pythonop.version": "1", **entries, **dict(more)})
+    return model
+
+
+def _entry(initializer="w", kind="parameter", trainable=True):
+    return {"initializer": initializer, "kind": kind, "trainable": trainable, "persistent": True}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "a.", ".a", "a..b", "." * 10_000, ".".join("a" * 3000), "forward", "training", "flat", "_onnx", "_parameters", "_modules", "__class__", "__dict__",
+     "T_destination", "forward.weight", "_buffers.weight", "a.training", "a.forward.b", "named_parameters", "a.__init__.b"],
+    ids=lambda name: name[:20],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["parameter", "buffer", "foreign"])
+def test_names_that_no_module_can_have(name, kind):
+    if kind == "foreign" and not name:
+        name = "."  # ONNX has no such initializer
+    model = _small(weights=[name]) if kind == "foreign" else _small({name: _entry(kind=kind, trainable=kind == "parameter")})
+    with pytest.raises(exporter.FormatError, match="cannot be one of a torch.nn.Module|dots|damaged") as caught:
+        exporter.load(model)
+    assert len(str(caught.value)) < 500
+
+
+def test_names_that_fall_together():
+    state = {"a": _entry("u"), "a.b": _entry("v"), "c": _entry("w")}
+    module = exporter.load(_small(state, "uvw"))
+    assert sorted(dict(module.named_parameters())) == ["a", "a_b", "c"]
+    with pytest.raises(exporter.FormatError, match="'a_b' is an attribute that it has already"):
+        exporter.load(_small({**state, "a_b": _entry("w")}, "uvw"))
+
+
+def test_a_tensor_that_is_parameter_and_buffer_stays_a_parameter():
+    module = exporter.load(_small({"first": _entry(kind="buffer", trainable=False), "second": _entry()}))
+    assert list(dict(module.named_parameters())) == ["second"]
+    assert module.first is module.second
+    with pytest.raises(exporter.FormatError, match="'second' is trainable under one of its names and frozen under another"):
+        exporter.load(_small({"first": _entry(), "second": _entry(trainable=False)}))
+
+
+@pytest.mark.parametrize("kind", [7, 9])
+def test_a_trainable_parameter_of_integers(kind):
+    with pytest.raises(exporter.FormatError, match="initializer 'w' is damaged: Only Tensors of floating point"):
+        exporter.load(_small({"weight": _entry()}, kind=kind))
+
+
+@pytest.mark.parametrize("kind", [8, 22, 23])
+def test_element_types_that_torch_has_not(kind):
+    import onnx
+
+    weight = onnx.TensorProto(name="w", data_type=kind, dims=[2], raw_data=b"" if kind == 8 else b"\x21")
+    weight.string_data.extend([b"a", b"b"] if kind == 8 else [])
+    if kind == 8:
+        weight.ClearField("raw_data")
+    with pytest.raises(exporter.FormatError, match="initializer 'w' is damaged"):
+        exporter.load(_small({"weight": _entry(kind="buffer", trainable=False)}, [weight]))
+    with pytest.raises(exporter.FormatError, match="'x' is a .*torch has no tensors of that"):
+        exporter.load(_small({}, output=kind))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("gradients", {"inputs": {"y": "z"}, "outputs": {}, "unreached": []}, "input 'z', which the graph lacks"),
+        ("gradients", {"inputs": {}, "outputs": {"w": "z"}, "unreached": []}, "output 'z', which the graph lacks"),
+        ("gradients", {"inputs": {"y": "x"}, "outputs": {}, "unreached": []}, "does not part the graph"),
+        ("gradients", {"inputs": {}, "outputs": {"w": "y"}, "unreached": []}, "without an output of its own"),
+        ("cumulative", ["gone"], "'gone', which is no parameter or buffer"),
+    ],
+)
+def test_metadata_of_values_that_are_not_there(key, value, message):
+    import json
+
+    with pytest.raises(exporter.FormatError, match=message):
+        exporter.load(_small({"w": _entry()}, more={f"pythonop.{key}": json.dumps(value)}.items()))
+
+
+@pytest.mark.parametrize("kind", [1, 9])
+def test_a_count_of_batches_that_counts_nothing(kind):
+    state = {"n.running_mean": _entry("u", "buffer", False), "n.num_batches_tracked": _entry("v", "buffer", False)}
+    with pytest.raises(exporter.FormatError, match="'v' counts batches, and is"):
+        exporter.load(_small(state, "uv", kind=kind))
+
+
+def test_a_gradient_of_another_shape():
+    """The pairing says that a gradient of one shape belongs to a parameter of another."""
+    import onnx.parser
+    from onnx import helper as oh
+
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 18]> m (float[2] x, float[2] g) => (float[2] y, float[1] d) <float[2] w = {1.0, 2.0}, int64[1] z = {0}>
+        { y = Mul(x, w) d = Gather(g, z) }"""
+    )
+    oh.set_model_props(model, {"pythonop.gradients": '{"inputs":{"y":"g"},"outputs":{"w":"d"},"unreached":[]}'})
+    module = exporter.load(model)
+    with pytest.raises(exporter.FormatError, match=r"gradient of 'w' has the shape \[1\], not \[2\]"):
+        module(torch.ones(2)).sum().backward()
+
+
+def test_text_that_is_no_text():
+    """A string of the file that is no UTF-8: gradients need the model as a message once more."""
+    model = exporter.load(_small({"w": _entry()}))
+    model._onnx.plans.model.producer_version = b"\xb1"  # as protobuf's Python leaves it
+    with pytest.raises(exporter.FormatError, match="cannot be written as ONNX"):
+        model(torch.ones(2))

@@ -6,6 +6,8 @@ import base64
 import dataclasses
 import json
 import re
+import time
+import tracemalloc
 from collections import OrderedDict, defaultdict
 
 import numpy as np
@@ -14,11 +16,11 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch.utils import _pytree as pytree
 
-from symbolics.errors import ExportError, FormatError
+from symbolics.errors import ExportError, FormatError, RunError, TrustError
 from symbolics.node import arguments
 from symbolics.node.arguments import Unresolved, decode, encode, loads
 from symbolics.node.containers import Slot, expand, fill, slots
-from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_INT_BITS, MAX_ITEMS
+from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_EQUAL_HASHES, MAX_INT_BITS, MAX_ITEMS
 from symbolics.node.torch_arguments import PartialSize
 from tests.processes import python
 from tests.symbolics.node import values as v
@@ -264,13 +266,20 @@ def test_the_limits_themselves_are_allowed():
         {"$namedtuple": ["tests.symbolics.node.values:Pair", [1]]}, {"$namedtuple": ["tests.symbolics.node.values:Pair", {"first": 1}]}, {"$namedtuple": "tests.symbolics.node.values:Pair"},
         {"$dataclass": ["tests.symbolics.node.values:Config", {"size": 1}]}, {"$dataclass": ["tests.symbolics.node.values:Config", {"size": 1, "name": 1, "__class__": 2}]}, {"$dataclass": ["tests.symbolics.node.values:Config", [1]]},
         {"$mapping": ["tests.symbolics.node.values:Output", {"other": 1}]}, {"$mapping": ["tests.symbolics.node.values:Output", [["loss", 1]]]}, {"$mapping": ["tests.symbolics.node.values:Config", {"size": 1, "name": 1}]}, {"$mapping": ["tests.symbolics.node.values:Config", {}]}, {"$dataclass": ["tests.symbolics.node.values:Output", {"loss": 1, "logits": 1}]},
+        {"$int": " 0x1"}, {"$int": "0x1_0"}, {"$int": "+0x1"}, {"$int": "0x\u0661"}, {"$int": "12"}, {"$int": ""}, {"$int": "-"}, {"$float": 1.0}, {"$float": True},
+        {"$numpy": ["<f4", [1], "AADAPw=="]}, {"$ndarray": ["<f4", [-1], "AADAPw=="]}, {"$ndarray": ["<f4", [-1, -1], "AADAPw=="]}, {"$ndarray": ["<f4", [True], "AADAPw=="]}, {"$ndarray": ["<f4", [1] * 65, "AADAPw=="]},
+        {"$ndarray": ["<f\u0664", [1], "AADAPw=="]}, {"$ndarray": ["<f4", [2**53, 2**53, 2**53, 0], "AADAPw=="]}, {"$bytes": "QQ="}, {"$bytes": "QQ==="}, {"$bytes": "Q Q="}, {"$str": "7aC97bi"}, {"$str": "gA=="},
+        {"$dict": [["a", 1], ["a", 2]]}, {"$dict": [[1, 1], [True, 2]]}, {"$set": [1, 1]}, {"$frozenset": [0.0, {"$float": "nan"}, -0.0]}, {"$ordereddict": [[None, 1], [None, 1]]}, {"$ellipsis": False}, {"$ellipsis": 1},
+        {"$device": "cuda:99999999999"}, {"$device": "cpu:99999"}, {"$device": ""}, {"$device": "\ud800"}, {"$device": "cuda:-1"}, {"$torchsize": [{"$int": "0x10000000000000000"}]}, {"$dtype": "Tensor"}, {"$dtype": "load"}, {"$dtype": "float32.is_signed"}, {"$tensor": -1}, {"$size": -1},
+        {"$builtin": 1}, {"$builtin": ["torch:tanh"]}, {"$builtin": "os:system"}, {"$processgroup": 1},
+        {"$enum": ["tests.symbolics.node.values:Color", "__class__"]}, {"$enum": ["tests.symbolics.node.values:Bits", -1]}, {"$enum": ["tests.symbolics.node.values:Bits", True]}, {"$enum": ["tests.symbolics.node.values:Bits", {"$int": "0x" + "f" * 2000}]},
         {"$callable": 1}, {"$callable": ["tests.symbolics.node.values:helper"]}, {"$object": None},
     ],
     ids=lambda x: json.dumps(x)[:50],
 )  # fmt: skip
 def test_malformed(data):
     """The error names the kind of value, or says that the object is none."""
-    says = re.escape(next(iter(data))) if len(data) == 1 else "not of the form"
+    says = "process group" if "$processgroup" in data else re.escape(next(iter(data))) if len(data) == 1 else "not of the form"
     with pytest.raises(FormatError, match=says):
         decode(data, v.resolver)
     with pytest.raises(FormatError, match=says):
@@ -299,7 +308,7 @@ def test_malformed(data):
     ],
 )
 def test_text_that_is_no_call(text):
-    with pytest.raises(FormatError, match="not JSON|outside what a call may hold|nests deeper"):
+    with pytest.raises(FormatError, match="not JSON|outside what a file may hold|nests deeper"):
         loads(text)
 
 
@@ -362,6 +371,117 @@ def test_damaged_text_is_read_or_refused(value, data):
         decode(loads(damaged))
     except FormatError:
         pass
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"$set": [{"$tensor": 0}]}, {"$dict": [[{"$tensor": 0}, 1]]}, {"$slice": [{"$size": 0}, None, None]}, {"$frozenset": [{"$tuple": [{"$tensor": 0}]}]},
+        {"$dict": [[{"$torchsize": [{"$size": 0}]}, 1]]},
+    ],
+    ids=json.dumps,
+)  # fmt: skip
+def test_a_tensor_where_none_can_be(data):
+    """Nobody would put the tensor there, and forward would get the place in its stead."""
+    with pytest.raises(FormatError, match="a tensor stands where none can be"):
+        decode([data])
+
+
+# Keys of one hash: each is compared with all others. ints are hashed modulo 2**61 - 1.
+COLLIDING = [{"$int": hex((2**61 - 1) * (i + 2**20))} for i in range(25_000)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"$set": COLLIDING}),
+        json.dumps({"$frozenset": COLLIDING}),
+        json.dumps({"$dict": [[key, 0] for key in COLLIDING]}),
+        json.dumps({"$ordereddict": [[{"$tuple": [key]}, 0] for key in COLLIDING]}),
+        json.dumps({"$range": [0, 10**15, 1]}),
+        json.dumps({"$set": [{"$range": [0, 10**15, 1]}]}),
+        json.dumps({"$ndarray": ["|b1", [0, 10**15, 10**15], ""]}),
+        json.dumps({"$ndarray": ["|u1", [10**6], base64.b64encode(bytes(700_000)).decode()]}),
+        json.dumps({"$tensor": 10**15}),
+        json.dumps({"$size": 10**15}),
+        json.dumps({"$slice": [0, 10**15, 10**15]}),
+        json.dumps({"$int": "0x" + "f" * 10**6}),
+        "[" + "[]," * 60_000 + "0]",
+        "[" + '{"$tuple":[]},' * 60_000 + "0]",
+        "[" + '{"$set":[]},' * 60_000 + "0]",
+        "[" + "{}," * 300_000 + "0]",
+        '{"$tuple":[' * 60 + "0," * 60_000 + "0" + "]}" * 60,
+        '{"$set":[{"$tuple":[' * 30 + "0," * 60_000 + "0" + "]}]}" * 30,
+        json.dumps({"$torchsize": [2**53] * 60_000}),
+        json.dumps({"$dtype": "x" * 10**6}),
+        json.dumps({"$device": "x" * 10**6}),
+        json.dumps({"$numpydtype": "x" * 10**6}),
+        json.dumps({"$enum": ["tests.symbolics.node.values:Bits", "x" * 10**6]}),
+        json.dumps({"$enum": ["tests.symbolics.node.values:IntBits", {"$int": "0x" + "f" * 2000}]}),
+        json.dumps({"x" * 10**6: 1}),
+        '{"a":' * 50_000,
+        "1" * 10**6,
+        "1e" + "9" * 10**6,
+        "9" * 4301,
+    ],
+    ids=lambda text: text[:30],
+)
+def test_no_text_takes_long_or_much_memory(text):
+    def read():
+        try:
+            decode(loads(text), v.resolver)
+        except FormatError as error:
+            assert len(str(error)) < 1000
+
+    begin = time.perf_counter()
+    read()
+    assert time.perf_counter() - begin < 2  # a busy machine: half of it alone
+    tracemalloc.start()
+    read()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100e6
+
+
+def test_keys_of_one_hash_are_few_on_both_sides():
+    keys = {(2**61 - 1) * i for i in range(1, MAX_EQUAL_HASHES + 2)}
+    for value in (keys, dict.fromkeys(keys)):
+        with pytest.raises(ExportError, match=f"more than {MAX_EQUAL_HASHES} of its keys have the same hash"):
+            encode(value)
+    keys.pop()
+    assert same(through_text(keys), keys)
+
+
+def test_no_key_of_an_object_stands_twice():
+    with pytest.raises(FormatError, match="has a key twice"):
+        loads('{"$tuple": [], "$tuple": [1]}')
+
+
+# What of a tag's own making may stand in a payload.
+HOSTILE = st.sampled_from(
+    [-1, 2**53, -(2**53), 1e308, -0.0, True, None, "", "nan", "0x", "-0x1", "0x" + "f" * 3000, "QQ==", "7aC97biA", "<f4", ">c16", "|b1", "float32", "Tensor", "load",
+     "cuda:99999999999", "cpu:127", "strided", "torch:tanh", "torch:load", "WORLD", "tests.symbolics.node.values:Bits", "tests.symbolics.node.values:Output",
+     "tests.symbolics.node.values:Pair", "A", "RED", "loss", "__class__", "\ud83d", [], {}, [[]], {"$size": 0}, {"$tensor": 0}, {"$int": "0xffffffffffffffff"}, {"$float": "nan"}]
+)  # fmt: skip
+
+
+@settings(max_examples=600, deadline=None)
+@given(TAGS, st.recursive(HOSTILE, lambda c: st.lists(c, max_size=4) | st.tuples(TAGS, c).map(lambda t: {t[0]: t[1]}) | st.dictionaries(st.sampled_from(["size", "name", "loss", "$x"]), c, max_size=2), max_leaves=8))  # fmt: skip
+def test_any_payload_of_any_tag_is_read_or_refused(tag, payload):
+    def known(kind, name):
+        try:
+            return v.resolver(kind, name)
+        except KeyError:
+            raise TrustError(name[:20]) from None
+
+    begin = time.perf_counter()
+    for data in ({tag: payload}, {"$tuple": [{tag: payload}]}, {"$set": [{tag: payload}]}):
+        for resolver in (known, arguments.unresolved):
+            try:
+                decode(data, resolver)
+            except (FormatError, TrustError, RunError):
+                pass
+    assert time.perf_counter() - begin < 2
 
 
 def test_no_name_reaches_a_resolver_by_accident():

@@ -16,7 +16,17 @@ from hypothesis import given, settings, strategies as st
 
 from symbolics.errors import ExportError, FormatError
 from symbolics.node.arguments import Unresolved
-from symbolics.node.attributes import GRAD_SPECS, SPECS, ir_attributes, python_op_grad, read_attributes, values_of, write_attributes
+from symbolics.node.attributes import (
+    GRAD_SPECS,
+    SPECS,
+    check_types,
+    ir_attributes,
+    python_op_grad,
+    read_attributes,
+    values_of,
+    write_attributes,
+    wrong_tensors,
+)
 from symbolics.node.call import Autocast, AutogradCall
 from symbolics.node.containers import Slot, fill, slots
 from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_INT_BITS, MAX_ITEMS
@@ -364,6 +374,89 @@ def test_reading_checks_types(attribute, value):
 def test_contradictions_and_damage(values):
     with pytest.raises(FormatError, match=r"pkg\.mod:Fn|a call|PythonOp"):
         read_attributes(values)
+
+
+@pytest.mark.parametrize("attribute", [name for name in SPECS if name.endswith(("_types", "_ranks", "requires_grads"))])
+@pytest.mark.parametrize("value", [-1, 1 << 31, 1 << 62, 65])
+def test_numbers_beyond_the_limits_are_refused(attribute, value):
+    """Ranks that no tensor has, element types that ONNX has not, flags that are none."""
+    for read in (
+        read_attributes,
+        lambda values: check_types(values, SPECS, "PythonOp"),
+        lambda values: check_types(values, SPECS, "PythonOp", complete=False),
+    ):
+        with pytest.raises(FormatError, match=f"the attribute {attribute} of a PythonOp: it holds"):
+            read(_with(**{attribute: [value]}))
+
+
+def test_the_element_types_are_onnxs():
+    kinds = set(onnx.TensorProto.DataType.values()) - {0}
+    assert all(wrong_tensors([kind], [0, 64]) is None for kind in kinds)
+    assert all(wrong_tensors([kind], []) is not None for kind in (0, -1, max(kinds) + 1, 1 << 40))
+    assert wrong_tensors([], [65]) is not None
+    assert wrong_tensors([], [-1]) is not None
+
+
+def test_long_lists_are_refused():
+    with pytest.raises(FormatError, match=f"input_int_scalars of a PythonOp: it holds {MAX_ITEMS + 1} numbers, more than the {MAX_ITEMS}"):
+        read_attributes(_with(input_int_scalars=[0] * (MAX_ITEMS + 1)))
+
+
+def test_tuples_that_overlap_are_refused():
+    """64 KiB of numbers could be laid out as 4 GiB of tuples."""
+    base = {name: value for name, value in GOOD.items() if name != "call" and "scalar" not in name}
+    count = 20_000
+    base |= {"input_convention": "c" * count, "input_requires_grads": [0] * count, "input_tensor_types": [], "input_tensor_ranks": []}
+    base |= {"input_int_tuples": [0] * count, "input_int_tuple_positions": list(range(count))}
+    for begins in ([0, count] * (count // 2), [-1] * count, [0, 0, count + 1], [5, 3]):
+        with pytest.raises(FormatError, match="input_int_tuple_begins of a PythonOp: it does not go through its items"):
+            read_attributes({**base, "input_int_tuple_begins": begins})
+    assert read_attributes({**base, "input_int_tuple_begins": list(range(count))}).args == ((0,),) * count
+
+
+def _node(**changes):
+    node = node_of(model_of(call_of(X)))
+    for attribute in ir_attributes({**values_of(node), **changes}):
+        node.attributes[attribute.name] = attribute
+    return node
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"input_convention": "dd"}, {"input_convention": "x"}, {"input_requires_grads": [1, 0]}, {"input_requires_grads": []}, {"input_requires_grads": [7]},
+        {"input_tensor_types": []}, {"input_tensor_types": [1, 1]}, {"input_tensor_types": [99]}, {"input_tensor_ranks": [1 << 40]}, {"output_tensor_ranks": [-1]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_node_has_no_python_op_grad(changes):
+    node = _node(**changes)
+    with pytest.raises(FormatError, match="PythonOp|Fn"):
+        python_op_grad(node, node.outputs[0], [None])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"output_tensor_ranks": [1 << 31]},
+        {"output_tensor_ranks": [-5]},
+        {"output_tensor_types": [999]},
+        {"output_tensor_types": [-(1 << 62)]},
+    ],
+)
+def test_inference_of_a_damaged_node_is_none(changes):
+    """It ends at once, and raises nothing: who reads the node says what is wrong with it."""
+    model = model_of(call_of(X))
+    node = node_of(model)
+    for attribute in ir_attributes({**values_of(node), **changes}):
+        node.attributes[attribute.name] = attribute
+    name = node.outputs[1].name
+    model.graph.outputs.clear()
+    for value in node.outputs:
+        value.type = value.shape = None
+    for strict in (False, True):
+        proto = onnx.shape_inference.infer_shapes(ir.to_proto(model), strict_mode=strict)
+        assert not [v for v in proto.graph.value_info if v.name == name]
 
 
 def test_a_newer_version_is_refused_by_name():

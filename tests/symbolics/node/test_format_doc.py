@@ -146,7 +146,7 @@ def test_dialects_are_in_the_table():
 
 def test_limits_are_those_of_the_code():
     section = _section("Limits").replace(",", "")
-    for limit in (limits.MAX_BYTES, limits.MAX_DEPTH, limits.MAX_ITEMS, limits.MAX_INT_BITS):
+    for limit in (limits.MAX_BYTES, limits.MAX_DEPTH, limits.MAX_ITEMS, limits.MAX_INT_BITS, limits.MAX_EQUAL_HASHES, limits.MAX_RANK):
         assert re.search(rf"\b{limit}\b", section), limit
     assert f"version {names.FORMAT_VERSION}" in TEXT.splitlines()[0]
     assert attributes.CALL_ATTRIBUTE == "call"

@@ -80,9 +80,22 @@ def test_classes():
     assert Patterns([first, Fn]).matches(first)
     assert not Patterns([first]).matches(second)
     assert Gate(first).allows(FN)
-    for option in ("inline", "allow"):
-        with pytest.raises(TypeError, match=f"{option}= takes classes, functions and patterns like 'mypkg.ops:\\*', not int"):
-            Patterns([3], option)
+    for option, kinds in (("inline", "Function classes"), ("allow", "classes, functions")):
+        for items in ([3], 3, [Fn, 3]):
+            with pytest.raises(TypeError, match=f"{option}= takes {kinds} and patterns like 'mypkg.ops:\\*', not int"):
+                Patterns(items, option)
+    assert Patterns([len], "allow").items == [len]
+    with pytest.raises(TypeError, match="inline= takes Function classes .* not builtin_function_or_method"):
+        Patterns([len])
+
+
+def test_install_checks_its_entries_before_it_patches():
+    from exporter.forward import hook
+
+    for inline in (3, [3], [len]):
+        with pytest.raises(TypeError, match="inline= takes Function classes"):
+            hook.install(inline=inline)
+        assert hook._open_hooks == 0
 
 
 @pytest.mark.parametrize(
