@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Self
 
+from symbolics.text import message
+
 __all__ = [
     "ArgumentError",
     "ExportError",
@@ -17,7 +19,13 @@ __all__ = [
 
 
 class PythonopError(Exception):
-    """Base of every exception that pythonop raises on purpose."""
+    """Base of every exception that pythonop raises on purpose.
+
+    Its text has at most six lines and 1,800 characters, and no control characters: much of it may come from a file.
+    """
+
+    def __init__(self, text: object = "") -> None:
+        super().__init__(message(str(text)))
 
     @classmethod
     def damaged(cls, place: str, what: str) -> Self:

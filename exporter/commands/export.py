@@ -13,7 +13,7 @@ from exporter.files.inspect import inspect_file
 from exporter.files.program import save_model
 from exporter.files.save import writable
 from symbolics.node.dialects import DIALECTS
-from symbolics.node.text import clean
+from symbolics.text import clean
 
 __all__ = ["export"]
 

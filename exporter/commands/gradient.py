@@ -13,7 +13,7 @@ from exporter.files.read import open_model
 from exporter.files.save import writable
 from exporter.files.tensors import data_files
 from symbolics.node.metadata import pairing_of
-from symbolics.node.text import clean
+from symbolics.text import clean
 
 __all__ = ["gradient"]
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from exporter.commands.shared import reported
 from exporter.files.inspect import FileFacts, inspect_file
-from symbolics.node.text import clean
+from symbolics.text import clean
 
 __all__ = ["inspect", "render"]
 

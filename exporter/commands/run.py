@@ -17,7 +17,7 @@ from exporter.commands.shared import Failure, one_message, reported, run_setups,
 from exporter.files.read import open_model
 from exporter.files.save import writable
 from exporter.files.tensors import data_files
-from symbolics.node.text import clean
+from symbolics.text import clean
 
 __all__ = ["run"]
 

@@ -13,7 +13,7 @@ import onnx
 from exporter.files.read import open_proto
 from exporter.files.save import saving
 from symbolics.errors import FormatError, RunError
-from symbolics.node.text import shown
+from symbolics.text import shown
 
 __all__ = ["Backend", "made_up_inputs", "run_file"]
 

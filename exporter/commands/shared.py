@@ -17,7 +17,7 @@ from rich.text import Text
 
 import exporter
 from symbolics.errors import PythonopError, PythonopWarning
-from symbolics.node.text import clean
+from symbolics.text import clean
 
 __all__ = [
     "Failure",

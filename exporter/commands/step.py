@@ -11,8 +11,8 @@ import click
 import exporter
 from exporter.commands import shared
 from exporter.files.save import writable
-from symbolics.node.text import clean
 from symbolics.optimizers import OPTIMIZERS
+from symbolics.text import clean
 
 __all__ = ["step"]
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from symbolics.errors import FormatError
 from symbolics.node.limits import MAX_CALLS, MAX_EXPANDED, MAX_RANK
-from symbolics.node.text import shown
+from symbolics.text import shown
 
 __all__ = ["Operator", "check_calls", "check_external", "check_location", "check_rank", "check_tensor", "check_texts", "operator_of"]
 

@@ -32,7 +32,7 @@ from symbolics.node.names import (
     SOURCE_PROPERTY,
     UNCHECKED_KEY,
 )
-from symbolics.node.text import clean
+from symbolics.text import clean
 
 __all__ = ["CallFacts", "FileFacts", "inspect_file", "inspect_model"]
 

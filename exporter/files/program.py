@@ -15,7 +15,7 @@ from exporter.files.save import Files, saving
 from exporter.files.tensors import HeldTensor, check_data, held_tensors, is_external
 from symbolics.errors import ExportError, FormatError, PythonopError
 from symbolics.node.dialects import to_dialect
-from symbolics.node.text import clean
+from symbolics.text import clean
 
 __all__ = ["Program", "save_model", "save_models"]
 

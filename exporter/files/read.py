@@ -17,7 +17,7 @@ from exporter.files.tensors import check_data, external_tensors, held_tensors, i
 from symbolics.errors import FormatError, PythonopError
 from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.metadata import check_version
-from symbolics.node.text import clean, shown
+from symbolics.text import clean, shown
 
 __all__ = ["check_complete", "graphs", "open_model", "open_proto", "reading"]
 

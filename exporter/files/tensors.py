@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from symbolics.errors import FormatError
-from symbolics.node.text import shown
+from symbolics.text import shown
 
 __all__ = ["HeldTensor", "check_data", "data_files", "external_tensors", "held_tensors", "is_external"]
 

@@ -18,7 +18,7 @@ from symbolics.errors import PythonopWarning, TrustError
 from symbolics.node.classes import find, is_class, own_name, tuple_fields, value_fields
 from symbolics.node.names import qualified_name
 from symbolics.node.patterns import Patterns
-from symbolics.node.text import said, shown
+from symbolics.text import said, shown
 
 __all__ = ["Gate", "name_of", "register", "registered", "unregister"]
 

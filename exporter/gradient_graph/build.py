@@ -26,7 +26,7 @@ from symbolics.graph.values import describe, dtype_of, is_float, is_mark, name_o
 from symbolics.graph.walk import captured, prune, subgraphs, walk
 from symbolics.node.metadata import GradientPairing, write_pairing
 from symbolics.node.names import GRADIENTS_KEY
-from symbolics.node.text import clean
+from symbolics.text import clean
 
 __all__ = ["build_gradient_graph", "gradient"]
 

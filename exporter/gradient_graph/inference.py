@@ -15,7 +15,7 @@ from symbolics.graph.values import array_of, is_python_op, is_static, name_of
 from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.attributes import SPECS, check_types, values_of
 from symbolics.node.limits import MAX_UNROLLED
-from symbolics.node.text import reason, shown
+from symbolics.text import reason, shown
 
 __all__ = ["SMALL", "infer_shapes", "is_weight", "skeleton"]
 

@@ -17,7 +17,7 @@ from symbolics.gradients.control_flow import EXPOSED, OWN_BACKWARD
 from symbolics.graph.values import graph_of, is_mark
 from symbolics.graph.walk import walk
 from symbolics.node.names import MARK_COUNT_KEY, MARK_DOMAIN, MARK_OP
-from symbolics.node.text import shown
+from symbolics.text import shown
 
 __all__ = ["own_copy", "remove_marks", "set_ir_version"]
 

@@ -20,7 +20,7 @@ from symbolics.node.dtypes import DTYPES
 from symbolics.node.metadata import StateEntry, pairing_of, read_cumulative
 from symbolics.node.names import CUMULATIVE_KEY, OUTPUTS_KEY
 from symbolics.node.result import rebuild
-from symbolics.node.text import shown
+from symbolics.text import shown
 
 __all__ = ["Bound"]
 

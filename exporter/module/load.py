@@ -18,7 +18,7 @@ from symbolics.errors import FormatError
 from symbolics.node.limits import MAX_DEPTH
 from symbolics.node.metadata import StateEntry, state_of
 from symbolics.node.names import STATE_KEY, STEP_KEY
-from symbolics.node.text import shown
+from symbolics.text import shown
 
 __all__ = ["OnnxModule", "load"]
 

@@ -14,7 +14,7 @@ from exporter.runtime.tensors import tensor
 from symbolics import torch_private as private
 from symbolics.errors import FormatError, RunError
 from symbolics.node.names import GRADIENTS_KEY
-from symbolics.node.text import shown
+from symbolics.text import shown
 
 __all__ = ["Residuals", "Step", "outputs_of", "ready"]
 

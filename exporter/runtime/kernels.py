@@ -24,8 +24,8 @@ from symbolics.node.attributes import GRAD_SPECS, check_types, read_attributes, 
 from symbolics.node.containers import Partial, Slot, fill, slots
 from symbolics.node.dtypes import DTYPES
 from symbolics.node.names import CALL_ATTRIBUTE, PYTHON_OP_GRAD
-from symbolics.node.text import shown
 from symbolics.node.torch_arguments import by_name
+from symbolics.text import shown
 
 __all__ = ["LARGE", "PythonOp", "PythonOpGrad", "without_leaf"]
 

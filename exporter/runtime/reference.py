@@ -21,7 +21,7 @@ from exporter.runtime.tensors import to_array, to_tensor
 from symbolics.errors import FormatError, PythonopError, RunError
 from symbolics.node.attributes import values_of
 from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN
-from symbolics.node.text import clean, shown
+from symbolics.text import clean, shown
 
 __all__ = ["reference_evaluator"]
 

@@ -20,7 +20,7 @@ from exporter.runtime.prepare import prepare
 from exporter.runtime.store import ContextStore
 from symbolics.errors import RunError
 from symbolics.node.names import STEP_KEY
-from symbolics.node.text import clean
+from symbolics.text import clean
 
 try:
     import onnxruntime

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from symbolics.errors import RunError
-from symbolics.node.text import shown
+from symbolics.text import shown
 
 __all__ = ["Context", "ContextStore"]
 

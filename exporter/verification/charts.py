@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from exporter.verification.rows import Row
-from symbolics.node.text import clean
+from symbolics.text import clean
 
 __all__ = ["ROWS", "duration", "errors", "times"]
 

@@ -13,7 +13,7 @@ from exporter.files.save import saving
 from exporter.verification import charts
 from exporter.verification.rows import Row
 from symbolics.errors import PythonopError
-from symbolics.node.text import clean
+from symbolics.text import clean
 
 __all__ = ["STEPS", "Report", "Row"]
 

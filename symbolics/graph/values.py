@@ -12,7 +12,7 @@ import onnx_ir as ir
 from symbolics.errors import FormatError, UnsupportedOperatorError
 from symbolics.node.limits import MAX_UNROLLED
 from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
-from symbolics.node.text import shown
+from symbolics.text import shown
 
 __all__ = [
     "RANDOM", "array_of", "attr", "check_unrolled", "describe", "dtype_of", "graph_of", "is_float", "is_mark", "is_python_op", "is_static", "made_by", "name_of",

@@ -31,7 +31,7 @@ from symbolics.node.containers import Partial, Slot, build, fields_of, is_datacl
 from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_EQUAL_HASHES, MAX_INT_BITS, MAX_ITEMS
 from symbolics.node.names import qualified_name
 from symbolics.node.records import SAFE_INT, parse
-from symbolics.node.text import clean, said
+from symbolics.text import clean, said
 
 __all__ = ["Codec", "Described", "Resolver", "Unresolved", "add_codec", "decode", "encode", "has_codec", "loads", "unresolved"]
 

@@ -20,7 +20,7 @@ from symbolics.node.containers import Slot, slots
 from symbolics.node.limits import MAX_BYTES, MAX_ITEMS, MAX_RANK
 from symbolics.node.names import CALL_ATTRIBUTE, FORMAT_VERSION, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 from symbolics.node.records import read_record
-from symbolics.node.text import shown
+from symbolics.text import shown
 
 __all__ = [
     "BOOL_FAMILIES",

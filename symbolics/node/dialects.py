@@ -21,7 +21,7 @@ from symbolics.node.attributes import BOOL_FAMILIES, family_of, read_attributes,
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Partial, Slot, slots
 from symbolics.node.names import CALL_ATTRIBUTE, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
-from symbolics.node.text import shown
+from symbolics.text import shown
 
 __all__ = ["DIALECTS", "Dialect", "to_dialect"]
 

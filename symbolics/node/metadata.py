@@ -15,7 +15,7 @@ import onnx_ir as ir
 from symbolics.errors import FormatError
 from symbolics.node.names import CUMULATIVE_KEY, FORMAT_VERSION, GRADIENTS_KEY, STATE_KEY, STEP_KEY, VERSION_KEY
 from symbolics.node.records import parse, read_record
-from symbolics.node.text import shown
+from symbolics.text import shown
 
 __all__ = [
     "GradientPairing",

@@ -10,7 +10,7 @@ import types
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from symbolics.errors import FormatError
-from symbolics.node.text import clean, shown
+from symbolics.text import clean, shown
 
 __all__ = ["SAFE_INT", "parse", "read_record"]
 

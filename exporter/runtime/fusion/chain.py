@@ -15,7 +15,7 @@ from exporter.runtime.store import ContextStore
 from symbolics.errors import FormatError, RunError
 from symbolics.node.arguments import loads
 from symbolics.node.containers import Slot
-from symbolics.node.text import shown
+from symbolics.text import shown
 
 __all__ = ["Chain", "GradChain", "title_of"]
 

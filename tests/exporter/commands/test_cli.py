@@ -21,7 +21,7 @@ from exporter.files.inspect import inspect_file, inspect_model
 from symbolics.errors import FormatError
 from symbolics.node.containers import Slot
 from symbolics.node.names import VERSION_KEY
-from symbolics.node.text import clean
+from symbolics.text import clean
 from tests.processes import ROOT, python
 from tests.symbolics.node.node_models import call_of, model_of, node_of
 
@@ -439,7 +439,7 @@ def test_ctrl_c_is_no_answer(run, path, monkeypatch):
         ["export", "a:b", "-o", path],
         ["step", "a:b", "-o", path],
         ["inspect", path],
-        ["gradient", path, "-o", path],
+        ["gradient", path, "-o", path.with_name("training.onnx")],
         ["run", path],
     ):
         result = run(*arguments)

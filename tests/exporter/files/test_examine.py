@@ -58,10 +58,10 @@ def with_calls(levels: int, calls: int = 2) -> onnx.ModelProto:
 @pytest.mark.parametrize("kind", ["proto", "ir"])
 def test_a_billion_calls_are_counted_and_not_made(read, kind):
     proto = with_calls(30)
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(FormatError, match=r"stand for 2147483646 nodes, at most 262144"):
         read(proto if kind == "proto" else ir.from_proto(proto))
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 @everybody
@@ -133,10 +133,10 @@ LIES = {
 @whoever_computes
 @pytest.mark.parametrize("changes", LIES.values(), ids=LIES)
 def test_a_tensor_whose_data_are_not_what_it_says(read, changes):
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(FormatError):
         read(lying(**changes))
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 @pytest.mark.parametrize("kind", [k for k in ir.DataType if k is not ir.DataType.UNDEFINED], ids=lambda k: k.name)
@@ -246,13 +246,13 @@ GROWING = {
 def test_building_a_gradient_makes_nothing_large(body):
     """What the model computes at run time is the runtime's business: building its gradient must not compute it."""
     proto = model(f"{body} total = ReduceSum <keepdims = 0> (big) v = Mul(x, w) y = Mul(v, total)")
-    begin = time.perf_counter()
+    begin = time.process_time()
     tracemalloc.start()
     exporter.build_gradient_graph(proto)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 64 << 20
-    assert time.perf_counter() - begin < 20
+    assert time.process_time() - begin < 20
 
 
 HUGE = {
@@ -285,7 +285,7 @@ HUGE = {
 def test_what_attributes_and_declared_shapes_ask_for(inputs, body):
     proto = parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]> g ({inputs}) => (float y) {{ {body} }}')
     proto.graph.output[0].type.tensor_type.ClearField("shape")
-    begin = time.perf_counter()
+    begin = time.process_time()
     tracemalloc.start()
     try:
         exporter.build_gradient_graph(proto)
@@ -294,7 +294,7 @@ def test_what_attributes_and_declared_shapes_ask_for(inputs, body):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 512 << 20
-    assert time.perf_counter() - begin < 20
+    assert time.process_time() - begin < 20
 
 
 def test_a_damaged_node_is_named():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import traceback
 
-__all__ = ["clean", "reason", "said", "shown"]
+__all__ = ["clean", "message", "reason", "said", "shown"]
+
+_LINES = 6
 
 
 def clean(text: str, limit: int = 200) -> str:
@@ -17,6 +19,13 @@ def clean(text: str, limit: int = 200) -> str:
 def shown(name: str) -> str:
     """A name of a file inside a message: clean, and short enough for several of them."""
     return clean(name, 120)
+
+
+def message(text: str) -> str:
+    """The text of an error: at most six lines, none of them endless, and no control characters, whatever a file put into it."""
+    lines = text.splitlines() or [""]
+    kept = lines if len(lines) <= _LINES else [*lines[: _LINES - 1], "…"]
+    return "\n".join(clean(line, 1800 // len(kept)) for line in kept)
 
 
 def said(error: BaseException) -> str:

@@ -1,0 +1,34 @@
+"""What is shown of a text that a file put into a message."""
+
+from __future__ import annotations
+
+import pytest
+
+from exporter.files.read import MissingFileError
+from symbolics import errors
+from symbolics.text import message
+
+HOSTILE = {
+    "long": "a" * 10**6,
+    "many lines": "\n".join("line" for _ in range(1000)),
+    "many long lines": "\n".join("b" * 10**4 for _ in range(1000)),
+    "control characters": "a\x1b[2Jb\0c\x07\x9b",
+    "a lone surrogate": "a\udc80b",
+    "lines of another kind": "a\x0bb\x0cc\x85d\u2028e\u2029f\x1cg",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("error", [*(getattr(errors, name) for name in errors.__all__ if name.endswith("Error")), MissingFileError])
+def test_no_message_is_endless_or_moves_the_cursor(error, text):
+    said = str(error(text))
+    assert len(said.splitlines()) <= 6
+    assert len(said) <= 2000
+    assert all(character.isprintable() or character == "\n" for character in said)
+    said.encode()
+
+
+def test_honest_messages_stay():
+    text = "the node 'x' (Conv) in layer.0:\n  its weight is of type float16,\n  é ü 漢: export it in another one"
+    assert message(text) == text
+    assert str(errors.FormatError.damaged("a place", "it is wrong")) == "a place: it is wrong: the file is damaged"
