@@ -6,6 +6,7 @@ carried out, 130 Ctrl-C.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from traceback import print_exc
@@ -52,6 +53,8 @@ def main(context: click.Context, traceback: bool) -> None:
     current directory can be imported from.
     """
     context.obj = {"traceback": traceback}
+    # It tells of a damaged file with the file's own names, as they are: what is wrong is said by us.
+    logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)
     # Console scripts do not have it, python -m does.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -421,6 +421,17 @@ def test_inspect_shows_what_is_wrong_with_a_node_without_call(changes):
     assert next(iter(changes)).removesuffix("s").removesuffix("_tuple") in row.error
 
 
+def test_names_of_a_damaged_file_do_not_reach_the_terminal(tmp_path):
+    """onnx_ir's log says them as they are."""
+    model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { z = Relu(x) }')
+    model.graph.output[0].name = "\x1b[31mred"
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    for command in (["inspect"], ["gradient", "-o", str(tmp_path / "out.onnx")], ["run"]):
+        done = subprocess.run([sys.executable, "-m", "exporter.cli", command[0], str(path), *command[1:]], capture_output=True, text=True)
+        assert "\x1b" not in done.stdout + done.stderr, command
+
+
 # -------------------------------------------------------------------------------------------------------- the exit codes
 
 
