@@ -26,6 +26,6 @@ MAX_RANK = 64
 #: How deep functions of a model may call one another.
 MAX_CALLS = 64
 #: Nodes that the calls of functions in a model may stand for, all calls expanded: files of a few lines could say a billion.
-MAX_EXPANDED = 1 << 18
+MAX_EXPANDED = 1 << 16
 #: Elements of a constant, or parts, that a gradient rule writes down because an attribute or a declared shape says so many.
 MAX_UNROLLED = 1 << 16
