@@ -25,7 +25,7 @@ from symbolics.node.attributes import GRAD_SPECS, SPECS
 from symbolics.node.containers import Slot
 from symbolics.node.dtypes import DTYPES
 from symbolics.node.names import PYTHON_OP, PYTHON_OP_GRAD
-from symbolics.text import shown
+from symbolics.text import clean, shown
 
 __all__ = ["Binding", "KernelPlan"]
 
@@ -220,9 +220,11 @@ class Binding:
                 self.errors.popitem(last=False)
         title = title_of(kernel, error) if kernel is not None else "while the session was made"
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        # First what it is: onnxruntime 1.20 cuts long texts.
+        what = clean(" ".join(traceback.format_exception_only(error)[-1].split()), 1000)
         self.let_go(error)
         # onnxruntime takes UTF-8 that ends at the first NUL.
-        return f"{title} [{token}]\n{text}".replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+        return f"{title} [{token}]: {what}\n{text}".replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
 
     def let_go(self, error: BaseException) -> None:
         """Let the frames of an exception forget their locals: tensors over memory that will not be ours any more."""

@@ -94,6 +94,13 @@ class Silent(Exception):
         raise ValueError("no text")
 
 
+class Untrue(Exception):
+    """Is false where somebody asks whether there is one."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
 class Odd(BaseException):
     """None of Python's own."""
 
@@ -102,6 +109,7 @@ ERRORS: dict[str, Any] = {
     "a lone surrogate": lambda: ValueError("\udc80 \ud800"),
     "a NUL": lambda: ValueError("a\0b"),
     "no text": Silent,
+    "false": Untrue,
     "KeyboardInterrupt": KeyboardInterrupt,
     "SystemExit": lambda: SystemExit(3),
     "GeneratorExit": GeneratorExit,

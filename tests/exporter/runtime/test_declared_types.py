@@ -81,10 +81,10 @@ def test_a_rank_that_is_another_writes_nowhere_else(ranks):
     attribute = next(one for one in model.graph.node[0].attribute if one.name == "output_tensor_ranks")
     del attribute.ints[:]
     attribute.ints.extend(ranks)
-    if ranks:
+    if ranks and 0 <= ranks[0] <= 64:
         np.testing.assert_array_equal(_run(model, x)[0], x.tanh().numpy())
     else:
-        with pytest.raises(FormatError, match="contradict"):
+        with pytest.raises(FormatError, match="contradict|holds the rank"):
             _run(model, x)
 
 
