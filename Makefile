@@ -12,6 +12,8 @@
 #   make test-wild   more packages from PyPI (docs/wild.md), installed without what they depend on
 #   make node        onnxruntime for Node.js, which one test runs a training step with (make test does it where npm is)
 #   make test-ort    one binary on four releases of onnxruntime, installed below .venv
+#   make asan        the native library built with gcc's sanitizers of addresses and of undefined behaviour, in build/asan, and the
+#                    tests of the runtime, a stress program and the fuzzer on it; about 10 minutes on two cores, needs gcc
 #   make bench       every program of benchmarks/, each with its targets
 #   make lint        the linters alone
 #   make wheel       dist/pythonop-*.whl
@@ -60,7 +62,7 @@ endif
 # What depends on torch's release: everything between a model and its file, and what a file does beside eager.
 TORCH_TESTS ?= tests/test_torchlib.py tests/symbolics/test_torch_private.py tests/symbolics/test_torch_private_export.py tests/symbolics/test_private_names.py tests/end_to_end/torch_versions tests/symbolics/capture tests/exporter/forward tests/end_to_end/functions tests/end_to_end/models tests/exporter/module tests/exporter/verification
 
-.PHONY: test lint pytest quick demo test-torch versions write-versions test-wild test-ort node bench wheel clean help
+.PHONY: test lint pytest quick demo test-torch versions write-versions test-wild test-ort node asan bench wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -137,6 +139,29 @@ test-ort: $(BUILT)
 		$(PY) -m pip install --no-deps --target $(VENV)/ort/ort-$$version onnxruntime==$$version || exit 1; \
 	done
 	PYTHONOP_ORT_DIR=$(abspath $(VENV)/ort) $(PYTEST) tests/exporter/runtime/test_versions.py $(PYTEST_ARGS)
+
+# A copy of the packages with a library of its own: never the one that people use. Python is not built with the sanitizers, so
+# their runtimes are loaded before it, with the C++ library whose exceptions they watch. Python leaks on purpose when it ends: that
+# is no finding. A finding ends the process, and make shows it: pytest has taken stderr by then.
+ASAN := build/asan
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g
+SANITIZER := log_path=$(abspath $(ASAN))/report:halt_on_error=1
+SANITIZED = cd $(ASAN) && env -u PYTHONPATH LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so)" \
+	PYTHONMALLOC=malloc ASAN_OPTIONS=$(SANITIZER):detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=$(SANITIZER):print_stacktrace=1 $(abspath $(PY))
+FINDING := { status=$$?; cat $(abspath $(ASAN))/report.* 2>/dev/null; exit $$status; }
+# One asks how much memory the process has (the sanitizer keeps what is freed), one for exabytes of it (its operator new ends the
+# process), others run in processes of their own.
+NOT_SANITIZED := leaves_nothing_behind or exabytes or fresh_process
+
+asan: $(BUILT)
+	rm -rf $(ASAN)
+	mkdir -p $(ASAN)
+	cp -r exporter symbolics tests docs examples benchmarks pyproject.toml setup.py README.md $(ASAN)
+	rm -f $(ASAN)/exporter/runtime/native/_native*
+	cd $(ASAN) && CC=gcc CFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" $(abspath $(PY)) setup.py -q build_ext --inplace
+	$(SANITIZED) -m pytest -q -m 'not slow' -k 'not ($(NOT_SANITIZED))' --ignore tests/exporter/runtime/test_versions.py tests/exporter/runtime || $(FINDING)
+	$(SANITIZED) -m tests.exporter.runtime.stress --steps 20000 || $(FINDING)
+	if [ -d tests/fuzz ]; then $(SANITIZED) -m tests.fuzz --cases 2000 --seed 7 || $(FINDING); fi
 
 # onnx-ad is what gradients are compared with, nothing else needs it.
 bench: $(BUILT)

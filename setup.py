@@ -19,7 +19,9 @@ setup(
             "exporter.runtime.native._native",
             ["exporter/runtime/native/native.c"],
             define_macros=[("Py_LIMITED_API", ABI)],
-            depends=[f"exporter/runtime/native/native_{part}.h" for part in ("abi", "tensors", "run", "device")],
+            depends=[
+                f"exporter/runtime/native/native_{part}.h" for part in ("abi", "tensors", "inputs", "outputs", "contexts", "run", "device")
+            ],
             py_limited_api=True,
             extra_compile_args=flags,
             export_symbols=["RegisterCustomOps"],

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
+import threading
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,17 +19,21 @@ from exporter.runtime.fusion.chain import Chain, GradChain, title_of
 from exporter.runtime.fusion.link import LINKED
 from exporter.runtime.kernels import PythonOp, PythonOpGrad
 from exporter.runtime.prepare import ABSENT_INPUTS, KEPT_OUTPUTS
-from exporter.runtime.store import ContextStore
+from exporter.runtime.store import ContextStore, PoolLog, Run
 from symbolics.errors import FormatError, RunError
 from symbolics.node.attributes import GRAD_SPECS, SPECS
 from symbolics.node.containers import Slot
 from symbolics.node.dtypes import DTYPES
+from symbolics.node.names import PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.text import clean, shown
 
 __all__ = ["Binding", "KernelPlan"]
 
 _AnyKernel = PythonOp | PythonOpGrad
 # How native.c reads an attribute of each type.
 _KINDS = {"STRING": "s", "INT": "i", "INTS": "I", "FLOATS": "F"}
+# Exceptions that wait for somebody who may never ask: those of a plain InferenceSession.
+_UNCLAIMED = 8
 
 
 class KernelPlan(NamedTuple):
@@ -41,10 +47,11 @@ class KernelPlan(NamedTuple):
         inputs: How many tensor arguments, or gradients, there are.
         id, name: The call and the Function.
         fast: Whether the native library may call the Function, or the engine, itself.
-        written: Of a PythonOpGrad: the tensor arguments whose gradients are outputs of the node.
+        written: What the outputs of the node are, without the context: tensor outputs, or the tensor arguments of the gradients.
         single: Of a PythonOp, as what follows: whether forward returns one tensor and no tuple.
         apply, arguments: ``Function.apply``, and its arguments with None in the places of tensors.
         positions: Where among the arguments each tensor goes.
+        log: The session's `PoolLog.entries`, for handles made on threads that no run stands on; None in a plain session.
     """
 
     kernel: _AnyKernel
@@ -60,6 +67,7 @@ class KernelPlan(NamedTuple):
     apply: Callable[..., Any] | None = None
     arguments: tuple[Any, ...] = ()
     positions: tuple[int, ...] = ()
+    log: list[Any] | None = None
 
 
 def _attribute_kinds(specs: dict[str, Any], *more: str) -> tuple[tuple[str, str], ...]:
@@ -76,27 +84,57 @@ class Binding:
         self.gate = gate
         self.store = store
         self.errors: OrderedDict[str, BaseException] = OrderedDict()
+        self._made = threading.local()
 
-    def plan(self, backward: bool, attributes: dict[str, Any], node_name: str) -> KernelPlan:
+    @contextlib.contextmanager
+    def making(self, pool: PoolLog) -> Iterator[None]:
+        """Around the making of a session on this thread: its kernels know the session's log."""
+        self._made.pool = pool
+        try:
+            yield
+        finally:
+            del self._made.pool
+
+    def plan(self, backward: bool, attributes: dict[str, Any], node_name: str, inputs: int, outputs: tuple[bool, ...]) -> KernelPlan:
         """How a node runs; decoded once, when its session is made.
 
         Args:
             backward: Whether it is a PythonOpGrad.
             attributes: name -> value, of those that `forward_attributes` or `backward_attributes` list.
             node_name: The node's name, for messages.
+            inputs: How many inputs the node has.
+            outputs: One per output of the node: whether it has a name.
 
         Raises:
-            FormatError, TrustError: An attribute is malformed, or names what is not allowed.
+            FormatError, TrustError: An attribute is malformed, does not fit the node, or names what is not allowed.
         """
+        title = f"{PYTHON_OP_GRAD if backward else PYTHON_OP} {shown(node_name)!r}"
+        for name, kind in (*self.forward_attributes, *self.backward_attributes):
+            # native.c reads what is there, of whatever type; symbolics.node.attributes looks at all but these
+            if name in (ABSENT_INPUTS, KEPT_OUTPUTS, LINKED) and not _is_of(attributes.get(name), kind):
+                raise FormatError.damaged(title, f"the attribute {name} is of another type")
+        for name, value in attributes.items():
+            # native.c carries bytes that are no UTF-8 as lone surrogates
+            if isinstance(value, str) and any("\udc80" <= letter <= "\udcff" for letter in value):
+                raise FormatError.damaged(title, f"the attribute {name} is not UTF-8")
         absent = attributes.pop(ABSENT_INPUTS, [])
         kept = attributes.pop(KEPT_OUTPUTS, None)
         linked = attributes.pop(LINKED, None)
+        kernel: _AnyKernel
         if backward:
-            grad = GradChain(attributes, linked, self.store, node_name) if linked else PythonOpGrad(attributes, self.store, node_name)
-            return _plan_backward(grad, absent, kept)
-        if linked:
-            return _plan_forward(Chain(attributes, linked, self.gate, self.store, node_name), absent)
-        return _plan_forward(PythonOp(attributes, self.gate, self.store, node_name), absent)
+            kernel = (
+                PythonOpGrad(attributes, self.store, node_name) if linked is None else GradChain(attributes, linked, self.store, node_name)
+            )
+            plan = _plan_backward(kernel, absent, kept, inputs, outputs)
+        else:
+            kernel = (
+                PythonOp(attributes, self.gate, self.store, node_name)
+                if linked is None
+                else Chain(attributes, linked, self.gate, self.store, node_name)
+            )
+            plan = _plan_forward(kernel, absent, inputs, outputs)
+        kernel.pool = getattr(self._made, "pool", None)
+        return plan if kernel.pool is None else plan._replace(log=kernel.pool.entries)
 
     def strings(self, values: Any, shape: tuple[int, ...] | None) -> Any:
         """A list of str as an array of that shape; and without a shape the inverse: (shape, list of bytes)."""
@@ -171,32 +209,70 @@ class Binding:
 
     def failed(self, kernel: _AnyKernel | None, error: BaseException) -> str:
         """The text of an exception for onnxruntime; the exception itself waits for `Session`."""
+        token = f"pythonop-error-{next(self._numbers)}"
+        pool = getattr(self._made, "pool", None) if kernel is None else kernel.pool
+        run = self.store.runs.get(threading.get_ident())
+        if run is not None:
+            run.errors[token] = (pool, error)
+        elif pool is None or not pool.add(token, error):
+            self.errors[token] = error
+            while len(self.errors) > _UNCLAIMED:
+                self.errors.popitem(last=False)
         title = title_of(kernel, error) if kernel is not None else "while the session was made"
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        # Frames keep their locals, and with them tensors over memory that is not ours any more.
-        traceback.clear_frames(error.__traceback__)
-        token = f"pythonop-error-{next(self._numbers)}"
-        self.errors[token] = error
-        while len(self.errors) > 8:  # a plain InferenceSession never asks for them
-            self.errors.popitem(last=False)
-        return f"{title} [{token}]\n{text}"
+        # First what it is: onnxruntime 1.20 cuts long texts.
+        what = clean(" ".join(traceback.format_exception_only(error)[-1].split()), 1000)
+        self.let_go(error)
+        # onnxruntime takes UTF-8 that ends at the first NUL.
+        return f"{title} [{token}]: {what}\n{text}".replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
 
-    def original(self, error: BaseException) -> BaseException | None:
-        """The exception behind what onnxruntime raised."""
-        text = str(error)
-        start = text.find("[pythonop-error-")
-        return self.errors.pop(text[start + 1 : text.find("]", start)], None) if start >= 0 else None
+    def let_go(self, error: BaseException) -> None:
+        """Let the frames of an exception forget their locals: tensors over memory that will not be ours any more."""
+        waiting: list[BaseException | None] = [error]
+        seen: set[int] = set()
+        while waiting:
+            one = waiting.pop()
+            if one is None or id(one) in seen:
+                continue
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            waiting += [one.__cause__, one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
+
+    def original(self, error: BaseException, run: Run, pool: PoolLog) -> BaseException | None:
+        """The exception behind what onnxruntime raised in a run.
+
+        Args:
+            error: What onnxruntime raised.
+            run: What the run left on its own thread.
+            pool: What the session's runs left on others.
+        """
+        mine = {token: found for token, (log, found) in run.errors.items() if log is pool} | pool.errors()
+        known = {**self.errors, **mine}
+        for token in re.findall(r"\[(pythonop-error-\d+)\]", str(error)):
+            if token in known:
+                self.errors.pop(token, None)
+                return known[token]
+        # A node's name can hide the token: onnxruntime's text ends at a NUL in it.
+        return next(reversed(mine.values()), None)
 
 
-def _plan_forward(kernel: PythonOp, absent: Sequence[int]) -> KernelPlan:
+def _plan_forward(kernel: PythonOp, absent: Sequence[int], inputs: int, outputs: Sequence[bool]) -> KernelPlan:
     call, count = kernel.call, len(kernel.flags)
+    places = _present(kernel, absent, count)
+    if inputs != len(places):
+        raise FormatError.damaged(kernel.title, f"the graph gives it {inputs} tensors, its attributes say {len(places)}")
+    if len(outputs) > 1 + len(call.output_types):
+        raise FormatError.damaged(
+            kernel.title, f"it has {len(outputs)} outputs in the graph, a context and {len(call.output_types)} by its attributes"
+        )
     positions = tuple(i for i, value in enumerate(kernel.args) if isinstance(value, Slot))
     return KernelPlan(
         kernel,
         kernel.flags,
         kinds=tuple(call.output_types),
-        places=tuple(i for i in range(count) if i not in absent),
+        places=places,
         inputs=count,
+        written=tuple(range(len(outputs) - 1)),
         id=call.id,
         name=call.name,
         fast=kernel.simple,
@@ -207,14 +283,44 @@ def _plan_forward(kernel: PythonOp, absent: Sequence[int]) -> KernelPlan:
     )
 
 
-def _plan_backward(kernel: PythonOpGrad, absent: Sequence[int], kept: Sequence[int] | None) -> KernelPlan:
+def _plan_backward(
+    kernel: PythonOpGrad, absent: Sequence[int], kept: Sequence[int] | None, inputs: int, outputs: Sequence[bool]
+) -> KernelPlan:
     count = len(kernel.wanted)
-    written = tuple(range(count) if kept is None else kept)
-    if not all(0 <= place < count for place in written):
-        raise FormatError.damaged(kernel.title, f"{KEPT_OUTPUTS} names an output that is not there")
+    if inputs > 1 + 2 * kernel.count:
+        raise FormatError.damaged(
+            kernel.title,
+            f"it has {inputs} inputs in the graph, by its attributes a context, {kernel.count} gradients and as many outputs of its PythonOp",
+        )
+    written = tuple(range(count)) if kept is None else _increasing(kernel, KEPT_OUTPUTS, kept, count)
+    if len(outputs) > len(written):
+        raise FormatError.damaged(kernel.title, f"it has {len(outputs)} outputs in the graph, {len(written)} by its attributes")
+    for place, named in zip(written, outputs, strict=False):
+        # Nothing would be written there, and onnxruntime would read it.
+        if named and not kernel.wanted[place]:
+            raise FormatError.damaged(kernel.title, f"its output {place} has a name, and its attributes say that it is not wanted")
     kinds = tuple(kind if kind in DTYPES else 0 for kind in kernel.output_types) or (0,) * count
-    places = tuple(i for i in range(kernel.count) if i not in absent)
-    return KernelPlan(kernel, kernel.wanted, kinds, places, kernel.count, kernel.id, kernel.name, written=written)
+    places = _present(kernel, absent, kernel.count)
+    return KernelPlan(kernel, kernel.wanted, kinds, places, kernel.count, kernel.id, kernel.name, written=written[: len(outputs)])
+
+
+def _present(kernel: _AnyKernel, absent: Sequence[int], count: int) -> tuple[int, ...]:
+    missing = set(_increasing(kernel, ABSENT_INPUTS, absent, count))
+    return tuple(place for place in range(count) if place not in missing)
+
+
+def _is_of(value: Any, kind: str) -> bool:
+    """Whether an attribute is absent, or a text (kind "s"), or a list of ints."""
+    if value is None or kind == "s":
+        return value is None or isinstance(value, str)
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def _increasing(kernel: _AnyKernel, name: str, places: Sequence[int], count: int) -> tuple[int, ...]:
+    """Places as `prepare` writes them: each once, in order, within ``count``; native.c relies on it."""
+    if not all(before < place for before, place in zip((-1, *places), (*places, count), strict=True)):
+        raise FormatError.damaged(kernel.title, f"{name} does not count up among its {count} places")
+    return tuple(places)
 
 
 def _on_stream(stream: int) -> contextlib.AbstractContextManager[Any]:

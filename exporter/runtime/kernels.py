@@ -18,7 +18,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from exporter.files.trust import Gate
-from exporter.runtime.store import Context, ContextStore
+from exporter.runtime.store import Context, ContextStore, PoolLog
 from symbolics.errors import FormatError, PythonopError, RunError
 from symbolics.node.attributes import GRAD_SPECS, check_types, read_attributes, read_call
 from symbolics.node.containers import Partial, Slot, fill, slots
@@ -86,9 +86,11 @@ class PythonOp:
             tensors as outputs.
         simple_arguments: Whether its arguments are tensors and constants that one object serves in every run.
         titles: Function -> title, where several calls run as one (`exporter.runtime.fusion.chain`).
+        pool: The log of its session, None in a plain one and on onnx.reference.
     """
 
     titles: Mapping[str, str] = {}
+    pool: PoolLog | None = None
 
     def __init__(self, attributes: Mapping[str, Any], gate: Gate, store: ContextStore, node_name: str = "") -> None:
         """Args:
@@ -184,7 +186,7 @@ class PythonOp:
             result = self.apply(*args, **kwargs)
             outputs: list[Any] = [None] * len(call.output_types)
             self.collect(call.outputs, result, outputs)
-            handle = self.store.put(self.context(values, targets, outputs)) if keep else 0
+            handle = self.store.put(self.context(values, targets, outputs), self.pool) if keep else 0
         return handle, [value.detach() if isinstance(value, torch.Tensor) else value for value in outputs]
 
     def context(self, inputs: Sequence[Any], targets: Sequence[Any], outputs: Sequence[Any]) -> Context:
@@ -225,6 +227,8 @@ class PythonOp:
         """
         kind = self.call.output_types[index]
         if kind == STRING:
+            if isinstance(value, torch.Tensor):
+                raise RunError.damaged(self.title, f"output {index} is a tensor, the file says strings")
             return np.asarray(value, dtype=object)
         if not isinstance(value, torch.Tensor):
             raise RunError(
@@ -246,10 +250,11 @@ class PythonOpGrad:
             forward outputs) is control dependency only.
         wanted: One per output: whether a gradient is wanted there.
         id, name: The call and the Function whose contexts it takes.
-        titles: As a PythonOp's.
+        titles, pool: As a PythonOp's.
     """
 
     titles: Mapping[str, str] = {}
+    pool: PoolLog | None = None
 
     def __init__(self, attributes: Mapping[str, Any], store: ContextStore, node_name: str = "") -> None:
         """Args:
@@ -271,6 +276,9 @@ class PythonOpGrad:
             raise FormatError(f"{self.title}: {error}") from error
         self.title += f" ({shown(self.name)})"
         self.count = len(attributes["input_tensor_requires_grads"])
+        for name in ("input_tensor_requires_grads", "output_tensor_requires_grads"):
+            if any(flag not in (0, 1) for flag in attributes[name]):
+                raise FormatError.damaged(self.title, f"{name} holds something that is not 0 or 1")
         self.wanted = tuple(bool(flag) for flag in attributes["output_tensor_requires_grads"])
         if len(self.output_types) not in (0, len(self.wanted)):
             raise FormatError.damaged(self.title, "output_tensor_types and output_tensor_requires_grads differ in length")

@@ -30,7 +30,7 @@ class _Carried(Exception):
     """Carries an exception of a Function through onnx.reference, which rewords some types."""
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__(str(error))
+        super().__init__()  # not str(error), which is a Function's code as well
         self.error = error
 
 

@@ -17,7 +17,7 @@ from exporter.runtime.arena import use_training_arena
 from exporter.runtime.binding import Binding
 from exporter.runtime.fusion.link import could_link, link
 from exporter.runtime.prepare import prepare
-from exporter.runtime.store import ContextStore
+from exporter.runtime.store import ContextStore, PoolLog
 from symbolics.errors import RunError
 from symbolics.node.names import STEP_KEY
 from symbolics.text import clean
@@ -109,7 +109,7 @@ def session_options(allow: Any = (), *, store: ContextStore | None = None, devic
 class Session(_Session):  # type: ignore[misc,valid-type]
     """An onnxruntime.InferenceSession whose exceptions are the Functions' own.
 
-    ``run_async`` is onnxruntime's as it is: its callback gets the text of a failure.
+    The callback of ``run_async`` gets the text of a failure, as onnxruntime's does.
 
     Attributes:
         store: The contexts of its runs. A run that raised has freed what it made.
@@ -118,7 +118,10 @@ class Session(_Session):  # type: ignore[misc,valid-type]
     def __init__(self, model: str | bytes, options: Any, binding: Binding, **kwargs: Any) -> None:
         self._binding = binding
         self.store = binding.store
-        self._guard(lambda: super(Session, self).__init__(model, options, **kwargs))
+        self._pool = PoolLog(self.store)
+        self._parallel = options.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
+        with binding.making(self._pool):
+            self._guard(lambda: super(Session, self).__init__(model, options, **kwargs))
 
     def run(self, output_names: Sequence[str] | None, input_feed: dict[str, Any], run_options: Any = None) -> Any:
         """As onnxruntime.InferenceSession.run; raises what a Function raised, as it was, and a RunError for what onnxruntime raises."""
@@ -140,19 +143,56 @@ class Session(_Session):  # type: ignore[misc,valid-type]
 
         self._guard(call)
 
+    def run_with_ortvaluevector(
+        self, run_options: Any, feed_names: Any, feeds: Any, fetch_names: Any, fetches: Any, fetch_devices: Any
+    ) -> None:
+        """As onnxruntime.InferenceSession.run_with_ortvaluevector."""
+        run = super().run_with_ortvaluevector
+
+        def call() -> Any:
+            run(run_options, feed_names, feeds, fetch_names, fetches, fetch_devices)
+            return fetches
+
+        self._guard(call)
+
+    def run_async(
+        self, output_names: Any, input_feed: dict[str, Any], callback: Callable[..., Any], user_data: Any, run_options: Any = None
+    ) -> None:
+        """As onnxruntime.InferenceSession.run_async; a run that failed has freed its contexts when the callback is called."""
+        ticket = self._pool.begin()
+
+        def ended(results: Any, data: Any, error: str) -> None:
+            self._pool.end(ticket, None if error else _arrays(results))
+            callback(results, data, error)
+
+        try:
+            super().run_async(output_names, input_feed, ended, user_data, run_options)
+        except BaseException:
+            self._pool.end(ticket, None)
+            raise
+
     def _guard(self, call: Callable[[], Any]) -> Any:
         outermost = not self.store.running()
+        ticket = self._pool.begin() if self._parallel else None
+        results: Any = None
         try:
             with self.store.run() as made:
                 results = call()
         except Exception as error:
-            original = self._binding.original(error) or _refusal(error)
+            original = self._binding.original(error, made, self._pool)
+            if original is None:  # not `or`: an exception may be false
+                original = _refusal(error)
             if original is None:
                 raise
         else:
             if made and outermost:
-                self.store.release(made, [_array(value) for value in results or ()])
+                self.store.release(made, _arrays(results))
             return results
+        finally:
+            if ticket is not None:
+                named = self._pool.end(ticket, None if results is None else _arrays(results))
+                if not outermost:
+                    made += named  # freed when the outer run raises
         # Outside the except block: the original keeps its own __context__ and __cause__.
         raise original
 
@@ -173,6 +213,10 @@ def _refusal(error: Exception) -> RunError | None:
 
 
 _REFUSALS: dict[type[Exception], type[RunError]] = {}
+
+
+def _arrays(results: Any) -> list[Any]:
+    return [_array(value) for value in results or ()]
 
 
 def _array(value: Any) -> Any:

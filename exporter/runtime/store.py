@@ -9,14 +9,26 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from symbolics.errors import RunError
 from symbolics.text import shown
 
-__all__ = ["Context", "ContextStore"]
+__all__ = ["Context", "ContextStore", "PoolLog", "Run"]
+
+
+class Run(list[int]):
+    """What one run on its caller's thread left behind: the handles that it made, as a list to which native.c appends.
+
+    Attributes:
+        errors: token -> (the log of the session whose kernel raised, the exception), until somebody asks or the run ends.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: dict[str, tuple[PoolLog | None, BaseException]] = {}
 
 
 class Context(NamedTuple):
@@ -58,15 +70,19 @@ class ContextStore:
         self.keep = keep
         self.retain = retain
         self.contexts: dict[int, tuple[Any, ...]] = {}
-        # thread -> handles made by the run in progress there; the native kernels append to the same lists
-        self.runs: dict[int, list[int]] = {}
+        # thread -> the run in progress there; the native kernels append to the same lists
+        self.runs: dict[int, Run] = {}
 
     def __len__(self) -> int:
         """How many contexts are live."""
         return len(self.contexts)
 
-    def put(self, context: Context) -> int:
+    def put(self, context: Context, log: PoolLog | None = None) -> int:
         """Keep a context.
+
+        Args:
+            context: The context.
+            log: Where its handle goes if no run stands on this thread.
 
         Returns:
             Its handle: random, 1 to 2**63 - 1.
@@ -74,10 +90,12 @@ class ContextStore:
         handle = secrets.randbits(63)
         while not handle or handle in self.contexts:
             handle = secrets.randbits(63)
-        self.contexts[handle] = context.pack()
         made = self.runs.get(threading.get_ident())
         if made is not None:
             made.append(handle)
+        elif log is not None:
+            log.entries.append(handle)
+        self.contexts[handle] = context.pack()
         return handle
 
     def take(self, handle: int, id: str, name: str) -> tuple[Any, ...]:
@@ -119,7 +137,7 @@ class ContextStore:
         return threading.get_ident() in self.runs
 
     @contextmanager
-    def run(self) -> Iterator[list[int]]:
+    def run(self) -> Iterator[Run]:
         """Around one run on this thread: contexts that it made are freed when it raises.
 
         Yields:
@@ -129,7 +147,7 @@ class ContextStore:
         if thread in self.runs:
             yield self.runs[thread]
             return
-        made: list[int] = []
+        made = Run()
         self.runs[thread] = made
         try:
             yield made
@@ -150,10 +168,94 @@ class ContextStore:
         if self.keep:
             return
         left = [handle for handle in made if handle in self.contexts]
-        if left:
-            named = {
-                int(n) for array in results if getattr(array, "dtype", None) == "int64" and array.size <= len(left) for n in array.flat
-            }
-            for handle in left:
-                if handle not in named:
-                    self.free(handle)
+        named = _named(left, results)
+        for handle in left:
+            if handle not in named:
+                self.free(handle)
+
+
+def _named(handles: Sequence[int], results: Sequence[Any]) -> set[int]:
+    """Those of the handles that stand in int64 arrays among the results of a run."""
+    if not handles:
+        return set()
+    arrays = (array for array in results if getattr(array, "dtype", None) == "int64" and array.size <= len(handles))
+    return {int(number) for array in arrays for number in array.flat}.intersection(handles)
+
+
+class PoolLog:
+    """What the runs of one session left behind on threads of onnxruntime's pool: nothing there says whose run it was.
+
+    Parallel execution and run_async run kernels on such threads. A run has its place in the log from its start: what stands
+    before the places of all runs in progress belongs to runs that have ended.
+
+    Args:
+        store: The contexts of the session.
+    """
+
+    def __init__(self, store: ContextStore) -> None:
+        self.store = store
+        #: Handles, to which native.c appends, and (token, exception).
+        self.entries: list[Any] = []
+        self._gone = 0  # entries that have left the front
+        self._starts: dict[object, int] = {}
+        self._lock = threading.Lock()
+
+    def begin(self) -> object:
+        """A run starts.
+
+        Returns:
+            What `end` asks for.
+        """
+        ticket = object()
+        with self._lock:
+            if not self._starts:  # what stands here is of no run that was announced: nobody's to free
+                self._gone += len(self.entries)
+                self.entries.clear()
+            self._starts[ticket] = self._gone + len(self.entries)
+        return ticket
+
+    def end(self, ticket: object, results: Sequence[Any] | None) -> list[int]:
+        """A run has ended: free the contexts of all runs that have, but for those that results name.
+
+        Args:
+            ticket: From `begin`.
+            results: The results of a run that succeeded, as `ContextStore.release` has them; None of one that failed.
+
+        Returns:
+            The handles that the results name: they are the caller's from here on.
+        """
+        named: set[int] = set()
+        with self._lock:
+            start = self._starts.pop(ticket) - self._gone
+            if results is not None:
+                handles = [entry for entry in self.entries[start:] if type(entry) is int]
+                named = set(handles) if self.store.keep else _named(handles, results)
+            for place, entry in enumerate(self.entries[start:] if named else (), start):
+                if type(entry) is int and entry in named:
+                    self.entries[place] = None
+            count = min(self._starts.values(), default=self._gone + len(self.entries)) - self._gone
+            ended = self.entries[:count]
+            del self.entries[:count]
+            self._gone += count
+        self._free(ended)
+        return sorted(named)
+
+    def add(self, token: str, error: BaseException) -> bool:
+        """Keep what a Function raised until all runs that it may belong to have ended.
+
+        Returns:
+            Whether a run is in progress: else nobody will ask.
+        """
+        with self._lock:
+            if self._starts:
+                self.entries.append((token, error))
+            return bool(self._starts)
+
+    def errors(self) -> dict[str, BaseException]:
+        """token -> exception, of the runs in progress."""
+        return dict(entry for entry in self.entries[:] if type(entry) is tuple)
+
+    def _free(self, entries: Iterable[Any]) -> None:
+        for entry in entries:
+            if type(entry) is int:
+                self.store.free(entry)

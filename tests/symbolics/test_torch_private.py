@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -308,3 +309,49 @@ def test_every_result():
 
 
 # ------------------------------------------------------------------------------------------------ and nowhere else
+
+
+def _over_an_array():
+    array = np.arange(1 << 10, dtype=np.float32)
+    return array, torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(torch.from_numpy(array)))
+
+
+def test_weak_storage():
+    _, x = _over_an_array()
+    weak = private.weak_storage(x)
+    assert torch.UntypedStorage._new_with_weak_ptr(weak).data_ptr() == x.data_ptr()
+    del x
+    assert torch.UntypedStorage._new_with_weak_ptr(weak) is None
+    private.own_memory(weak)  # of a storage that is gone
+    private.release_weak_storage(weak)
+
+
+def test_release_weak_storage():
+    _, x = _over_an_array()
+    for _ in range(10):
+        private.release_weak_storage(private.weak_storage(x))
+    assert x.sum() == sum(range(1 << 10))
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_own_memory(room, monkeypatch):
+    array, x = _over_an_array()
+    part, leaf = x[1:], x.detach().requires_grad_()
+    sine = leaf.sin() if room else None
+    weak = private.weak_storage(x)
+    if not room:
+        monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", _no_room)
+        monkeypatch.setattr(torch.UntypedStorage, "share_memory_", _no_room)
+    private.own_memory(weak)
+    private.release_weak_storage(weak)
+    array[:] = 0
+    expected = torch.arange(1 << 10, dtype=torch.float32)
+    assert torch.equal(x, expected)
+    assert torch.equal(part, expected[1:])
+    if sine is not None:  # what autograd has saved
+        (gradient,) = torch.autograd.grad(sine.sum(), leaf)
+        torch.testing.assert_close(gradient, expected.cos())
+
+
+def _no_room(storage):
+    raise RuntimeError("no room")

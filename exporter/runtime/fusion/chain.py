@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -40,7 +40,9 @@ class Chain(PythonOp):
             FormatError, TrustError: From one of the calls.
         """
         super().__init__(attributes, gate, store, node_name)
-        lines = list(_lines(linked))
+        lines = list(_lines(linked, self.title))
+        if not self.simple or [slot.index for slot in self.args if isinstance(slot, Slot)] != list(range(len(self.args))):
+            raise FormatError.damaged(self.title, "it stands for several calls, and takes more than their tensors")
         kernels = [PythonOp(data["attributes"], gate, store, data["node"]) for data in lines]
         # All values of a run stand in one list: inputs, constants, then the outputs of each call.
         self.inputs = len(self.flags)
@@ -66,7 +68,9 @@ class Chain(PythonOp):
                     self.constants.append(value)
             made += len(kernel.output_dtypes)
             self.steps.append(_Call(kernel, where, first))
-        self.titles = _titles("PythonOp", linked)
+        if kernels[-1].call.outputs != self.call.outputs or kernels[-1].output_dtypes != self.output_dtypes:
+            raise FormatError.damaged(self.title, "its outputs are not those of the last call that it stands for")
+        self.titles = _titles("PythonOp", lines)
         self.title += f" and what feeds it, {len(self.steps)} calls as one"
         self.apply = self._apply
 
@@ -140,7 +144,7 @@ class GradChain(PythonOpGrad):
 
     def __init__(self, attributes: Mapping[str, Any], linked: str, store: ContextStore, node_name: str = "") -> None:
         super().__init__(attributes, store, node_name)
-        self.titles = _titles("PythonOpGrad", linked)
+        self.titles = _titles("PythonOpGrad", _lines(linked, self.title))
         self.title += " and those behind it, as one"
 
 
@@ -149,19 +153,22 @@ def _unchanged(copy: torch.Tensor, original: torch.Tensor) -> bool:
     return copy._version == 0 and same
 
 
-def _lines(linked: str) -> Iterator[dict[str, Any]]:
+def _lines(linked: str, title: str) -> Iterator[dict[str, Any]]:
     for line in linked.split("\n"):
-        data = loads(line)
+        try:
+            data = loads(line)
+        except FormatError as error:
+            raise FormatError(f"{title}, the calls that it stands for: {error}") from error
         kinds = {"node": str, "attributes": dict, "places": list}
         if not isinstance(data, dict) or not all(isinstance(data.get(key), kind) for key, kind in kinds.items()):
-            raise FormatError.damaged("the calls that a runtime joined", "they are not what it writes")
+            raise FormatError.damaged(f"{title}, the calls that it stands for", "they are not what a runtime writes")
         yield data
 
 
-def _titles(kind: str, linked: str) -> dict[str, str]:
+def _titles(kind: str, lines: Iterable[dict[str, Any]]) -> dict[str, str]:
     """Function -> how messages name its nodes."""
     nodes: dict[str, list[str]] = {}
-    for data in _lines(linked):
+    for data in lines:
         nodes.setdefault(str(data["attributes"].get("name", "")), []).append(data["node"])
     out = {}
     for name, found in nodes.items():

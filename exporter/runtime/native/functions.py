@@ -31,4 +31,7 @@ FUNCTIONS = (
     os.urandom,
     _release_leaf,
     get_gradient_edge,
+    private.weak_storage,
+    private.release_weak_storage,
+    private.own_memory,
 )

@@ -12,8 +12,8 @@
  *   write    each output is copied once into memory of ORT (torch's memory is never handed to ORT: in-place
  *            operators of ORT would change what autograd saved).
  *
- * native_abi.h has the declarations, native_tensors.h gather and write, native_run.h the call, native_device.h the same for
- * devices; here kernels are made
+ * native_abi.h has the declarations of others, native_tensors.h our structs, native_inputs.h gather, native_outputs.h write,
+ * native_contexts.h the store's side, native_run.h the call, native_device.h the same for devices; here kernels are made
  * and the two modules meet. Together they are one translation unit.
  */
 #include "native_device.h"
@@ -54,7 +54,7 @@ static Status compute(void *state, void *context)
     return status;
 }
 
-/* One attribute by name and kind ('s', 'i', 'I' for ints, 'F' for floats); NULL without an exception if it is absent. */
+/* One attribute by name and kind ('s', 'i', 'f', 'I' for ints, 'F' for floats); NULL without an exception if it is absent. */
 static PyObject *attribute(const void *info, const char *name, char kind)
 {
     size_t size = 0;
@@ -68,11 +68,18 @@ static PyObject *attribute(const void *info, const char *name, char kind)
             return PyLong_FromLongLong(value);
         goto absent;
     }
+    if (kind == 'f') {
+        float value = 0;
+        status = CALL(ATTR_FLOAT, Status(*)(const void *, const char *, float *))(info, name, &value);
+        if (!status)
+            return PyFloat_FromDouble(value);
+        goto absent;
+    }
     status = CALL(slot, Status(*)(const void *, const char *, void *, size_t *))(info, name, NULL, &size);
     if (status)
         goto absent;
     size_t item = kind == 's' ? 1 : kind == 'I' ? sizeof(int64_t) : sizeof(float);
-    char *buffer = malloc(size * item + 1);
+    char *buffer = size < (size_t)PY_SSIZE_T_MAX / item ? malloc(size * item + 1) : NULL;
     if (!buffer)
         return PyErr_NoMemory();
     status = size ? CALL(slot, Status(*)(const void *, const char *, void *, size_t *))(info, name, buffer, &size) : NULL;
@@ -81,11 +88,16 @@ static PyObject *attribute(const void *info, const char *name, char kind)
         goto absent;
     }
     if (kind == 's') {
-        /* the size counts the final zero */
-        out = PyUnicode_DecodeUTF8(buffer, size ? (Py_ssize_t)size - 1 : 0, "strict");
+        /* the size counts the final zero; Binding.plan refuses what is no UTF-8 */
+        out = PyUnicode_DecodeUTF8(buffer, size ? (Py_ssize_t)size - 1 : 0, "surrogateescape");
     } else if ((out = PyList_New((Py_ssize_t)size))) {
-        for (size_t i = 0; i < size; i++)
-            PyList_SetItem(out, (Py_ssize_t)i, kind == 'I' ? PyLong_FromLongLong(((int64_t *)buffer)[i]) : PyFloat_FromDouble(((float *)buffer)[i]));
+        for (size_t i = 0; out && i < size; i++) {
+            PyObject *number = kind == 'I' ? PyLong_FromLongLong(((int64_t *)buffer)[i]) : PyFloat_FromDouble(((float *)buffer)[i]);
+            if (number)
+                PyList_SetItem(out, (Py_ssize_t)i, number);
+            else
+                Py_CLEAR(out);
+        }
     }
     free(buffer);
     return out;
@@ -94,12 +106,56 @@ absent:
     return NULL;
 }
 
-static Py_ssize_t *index_array(PyObject *tuple, Py_ssize_t *count)
+/* A tuple of places as an array; NULL with an exception where one is not below `below`. */
+static Py_ssize_t *index_array(PyObject *tuple, Py_ssize_t *count, Py_ssize_t below)
 {
-    *count = PyTuple_Size(tuple);
-    Py_ssize_t *out = calloc((size_t)*count + 1, sizeof *out);
-    for (Py_ssize_t i = 0; out && i < *count; i++)
+    *count = tuple && PyTuple_Check(tuple) ? PyTuple_Size(tuple) : -1;
+    Py_ssize_t *out = *count < 0 ? NULL : calloc((size_t)*count + 1, sizeof *out);
+    if (!out) {
+        *count < 0 ? (void)internal("a list of places") : (void)PyErr_NoMemory();
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < *count; i++) {
         out[i] = PyLong_AsSsize_t(PyTuple_GetItem(tuple, i));
+        if (PyErr_Occurred() || out[i] < 0 || out[i] >= below) {
+            free(out);
+            internal("a place");
+            return NULL;
+        }
+    }
+    return out;
+}
+
+/* The name of a node, "" where it has none; a text from a file. */
+static PyObject *node_name(const void *info)
+{
+    size_t size = 0;
+    Status status = CALL(NODE_NAME, Status(*)(const void *, char *, size_t *))(info, NULL, &size);
+    char *buffer = status || !size ? NULL : calloc(size, 1);
+    if (buffer)
+        status = CALL(NODE_NAME, Status(*)(const void *, char *, size_t *))(info, buffer, &size);
+    if (status)
+        CALL(RELEASE_STATUS, void (*)(Status))(status);
+    PyObject *name = PyUnicode_DecodeUTF8(buffer && !status ? buffer : "", buffer && !status ? (Py_ssize_t)size - 1 : 0, "replace");
+    free(buffer);
+    return name;
+}
+
+/* One bool per output of a node: whether it has a name. */
+static PyObject *named_outputs(const void *info)
+{
+    size_t count = 0;
+    if (check(CALL(NODE_OUTPUTS, Status(*)(const void *, size_t *))(info, &count)))
+        return NULL;
+    PyObject *out = PyTuple_New((Py_ssize_t)count);
+    for (size_t i = 0; out && i < count; i++) {
+        size_t size = 0; /* counts the final zero */
+        if (check(CALL(NODE_OUTPUT_NAME, Status(*)(const void *, size_t, char *, size_t *))(info, i, NULL, &size))) {
+            Py_DECREF(out);
+            return NULL;
+        }
+        PyTuple_SetItem(out, (Py_ssize_t)i, PyBool_FromLong(size > 1));
+    }
     return out;
 }
 
@@ -118,7 +174,7 @@ static void free_binding(Binding *binding)
 
 static void free_kernel(Kernel *kernel)
 {
-    PyObject *objects[] = {kernel->object, kernel->apply, kernel->arguments, kernel->id, kernel->name};
+    PyObject *objects[] = {kernel->object, kernel->apply, kernel->arguments, kernel->id, kernel->name, kernel->log};
     for (size_t i = 0; i < sizeof objects / sizeof *objects; i++)
         Py_XDECREF(objects[i]);
     free(kernel->positions);
@@ -134,21 +190,16 @@ static void free_kernel(Kernel *kernel)
 /* The fields of KernelPlan in binding.py, in its order; a test compares the two. */
 enum {
     PLAN_KERNEL, PLAN_FLAGS, PLAN_KINDS, PLAN_PLACES, PLAN_INPUTS, PLAN_ID, PLAN_NAME, PLAN_FAST, PLAN_WRITTEN, PLAN_SINGLE,
-    PLAN_APPLY, PLAN_ARGUMENTS, PLAN_POSITIONS
+    PLAN_APPLY, PLAN_ARGUMENTS, PLAN_POSITIONS, PLAN_LOG
 };
 
 /* Binding.plan decodes the node in Python, once; its answer fills the struct. */
 static Kernel *make_kernel(const CustomOp *op, const void *info)
 {
     Binding *binding = op->binding;
-    PyObject *attributes = PyDict_New(), *plan = NULL, *name = NULL, *specs = NULL, *flags, *kinds;
+    PyObject *attributes = PyDict_New(), *plan = NULL, *name = NULL, *specs = NULL, *inputs = NULL, *outputs = NULL, *flags, *kinds;
     Kernel *kernel = NULL;
-    char node_name[512] = "";
-    size_t size = sizeof node_name - 1;
-    Py_ssize_t unused = 0;
-    Status status = CALL(NODE_NAME, Status(*)(const void *, char *, size_t *))(info, node_name, &size);
-    if (status)
-        CALL(RELEASE_STATUS, void (*)(Status))(status); /* a name longer than that is not shown */
+    size_t count = 0;
     specs = PyObject_GetAttrString(binding->owner, op->backward ? "backward_attributes" : "forward_attributes");
     if (!attributes || !specs)
         goto done;
@@ -160,6 +211,14 @@ static Kernel *make_kernel(const CustomOp *op, const void *info)
         if (!kind)
             goto done;
         PyObject *value = attribute(info, attribute_name, *kind);
+        /* Of another type it is not absent (lists are read as empty then): Python says what is wrong. */
+        for (const char *other = "sifIF"; !PyErr_Occurred() && *other && (!value || (PyList_Check(value) && !PyList_Size(value))); other++) {
+            PyObject *found = attribute(info, attribute_name, *other);
+            if (found) {
+                Py_XDECREF(value);
+                value = found;
+            }
+        }
         if (!value && PyErr_Occurred())
             goto done;
         if (value && PyDict_SetItem(attributes, PyTuple_GetItem(pair, 0), value)) {
@@ -168,46 +227,75 @@ static Kernel *make_kernel(const CustomOp *op, const void *info)
         }
         Py_XDECREF(value);
     }
-    if (!(name = PyUnicode_DecodeUTF8(node_name, (Py_ssize_t)strlen(node_name), "replace")))
+    if (!(name = node_name(info)) || !(outputs = named_outputs(info)) || check(CALL(NODE_INPUTS, Status(*)(const void *, size_t *))(info, &count)) ||
+        !(inputs = PyLong_FromSize_t(count)))
         goto done;
-    plan = PyObject_CallMethodObjArgs(binding->owner, s_plan, op->backward ? Py_True : Py_False, attributes, name, NULL);
-    if (!plan || !(kernel = calloc(1, sizeof *kernel)))
+    plan = PyObject_CallMethodObjArgs(binding->owner, s_plan, op->backward ? Py_True : Py_False, attributes, name, inputs, outputs, NULL);
+    if (!plan)
         goto done;
+    if (!PyTuple_Check(plan) || PyTuple_Size(plan) != PLAN_LOG + 1) {
+        internal("a plan");
+        goto done;
+    }
+    if (!(kernel = calloc(1, sizeof *kernel))) {
+        PyErr_NoMemory();
+        goto done;
+    }
     kernel->binding = binding;
     binding->count++;
     kernel->backward = op->backward;
     kernel->on_device = op->on_device;
-    PyObject **targets[] = {&kernel->object, &kernel->apply, &kernel->arguments, &kernel->id, &kernel->name};
-    const int parts[] = {PLAN_KERNEL, PLAN_APPLY, PLAN_ARGUMENTS, PLAN_ID, PLAN_NAME};
+    PyObject **targets[] = {&kernel->object, &kernel->apply, &kernel->arguments, &kernel->id, &kernel->name, &kernel->log};
+    const int parts[] = {PLAN_KERNEL, PLAN_APPLY, PLAN_ARGUMENTS, PLAN_ID, PLAN_NAME, PLAN_LOG};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         *targets[i] = PyTuple_GetItem(plan, parts[i]);
         Py_XINCREF(*targets[i]);
     }
+    if (kernel->log == Py_None)
+        Py_CLEAR(kernel->log);
     kernel->fast = PyTuple_GetItem(plan, PLAN_FAST) == Py_True;
     kernel->single = PyTuple_GetItem(plan, PLAN_SINGLE) == Py_True;
-    kernel->positions = index_array(PyTuple_GetItem(plan, PLAN_POSITIONS), &unused);
     flags = PyTuple_GetItem(plan, PLAN_FLAGS);
     kinds = PyTuple_GetItem(plan, PLAN_KINDS);
-    kernel->places = index_array(PyTuple_GetItem(plan, PLAN_PLACES), &kernel->place_count);
-    kernel->written = index_array(PyTuple_GetItem(plan, PLAN_WRITTEN), &kernel->written_count);
     kernel->inputs = PyLong_AsSsize_t(PyTuple_GetItem(plan, PLAN_INPUTS));
-    kernel->outputs = PyTuple_Size(kinds);
-    kernel->flags = calloc((size_t)PyTuple_Size(flags) + 1, 1);
+    kernel->outputs = PyTuple_Check(kinds) ? PyTuple_Size(kinds) : -1;
+    Py_ssize_t unused = 0, flag_count = kernel->backward ? kernel->outputs : kernel->inputs;
+    if (kernel->inputs < 0 || kernel->outputs < 0 || !PyTuple_Check(kernel->arguments) || !PyTuple_Check(flags) || PyTuple_Size(flags) != flag_count ||
+        (kernel->single && kernel->outputs != 1) || (kernel->log && !PyList_Check(kernel->log))) {
+        internal("a plan");
+        goto done;
+    }
+    /* Where the kernel is not fast, nobody reads the positions. */
+    kernel->positions = index_array(PyTuple_GetItem(plan, PLAN_POSITIONS), &unused, kernel->fast ? PyTuple_Size(kernel->arguments) : PY_SSIZE_T_MAX);
+    if (kernel->positions && !kernel->backward && unused != kernel->inputs)
+        internal("the number of positions");
+    if (PyErr_Occurred() || !(kernel->places = index_array(PyTuple_GetItem(plan, PLAN_PLACES), &kernel->place_count, kernel->inputs)) ||
+        !(kernel->written = index_array(PyTuple_GetItem(plan, PLAN_WRITTEN), &kernel->written_count, kernel->outputs)))
+        goto done;
+    kernel->flags = calloc((size_t)flag_count + 1, 1);
     kernel->kinds = calloc((size_t)kernel->outputs + 1, sizeof *kernel->kinds);
     kernel->modes = calloc(2 * (size_t)kernel->inputs + 1, 1);
-    if (!kernel->positions || !kernel->places || !kernel->written || !kernel->flags || !kernel->kinds || !kernel->modes) {
+    if (!kernel->flags || !kernel->kinds || !kernel->modes) {
         PyErr_NoMemory();
         goto done;
     }
-    for (Py_ssize_t i = 0; i < PyTuple_Size(flags); i++)
+    for (Py_ssize_t i = 0; i < flag_count; i++)
         kernel->flags[i] = (char)PyObject_IsTrue(PyTuple_GetItem(flags, i));
-    for (Py_ssize_t i = 0; i < kernel->outputs; i++)
-        kernel->kinds[i] = (int32_t)PyLong_AsLong(PyTuple_GetItem(kinds, i));
+    for (Py_ssize_t i = 0; i < kernel->outputs; i++) {
+        long kind = PyLong_AsLong(PyTuple_GetItem(kinds, i));
+        if (PyErr_Occurred() || kind < 0 || kind > ONNX_LAST) {
+            internal("an element type");
+            goto done;
+        }
+        kernel->kinds[i] = (int32_t)kind;
+    }
 done:
     Py_XDECREF(attributes);
     Py_XDECREF(plan);
     Py_XDECREF(name);
     Py_XDECREF(specs);
+    Py_XDECREF(inputs);
+    Py_XDECREF(outputs);
     if (PyErr_Occurred() && kernel) {
         PyObject *type, *error, *trace;
         PyErr_Fetch(&type, &error, &trace);
@@ -347,10 +435,10 @@ static PyObject *registered(PyObject *module, PyObject *unused)
 static PyObject *setup(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject **targets[] = {&from_dlpack, &to_dlpack, &is_grad_enabled, &set_grad_enabled, &is_autocast, &is_inference, &run_backward, &urandom, &release_leaf, &gradient_edge, &run_error};
+    PyObject **targets[] = {&from_dlpack, &to_dlpack, &is_grad_enabled, &set_grad_enabled, &is_autocast, &is_inference, &run_backward, &urandom, &release_leaf, &gradient_edge, &weak_storage, &release_weak, &own_memory, &run_error};
     Py_ssize_t count = sizeof targets / sizeof *targets;
     if (PyTuple_Size(args) != count + 1) {
-        PyErr_SetString(PyExc_TypeError, "setup() takes ten functions, RunError and a size");
+        PyErr_SetString(PyExc_TypeError, "setup() takes 13 functions, RunError and a size");
         return NULL;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -368,7 +456,7 @@ static PyObject *setup(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"prepare", prepare, METH_VARARGS, "prepare(owner, store, contexts, runs, device) -> capsule"},
     {"registered", registered, METH_NOARGS, "registered() -> bool"},
-    {"setup", setup, METH_VARARGS, "setup(ten functions of torch, RunError, large)"},
+    {"setup", setup, METH_VARARGS, "setup(13 functions of torch, RunError, large)"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -378,9 +466,9 @@ PyMODINIT_FUNC PyInit__native(void)
 {
     struct { PyObject **target; const char *text; } names[] = {
         {&s_requires_grad, "requires_grad"}, {&s_run, "run"}, {&s_retain, "retain"}, {&s_keep, "keep"}, {&s_finish, "finish"}, {&s_take, "take"},
-        {&s_version, "_version"}, {&s_strings, "strings"}, {&s_view, "view"}, {&s_plan, "plan"}, {&s_fix, "fix"}, {&s_data, "data"},
-        {&s_clone, "clone"}, {&s_escaped, "escaped"}, {&s_failed, "failed"}, {&s_title, "title"}, {&s_shape, "shape"},
-        {&s_device_run, "device_run"}, {&s_device_write, "device_write"},
+        {&s_version, "_version"}, {&s_strings, "strings"}, {&s_view, "view"}, {&s_plan, "plan"}, {&s_fix, "fix"}, {&s_escaped, "escaped"}, {&s_failed, "failed"}, {&s_title, "title"}, {&s_shape, "shape"},
+        {&s_device_run, "device_run"}, {&s_device_write, "device_write"}, {&s_let_go, "let_go"},
+        {&s_free, "free"}, {&s_item, "item"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].target = PyUnicode_InternFromString(names[i].text)))

@@ -16,11 +16,13 @@
 #define EXPORT __declspec(dllexport)
 typedef volatile long atomic_flag_t;
 #define exchange(p, v) _InterlockedExchange((p), (v))
+#define peek(p) _InterlockedOr((p), 0)
 #else
 #include <stdatomic.h>
 #define EXPORT __attribute__((visibility("default")))
 typedef atomic_int atomic_flag_t;
 #define exchange(p, v) atomic_exchange((p), (v))
+#define peek(p) atomic_load(p)
 #endif
 
 /* ------------------------------------------------------------------------------------------- onnxruntime's ABI */
@@ -31,10 +33,11 @@ typedef struct { const void *const *(*get_api)(uint32_t); const char *(*version)
 /* Version 17: the oldest that has every slot below (onnxruntime 1.17). */
 enum { ORT_API = 17, ORT_FAIL = 1 };
 enum { /* slots of the OrtApi table */
-    CREATE_STATUS = 0, CREATE_DOMAIN = 26, DOMAIN_ADD = 27, ADD_DOMAIN = 28, TENSOR_DATA = 51, FILL_STRINGS = 52,
+    CREATE_STATUS = 0, CREATE_DOMAIN = 26, DOMAIN_ADD = 27, ADD_DOMAIN = 28, TENSOR_DATA = 51,
     ELEMENT_TYPE = 60, DIM_COUNT = 61, DIMS = 62, TYPE_AND_SHAPE = 65, ATTR_FLOAT = 85, ATTR_INT = 86, ATTR_STRING = 87,
     INPUT_COUNT = 88, OUTPUT_COUNT = 89, INPUT = 90, OUTPUT = 91, RELEASE_STATUS = 93, RELEASE_INFO = 99,
-    RELEASE_DOMAIN = 101, STRING_LENGTH = 127, STRING_ELEMENT = 128, ATTRS_FLOAT = 162, ATTRS_INT = 163, NODE_NAME = 244
+    RELEASE_DOMAIN = 101, STRING_LENGTH = 127, STRING_ELEMENT = 128, ATTRS_FLOAT = 162, ATTRS_INT = 163, NODE_INPUTS = 230,
+    NODE_OUTPUTS = 231, NODE_OUTPUT_NAME = 233, NODE_NAME = 244, STRING_BUFFER = 252
 };
 enum { ONNX_FLOAT = 1, ONNX_HALF = 10, ONNX_INT64 = 7, ONNX_STRING = 8, ONNX_LAST = 20 };
 

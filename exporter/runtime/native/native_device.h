@@ -55,13 +55,15 @@ static int write_device(Kernel *kernel, void *context, size_t index, PyObject *t
         if (!shape)
             return -1;
         Py_ssize_t rank = PySequence_Size(shape);
+        if (rank > MAX_RANK)
+            PyErr_SetString(PyExc_ValueError, "a tensor of more than 64 dimensions");
         for (Py_ssize_t i = 0; i < rank && i < MAX_RANK; i++) {
             PyObject *size = PySequence_GetItem(shape, i);
             dims[i] = size ? PyLong_AsLongLong(size) : -1;
             Py_XDECREF(size);
         }
         Py_DECREF(shape);
-        if (PyErr_Occurred() || rank > MAX_RANK ||
+        if (PyErr_Occurred() ||
             check(CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, index, dims, (size_t)rank, &value)))
             return -1;
     }
@@ -74,6 +76,19 @@ static int write_device(Kernel *kernel, void *context, size_t index, PyObject *t
     Py_DECREF(target);
     Py_XDECREF(none);
     return none ? 0 : -1;
+}
+
+/* The context of a forward whose results could not be written: its handle is the first of them, a tensor. */
+static void drop_first(Kernel *kernel, PyObject *results)
+{
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyObject *first = PyList_GetItem(results, 0), *handle = first ? PyObject_CallMethodObjArgs(first, s_item, NULL) : NULL;
+    if (handle)
+        drop_context(kernel, PyLong_AsLongLong(handle));
+    Py_XDECREF(handle);
+    PyErr_Clear();
+    PyErr_Restore(type, error, trace);
 }
 
 static int compute_on_device(Kernel *kernel, void *context)
@@ -97,13 +112,15 @@ static int compute_on_device(Kernel *kernel, void *context)
     if (kernel->backward) {
         /* The context is declared to be in CPU memory. */
         Seen seen;
-        if (check(CALL(INPUT, Status(*)(const void *, size_t, const void **))(context, 0, &value)) || look(value, &seen))
+        if (check(CALL(INPUT, Status(*)(const void *, size_t, const void **))(context, 0, &value)) || (value && look(value, &seen)))
             goto done;
-        if (seen.kind != ONNX_INT64 || seen.count != 1) {
+        if (!value || seen.kind != ONNX_INT64 || seen.count != 1) {
             damaged(kernel->object, "the context is not one int64 handle");
             goto done;
         }
-        extra = PyLong_FromLongLong(*(int64_t *)seen.data);
+        int64_t handle;
+        memcpy(&handle, seen.data, sizeof handle);
+        extra = PyLong_FromLongLong(handle);
     } else {
         if (check(CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, 0, NULL, 0, &slot)))
             goto done;
@@ -124,8 +141,10 @@ static int compute_on_device(Kernel *kernel, void *context)
     }
     /* One item an output of the call, None where there is none to write; a forward's first is its context. */
     results = extra ? PyObject_CallMethodObjArgs(kernel->binding->owner, s_device_run, kernel->object, inputs, extra, stream, NULL) : NULL;
-    if (!results)
+    if (!results || !PyList_Check(results) || PyList_Size(results) != kernel->outputs + !kernel->backward) {
+        internal("what device_run returned");
         goto done;
+    }
     if (kernel->backward) {
         for (Py_ssize_t i = 0; i < kernel->written_count; i++) {
             PyObject *tensor = PyList_GetItem(results, kernel->written[i]);
@@ -133,12 +152,14 @@ static int compute_on_device(Kernel *kernel, void *context)
                 goto done;
         }
     } else {
-        for (Py_ssize_t i = 0; i < PyList_Size(results); i++)
+        for (Py_ssize_t i = 0; i <= kernel->written_count; i++)
             if ((i || slot) && write_device(kernel, context, (size_t)i, PyList_GetItem(results, i), i ? NULL : slot, stream))
                 goto done;
     }
     status = 0;
 done:
+    if (status && results && !kernel->backward)
+        drop_first(kernel, results);
     Py_XDECREF(inputs);
     Py_XDECREF(results);
     Py_XDECREF(extra);

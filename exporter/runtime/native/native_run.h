@@ -2,60 +2,9 @@
 #ifndef PYTHONOP_NATIVE_RUN_H
 #define PYTHONOP_NATIVE_RUN_H
 
-#include "native_tensors.h"
-
-/* ------------------------------------------------------------------------------------------------------ contexts */
-
-/* 1 to 2**63 - 1 from the system's random source, drawn in blocks. */
-static int64_t random_handle(void)
-{
-    static uint64_t pool[256];
-    static int left = 0;
-    for (;;) {
-        if (!left) {
-            PyObject *bytes = PyObject_CallFunction(urandom, "n", (Py_ssize_t)sizeof pool);
-            if (!bytes)
-                return 0;
-            memcpy(pool, PyBytes_AsString(bytes), sizeof pool);
-            Py_DECREF(bytes);
-            left = 256;
-        }
-        uint64_t drawn = pool[--left];
-        pool[left] = 0;
-        if (drawn >> 1)
-            return (int64_t)(drawn >> 1);
-    }
-}
-
-/* Keep a context (a flat tuple) under a new handle; 0 on error. */
-static int64_t keep_context(Binding *binding, PyObject *context)
-{
-    int64_t handle = random_handle();
-    PyObject *key = handle ? PyLong_FromLongLong(handle) : NULL;
-    if (!key)
-        return 0;
-    int failed = PyDict_SetItem(binding->contexts, key, context);
-    if (!failed && PyDict_Size(binding->runs)) {
-        PyObject *thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
-        PyObject *made = thread ? PyDict_GetItemWithError(binding->runs, thread) : NULL;
-        if (made)
-            failed = PyList_Append(made, key);
-        Py_XDECREF(thread);
-    }
-    Py_DECREF(key);
-    return failed ? 0 : handle;
-}
-
-/* An attribute of the store as a truth value; -1 on error. */
-static int store_flag(Binding *binding, PyObject *name)
-{
-    PyObject *value = PyObject_GetAttr(binding->store, name);
-    if (!value)
-        return -1;
-    int truth = PyObject_IsTrue(value);
-    Py_DECREF(value);
-    return truth;
-}
+#include "native_contexts.h"
+#include "native_inputs.h"
+#include "native_outputs.h"
 
 /* -------------------------------------------------------------------------------------------------------- PythonOp */
 
@@ -126,8 +75,11 @@ static int fast_forward(Kernel *kernel, Input *inputs, int keep, int before, PyO
                 /* (tensor without the leaf, its gradient edge, its shape): autograd must not keep the memory */
                 PyObject *three = PyObject_CallFunctionObjArgs(release_leaf, tensor, NULL);
                 Py_DECREF(tensor);
-                if (!three)
+                if (!three || !PyTuple_Check(three) || PyTuple_Size(three) != 3) {
+                    Py_XDECREF(three);
+                    internal("a leaf without its memory");
                     goto done;
+                }
                 tensor = PyTuple_GetItem(three, 0);
                 target = PyTuple_GetItem(three, 1);
                 shape = PyTuple_GetItem(three, 2);
@@ -219,7 +171,7 @@ static int64_t finish_context(Kernel *kernel, PyObject *record)
     PyTuple_SetItem(record, CONTEXT_ID, kernel->id);
     PyTuple_SetItem(record, CONTEXT_NAME, kernel->name);
     PyTuple_SetItem(record, CONTEXT_COUNT, count);
-    return keep_context(kernel->binding, record);
+    return keep_context(kernel, record);
 }
 
 /* The same through kernels.py. */
@@ -237,14 +189,18 @@ static int slow_forward(Kernel *kernel, Input *inputs, int keep, PyObject **resu
     Py_DECREF(list);
     if (!pair)
         return -1;
-    *handle = PyLong_AsLongLong(PyTuple_GetItem(pair, 0));
-    PyObject *outputs = PyTuple_GetItem(pair, 1);
-    for (Py_ssize_t i = 0; i < kernel->outputs; i++) {
+    PyObject *outputs = PyTuple_Check(pair) && PyTuple_Size(pair) == 2 ? PyTuple_GetItem(pair, 1) : NULL;
+    int status = outputs ? 0 : -1;
+    if (outputs) {
+        *handle = PyLong_AsLongLong(PyTuple_GetItem(pair, 0));
+        status = PyErr_Occurred() || !PyList_Check(outputs) || PyList_Size(outputs) != kernel->outputs ? -1 : 0;
+    }
+    for (Py_ssize_t i = 0; !status && i < kernel->outputs; i++) {
         results[i] = PyList_GetItem(outputs, i);
         Py_XINCREF(results[i]);
     }
     Py_DECREF(pair);
-    return PyErr_Occurred() ? -1 : 0;
+    return status ? internal("what a PythonOp returned") : 0;
 }
 
 static int compute_forward(Kernel *kernel, void *context)
@@ -289,10 +245,12 @@ static int compute_forward(Kernel *kernel, void *context)
     }
     if (fast ? fast_forward(kernel, inputs, keep, grad, results, &record) : slow_forward(kernel, inputs, keep, results, &handle))
         goto done;
-    for (Py_ssize_t i = 0; i < kernel->outputs; i++)
-        if (write_tensor(kernel, context, (size_t)i + 1, results[i], kernel->kinds[i], i, &bytes) ||
+    for (Py_ssize_t i = 0; i < kernel->outputs; i++) {
+        bytes = 0;
+        if ((i < kernel->written_count && write_tensor(kernel, context, (size_t)i + 1, results[i], kernel->kinds[i], i, &bytes)) ||
             (fast && keep && add_root(record, i, results[i], bytes)))
             goto done;
+    }
     if (fast && keep && !(handle = finish_context(kernel, record)))
         goto done;
     if (slot) {
@@ -308,6 +266,8 @@ done:
     Py_XDECREF(record);
     if (settle(kernel, inputs, kernel->inputs, modes))
         status = -1;
+    if (status && handle)
+        drop_context(kernel, handle);
     if (inputs != few_inputs) {
         free(inputs);
         free(results);
@@ -327,7 +287,7 @@ static PyObject *take_context(Kernel *kernel, int64_t handle, int retain)
         return NULL;
     PyObject *found = PyDict_GetItemWithError(kernel->binding->contexts, key);
     Py_XINCREF(found);
-    if (found && text_equal(PyTuple_GetItem(found, CONTEXT_ID), kernel->id) == 1 && text_equal(PyTuple_GetItem(found, CONTEXT_NAME), kernel->name) == 1) {
+    if (found && PyTuple_Check(found) && PyTuple_Size(found) >= CONTEXT_ROOTS && text_equal(PyTuple_GetItem(found, CONTEXT_ID), kernel->id) == 1 && text_equal(PyTuple_GetItem(found, CONTEXT_NAME), kernel->name) == 1) {
         if (retain || !PyDict_DelItem(kernel->binding->contexts, key)) {
             Py_DECREF(key);
             return found;
@@ -387,6 +347,10 @@ static PyObject *backward_through_engine(Kernel *kernel, PyObject *found, Input 
             Py_INCREF(Py_None);
             PyTuple_SetItem(out, i, Py_None);
         }
+    if (out && (!PyTuple_Check(out) || PyTuple_Size(out) != target_count)) {
+        Py_CLEAR(out);
+        internal("what the engine returned");
+    }
     for (Py_ssize_t i = 0; out && i < target_count; i++)
         if (PyTuple_GetItem(out, i) == Py_None)
             *complete = 0;
@@ -405,11 +369,12 @@ static int compute_backward(Kernel *kernel, void *context)
     PyObject *found = NULL, *gradients = NULL, *list = NULL;
     int status = -1, complete = 0;
     if (check(CALL(INPUT_COUNT, Status(*)(const void *, size_t *))(context, &count)) ||
-        check(CALL(INPUT, Status(*)(const void *, size_t, const void **))(context, 0, &value)) || look(value, &seen))
+        check(CALL(INPUT, Status(*)(const void *, size_t, const void **))(context, 0, &value)) || (value && look(value, &seen)))
         return -1;
-    if (seen.kind != ONNX_INT64 || seen.count != 1)
+    if (!value || seen.kind != ONNX_INT64 || seen.count != 1)
         return damaged(kernel->object, "the context is not one int64 handle");
-    int64_t handle = *(int64_t *)seen.data;
+    int64_t handle;
+    memcpy(&handle, seen.data, sizeof handle);
     int grad = 0, retain = store_flag(kernel->binding, s_retain), special = retain < 0 ? -1 : special_state(&grad);
     if (special < 0)
         return -1;
@@ -445,16 +410,17 @@ static int compute_backward(Kernel *kernel, void *context)
         if (!complete)
             list = PyObject_CallMethodObjArgs(kernel->object, s_finish, found, gradients, NULL);
     }
-    if (!list && !gradients)
+    if ((special || !complete) && (!list || !PyList_Check(list) || PyList_Size(list) != kernel->outputs)) {
+        internal("what a PythonOpGrad returned");
         goto done;
-    if (!complete && !list)
-        goto done;
+    }
     Py_ssize_t next = 0, node_output = 0;
     for (Py_ssize_t i = 0; i < kernel->outputs; i++) {
         PyObject *gradient = NULL;
         if (kernel->flags[i])
             gradient = list ? PyList_GetItem(list, i) : PyTuple_GetItem(gradients, next++);
         if (node_output < kernel->written_count && kernel->written[node_output] == i) {
+            /* A place without a gradient has no name: Binding.plan has looked. */
             if (gradient && write_tensor(kernel, context, (size_t)node_output, gradient, kernel->kinds[i], i, &bytes))
                 goto done;
             node_output++;

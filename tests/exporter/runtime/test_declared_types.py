@@ -1,17 +1,23 @@
-"""A file may declare another type for an output than its PythonOp makes: the native library writes nothing then."""
+"""A file may declare another type for an output than its PythonOp makes: the native library writes nothing then.
+
+Shapes are the tensor's own, whatever the file says: the rank of what a Function returns may depend on sizes, in eager as here.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 
-from exporter.runtime.session import inference_session
-from symbolics.errors import RunError
+from exporter.runtime.prepare import prepare
+from exporter.runtime.reference import reference_evaluator
+from exporter.runtime.session import inference_session, session_options
+from symbolics.errors import FormatError, RunError
 from tests.exporter.runtime.build import forward, record, training
-from tests.zoo import functions as F
+from tests.zoo import functions as F, hostile
 
 ALLOW = ["tests.*"]
 TYPES = ("BOOL", "INT8", "FLOAT16", "FLOAT", "INT32", "DOUBLE", "INT64", "STRING", "COMPLEX128")
@@ -54,3 +60,47 @@ def test_a_gradient_of_another_type(declared):
     x = torch.randn(4096, 1, requires_grad=True)
     model = training(record(F.SavesOutput, x))
     _assert_refused(_declared(model, declared), *[x.detach()] * len(model.graph.input))
+
+
+def test_the_rank_of_an_output_may_depend_on_sizes():
+    x = torch.randn(3, 4, requires_grad=True)
+    model = training(record(hostile.Squeezes, x))
+    model.graph.input[1].type.tensor_type.ClearField("shape")
+    for shape in ((3, 4), (1, 4), (3, 1), (1, 1)):
+        x = torch.randn(shape)
+        for make in (inference_session, reference_evaluator):
+            y, gradient = make(model, ALLOW).run(None, {"x0": x.numpy(), "g0": np.ones(x.squeeze().shape, np.float32)})
+            np.testing.assert_array_equal(y, x.squeeze().numpy())
+            np.testing.assert_array_equal(gradient, np.ones(shape, np.float32))
+
+
+@pytest.mark.parametrize("ranks", [[], [0], [5], [-1], [1 << 62]], ids=str)
+def test_a_rank_that_is_another_writes_nowhere_else(ranks):
+    x = torch.randn(3, 4)
+    model = forward(record(F.SavesOutput, x))
+    attribute = next(one for one in model.graph.node[0].attribute if one.name == "output_tensor_ranks")
+    del attribute.ints[:]
+    attribute.ints.extend(ranks)
+    if ranks and 0 <= ranks[0] <= 64:
+        np.testing.assert_array_equal(_run(model, x)[0], x.tanh().numpy())
+    else:
+        with pytest.raises(FormatError, match="contradict|holds the rank"):
+            _run(model, x)
+
+
+@pytest.mark.parametrize("dims", [[1, 1], [0], [100, 100], [2, 4, 1], [1 << 40], [64, 64]], ids=str)
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "session"])
+def test_declared_dims_that_are_others(dims, plain):
+    """onnxruntime plans buffers by them, also those that operators share."""
+    x = torch.randn(64, 32)
+    model = forward(record(F.SavesOutput, x), repeat=3)
+    prepare(model)
+    for node in list(model.graph.node):
+        model.graph.node.append(onnx.helper.make_node("Neg", [node.output[1]], [f"{node.name}_neg"]))
+        model.graph.output.append(onnx.helper.make_tensor_value_info(f"{node.name}_neg", 1, dims))
+        model.graph.value_info.append(onnx.helper.make_tensor_value_info(node.output[1], 1, dims))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), session_options(ALLOW)) if plain else inference_session(model, ALLOW)
+    for _ in range(3):
+        y, *negated = session.run(None, {"x0": x.numpy()})
+        np.testing.assert_array_equal(y, x.tanh().tanh().tanh().numpy())
+        np.testing.assert_array_equal(negated[0], -x.tanh().numpy())

@@ -24,7 +24,7 @@ from symbolics.node.containers import Slot
 from tests.exporter.runtime.build import forward, record, training
 from tests.exporter.runtime.cases import CASES, check_case
 from tests.exporter.runtime.runner import Runner
-from tests.zoo import functions as F
+from tests.zoo import functions as F, hostile
 
 ALLOW = ["tests.zoo.functions:*"]
 
@@ -212,6 +212,26 @@ def test_strings():
         assert y.tolist() == [[w + "!" for w in row] for row in array.tolist()]
     (y,) = reference_evaluator(strings_model(), ALLOW).run(None, {"x0": np.array([["a"]], dtype=object)})
     assert y.tolist() == [["a!"]]
+
+
+def test_strings_are_bytes_of_any_kind():
+    """NULs, and what is no Unicode: neither cut nor refused."""
+    words = [["a\0b", "\0", "", "c\0", "\U0001f600"]]
+    (y,) = inference_session(strings_model(), ALLOW).run(None, {"x0": np.array(words, dtype=object)})
+    assert y.tolist() == [[word + "!" for word in words[0]]]
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (3, 0, 8), (2, 8), (0,), (20_000, 8)], ids=str)
+@pytest.mark.parametrize("device", ["cpu", "borrow"])
+def test_tensors_that_are_not_contiguous(shape, device):
+    x = torch.ones(shape, requires_grad=True)
+    model = training(record(hostile.Strided, torch.ones((1,) * (len(shape) - 1) + (8,), requires_grad=True)))
+    runner = Runner(model, allow=(), sess_options=session_options(["tests.zoo.*"], device=device))
+    for _ in range(3):
+        y, gradient = runner.run(x, x.detach()[..., ::2].contiguous())
+        assert y.shape == x[..., ::2].shape
+        assert torch.equal(gradient, x.detach())
+    assert len(runner.store) == 0
 
 
 def strings_model():
