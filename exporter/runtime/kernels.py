@@ -167,9 +167,9 @@ class PythonOp:
                 if value is None:
                     pass  # an absent input: forward sees None
                 elif kind == "size":
-                    value = int(value)
+                    value = self.size(value)
                 elif flag:
-                    value = _plain(value).requires_grad_()
+                    value = self.leaf(value)
                 if call.inplace and isinstance(value, torch.Tensor):
                     value = value.clone()  # autograd allows no in-place change of a leaf
                 elif keep and flag and value is not None and value.nbytes >= LARGE:
@@ -188,6 +188,27 @@ class PythonOp:
             self.collect(call.outputs, result, outputs)
             handle = self.store.put(self.context(values, targets, outputs), self.pool) if keep else 0
         return handle, [value.detach() if isinstance(value, torch.Tensor) else value for value in outputs]
+
+    def size(self, value: Any) -> int:
+        """The number that a tensor of one element stands for.
+
+        Raises:
+            RunError: It has more or fewer, or is no number.
+        """
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            raise RunError.damaged(self.title, "an argument that is a size comes as something else than one number")
+        return int(value)
+
+    def leaf(self, value: Any) -> Any:
+        """A tensor whose gradient is wanted.
+
+        Raises:
+            RunError: It is of a type that has no gradient.
+        """
+        if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+            kind = value.dtype if isinstance(value, torch.Tensor) else "a tensor of strings"
+            raise RunError.damaged(self.title, f"its attributes say that an input needs a gradient, and it is {kind}")
+        return _plain(value).requires_grad_()
 
     def context(self, inputs: Sequence[Any], targets: Sequence[Any], outputs: Sequence[Any]) -> Context:
         """The context of a call that has just run with grad mode on."""

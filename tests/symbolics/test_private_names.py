@@ -41,6 +41,9 @@ ALLOWED = {
     "_make",
     "_replace",
     "_asdict",
+    # Names that Python's documentation of enum supports.
+    "_missing_",
+    "_value_",
 }
 
 

@@ -68,6 +68,8 @@ static int fast_forward(Kernel *kernel, Input *inputs, int keep, int before, PyO
         Py_INCREF(tensor);
         if (kernel->flags[i] && inputs[i].tensor) {
             if (PyObject_SetAttr(tensor, s_requires_grad, Py_True)) {
+                PyErr_Clear();
+                damaged(kernel->object, "its attributes say that an input needs a gradient, and the input is of a type that has none");
                 Py_DECREF(tensor);
                 goto done;
             }

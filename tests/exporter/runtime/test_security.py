@@ -388,3 +388,20 @@ def test_a_session_in_a_fresh_process_imports_only_what_is_allowed(tmp_path):
     )
     done = python("-c", code, str(path))
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_input_of_another_type_than_its_flag_allows(engine):
+    model = forward(record(F.SavesInput, X))
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    with pytest.raises(RunError, match="needs a gradient"):
+        engine(model, ALLOW).run(None, {model.graph.input[0].name: np.ones((2, 4), np.int64)})
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_size_that_is_no_number(engine):
+    model = tampered()
+    attribute = next(a for a in model.graph.node[0].attribute if a.name == "call")
+    attribute.s = attribute.s.replace(b'{"$tensor":0}', b'{"$size":0}', 1)
+    with pytest.raises(RunError, match="a size comes as something else"):
+        engine(model, ALLOW).run(None, {model.graph.input[0].name: X.detach().numpy()})
