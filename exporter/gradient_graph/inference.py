@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from typing import Any
 
 import onnx
@@ -11,7 +9,7 @@ import onnx_ir as ir
 
 from symbolics.errors import FormatError
 from symbolics.graph.shapes import guess_ranks
-from symbolics.graph.values import array_of, is_python_op, is_static, name_of
+from symbolics.graph.values import is_python_op, is_static, name_of
 from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.attributes import SPECS, check_types, values_of
 from symbolics.node.limits import MAX_UNROLLED
@@ -30,91 +28,45 @@ def infer_shapes(model: ir.Model, *, only_where_missing: bool = False) -> None:
             _type_python_op(node)
     if only_where_missing and all(o.type is not None and o.shape is not None for n in nodes for o in n.outputs if o.name):
         return
-    _merge(model.graph, _inferred(model).graph)
-    if guess_ranks(model.graph):
-        _merge(model.graph, _inferred(model).graph)
+    for follow_shapes in (False, True):  # what computes with shapes is followed where it is known to be short
+        _merge(model.graph, _inferred(model, follow_shapes).graph)
+        if guess_ranks(model.graph):
+            _merge(model.graph, _inferred(model, follow_shapes).graph)
 
 
-def _inferred(model: ir.Model) -> onnx.ModelProto:
+def _inferred(model: ir.Model, follow_shapes: bool) -> onnx.ModelProto:
     proto = skeleton(model)
-    _hide_ranges(model.graph, proto.graph)
-    proto.opset_import.add(domain=_HIDDEN, version=1)
+    if follow_shapes:
+        _hide_long_vectors(model, model.graph, proto.graph)
+        proto.opset_import.add(domain=_HIDDEN, version=1)
     try:
-        return onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=False, data_prop=_propagates(model))
+        return onnx.shape_inference.infer_shapes(proto, check_type=False, strict_mode=False, data_prop=follow_shapes)
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         raise FormatError(f"ONNX cannot infer the types of the model, which contradict each other: {reason(error)}") from error
 
 
-# ---------------------------------------------------------------------------------------------- what inference may write down
-# ONNX's inference writes vectors that are known down, element by element: 140 bytes each. A file may say that they are huge.
+# Following shapes, ONNX writes each vector that has a length down, element by element, at 140 bytes each. A file may say that
+# they are huge: the nodes that pass such vectors on are then not ONNX's.
 _HIDDEN = "pythonop.hidden"
-_PASSES_ON = frozenset("Add Cast Concat Gather Identity Mul Reshape Slice Squeeze Sub Unsqueeze".split())
+_PASSES_ON = frozenset("Add Cast Concat Gather Identity Mul Range Reshape Slice Squeeze Sub Unsqueeze".split())
 
 
-def _hide_ranges(graph: ir.Graph, proto: onnx.GraphProto) -> None:
-    """Take away from inference those Range whose length it could only find out by counting, or that are long."""
+def _hide_long_vectors(model: ir.Model, graph: ir.Graph, proto: onnx.GraphProto) -> None:
+    """Hide calls of functions, and nodes that pass vectors on which are long, or of which it is not known; types stay."""
     for node, twin in zip(graph, proto.node):
-        if node.op_type == "Range" and node.domain == "" and _count(node) > MAX_UNROLLED:
+        passes_on = node.op_type in _PASSES_ON and node.domain == ""
+        if node.op_identifier() in model.functions or (passes_on and not all(map(_is_short, (*node.inputs, *node.outputs)))):
             twin.domain = _HIDDEN
-            first, out = node.inputs[0], node.outputs[0]
-            if (
-                first is not None
-                and first.dtype is not None
-                and not any(info.name == out.name for info in (*proto.value_info, *proto.output))
-            ):
-                proto.value_info.append(onnx.helper.make_tensor_value_info(name_of(out), first.dtype, [None]))
         inner = [a.g for a in twin.attribute if a.type == onnx.AttributeProto.GRAPH]
         for body, twin_body in zip(subgraphs(node), inner):
-            _hide_ranges(body, twin_body)
+            _hide_long_vectors(model, body, twin_body)
 
 
-def _count(node: ir.Node) -> float:
-    """How many elements a Range makes, infinity where that is not written in the file."""
-    arrays = [array_of(v) for v in node.inputs]
-    numbers = [float(a.reshape(-1)[0]) for a in arrays if a is not None and a.size]
-    if len(numbers) != 3 or not numbers[2]:
-        return math.inf
-    start, limit, delta = numbers
-    return max(0.0, (limit - start) / delta)
-
-
-def _propagates(model: ir.Model) -> bool:
-    """Whether vectors of shapes stay short: each Concat of a chain may double them."""
-    gains: dict[ir.OperatorIdentifier, int] = {}
-    for key in model.functions:
-        _gain(model, key, gains)
-    return _longest(model, model.graph, {}, _A_SHAPE, gains) <= MAX_UNROLLED
-
-
-_A_SHAPE = 64
-
-
-def _gain(model: ir.Model, key: ir.OperatorIdentifier, gains: dict[ir.OperatorIdentifier, int]) -> int:
-    """How many times as long as what it reads a function makes a vector, at most."""
-    if key not in gains:
-        gains[key] = 1  # functions do not call themselves: the reader has seen to it
-        for node in walk(model.functions[key]):
-            if node.op_identifier() in model.functions:
-                _gain(model, node.op_identifier(), gains)
-        gains[key] = _longest(model, model.functions[key], {}, 1, gains)
-    return gains[key]
-
-
-def _longest(
-    model: ir.Model, nodes: Iterable[ir.Node], lengths: dict[ir.Value, int], other: int, gains: dict[ir.OperatorIdentifier, int]
-) -> int:
-    """An upper bound of the lengths of vectors that are passed on; ``other`` is that of what is not."""
-    most = other
-    for node in nodes:
-        key = node.op_identifier()
-        if key in gains or (node.op_type in _PASSES_ON and node.domain == ""):
-            sizes = [lengths.get(v, other) if (array := v.const_value) is None else array.size for v in node.inputs if v is not None]
-            found = sum(sizes) if node.op_type == "Concat" else max(sizes, default=1) * gains.get(key, 1)
-            most = max(most, found)
-            lengths.update(dict.fromkeys(node.outputs, found))
-        for body in subgraphs(node):
-            most = max(most, _longest(model, body, lengths, other, gains))
-    return most
+def _is_short(value: ir.Value | None) -> bool:
+    """Whether a value is no vector, or one of few elements; any other may turn out to be long."""
+    if value is None or value.shape is None:
+        return value is None
+    return len(value.shape) != 1 or (isinstance(value.shape[0], int) and value.shape[0] <= MAX_UNROLLED)
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:

@@ -168,7 +168,7 @@ def _vector(node: ir.Node, vector: Callable[[ir.Value | None], list[Dim] | None]
         dims = _dims(node.inputs[0])
         return None if dims is None else dims[attr(node, "start") : attr(node, "end")]
     inputs = [known for v in node.inputs if (known := vector(v)) is not None]
-    if len(inputs) < max(len(node.inputs), 1):
+    if len(inputs) < max(len(node.inputs), 1) or sum(map(len, inputs)) > 2 * MAX_RANK:  # nor is what is longer a shape
         return None
     if node.op_type == "Concat":
         return [d for part in inputs for d in part]
