@@ -23,7 +23,7 @@ def shown(name: str) -> str:
 
 def message(text: str) -> str:
     """The text of an error: at most six lines, none of them endless, and no control characters, whatever a file put into it."""
-    lines = text.splitlines() or [""]
+    lines = text[:10_000].splitlines() or [""]
     kept = lines if len(lines) <= _LINES else [*lines[: _LINES - 1], "…"]
     return "\n".join(clean(line, 1800 // len(kept)) for line in kept)
 
