@@ -13,18 +13,34 @@ import onnx_ir as ir
 import torch
 
 from symbolics.graph.walk import walk
+from symbolics.quirks.angles import ANGLES
 from symbolics.quirks.attention_dropout import say_that_attention_drops
+from symbolics.quirks.bags_of_embeddings import BAGS
 from symbolics.quirks.batch_norm_buffers import copied, pin_running_statistics, read_copies
 from symbolics.quirks.batch_norm_momentum import cumulative_statistics, momentum_of_this_step
+from symbolics.quirks.binary_cross_entropy import BINARY_CROSS_ENTROPY
+from symbolics.quirks.bounds import BOUNDS
 from symbolics.quirks.data_getter import DATA_GETTER
+from symbolics.quirks.distances import DISTANCES
+from symbolics.quirks.empty_products import EMPTY_PRODUCTS
 from symbolics.quirks.equal_draws import kept_apart
+from symbolics.quirks.logarithms import LOGARITHMS
 from symbolics.quirks.lost_initializers import register_lost_initializers
 from symbolics.quirks.matrix_vector import turn_products_with_vectors
 from symbolics.quirks.mixed_norms import MIXED_NORMS
+from symbolics.quirks.open_clips import SYMBOLICS as OPEN_CLIPS, hardtanh, open_clips
 from symbolics.quirks.own_backward import OWN_BACKWARD
+from symbolics.quirks.padding import PADDING
+from symbolics.quirks.pools import POOLS
+from symbolics.quirks.rewriting import Rewrite
+from symbolics.quirks.scalars import SCALARS
+from symbolics.quirks.scatters import SCATTERS
+from symbolics.quirks.softplus_threshold import SOFTPLUS
+from symbolics.quirks.torchscript_scatters import index_put, scatter_reduce
+from symbolics.quirks.variance import VARIANCE
 
 __all__ = [
-    "LOADED", "OPTIMIZED", "OPTIMIZING", "REWRITES", "TRACED", "TRANSLATED",
+    "LOADED", "OPTIMIZED", "OPTIMIZING", "REWRITES", "SYMBOLICS", "TRACED", "TRANSLATED",
     "GraphPass", "apply", "copied", "cumulative_statistics", "read_copies", "translations",
 ]  # fmt: skip
 
@@ -35,7 +51,12 @@ GraphPass = Callable[[ir.Model, list[ir.Node]], bool]
 TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = (momentum_of_this_step,)
 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
-REWRITES: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {**DATA_GETTER, **MIXED_NORMS, **OWN_BACKWARD}
+REWRITES: dict[Any, Rewrite] = {
+    **DATA_GETTER, **MIXED_NORMS, **OWN_BACKWARD, **ANGLES, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS, **DISTANCES, **EMPTY_PRODUCTS, **LOGARITHMS, **PADDING, **POOLS, **SCALARS, **SCATTERS, **SOFTPLUS, **VARIANCE,
+}  # fmt: skip
+
+#: In place of the symbolic functions of torch.onnx.export(dynamo=False): they take torch's own, then what that takes.
+SYMBOLICS: dict[str, Callable[..., Any]] = {**OPEN_CLIPS, "aten::index_put": index_put, "aten::scatter_reduce": scatter_reduce}
 
 #: On what torch translated, before it is optimized.
 TRANSLATED: tuple[GraphPass, ...] = (say_that_attention_drops,)
@@ -44,7 +65,7 @@ TRANSLATED: tuple[GraphPass, ...] = (say_that_attention_drops,)
 OPTIMIZING: tuple[Callable[[ir.Graph], AbstractContextManager[None]], ...] = (kept_apart,)
 
 #: On what will be the file.
-OPTIMIZED: tuple[GraphPass, ...] = (pin_running_statistics, register_lost_initializers, turn_products_with_vectors)
+OPTIMIZED: tuple[GraphPass, ...] = (open_clips, pin_running_statistics, register_lost_initializers, turn_products_with_vectors)
 
 #: On a file of whatever origin, before onnxruntime runs it.
 LOADED: tuple[GraphPass, ...] = (turn_products_with_vectors,)
@@ -75,4 +96,5 @@ def translations() -> dict[Any, Callable[..., Any]]:
         aten._native_batch_norm_legit_functional.default: batch_norm,
         aten.cross_entropy_loss.default: cross_entropy,
         aten.floor_divide.default: floor_divide,
+        aten.hardtanh.default: hardtanh,
     }
