@@ -20,6 +20,7 @@ from symbolics.quirks.batch_norm_buffers import copied, pin_running_statistics, 
 from symbolics.quirks.batch_norm_momentum import cumulative_statistics, momentum_of_this_step
 from symbolics.quirks.binary_cross_entropy import BINARY_CROSS_ENTROPY
 from symbolics.quirks.bounds import BOUNDS
+from symbolics.quirks.clamps import clamps_apart
 from symbolics.quirks.data_getter import DATA_GETTER
 from symbolics.quirks.distances import DISTANCES
 from symbolics.quirks.empty_products import EMPTY_PRODUCTS
@@ -62,7 +63,7 @@ SYMBOLICS: dict[str, Callable[..., Any]] = {**OPEN_CLIPS, "aten::index_put": ind
 TRANSLATED: tuple[GraphPass, ...] = (say_that_attention_drops,)
 
 #: While it is optimized. Takes the graph.
-OPTIMIZING: tuple[Callable[[ir.Graph], AbstractContextManager[None]], ...] = (kept_apart,)
+OPTIMIZING: tuple[Callable[[ir.Graph], AbstractContextManager[None]], ...] = (kept_apart, clamps_apart)
 
 #: On what will be the file.
 OPTIMIZED: tuple[GraphPass, ...] = (open_clips, pin_running_statistics, register_lost_initializers, turn_products_with_vectors)
@@ -88,13 +89,21 @@ def translations() -> dict[Any, Callable[..., Any]]:
     """In place of torchlib's: entries for the ``custom_translation_table`` of torch.onnx.export(dynamo=True)."""
     # They are written with onnxscript, which who only loads a file need not wait for.
     from symbolics.quirks.batch_norm_training import batch_norm
+    from symbolics.quirks.clamps import clamp, clamp_max, clamp_min
     from symbolics.quirks.cross_entropy import cross_entropy
     from symbolics.quirks.floor_divide import floor_divide
+    from symbolics.quirks.wide_numbers import full, full_like, scalar_tensor
 
     aten = torch.ops.aten
     return {
         aten._native_batch_norm_legit_functional.default: batch_norm,
         aten.cross_entropy_loss.default: cross_entropy,
         aten.floor_divide.default: floor_divide,
+        aten.clamp.default: clamp,
+        aten.clamp_max.default: clamp_max,
+        aten.clamp_min.default: clamp_min,
+        aten.full.default: full,
+        aten.full_like.default: full_like,
         aten.hardtanh.default: hardtanh,
+        aten.scalar_tensor.default: scalar_tensor,
     }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import in_place, instead
+from symbolics.quirks.rewriting import Rewrite, in_place, instead
 
 __all__ = ["ANGLES", "QUIRK"]
 
@@ -45,7 +46,7 @@ def _angle(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 _INSTEAD = instead(_angle)
-ANGLES = {
+ANGLES: dict[Any, Rewrite] = {
     **dict.fromkeys((torch.atan2, torch.arctan2, torch.Tensor.atan2, torch.Tensor.arctan2), _INSTEAD),
     **dict.fromkeys((torch.Tensor.atan2_, torch.Tensor.arctan2_), in_place(_INSTEAD, torch.atan2)),
 }

@@ -27,9 +27,8 @@ def _clamped(x: torch.Tensor, min: Any = None, max: Any = None) -> torch.Tensor:
         dtype = torch.promote_types(dtype, torch.result_type(x, max))
     if not dtype.is_floating_point:
         return NotImplemented
-    x, low, high = (None if v is None else torch.as_tensor(v).to(dtype) for v in (x, min, max))
-    assert x is not None
-    y = x
+    low, high = (None if bound is None else torch.as_tensor(bound).to(dtype) for bound in (min, max))
+    y = x = x.to(dtype)
     if low is not None:
         y = torch.where(x < low, low if high is None else torch.where(low < high, low, stopped(low)), x)
     return y if high is None else torch.where(y > high, high, y)

@@ -102,6 +102,15 @@ def _cosine(x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: float = 1e-8)
     return (unit(one) * unit(two)).sum(dim)
 
 
+def _cosine_loss(x1: torch.Tensor, x2: torch.Tensor, target: torch.Tensor, margin: float = 0.0, reduction: int = 1) -> torch.Tensor:
+    """1 - cos where the target is 1, cos beyond the margin where it is -1; of squared norms, 1e-12 more than they are."""
+    squares = ((x1 * x1).sum(-1) + 1e-12) * ((x2 * x2).sum(-1) + 1e-12)
+    cosine = (x1 * x2).sum(-1) / squares.sqrt()
+    none = torch.zeros_like(cosine)
+    each = torch.where(target == 1, 1 - cosine, none) + torch.where(target == -1, (cosine - margin).clamp(min=0), none)
+    return each if reduction == 0 else each.mean() if reduction == 1 else each.sum()
+
+
 DISTANCES = {
     torch.linalg.vector_norm: instead(_vector_norm),
     torch.linalg.norm: instead(_norm),
@@ -111,4 +120,5 @@ DISTANCES = {
     torch.Tensor.dist: instead(_dist),
     torch._VF.cdist: instead(_cdist),  # type: ignore[attr-defined]
     torch.cosine_similarity: instead(_cosine),
+    torch.cosine_embedding_loss: instead(_cosine_loss),
 }

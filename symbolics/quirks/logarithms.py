@@ -15,7 +15,8 @@ __all__ = ["LOGARITHMS", "QUIRK"]
 QUIRK = Quirk(
     upstream="torch",
     seen="2.13",
-    wrong="special.log_ndtr is the logarithm of ndtr, which is 0 below -6 in float32; the gradient of xlogy(0, 0) is NaN; TorchScript has neither",
+    wrong="special.log_ndtr is the logarithm of ndtr, which is 0 below -6 in float32; the gradient of xlogy(0, 0) is NaN; logaddexp is the logarithm of a sum that "
+    "overflows; TorchScript has none of them",
 )
 
 
@@ -52,7 +53,24 @@ def _log_ndtr(x: torch.Tensor) -> torch.Tensor:
     return torch.where(z > 0, below, torch.log1p(-torch.exp(beyond)))
 
 
+def _xlog1py(x: torch.Tensor | float, y: torch.Tensor | float) -> torch.Tensor:
+    return _xlogy(x, 1 + y)
+
+
+def _log_add_exp(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """log(e^x + e^y) by the greater of both, of which equals share the gradient."""
+    apart = torch.where(x == other, torch.zeros_like(x), -(x - other).abs())  # equals may be infinite
+    return torch.maximum(x, other) + torch.log1p(torch.exp(apart))
+
+
+def _log_add_exp2(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return _log_add_exp(x * math.log(2), other * math.log(2)) / math.log(2)
+
+
 LOGARITHMS = {
+    **dict.fromkeys((torch.special.xlog1py,), instead(_xlog1py)),
+    **dict.fromkeys((torch.logaddexp, torch.Tensor.logaddexp), instead(_log_add_exp)),
+    **dict.fromkeys((torch.logaddexp2, torch.Tensor.logaddexp2), instead(_log_add_exp2)),
     **dict.fromkeys((torch.xlogy, torch.Tensor.xlogy, torch.special.xlogy), instead(_xlogy)),
     torch.Tensor.xlogy_: in_place(instead(_xlogy), torch.xlogy),
     torch.special.log_ndtr: instead(_log_ndtr),

@@ -6,13 +6,13 @@ with a property that the gradient rule of Clip reads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
 
 from symbolics import torch_private as private
 from symbolics.node.names import MARK_DOMAIN, OPEN_PROPERTY
-from symbolics.quirks.opset import number
 from symbolics.quirks.quirk import Quirk
 
 __all__ = ["QUIRK", "SYMBOLICS", "hardtanh", "open_clips"]
@@ -28,6 +28,8 @@ _HARDTANH = "Hardtanh"
 
 def hardtanh(x: ir.Value, min_val: float = -1.0, max_val: float = 1.0) -> ir.Value:
     """aten::hardtanh, for torch.onnx.export(dynamo=True)."""
+    from symbolics.quirks.opset import number  # onnxscript: who only loads a file need not wait for it
+
     node = ir.Node(MARK_DOMAIN, _HARDTANH, [x, number(min_val, x), number(max_val, x)])
     private.add_traced_node(node)
     return node.outputs[0]
@@ -43,7 +45,7 @@ def _traced_relu6(original: Any, g: Any, x: Any) -> Any:
 
 
 #: The same for torch.onnx.export(dynamo=False).
-SYMBOLICS = {"aten::hardtanh": _traced, "aten::relu6": _traced_relu6}
+SYMBOLICS: dict[str, Callable[..., Any]] = {"aten::hardtanh": _traced, "aten::relu6": _traced_relu6}
 
 
 def open_clips(model: ir.Model, nodes: list[ir.Node]) -> bool:

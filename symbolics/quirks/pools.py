@@ -40,7 +40,7 @@ def _divided(
 ) -> torch.Tensor:
     """The sums of the windows over the divisor: the mean over windows that lie in a border of zeros, times their size."""
     if divisor_override is None:
-        return pool(x, kernel_size, stride, padding, ceil_mode, count_include_pad)  # type: ignore[no-any-return]
+        return pool(x, kernel_size, stride, padding, ceil_mode, count_include_pad)
     kernel = _each(kernel_size, n, ())
     steps, border = _each(stride, n, kernel), _each(padding, n, ())
     # With ceil_mode the last window may stand over the border by less than a step.
@@ -53,7 +53,7 @@ def _divided(
     size = 1
     for length in kernel:
         size *= length
-    return means * (size / divisor_override)  # type: ignore[no-any-return]
+    return means * (size / divisor_override)
 
 
 def _average(n: int) -> Rewrite:
