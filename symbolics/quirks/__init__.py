@@ -29,7 +29,8 @@ from symbolics.quirks.logarithms import LOGARITHMS
 from symbolics.quirks.lost_initializers import register_lost_initializers
 from symbolics.quirks.matrix_vector import turn_products_with_vectors
 from symbolics.quirks.mixed_norms import MIXED_NORMS
-from symbolics.quirks.open_clips import SYMBOLICS as OPEN_CLIPS, hardtanh, open_clips
+from symbolics.quirks.near_numbers import near_numbers_apart
+from symbolics.quirks.open_clips import SYMBOLICS as OPEN_CLIPS, hardtanh, open_clips, relu6
 from symbolics.quirks.own_backward import OWN_BACKWARD
 from symbolics.quirks.padding import PADDING
 from symbolics.quirks.pools import POOLS
@@ -63,7 +64,7 @@ SYMBOLICS: dict[str, Callable[..., Any]] = {**OPEN_CLIPS, "aten::index_put": ind
 TRANSLATED: tuple[GraphPass, ...] = (say_that_attention_drops,)
 
 #: While it is optimized. Takes the graph.
-OPTIMIZING: tuple[Callable[[ir.Graph], AbstractContextManager[None]], ...] = (kept_apart, clamps_apart)
+OPTIMIZING: tuple[Callable[[ir.Graph], AbstractContextManager[None]], ...] = (kept_apart, clamps_apart, near_numbers_apart)
 
 #: On what will be the file.
 OPTIMIZED: tuple[GraphPass, ...] = (open_clips, pin_running_statistics, register_lost_initializers, turn_products_with_vectors)
@@ -89,7 +90,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
     """In place of torchlib's: entries for the ``custom_translation_table`` of torch.onnx.export(dynamo=True)."""
     # They are written with onnxscript, which who only loads a file need not wait for.
     from symbolics.quirks.batch_norm_training import batch_norm
-    from symbolics.quirks.clamps import clamp, clamp_max, clamp_min
+    from symbolics.quirks.clamps import clamp, clamp_max, clamp_min, clamp_tensor
     from symbolics.quirks.cross_entropy import cross_entropy
     from symbolics.quirks.floor_divide import floor_divide
     from symbolics.quirks.wide_numbers import full, full_like, scalar_tensor
@@ -99,11 +100,13 @@ def translations() -> dict[Any, Callable[..., Any]]:
         aten._native_batch_norm_legit_functional.default: batch_norm,
         aten.cross_entropy_loss.default: cross_entropy,
         aten.floor_divide.default: floor_divide,
+        aten.clamp.Tensor: clamp_tensor,
         aten.clamp.default: clamp,
         aten.clamp_max.default: clamp_max,
         aten.clamp_min.default: clamp_min,
         aten.full.default: full,
         aten.full_like.default: full_like,
         aten.hardtanh.default: hardtanh,
+        aten.relu6.default: relu6,
         aten.scalar_tensor.default: scalar_tensor,
     }

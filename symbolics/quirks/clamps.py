@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import onnx_ir as ir
 
 from symbolics.graph.values import is_float
 from symbolics.graph.walk import walk
-from symbolics.node.names import MARK_DOMAIN
+from symbolics.quirks.hiding import hidden
 from symbolics.quirks.quirk import Quirk
 
-__all__ = ["QUIRK", "clamp", "clamp_max", "clamp_min", "clamps_apart"]
+__all__ = ["QUIRK", "clamp", "clamp_max", "clamp_min", "clamp_tensor", "clamps_apart"]
 
 QUIRK = Quirk(
     upstream="onnxscript's torchlib and optimizer",
@@ -41,21 +40,24 @@ def clamp_max(x: ir.Value, max: float) -> Any:
     return clamp(x, None, max)
 
 
+def clamp_tensor(x: ir.Value, min: ir.Value | None = None, max: ir.Value | None = None) -> Any:
+    """aten::clamp.Tensor, where the bounds are numbers: torch.onnx makes tensors of them to promote their types."""
+    from onnxscript.function_libs.torch_lib.ops.core import aten_clamp_tensor as torchlibs
+
+    from symbolics.quirks.opset import op
+
+    given = [bound for bound in (min, max) if bound is not None]
+    if not given or any(bound.shape is None or len(bound.shape) for bound in given):
+        return torchlibs(x, min, max)
+    return op.Clip(x, *(None if bound is None else op.CastLike(bound, x) for bound in (min, max)))
+
+
 _BESIDE = {"Relu": {"Clip"}, "Min": {"Min", "Max"}, "Max": {"Min", "Max"}}
 
 
-@contextlib.contextmanager
-def clamps_apart(graph: ir.Graph) -> Iterator[None]:
+def clamps_apart(graph: ir.Graph) -> AbstractContextManager[None]:
     """While the block runs, another domain hides those that must not be fused."""
-    hidden = [node for node in walk(graph) if node.op_type in _BESIDE and not node.domain and _fusible(node)]
-    for node in hidden:
-        node.domain = MARK_DOMAIN
-    try:
-        yield
-    finally:
-        for node in walk(graph) if hidden else ():
-            if node.domain == MARK_DOMAIN and node.op_type in _BESIDE:
-                node.domain = ""
+    return hidden(graph, (node for node in walk(graph) if node.op_type in _BESIDE and not node.domain and _fusible(node)), "pythonop.clamp")
 
 
 def _fusible(node: ir.Node) -> bool:

@@ -15,7 +15,7 @@ from symbolics import torch_private as private
 from symbolics.node.names import MARK_DOMAIN, OPEN_PROPERTY
 from symbolics.quirks.quirk import Quirk
 
-__all__ = ["QUIRK", "SYMBOLICS", "hardtanh", "open_clips"]
+__all__ = ["QUIRK", "SYMBOLICS", "hardtanh", "open_clips", "relu6"]
 
 QUIRK = Quirk(
     upstream="torch and onnxscript's torchlib",
@@ -33,6 +33,11 @@ def hardtanh(x: ir.Value, min_val: float = -1.0, max_val: float = 1.0) -> ir.Val
     node = ir.Node(MARK_DOMAIN, _HARDTANH, [x, number(min_val, x), number(max_val, x)])
     private.add_traced_node(node)
     return node.outputs[0]
+
+
+def relu6(x: ir.Value) -> ir.Value:
+    """aten::relu6, for the same."""
+    return hardtanh(x, 0.0, 6.0)
 
 
 def _traced(original: Any, g: Any, x: Any, min_val: Any, max_val: Any) -> Any:

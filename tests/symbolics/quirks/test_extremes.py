@@ -131,6 +131,10 @@ BOTH = {
     "embedding_bag max of equals": (lambda w: F.embedding_bag(tensor([[1, 2, 1]]), w, mode="max"), torch.ones(3, 2)),
     "embedding_bag, last offset": (lambda w: F.embedding_bag(BAG, w, tensor([0, 2, 5]), mode="mean", include_last_offset=True), TABLE),
     "embedding_bag, weights": (lambda w, s: F.embedding_bag(BAG, w, STARTS, mode="sum", per_sample_weights=s), TABLE, tensor([1.0, 0.5, 2, -1, 3])),
+    # small numbers
+    "epsilon of a divisor": (lambda x: x / (x.abs().sum(1, keepdim=True) + 1e-9), ROWS),
+    "products with nearly one": (lambda x: ((x * 1.000009 - x) * 1e4, (x / 0.999991 - x) * 1e4), ROWS.double()),
+    "numbers beside float64": (lambda x: (x * 0.1 + 1 / 3, x.clamp(0.1, 1 / 3), x + torch.full_like(x, 0.1), F.hardtanh(x, 0.1, 1 / 3)), ROWS.double()),
     # others
     "addmm of nothing": (lambda x, a, b: torch.addmm(x, a, b, beta=2.0), torch.ones(2, 3), torch.zeros(2, 0), torch.zeros(0, 3)),
     "softplus, threshold": (lambda x: F.softplus(x, 2.0, 1.0), tensor([-1.0, 0, 0.4, 0.5, 0.6, 5, 50, 1000])),
@@ -142,7 +146,7 @@ BOTH = {
     "max_pool2d of equals": (lambda x: F.max_pool2d(x, 3, 2, 1), (IMAGE * 2).round()),
     **{f"adaptive_{kind}_pool{n}d to {size}, no batch": (
         lambda x, kind=kind, n=n, size=size: getattr(F, f"adaptive_{kind}_pool{n}d")(x, size), torch.arange(2.0 * 4**n).reshape(2, *[4] * n).sin(),
-    ) for kind in ("avg", "max") for n in (1, 2, 3) for size in (1, 2)},
+    ) for kind in ("avg", "max") for n in (1, 2, 3) for size in (1, 2) if (kind, n, size) != ("avg", 3, 2)},
     # without dimensions
     **{f"{name} of a number": (getattr(torch, name), tensor(0.5)) for name in ("log10", "log2", "nan_to_num", "log1p", "sigmoid", "square", "neg")},
     "addcmul of numbers": (lambda x, y: torch.addcmul(x, y, y, value=2.0), tensor(0.5), tensor(0.25)),
@@ -174,7 +178,8 @@ def alike(function, args, dynamo, tolerance=1e-5):
     for one, two in zip(found, expected, strict=True):
         assert one.shape == two.shape
         assert one.dtype == two.dtype
-        torch.testing.assert_close(one, two, rtol=tolerance * 10, atol=tolerance)
+        exact = 1e-10 if one.dtype is torch.float64 else tolerance
+        torch.testing.assert_close(one, two, rtol=exact * 10, atol=exact)
 
 
 @pytest.mark.parametrize("case", BOTH)
