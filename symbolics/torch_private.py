@@ -461,9 +461,9 @@ def torchscript_constant(value: Any) -> Any:
     return node.t("value").item() if node.kindOf("value") == "t" else getattr(node, node.kindOf("value"))("value")
 
 
-def torchscript_number(g: Any, value: float, like: Any) -> Any:
-    """A constant without dimensions, of the type of another value of the TorchScript exporter; float32 where that is not known."""
-    return g.op("Constant", value_t=torch.tensor(value, dtype=like.type().dtype() or torch.float32))
+def inner_function(name: str) -> Any:
+    """What a function of torch.nn.functional, or torch.cdist, calls after its checks: this is what a mode sees of it."""
+    return getattr(torch._C._nn, name, None) or getattr(torch._VF, name)  # type: ignore[attr-defined]
 
 
 def is_tracing() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import instead, stopped
 
@@ -53,5 +54,5 @@ def _reduced(each: torch.Tensor, weight: torch.Tensor | None, reduction: int) ->
 
 BINARY_CROSS_ENTROPY = {
     torch.binary_cross_entropy_with_logits: instead(_with_logits),
-    torch._C._nn.binary_cross_entropy: instead(_of_probabilities),
+    private.inner_function("binary_cross_entropy"): instead(_of_probabilities),
 }

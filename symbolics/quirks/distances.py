@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import instead, stopped
 
@@ -118,7 +119,7 @@ DISTANCES = {
     torch.pairwise_distance: instead(_pairwise),
     torch.dist: instead(_dist),
     torch.Tensor.dist: instead(_dist),
-    torch._VF.cdist: instead(_cdist),  # type: ignore[attr-defined]
+    private.inner_function("cdist"): instead(_cdist),
     torch.cosine_similarity: instead(_cosine),
     torch.cosine_embedding_loss: instead(_cosine_loss),
 }

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
+import torch
 
 from symbolics import torch_private as private
 from symbolics.node.names import MARK_DOMAIN, OPEN_PROPERTY
@@ -40,13 +41,17 @@ def relu6(x: ir.Value) -> ir.Value:
     return hardtanh(x, 0.0, 6.0)
 
 
+def _number(g: Any, value: float, like: Any) -> Any:
+    return g.op("Constant", value_t=torch.tensor(value, dtype=like.type().dtype() or torch.float32))
+
+
 def _traced(original: Any, g: Any, x: Any, min_val: Any, max_val: Any) -> Any:
-    low, high = (private.torchscript_number(g, private.torchscript_constant(bound), x) for bound in (min_val, max_val))
+    low, high = (_number(g, private.torchscript_constant(bound), x) for bound in (min_val, max_val))
     return g.op(f"{MARK_DOMAIN}::{_HARDTANH}", x, low, high).setType(x.type())
 
 
 def _traced_relu6(original: Any, g: Any, x: Any) -> Any:
-    return g.op(f"{MARK_DOMAIN}::{_HARDTANH}", x, *(private.torchscript_number(g, bound, x) for bound in (0.0, 6.0))).setType(x.type())
+    return g.op(f"{MARK_DOMAIN}::{_HARDTANH}", x, *(_number(g, bound, x) for bound in (0.0, 6.0))).setType(x.type())
 
 
 #: The same for torch.onnx.export(dynamo=False).

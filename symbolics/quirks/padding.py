@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.nn import functional
 
+from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import instead_in_torchscript
 
@@ -22,8 +24,8 @@ def _pad(x: torch.Tensor, pad: Sequence[int], mode: str = "constant", value: flo
         axis = -1 - position // 2
         if amount < 0:
             x = x.narrow(axis, -amount if position % 2 == 0 else 0, x.shape[axis] + amount)
-    padded: torch.Tensor = torch._C._nn.pad(x, [max(amount, 0) for amount in pad], mode, value)
+    padded: torch.Tensor = functional.pad(x, [max(amount, 0) for amount in pad], mode, value)
     return padded
 
 
-PADDING = {torch._C._nn.pad: instead_in_torchscript(_pad)}
+PADDING = {private.inner_function("pad"): instead_in_torchscript(_pad)}

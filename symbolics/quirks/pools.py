@@ -83,11 +83,11 @@ def _batched(n: int, inner: Rewrite | None = None) -> Rewrite:
     return called
 
 
-_NN: Any = torch._C._nn
+_INNER = private.inner_function
 POOLS: dict[Any, Rewrite] = {
-    torch.avg_pool1d: _batched(1), _NN.avg_pool2d: _batched(2, _average(2)), _NN.avg_pool3d: _batched(3, _average(3)),
+    torch.avg_pool1d: _batched(1), functional.avg_pool2d: _batched(2, _average(2)), functional.avg_pool3d: _batched(3, _average(3)),
     # What return_indices chooses between arrives whole.
     functional.max_pool1d: _batched(1), functional.max_pool2d: _batched(2), functional.max_pool3d: _batched(3),
-    torch.adaptive_avg_pool1d: _batched(1), _NN.adaptive_avg_pool2d: _batched(2), _NN.adaptive_avg_pool3d: _batched(3),
+    torch.adaptive_avg_pool1d: _batched(1), _INNER("adaptive_avg_pool2d"): _batched(2), _INNER("adaptive_avg_pool3d"): _batched(3),
     functional.adaptive_max_pool1d: _batched(1), functional.adaptive_max_pool2d: _batched(2), functional.adaptive_max_pool3d: _batched(3),
 }  # fmt: skip

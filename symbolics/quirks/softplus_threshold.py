@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import instead_in_torchscript
@@ -16,7 +17,7 @@ def _softplus(x: torch.Tensor, beta: float = 1, threshold: float = 20) -> torch.
     """At the threshold of 20 the two differ by less than float32 can say."""
     if threshold == 20 and x.dtype is not torch.float64:
         return NotImplemented
-    return torch.where(x * beta > threshold, x, torch._C._nn.softplus(x, beta, 20))
+    return torch.where(x * beta > threshold, x, functional.softplus(x, beta, 20))
 
 
-SOFTPLUS = {torch._C._nn.softplus: instead_in_torchscript(_softplus)}
+SOFTPLUS = {functional.softplus: instead_in_torchscript(_softplus)}
