@@ -40,10 +40,23 @@ from symbolics.quirks.scatters import SCATTERS
 from symbolics.quirks.softplus_threshold import SOFTPLUS
 from symbolics.quirks.torchscript_scatters import index_put, scatter_reduce
 from symbolics.quirks.variance import VARIANCE
+from symbolics.quirks.wide_constants import float64_by_default
 
 __all__ = [
-    "LOADED", "OPTIMIZED", "OPTIMIZING", "REWRITES", "SYMBOLICS", "TRACED", "TRANSLATED",
-    "GraphPass", "apply", "copied", "cumulative_statistics", "read_copies", "translations",
+    "LOADED",
+    "OPTIMIZED",
+    "OPTIMIZING",
+    "REWRITES",
+    "SYMBOLICS",
+    "TRACED",
+    "TRANSLATED",
+    "GraphPass",
+    "apply",
+    "copied",
+    "cumulative_statistics",
+    "float64_by_default",
+    "read_copies",
+    "translations",
 ]  # fmt: skip
 
 #: Changes a model in place, given all of its nodes; returns whether nodes came or went.

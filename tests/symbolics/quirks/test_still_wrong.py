@@ -333,6 +333,11 @@ def variance():
     return torchscript_differs(lambda x: torch.var(x, 0, correction=0.5), torch.arange(3.0))
 
 
+def wide_constants():
+    x = torch.ones(1, dtype=torch.float64)
+    return bool(abs(torchscripted(torch.log10, 3 * x)[0] - np.log10(3)) > 1e-12)
+
+
 FILES = {
     module.name: importlib.import_module(f"symbolics.quirks.{module.name}").QUIRK
     for module in pkgutil.iter_modules(quirks.__path__)
@@ -341,7 +346,8 @@ FILES = {
 IN_FILES = (
     angles, attention_dropout, bags_of_embeddings, batch_norm_buffers, batch_norm_momentum, batch_norm_training, binary_cross_entropy, bounds,
     clamps, cross_entropy, data_getter, distances, empty_products, equal_draws, floor_divide, logarithms, lost_initializers, matrix_vector, mixed_norms,
-    near_numbers, open_clips, padding, pools, scalars, scatters, softplus_threshold, torchscript_scatters, variance, wide_numbers,
+    near_numbers, open_clips, padding, pools, scalars, scatters, softplus_threshold, torchscript_scatters, variance, wide_constants,
+    wide_numbers,
 )  # fmt: skip
 IN_OTHER_ROOMS = (deleted_slices, empty_names, fusions_in_a_domain, gather_elements, widened_halves)
 CANARIES = [
