@@ -463,7 +463,7 @@ def torchscript_constant(value: Any) -> Any:
 
 def inner_function(name: str) -> Any:
     """What a function of torch.nn.functional, or torch.cdist, calls after its checks: this is what a mode sees of it."""
-    return getattr(torch._C._nn, name, None) or getattr(torch._VF, name)  # type: ignore[attr-defined]
+    return getattr(torch._C._nn, name, None) or getattr(torch._VF, name)
 
 
 def is_tracing() -> bool:

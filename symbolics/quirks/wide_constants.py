@@ -20,11 +20,14 @@ QUIRK = Quirk(
 )
 
 
+_TRANSLATION = "_optimize_graph"  # what torch.onnx.export(dynamo=False) looks up in its module, and calls with the traced graph
+
+
 @contextlib.contextmanager
 def float64_by_default() -> Iterator[None]:
     """While the block runs, a graph in float64 alone is translated with float64 as the default type; its trace is not touched."""
     exporter = private.torchscript_exporter()
-    original = exporter._optimize_graph
+    original = getattr(exporter, _TRANSLATION)
 
     def translated(graph: Any, *args: Any, **kwargs: Any) -> Any:
         before = torch.get_default_dtype()
@@ -34,11 +37,11 @@ def float64_by_default() -> Iterator[None]:
         finally:
             torch.set_default_dtype(before)
 
-    exporter._optimize_graph = translated
+    setattr(exporter, _TRANSLATION, translated)
     try:
         yield
     finally:
-        exporter._optimize_graph = original
+        setattr(exporter, _TRANSLATION, original)
 
 
 def _is_wide(graph: Any) -> bool:

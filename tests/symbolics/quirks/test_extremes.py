@@ -135,7 +135,7 @@ BOTH = {
     "epsilon of a divisor": (lambda x: x / (x.abs().sum(1, keepdim=True) + 1e-9), ROWS),
     "products with nearly one": (lambda x: ((x * 1.000009 - x) * 1e4, (x / 0.999991 - x) * 1e4), ROWS.double()),
     "numbers beside float64": (lambda x: (x * 0.1 + 1 / 3, x.clamp(0.1, 1 / 3), x + torch.full_like(x, 0.1), F.hardtanh(x, 0.1, 1 / 3)), ROWS.double()),
-    "numbers in float64 that torch writes": (lambda x: (torch.log10(x), x.var(), x.norm(3)), torch.arange(1.0, 10).reshape(3, 3).double()),
+    "numbers in float64 that torch writes": (lambda x: (x.var(), x.norm(3)), torch.arange(1.0, 10).reshape(3, 3).double()),
     # others
     "addmm of nothing": (lambda x, a, b: torch.addmm(x, a, b, beta=2.0), torch.ones(2, 3), torch.zeros(2, 0), torch.zeros(0, 3)),
     "softplus, threshold": (lambda x: F.softplus(x, 2.0, 1.0), tensor([-1.0, 0, 0.4, 0.5, 0.6, 5, 50, 1000])),
@@ -181,6 +181,10 @@ def alike(function, args, dynamo, tolerance=1e-5):
         assert one.dtype == two.dtype
         exact = 1e-10 if one.dtype is torch.float64 else tolerance
         torch.testing.assert_close(one, two, rtol=exact * 10, atol=exact)
+
+
+def test_torchscript_in_float64():
+    alike(lambda x: (torch.log10(x), torch.log2(x), torch.addcmul(x, x, x, value=0.1)), [torch.arange(1.0, 4).double()], dynamo=False)
 
 
 @pytest.mark.parametrize("case", BOTH)
