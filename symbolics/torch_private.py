@@ -436,6 +436,36 @@ def has_bodies(graph: Any) -> bool:
     return any(graph.findNode(kind) is not None for kind in ("onnx::If", "onnx::Loop"))
 
 
+def torchscript_symbolic(name: str) -> tuple[int, Any] | None:
+    """The TorchScript exporter's own newest symbolic function of an operator, and the opset that it is for.
+
+    None where a user has registered another one for that opset. The registry is private.
+    """
+    from torch.onnx._internal.torchscript_exporter.registration import registry
+
+    group = registry.get_function_group(name)
+    if group is None:
+        return None
+    functions = group._functions
+    opset = max(functions._base)
+    return None if any(functions.overridden(version) for version in functions) else (opset, functions._base[opset])
+
+
+def torchscript_constant(value: Any) -> Any:
+    """The number or text that a constant of the TorchScript exporter holds; None for any other value."""
+    node = value.node()
+    if node.kind() not in ("prim::Constant", "onnx::Constant") or not node.hasAttribute("value"):
+        return None
+    if node.kindOf("value") == "s":
+        return node.s("value")
+    return node.t("value").item() if node.kindOf("value") == "t" else getattr(node, node.kindOf("value"))("value")
+
+
+def inner_function(name: str) -> Any:
+    """What a function of torch.nn.functional, or torch.cdist, calls after its checks: this is what a mode sees of it."""
+    return getattr(torch._C._nn, name, None) or getattr(torch._VF, name)
+
+
 def is_tracing() -> bool:
     """Whether torch.jit is tracing in this thread."""
     return torch._C._get_tracing_state() is not None

@@ -70,8 +70,7 @@ class StopGradients(TorchFunctionMode):
             _watch_reads(recorder, name, args, kwargs)
         if _is_inplace(name):
             return self._inplace(func, name, args, kwargs)
-        rewrite = REWRITES.get(func)
-        result = func(*args, **kwargs) if rewrite is None else rewrite(func, args, kwargs)
+        result = _rewritten(func, name, args, kwargs)
         if name in _SHAPE_ONLY or _needs_no_mark(result):
             return result
         if torch.is_grad_enabled() and private.is_higher_order(func):  # torch.cond, scan: a capture runs their bodies without autograd
@@ -99,7 +98,18 @@ class StopGradients(TorchFunctionMode):
                 torch.Tensor, lambda t: torch.ops.pythonop.stop_gradient(t) if _needs_gradient(t) else t, (args[1:], kwargs)
             )
             args, kwargs = (target, *rest[0]), rest[1]
+        return _rewritten(func, name, args, kwargs)
+
+
+def _rewritten(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call, or what stands for it in a file."""
+    rewrite = REWRITES.get(func)
+    if rewrite is None:
         return func(*args, **kwargs)
+    try:
+        return rewrite(func, args, kwargs)
+    except ExportError as error:
+        _refuse(name, str(error))
 
 
 _SIZE_READERS = {"__int__", "__index__", "item", "tolist"}

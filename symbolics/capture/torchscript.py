@@ -7,6 +7,7 @@ a user registered for it) is not touched: what reaches it are Functions that wer
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from symbolics.capture.opaque_op import record_of
 from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.node.attributes import ir_attributes
 from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
+from symbolics.quirks import SYMBOLICS, float64_by_default
 
 __all__ = ["symbolics_registered"]
 
@@ -67,12 +69,17 @@ def _stop(g: Any, x: Any) -> Any:
 
 @contextlib.contextmanager
 def symbolics_registered(opset: int) -> Iterator[None]:
-    """Register both symbolics with the TorchScript exporter while the block runs."""
-    names: dict[str, Any] = {"pythonop::call": _call, "pythonop::stop_gradient": _stop}
-    for name, function in names.items():
-        torch.onnx.register_custom_op_symbolic(name, function, opset)  # type: ignore[attr-defined]
+    """Register both symbolics, and those that replace torch's own, with the TorchScript exporter while the block runs."""
+    names: dict[str, tuple[int, Any]] = {"pythonop::call": (opset, _call), "pythonop::stop_gradient": (opset, _stop)}
+    for name, function in SYMBOLICS.items():
+        if (own := private.torchscript_symbolic(name)) is not None:
+            newest, original = own
+            names[name] = (newest, functools.partial(function, original))
+    for name, (since, function) in names.items():
+        torch.onnx.register_custom_op_symbolic(name, function, since)  # type: ignore[attr-defined]
     try:
-        yield
+        with float64_by_default():
+            yield
     finally:
-        for name in names:
-            torch.onnx.unregister_custom_op_symbolic(name, opset)  # type: ignore[attr-defined]
+        for name, (since, _) in names.items():
+            torch.onnx.unregister_custom_op_symbolic(name, since)  # type: ignore[attr-defined]

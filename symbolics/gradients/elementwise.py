@@ -12,6 +12,7 @@ from symbolics.gradients.registry import Grads, RuleFunction, formulas, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
 from symbolics.graph.values import is_float, rank_of
+from symbolics.node.names import OPEN_PROPERTY
 
 __all__: list[str] = []
 
@@ -48,7 +49,7 @@ _UNARY: dict[str, RuleFunction] = {
     "Celu": lambda op, g, x, *, alpha: g * op.Exp(op.Min(x, 0.0) / alpha),
     "Sigmoid": lambda op, g, x, *, y: g * (y * (1.0 - y)),
     "HardSigmoid": lambda op, g, x, *, y, alpha: g * (alpha * op.mask(op.And(op.Greater(y, 0.0), op.Less(y, 1.0)), g)),
-    "HardSwish": lambda op, g, x: g * op.Where(op.Greater(x, 3.0), 1.0, op.Where(op.Less(x, -3.0), 0.0, x / 3.0 + 0.5)),
+    "HardSwish": lambda op, g, x: g * op.Where(op.GreaterOrEqual(x, 3.0), 1.0, op.Where(op.LessOrEqual(x, -3.0), 0.0, x / 3.0 + 0.5)),
     "Softplus": lambda op, g, x: g * op.Sigmoid(x),
     "Softsign": lambda op, g, x: g * op.Pow(1.0 + op.Abs(x), -2.0),
     "Shrink": lambda op, g, x, *, lambd: g * op.mask(op.Greater(op.Abs(x), lambd), g),
@@ -144,10 +145,11 @@ def where(op: Builder, g: Value, condition: Value, a: Value, b: Value) -> Grads:
 
 
 @gradient("Clip")
-def clip(op: Builder, g: Value, x: Value, low: Value | None, high: Value | None) -> Grads:
-    """At a bound the gradient goes to x, as torch.clamp does."""
-    below = None if low is None else op.Less(x, low)
-    above = None if high is None else op.Greater(x, high)
+def clip(op: Builder, g: Value, x: Value, low: Value | None, high: Value | None, *, node: ir.Node) -> Grads:
+    """At a bound the gradient goes to x, as torch.clamp does; torch's hardtanh and relu6, which are marked, have none there."""
+    is_open = OPEN_PROPERTY in node.metadata_props
+    below = None if low is None else (op.LessOrEqual if is_open else op.Less)(x, low)
+    above = None if high is None else (op.GreaterOrEqual if is_open else op.Greater)(x, high)
     outside = below if above is None else above if below is None else op.Or(below, above)
     if outside is None:
         return g

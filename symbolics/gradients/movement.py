@@ -185,7 +185,12 @@ def _scatter(
     if reduction == "add":
         return [g, None, read(g)]
     if reduction == "mul":
-        return [write(g, updates, "mul"), None, read(g * y) / updates]
+        # The product of the others, also for an update that is the only zero of its place.
+        zero = op.Equal(updates, 0.0)
+        filled = op.Where(zero, op.number(1.0, updates), updates)
+        single = op.And(zero, op.Equal(read(write(op.zeros_like(data), op.mask(zero, g), "add")), 1.0))
+        without = read(g * write(data, filled, "mul"))
+        return [write(g, updates, "mul"), None, op.Where(single, without, read(g * y) / filled)]
     # max, min: those that equal the result share evenly, as torch.scatter_reduce does
     kept, won = op.mask(op.Equal(data, y), g), op.mask(op.Equal(updates, read(y)), g)
     share = g / op.Max(write(kept, won, "add"), 1.0)  # no winner: the place is outside

@@ -16,6 +16,7 @@ __all__ = [
     "MARK_DOMAIN",
     "MARK_OP",
     "MODULE_PROPERTY",
+    "OPEN_PROPERTY",
     "ORT_DOMAIN",
     "OUTPUTS_KEY",
     "PYTHON_OP",
@@ -50,6 +51,9 @@ STEP_KEY = "pythonop.step"  # JSON: StepLayout; training steps only
 # Metadata of a PythonOp node: where the call came from. For people; nothing reads them back.
 MODULE_PROPERTY = "pythonop.module"  # path of the module that made the call
 SOURCE_PROPERTY = "pythonop.source"  # module.name:line of the code that made it
+
+# Metadata of a Clip node that stands for hardtanh or relu6: no gradient flows at its bounds. A clamp's Clip, where it does, has none.
+OPEN_PROPERTY = "pythonop.open"
 
 
 def qualified_name(obj: Any) -> str:

@@ -13,19 +13,50 @@ import onnx_ir as ir
 import torch
 
 from symbolics.graph.walk import walk
+from symbolics.quirks.angles import ANGLES
 from symbolics.quirks.attention_dropout import say_that_attention_drops
+from symbolics.quirks.bags_of_embeddings import BAGS
 from symbolics.quirks.batch_norm_buffers import copied, pin_running_statistics, read_copies
 from symbolics.quirks.batch_norm_momentum import cumulative_statistics, momentum_of_this_step
+from symbolics.quirks.binary_cross_entropy import BINARY_CROSS_ENTROPY
+from symbolics.quirks.bounds import BOUNDS
+from symbolics.quirks.clamps import clamps_apart
 from symbolics.quirks.data_getter import DATA_GETTER
+from symbolics.quirks.distances import DISTANCES
+from symbolics.quirks.empty_products import EMPTY_PRODUCTS
 from symbolics.quirks.equal_draws import kept_apart
+from symbolics.quirks.logarithms import LOGARITHMS
 from symbolics.quirks.lost_initializers import register_lost_initializers
 from symbolics.quirks.matrix_vector import turn_products_with_vectors
 from symbolics.quirks.mixed_norms import MIXED_NORMS
+from symbolics.quirks.near_numbers import near_numbers_apart
+from symbolics.quirks.open_clips import SYMBOLICS as OPEN_CLIPS, hardtanh, open_clips, relu6
 from symbolics.quirks.own_backward import OWN_BACKWARD
+from symbolics.quirks.padding import PADDING
+from symbolics.quirks.pools import POOLS
+from symbolics.quirks.rewriting import Rewrite
+from symbolics.quirks.scalars import SCALARS
+from symbolics.quirks.scatters import SCATTERS
+from symbolics.quirks.softplus_threshold import SOFTPLUS
+from symbolics.quirks.torchscript_scatters import index_put, scatter_reduce
+from symbolics.quirks.variance import VARIANCE
+from symbolics.quirks.wide_constants import float64_by_default
 
 __all__ = [
-    "LOADED", "OPTIMIZED", "OPTIMIZING", "REWRITES", "TRACED", "TRANSLATED",
-    "GraphPass", "apply", "copied", "cumulative_statistics", "read_copies", "translations",
+    "LOADED",
+    "OPTIMIZED",
+    "OPTIMIZING",
+    "REWRITES",
+    "SYMBOLICS",
+    "TRACED",
+    "TRANSLATED",
+    "GraphPass",
+    "apply",
+    "copied",
+    "cumulative_statistics",
+    "float64_by_default",
+    "read_copies",
+    "translations",
 ]  # fmt: skip
 
 #: Changes a model in place, given all of its nodes; returns whether nodes came or went.
@@ -35,16 +66,21 @@ GraphPass = Callable[[ir.Model, list[ir.Node]], bool]
 TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = (momentum_of_this_step,)
 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
-REWRITES: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {**DATA_GETTER, **MIXED_NORMS, **OWN_BACKWARD}
+REWRITES: dict[Any, Rewrite] = {
+    **DATA_GETTER, **MIXED_NORMS, **OWN_BACKWARD, **ANGLES, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS, **DISTANCES, **EMPTY_PRODUCTS, **LOGARITHMS, **PADDING, **POOLS, **SCALARS, **SCATTERS, **SOFTPLUS, **VARIANCE,
+}  # fmt: skip
+
+#: In place of the symbolic functions of torch.onnx.export(dynamo=False): they take torch's own, then what that takes.
+SYMBOLICS: dict[str, Callable[..., Any]] = {**OPEN_CLIPS, "aten::index_put": index_put, "aten::scatter_reduce": scatter_reduce}
 
 #: On what torch translated, before it is optimized.
 TRANSLATED: tuple[GraphPass, ...] = (say_that_attention_drops,)
 
 #: While it is optimized. Takes the graph.
-OPTIMIZING: tuple[Callable[[ir.Graph], AbstractContextManager[None]], ...] = (kept_apart,)
+OPTIMIZING: tuple[Callable[[ir.Graph], AbstractContextManager[None]], ...] = (kept_apart, clamps_apart, near_numbers_apart)
 
 #: On what will be the file.
-OPTIMIZED: tuple[GraphPass, ...] = (pin_running_statistics, register_lost_initializers, turn_products_with_vectors)
+OPTIMIZED: tuple[GraphPass, ...] = (open_clips, pin_running_statistics, register_lost_initializers, turn_products_with_vectors)
 
 #: On a file of whatever origin, before onnxruntime runs it.
 LOADED: tuple[GraphPass, ...] = (turn_products_with_vectors,)
@@ -67,12 +103,23 @@ def translations() -> dict[Any, Callable[..., Any]]:
     """In place of torchlib's: entries for the ``custom_translation_table`` of torch.onnx.export(dynamo=True)."""
     # They are written with onnxscript, which who only loads a file need not wait for.
     from symbolics.quirks.batch_norm_training import batch_norm
+    from symbolics.quirks.clamps import clamp, clamp_max, clamp_min, clamp_tensor
     from symbolics.quirks.cross_entropy import cross_entropy
     from symbolics.quirks.floor_divide import floor_divide
+    from symbolics.quirks.wide_numbers import full, full_like, scalar_tensor
 
     aten = torch.ops.aten
     return {
         aten._native_batch_norm_legit_functional.default: batch_norm,
         aten.cross_entropy_loss.default: cross_entropy,
         aten.floor_divide.default: floor_divide,
+        aten.clamp.Tensor: clamp_tensor,
+        aten.clamp.default: clamp,
+        aten.clamp_max.default: clamp_max,
+        aten.clamp_min.default: clamp_min,
+        aten.full.default: full,
+        aten.full_like.default: full_like,
+        aten.hardtanh.default: hardtanh,
+        aten.relu6.default: relu6,
+        aten.scalar_tensor.default: scalar_tensor,
     }

@@ -7,7 +7,7 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript import opset18
 
-__all__ = ["number", "op"]
+__all__ = ["constant", "number", "op"]
 
 op: Any = opset18  # inside torch.onnx.export it takes lists of ints as well, which its types do not say
 
@@ -15,6 +15,11 @@ op: Any = opset18  # inside torch.onnx.export it takes lists of ints as well, wh
 def number(value: float, like: ir.Value) -> Any:
     """A scalar constant of the element type of ``like``, an argument of the translation (torch.onnx knows no other value's type)."""
     assert like.dtype is not None
-    constant = op.Constant(value=ir.tensor(value, dtype=like.dtype))
-    constant.type, constant.shape = ir.TensorType(like.dtype), ir.Shape([])
-    return constant
+    return constant(value, like.dtype)
+
+
+def constant(value: float, dtype: ir.DataType) -> Any:
+    """A scalar constant."""
+    made = op.Constant(value=ir.tensor(value, dtype=dtype))
+    made.type, made.shape = ir.TensorType(dtype), ir.Shape([])
+    return made

@@ -6,6 +6,7 @@ When a release of torch moves one of them, the test that fails has its name.
 from __future__ import annotations
 
 import math
+import types as types_module
 
 import numpy as np
 import pytest
@@ -293,6 +294,32 @@ def test_answered_draws():
     assert torch.equal(x.grad, 2 * torch.eye(3))
     torch.nn.functional.dropout(x, 0.5)
     assert len(asked) == 3
+
+
+def test_inner_function():
+    class Sees(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            if getattr(func, "__code__", None) is None:
+                return func(*args, **(kwargs or {}))
+            with self:
+                scope = {**func.__globals__, **dict.fromkeys(("has_torch_function_variadic", "has_torch_function_unary"), lambda *_: False)}
+                body = types_module.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
+                body.__kwdefaults__ = func.__kwdefaults__
+                return body(*args, **(kwargs or {}))
+
+    functional, x = torch.nn.functional, torch.rand(1, 2, 4)
+    calls = {
+        "binary_cross_entropy": lambda: functional.binary_cross_entropy(x, x),
+        "pad": lambda: functional.pad(x, (1, 1)),
+        "adaptive_avg_pool2d": lambda: functional.adaptive_avg_pool2d(x, 1),
+        "cdist": lambda: torch.cdist(x, x),
+    }
+    for name, call in calls.items():
+        seen = []
+        with Sees():
+            call()
+        assert private.inner_function(name) in seen, name
 
 
 def test_every_result():

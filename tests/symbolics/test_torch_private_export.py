@@ -188,6 +188,34 @@ def test_torchscript_exporter(tmp_path):
     )
 
 
+def test_torchscript_symbolic(tmp_path):
+    opset, own = private.torchscript_symbolic("aten::hardtanh")
+    assert callable(own)
+    assert private.torchscript_symbolic("aten::no_such_operator") is None
+    torch.onnx.register_custom_op_symbolic("aten::hardtanh", lambda g, x, low, high: g.op("Relu", x), opset)
+    try:
+        assert private.torchscript_symbolic("aten::hardtanh") is None, "a user's own goes first"
+    finally:
+        torch.onnx.unregister_custom_op_symbolic("aten::hardtanh", opset)
+    assert private.torchscript_symbolic("aten::hardtanh") == (opset, own)
+
+
+def test_torchscript_constant(tmp_path):
+    seen = []
+
+    def symbolic(g, x, low, high):
+        seen.extend(private.torchscript_constant(value) for value in (low, high, x))
+        return g.op("Relu", x)
+
+    torch.onnx.register_custom_op_symbolic("aten::hardtanh", symbolic, 18)
+    try:
+        model = torch.nn.Hardtanh(-2.0, 0.5)
+        torch.onnx.export(model, (torch.ones(2, dtype=torch.float64),), str(tmp_path / "m.onnx"), dynamo=False, opset_version=18)
+    finally:
+        torch.onnx.unregister_custom_op_symbolic("aten::hardtanh", 18)
+    assert seen == [-2.0, 0.5, None]
+
+
 def test_torchscript_passes(tmp_path, monkeypatch):
     class Transposes(torch.nn.Module):
         def __init__(self):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import pkgutil
 
 import numpy as np
@@ -79,6 +80,22 @@ def gradient(function, *args):
 
 def differs(pair):
     return not np.allclose(*pair, rtol=1e-4, atol=1e-5)
+
+
+def torchscripted(function, *args):
+    """What torch.onnx.export(dynamo=False) makes of a function, as outputs on onnxruntime; None where it fails."""
+    file = io.BytesIO()
+    try:
+        torch.onnx.export(Calls(function), args, file, dynamo=False, opset_version=18)
+        session = onnxruntime.InferenceSession(file.getvalue())
+        return session.run(None, {value.name: x.numpy() for value, x in zip(session.get_inputs(), args, strict=True)})[0]
+    except Exception:
+        return None
+
+
+def torchscript_differs(function, *args):
+    found, expected = torchscripted(function, *args), function(*args).numpy()
+    return found is None or found.shape != expected.shape or differs((found, expected))
 
 
 def attention_dropout():
@@ -230,14 +247,107 @@ def widened_halves(folder):
     return next(makers[node.input[0]] for node in optimized if node.op_type == "PythonOp") != "Cast"
 
 
+def angles():
+    with np.errstate(all="ignore"):
+        return differs(gradient(torch.atan2, torch.tensor([1.0]), torch.tensor([0.0])))
+
+
+def bags_of_embeddings():
+    def bags(w, offsets):
+        return functional.embedding_bag(torch.tensor([1, 2]), w, offsets, mode="max")
+
+    return torchscript_differs(bags, torch.ones(3, 2), torch.tensor([0, 2]))
+
+
+def binary_cross_entropy():
+    with np.errstate(all="ignore"):
+        return differs(gradient(functional.binary_cross_entropy_with_logits, torch.tensor([90.0]), torch.tensor([1.0])))
+
+
+def bounds():
+    return differs(gradient(lambda x, low: torch.clamp(x, min=low), torch.ones(2), torch.ones(2)))
+
+
+def clamps():
+    return differs(gradient(lambda x: x.clamp(max=1), torch.ones(2)))
+
+
+def wide_numbers():
+    x = torch.ones(1, dtype=torch.float64)
+    found = ReferenceEvaluator(ir.to_proto(translated(lambda x: x * 0.1, x))).run(None, {"args_0": x.numpy()})[0]
+    return abs(found[0] - 0.1) > 1e-12
+
+
+def near_numbers():
+    model = translated(lambda x: x + 1e-9, torch.ones(2))
+    onnxscript.optimizer.optimize(model)
+    return not any(node.op_type == "Add" for node in model.graph)
+
+
+def distances():
+    with np.errstate(all="ignore"):
+        return differs(gradient(lambda x: torch.linalg.vector_norm(x, 3), torch.zeros(2)))
+
+
+def empty_products():
+    node = helper.make_node("Gemm", ["a", "b", "c"], ["y"], beta=2.0)
+    ones = np.ones((2, 3), np.float32)
+    return differs((on_onnxruntime([node], {"a": ones[:, :0], "b": ones[:0], "c": ones}), 2 * ones))
+
+
+def logarithms():
+    x = torch.tensor([-7.0])
+    found = ReferenceEvaluator(ir.to_proto(translated(torch.special.log_ndtr, x))).run(None, {"args_0": x.numpy()})[0]
+    return differs((found, torch.special.log_ndtr(x).numpy()))
+
+
+def open_clips():
+    return differs(gradient(functional.relu6, torch.tensor([0.0, 6.0])))
+
+
+def padding():
+    return torchscript_differs(lambda x: functional.pad(x, (-1, 2), mode="circular"), torch.arange(5.0).reshape(1, 1, 5))
+
+
+def pools():
+    return torchscript_differs(lambda x: functional.avg_pool2d(x, 2, divisor_override=3), torch.ones(1, 1, 2, 2))
+
+
+def scalars():
+    return torchscript_differs(torch.log10, torch.tensor(0.5))
+
+
+def scatters():
+    return torchscript_differs(lambda x, u: x.index_add(0, torch.tensor([0, 0]), u), torch.ones(2), torch.ones(2))
+
+
+def softplus_threshold():
+    return torchscript_differs(lambda x: functional.softplus(x, 1.0, 0.5), torch.ones(2))
+
+
+def torchscript_scatters():
+    return torchscript_differs(lambda x, u: x.index_put((torch.tensor([0, 0]),), u, accumulate=True), torch.ones(2), torch.ones(2))
+
+
+def variance():
+    return torchscript_differs(lambda x: torch.var(x, 0, correction=0.5), torch.arange(3.0))
+
+
+def wide_constants():
+    x = torch.ones(1, dtype=torch.float64)
+    return bool(abs(torchscripted(torch.log10, 3 * x)[0] - np.log10(3)) > 1e-12)
+
+
 FILES = {
     module.name: importlib.import_module(f"symbolics.quirks.{module.name}").QUIRK
     for module in pkgutil.iter_modules(quirks.__path__)
-    if module.name not in ("quirk", "opset", "elsewhere")
+    if module.name not in ("quirk", "opset", "rewriting", "hiding", "elsewhere")
 }
 IN_FILES = (
-    attention_dropout, batch_norm_buffers, batch_norm_momentum, batch_norm_training, cross_entropy, data_getter, equal_draws, floor_divide,
-    lost_initializers, matrix_vector, mixed_norms,
+    angles, attention_dropout, bags_of_embeddings, batch_norm_buffers, batch_norm_momentum, batch_norm_training, binary_cross_entropy, bounds,
+    clamps, cross_entropy, data_getter, distances, empty_products, equal_draws, floor_divide, logarithms, lost_initializers, matrix_vector, mixed_norms,
+    near_numbers, open_clips, padding, pools, scalars, scatters, softplus_threshold, torchscript_scatters, variance, wide_constants,
+    wide_numbers,
 )  # fmt: skip
 IN_OTHER_ROOMS = (deleted_slices, empty_names, fusions_in_a_domain, gather_elements, widened_halves)
 CANARIES = [

@@ -1,0 +1,93 @@
+"""Average pools with a divisor of their own, and pools of one image without a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from symbolics import torch_private as private
+from symbolics.quirks.quirk import Quirk
+from symbolics.quirks.rewriting import Rewrite
+
+__all__ = ["POOLS", "QUIRK"]
+
+QUIRK = Quirk(
+    upstream="torch and onnxscript's torchlib",
+    seen="2.13, 0.7.2",
+    wrong="avg_pool2d and avg_pool3d drop divisor_override; TorchScript takes the channels of an input without a batch for its batch",
+)
+
+
+def _each(value: int | Sequence[int] | None, n: int, otherwise: Sequence[int]) -> list[int]:
+    if value is None or (not isinstance(value, int) and len(value) == 0):
+        return list(otherwise)
+    return [value] * n if isinstance(value, int) else list(value) * (n // len(value))
+
+
+def _divided(
+    n: int,
+    pool: Any,
+    x: torch.Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> torch.Tensor:
+    """The sums of the windows over the divisor: the mean over windows that lie in a border of zeros, times their size."""
+    if divisor_override is None:
+        return pool(x, kernel_size, stride, padding, ceil_mode, count_include_pad)
+    kernel = _each(kernel_size, n, ())
+    steps, border = _each(stride, n, kernel), _each(padding, n, ())
+    # With ceil_mode the last window may stand over the border by less than a step.
+    around = [amount for step, pad in zip(reversed(steps), reversed(border)) for amount in (pad, pad + (step - 1 if ceil_mode else 0))]
+    means = pool(functional.pad(x, around), kernel, steps)
+    if ceil_mode:  # one that would start in the border is none
+        sizes = pool(x, kernel_size, stride, padding, ceil_mode).shape[-n:]
+        for axis, size in enumerate(sizes):
+            means = means.narrow(axis - n, 0, size)
+    size = 1
+    for length in kernel:
+        size *= length
+    return means * (size / divisor_override)
+
+
+def _average(n: int) -> Rewrite:
+    def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+        given = {**dict(zip(("input", *names), args)), **kwargs}
+        x = given.pop("input")
+        if given.get("divisor_override") is None:
+            return func(*args, **kwargs)
+        return _divided(n, func, x, **given)
+
+    return called
+
+
+def _batched(n: int, inner: Rewrite | None = None) -> Rewrite:
+    """In TorchScript, an input without a batch as a batch of one."""
+
+    def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def pool(*args: Any) -> Any:
+            return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
+
+        if not private.is_tracing() or not args or args[0].dim() != n + 1:
+            return pool(*args)
+        result = pool(args[0].unsqueeze(0), *args[1:])
+        return tuple(value.squeeze(0) for value in result) if isinstance(result, tuple) else result.squeeze(0)
+
+    return called
+
+
+_INNER = private.inner_function
+POOLS: dict[Any, Rewrite] = {
+    torch.avg_pool1d: _batched(1), functional.avg_pool2d: _batched(2, _average(2)), functional.avg_pool3d: _batched(3, _average(3)),
+    # What return_indices chooses between arrives whole.
+    functional.max_pool1d: _batched(1), functional.max_pool2d: _batched(2), functional.max_pool3d: _batched(3),
+    torch.adaptive_avg_pool1d: _batched(1), _INNER("adaptive_avg_pool2d"): _batched(2), _INNER("adaptive_avg_pool3d"): _batched(3),
+    functional.adaptive_max_pool1d: _batched(1), functional.adaptive_max_pool2d: _batched(2), functional.adaptive_max_pool3d: _batched(3),
+}  # fmt: skip

@@ -1,0 +1,193 @@
+"""What torch.onnx writes wrongly, at the extremes where it shows: outputs and gradients of both exporters' files against eager."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn, tensor
+from torch.nn import functional as F
+
+import exporter
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+
+INF = math.inf
+LOGITS = tensor([[-300.0, -90, -18, -3, 0, 3, 18, 90, 300]])
+TARGETS = tensor([[0.0, 1, 0, 1, 0.5, 1, 1, 0, 1]])
+ROWS = torch.tensor([[0.0, 0, 0], [1.5, -2, 0.25], [0.5, 0.5, -1], [3, 0, -0.75]])  # the first has no direction
+OTHERS = torch.tensor([[0.3, 1, -2], [1.5, -2, 0.25], [-1, 0.5, 2], [0, 4, 0.125]])
+TABLE = torch.arange(18.0).reshape(6, 3).sin()
+BOUNDS = tensor([-4.0, -3, -1, -0.5, 0, 0.5, 1, 3, 6, 7])
+IMAGE = torch.arange(50.0).reshape(1, 2, 5, 5).cos()
+BAG, STARTS, STARTS_OF_AN_EMPTY_ONE = tensor([1, 2, 0, 5, 0]), tensor([0, 3]), tensor([0, 3, 3])
+THREE = torch.arange(6.0).reshape(3, 2)
+TWICE = tensor([1, 1, 0])
+
+
+def _in_place(name, *args, **kwargs):
+    def call(x, *others):
+        y = x.clone()
+        getattr(y, name)(*args, *others, **kwargs)
+        return y
+
+    return call
+
+
+def _put(x, u):
+    return x.index_put((TWICE,), u, accumulate=True)
+
+
+def _put_in_place(x, u):
+    y = x.clone()
+    y.index_put_((TWICE, tensor([0, 0, 1])), u[:, 0], accumulate=True)
+    return y
+
+
+BOTH = {
+    # losses
+    "bce with logits": (F.binary_cross_entropy_with_logits, LOGITS, TARGETS),
+    "bce with logits, weighted": (
+        lambda x, t: F.binary_cross_entropy_with_logits(x, t, torch.full((9,), 2.0), pos_weight=torch.full((9,), 3.0), reduction="none"),
+        LOGITS, TARGETS,
+    ),
+    "bce with logits, summed": (lambda x, t: F.binary_cross_entropy_with_logits(x, t, reduction="sum"), LOGITS, TARGETS),
+    "bce": (lambda p: F.binary_cross_entropy(p, tensor([0.0, 1, 1, 0, 0.5, 1, 0])), tensor([0.0, 1, 0, 1, 0.5, 0.3, 1 - 1e-6])),
+    # pools
+    "avg_pool2d, divisor": (lambda x: F.avg_pool2d(x, 2, divisor_override=3), IMAGE),
+    "avg_pool2d, divisor, a window over the border": (lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, divisor_override=7), IMAGE),
+    "avg_pool2d, divisor, no batch": (lambda x: F.avg_pool2d(x, (2, 3), (1, 2), divisor_override=3), IMAGE[0]),
+    "avg_pool3d, divisor": (lambda x: F.avg_pool3d(x, 2, divisor_override=3), torch.arange(54.0).reshape(1, 2, 3, 3, 3)),
+    # angles
+    "atan2": (
+        torch.atan2,
+        tensor([0.0, -0.0, 0, -0.0, 1, -1, 0, 1, -1, 2, 3, -3, 1e30]),
+        tensor([-1.0, -1, 1, 1, 0, 0, 0, 1, 1, -1, -4, -4, 1e30]),
+    ),
+    "arctan2 in place": (lambda y, x: y.clone().arctan2_(x), tensor([0.0, 1]), tensor([-1.0, 0])),
+    # distances
+    **{f"pairwise_distance, p={p}": (lambda a, b, p=p: F.pairwise_distance(a, b, p=p), ROWS, OTHERS) for p in (0.5, 1.0, 2.0, 3.0, INF)},
+    "pairwise_distance of equals": (F.pairwise_distance, ROWS, ROWS.clone()),
+    **{f"cdist, p={p}": (lambda a, b, p=p: torch.cdist(a, b, p=p), ROWS, OTHERS) for p in (0.0, 1.0, 1.5, 2.0, 3.0, INF)},
+    **{f"cdist to itself, p={p}": (lambda a, p=p: torch.cdist(a, a, p=p), ROWS) for p in (0.0, 1.0, 2.0, 3.0, INF)},
+    "cdist of batches": (torch.cdist, OTHERS.reshape(2, 2, 3), ROWS.reshape(2, 2, 3)),
+    **{f"norm of rows, p={p}": (lambda x, p=p: x.norm(p=p, dim=1), ROWS) for p in (0.5, 1, 2, 3, INF)},
+    "norm of zeros, p=3": (lambda x: x.norm(p=3), torch.zeros(3)),
+    "norm of zeros, fro": (lambda x: x.norm(), torch.zeros(2, 3)),
+    "matrix_norm of zeros": (torch.linalg.matrix_norm, torch.zeros(2, 3)),
+    "linalg.norm, keepdim": (lambda x: torch.linalg.norm(x, keepdim=True), ROWS),
+    "linalg.norm, axes, keepdim": (lambda x: torch.linalg.norm(x, dim=(0, 1), keepdim=True), ROWS),
+    "normalize, p=3": (lambda x: F.normalize(x, p=3.0), ROWS),
+    "cosine_similarity": (F.cosine_similarity, ROWS, OTHERS),
+    "cosine_similarity of zeros": (lambda a: F.cosine_similarity(a, a * 2), ROWS),
+    "cosine_embedding_loss": (lambda a, b: F.cosine_embedding_loss(a, b, tensor([1.0, -1, 1, -1])), ROWS, OTHERS),
+    "dist of equals": (lambda a: torch.dist(a, a * 1), ROWS),
+    # scatters
+    "scatter_reduce prod": (lambda x, u: x.scatter_reduce(0, tensor([0, 0, 1, 2]), u, "prod"), tensor([0.0, 2, 3]), tensor([4.0, 0, 3, 0])),
+    "scatter_reduce prod, zeros": (
+        lambda x, u: x.scatter_reduce(0, tensor([0, 0, 1, 1]), u, "prod"), tensor([5.0, 2, 3]), tensor([0.0, 7, 0, 0]),
+    ),
+    **{
+        f"scatter_reduce {how}, alone": (
+            lambda x, u, how=how: x.scatter_reduce(0, tensor([0, 0, 1, 1]), u, how, include_self=False),
+            tensor([5.0, 2, 3]), tensor([0.0, 7, 4, 1]),
+        )
+        for how in ("sum", "prod", "mean", "amax", "amin")
+    },
+    "scatter_reduce mean": (lambda x, u: x.scatter_reduce(0, tensor([0, 0, 1, 2]), u, "mean"), tensor([1.0, 2, 3]), tensor([1.0, 1, 3, 0])),
+    "index_reduce prod": (lambda x, u: x.index_reduce(0, TWICE, u, "prod"), THREE + 1, THREE),
+    "index_fill": (lambda x, v: x.index_fill(0, tensor([1, 1, 3]), v), ROWS, tensor(2.0)),
+    "index_add": (lambda x, u: x.index_add(0, TWICE, u, alpha=2.0), torch.ones(3, 2), THREE),
+    "index_add in place": (_in_place("index_add_", 0, TWICE), torch.ones(3, 2), THREE),
+    "index_put": (_put, torch.ones(3, 2), THREE),
+    "index_put in place": (_put_in_place, torch.ones(3, 2), THREE),
+    # bounds
+    **{f"{name} at its bounds": (getattr(F, name), BOUNDS) for name in ("relu6", "hardtanh", "hardswish", "hardsigmoid", "relu")},
+    "relu6 in place": (lambda x: F.relu6(x * 1, inplace=True), BOUNDS),
+    "hardtanh of hardtanh": (lambda x: F.relu6(F.hardtanh(x, -3.0, 3.0)), BOUNDS),
+    "relu6 of clamp": (lambda x: F.relu6(x.clamp(0, 6)), BOUNDS),
+    "clamp": (lambda x: x.clamp(-1, 6), BOUNDS),
+    "clamp_max": (lambda x: x.clamp(max=6), BOUNDS),
+    "clamp_min": (lambda x: x.clamp_min(-1), BOUNDS),
+    "clamp of relu": (lambda x: F.relu(x).clamp(max=6), BOUNDS),
+    "relu of clamp": (lambda x: F.relu(x.clamp(-1, 6)), BOUNDS),
+    "minimum of maximum": (lambda x: torch.minimum(torch.maximum(x, tensor(-1.0)), tensor(6.0)), BOUNDS),
+    "clamp by tensors": (
+        torch.clamp, tensor([-4.0, -3, -1, 0, 1, 3, 6, 7, 0]), tensor([-4.0, -3, -3, -3, 2, 2, 2, 2, 3]), tensor([-4.0, -2, -1, -3, 2, 3, 6, 6, 1]),
+    ),
+    "clamp_min by a tensor": (torch.clamp_min, tensor([-4.0, 1, 2]), tensor([-4.0, 2, 1])),
+    "clip_ by a tensor": (lambda x, high: (x * 1).clip_(max=high), tensor([-4.0, 1, 2]), tensor([-4.0, 2, 1])),
+    # logarithms
+    "xlogy": (lambda x: torch.xlogy(x, tensor([0.0, 1, 2, 3])), tensor([0.0, 0, 1, 2])),
+    "xlogy of y": (lambda y: torch.special.xlogy(tensor([0.0, 0, 1, 2]), y), tensor([1.0, 2, 3, 4])),
+    "xlog1py": (lambda x: torch.special.xlog1py(x, tensor([-1.0, 1, 2, 3])), tensor([0.0, 0, 1, 2])),
+    "logaddexp": (torch.logaddexp, tensor([1000.0, -1000, 0, 3, -200]), tensor([1000.0, 1000, 0, -3, -210])),
+    "logaddexp2": (torch.logaddexp2, tensor([1000.0, -1000, 0]), tensor([1000.0, 1000, 0])),
+    "log_ndtr": (torch.special.log_ndtr, tensor([-40.0, -20, -7, -5, -1, 0, 1, 5, 10])),
+    # bags
+    **{f"embedding_bag {how}, padding": (lambda w, how=how: F.embedding_bag(BAG, w, STARTS, mode=how, padding_idx=0), TABLE) for how in ("sum", "mean", "max")},
+    **{f"embedding_bag {how}, empty": (lambda w, how=how: F.embedding_bag(BAG, w, STARTS_OF_AN_EMPTY_ONE, mode=how), TABLE) for how in ("sum", "mean", "max")},
+    "embedding_bag max of equals": (lambda w: F.embedding_bag(tensor([[1, 2, 1]]), w, mode="max"), torch.ones(3, 2)),
+    "embedding_bag, last offset": (lambda w: F.embedding_bag(BAG, w, tensor([0, 2, 5]), mode="mean", include_last_offset=True), TABLE),
+    "embedding_bag, weights": (lambda w, s: F.embedding_bag(BAG, w, STARTS, mode="sum", per_sample_weights=s), TABLE, tensor([1.0, 0.5, 2, -1, 3])),
+    # small numbers
+    "epsilon of a divisor": (lambda x: x / (x.abs().sum(1, keepdim=True) + 1e-9), ROWS),
+    "products with nearly one": (lambda x: ((x * 1.000009 - x) * 1e4, (x / 0.999991 - x) * 1e4), ROWS.double()),
+    "numbers beside float64": (lambda x: (x * 0.1 + 1 / 3, x.clamp(0.1, 1 / 3), x + torch.full_like(x, 0.1), F.hardtanh(x, 0.1, 1 / 3)), ROWS.double()),
+    "numbers in float64 that torch writes": (lambda x: (x.var(), x.norm(3)), torch.arange(1.0, 10).reshape(3, 3).double()),
+    # others
+    "addmm of nothing": (lambda x, a, b: torch.addmm(x, a, b, beta=2.0), torch.ones(2, 3), torch.zeros(2, 0), torch.zeros(0, 3)),
+    "softplus, threshold": (lambda x: F.softplus(x, 2.0, 1.0), tensor([-1.0, 0, 0.4, 0.5, 0.6, 5, 50, 1000])),
+    "softplus": (F.softplus, tensor([-1000.0, -1, 0, 19, 20, 20.5, 50, 1000])),
+    **{f"{name}, correction=0.5": (lambda x, name=name: getattr(torch, name)(x, 1, correction=0.5), OTHERS) for name in ("var", "std", "var_mean", "std_mean")},
+    "std of all, correction=1.5, keepdim": (lambda x: x.std(correction=1.5, keepdim=True), OTHERS),
+    "circular pad, less": (lambda x: F.pad(x, (-1, 2), mode="circular"), IMAGE[0]),
+    "circular pad, less in one": (lambda x: F.pad(x, (2, -1, -1, 1), mode="circular"), IMAGE),
+    "max_pool2d of equals": (lambda x: F.max_pool2d(x, 3, 2, 1), (IMAGE * 2).round()),
+    **{f"adaptive_{kind}_pool{n}d to {size}, no batch": (
+        lambda x, kind=kind, n=n, size=size: getattr(F, f"adaptive_{kind}_pool{n}d")(x, size), torch.arange(2.0 * 4**n).reshape(2, *[4] * n).sin(),
+    ) for kind in ("avg", "max") for n in (1, 2, 3) for size in (1, 2) if (kind, n, size) != ("avg", 3, 2)},
+    # without dimensions
+    **{f"{name} of a number": (getattr(torch, name), tensor(0.5)) for name in ("log10", "log2", "nan_to_num", "log1p", "sigmoid", "square", "neg")},
+    "addcmul of numbers": (lambda x, y: torch.addcmul(x, y, y, value=2.0), tensor(0.5), tensor(0.25)),
+    "cosine_similarity to a number": (lambda a, b: F.cosine_similarity(a, b, dim=0), ROWS[1], OTHERS[0]),
+    **{f"{name} along no dimension": (lambda x, name=name: getattr(torch, name)(x, 0), tensor(0.5)) for name in ("softmax", "log_softmax", "cumsum", "logsumexp")},
+}  # fmt: skip
+
+
+class Calls(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def alike(function, args, dynamo, tolerance=1e-5):
+    """Outputs and gradients, each element of an output under a weight of its own."""
+    module = exporter.load(exporter.export(Calls(function), tuple(args), dynamo=dynamo))
+    found, expected = [], []
+    for call, results in ((module, found), (function, expected)):
+        inputs = [x.clone().requires_grad_() for x in args]
+        outputs = call(*inputs)
+        outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        weights = [torch.arange(1.0, y.numel() + 1, dtype=y.dtype).reshape(y.shape) for y in outputs]
+        results += outputs
+        results += torch.autograd.grad(outputs, inputs, weights, allow_unused=True, materialize_grads=True)
+    for one, two in zip(found, expected, strict=True):
+        assert one.shape == two.shape
+        assert one.dtype == two.dtype
+        exact = 1e-10 if one.dtype is torch.float64 else tolerance
+        torch.testing.assert_close(one, two, rtol=exact * 10, atol=exact)
+
+
+def test_torchscript_in_float64():
+    alike(lambda x: (torch.log10(x), torch.log2(x), torch.addcmul(x, x, x, value=0.1)), [torch.arange(1.0, 4).double()], dynamo=False)
+
+
+@pytest.mark.parametrize("case", BOTH)
+def test_equals_eager(case, dynamo):
+    function, *args = BOTH[case]
+    alike(function, args, dynamo)
