@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -20,6 +21,7 @@ from torch.utils import _pytree as pytree
 import symbolics.capture.opaque_op  # noqa: F401  (it defines the two operators)
 from symbolics import torch_private as private
 from symbolics.capture.binding import is_traced_size
+from symbolics.capture.other_hooks import GradFn
 from symbolics.capture.recorder import active_recorder
 from symbolics.errors import ExportError
 from symbolics.node.result import write_structure
@@ -34,6 +36,7 @@ _SHAPE_ONLY = {
 }  # fmt: skip
 
 _GETTER_OF_DATA = torch.Tensor.data
+_GETTER_OF_GRAD_FN = torch.Tensor.grad_fn
 
 
 _OPERATORS = (
@@ -49,6 +52,18 @@ class StopGradients(TorchFunctionMode):
         # By identity: Dynamo of torch 2.14, which traces this for torch.cond, fails at an operator's property.
         if any(func is own for own in _OPERATORS):
             return func(*args, **kwargs)
+        if func is torch.Tensor.register_hook:
+            return _hook(*args, **kwargs)
+        if func is torch.Tensor.register_post_accumulate_grad_hook:
+            _refuse(
+                "register_post_accumulate_grad_hook",
+                "it runs on .grad, which is the training loop's and in no file: call it there, after backward()",
+            )
+        if getattr(func, "__self__", None) is _GETTER_OF_GRAD_FN and not sys._getframe(1).f_globals.get("__name__", "").startswith(
+            "torch."
+        ):
+            node = func(*args, **kwargs)
+            return None if node is None else GradFn(node, _refuse)
         body = _open(func)
         if body is not None:
             with self:  # what it calls inside may stop gradients too (F.gumbel_softmax)
@@ -100,6 +115,15 @@ class StopGradients(TorchFunctionMode):
             )
             args, kwargs = (target, *rest[0]), rest[1]
         return func(*args, **kwargs)
+
+
+def _hook(self: torch.Tensor, hook: Any) -> Any:
+    with private.unheard():
+        handle = self.register_hook(hook)
+    recorder = active_recorder()
+    if recorder is not None:
+        recorder.hook(self, hook, handle)
+    return handle
 
 
 _SIZE_READERS = {"__int__", "__index__", "item", "tolist"}
@@ -184,6 +208,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
     """
     forward = model.forward
     traced = [name for name, value in (keywords or {}).items() if holds_tensor(value)]
+    hooks = {name: found for name, p in model.named_parameters() if p.requires_grad and (found := private.tensor_hooks(p))}
 
     @functools.wraps(forward)
     def marked(*args: Any, **kwargs: Any) -> Any:
@@ -195,8 +220,12 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
             args, kwargs = args[:count], {**keywords, **dict(zip(traced, args[count:], strict=True))}
         for position, value in sorted((constants or {}).items()):
             args = (*args[:position], value, *args[position:])
+        for name, parameter in model.named_parameters() if hooks else ():
+            for hook in hooks.get(name, ()):
+                recorder.hook(parameter, hook, parameter=name)
         with StopGradients():
             result = forward(*args, **kwargs)
+        recorder.end_forward()
         recorder.capture.outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))
         _watch_reads(recorder, "the model's return", (result,), {})
         return (result, tuple(recorder.capture.trace.anchors)) if private.is_tracing() else result

@@ -18,10 +18,12 @@ import torch
 from symbolics import torch_private as private
 from symbolics.capture.binding import Slots, bind, has_setup_context
 from symbolics.capture.callsite import Callsites
+from symbolics.capture.gradient_hooks import GradientHook, HookedTensor, arguments_of, changes_nothing, shown_hook, unhook, why_not_portable
 from symbolics.capture.inlining import InlineContext, closed_over, trainable_module
 from symbolics.capture.interception import original_apply
 from symbolics.capture.listener import Listener, active_listener
 from symbolics.capture.opaque_op import Record, forget, remember
+from symbolics.capture.other_hooks import check_module_hooks, check_parameter_hooks
 from symbolics.capture.probe import observe
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.node.attributes import write_attributes
@@ -77,7 +79,9 @@ class Capture:
         transparent: Whether no_grad() and detach() stop no gradients now: in a forward that is inlined for the parameters it uses.
         changed: Tensors that a forward changed without mark_dirty, and which one.
         classes: name -> the class that has it.
-        hooked: Modules and lines of backward hooks that were warned of.
+        model: The model, None where it was captured before.
+        hooks: The hooks on gradients that are carried.
+        warned: Identities of backward hooks of modules that were warned of.
         trace: What a trace takes beside.
     """
 
@@ -90,7 +94,9 @@ class Capture:
     transparent: bool = False
     changed: list[tuple[torch.Tensor, str]] = field(default_factory=list)
     classes: dict[str, type] = field(default_factory=dict)
-    hooked: set[tuple[str, str]] = field(default_factory=set)
+    model: torch.nn.Module | None = None
+    hooks: list[HookedTensor] = field(default_factory=list)
+    warned: set[int] = field(default_factory=set)
     trace: Trace = field(default_factory=Trace)
 
 
@@ -120,7 +126,10 @@ class Recorder(Listener):
     def begin(self, model: Any) -> Capture:
         """A model is about to be exported."""
         known = isinstance(model, torch.nn.Module)
-        self.capture = Capture(Callsites(model), bool(model.training)) if known else Capture()
+        self.capture = Capture(Callsites(model), bool(model.training), model=model) if known else Capture()
+        if known:
+            check_parameter_hooks(model)
+            check_module_hooks(model, self.capture.warned)
         return self.capture
 
     def listening(self) -> bool:
@@ -144,8 +153,8 @@ class Recorder(Listener):
         if cls is torch.utils.checkpoint.CheckpointFunction:
             return self._inline_checkpoint(args)
         if belongs_to_torch(cls):
-            if private.is_module_hook(cls):
-                self._warn_of_hook()
+            if private.is_module_hook(cls) and self.capture.model is not None:
+                self._check_module_hooks()  # one that forward registers
             return original_apply(cls, args, kwargs)
         if self.capture.error is not None:  # torch tries a second strategy after an error; it cannot do better
             raise self.capture.error
@@ -168,14 +177,60 @@ class Recorder(Listener):
                 self.capture.error.__cause__ = error.__cause__
             raise self.capture.error from error.__cause__
 
-    def _warn_of_hook(self) -> None:
+    # ------------------------------------------------------------------------------------------------------ hooks
+
+    def hook(self, tensor: torch.Tensor, hook: Any, handle: Any = None, parameter: str = "") -> None:
+        """Carry a hook on the gradient of a tensor, by `symbolics.capture.gradient_hooks`.
+
+        Args:
+            tensor: The tensor.
+            hook: What was registered.
+            handle: What removes the hook.
+            parameter: The name of the parameter that had the hook before the export, "" for a hook that the forward registers.
+
+        Raises:
+            ExportError: A file cannot name the hook, and it may change the gradient.
+        """
+        what = f"the hook {shown_hook(hook)} on the gradient of " + (f"the parameter {parameter!r}" if parameter else "a tensor")
+        failure = why_not_portable(hook, self.names)
+        if failure is not None:
+            if changes_nothing(hook):
+                self.warn_of_hook(what)
+                return
+            self.refuse(
+                what,
+                "a file cannot name it: make it a function at the top level of a module (functools.partial gives it more arguments), or give it "
+                "a name with exporter.register(hook, name) here and in the process that runs the file",
+            )
         module, source = self.capture.sites.here()
-        if (module, source) in self.capture.hooked:
-            return
-        self.capture.hooked.add((module, source))
+        with private.unheard(), torch.enable_grad():
+            key, slots = self._record(GradientHook, (tensor, *arguments_of(hook)), {}, module, source)
+        value = private.traced_value(tensor) if private.is_tracing() else None
+        (result,) = self._call_op(slots, key)
+        self.capture.hooks.append(HookedTensor(key, tensor, value, result, handle))
+
+    def _check_module_hooks(self) -> None:
+        assert self.capture.model is not None
+        try:
+            check_module_hooks(self.capture.model, self.capture.warned)
+        except ExportError as error:
+            self.capture.error = self.capture.error or error
+            raise
+
+    def end_forward(self) -> None:
+        """The model's forward returned: what was registered and not removed is there to stay."""
+        gone = {id(each.result) for each in self.capture.hooks if each.removed}
+        anchors = self.capture.trace.anchors
+        anchors[:] = [anchor for anchor in anchors if id(anchor) not in gone]
+        unhook(self.capture.hooks)
+        self.capture.hooks.clear()
+
+    def warn_of_hook(self, what: str) -> None:
+        """Say that a hook that changes nothing is not carried."""
+        module, source = self.capture.sites.here()
         warnings.warn(
-            f"a backward hook of a module, inside module {module or '<root>'} at {source}: its Python code is not in the file, whose gradients are those "
-            "without it: take it off (handle.remove()), or make an autograd Function of it.",
+            f"{what}, in module {module or '<root>'} at {source or 'a line unknown'}: it returns nothing, so gradients are the same without it, "
+            "and the file does not run it.",
             PythonopWarning,
             stacklevel=2,
         )
