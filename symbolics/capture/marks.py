@@ -84,7 +84,12 @@ class StopGradients(TorchFunctionMode):
         if recorder is not None:
             _watch_reads(recorder, name, args, kwargs)
         if _is_inplace(name):
-            return self._inplace(func, name, args, kwargs)
+            result = self._inplace(func, name, args, kwargs)
+            if name not in _SAME_VALUES:
+                _watch_changes(recorder, name, args[:1])
+            return result
+        if kwargs.get("out") is not None:
+            _watch_changes(recorder, name, kwargs["out"])
         rewrite = REWRITES.get(func)
         result = func(*args, **kwargs) if rewrite is None else rewrite(func, args, kwargs)
         if name in _SHAPE_ONLY or _needs_no_mark(result):
@@ -126,6 +131,20 @@ def _hook(self: torch.Tensor, hook: Any) -> Any:
     return handle
 
 
+#: In-place operations that leave the values as they are.
+_SAME_VALUES = {
+    "requires_grad_", "detach_", "share_memory_", "t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "rename_",
+}  # fmt: skip
+
+
+def _watch_changes(recorder: Any, name: str, changed: Any) -> None:
+    """Tell the recorder of tensors that are changed in place."""
+    if recorder is not None and recorder.capture.aliases.pairs:
+        for leaf in pytree.tree_leaves(changed):
+            if isinstance(leaf, torch.Tensor):
+                recorder.capture.aliases.change(leaf, name)
+
+
 _SIZE_READERS = {"__int__", "__index__", "item", "tolist"}
 _PROPERTIES = {"__get__", "size", "dim", "numel", "stride", "__len__", "is_floating_point", "is_complex", "type", "__repr__"}
 
@@ -137,9 +156,9 @@ def _watch_reads(recorder: Any, name: str, args: tuple[Any, ...], kwargs: dict[s
             size = int(args[0])
         if size in recorder.capture.trace.dynamic:
             recorder.capture.trace.frozen.add(size)
-    if recorder.capture.changed and name not in _SHAPE_ONLY and name not in _PROPERTIES:
+    if recorder.capture.aliases.stale and name not in _SHAPE_ONLY and name not in _PROPERTIES:
         try:
-            recorder.check_read(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+            recorder.capture.aliases.check_read(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         except ExportError as error:
             recorder.refuse(name, str(error))
 
@@ -177,8 +196,13 @@ def _mark(tensor: torch.Tensor, sources: list[torch.Tensor]) -> torch.Tensor:
     if tensor.requires_grad or not tensor.is_floating_point():
         return tensor
     marked = torch.ops.pythonop.stop_gradient(tensor)
-    if any(private.shares_memory(tensor, source) for source in sources):
+    shared = [source for source in sources if private.shares_memory(tensor, source)]
+    if shared:
         marked._pythonop_alias = True
+        if (recorder := active_recorder()) is not None:
+            recorder.capture.aliases.pairs += [
+                (marked, source, "detach() or .data", "detach a copy (x.detach().clone())") for source in shared
+            ]
     return marked
 
 

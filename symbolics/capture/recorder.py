@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 from symbolics import torch_private as private
+from symbolics.capture.aliases import Aliases
 from symbolics.capture.binding import Slots, bind, has_setup_context
 from symbolics.capture.callsite import Callsites
 from symbolics.capture.gradient_hooks import GradientHook, HookedTensor, arguments_of, changes_nothing, shown_hook, unhook, why_not_portable
@@ -77,7 +78,7 @@ class Capture:
         outputs: The structure of what the model's forward returned last, None where a file cannot say it.
         anchored: How many of the last outputs of the translated graph are there for calls alone.
         transparent: Whether no_grad() and detach() stop no gradients now: in a forward that is inlined for the parameters it uses.
-        changed: Tensors that a forward changed without mark_dirty, and which one.
+        aliases: Tensors that share memory in eager mode alone, and those whose value in the graph is stale.
         classes: name -> the class that has it.
         model: The model, None where it was captured before.
         hooks: The hooks on gradients that are carried.
@@ -92,7 +93,7 @@ class Capture:
     outputs: str | None = None
     anchored: int = 0
     transparent: bool = False
-    changed: list[tuple[torch.Tensor, str]] = field(default_factory=list)
+    aliases: Aliases = field(default_factory=Aliases)
     classes: dict[str, type] = field(default_factory=dict)
     model: torch.nn.Module | None = None
     hooks: list[HookedTensor] = field(default_factory=list)
@@ -243,6 +244,17 @@ class Recorder(Listener):
         for source_index, output_index in outputs.dirty:
             results[output_index] = _write_back(slots.values[source_index], results[output_index])
             self.capture.trace.dirtied.append(slots.values[source_index])
+            self.capture.aliases.change(slots.values[source_index], qualified_name(cls))
+        for index in outputs.mutated:
+            self.capture.aliases.change(slots.values[index], qualified_name(cls))
+        for one, other, how in (
+            *((slots.values[i], results[j], "one of its arguments or a view of it") for i, j in outputs.aliases),
+            *((results[i], results[j], "two tensors of one memory") for i, j in outputs.shared),
+        ):
+            why = f"{qualified_name(cls)} at {source or 'a line unknown'} returned {how}"
+            self.capture.aliases.pairs.append(
+                (one, other, why, "return a copy from that forward (x.clone()), or change a copy of the tensor")
+            )
         return fill(outputs.template, lambda leaf: results[leaf.index] if isinstance(leaf, Slot) else leaf)
 
     def _record(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str) -> tuple[str, Slots]:
@@ -256,7 +268,7 @@ class Recorder(Listener):
         positional = tuple(slots.take(value) for value in bound.args)
         keywords = {name: slots.take(value) for name, value in sorted(bound.kwargs.items())}
         slots.check(names)
-        self.check_read(slots.tensors)
+        self.capture.aliases.check_read(slots.tensors)
         self._check_sizes((*bound.args, *bound.kwargs.values()), names)
         outputs = observe(cls, (bound.args[:passed], bound.kwargs), slots.tensors_and_sizes, self._quietly)
         grad = torch.is_grad_enabled()
@@ -290,8 +302,13 @@ class Recorder(Listener):
                 module,
                 f"its forward changes {shown} in place without ctx.mark_dirty; the node leaves it as it was: declare the change",
             )
-            self.capture.changed += [
-                (slots.values[i], f"{qualified_name(cls)} changes it in place without ctx.mark_dirty") for i in outputs.mutated
+            self.capture.aliases.stale += [
+                (
+                    slots.values[i],
+                    f"{qualified_name(cls)} changes it in place without ctx.mark_dirty",
+                    "call ctx.mark_dirty in that forward, and return it",
+                )
+                for i in outputs.mutated
             ]
         for effect in outputs.side_effects:
             self._warn(cls, module, effect)
@@ -309,19 +326,6 @@ class Recorder(Listener):
                 "with exporter.register(cls, name), here and in the process that runs the file"
             )
         return name
-
-    def check_read(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Refuse to read what a Function has changed without saying so: the file still holds the value from before.
-
-        Raises:
-            ExportError: One of the tensors shares memory with a changed one.
-        """
-        for tensor in tensors if self.capture.changed else ():
-            for changed, why in self.capture.changed:
-                if tensor is changed or private.shares_memory(tensor, changed):
-                    raise ExportError(
-                        f"a tensor is read after {why}, and a file would read its old value: call ctx.mark_dirty in that forward, and return it"
-                    )
 
     def _check_sizes(self, arguments: Iterable[Any], names: list[str]) -> None:
         for value, name in zip(arguments, names, strict=True):
