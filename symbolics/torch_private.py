@@ -39,6 +39,7 @@ __all__ = [
     "functions",
     "has_bodies",
     "helpers_of_apply",
+    "in_forward_mode",
     "is_any_autocast_enabled",
     "is_fake",
     "is_higher_order",
@@ -515,6 +516,11 @@ def module_backward_hooks(module: torch.nn.Module) -> list[tuple[str, Callable[.
 
 
 # ---------------------------------------------------------------------------------------------------- autograd
+
+
+def in_forward_mode() -> bool:
+    """Whether a level of forward-mode differentiation (torch.autograd.forward_ad.dual_level) is open."""
+    return torch.autograd.forward_ad._current_level >= 0
 
 
 def keeps_graph() -> bool:

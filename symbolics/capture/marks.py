@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 import symbolics.capture.opaque_op  # noqa: F401  (it defines the two operators)
 from symbolics import torch_private as private
 from symbolics.capture.binding import is_traced_size
+from symbolics.capture.inlining import stands_in_inlined
 from symbolics.capture.other_hooks import GradFn
 from symbolics.capture.recorder import active_recorder
 from symbolics.errors import ExportError
@@ -37,6 +38,13 @@ _SHAPE_ONLY = {
 
 _GETTER_OF_DATA = torch.Tensor.data
 _GETTER_OF_GRAD_FN = torch.Tensor.grad_fn
+
+
+_STOPPING = (private.set_grad_enabled, torch.Tensor.detach, torch.detach, torch.Tensor.detach_, torch.detach_)
+
+
+def _stops(func: Any) -> bool:
+    return any(func is stopping for stopping in _STOPPING) or getattr(func, "__self__", None) is _GETTER_OF_DATA
 
 
 _OPERATORS = (
@@ -75,11 +83,10 @@ class StopGradients(TorchFunctionMode):
             if kernel is not None:
                 with self:
                     return kernel(*args, **kwargs)
-        if recorder is not None and recorder.capture.transparent and args:
+        if recorder is not None and recorder.capture.transparent and args and _stops(func) and stands_in_inlined(sys._getframe(1)):
             if func is private.set_grad_enabled:
                 return None
-            if func is torch.Tensor.detach or getattr(func, "__self__", None) is _GETTER_OF_DATA:
-                return args[0].view_as(args[0])
+            return args[0] if func in (torch.Tensor.detach_, torch.detach_) else args[0].view_as(args[0])
         name = getattr(func, "__name__", "")
         if recorder is not None:
             _watch_reads(recorder, name, args, kwargs)

@@ -20,7 +20,7 @@ from symbolics.capture.aliases import Aliases
 from symbolics.capture.binding import Slots, bind, has_setup_context
 from symbolics.capture.callsite import Callsites
 from symbolics.capture.gradient_hooks import GradientHook, HookedTensor, arguments_of, changes_nothing, shown_hook, unhook, why_not_portable
-from symbolics.capture.inlining import InlineContext, closed_over, trainable_module
+from symbolics.capture.inlining import InlineContext, closed_over, runs_inlined, trainable_module
 from symbolics.capture.interception import original_apply
 from symbolics.capture.listener import Listener, active_listener
 from symbolics.capture.opaque_op import Record, forget, remember
@@ -77,7 +77,7 @@ class Capture:
         inlined: Names of Functions that were inlined without being asked to, with the reason.
         outputs: The structure of what the model's forward returned last, None where a file cannot say it.
         anchored: How many of the last outputs of the translated graph are there for calls alone.
-        transparent: Whether no_grad() and detach() stop no gradients now: in a forward that is inlined for the parameters it uses.
+        transparent: Whether a forward is running that is inlined for the parameters it uses: its own no_grad() and detach() stop nothing.
         aliases: Tensors that share memory in eager mode alone, and those whose value in the graph is stale.
         classes: name -> the class that has it.
         model: The model, None where it was captured before.
@@ -166,11 +166,11 @@ class Recorder(Listener):
             hidden = trainable_module(args, kwargs)
             if hidden is not None:
                 self._notice(cls, module, f"its argument {hidden} holds trainable parameters, which an opaque node would hide")
-                self.capture.transparent = True  # autograd is off in a forward: no_grad() and detach() in it stop nothing
+                outer, self.capture.transparent = self.capture.transparent, True
                 try:
                     return self._inline(cls, args, kwargs)
                 finally:
-                    self.capture.transparent = False
+                    self.capture.transparent = outer
             return self._node(cls, args, kwargs, module, source)
         except ExportError as error:
             if self.capture.error is None:
@@ -350,6 +350,7 @@ class Recorder(Listener):
 
     # ----------------------------------------------------------------------------------------------------- inline
 
+    @runs_inlined
     def _inline(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if private.is_tracing() and hasattr(cls, "symbolic"):
             return original_apply(cls, args, kwargs)  # its symbolic serves, as without the hook

@@ -421,3 +421,10 @@ def test_traced_graph():
 
     traced(body)
     assert "aten::mul" in kinds
+
+
+def test_in_forward_mode():
+    assert not private.in_forward_mode()
+    with torch.autograd.forward_ad.dual_level():
+        assert private.in_forward_mode()
+    assert not private.in_forward_mode()
