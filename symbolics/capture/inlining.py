@@ -13,7 +13,7 @@ import torch
 from symbolics.errors import ExportError
 from symbolics.node.containers import expand_leaves
 
-__all__ = ["InlineContext", "closed_over", "runs_inlined", "stands_in_inlined", "trainable_module"]
+__all__ = ["InlineContext", "answers_for_parameters", "closed_over", "runs_inlined", "stands_in_inlined", "trainable_module"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,7 +50,7 @@ _RUNNERS: set[types.CodeType] = set()
 
 def runs_inlined(function: F) -> F:
     """Decorates the function that runs an inlined forward."""
-    _RUNNERS.add(function.__code__)  # type: ignore[attr-defined]
+    _RUNNERS.add(function.__code__)
     return function
 
 
@@ -85,6 +85,14 @@ def trainable_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | Non
                         )
                     return str(name)
     return None
+
+
+def answers_for_parameters(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether each trainable parameter of the modules among the arguments is an argument, too: backward then has gradients of its own for them."""
+    leaves = [leaf for value in (*args, *kwargs.values()) for leaf in expand_leaves(value)]
+    given = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    modules = [module for leaf in leaves for module, _ in _modules_behind(leaf)]
+    return all(id(p) in given for module in modules for p in module.parameters() if p.requires_grad)
 
 
 def _modules_behind(value: Any, closed: str = "", depth: int = 0) -> Iterator[tuple[torch.nn.Module, str]]:

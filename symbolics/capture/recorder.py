@@ -20,7 +20,7 @@ from symbolics.capture.aliases import Aliases
 from symbolics.capture.binding import Slots, bind, has_setup_context
 from symbolics.capture.callsite import Callsites
 from symbolics.capture.gradient_hooks import GradientHook, HookedTensor, arguments_of, changes_nothing, shown_hook, unhook, why_not_portable
-from symbolics.capture.inlining import InlineContext, closed_over, runs_inlined, trainable_module
+from symbolics.capture.inlining import InlineContext, answers_for_parameters, closed_over, runs_inlined, trainable_module
 from symbolics.capture.interception import original_apply
 from symbolics.capture.listener import Listener, active_listener
 from symbolics.capture.opaque_op import Record, forget, remember
@@ -37,6 +37,12 @@ from symbolics.node.patterns import Patterns
 __all__ = ["Capture", "Recorder", "Trace", "active_recorder", "belongs_to_torch"]
 
 _keys = itertools.count()
+
+_OTHER_GRADIENTS = (
+    ", and not what its backward computes: all those parameters are arguments, too, so that it answers for them itself (an adjoint method, say), and eager's "
+    "gradients differ by what it computes otherwise. Compare them with exporter.verify; to keep its backward, pass the parameters alone and let "
+    "forward run a function of them (torch.func.functional_call)"
+)
 
 
 def active_recorder() -> Recorder | None:
@@ -165,7 +171,8 @@ class Recorder(Listener):
                 return self._inline(cls, args, kwargs)
             hidden = trainable_module(args, kwargs)
             if hidden is not None:
-                self._notice(cls, module, f"its argument {hidden} holds trainable parameters, which an opaque node would hide")
+                beside = _OTHER_GRADIENTS if answers_for_parameters(args, kwargs) else ""
+                self._notice(cls, module, f"its argument {hidden} holds trainable parameters, which an opaque node would hide", beside)
                 outer, self.capture.transparent = self.capture.transparent, True
                 try:
                     return self._inline(cls, args, kwargs)
@@ -371,10 +378,10 @@ class Recorder(Listener):
             self._notice(cls, self.capture.sites.here()[0], "a reentrant checkpoint recomputes, a file has nothing to gain from it")
         return run_function(*inputs)
 
-    def _notice(self, cls: type, module: str, why: str) -> None:
+    def _notice(self, cls: type, module: str, why: str, beside: str = "") -> None:
         if qualified_name(cls) not in self.capture.inlined:
             self.capture.inlined[qualified_name(cls)] = why
-            self._warn(cls, module, f"inlined, because {why}. Its gradient is the derivative of its forward")
+            self._warn(cls, module, f"inlined, because {why}. Its gradient is the derivative of its forward{beside}")
 
     def _warn(self, cls: type, module: str, text: str) -> None:
         warnings.warn(f"{qualified_name(cls)} in module {module or '<root>'}: {text}.", PythonopWarning, stacklevel=2)

@@ -67,7 +67,8 @@ class Invertible(Recomputes):
         with torch.no_grad():
             outputs = (module(x),)
         ctx.save_for_backward(x)
-        return tuple(output.detach_() for output in outputs)[0]
+        (y,) = tuple(output.detach_() for output in outputs)
+        return y
 
 
 class Around(Recomputes):
@@ -102,6 +103,32 @@ def test_gradients_stop_where_eager_stops_them(function, module, dynamo):
 
 def test_a_function_inside_a_function(dynamo):
     check(Net(Around, Inner()), dynamo)
+
+
+class Adjoint(torch.autograd.Function):
+    """As torchdiffeq's odeint_adjoint: the module's parameters are arguments, and backward has gradients of its own for them."""
+
+    @staticmethod
+    def forward(ctx, module, x, *parameters):
+        ctx.save_for_backward(x, *parameters)
+        with torch.no_grad():
+            return module(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        _, *parameters = ctx.saved_tensors
+        return None, g * 2, *(torch.ones_like(p) for p in parameters)
+
+
+def test_a_backward_that_answers_for_the_parameters_itself_is_told_of(dynamo):
+    class Solves(Net):
+        def forward(self, x):
+            return self.function.apply(self.module, self.first(x), *self.module.parameters())
+
+    with pytest.warns(PythonopWarning, match=r"Adjoint.*and not what its backward computes.*exporter\.verify.*functional_call"):
+        exporter.export(Solves(Adjoint, Plain()), (torch.randn(3, 4),), dynamo=dynamo)
+    with pytest.warns(PythonopWarning, match=r"Recomputes.*derivative of its forward\.$"):
+        exporter.export(Net(Recomputes, Plain()), (torch.randn(3, 4),), dynamo=dynamo)
 
 
 def check(model, dynamo):
