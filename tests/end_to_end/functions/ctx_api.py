@@ -429,3 +429,10 @@ def hook_on_a_tensor(m, x):
     h = SaveInputs.apply(x + 1, m.weight)
     h.register_hook(doubled)
     return h * h
+
+
+@case()
+def hook_that_is_removed(m, x):
+    h = SaveInputs.apply(x + 1, m.weight)
+    h.register_hook(doubled).remove()
+    return h * h
