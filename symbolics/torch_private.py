@@ -39,6 +39,7 @@ __all__ = [
     "functions",
     "has_bodies",
     "helpers_of_apply",
+    "in_forward_mode",
     "is_any_autocast_enabled",
     "is_fake",
     "is_higher_order",
@@ -47,11 +48,13 @@ __all__ = [
     "keeps_graph",
     "leave_transform",
     "leave_transforms",
+    "module_backward_hooks",
     "non_persistent_buffers",
     "operator_name",
     "own_memory",
     "parametrization_cache",
     "paused_capture",
+    "post_accumulate_hooks",
     "quiet_registration",
     "random_operators",
     "real_tensors",
@@ -60,12 +63,16 @@ __all__ = [
     "replace_traced",
     "run_backward",
     "set_grad_enabled",
+    "set_traced_value",
     "shares_memory",
     "sizes_watched",
+    "tensor_hooks",
     "tensor_type",
     "torchscript_exporter",
     "torchscript_passes",
+    "traced_graph",
     "traced_producer",
+    "traced_value",
     "tracing_questions",
     "tracing_questions_of_c",
     "transform_depth",
@@ -481,6 +488,21 @@ def replace_traced(tensor: torch.Tensor, source: torch.Tensor) -> None:
     torch._C._set_value_trace(tensor, torch._C._get_value_trace(source))
 
 
+def traced_value(tensor: torch.Tensor) -> Any:
+    """What stands for a tensor in the TorchScript trace."""
+    return torch._C._get_value_trace(tensor)
+
+
+def set_traced_value(tensor: torch.Tensor, value: Any) -> None:
+    """From here on, a value of the trace stands for ``tensor``."""
+    torch._C._set_value_trace(tensor, value)
+
+
+def traced_graph() -> Any:
+    """The graph that torch.jit is tracing into."""
+    return torch._C._get_tracing_state().graph()
+
+
 def tensor_type(dtype: torch.dtype, sizes: Sequence[int | None]) -> Any:
     """The TorchScript type of tensors of a dtype and of these sizes, None for one that is open."""
     return torch._C.TensorType.get().with_dtype(dtype).with_sizes(list(sizes))
@@ -501,7 +523,34 @@ def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
     return module._non_persistent_buffers_set
 
 
+def tensor_hooks(tensor: torch.Tensor) -> list[Callable[..., Any]]:
+    """The hooks on a tensor's gradient, in the order in which they run."""
+    return list((tensor._backward_hooks or {}).values())
+
+
+def post_accumulate_hooks(tensor: torch.Tensor) -> list[Callable[..., Any]]:
+    """The hooks that run once a tensor's .grad is there."""
+    return list((tensor._post_accumulate_grad_hooks or {}).values())
+
+
+def module_backward_hooks(module: torch.nn.Module) -> list[tuple[str, Callable[..., Any]]]:
+    """A module's hooks on gradients, those of all modules included, each with the method that registers it."""
+    everywhere = torch.nn.modules.module
+    full, old = "register_full_backward_hook", "register_backward_hook"
+    return [
+        *(("register_full_backward_pre_hook", hook) for hook in module._backward_pre_hooks.values()),
+        *(("register_module_full_backward_pre_hook", hook) for hook in everywhere._global_backward_pre_hooks.values()),
+        *((old if module._is_full_backward_hook is False else full, hook) for hook in module._backward_hooks.values()),
+        *(("register_module_full_backward_hook", hook) for hook in everywhere._global_backward_hooks.values()),
+    ]
+
+
 # ---------------------------------------------------------------------------------------------------- autograd
+
+
+def in_forward_mode() -> bool:
+    """Whether a level of forward-mode differentiation (torch.autograd.forward_ad.dual_level) is open."""
+    return torch.autograd.forward_ad._current_level >= 0
 
 
 def keeps_graph() -> bool:

@@ -15,6 +15,7 @@ from exporter.forward.session import Hook, capturing, check_place, judged, surro
 from exporter.forward.state import ModelState
 from exporter.train_mode.batch_norm import warn_of_lost_changes
 from symbolics import torch_private as private
+from symbolics.capture.gradient_hooks import read_through_hooks
 from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.recorder import active_recorder
 from symbolics.capture.translate import translations
@@ -84,6 +85,7 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
 
 def anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls whose results nobody reads stay: until finish() they give outputs of the graph."""
+    read_through_hooks(args[0])
     program = original(*args, **kwargs)
     recorder = active_recorder()
     if recorder is not None:

@@ -19,9 +19,11 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
+from exporter.files.trust import name_of
 from exporter.forward.unchanged import unchanged
 from symbolics import torch_private as private
 from symbolics.capture.callsite import Call
+from symbolics.capture.gradient_hooks import GradientHook, is_portable, is_removed
 from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.recorder import belongs_to_torch
 from symbolics.capture.survey import Survey
@@ -62,7 +64,8 @@ class Lost:
         Args:
             failure: What the export as in eager mode raised, None where it came to an end.
         """
-        name, place = qualified_name(self.function), f"module {self.call.module or '<root>'} at {self.call.source or 'a line unknown'}"
+        name = "a hook on the gradient of a tensor" if self.function is GradientHook else qualified_name(self.function)
+        place = f"module {self.call.module or '<root>'} at {self.call.source or 'a line unknown'}"
         if self.call.operator:
             why = f"it is called inside the operator {self.call.operator}, which the exporter sees as one"
             remedy = f"call the Function in place of {self.call.operator}"
@@ -87,11 +90,13 @@ class EagerGraph:
         calls: Function class -> its calls that hang on an output by gradients.
         unchecked: Why there is nothing to compare with, "" where there is.
         failed: Whether that is because the run raised.
+        changed: The saved_tensors_hooks that give back something else than they were given, as text.
     """
 
     calls: dict[type, list[Call]] = field(default_factory=dict)
     unchecked: str = ""
     failed: bool = False
+    changed: list[str] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -122,11 +127,24 @@ class EagerGraph:
                 if training is not None:
                     model.train(training)
                 result = model(*inputs, **keywords)
-                found = cls(_calls(result, survey.made))
+                found = cls(_calls(result, survey), changed=list(survey.changed))
                 del result
         except Exception as error:
             return cls(unchecked=f"an eager run raised {type(error).__name__}: {' '.join(str(error).split())[:200]}", failed=True)
         return found
+
+    def check_saved_tensors(self) -> None:
+        """Refuse saved_tensors_hooks that change values: a file keeps what the forward computed.
+
+        Raises:
+            ExportError: The model has such hooks.
+        """
+        if self.changed:
+            raise ExportError(
+                f"the saved_tensors_hooks {', '.join(dict.fromkeys(self.changed))} give back other values than they were given, so that eager's gradients are "
+                "not those of the forward, and a file keeps what the forward computed.\n"
+                "  way out: export without them (the gradients are then the exact ones); or put what they change into the backward of an autograd Function"
+            )
 
     @property
     def operators(self) -> set[str]:
@@ -188,12 +206,18 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
 
 
-def _calls(result: Any, survey: list[tuple[Any, Call]]) -> dict[type, list[Call]]:
+def _calls(result: Any, survey: Survey) -> dict[type, list[Call]]:
     """The calls that hang on a result by gradients; all calls that were made where nobody can find tensors in the result."""
-    made_by = {id(node): call for node, call in survey}
+    made_by = {id(node): call for node, call in survey.made}
+    hooked: dict[int, list[Call]] = {}
+    for node, hook, handle, call in survey.hooked:
+        if not is_removed(handle) and is_portable(hook, name_of):
+            hooked.setdefault(id(node), []).append(call)
     outputs = _tensors(result)
     calls: dict[type, list[Call]] = {}
-    for node in _nodes(outputs) if outputs else {id(node): node for node, _ in survey}.values():
+    for node in _nodes(outputs) if outputs else {id(node): node for node, _ in survey.made}.values():
+        if id(node) in hooked:
+            calls.setdefault(GradientHook, []).extend(hooked[id(node)])
         function = private.function_of(node)
         if function is not None and not belongs_to_torch(function):
             calls.setdefault(function, []).append(made_by.get(id(node), Call()))

@@ -123,6 +123,7 @@ def judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[
     """
     current.program = None
     eager = _eager_graph(current, model, args, kwargs, training)
+    eager.check_saved_tensors()
     result, failure = None, None
     try:
         result = export()

@@ -15,6 +15,7 @@ from exporter.module.plans import Plan, Plans
 from exporter.module.step import Step, outputs_of, ready
 from exporter.train_mode.batch_norm import counter_of
 from exporter.train_mode.dropout import draw_seed
+from symbolics import torch_private as private
 from symbolics.errors import FormatError, PythonopWarning, RunError
 from symbolics.node.dtypes import DTYPES
 from symbolics.node.metadata import StateEntry, pairing_of, read_cumulative
@@ -91,6 +92,8 @@ class Bound:
         state = {initializer: _lookup(module, name) for initializer, name in self.names.items()}
         for name, value in state.items():
             self._check_state(name, value)
+        if private.in_forward_mode():
+            _refuse_tangents({**inputs, **{self.names[name]: value for name, value in state.items()}})
         wrt: list[str] = []
         if torch.is_grad_enabled():
             wrt = [name for name, value in inputs.items() if value.requires_grad]
@@ -194,6 +197,16 @@ class Bound:
         if why not in self._warned:
             self._warned.add(why)
             warnings.warn(f"the model's result comes as a plain tuple or dict: {why}", PythonopWarning, stacklevel=5)
+
+
+def _refuse_tangents(tensors: dict[str, torch.Tensor]) -> None:
+    """Raises RunError for a dual tensor: a session computes no tangents."""
+    for name, value in tensors.items():
+        if torch.autograd.forward_ad.unpack_dual(value).tangent is not None:
+            raise RunError(
+                f"{name!r} has a tangent (torch.autograd.forward_ad), and a loaded file has no forward-mode derivative: its result would have none. "
+                "Run the model that was exported in its place, or take the product with the Jacobian from gradients (torch.autograd.functional.vjp)"
+            )
 
 
 def _check_type(value: ir.Value) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from exporter.gradient_graph.build import build_gradient_graph
 from exporter.runtime.session import inference_session
 from exporter.runtime.tensors import Runner, tensor
 from exporter.verification.provenance import module_of, operator_of
-from exporter.verification.steps import backward, tensors_of
+from exporter.verification.steps import backward, copy_of, tensors_of
 from symbolics import torch_private as private
 from symbolics.graph.walk import reads
 from symbolics.node.metadata import pairing_of
@@ -88,7 +87,7 @@ class _Known:
 
 def _eager(case: Case, cotangents: Sequence[Any]) -> tuple[_Known, _Known]:
     """Everything that a step of the model computes; and its results alone."""
-    model, args, kwargs = copy.deepcopy(case.model), case.args, case.kwargs or {}
+    model, args, kwargs = copy_of(case.model), case.args, case.kwargs or {}
     known, results = _Known(), _Known()
     leaves: list[torch.Tensor] = []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import statistics
 import time
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from exporter.forward.inputs import named_tensors
 from exporter.train_mode.dropout import draw_seed
 from exporter.verification.compare import difference
 from exporter.verification.masks import Masks, OtherDraws
-from exporter.verification.steps import backward, tensors_of
+from exporter.verification.steps import backward, copy_of, tensors_of
 from symbolics.errors import PythonopError, UnsupportedOperatorError
 
 __all__ = ["SEED", "EagerStep", "draws", "in_float64", "seconds_of_a_step", "with_the_files_masks"]
@@ -53,9 +52,7 @@ class EagerStep:
             given: The cotangents; None draws them.
             masks: What its dropouts drop; None lets them draw.
         """
-        model, args, kwargs = copy.deepcopy(case.model), case.args, case.kwargs or {}
-        if kind is not None:
-            model = model.to(kind)
+        model, args, kwargs = copy_of(case.model, kind), case.args, case.kwargs or {}
         leaves: dict[int, torch.Tensor] = {}
 
         def fresh(value: torch.Tensor) -> torch.Tensor:
@@ -147,7 +144,7 @@ def in_float64(case: Case, eager: EagerStep, masks: Masks | None) -> EagerStep |
 
 def seconds_of_a_step(case: Case, eager: EagerStep, steps: int) -> float:
     """The median time of a step, forward and backward."""
-    model = copy.deepcopy(case.model)
+    model = copy_of(case.model)
     times = []
     for _ in range(max(1, steps)):
         begin = time.perf_counter()

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["backward", "tensors_of"]
+from symbolics import torch_private as private
+
+__all__ = ["backward", "copy_of", "tensors_of"]
+
+
+def copy_of(model: torch.nn.Module, kind: torch.dtype | None = None) -> torch.nn.Module:
+    """A copy of a model, in another float type where one is given, with the hooks on its parameters: a deep copy alone loses those."""
+    copied = copy.deepcopy(model)
+    if kind is not None:
+        copied = copied.to(kind)  # before the hooks: what they hang on keeps the type that it was made with
+    parameters = dict(copied.named_parameters())
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            for hook in private.tensor_hooks(parameter):
+                parameters[name].register_hook(hook)
+            for hook in private.post_accumulate_hooks(parameter):
+                parameters[name].register_post_accumulate_grad_hook(hook)
+    return copied
 
 
 def tensors_of(result: Any) -> list[torch.Tensor]:

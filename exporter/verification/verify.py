@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from exporter.verification.eager import EagerStep, draws, in_float64, seconds_of
 from exporter.verification.process import FileStep, names_in, run_in_a_fresh_process
 from exporter.verification.provenance import places_of_rows
 from exporter.verification.report import Report
+from exporter.verification.steps import copy_of
 from symbolics.errors import RunError
 from symbolics.graph.values import is_python_op
 from symbolics.graph.walk import walk
@@ -78,7 +78,7 @@ def verify(
     random = draws(case, eager)
     begin = time.perf_counter()
     program = export(
-        copy.deepcopy(case.model), case.args, case.kwargs, dynamo=dynamo, dynamic_shapes=case.dynamic_shapes, inline=case.inline,
+        copy_of(case.model), case.args, case.kwargs, dynamo=dynamo, dynamic_shapes=case.dynamic_shapes, inline=case.inline,
         opset_version=opset_version,
     )  # fmt: skip
     seconds = {"export": time.perf_counter() - begin}

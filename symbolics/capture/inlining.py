@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 
 from symbolics.errors import ExportError
 from symbolics.node.containers import expand_leaves
 
-__all__ = ["InlineContext", "closed_over", "trainable_module"]
+__all__ = ["InlineContext", "answers_for_parameters", "closed_over", "runs_inlined", "stands_in_inlined", "trainable_module"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class InlineContext:
@@ -42,6 +44,29 @@ class InlineContext:
         """As torch's: the derivative of traced operations does not depend on it."""
 
 
+#: The code of what runs an inlined forward: where the look up the stack ends.
+_RUNNERS: set[types.CodeType] = set()
+
+
+def runs_inlined(function: F) -> F:
+    """Decorates the function that runs an inlined forward."""
+    _RUNNERS.add(function.__code__)
+    return function
+
+
+def stands_in_inlined(frame: types.FrameType | None) -> bool:
+    """Whether code is of an inlined forward itself, and not of a module that it calls.
+
+    Autograd is off in a forward, and what it detaches is its own affair: its backward says what flows. A module that it calls is mostly
+    run again by that backward, with gradients on: what is stopped there stays stopped.
+    """
+    while frame is not None and frame.f_code not in _RUNNERS:
+        if frame.f_code.co_varnames[:1] == ("self",) and isinstance(frame.f_locals.get("self"), torch.nn.Module):
+            return False
+        frame = frame.f_back
+    return True
+
+
 def trainable_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """The first argument that is, or belongs to, a module with trainable parameters.
 
@@ -60,6 +85,14 @@ def trainable_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | Non
                         )
                     return str(name)
     return None
+
+
+def answers_for_parameters(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether each trainable parameter of the modules among the arguments is an argument, too: backward then has gradients of its own for them."""
+    leaves = [leaf for value in (*args, *kwargs.values()) for leaf in expand_leaves(value)]
+    given = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    modules = [module for leaf in leaves for module, _ in _modules_behind(leaf)]
+    return all(id(p) in given for module in modules for p in module.parameters() if p.requires_grad)
 
 
 def _modules_behind(value: Any, closed: str = "", depth: int = 0) -> Iterator[tuple[torch.nn.Module, str]]:

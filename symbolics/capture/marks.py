@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -20,6 +21,8 @@ from torch.utils import _pytree as pytree
 import symbolics.capture.opaque_op  # noqa: F401  (it defines the two operators)
 from symbolics import torch_private as private
 from symbolics.capture.binding import is_traced_size
+from symbolics.capture.inlining import stands_in_inlined
+from symbolics.capture.other_hooks import GradFn
 from symbolics.capture.recorder import active_recorder
 from symbolics.errors import ExportError
 from symbolics.node.result import write_structure
@@ -34,6 +37,14 @@ _SHAPE_ONLY = {
 }  # fmt: skip
 
 _GETTER_OF_DATA = torch.Tensor.data
+_GETTER_OF_GRAD_FN = torch.Tensor.grad_fn
+
+
+_STOPPING = (private.set_grad_enabled, torch.Tensor.detach, torch.detach, torch.Tensor.detach_, torch.detach_)
+
+
+def _stops(func: Any) -> bool:
+    return any(func is stopping for stopping in _STOPPING) or getattr(func, "__self__", None) is _GETTER_OF_DATA
 
 
 _OPERATORS = (
@@ -49,6 +60,18 @@ class StopGradients(TorchFunctionMode):
         # By identity: Dynamo of torch 2.14, which traces this for torch.cond, fails at an operator's property.
         if any(func is own for own in _OPERATORS):
             return func(*args, **kwargs)
+        if func is torch.Tensor.register_hook:
+            return _hook(*args, **kwargs)
+        if func is torch.Tensor.register_post_accumulate_grad_hook:
+            _refuse(
+                "register_post_accumulate_grad_hook",
+                "it runs on .grad, which is the training loop's and in no file: call it there, after backward()",
+            )
+        if getattr(func, "__self__", None) is _GETTER_OF_GRAD_FN and not sys._getframe(1).f_globals.get("__name__", "").startswith(
+            "torch."
+        ):
+            node = func(*args, **kwargs)
+            return None if node is None else GradFn(node, _refuse)
         body = _open(func)
         if body is not None:
             with self:  # what it calls inside may stop gradients too (F.gumbel_softmax)
@@ -60,16 +83,20 @@ class StopGradients(TorchFunctionMode):
             if kernel is not None:
                 with self:
                     return kernel(*args, **kwargs)
-        if recorder is not None and recorder.capture.transparent and args:
+        if recorder is not None and recorder.capture.transparent and args and _stops(func) and stands_in_inlined(sys._getframe(1)):
             if func is private.set_grad_enabled:
                 return None
-            if func is torch.Tensor.detach or getattr(func, "__self__", None) is _GETTER_OF_DATA:
-                return args[0].view_as(args[0])
+            return args[0] if func in (torch.Tensor.detach_, torch.detach_) else args[0].view_as(args[0])
         name = getattr(func, "__name__", "")
         if recorder is not None:
             _watch_reads(recorder, name, args, kwargs)
         if _is_inplace(name):
-            return self._inplace(func, name, args, kwargs)
+            result = self._inplace(func, name, args, kwargs)
+            if name not in _SAME_VALUES:
+                _watch_changes(recorder, name, args[:1])
+            return result
+        if kwargs.get("out") is not None:
+            _watch_changes(recorder, name, kwargs["out"])
         result = _rewritten(func, name, args, kwargs)
         if name in _SHAPE_ONLY or _needs_no_mark(result):
             return result
@@ -112,6 +139,29 @@ def _rewritten(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, An
         _refuse(name, str(error))
 
 
+def _hook(self: torch.Tensor, hook: Any) -> Any:
+    with private.unheard():
+        handle = self.register_hook(hook)
+    recorder = active_recorder()
+    if recorder is not None:
+        recorder.hook(self, hook, handle)
+    return handle
+
+
+#: In-place operations that leave the values as they are.
+_SAME_VALUES = {
+    "requires_grad_", "detach_", "share_memory_", "t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "rename_",
+}  # fmt: skip
+
+
+def _watch_changes(recorder: Any, name: str, changed: Any) -> None:
+    """Tell the recorder of tensors that are changed in place."""
+    if recorder is not None and recorder.capture.aliases.pairs:
+        for leaf in pytree.tree_leaves(changed):
+            if isinstance(leaf, torch.Tensor):
+                recorder.capture.aliases.change(leaf, name)
+
+
 _SIZE_READERS = {"__int__", "__index__", "item", "tolist"}
 _PROPERTIES = {"__get__", "size", "dim", "numel", "stride", "__len__", "is_floating_point", "is_complex", "type", "__repr__"}
 
@@ -123,9 +173,9 @@ def _watch_reads(recorder: Any, name: str, args: tuple[Any, ...], kwargs: dict[s
             size = int(args[0])
         if size in recorder.capture.trace.dynamic:
             recorder.capture.trace.frozen.add(size)
-    if recorder.capture.changed and name not in _SHAPE_ONLY and name not in _PROPERTIES:
+    if recorder.capture.aliases.stale and name not in _SHAPE_ONLY and name not in _PROPERTIES:
         try:
-            recorder.check_read(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+            recorder.capture.aliases.check_read(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         except ExportError as error:
             recorder.refuse(name, str(error))
 
@@ -163,8 +213,13 @@ def _mark(tensor: torch.Tensor, sources: list[torch.Tensor]) -> torch.Tensor:
     if tensor.requires_grad or not tensor.is_floating_point():
         return tensor
     marked = torch.ops.pythonop.stop_gradient(tensor)
-    if any(private.shares_memory(tensor, source) for source in sources):
+    shared = [source for source in sources if private.shares_memory(tensor, source)]
+    if shared:
         marked._pythonop_alias = True
+        if (recorder := active_recorder()) is not None:
+            recorder.capture.aliases.pairs += [
+                (marked, source, "detach() or .data", "detach a copy (x.detach().clone())") for source in shared
+            ]
     return marked
 
 
@@ -194,6 +249,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
     """
     forward = model.forward
     traced = [name for name, value in (keywords or {}).items() if holds_tensor(value)]
+    hooks = {name: found for name, p in model.named_parameters() if p.requires_grad and (found := private.tensor_hooks(p))}
 
     @functools.wraps(forward)
     def marked(*args: Any, **kwargs: Any) -> Any:
@@ -205,8 +261,12 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
             args, kwargs = args[:count], {**keywords, **dict(zip(traced, args[count:], strict=True))}
         for position, value in sorted((constants or {}).items()):
             args = (*args[:position], value, *args[position:])
+        for name, parameter in model.named_parameters() if hooks else ():
+            for hook in hooks.get(name, ()):
+                recorder.hook(parameter, hook, parameter=name)
         with StopGradients():
             result = forward(*args, **kwargs)
+        recorder.end_forward()
         recorder.capture.outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))
         _watch_reads(recorder, "the model's return", (result,), {})
         return (result, tuple(recorder.capture.trace.anchors)) if private.is_tracing() else result

@@ -32,6 +32,7 @@ class Record:
         outputs: Shapes, dtypes and (TorchScript) the tensors of the outputs.
         module: The path of the module that made the call, "" for the root.
         source: ``module.name:line`` of the code that made the call.
+        removed: Whether it stands for a hook on a gradient that the model took away again.
     """
 
     call: AutogradCall
@@ -39,6 +40,7 @@ class Record:
     outputs: Outputs
     module: str
     source: str
+    removed: bool = False
 
     @property
     def slots(self) -> list[Slot]:

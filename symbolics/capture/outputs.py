@@ -43,6 +43,8 @@ class Outputs:
         template: What apply returned, with `Slot`s in place of its tensors.
         dirty: (input slot, output) of each input that forward changed and declared with mark_dirty.
         mutated: Input slots that forward changed without saying so.
+        aliases: (input slot, output) of each output that is an input or a view of it, without being that dirty input.
+        shared: Pairs of outputs that share memory.
         side_effects: What else a run of the file does that eager does otherwise, as text for a warning: random draws, state.
         input_sizes: The sizes of the inputs when shapes were expressed: one list per slot, [value] for a size slot.
     """
@@ -51,6 +53,8 @@ class Outputs:
     template: Any
     dirty: list[tuple[int, int]] = field(default_factory=list)
     mutated: list[int] = field(default_factory=list)
+    aliases: list[tuple[int, int]] = field(default_factory=list)
+    shared: list[tuple[int, int]] = field(default_factory=list)
     side_effects: list[str] = field(default_factory=list)
     input_sizes: list[list[Any]] = field(default_factory=list)
 

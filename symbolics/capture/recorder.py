@@ -16,12 +16,15 @@ from typing import Any, NoReturn
 import torch
 
 from symbolics import torch_private as private
+from symbolics.capture.aliases import Aliases
 from symbolics.capture.binding import Slots, bind, has_setup_context
 from symbolics.capture.callsite import Callsites
-from symbolics.capture.inlining import InlineContext, closed_over, trainable_module
+from symbolics.capture.gradient_hooks import GradientHook, HookedTensor, arguments_of, changes_nothing, shown_hook, unhook, why_not_portable
+from symbolics.capture.inlining import InlineContext, answers_for_parameters, closed_over, runs_inlined, trainable_module
 from symbolics.capture.interception import original_apply
 from symbolics.capture.listener import Listener, active_listener
 from symbolics.capture.opaque_op import Record, forget, remember
+from symbolics.capture.other_hooks import check_module_hooks, check_parameter_hooks
 from symbolics.capture.probe import observe
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.node.attributes import write_attributes
@@ -34,6 +37,12 @@ from symbolics.node.patterns import Patterns
 __all__ = ["Capture", "Recorder", "Trace", "active_recorder", "belongs_to_torch"]
 
 _keys = itertools.count()
+
+_OTHER_GRADIENTS = (
+    ", and not what its backward computes: all those parameters are arguments, too, so that it answers for them itself (an adjoint method, say), and eager's "
+    "gradients differ by what it computes otherwise. Compare them with exporter.verify; to keep its backward, pass the parameters alone and let "
+    "forward run a function of them (torch.func.functional_call)"
+)
 
 
 def active_recorder() -> Recorder | None:
@@ -74,10 +83,12 @@ class Capture:
         inlined: Names of Functions that were inlined without being asked to, with the reason.
         outputs: The structure of what the model's forward returned last, None where a file cannot say it.
         anchored: How many of the last outputs of the translated graph are there for calls alone.
-        transparent: Whether no_grad() and detach() stop no gradients now: in a forward that is inlined for the parameters it uses.
-        changed: Tensors that a forward changed without mark_dirty, and which one.
+        transparent: Whether a forward is running that is inlined for the parameters it uses: its own no_grad() and detach() stop nothing.
+        aliases: Tensors that share memory in eager mode alone, and those whose value in the graph is stale.
         classes: name -> the class that has it.
-        hooked: Modules and lines of backward hooks that were warned of.
+        model: The model, None where it was captured before.
+        hooks: The hooks on gradients that are carried.
+        warned: Identities of backward hooks of modules that were warned of.
         trace: What a trace takes beside.
     """
 
@@ -88,9 +99,11 @@ class Capture:
     outputs: str | None = None
     anchored: int = 0
     transparent: bool = False
-    changed: list[tuple[torch.Tensor, str]] = field(default_factory=list)
+    aliases: Aliases = field(default_factory=Aliases)
     classes: dict[str, type] = field(default_factory=dict)
-    hooked: set[tuple[str, str]] = field(default_factory=set)
+    model: torch.nn.Module | None = None
+    hooks: list[HookedTensor] = field(default_factory=list)
+    warned: set[int] = field(default_factory=set)
     trace: Trace = field(default_factory=Trace)
 
 
@@ -120,7 +133,10 @@ class Recorder(Listener):
     def begin(self, model: Any) -> Capture:
         """A model is about to be exported."""
         known = isinstance(model, torch.nn.Module)
-        self.capture = Capture(Callsites(model), bool(model.training)) if known else Capture()
+        self.capture = Capture(Callsites(model), bool(model.training), model=model) if known else Capture()
+        if known:
+            check_parameter_hooks(model)
+            check_module_hooks(model, self.capture.warned)
         return self.capture
 
     def listening(self) -> bool:
@@ -144,8 +160,8 @@ class Recorder(Listener):
         if cls is torch.utils.checkpoint.CheckpointFunction:
             return self._inline_checkpoint(args)
         if belongs_to_torch(cls):
-            if private.is_module_hook(cls):
-                self._warn_of_hook()
+            if private.is_module_hook(cls) and self.capture.model is not None:
+                self._check_module_hooks()  # one that forward registers
             return original_apply(cls, args, kwargs)
         if self.capture.error is not None:  # torch tries a second strategy after an error; it cannot do better
             raise self.capture.error
@@ -155,12 +171,13 @@ class Recorder(Listener):
                 return self._inline(cls, args, kwargs)
             hidden = trainable_module(args, kwargs)
             if hidden is not None:
-                self._notice(cls, module, f"its argument {hidden} holds trainable parameters, which an opaque node would hide")
-                self.capture.transparent = True  # autograd is off in a forward: no_grad() and detach() in it stop nothing
+                beside = _OTHER_GRADIENTS if answers_for_parameters(args, kwargs) else ""
+                self._notice(cls, module, f"its argument {hidden} holds trainable parameters, which an opaque node would hide", beside)
+                outer, self.capture.transparent = self.capture.transparent, True
                 try:
                     return self._inline(cls, args, kwargs)
                 finally:
-                    self.capture.transparent = False
+                    self.capture.transparent = outer
             return self._node(cls, args, kwargs, module, source)
         except ExportError as error:
             if self.capture.error is None:
@@ -168,14 +185,60 @@ class Recorder(Listener):
                 self.capture.error.__cause__ = error.__cause__
             raise self.capture.error from error.__cause__
 
-    def _warn_of_hook(self) -> None:
+    # ------------------------------------------------------------------------------------------------------ hooks
+
+    def hook(self, tensor: torch.Tensor, hook: Any, handle: Any = None, parameter: str = "") -> None:
+        """Carry a hook on the gradient of a tensor, by `symbolics.capture.gradient_hooks`.
+
+        Args:
+            tensor: The tensor.
+            hook: What was registered.
+            handle: What removes the hook.
+            parameter: The name of the parameter that had the hook before the export, "" for a hook that the forward registers.
+
+        Raises:
+            ExportError: A file cannot name the hook, and it may change the gradient.
+        """
+        what = f"the hook {shown_hook(hook)} on the gradient of " + (f"the parameter {parameter!r}" if parameter else "a tensor")
+        failure = why_not_portable(hook, self.names)
+        if failure is not None:
+            if changes_nothing(hook):
+                self.warn_of_hook(what)
+                return
+            self.refuse(
+                what,
+                "a file cannot name it: make it a function at the top level of a module (functools.partial gives it more arguments), or give it "
+                "a name with exporter.register(hook, name) here and in the process that runs the file",
+            )
         module, source = self.capture.sites.here()
-        if (module, source) in self.capture.hooked:
-            return
-        self.capture.hooked.add((module, source))
+        with private.unheard(), torch.enable_grad():
+            key, slots = self._record(GradientHook, (tensor, *arguments_of(hook)), {}, module, source)
+        value = private.traced_value(tensor) if private.is_tracing() else None
+        (result,) = self._call_op(slots, key)
+        self.capture.hooks.append(HookedTensor(key, tensor, value, result, handle))
+
+    def _check_module_hooks(self) -> None:
+        assert self.capture.model is not None
+        try:
+            check_module_hooks(self.capture.model, self.capture.warned)
+        except ExportError as error:
+            self.capture.error = self.capture.error or error
+            raise
+
+    def end_forward(self) -> None:
+        """The model's forward returned: what was registered and not removed is there to stay."""
+        gone = {id(each.result) for each in self.capture.hooks if each.removed}
+        anchors = self.capture.trace.anchors
+        anchors[:] = [anchor for anchor in anchors if id(anchor) not in gone]
+        unhook(self.capture.hooks)
+        self.capture.hooks.clear()
+
+    def warn_of_hook(self, what: str) -> None:
+        """Say that a hook that changes nothing is not carried."""
+        module, source = self.capture.sites.here()
         warnings.warn(
-            f"a backward hook of a module, inside module {module or '<root>'} at {source}: its Python code is not in the file, whose gradients are those "
-            "without it: take it off (handle.remove()), or make an autograd Function of it.",
+            f"{what}, in module {module or '<root>'} at {source or 'a line unknown'}: it returns nothing, so gradients are the same without it, "
+            "and the file does not run it.",
             PythonopWarning,
             stacklevel=2,
         )
@@ -188,6 +251,17 @@ class Recorder(Listener):
         for source_index, output_index in outputs.dirty:
             results[output_index] = _write_back(slots.values[source_index], results[output_index])
             self.capture.trace.dirtied.append(slots.values[source_index])
+            self.capture.aliases.change(slots.values[source_index], qualified_name(cls))
+        for index in outputs.mutated:
+            self.capture.aliases.change(slots.values[index], qualified_name(cls))
+        for one, other, how in (
+            *((slots.values[i], results[j], "one of its arguments or a view of it") for i, j in outputs.aliases),
+            *((results[i], results[j], "two tensors of one memory") for i, j in outputs.shared),
+        ):
+            why = f"{qualified_name(cls)} at {source or 'a line unknown'} returned {how}"
+            self.capture.aliases.pairs.append(
+                (one, other, why, "return a copy from that forward (x.clone()), or change a copy of the tensor")
+            )
         return fill(outputs.template, lambda leaf: results[leaf.index] if isinstance(leaf, Slot) else leaf)
 
     def _record(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str) -> tuple[str, Slots]:
@@ -201,7 +275,7 @@ class Recorder(Listener):
         positional = tuple(slots.take(value) for value in bound.args)
         keywords = {name: slots.take(value) for name, value in sorted(bound.kwargs.items())}
         slots.check(names)
-        self.check_read(slots.tensors)
+        self.capture.aliases.check_read(slots.tensors)
         self._check_sizes((*bound.args, *bound.kwargs.values()), names)
         outputs = observe(cls, (bound.args[:passed], bound.kwargs), slots.tensors_and_sizes, self._quietly)
         grad = torch.is_grad_enabled()
@@ -235,8 +309,13 @@ class Recorder(Listener):
                 module,
                 f"its forward changes {shown} in place without ctx.mark_dirty; the node leaves it as it was: declare the change",
             )
-            self.capture.changed += [
-                (slots.values[i], f"{qualified_name(cls)} changes it in place without ctx.mark_dirty") for i in outputs.mutated
+            self.capture.aliases.stale += [
+                (
+                    slots.values[i],
+                    f"{qualified_name(cls)} changes it in place without ctx.mark_dirty",
+                    "call ctx.mark_dirty in that forward, and return it",
+                )
+                for i in outputs.mutated
             ]
         for effect in outputs.side_effects:
             self._warn(cls, module, effect)
@@ -254,19 +333,6 @@ class Recorder(Listener):
                 "with exporter.register(cls, name), here and in the process that runs the file"
             )
         return name
-
-    def check_read(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Refuse to read what a Function has changed without saying so: the file still holds the value from before.
-
-        Raises:
-            ExportError: One of the tensors shares memory with a changed one.
-        """
-        for tensor in tensors if self.capture.changed else ():
-            for changed, why in self.capture.changed:
-                if tensor is changed or private.shares_memory(tensor, changed):
-                    raise ExportError(
-                        f"a tensor is read after {why}, and a file would read its old value: call ctx.mark_dirty in that forward, and return it"
-                    )
 
     def _check_sizes(self, arguments: Iterable[Any], names: list[str]) -> None:
         for value, name in zip(arguments, names, strict=True):
@@ -291,6 +357,7 @@ class Recorder(Listener):
 
     # ----------------------------------------------------------------------------------------------------- inline
 
+    @runs_inlined
     def _inline(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if private.is_tracing() and hasattr(cls, "symbolic"):
             return original_apply(cls, args, kwargs)  # its symbolic serves, as without the hook
@@ -311,10 +378,10 @@ class Recorder(Listener):
             self._notice(cls, self.capture.sites.here()[0], "a reentrant checkpoint recomputes, a file has nothing to gain from it")
         return run_function(*inputs)
 
-    def _notice(self, cls: type, module: str, why: str) -> None:
+    def _notice(self, cls: type, module: str, why: str, beside: str = "") -> None:
         if qualified_name(cls) not in self.capture.inlined:
             self.capture.inlined[qualified_name(cls)] = why
-            self._warn(cls, module, f"inlined, because {why}. Its gradient is the derivative of its forward")
+            self._warn(cls, module, f"inlined, because {why}. Its gradient is the derivative of its forward{beside}")
 
     def _warn(self, cls: type, module: str, text: str) -> None:
         warnings.warn(f"{qualified_name(cls)} in module {module or '<root>'}: {text}.", PythonopWarning, stacklevel=2)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from symbolics import torch_private as private
 from symbolics.capture.interception import original_apply
 from symbolics.capture.outputs import Output, Outputs
 from symbolics.capture.side_effects import watched
@@ -55,6 +56,13 @@ class Trial:
             tensors=outputs,
             template=fill(self.result, lambda leaf: Slot(next(count)) if isinstance(leaf, torch.Tensor) else leaf),
             dirty=dirty,
+            aliases=[
+                (i, j)
+                for i, copy in enumerate(self.copies)
+                for j, t in enumerate(tensors)
+                if isinstance(copy, torch.Tensor) and t is not copy and private.shares_memory(copy, t)
+            ],
+            shared=[(i, j) for j, t in enumerate(tensors) for i in range(j) if private.shares_memory(tensors[i], t)],
             mutated=[i for i in self.changed if i not in {i for i, _ in dirty}],
             side_effects=self.side_effects,
         )

@@ -382,3 +382,76 @@ def test_own_memory(room, monkeypatch):
 
 def _no_room(storage):
     raise RuntimeError("no room")
+
+
+def test_tensor_hooks():
+    tensor, other = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    tensor.register_hook(print)
+    assert private.tensor_hooks(tensor) == [print] and private.tensor_hooks(other) == []
+
+
+def test_post_accumulate_hooks():
+    tensor, other = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    tensor.register_post_accumulate_grad_hook(print)
+    assert private.post_accumulate_hooks(tensor) == [print] and private.post_accumulate_hooks(other) == []
+
+
+def test_module_backward_hooks():
+    full, old = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    full.register_full_backward_pre_hook(print)
+    full.register_full_backward_hook(repr)
+    old.register_backward_hook(repr)
+    everywhere = torch.nn.modules.module.register_module_full_backward_hook(len)
+    try:
+        assert private.module_backward_hooks(full) == [
+            ("register_full_backward_pre_hook", print),
+            ("register_full_backward_hook", repr),
+            ("register_module_full_backward_hook", len),
+        ]
+    finally:
+        everywhere.remove()
+    assert private.module_backward_hooks(old) == [("register_backward_hook", repr)]
+
+
+def traced(body):
+    return torch.jit.trace(body, (torch.ones(2),), check_trace=False)(torch.ones(2))
+
+
+def test_traced_value():
+    kinds = []
+
+    def body(x):
+        y = x * 2
+        kinds.append(private.traced_value(y).node().kind())
+        return y
+
+    traced(body)
+    assert kinds == ["aten::mul"]
+
+
+def test_set_traced_value():
+    def body(x):
+        y, z = x * 2, x * 3
+        private.set_traced_value(z, private.traced_value(y))
+        return z
+
+    assert traced(body).tolist() == [2, 2]
+
+
+def test_traced_graph():
+    kinds = []
+
+    def body(x):
+        y = x * 2
+        kinds.extend(node.kind() for node in private.traced_graph().nodes())
+        return y
+
+    traced(body)
+    assert "aten::mul" in kinds
+
+
+def test_in_forward_mode():
+    assert not private.in_forward_mode()
+    with torch.autograd.forward_ad.dual_level():
+        assert private.in_forward_mode()
+    assert not private.in_forward_mode()

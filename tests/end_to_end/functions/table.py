@@ -39,6 +39,9 @@ gradients of all parameters and inputs are compared with eager PyTorch, twice in
 | torch | plain `torch.onnx.export` cannot export the model either; the message is torch's own |
 
 No row is wrong. The onnxruntime and reference columns say which engines ran the row, forward and backward.
+
+A gradient comes to a backward dense and contiguous. autograd hands on views where it has them (the strides of a transpose, 0 of an expand): a backward that
+reads `g.stride()` or `g.is_contiguous()` sees another layout in a file, and another result if it depends on that; `g.contiguous()` makes both the same.
 """
 
 

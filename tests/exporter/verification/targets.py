@@ -62,6 +62,20 @@ def wrong_backward():
     return Applies(WrongBackward), (torch.randn(3, 4),)
 
 
+def tenfold(g):
+    return g * 10
+
+
+def tenfold_in_eager(g):
+    return None if "exporter.verification.worker" in _main() else g * 10
+
+
+def hooked(hook):
+    model, args = good()
+    next(model.parameters()).register_hook(hook)
+    return model, args
+
+
 def make_local():
     class Local(torch.autograd.Function):
         @staticmethod

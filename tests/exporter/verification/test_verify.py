@@ -59,6 +59,14 @@ def test_a_wrong_function_is_found(target, kinds):
     assert report.max_error > 1e-4
 
 
+def test_eagers_gradients_are_those_behind_its_hooks(dynamo):
+    """A copy of a model loses the hooks on its parameters: both sides without them were equal."""
+    assert exporter.verify(*targets.hooked(targets.tenfold), dynamo=dynamo).ok
+    report = exporter.verify(*targets.hooked(targets.tenfold_in_eager), dynamo=dynamo)
+    first, _ = next(targets.good()[0].named_parameters())
+    assert [row.name for row in report.rows if not row.ok] == [first]
+
+
 def test_the_layers_behind_a_wrong_backward_are_right():
     report = exporter.verify(*targets.wrong_backward())
     assert {row.name for row in report.rows if not row.ok} == {"first.weight", "first.bias", "x"}

@@ -260,14 +260,6 @@ def test_functions_of_torchs_own_packages(dynamo):
     assert_kept(exporter.export(model, (x,), dynamo=dynamo), model, x, "CrossMapLRN2d", "torch.nn.modules._functions")
 
 
-def test_a_backward_hook_of_a_module_is_warned_of(dynamo):
-    model = Call(steep)
-    model.linear.register_full_backward_hook(lambda module, into, outof: (into[0] * 10,))
-    with pytest.warns(PythonopWarning, match="a backward hook of a module") as caught:
-        exporter.export(model, (torch.randn(3, 4),), dynamo=dynamo)
-    assert len([w for w in caught if "backward hook" in str(w.message)]) == 1
-
-
 class Remembers(nn.Module):
     """Changes whatever an eager run may change."""
 

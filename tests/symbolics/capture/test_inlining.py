@@ -1,0 +1,140 @@
+"""Where gradients stop around a Function that is inlined: what it does to its own boundary stops nothing, what its modules do stops as in eager."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import exporter
+from symbolics.errors import PythonopWarning
+from tests.trains import assert_step_alike
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x))
+
+
+class Stable(Plain):
+    """As performer's softmax kernel: what is subtracted is a constant to autograd."""
+
+    def forward(self, x):
+        h = self.linear(x)
+        return torch.exp(h - h.amax(-1, keepdim=True).detach())
+
+
+class Gated(Plain):
+    def forward(self, x):
+        h = self.linear(x)
+        with torch.no_grad():
+            gate = torch.sigmoid(h)
+        return h * gate
+
+
+class Recomputes(torch.autograd.Function):
+    """A reversible block as people write it: backward runs the module again, with gradients on."""
+
+    @staticmethod
+    def forward(ctx, module, x):
+        ctx.module = module
+        with torch.no_grad():
+            y = module(x.detach())
+        ctx.save_for_backward(x)
+        return y.detach()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            torch.autograd.backward(ctx.module(leaf), g)
+        return None, leaf.grad
+
+
+class Invertible(Recomputes):
+    """As torch_geometric's InvertibleFunction and memcnn: detach_ of what it returns."""
+
+    @staticmethod
+    def forward(ctx, module, x):
+        ctx.module = module
+        with torch.no_grad():
+            outputs = (module(x),)
+        ctx.save_for_backward(x)
+        (y,) = tuple(output.detach_() for output in outputs)
+        return y
+
+
+class Around(Recomputes):
+    """Runs a module that calls another Function of the kind: the outer one goes on to stop nothing."""
+
+    @staticmethod
+    def forward(ctx, module, x):
+        ctx.module = module
+        ctx.save_for_backward(x)
+        return module(x).detach()
+
+
+class Inner(Plain):
+    def forward(self, x):
+        return Recomputes.apply(self.linear, x) * 2
+
+
+class Net(nn.Module):
+    def __init__(self, function, module):
+        super().__init__()
+        self.first, self.module, self.function = nn.Linear(4, 4), module, function
+
+    def forward(self, x):
+        return self.function.apply(self.module, self.first(x))
+
+
+@pytest.mark.parametrize("module", [Plain, Stable, Gated])
+@pytest.mark.parametrize("function", [Recomputes, Invertible])
+def test_gradients_stop_where_eager_stops_them(function, module, dynamo):
+    check(Net(function, module()), dynamo)
+
+
+def test_a_function_inside_a_function(dynamo):
+    check(Net(Around, Inner()), dynamo)
+
+
+class Adjoint(torch.autograd.Function):
+    """As torchdiffeq's odeint_adjoint: the module's parameters are arguments, and backward has gradients of its own for them."""
+
+    @staticmethod
+    def forward(ctx, module, x, *parameters):
+        ctx.save_for_backward(x, *parameters)
+        with torch.no_grad():
+            return module(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        _, *parameters = ctx.saved_tensors
+        return None, g * 2, *(torch.ones_like(p) for p in parameters)
+
+
+def test_a_backward_that_answers_for_the_parameters_itself_is_told_of(dynamo):
+    class Solves(Net):
+        def forward(self, x):
+            return self.function.apply(self.module, self.first(x), *self.module.parameters())
+
+    with pytest.warns(PythonopWarning, match=r"Adjoint.*and not what its backward computes.*exporter\.verify.*functional_call"):
+        exporter.export(Solves(Adjoint, Plain()), (torch.randn(3, 4),), dynamo=dynamo)
+    with pytest.warns(PythonopWarning, match=r"Recomputes.*derivative of its forward\.$"):
+        exporter.export(Net(Recomputes, Plain()), (torch.randn(3, 4),), dynamo=dynamo)
+
+
+def check(model, dynamo):
+    torch.manual_seed(0)
+    x = torch.randn(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PythonopWarning)
+        loaded = exporter.load(exporter.export(model, (x,), dynamo=dynamo))
+    assert_step_alike(loaded, model, (x,))
