@@ -412,27 +412,3 @@ def custom_fwd_casts_inputs(m, x):
 def saved_tensor_hooks(m, x):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
         return SaveInputs.apply(x + 1, m.weight)
-
-
-def doubled(tensor):
-    return tensor * 2
-
-
-@case()
-def changing_saved_tensor_hooks(m, x):
-    with torch.autograd.graph.saved_tensors_hooks(doubled, lambda t: t):
-        return SaveInputs.apply(x + 1, m.weight)
-
-
-@case(applies=2)
-def hook_on_a_tensor(m, x):
-    h = SaveInputs.apply(x + 1, m.weight)
-    h.register_hook(doubled)
-    return h * h
-
-
-@case()
-def hook_that_is_removed(m, x):
-    h = SaveInputs.apply(x + 1, m.weight)
-    h.register_hook(doubled).remove()
-    return h * h
