@@ -20,6 +20,7 @@ QUIRK = Quirk(
 )
 
 
+_NO_FLOAT64 = "aten::scaled_dot_product_attention"  # torch's symbolic function refuses its own mask in this type
 _TRANSLATION = "_optimize_graph"  # what torch.onnx.export(dynamo=False) looks up in its module, and calls with the traced graph
 
 
@@ -46,6 +47,8 @@ def float64_by_default() -> Iterator[None]:
 
 def _is_wide(graph: Any) -> bool:
     """Whether tensors are in float64 and no other floating type; a number is traced as one, without a shape."""
+    if any(node.kind() == _NO_FLOAT64 for node in graph.nodes()):
+        return False
     values = [*graph.inputs(), *(value for node in graph.nodes() if node.kind() != "prim::Constant" for value in node.outputs())]
     kinds = {value.type().dtype() for value in values if value.isCompleteTensor()}
     return {kind for kind in kinds if kind is not None and kind.is_floating_point} == {torch.float64}
