@@ -1,0 +1,116 @@
+"""torch.export and the exporter with dynamo=True."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+
+def detect_fake_mode(values: list[Any]) -> Any:
+    """The FakeTensorMode of an export in progress, None outside."""
+    from torch._guards import detect_fake_mode
+
+    return detect_fake_mode(values)
+
+
+def real_tensors() -> contextlib.AbstractContextManager[Any]:
+    """Leave the fake mode: tensors made inside have data."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()
+
+
+@contextlib.contextmanager
+def sizes_watched(shape_env: Any) -> Iterator[list[Any]]:
+    """Run forward on fake tensors without a trace in the export's own shape reasoning.
+
+    What forward asks of a size (a branch, int()) is asked again at every run of the node, so it must not become a
+    condition of the whole graph; nor are forward's own data-dependent sizes those of the op that stands for it.
+
+    Yields:
+        The sizes that forward turned into numbers: output shapes computed from those hold for the example only.
+    """
+    asked: list[Any] = []
+    if shape_env is None:
+        yield asked
+        return
+    evaluate = shape_env.evaluate_expr
+
+    def watched(expression: Any, *args: Any, **kwargs: Any) -> Any:
+        result = evaluate(expression, *args, **kwargs)
+        if expression.free_symbols and not getattr(expression, "is_Boolean", False) and not getattr(expression, "is_Relational", False):
+            asked.append(expression)
+        return result
+
+    with shape_env.ignore_fresh_unbacked_symbols(), shape_env.suppress_guards():
+        shape_env.evaluate_expr = watched
+        try:
+            yield asked
+        finally:
+            del shape_env.evaluate_expr
+
+
+@contextlib.contextmanager
+def allow_in_dynamo(classes: list[type]) -> Iterator[None]:
+    """Keep calls of these Functions as one node where Dynamo traces (bodies of torch.cond, strict=True).
+
+    Without it Dynamo inlines them and says nothing. torch has a public way in (allow_in_graph) and none out.
+    """
+    from torch._dynamo import trace_rules
+
+    known = trace_rules._allowed_callable_ids
+    added = [cls for cls in classes if id(cls) not in known]
+    for cls in added:
+        torch._dynamo.allow_in_graph(cls)
+    try:
+        yield
+    finally:
+        for cls in added:
+            known.remove(id(cls))
+
+
+def add_traced_node(node: ir.Node) -> None:
+    """Append a node to the graph that torch.onnx is translating into."""
+    from torch.onnx._internal.exporter import _core
+
+    _core.current_tracer.nodes.append(node)  # type: ignore[union-attr]
+
+
+def dynamo_exporter() -> Any:
+    """The module whose ``export_compat`` torch.onnx.export(dynamo=True) calls, looked up at each call."""
+    from torch.onnx._internal.exporter import _compat
+
+    return _compat
+
+
+def translator() -> Any:
+    """The module whose ``_exported_program_to_onnx_program`` translates; unread nodes are lost in the step after it."""
+    from torch.onnx._internal.exporter import _core
+
+    return _core
+
+
+@contextlib.contextmanager
+def quiet_registration(functions: Iterable[Any]) -> Iterator[None]:
+    """torch.onnx infers a signature for onnxscript functions; that these are none is no news to the user."""
+    names = {str(function) for function in functions}
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return not (isinstance(record.args, tuple) and record.args and str(record.args[0]) in names)
+
+    logger.addFilter(wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(wanted)
+
+
+def captured_by_dynamo(program: Any) -> bool:
+    """Whether torch.onnx.export fell back to torch.export.export(strict=True)."""
+    return "Strict" in (program._capture_strategy or "") and "NonStrict" not in program._capture_strategy

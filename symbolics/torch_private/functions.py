@@ -1,0 +1,155 @@
+"""torch.autograd and torch.func: how a Function is applied, how a backward runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+# The bases of all Functions, where symbolics.capture.interception stands; `apply` of the first is what Function.apply ends in.
+from torch.autograd.function import FunctionMeta, _SingleLevelFunction as SingleLevelFunction
+
+__all__ = [
+    "FunctionMeta",
+    "SingleLevelFunction",
+    "apply_of_base",
+    "autograd_kernel",
+    "enter_transform",
+    "function_of",
+    "functions",
+    "helpers_of_apply",
+    "in_forward_mode",
+    "is_any_autocast_enabled",
+    "is_higher_order",
+    "is_module_hook",
+    "keeps_graph",
+    "leave_transform",
+    "leave_transforms",
+    "operator_name",
+    "replace_helpers_of_apply",
+    "run_backward",
+    "set_grad_enabled",
+    "transform_depth",
+    "transforms_active",
+]
+
+
+def apply_of_base(cls: type) -> Any:
+    """What ``cls.apply`` ends in: the method of C, whatever stands before it."""
+    return super(SingleLevelFunction, cls).apply  # type: ignore[misc]
+
+
+def functions() -> Any:
+    """The module in which Function.apply looks up ``custom_function_call``, its path under torch.func transforms."""
+    import torch.autograd.function
+
+    return torch.autograd.function
+
+
+def helpers_of_apply() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The two functions of Python that ``apply`` in C (torch 2.14 on) looks up at each call.
+
+    Returns:
+        ``bind(forward, args, kwargs)``, called for a Function with a setup_context; ``call(cls, args, kwargs)``, called under torch.func.
+    """
+    return functions()._bind_default_args, functions()._call_custom_function_call
+
+
+def replace_helpers_of_apply(bind: Callable[..., Any], call: Callable[..., Any]) -> None:
+    """Put others in the place of `helpers_of_apply`."""
+    functions()._bind_default_args, functions()._call_custom_function_call = bind, call
+
+
+def transforms_active() -> bool:
+    """Whether a transform of torch.func (vmap, grad, jvp) surrounds this code."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def transform_depth() -> int:
+    """How many transforms of torch.func surround this code."""
+    return len(torch._C._functorch.get_interpreter_stack() or ())
+
+
+def leave_transforms(depth: int) -> None:
+    """Take away the transforms that something left behind, down to so many: with one of them every Function fails."""
+    while transform_depth() > depth:
+        torch._C._functorch.pop_dynamic_layer_stack()
+
+
+def enter_transform() -> None:
+    """Let Function.apply believe that torch.func.grad surrounds it: it then hands its call over to Python."""
+    torch._C._functorch._grad_increment_nesting()
+
+
+def leave_transform() -> None:
+    """Undo `enter_transform`, before any operator runs."""
+    torch._C._functorch._grad_decrement_nesting()
+
+
+def function_of(node: Any) -> type | None:
+    """The Function class whose call a node of an autograd graph is the backward of; None for torch's own operators."""
+    return getattr(type(node), "_forward_cls", None)
+
+
+def is_module_hook(cls: type) -> bool:
+    """Whether a Function is the one by which modules call their full backward hooks: an identity."""
+    from torch.nn.modules._functions import BackwardHookFunction
+
+    return cls is BackwardHookFunction
+
+
+def in_forward_mode() -> bool:
+    """Whether a level of forward-mode differentiation (torch.autograd.forward_ad.dual_level) is open."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
+def keeps_graph() -> bool:
+    """Inside a backward: whether it was called with retain_graph=True."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+#: What torch.no_grad() and enable_grad() call; a torch function mode sees it. torch.set_grad_enabled is a class whose instances
+#: restore: 0.5 us against 0.06.
+set_grad_enabled = torch._C._set_grad_enabled
+
+
+#: The engine behind torch.autograd.grad, without the checks that the native library does not need: 11 us against 22.
+run_backward = torch.autograd.Variable._execution_engine.run_backward
+
+
+#: Whether autocast is on for any device, in one call.
+is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+
+
+def operator_name(called: Any) -> str:
+    """``namespace::name`` of what torch._ops calls, "" for torch's own operators and anything else."""
+    name = getattr(called, "_qualified_op_name", None) or getattr(getattr(called, "_schema", None), "name", "")
+    return "" if str(name).split("::")[0] in ("", "aten", "prims", "prim", "pythonop") else str(name)
+
+
+def autograd_kernel(called: Any, tensors: Sequence[torch.Tensor]) -> Callable[..., Any] | None:
+    """What an operator of torch.library runs where autograd is on: what the exporters' modes stand in front of.
+
+    Returns:
+        The kernel for the device of the tensors; None where the operator has several overloads, or no such kernel.
+    """
+    overload = (
+        called if not hasattr(called, "overloads") else getattr(called, called.overloads()[0]) if len(called.overloads()) == 1 else None
+    )
+    if overload is None or not tensors:
+        return None
+    try:
+        kernel = torch.library.get_kernel(overload.name(), f"Autograd{tensors[0].device.type.upper()}")
+    except RuntimeError:
+        return None
+    keys = functools.reduce(lambda a, b: a | b, (torch._C._dispatch_keys(t) for t in tensors))
+    return functools.partial(kernel.call_boxed, keys)
+
+
+def is_higher_order(func: Any) -> bool:
+    """Whether a function mode was called for torch.cond, while_loop, scan and the like."""
+    from torch._ops import HigherOrderOperator
+
+    return isinstance(func, HigherOrderOperator)

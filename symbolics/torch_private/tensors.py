@@ -1,0 +1,68 @@
+"""Tensors and their memory."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+
+import torch
+
+#: What torch.utils.dlpack.from_dlpack ends in, for a capsule: 0.5 us against 1.1.
+from_dlpack = torch._C._from_dlpack
+
+
+def weak_storage(tensor: torch.Tensor) -> int:
+    """A weak reference to the memory of a tensor, which `release_weak_storage` takes back. 0.3 us with that; the public way
+    (torch.multiprocessing.reductions.StorageWeakRef) is slower, and cannot give the memory back."""
+    return tensor.untyped_storage()._weak_ref()  # type: ignore[return-value]  # an address, whatever its stub says
+
+
+#: Drop what `weak_storage` returned.
+release_weak_storage = torch.UntypedStorage._free_weak_ref
+
+
+def own_memory(weak: int) -> None:
+    """Give a storage over memory of somebody else a copy of its own, in place: each tensor that shares it, also one that
+    autograd has saved, reads the copy from here on. Nothing but sharing it with other processes does that.
+
+    Where there is no room for shared memory, each tensor that Python knows gets a copy; one that autograd alone holds gets none.
+
+    Args:
+        weak: From `weak_storage`; a storage that is gone is no error.
+    """
+    storage = torch.UntypedStorage._new_with_weak_ptr(weak)
+    if storage is None:
+        return
+    with contextlib.suppress(RuntimeError, OSError):
+        if sys.platform == "win32":
+            storage.share_memory_()
+            return
+        room = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
+        # Writing beyond the room would end the process.
+        if room is None or room.f_bavail * room.f_frsize > storage.nbytes() + (1 << 20):
+            storage._share_fd_cpu_()  # share_memory_() starts a process where the strategy is "file_system"
+            return
+    for found in gc.get_objects():
+        if issubclass(type(found), torch.Tensor) and _is_over(found, storage):
+            found.data = found.detach().clone()
+
+
+def _is_over(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
+    try:
+        return tensor.untyped_storage()._cdata == storage._cdata
+    except (RuntimeError, NotImplementedError):
+        return False  # it has none
+
+
+def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors (fake ones too) have one storage: a change of one is a change of the other."""
+    return bool(torch._C._is_alias_of(a, b))
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no data."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)

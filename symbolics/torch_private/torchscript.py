@@ -1,0 +1,127 @@
+"""TorchScript: tracing and the exporter with dynamo=False; and who asks whether anybody traces."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from symbolics.torch_private.watching import unheard
+
+
+@contextlib.contextmanager
+def paused_capture() -> Iterator[None]:
+    """Run code that the exporters must not see: no proxy tracing, no TorchScript tracing, no torch function modes."""
+    # Loading proxy_tensor is cheap once torch.export is: the TorchScript exporter does not need it.
+    proxy = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    state = torch._C._get_tracing_state()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(unheard())
+        if proxy is not None:
+            stack.enter_context(proxy.disable_proxy_modes_tracing())
+        if state is not None:
+            torch._C._set_tracing_state(None)
+            stack.callback(torch._C._set_tracing_state, state)
+        yield
+
+
+def tracing_questions() -> tuple[Any, ...]:
+    """The functions of Python by which code asks whether it is traced, compiled or exported."""
+    return (
+        torch.jit.is_tracing,
+        torch.onnx.is_in_onnx_export,
+        torch.compiler.is_exporting,
+        torch.compiler.is_compiling,
+        torch.compiler.is_dynamo_compiling,
+    )
+
+
+def tracing_questions_of_c() -> tuple[Any, dict[str, Any]]:
+    """The module of those that are written in C, and each one's answer in eager mode. brevitas and others ask them."""
+    return torch._C, {"_get_tracing_state": None, "_is_tracing": False}
+
+
+def torchscript_exporter() -> Any:
+    """The module whose ``export`` torch.onnx.export(dynamo=False) calls, looked up at each call."""
+    from torch.onnx._internal.torchscript_exporter import utils
+
+    return utils
+
+
+def torchscript_passes() -> Any:
+    """The module in which torch.onnx.export(dynamo=False) looks up its passes at each call: ``_jit_pass_onnx_constant_fold``
+    and ``_jit_pass_onnx_graph_shape_type_inference``."""
+    return torch._C
+
+
+def has_bodies(graph: Any) -> bool:
+    """Whether a graph of the TorchScript exporter has nodes with bodies, at any depth."""
+    return any(graph.findNode(kind) is not None for kind in ("onnx::If", "onnx::Loop"))
+
+
+def torchscript_symbolic(name: str) -> tuple[int, Any] | None:
+    """The TorchScript exporter's own newest symbolic function of an operator, and the opset that it is for.
+
+    None where a user has registered another one for that opset. The registry is private.
+    """
+    from torch.onnx._internal.torchscript_exporter.registration import registry
+
+    group = registry.get_function_group(name)
+    if group is None:
+        return None
+    functions = group._functions
+    opset = max(functions._base)
+    return None if any(functions.overridden(version) for version in functions) else (opset, functions._base[opset])
+
+
+def torchscript_constant(value: Any) -> Any:
+    """The number or text that a constant of the TorchScript exporter holds; None for any other value."""
+    node = value.node()
+    if node.kind() not in ("prim::Constant", "onnx::Constant") or not node.hasAttribute("value"):
+        return None
+    if node.kindOf("value") == "s":
+        return node.s("value")
+    return node.t("value").item() if node.kindOf("value") == "t" else getattr(node, node.kindOf("value"))("value")
+
+
+def inner_function(name: str) -> Any:
+    """What a function of torch.nn.functional, or torch.cdist, calls after its checks: this is what a mode sees of it."""
+    return getattr(torch._C._nn, name, None) or getattr(torch._VF, name)
+
+
+def is_tracing() -> bool:
+    """Whether torch.jit is tracing in this thread."""
+    return torch._C._get_tracing_state() is not None
+
+
+def traced_producer(tensor: torch.Tensor) -> Any:
+    """The TorchScript node that produced a traced tensor."""
+    return torch._C._get_value_trace(tensor).node()
+
+
+def replace_traced(tensor: torch.Tensor, source: torch.Tensor) -> None:
+    """From here on, ``tensor`` stands for the traced value of ``source``."""
+    torch._C._set_value_trace(tensor, torch._C._get_value_trace(source))
+
+
+def traced_value(tensor: torch.Tensor) -> Any:
+    """What stands for a tensor in the TorchScript trace."""
+    return torch._C._get_value_trace(tensor)
+
+
+def set_traced_value(tensor: torch.Tensor, value: Any) -> None:
+    """From here on, a value of the trace stands for ``tensor``."""
+    torch._C._set_value_trace(tensor, value)
+
+
+def traced_graph() -> Any:
+    """The graph that torch.jit is tracing into."""
+    return torch._C._get_tracing_state().graph()
+
+
+def tensor_type(dtype: torch.dtype, sizes: Sequence[int | None]) -> Any:
+    """The TorchScript type of tensors of a dtype and of these sizes, None for one that is open."""
+    return torch._C.TensorType.get().with_dtype(dtype).with_sizes(list(sizes))

@@ -1,0 +1,81 @@
+"""Operators that run are watched or answered; or nobody may watch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+
+def unheard() -> contextlib.AbstractContextManager[Any]:
+    """Neither torch function modes nor subclasses of Tensor hear of the torch functions that run inside."""
+    return torch._C.DisableTorchFunction()
+
+
+@functools.cache
+def _random_watch() -> type:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.drawn: list[Any] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if _draws(func):
+                self.drawn.append(func)
+            return func(*args, **(kwargs or {}))
+
+    return Watch
+
+
+@functools.lru_cache(maxsize=1024)
+def _draws(operator: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in operator.tags
+
+
+@contextlib.contextmanager
+def random_operators() -> Iterator[list[Any]]:
+    """Collect the random operators of torch that run in the block, on real tensors or fake ones (which draw nothing)."""
+    with _random_watch()() as watch:
+        yield watch.drawn
+
+
+@contextlib.contextmanager
+def answered_draws(answer: Callable[[tuple[int, ...], float], torch.Tensor]) -> Iterator[None]:
+    """Let ``answer(shape, probability)`` say what is drawn where dropout draws.
+
+    On the CPU all dropouts, those inside LSTM and attention as well, end in this operator.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Answering(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if func is not torch.ops.aten.bernoulli_.float:
+                return func(*args, **kwargs)
+            return args[0].copy_(answer(tuple(args[0].shape), args[1] if len(args) > 1 else kwargs.get("p", 0.5)))
+
+    with Answering():  # type: ignore[no-untyped-call]
+        yield
+
+
+@contextlib.contextmanager
+def every_result(listener: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Hear of every tensor that an ATen operator returns, those of backward included."""
+    from torch.utils import _pytree
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Listening(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            for leaf in _pytree.tree_leaves(result):
+                if isinstance(leaf, torch.Tensor):
+                    listener(leaf)
+            return result
+
+    with Listening():  # type: ignore[no-untyped-call]
+        yield
