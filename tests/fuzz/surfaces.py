@@ -335,8 +335,8 @@ def _judge(surface: int, error: BaseException) -> tuple[str, list[Problem]]:
         owner = "function"  # torch's engine about a Function's backward
     if surface == 4 and owner in ("runtime", "function"):  # onnxruntime's own session: what a Function raises is a text there
         return "runtime", []
-    if surface in (3, 5, 6) and (isinstance(error, (Marked, _Unnamed)) or owner == "function"):
-        return ("runtime" if isinstance(error, _Unnamed) else "function"), []
+    if surface in (3, 5, 6) and (isinstance(error, Marked) or owner == "function"):
+        return "function", []
     text = " ".join(f"{type(error).__name__}: {str(error)[:300]}".split())
     root = error
     while root.__cause__ is not None:
