@@ -224,7 +224,7 @@ def _functions(model: onnx.ModelProto, case: Case, rng: random.Random) -> str:
     done = rng.choice(["itself", "circle", "doubling", "doubling", "lost", "import", "name"])
     if not any(entry.domain == "own" for entry in model.opset_import):
         model.opset_import.add(domain="own", version=1)
-    levels = {"itself": 1, "circle": 2, "doubling": rng.choice([3, 12, 30])}.get(done, 0)
+    levels = {"itself": 1, "circle": 2, "doubling": rng.choice([3, 10, 30])}.get(done, 0)
     for level in range(levels):
         after = f"f{(level + 1) % levels}" if done != "doubling" else f"f{level + 1}"
         last = done == "doubling" and level == levels - 1

@@ -287,7 +287,7 @@ def _feed(kind: Any, dims: Any) -> Any:
     found = ir.DataType.__members__.get(kind.upper()) if isinstance(kind, str) else next((k for k in ir.DataType if k == kind), None)
     found = {"FLOAT": ir.DataType.FLOAT}.get(str(kind).upper(), found)
     shape = [d if isinstance(d, int) and d >= 0 else 2 for d in dims or ()]
-    if len(shape) > 32 or math.prod(shape) > _MAX_FEED:
+    if len(shape) > 32 or math.prod(max(d, 1) for d in shape) > _MAX_FEED:
         shape = [1]
     if found is ir.DataType.STRING:
         return np.full(shape, "text", dtype=object)
