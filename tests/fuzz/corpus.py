@@ -15,6 +15,7 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper, parser
 
+from symbolics.node.attributes import GRAD_SPECS
 from symbolics.node.names import GRADIENTS_KEY, MARK_COUNT_KEY, OUTPUTS_KEY, STATE_KEY, STEP_KEY, VERSION_KEY
 from tests.exporter.runtime import build
 from tests.fuzz import functions as F
@@ -140,6 +141,8 @@ def _lies() -> Iterator[tuple[str, Crasher]]:
     for name in ("name", "call", "input_convention"):
         for value in (b"\xff\xfe", "", 1, [1], 0.5, b"\0"):
             yield f"{name} {value!r}", Crasher(lambda name=name, value=value: _with(_sine(), **{name: value}))
+    for name in GRAD_SPECS:
+        yield f"gradient without {name}", Crasher(lambda name=name: _with(_training(), 1, **{name: None}))
     for name in (
         "input_tensor_requires_grads",
         "output_tensor_requires_grads",
@@ -266,6 +269,7 @@ def _functions() -> Iterator[tuple[str, Crasher]]:
     yield "2**30 calls", Crasher(lambda: _calls(30, 2, "Exp"), {2: _REFUSED, 6: _REFUSED})
     yield "1000**3 calls", Crasher(lambda: _calls(3, 1000, "Exp"), {2: _REFUSED, 6: _REFUSED})
     yield "10**5 calls", Crasher(lambda: _calls(5, 10, "Exp"))
+    yield "2**10 calls", Crasher(lambda: _calls(10, 2, "Exp"))
     yield "calls without end", Crasher(lambda: _calls(1, 1, "f0"), {2: _REFUSED, 6: _REFUSED})
     yield "a circle of calls", Crasher(lambda: _calls(3, 2, "f0"), {2: _REFUSED, 6: _REFUSED})
     yield "2000 calls in one another", Crasher(lambda: _calls(2000, 1, "Exp"))
@@ -386,7 +390,22 @@ def _tensors() -> Iterator[tuple[str, Crasher]]:
 def _names() -> Iterator[tuple[str, Crasher]]:
     """Names that are no UTF-8, at every place that has one."""
     for bad in (b"\xff\xfe\xc0\x80\xed\xa0\x80\xf5", b"\0\0\0\0\0\0\0\0", b"\x1b[2J\x07\r\n "):
-        for place in ("node", "value", "op", "domain", "producer", "graph", "attribute", "key", "text", "weight", "dimension", "doc"):
+        for place in (
+            "node",
+            "value",
+            "op",
+            "domain",
+            "producer",
+            "graph",
+            "attribute",
+            "key",
+            "text",
+            "weight",
+            "dimension",
+            "doc",
+            "output",
+            "source",
+        ):
             yield f"{place} {bad[:4]!r}", Crasher(lambda place=place, bad=bad: _badly_named(place, bad))
 
 
@@ -400,6 +419,10 @@ def _badly_named(place: str, bad: bytes) -> bytes:
         graph.node[0].attribute.add(name=mark, type=onnx.AttributeProto.INT)
     elif place in ("key", "text"):
         model.metadata_props.add(key=mark if place == "key" else VERSION_KEY, value=mark)
+    elif place == "output":  # that nothing makes
+        graph.output[0].name = mark
+    elif place == "source":
+        graph.node[0].metadata_props.add(key="pythonop.source", value=mark)
     elif place == "dimension":
         graph.input[0].type.tensor_type.shape.dim[0].dim_param = mark
     else:
@@ -415,6 +438,8 @@ def _graphs() -> Iterator[tuple[str, Crasher]]:
         "an output that nothing makes": lambda g: setattr(g.output[0], "name", "z"), "no name": lambda g: setattr(g.output[0], "name", ""),
         "an input twice": lambda g: g.input.append(g.input[0]), "an output twice": lambda g: g.output.append(g.output[0]), "weight twice": lambda g: g.initializer.append(g.initializer[0]),
         "no node": lambda g: g.node.pop(), "an attribute of no type": lambda g: g.node[0].attribute.add(name="axis"), "no operator": lambda g: setattr(g.node[0], "op_type", ""),
+        "a long operator": lambda g: setattr(g.node[0], "op_type", "a" * 10**6), "a weight for an input": lambda g: g.initializer.add(name="x", data_type=6, dims=[2, 4], raw_data=bytes(32)),
+        "an input without end": lambda g: setattr(g.input[0].type.tensor_type.shape.dim[0], "dim_value", 2**62),
         "a reference outside a function": lambda g: g.node[0].attribute.add(name="axis", type=2, ref_attr_name="alpha"), "no type": lambda g: g.input[0].ClearField("type"),
         "a sequence": lambda g: g.input[0].type.sequence_type.elem_type.tensor_type.SetInParent(), "a graph attribute without a graph": lambda g: g.node[0].attribute.add(name="body", type=5),
         "PythonOpGrad alone": lambda g: g.node.extend([helper.make_node("PythonOpGrad", ["x"], ["y2"], domain="com.microsoft")]),

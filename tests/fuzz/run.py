@@ -25,7 +25,7 @@ import torch
 from tests.fuzz import functions
 from tests.fuzz.mutate import Case
 from tests.fuzz.seeds import ABSOLUTE, CANARY
-from tests.fuzz.surfaces import SURFACES, Problem, attempt, iterate_outputs, watch_runtimes
+from tests.fuzz.surfaces import SURFACES, Problem, alone, attempt, iterate_outputs, watch_runtimes
 from tests.fuzz.watch import METER, SPY, frames_of_dump, product_frame, whose
 
 __all__ = ["Finding", "Summary", "run_cases"]
@@ -220,7 +220,7 @@ def run_cases(
                 return summary
             pid, status = _next(running)
             child = running.pop(pid)
-            rest = _collect(child, os.waitstatus_to_exitcode(status), summary, tell, expected)
+            rest = _collect(child, os.waitstatus_to_exitcode(status), make, summary, tell, expected)
             shutil.rmtree(child.folder)
             if rest:
                 again.append(rest)
@@ -272,7 +272,9 @@ def _next(running: dict[int, _Running]) -> tuple[int, int]:
         time.sleep(0.02)
 
 
-def _collect(child: _Running, code: int, summary: Summary, tell: Callable[[Finding], None], expected: Any) -> list[tuple[int, list[int]]]:
+def _collect(
+    child: _Running, code: int, make: Callable[[int], Case], summary: Summary, tell: Callable[[Finding], None], expected: Any
+) -> list[tuple[int, list[int]]]:
     """Take in what a child has said.
 
     Returns:
@@ -287,6 +289,8 @@ def _collect(child: _Running, code: int, summary: Summary, tell: Callable[[Findi
         done.add((case, surface))
         if end is None:
             end = _death(code, (child.folder / "trace").read_text(errors="replace"))
+            if end["end"] == "finding" and code < 0 and _dies_alone(make(case), child.folder / "alone"):
+                end = {**end, "end": "runtime", "problems": []}
         summary.ends[surface][end["end"]] += 1
         summary.seconds[surface] += end["seconds"]
         summary.slowest = max(summary.slowest, (end["seconds"], case, surface))
@@ -302,6 +306,22 @@ def _collect(child: _Running, code: int, summary: Summary, tell: Callable[[Findi
     rest = [(case, numbers) for case, numbers in rest if numbers]
     summary.cases += len(child.work) - len(rest)
     return rest
+
+
+def _dies_alone(case: Case, base: Path) -> bool:
+    """Whether onnxruntime ends the process with this file where nothing of ours is loaded into it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            signal.alarm(SECONDS)
+            alone(_lay(case, base))
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return code < 0 and code != -signal.SIGALRM
 
 
 def _death(code: int, trace: str) -> dict[str, Any]:

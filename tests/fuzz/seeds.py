@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -299,6 +300,7 @@ def _bytes_of(kind: int) -> int:
 def make_seeds(progress: Callable[[str], None] = lambda _: None) -> dict[str, Seed]:
     """Every seed by its name; the same files each time, up to what the exporters vary."""
     torch.manual_seed(0)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     out: dict[str, Seed] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

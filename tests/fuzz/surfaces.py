@@ -1,7 +1,8 @@
 """The eight doors that a stranger's file comes through, and what is found wrong behind each.
 
-A surface opens the file, runs it where it can, and returns what came out. What it raises is judged by whose it is:
-ours, the runtime's, that of a Function which the file runs, or a finding.
+A surface opens the file, runs it where it can, and returns what came out. What it raises is judged by whose it is: ours, that
+of a Function which the file runs, the runtime's (fine where somebody made an onnxruntime.InferenceSession himself, a finding
+elsewhere: the product's own doors raise errors of ours), or a finding.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tests.fuzz.functions import Marked
 from tests.fuzz.seeds import ALLOW
 from tests.fuzz.watch import METER, frames_of, product_frame, whose
 
-__all__ = ["SURFACES", "Outcome", "Problem", "attempt"]
+__all__ = ["SURFACES", "Outcome", "Problem", "alone", "attempt", "iterate_outputs", "watch_runtimes"]
 
 # As the errors of pythonop are to be.
 _LINES, _CHARACTERS = 6, 2000
@@ -263,6 +264,12 @@ def _save(case: _Case, program: Program, schema: str | None, **options: Any) -> 
     open_model(path)
 
 
+def alone(path: Path) -> None:
+    """The same file on onnxruntime without anything of ours: where that ends the process as well, the fault is not ours."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    _run(_Case(path), session, None)
+
+
 SURFACES: dict[int, tuple[str, Callable[[_Case], None]]] = {
     1: ("inspect_file", _inspect),
     2: ("build_gradient_graph", _gradient),
@@ -280,7 +287,7 @@ def _feed(kind: Any, dims: Any) -> Any:
     found = ir.DataType.__members__.get(kind.upper()) if isinstance(kind, str) else next((k for k in ir.DataType if k == kind), None)
     found = {"FLOAT": ir.DataType.FLOAT}.get(str(kind).upper(), found)
     shape = [d if isinstance(d, int) and d >= 0 else 2 for d in dims or ()]
-    if len(shape) > 32 or math.prod(shape) > _MAX_FEED:
+    if len(shape) > 32 or math.prod(max(d, 1) for d in shape) > _MAX_FEED:
         shape = [1]
     if found is ir.DataType.STRING:
         return np.full(shape, "text", dtype=object)
@@ -326,15 +333,17 @@ def _judge(surface: int, error: BaseException) -> tuple[str, list[Problem]]:
     owner = "runtime" if "onnxruntime" in type(error).__module__ or isinstance(error, _Unnamed) else whose(frames)
     if owner == "native" and type(error) is RuntimeError:
         owner = "function"  # torch's engine about a Function's backward
-    if surface in (3, 4, 5, 6) and (isinstance(error, Marked) or owner in ("function", "runtime")):
-        return ("runtime" if owner == "runtime" else "function"), []
+    if surface == 4 and owner in ("runtime", "function"):  # onnxruntime's own session: what a Function raises is a text there
+        return "runtime", []
+    if surface in (3, 5, 6) and (isinstance(error, Marked) or owner == "function"):
+        return "function", []
+    text = " ".join(f"{type(error).__name__}: {str(error)[:300]}".split())
     root = error
     while root.__cause__ is not None:
         root = root.__cause__
-    text = " ".join(f"{type(error).__name__}: {str(error)[:300]}".split())
     if root is not error:
         text += f" <- {type(root).__name__}: {' '.join(str(root)[:200].split())}"
-    return "finding", [Problem("exception", text, type(error).__name__, where)]
+    return "finding", [Problem("the runtime's own exception" if owner == "runtime" else "exception", text, type(error).__name__, where)]
 
 
 def attempt(surface: int, path: Path) -> tuple[Outcome, list[Any]]:
