@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -17,7 +18,17 @@ from symbolics.errors import FormatError
 from symbolics.node.limits import MAX_CALLS, MAX_EXPANDED, MAX_RANK
 from symbolics.text import shown
 
-__all__ = ["Operator", "check_calls", "check_external", "check_location", "check_rank", "check_tensor", "check_texts", "operator_of"]
+__all__ = [
+    "Operator",
+    "check_calls",
+    "check_entries",
+    "check_external",
+    "check_location",
+    "check_rank",
+    "check_tensor",
+    "check_texts",
+    "operator_of",
+]
 
 #: Domain, name and overload of an operator or function.
 Operator = tuple[str, str, str]
@@ -85,7 +96,17 @@ def check_texts(*texts: str | bytes) -> None:
     """
     for text in texts:
         if isinstance(text, bytes):
-            raise FormatError.damaged(f"the name {shown(text.decode('utf-8', 'backslashreplace'))!r}", "it is not UTF-8")
+            raise FormatError.damaged(f"the text {shown(text.decode('utf-8', 'backslashreplace'))!r}", "it is not UTF-8")
+
+
+def check_entries(*owners: Any) -> None:
+    """`check_texts` of the metadata and the doc string that each of these messages has.
+
+    Raises:
+        FormatError: One of them is no UTF-8.
+    """
+    for owner in owners:
+        check_texts(owner.doc_string, *(text for entry in owner.metadata_props for text in (entry.key, entry.value)))
 
 
 def check_rank(name: str, rank: int) -> None:

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 from onnx.external_data_helper import load_external_data_for_tensor
 
-from exporter.files.examine import Operator, check_calls, check_external, check_rank, check_tensor, check_texts, operator_of
+from exporter.files.examine import Operator, check_calls, check_entries, check_external, check_rank, check_tensor, check_texts, operator_of
 from exporter.files.tensors import check_data, external_tensors, held_tensors, is_external
 from symbolics.errors import FormatError, PythonopError
 from symbolics.graph.walk import subgraphs, walk
@@ -212,12 +212,15 @@ def _check_proto(proto: onnx.ModelProto, folder: Path | None) -> list[onnx.Tenso
                 check_rank(value.name, len(value.type.tensor_type.shape.dim))
                 check_texts(value.name, *(dim.dim_param for dim in value.type.tensor_type.shape.dim))
             check_texts(graph.name, *(tensor.name for tensor in graph.initializer))
+            check_entries(*graph.value_info, *graph.input, *graph.output)
         else:
             check_texts(graph.name, graph.domain, graph.overload, *graph.input, *graph.output, *graph.attribute)
         for node in graph.node:
             check_texts(node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
             check_texts(*(text for attribute in node.attribute for text in (attribute.name, attribute.ref_attr_name)))
-    check_texts(*(text for entry in proto.metadata_props for text in (entry.key, entry.value)), *(o.domain for o in proto.opset_import))
+        check_entries(graph, *graph.node)
+    check_texts(proto.producer_name, proto.producer_version, proto.domain, *(o.domain for o in proto.opset_import))
+    check_entries(proto)
     if folder is None:
         return []
     external = []

@@ -112,9 +112,10 @@ def split(training: ir.Model, state: Iterable[str], extra: Iterable[str] = (), w
 
 
 def _forward_names(model: ir.Model, pairing: GradientPairing) -> tuple[list[str], list[str]]:
-    """Inputs and outputs of the forward."""
+    """Inputs and outputs of the forward. An input that has a value in the file (ONNX before IR 4 listed all weights) is none."""
     cotangents, gradients = set(pairing.inputs.values()), set(pairing.outputs.values())
-    inputs = [name for value in model.graph.inputs if (name := name_of(value)) not in cotangents]
+    given = cotangents | set(model.graph.initializers)
+    inputs = [name for value in model.graph.inputs if (name := name_of(value)) not in given]
     return inputs, [name for value in model.graph.outputs if (name := name_of(value)) not in gradients]
 
 

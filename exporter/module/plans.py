@@ -91,7 +91,7 @@ class Plans:
             statistics = batch_statistics(model) if training else []  # first: gradients take what the batch says from there
         pairing = pairing_of(model)
         if wrt and pairing is None:
-            order = [name for name in (*(v.name for v in model.graph.inputs), *model.graph.initializers) if name in wrt]
+            order = [name for name in dict.fromkeys((*(v.name for v in model.graph.inputs), *model.graph.initializers)) if name in wrt]
             model = build_gradient_graph(model, wrt=order)
         elif pairing is not None and not wrt <= set(pairing.outputs):
             raise RunError(

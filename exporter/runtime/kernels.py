@@ -183,7 +183,12 @@ class PythonOp:
 
             args = [fill(value, place) for value in self.args]
             kwargs = {key: fill(value, place) for key, value in call.kwargs.items()}
-            result = self.apply(*args, **kwargs)
+            try:
+                result = self.apply(*args, **kwargs)
+            except RuntimeError as error:
+                if call.inplace or "leaf Variable" not in str(error):
+                    raise  # forward's own
+                raise RunError.damaged(self.title, "its forward changes an input in place, inplace=0 says that it does not") from error
             outputs: list[Any] = [None] * len(call.output_types)
             self.collect(call.outputs, result, outputs)
             handle = self.store.put(self.context(values, targets, outputs), self.pool) if keep else 0

@@ -27,6 +27,9 @@ def to_tensor(array: Any) -> Any:
 
     Args:
         array: A numpy array or scalar of any type that onnx.reference holds.
+
+    Raises:
+        RunError: torch has no such type (float4, int4, int2 and their like).
     """
     array = np.asarray(array)
     if array.dtype.kind in "OUST":
@@ -35,7 +38,12 @@ def to_tensor(array: Any) -> Any:
     if dtype is not None:
         bits = np.ascontiguousarray(array).reshape(array.shape).view(f"u{array.dtype.itemsize}")
         return torch.from_numpy(bits.copy()).view(dtype)
-    return torch.from_numpy(array.copy(order="C"))
+    try:
+        return torch.from_numpy(array.copy(order="C"))
+    except TypeError as error:
+        raise RunError(
+            f"a PythonOp or PythonOpGrad is given a tensor of type {array.dtype}, which torch does not have: Cast it to int8 or float in the graph"
+        ) from error
 
 
 def to_array(value: Any) -> np.ndarray:

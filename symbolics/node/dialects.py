@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from symbolics.errors import ExportError, FormatError, PythonopWarning
 from symbolics.node.arguments import Described
-from symbolics.node.attributes import BOOL_FAMILIES, family_of, read_attributes, typed_attributes, values_of
+from symbolics.node.attributes import BOOL_FAMILIES, GRAD_SPECS, check_types, family_of, read_attributes, typed_attributes, values_of
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Partial, Slot, slots
 from symbolics.node.names import CALL_ATTRIBUTE, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
@@ -179,6 +179,7 @@ class _Writer:
     def backward(self, node: ir.Node) -> None:
         """Rewrite a PythonOpGrad; the builds infer its outputs from the four type attributes, so it gets them."""
         values = values_of(node)
+        check_types(values, GRAD_SPECS, PYTHON_OP_GRAD)
         count = (len(node.inputs) - 1) // 2
         for prefix, places in (("input", node.inputs[1 : 1 + count]), ("output", node.outputs)):
             for what, read in (("types", _element_type), ("ranks", _rank)):

@@ -73,6 +73,8 @@ def main() -> int:
         rng = random.Random(f"surfaces of {options.seed}:{number}")
         return sorted({1, 8, *rng.sample([2, 3, 4, 5, 6, 7], 3)})
 
+    if named and options.only is not None and options.only not in names:
+        parser.error(f"the corpus has no {options.only!r}")
     if options.only is not None:
         numbers = [names.index(options.only) if named else int(options.only)]
     else:

@@ -101,6 +101,14 @@ def _types() -> Iterator[tuple[str, Crasher]]:
         "strings said, numbers made",
         Crasher(lambda: _with(_confused(8, 8, False), input_requires_grads=[0], output_tensor_requires_grads=[0]), _NOT_RUN),
     )
+    for kind in (TensorProto.STRING, TensorProto.INT4, TensorProto.FLOAT4E2M1, TensorProto.FLOAT8E4M3FN, TensorProto.COMPLEX64):
+        for function in ("Sine", "RaisesBackward", "InPlace"):
+            yield (
+                f"{function} over inputs of type {kind}",
+                Crasher(lambda kind=kind, function=function: _with(_confused(1, kind, True), name=f"{F.__name__}:{function}")),
+            )
+    yield "in place on an input", Crasher(lambda: _with(_sine(), name=f"{F.__name__}:InPlace"))
+    yield "in place on an input, with a gradient", Crasher(lambda: _with(_training(), name=f"{F.__name__}:InPlace"))
     for rank in (2**31, 2**31 - 1, 2**62, -1, 3):
         for name in ("input_tensor_ranks", "output_tensor_ranks"):
             yield f"{name} {rank}", Crasher(lambda name=name, rank=rank: _with(_sine(), **{name: [rank]}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 
+import exporter
 from tests.fuzz import functions
 from tests.fuzz.mutate import Case
 from tests.fuzz.seeds import ABSOLUTE, CANARY
@@ -200,6 +202,10 @@ def run_cases(
         tell: Called with each finding, at once.
         expected: How a case may end at a surface; nothing for anything.
     """
+    for door in ("inference_session", "load", "reference_evaluator", "build_gradient_graph"):
+        getattr(exporter, door)  # imported here, not once in each child
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy every page
     summary = Summary()
     base = Path(tempfile.mkdtemp(prefix="pythonop-fuzz-"))
     waiting = _batches(numbers, at)
@@ -225,6 +231,7 @@ def run_cases(
             if rest:
                 again.append(rest)
     finally:
+        gc.unfreeze()
         for pid in running:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

@@ -319,6 +319,23 @@ def test_a_foreign_model():
     assert_close(module.layer.w.grad, 2 * x.sum(0)[:, None].expand(3, 2))
 
 
+def test_weights_that_are_listed_as_inputs():
+    """As ONNX wanted it before IR 4, for floats and for the integers of a Reshape."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 3, opset_import: ["" : 13]>
+        agraph (float[2, 3] x, float[3] weight, int64[1] shape) => (float[6] y)
+            <float[3] weight = {1, 2, 3}, int64[1] shape = {6}>
+        { scaled = Mul(x, weight)
+          y = Reshape(scaled, shape) }
+    """)
+    module = exporter.load(model)
+    x = torch.randn(2, 3, requires_grad=True)
+    y = module(x)
+    torch.testing.assert_close(y, (x * torch.tensor([1.0, 2, 3])).reshape(6))
+    y.sum().backward()
+    torch.testing.assert_close(module.weight.grad, x.detach().sum(0))
+
+
 def test_a_type_without_a_kernel_is_a_clear_error():
     model = nn.Sequential(nn.Linear(4, 4)).to(torch.bfloat16)
     with pytest.raises(exporter.RunError, match=r"onnxruntime cannot run the model.*Gemm"):
