@@ -20,6 +20,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter.files.trust import name_of
+from exporter.forward.changes import Changes
 from exporter.forward.unchanged import unchanged
 from symbolics import torch_private as private
 from symbolics.capture.callsite import Call
@@ -27,6 +28,7 @@ from symbolics.capture.gradient_hooks import GradientHook, is_portable, is_remov
 from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.recorder import belongs_to_torch
 from symbolics.capture.survey import Survey
+from symbolics.capture.undifferentiable import StopWhereNone, is_refusal
 from symbolics.errors import ExportError
 from symbolics.graph.values import is_mark, is_python_op
 from symbolics.node.names import (
@@ -91,12 +93,14 @@ class EagerGraph:
         unchecked: Why there is nothing to compare with, "" where there is.
         failed: Whether that is because the run raised.
         changed: The saved_tensors_hooks that give back something else than they were given, as text.
+        state: What the run changed in the model, by name -> why a file may not carry it.
     """
 
     calls: dict[type, list[Call]] = field(default_factory=dict)
     unchecked: str = ""
     failed: bool = False
     changed: list[str] = field(default_factory=list)
+    state: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -106,6 +110,7 @@ class EagerGraph:
         kwargs: dict[str, Any],
         *,
         training: bool | None = None,
+        stopping: bool = False,
     ) -> EagerGraph:
         """Run a model once and look at the graph behind its outputs; model, arguments and random state stay as they were.
 
@@ -113,8 +118,10 @@ class EagerGraph:
             model: The model, in the mode of the export.
             args, kwargs: Example arguments; float tensors count as needing a gradient.
             training: The mode to run it in; None for its own.
+            stopping: Whether gradients stop at arguments that PyTorch has none for.
         """
         inputs, keywords = differentiable_inputs((args, kwargs))
+        mode = StopWhereNone() if stopping else contextlib.nullcontext()
         try:
             # One at a time: warnings and compilation are switched off in the whole process.
             with (
@@ -123,13 +130,24 @@ class EagerGraph:
                 _quiet(),
                 torch.enable_grad(),
                 Survey(model) as survey,
+                mode,
             ):
                 if training is not None:
                     model.train(training)
+                changes, drawn = Changes(model), torch.get_rng_state()
                 result = model(*inputs, **keywords)
                 found = cls(_calls(result, survey), changed=list(survey.changed))
                 del result
+
+                def again() -> None:
+                    torch.set_rng_state(drawn)
+                    fresh, more = differentiable_inputs((args, kwargs))
+                    model(*fresh, **more)
+
+                found.state = changes.found(again)
         except Exception as error:
+            if not stopping and is_refusal(error):
+                return cls.of(model, args, kwargs, training=training, stopping=True)
             return cls(unchecked=f"an eager run raised {type(error).__name__}: {' '.join(str(error).split())[:200]}", failed=True)
         return found
 

@@ -17,6 +17,7 @@ from exporter.files.program import Program, save_model
 from exporter.files.save import writable
 from exporter.files.trust import name_of
 from exporter.forward.eager_graph import EagerGraph, Lost
+from exporter.train_mode.buffers import add_lost, warn_of_lost
 from symbolics import torch_private as private
 from symbolics.capture.disguise import as_in_eager
 from symbolics.capture.interception import settled
@@ -134,8 +135,10 @@ def judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[
         lost, failure = eager.inside_operators(), error
     if lost:
         result = _again_as_in_eager(current, eager, lost, export, failure)
+    assert current.program is not None
+    add_lost(current.program.model, eager.state)
+    warn_of_lost(current.program.model, stacklevel=5)
     if eager.unchecked:
-        assert current.program is not None
         current.program.model.metadata_props[UNCHECKED_KEY] = eager.unchecked
         if eager.failed:
             warnings.warn(

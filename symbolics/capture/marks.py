@@ -21,9 +21,11 @@ from torch.utils import _pytree as pytree
 import symbolics.capture.opaque_op  # noqa: F401  (it defines the two operators)
 from symbolics import torch_private as private
 from symbolics.capture.binding import is_traced_size
+from symbolics.capture.buffers import Buffers, is_whole
 from symbolics.capture.inlining import stands_in_inlined
 from symbolics.capture.other_hooks import GradFn
 from symbolics.capture.recorder import active_recorder
+from symbolics.capture.undifferentiable import called
 from symbolics.errors import ExportError
 from symbolics.node.result import write_structure
 from symbolics.quirks import REWRITES
@@ -95,9 +97,15 @@ class StopGradients(TorchFunctionMode):
             if name not in _SAME_VALUES:
                 _watch_changes(recorder, name, args[:1])
             return result
-        if kwargs.get("out") is not None:
-            _watch_changes(recorder, name, kwargs["out"])
-        result = _rewritten(func, name, args, kwargs)
+        out = kwargs.get("out")
+        if out is not None:
+            _watch_changes(recorder, name, out)
+        if private.is_tracing() and isinstance(out, torch.Tensor):
+            result = self.__torch_function__(func, types, args, {key: value for key, value in kwargs.items() if key != "out"})
+            with private.paused_capture():
+                fits = result.shape == out.shape
+            return _overwrite(out, result) if fits else func(*args, **kwargs)
+        result = called(functools.partial(_rewritten, func, name), name, args, kwargs, torch.ops.pythonop.stop_gradient)
         if name in _SHAPE_ONLY or _needs_no_mark(result):
             return result
         if torch.is_grad_enabled() and private.is_higher_order(func):  # torch.cond, scan: a capture runs their bodies without autograd
@@ -125,10 +133,20 @@ class StopGradients(TorchFunctionMode):
                 torch.Tensor, lambda t: torch.ops.pythonop.stop_gradient(t) if _needs_gradient(t) else t, (args[1:], kwargs)
             )
             args, kwargs = (target, *rest[0]), rest[1]
-        return _rewritten(func, name, args, kwargs)
+        whole = name == "copy_" and private.is_tracing() and target is not None and _is_whole(target)
+        if whole and target is not None:
+            result: Any = _overwrite(target, args[1] if len(args) > 1 else kwargs["src"])
+        else:
+            result = _rewritten(func, name, *args, **kwargs)
+        recorder = active_recorder()
+        buffers = None if recorder is None else recorder.capture.trace.buffers
+        # Of what is put into a part of a tensor, torch's own passes follow the parts.
+        if buffers is not None and isinstance(target, torch.Tensor) and (whole or name not in ("__setitem__", "copy_")):
+            buffers.follow(target)
+        return result
 
 
-def _rewritten(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _rewritten(func: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
     """The call, or what stands for it in a file."""
     rewrite = REWRITES.get(func)
     if rewrite is None:
@@ -178,6 +196,25 @@ def _watch_reads(recorder: Any, name: str, args: tuple[Any, ...], kwargs: dict[s
             recorder.capture.aliases.check_read(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         except ExportError as error:
             recorder.refuse(name, str(error))
+
+
+def _overwrite(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """``target.copy_(source)`` for a trace, which has no operator for it: from here on, the target stands for a copy of the source."""
+    value = source.to(target.dtype).expand(target.shape).clone()
+    with private.paused_capture():
+        target.copy_(source)
+    private.replace_traced(target, value)
+    return target
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is no view of another, or all of a buffer (``buffer.data``)."""
+    recorder = active_recorder()
+    buffers = None if recorder is None else recorder.capture.trace.buffers
+    if not tensor._is_view():
+        return True
+    buffer = None if buffers is None else buffers.behind(tensor)
+    return buffer is not None and is_whole(tensor, buffer)
 
 
 def _refuse(name: str, why: str) -> NoReturn:
@@ -264,12 +301,23 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         for name, parameter in model.named_parameters() if hooks else ():
             for hook in hooks.get(name, ()):
                 recorder.hook(parameter, hook, parameter=name)
-        with StopGradients():
+        trace = recorder.capture.trace
+        recorder.capture.evaluated = not model.training
+        buffers = Buffers(model)
+        trace.buffers = buffers if private.is_tracing() else None
+        with StopGradients(), private.buffers_assigned_unseen():
             result = forward(*args, **kwargs)
         recorder.end_forward()
+        if trace.buffers is None:
+            result = buffers.write_assigned(result)
         recorder.capture.outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))
         _watch_reads(recorder, "the model's return", (result,), {})
-        return (result, tuple(recorder.capture.trace.anchors)) if private.is_tracing() else result
+        if trace.buffers is None:
+            return result
+        written = {name: buffer.detach().clone() for name, buffer in trace.buffers.written(trace.dirtied).items()}
+        trace.buffers.put_back()
+        recorder.capture.written = list(written)
+        return result, tuple(written.values()), tuple(trace.anchors)
 
     if keywords or constants:
         del marked.__wrapped__  # torch.jit must not bind by the signature of forward

@@ -41,6 +41,7 @@ from symbolics.torch_private.functions import (
     transforms_active,
 )
 from symbolics.torch_private.modules import (
+    buffers_assigned_unseen,
     module_backward_hooks,
     non_persistent_buffers,
     parametrization_cache,
@@ -88,6 +89,7 @@ __all__ = [
     "answered_draws",
     "apply_of_base",
     "autograd_kernel",
+    "buffers_assigned_unseen",
     "captured_by_dynamo",
     "detect_fake_mode",
     "dynamo_exporter",

@@ -1,0 +1,122 @@
+"""Which buffers a forward changes: by writing into them, by a Function that says so, or by putting another tensor in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from symbolics import torch_private as private
+
+__all__ = ["Buffers", "is_whole"]
+
+
+class Buffers:
+    """The buffers of a module as they are before its forward.
+
+    Args:
+        model: The module.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._before = {name: (buffer, _version(buffer)) for name, buffer in model.named_buffers()}
+
+    def written(self, declared: Collection[torch.Tensor] = ()) -> dict[str, torch.Tensor]:
+        """The buffers that were written since, by their names, as they are now; also those among the ``declared``.
+
+        One that was written counts, whatever was written: where the example leaves a value as it was, another input may not. One that has
+        another shape or type does not: no graph could carry it.
+        """
+        found = {}
+        for name, buffer in self._model.named_buffers() if self._before else ():
+            before, version = self._before.get(name, (buffer, 0))
+            if (
+                name in self._before
+                and _alike(buffer, before)
+                and (buffer is not before or _version(buffer) != version or any(buffer is t for t in declared))
+            ):
+                found[name] = buffer
+        return found
+
+    def write_assigned(self, result: Any) -> Any:
+        """Write what was put in a buffer's place into the buffer: torch.export sees such an assignment in the outermost module alone.
+
+        Args:
+            result: What forward returned.
+
+        Returns:
+            The same, with copies of what shares memory with such a buffer.
+        """
+        assigned = [
+            (before, buffer)
+            for name, buffer in self._model.named_buffers()
+            if (before := self._before.get(name, (buffer, 0))[0]) is not buffer and _alike(before, buffer)
+        ]
+
+        def apart(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.clone() if any(private.shares_memory(tensor, before) for before, _ in assigned) else tensor
+
+        result = pytree.tree_map_only(torch.Tensor, apart, result) if assigned else result
+        with torch.no_grad():
+            for before, buffer in assigned:
+                before.copy_(buffer)
+        self.put_back()
+        return result
+
+    def put_back(self) -> None:
+        """Give the modules their buffers back, as objects; what is in them stays."""
+        for name, buffer in list(self._model.named_buffers()):
+            before = self._before.get(name, (buffer, 0))[0]
+            if before is not buffer:
+                path, _, last = name.rpartition(".")
+                self._model.get_submodule(path)._buffers[last] = before
+
+    def behind(self, other: torch.Tensor) -> torch.Tensor | None:
+        """The buffer whose memory another tensor looks at (``buffer.data``, a view); None for a buffer itself, and for any other tensor."""
+        found = None
+        for buffer, _ in self._before.values():
+            if buffer is other:
+                return None
+            if private.shares_memory(buffer, other):
+                found = buffer
+        return found
+
+    def follow(self, other: torch.Tensor) -> None:
+        """A tensor was written in a trace, which knows of no memory that two tensors share: the buffer behind it has its new values, too."""
+        buffer = self.behind(other)
+        if buffer is None:
+            return
+        if is_whole(other, buffer):
+            private.replace_traced(buffer, other)
+        elif buffer.is_contiguous() and buffer.dtype is other.dtype:
+            with private.paused_capture():
+                places = torch.arange(buffer.numel()).as_strided(
+                    other.shape, other.stride(), other.storage_offset() - buffer.storage_offset()
+                )
+                places, sizes = places.reshape(-1).clone(), list(buffer.shape)
+            with torch.no_grad():
+                private.replace_traced(buffer, buffer.reshape(-1).scatter(0, places, other.reshape(-1)).reshape(sizes))
+
+
+def is_whole(other: torch.Tensor, buffer: torch.Tensor) -> bool:
+    """Whether a tensor over the memory of a buffer is all of it, in its order."""
+    with private.paused_capture():  # reading a shape is a node of a trace
+        return _place(buffer) == _place(other)
+
+
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def _alike(one: torch.Tensor, two: torch.Tensor) -> bool:
+    with private.paused_capture():
+        lazy = torch.nn.parameter.is_lazy(one) or torch.nn.parameter.is_lazy(two)
+        return one is two or (not lazy and one.shape == two.shape and one.dtype is two.dtype)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often a tensor was written; a look through ``.data`` has its own count."""
+    return 0 if tensor.is_inference() or torch.nn.parameter.is_lazy(tensor) else tensor._version

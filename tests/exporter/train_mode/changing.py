@@ -1,0 +1,182 @@
+"""Models whose forward in training mode changes buffers, in the ways that people write it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+__all__ = ["BATCH", "MODELS", "AssignedMean", "Counter", "Quantiser"]
+
+BATCH = (5, 4)  # of every model's argument
+
+
+class Keep(torch.autograd.Function):
+    """Straight-through: the quantised value forward, the gradient to the continuous one."""
+
+    @staticmethod
+    def forward(ctx, x, quantised):
+        return quantised.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, None
+
+
+class Quantiser(nn.Module):
+    """A codebook that follows the inputs by exponential moving averages (VQ-VAE, van den Oord et al. 2017, appendix A)."""
+
+    def __init__(self, through_data: bool = False):
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+        self.through_data = through_data
+        self.register_buffer("embed", torch.randn(6, 3))
+        self.register_buffer("size", torch.ones(6))
+        self.register_buffer("average", self.embed.clone())
+
+    def forward(self, x):
+        x = self.first(x)
+        index = (x.detach().unsqueeze(1) - self.embed).square().sum(2).argmin(1)
+        hot = F.one_hot(index, 6).to(x.dtype)
+        quantised = F.embedding(index, self.embed)
+        if self.training:
+            with torch.no_grad():
+                size, average, embed = (b.data if self.through_data else b for b in (self.size, self.average, self.embed))
+                size.mul_(0.9).add_(hot.sum(0), alpha=0.1)
+                average.mul_(0.9).add_(hot.t() @ x, alpha=0.1)
+                total = size.sum()
+                smoothed = (size + 1e-5) / (total + 6e-5) * total
+                embed.copy_(average / smoothed.unsqueeze(1))
+        return self.head(Keep.apply(x, quantised))
+
+
+class FlowNorm(nn.Module):
+    """The batch normalization of a normalizing flow: its log-determinant is part of the result."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+        self.log_gamma, self.beta = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("var", torch.ones(3))
+
+    def forward(self, x):
+        x = self.first(x)
+        if self.training:
+            mean, var = x.mean(0), x.var(0)
+            self.mean.mul_(0.9).add_(mean.data * 0.1)
+            self.var.mul_(0.9).add_(var.data * 0.1)
+        else:
+            mean, var = self.mean, self.var
+        y = (x - mean) / torch.sqrt(var + 1e-5) * self.log_gamma.exp() + self.beta
+        return self.head(y) + (self.log_gamma - 0.5 * torch.log(var + 1e-5)).sum()
+
+
+class Counter(nn.Module):
+    """What it adds shrinks from call to call."""
+
+    def __init__(self, persistent: bool = True):
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long), persistent=persistent)
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        return self.head(x) * (1 + 1 / (1 + self.calls))
+
+
+class AssignedMean(nn.Module):
+    """The new value is put in the place of the old tensor, which the output still reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+        self.register_buffer("average", torch.ones(4))
+
+    def forward(self, x):
+        before = self.average
+        if self.training:
+            self.average = 0.9 * before + 0.1 * x.detach().mean(0)
+        return self.head(x - before) * self.average.sum()
+
+
+class Rows(nn.Module):
+    """A part of a buffer is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+        self.register_buffer("queue", torch.zeros(3, 4))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.queue[self.place] = x.mean(0, keepdim=True)
+            self.place.add_(1).remainder_(3)
+        return self.head(x + self.queue.sum(0))
+
+
+class Twice(nn.Module):
+    """One module that changes its state, called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Counter()
+
+    def forward(self, x):
+        return self.inner(x) + self.inner(2 * x)
+
+
+class FunctionalNorm(nn.Module):
+    """Running statistics under names of the model's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+        self.register_buffer("centre", torch.zeros(4))
+        self.register_buffer("spread", torch.ones(4))
+
+    def forward(self, x):
+        return self.head(F.batch_norm(x, self.centre, self.spread, training=self.training, momentum=0.3))
+
+
+def _instance_norm():
+    return nn.Sequential(
+        nn.Unflatten(1, (2, 2)),
+        nn.Conv1d(2, 3, 1),
+        nn.InstanceNorm1d(3, affine=True, track_running_stats=True),
+        nn.Flatten(),
+        nn.Linear(6, 2),
+    )
+
+
+def _norms_of_two_kinds():
+    return nn.Sequential(
+        nn.Linear(4, 6),
+        nn.BatchNorm1d(6),
+        nn.Unflatten(1, (2, 3)),
+        nn.InstanceNorm1d(2, track_running_stats=True, momentum=0.3),
+        nn.Flatten(),
+        nn.Linear(6, 2),
+    )
+
+
+MODELS = {
+    "instance norm": _instance_norm,
+    "instance norm beside batch norm": _norms_of_two_kinds,
+    "spectral norm by a hook": lambda: nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 6)), nn.Tanh(), nn.Linear(6, 2)),
+    "spectral norm by a parametrization": lambda: nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(4, 6), n_power_iterations=2), nn.Tanh(), nn.Linear(6, 2)
+    ),
+    "quantiser": Quantiser,
+    "quantiser that writes to .data": lambda: Quantiser(through_data=True),
+    "flow": FlowNorm,
+    "counter": Counter,
+    "counter that is not saved": lambda: Counter(persistent=False),
+    "assigned": AssignedMean,
+    "assigned inside": lambda: nn.Sequential(AssignedMean()),
+    "rows": Rows,
+    "called twice": Twice,
+    "statistics of a function": FunctionalNorm,
+}  # fmt: skip

@@ -1,0 +1,134 @@
+"""Buffers that a forward changes: carried through training as eager does it, or refused by name."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import exporter
+from exporter import errors
+from exporter.training.step import export_training_step
+from tests.exporter.train_mode.changing import BATCH, MODELS
+from tests.exporter.training.loop import eager, run
+
+ALLOW = ["tests.exporter.train_mode.changing:*"]
+
+
+def _model(kind):
+    torch.manual_seed(0)
+    return MODELS[kind]().train()
+
+
+def _batches(count=3):
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(BATCH, generator=generator), torch.randn(BATCH[0], 2, generator=generator)) for _ in range(count)]
+
+
+def _optimizer(module):
+    return torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+
+
+def _state(module):
+    return {
+        name: value.detach()
+        for name, value in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    }
+
+
+def _assert_alike(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(torch.as_tensor(found[name]), value, rtol=1e-5, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize("kind", MODELS)
+class TestTraining:
+    def test_a_loaded_file(self, kind, dynamo):
+        model, batches = _model(kind), _batches()
+        before = copy.deepcopy(_state(model))
+        module = exporter.load(exporter.export(model, batches[0][:1], dynamo=dynamo), allow=ALLOW).train()
+        _assert_alike(_state(model), before)  # an export changes nothing
+        losses = eager(model, F.mse_loss, _optimizer(model), batches)
+        np.testing.assert_allclose(eager(module, F.mse_loss, _optimizer(module), batches), losses, rtol=1e-5)
+        _assert_alike(_state(module), _state(model))
+        with torch.no_grad():  # as in torch, whatever the grad mode
+            torch.testing.assert_close(module(batches[0][0]), model(batches[0][0]), rtol=1e-4, atol=1e-5)
+        _assert_alike(_state(module), _state(model))
+        after = copy.deepcopy(_state(module))
+        module.eval()(batches[1][0])
+        _assert_alike(_state(module), after)
+
+    def test_a_training_step(self, kind, dynamo):
+        model, batches = _model(kind), _batches()
+        step = export_training_step(
+            model, batches[0][:1], loss=F.mse_loss, targets=batches[0][1:], optimizer=_optimizer(model), dynamo=dynamo
+        )
+        losses, state = run(step, batches, allow=ALLOW)
+        np.testing.assert_allclose(losses, eager(model, F.mse_loss, _optimizer(model), batches), rtol=1e-5)
+        found = {key: state[name] for key, name in (*step.layout.parameters.items(), *step.layout.buffers.items())}
+        _assert_alike(found, {name: value for name, value in _state(model).items() if name in found})
+        changed = {name for name, value in _state(model).items() if not torch.equal(value, _state(_model(kind))[name])}
+        assert changed <= found.keys()
+
+
+class _Steps(torch.nn.Module):
+    """Its state is a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.steps = torch.nn.Linear(4, 2), 0
+
+    def forward(self, x):
+        self.steps += 1
+        return self.head(x) * self.steps
+
+
+class _Grows(torch.nn.Module):
+    """Its buffer gets another shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(4, 2)
+        self.register_buffer("cache", torch.zeros(0, 4))
+
+    def forward(self, x):
+        self.cache = torch.cat([self.cache, x.detach()])
+        return self.head(x) + self.cache.sum()
+
+
+class _Notes(torch.nn.Module):
+    """It notes for readers what it saw; nothing that a next call reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.rows, self.last = torch.nn.Linear(4, 2), 0, torch.zeros(2)
+
+    def forward(self, x):
+        y = self.head(x)
+        self.rows, self.last = x.shape[0], y.mean(0).detach()
+        return y
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+class TestRefusal:
+    @pytest.mark.parametrize(("model", "name"), [(_Steps, "steps"), (_Grows, "cache")])
+    def test_training_names_what_the_file_does_not_carry(self, model, name, dynamo):
+        x, model = torch.randn(BATCH), model().train()
+        before = copy.deepcopy(model)
+        with pytest.warns(errors.PythonopWarning, match=f"'{name}'"):
+            module = exporter.load(exporter.export(model, (x,), dynamo=dynamo))
+        with pytest.raises(errors.RunError, match=f"'{name}'.*\n.*eval"):
+            module(x)
+        torch.testing.assert_close(module.eval()(x), before(x))
+        with pytest.raises(errors.ExportError, match=f"'{name}'"):
+            export_training_step(model, (x,), loss=F.mse_loss, targets=(torch.randn(BATCH[0], 2),), optimizer="sgd", dynamo=dynamo)
+
+    def test_what_is_only_noted_is_no_state(self, dynamo):
+        x, model = torch.randn(BATCH), _Notes().train()
+        module = exporter.load(exporter.export(model, (x,), dynamo=dynamo))
+        torch.testing.assert_close(module(x), model(x))
