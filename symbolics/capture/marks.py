@@ -122,6 +122,7 @@ class StopGradients(TorchFunctionMode):
                 name,
                 "it changes the memory of a tensor through x.detach() or x.data; a graph cannot say that: change a copy (x.detach().clone()), or x itself",
             )
+        result: Any
         if name == "detach_":
             stopped = torch.ops.pythonop.stop_gradient(target.detach())  # type: ignore[union-attr]
             result = func(*args, **kwargs)
@@ -135,7 +136,7 @@ class StopGradients(TorchFunctionMode):
             args, kwargs = (target, *rest[0]), rest[1]
         whole = name == "copy_" and private.is_tracing() and target is not None and _is_whole(target)
         if whole and target is not None:
-            result: Any = _overwrite(target, args[1] if len(args) > 1 else kwargs["src"])
+            result = _overwrite(target, args[1] if len(args) > 1 else kwargs["src"])
         else:
             result = _rewritten(func, name, *args, **kwargs)
         recorder = active_recorder()
