@@ -1,18 +1,21 @@
-"""What one forward leaves changed in a model: its buffers, and attributes of its modules that the next call reads."""
+"""What one forward leaves changed in a model: buffers, parameters, and attributes of its modules that the next call reads."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from exporter.train_mode.buffers import UNSEEN
 from symbolics.capture.side_effects import same_values
 
 __all__ = ["Changes"]
 
-UNSEEN = "its new value is computed where the exporter cannot look"
 _NUMBERS = (bool, int, float, complex)
+_DEPTH = 4  # of containers in containers
+_OWN = frozenset(torch.nn.Module().__dict__)  # what every module has: parameters and buffers, hooks, the mode
 
 
 class Changes:
@@ -20,58 +23,95 @@ class Changes:
 
     Args:
         model: The model, before its forward.
+
+    Attributes:
+        in_place: The tensors among the attributes that were found changed in place.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._buffers = {name: (buffer, _copy(buffer)) for name, buffer in model.named_buffers()}
-        self._attributes = dict(_attributes(model)) if model.training else {}
+        self.in_place: list[str] = []
+        self._buffers = {name: (buffer, _copy(buffer)) for name, buffer in model.named_buffers(remove_duplicate=False)}
+        self._parameters = {
+            name: (parameter, _copy(parameter))
+            for name, parameter in model.named_parameters()
+            if parameter.layout is torch.strided and not parameter.is_meta
+        }
+        self._attributes = self._now_attributes() if model.training else {}
 
     def found(self, again: Callable[[], Any]) -> dict[str, str]:
         """The names of what is changed -> why a graph may not show it.
 
         An attribute counts where a second call, on equal buffers, leaves another value than the first: what is only noted for a
-        reader, or computed once and kept, is the same after both. So does a buffer that got another shape or type.
+        reader, or computed once and kept, is the same after both. So does a buffer that is new, or got another shape or type.
 
         Args:
             again: Makes the second call; it is made where there is something to tell apart.
         """
         buffers = self._now()
-        same = {
+        before = {name: value for name, (_, value) in self._buffers.items()}
+        found = {
             name: UNSEEN
             for name, value in buffers.items()
-            if _alike(value, self._buffers[name][1]) and not same_values(value, self._buffers[name][1])
+            if name in before and _alike(value, before[name]) and not same_values(value, before[name])
         }
-        reshaped = {name: value for name, value in buffers.items() if not _alike(value, self._buffers[name][1])}
-        attributes = dict(_attributes(self._model)) if self._model.training else {}
-        moved = {name: value for name, value in attributes.items() if not _equal(value, self._attributes.get(name))}
-        if not (reshaped or moved):
-            return same
-        self._put_back(but=reshaped)
+        found |= {
+            name: "it is a parameter, which changes by its gradient alone"
+            for name, (parameter, value) in self._parameters.items()
+            if _alike(parameter, value) and not same_values(parameter, value)
+        }
+        found |= dict.fromkeys(self._parted(), "two modules share it, and forward puts another tensor in its place under one of its names")
+        remade = {name: value for name, value in buffers.items() if name not in before or not _alike(value, before[name])}
+        attributes = self._now_attributes() if self._model.training else {}
+        moved = {
+            name: value
+            for name, (_, value) in attributes.items()
+            if name not in self._attributes or not _equal(value, self._attributes[name][1])
+        }
+        if not (remade or moved):
+            return found
+        self._put_back(but=remade)
         try:
             again()
         except Exception:  # the next call cannot go on with it: then there is none that could train wrongly
-            return same
-        later, attributes = self._now(), dict(_attributes(self._model))
-        for name, value in reshaped.items():
+            return found
+        later, last = self._now(), self._now_attributes()
+        for name, value in remade.items():
             if name in later and not _equal(later[name], value):
-                same[name] = "its shape or type changes, and a graph's are fixed"
+                new = "it is not there before the first call"
+                found[name] = "its shape or type changes, and a graph's are fixed" if name in before else new
         for name, value in moved.items():
-            if not _equal(attributes.get(name), value):
-                same[name] = "it is an attribute of a module, not a buffer"
-        return same
+            if name in last and not _equal(last[name][1], value):
+                found[name] = "it is an attribute of a module, not a buffer"
+                if isinstance(value, torch.Tensor) and attributes[name][0] is self._attributes.get(name, (None,))[0]:
+                    self.in_place.append(name)
+        return found
 
     def _now(self) -> dict[str, torch.Tensor]:
-        return {name: _copy(buffer) for name, buffer in self._model.named_buffers() if name in self._buffers}
+        return {name: _copy(buffer) for name, buffer in self._model.named_buffers(remove_duplicate=False)}
+
+    def _now_attributes(self) -> dict[str, tuple[Any, Any]]:
+        """Name -> the object, and its value now."""
+        return {name: (value, _copy(value) if isinstance(value, torch.Tensor) else value) for name, value in _attributes(self._model)}
+
+    def _parted(self) -> Iterator[str]:
+        """The buffers that were one tensor under several names, and are not now."""
+        now, first = dict(self._model.named_buffers(remove_duplicate=False)), dict[int, str]()
+        for name, (before, _) in self._buffers.items():
+            other = first.setdefault(id(before), name)
+            if now.get(name) is not now.get(other):
+                yield from (other, name)
 
     def _put_back(self, but: dict[str, torch.Tensor]) -> None:
         modules = dict(self._model.named_modules())
         with torch.no_grad():
-            for name, (buffer, before) in self._buffers.items():
-                if name not in but and not torch.nn.parameter.is_lazy(buffer):
+            for name, (tensor, before) in (*self._buffers.items(), *self._parameters.items()):
+                if name not in but and not torch.nn.parameter.is_lazy(tensor):
                     path, _, last = name.rpartition(".")
-                    modules[path]._buffers[last] = buffer
-                    buffer.copy_(before)
+                    if name in self._buffers:
+                        modules[path]._buffers[last] = tensor
+                    if not same_values(tensor, before):
+                        tensor.copy_(before)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -79,13 +119,23 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _attributes(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Numbers and tensors that the modules have as plain attributes; tensors as copies."""
+    """Numbers and tensors that the modules have as plain attributes, in lists and dictionaries, too."""
     for path, module in model.named_modules():
         for name, value in module.__dict__.items():
-            if isinstance(value, torch.Tensor):
-                yield f"{path}.{name}".removeprefix("."), _copy(value)
-            elif type(value) in _NUMBERS:
-                yield f"{path}.{name}".removeprefix("."), value
+            if name not in _OWN:
+                yield from _leaves(f"{path}.{name}".removeprefix("."), value)
+
+
+def _leaves(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, torch.Tensor) or type(value) in _NUMBERS:
+        yield name, value
+    elif isinstance(value, (list, tuple, deque)) and depth < _DEPTH:
+        for index, item in enumerate(value):
+            yield from _leaves(f"{name}[{index}]", item, depth + 1)
+    elif isinstance(value, dict) and depth < _DEPTH:
+        for key, item in value.items():
+            if isinstance(key, (str, int)):
+                yield from _leaves(f"{name}[{key!r}]", item, depth + 1)
 
 
 def _alike(one: torch.Tensor, two: torch.Tensor) -> bool:

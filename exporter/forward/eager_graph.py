@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from exporter.files.trust import name_of
 from exporter.forward.changes import Changes
 from exporter.forward.unchanged import unchanged
+from exporter.train_mode.buffers import UNSEEN
 from symbolics import torch_private as private
 from symbolics.capture.callsite import Call
 from symbolics.capture.gradient_hooks import GradientHook, is_portable, is_removed
@@ -29,7 +30,7 @@ from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.recorder import belongs_to_torch
 from symbolics.capture.survey import Survey
 from symbolics.capture.undifferentiable import StopWhereNone, is_refusal
-from symbolics.errors import ExportError
+from symbolics.errors import ExportError, PythonopError
 from symbolics.graph.values import is_mark, is_python_op
 from symbolics.node.names import (
     CALL_ATTRIBUTE,
@@ -94,6 +95,7 @@ class EagerGraph:
         failed: Whether that is because the run raised.
         changed: The saved_tensors_hooks that give back something else than they were given, as text.
         state: What the run changed in the model, by name -> why a file may not carry it.
+        constants: Those of them that are tensors which an exporter takes for constants, changed in place.
     """
 
     calls: dict[type, list[Call]] = field(default_factory=dict)
@@ -101,6 +103,7 @@ class EagerGraph:
     failed: bool = False
     changed: list[str] = field(default_factory=list)
     state: dict[str, str] = field(default_factory=dict)
+    constants: list[str] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -145,11 +148,44 @@ class EagerGraph:
                     model(*fresh, **more)
 
                 found.state = changes.found(again)
+                found.constants = changes.in_place
+        except ExportError:  # the loss of a training step: it names what is wrong
+            raise
         except Exception as error:
             if not stopping and is_refusal(error):
                 return cls.of(model, args, kwargs, training=training, stopping=True)
             return cls(unchecked=f"an eager run raised {type(error).__name__}: {' '.join(str(error).split())[:200]}", failed=True)
         return found
+
+    def check_constants(self) -> None:
+        """Refuse changes in place of what an exporter takes for a constant.
+
+        Raises:
+            ExportError: The model makes such changes.
+        """
+        if self.constants:
+            raise ExportError(
+                f"forward changes the tensor {self.constants[0]!r} in place, and the next call reads it; it is no buffer, and exporters take it for a constant.\n"
+                "  way out: register it with register_buffer() in __init__, and the file carries its changes"
+            )
+
+    def explain(self, error: Exception) -> None:
+        """Say what of the model an exporter stumbled over, where that is known.
+
+        Args:
+            error: What torch's exporter raised.
+
+        Raises:
+            ExportError: The forward changes state that no exporter carries.
+        """
+        known = next(((name, why) for name, why in self.state.items() if why != UNSEEN), None)
+        if isinstance(error, PythonopError) or known is None:
+            return
+        raise ExportError(
+            f"forward changes {known[0]!r}, and no file can carry that: {known[1]}. torch's exporter fails there ({_first_line(error)}).\n"
+            "  way out: register a buffer of fixed shape in __init__, and let forward write into it (buffer.copy_(...)); or call the model once before the export,\n"
+            "  where it makes the buffer once and for all"
+        ) from error
 
     def check_saved_tensors(self) -> None:
         """Refuse saved_tensors_hooks that change values: a file keeps what the forward computed.

@@ -85,7 +85,9 @@ def add_lost(model: ir.Model, seen: Mapping[str, str]) -> None:
         return
     changes, entries = changes_of(model), read_state(model.metadata_props) or {}
     kept = {*changes.carried, *kept_statistics(model.graph)}
-    lost = {name: why for name, why in sorted(seen.items()) if name not in entries or entries[name].initializer not in kept}
+    lost = {
+        name: why for name, why in sorted(seen.items()) if why != UNSEEN or name not in entries or entries[name].initializer not in kept
+    }
     if lost.keys() - changes.lost.keys():
         model.metadata_props[BUFFERS_KEY] = write_changes(replace(changes, lost={**lost, **changes.lost}))
 

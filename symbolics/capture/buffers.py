@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
 
-__all__ = ["Buffers", "is_whole"]
+__all__ = ["Buffers"]
 
 
 class Buffers:
@@ -22,7 +22,7 @@ class Buffers:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._before = {name: (buffer, _version(buffer)) for name, buffer in model.named_buffers()}
+        self._before = {name: (buffer, _version(buffer)) for name, buffer in model.named_buffers(remove_duplicate=False)}
 
     def written(self, declared: Collection[torch.Tensor] = ()) -> dict[str, torch.Tensor]:
         """The buffers that were written since, by their names, as they are now; also those among the ``declared``.
@@ -31,7 +31,7 @@ class Buffers:
         another shape or type does not: no graph could carry it.
         """
         found = {}
-        for name, buffer in self._model.named_buffers() if self._before else ():
+        for name, buffer in self._model.named_buffers(remove_duplicate=False) if self._before else ():
             before, version = self._before.get(name, (buffer, 0))
             if (
                 name in self._before
@@ -52,7 +52,7 @@ class Buffers:
         """
         assigned = [
             (before, buffer)
-            for name, buffer in self._model.named_buffers()
+            for name, buffer in self._model.named_buffers(remove_duplicate=False)
             if (before := self._before.get(name, (buffer, 0))[0]) is not buffer and _alike(before, buffer)
         ]
 
@@ -68,40 +68,72 @@ class Buffers:
 
     def put_back(self) -> None:
         """Give the modules their buffers back, as objects; what is in them stays."""
-        for name, buffer in list(self._model.named_buffers()):
+        for name, buffer in list(self._model.named_buffers(remove_duplicate=False)):
             before = self._before.get(name, (buffer, 0))[0]
             if before is not buffer:
                 path, _, last = name.rpartition(".")
                 self._model.get_submodule(path)._buffers[last] = before
 
-    def behind(self, other: torch.Tensor) -> torch.Tensor | None:
-        """The buffer whose memory another tensor looks at (``buffer.data``, a view); None for a buffer itself, and for any other tensor."""
-        found = None
-        for buffer, _ in self._before.values():
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is a buffer, or looks at the memory of one (``buffer.data``, a view)."""
+        return any(private.shares_memory(buffer, tensor) for buffer, _ in self._before.values())
+
+    def write(self, name: str, target: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+        """Write into a buffer, or into what looks at one, for a trace: its passes lose what is put into a part of an input.
+
+        Args:
+            name: The function's name.
+            target: What is written into.
+            args, kwargs: The other arguments.
+
+        Returns:
+            The tensor that has a new value in the trace, None for a function that a trace has an operator for.
+        """
+        if name == "copy_":
+            return private.overwrite_traced(target, args[0] if args else kwargs["src"])
+        if name in ("fill_", "zero_"):
+            value = (args[0] if args else kwargs["value"]) if name == "fill_" else 0
+            return private.overwrite_traced(target, torch.full_like(target, value))
+        if name != "__setitem__":
+            return None
+        index, value = args
+        if not isinstance(value, torch.Tensor):
+            value = torch.full((), value, dtype=target.dtype)
+        if any(isinstance(each, (torch.Tensor, list)) for each in (index if isinstance(index, tuple) else (index,))):
+            changed = target.clone()
+            changed[index] = value
+            return private.overwrite_traced(target, changed)
+        part = target[index]
+        if value.dim() > part.dim():  # leading dimensions of size 1
+            value = value.reshape(value.shape[value.dim() - part.dim() :])
+        return private.overwrite_traced(part, value)
+
+    def follow(self, other: torch.Tensor) -> bool:
+        """A tensor was written in a trace, which knows of no memory that two tensors share: the buffer behind it has its new values, too.
+
+        Returns:
+            False where a trace cannot say so.
+        """
+        behind = [buffer for buffer, _ in self._before.values() if private.shares_memory(buffer, other)]
+        for buffer in behind:
             if buffer is other:
-                return None
-            if private.shares_memory(buffer, other):
-                found = buffer
-        return found
-
-    def follow(self, other: torch.Tensor) -> None:
-        """A tensor was written in a trace, which knows of no memory that two tensors share: the buffer behind it has its new values, too."""
-        buffer = self.behind(other)
-        if buffer is None:
-            return
-        if is_whole(other, buffer):
-            private.replace_traced(buffer, other)
-        elif buffer.is_contiguous() and buffer.dtype is other.dtype:
-            with private.paused_capture():
-                places = torch.arange(buffer.numel()).as_strided(
-                    other.shape, other.stride(), other.storage_offset() - buffer.storage_offset()
-                )
-                places, sizes = places.reshape(-1).clone(), list(buffer.shape)
-            with torch.no_grad():
-                private.replace_traced(buffer, buffer.reshape(-1).scatter(0, places, other.reshape(-1)).reshape(sizes))
+                continue
+            if _is_whole(other, buffer):
+                private.replace_traced(buffer, other)
+            elif buffer.is_contiguous() and buffer.dtype is other.dtype:
+                with private.paused_capture():
+                    places = torch.arange(buffer.numel()).as_strided(
+                        other.shape, other.stride(), other.storage_offset() - buffer.storage_offset()
+                    )
+                    places, sizes = places.reshape(-1).clone(), list(buffer.shape)
+                with torch.no_grad():
+                    private.replace_traced(buffer, buffer.reshape(-1).scatter(0, places, other.reshape(-1)).reshape(sizes))
+            else:
+                return False
+        return True
 
 
-def is_whole(other: torch.Tensor, buffer: torch.Tensor) -> bool:
+def _is_whole(other: torch.Tensor, buffer: torch.Tensor) -> bool:
     """Whether a tensor over the memory of a buffer is all of it, in its order."""
     with private.paused_capture():  # reading a shape is a node of a trace
         return _place(buffer) == _place(other)

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 import symbolics.capture.opaque_op  # noqa: F401  (it defines the two operators)
 from symbolics import torch_private as private
 from symbolics.capture.binding import is_traced_size
-from symbolics.capture.buffers import Buffers, is_whole
+from symbolics.capture.buffers import Buffers
 from symbolics.capture.inlining import stands_in_inlined
 from symbolics.capture.other_hooks import GradFn
 from symbolics.capture.recorder import active_recorder
@@ -104,7 +104,7 @@ class StopGradients(TorchFunctionMode):
             result = self.__torch_function__(func, types, args, {key: value for key, value in kwargs.items() if key != "out"})
             with private.paused_capture():
                 fits = result.shape == out.shape
-            return _overwrite(out, result) if fits else func(*args, **kwargs)
+            return private.overwrite_traced(out, result) if fits else func(*args, **kwargs)
         result = called(functools.partial(_rewritten, func, name), name, args, kwargs, torch.ops.pythonop.stop_gradient)
         if name in _SHAPE_ONLY or _needs_no_mark(result):
             return result
@@ -134,16 +134,19 @@ class StopGradients(TorchFunctionMode):
                 torch.Tensor, lambda t: torch.ops.pythonop.stop_gradient(t) if _needs_gradient(t) else t, (args[1:], kwargs)
             )
             args, kwargs = (target, *rest[0]), rest[1]
-        whole = name == "copy_" and private.is_tracing() and target is not None and _is_whole(target)
-        if whole and target is not None:
-            result = _overwrite(target, args[1] if len(args) > 1 else kwargs["src"])
-        else:
-            result = _rewritten(func, name, *args, **kwargs)
+        if not (private.is_tracing() and isinstance(target, torch.Tensor)):
+            return _rewritten(func, name, *args, **kwargs)
         recorder = active_recorder()
         buffers = None if recorder is None else recorder.capture.trace.buffers
-        # Of what is put into a part of a tensor, torch's own passes follow the parts.
-        if buffers is not None and isinstance(target, torch.Tensor) and (whole or name not in ("__setitem__", "copy_")):
-            buffers.follow(target)
+        if buffers is None or not buffers.has(target):  # torch's own passes follow what is put into parts of a tensor
+            if name == "copy_" and not target._is_view():
+                return private.overwrite_traced(target, args[1] if len(args) > 1 else kwargs["src"])
+            return _rewritten(func, name, *args, **kwargs)
+        written, result = buffers.write(name, target, args[1:], kwargs), target
+        if written is None:
+            written, result = target, _rewritten(func, name, *args, **kwargs)
+        if not buffers.follow(written):
+            _refuse(name, "it writes into a view of a buffer that is not contiguous, or in another type: write into the buffer itself")
         return result
 
 
@@ -197,25 +200,6 @@ def _watch_reads(recorder: Any, name: str, args: tuple[Any, ...], kwargs: dict[s
             recorder.capture.aliases.check_read(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         except ExportError as error:
             recorder.refuse(name, str(error))
-
-
-def _overwrite(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """``target.copy_(source)`` for a trace, which has no operator for it: from here on, the target stands for a copy of the source."""
-    value = source.to(target.dtype).expand(target.shape).clone()
-    with private.paused_capture():
-        target.copy_(source)
-    private.replace_traced(target, value)
-    return target
-
-
-def _is_whole(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is no view of another, or all of a buffer (``buffer.data``)."""
-    recorder = active_recorder()
-    buffers = None if recorder is None else recorder.capture.trace.buffers
-    if not tensor._is_view():
-        return True
-    buffer = None if buffers is None else buffers.behind(tensor)
-    return buffer is not None and is_whole(tensor, buffer)
 
 
 def _refuse(name: str, why: str) -> NoReturn:
