@@ -13,6 +13,15 @@ from symbolics.capture.side_effects import same_values
 
 __all__ = ["Changes"]
 
+_CONSTANT = (
+    "in place, and the next call reads it: a tensor that is no buffer, which exporters take for a constant.\n"
+    "  way out: register it with register_buffer() in __init__, and the file carries its changes"
+)
+_TRAINED = (
+    "in place, a parameter that is trained: its gradient is that of the new value, which no graph of the forward can say.\n"
+    "  way out: change a copy (w = self.weight.clamp(...)), or the parameter outside of forward, after the optimizer's step; where the first call alone\n"
+    "  sets it, call the model once before the export"
+)
 _NUMBERS = (bool, int, float, complex)
 _DEPTH = 4  # of containers in containers
 _OWN = frozenset(torch.nn.Module().__dict__)  # what every module has: parameters and buffers, hooks, the mode
@@ -25,12 +34,14 @@ class Changes:
         model: The model, before its forward.
 
     Attributes:
-        in_place: The tensors among the attributes that were found changed in place.
+        refused: The names of what no file can be right about, not even once -> why, and the way out.
+        shared: Two names of one buffer that was found changed.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self.in_place: list[str] = []
+        self.refused: dict[str, str] = {}
+        self.shared: tuple[str, ...] = ()
         self._buffers = {name: (buffer, _copy(buffer)) for name, buffer in model.named_buffers(remove_duplicate=False)}
         self._parameters = {
             name: (parameter, _copy(parameter))
@@ -55,6 +66,13 @@ class Changes:
             for name, value in buffers.items()
             if name in before and _alike(value, before[name]) and not same_values(value, before[name])
         }
+        self.refused = {
+            name: _TRAINED
+            for name, (parameter, value) in self._parameters.items()
+            if parameter.requires_grad and _alike(parameter, value) and not same_values(parameter, value)
+        }
+        names = {name: [other for other, (tensor, _) in self._buffers.items() if tensor is self._buffers[name][0]] for name in found}
+        self.shared = next((tuple(same) for same in names.values() if len(same) > 1), ())
         found |= {
             name: "it is a parameter, which changes by its gradient alone"
             for name, (parameter, value) in self._parameters.items()
@@ -84,7 +102,7 @@ class Changes:
             if name in last and not _equal(last[name][1], value):
                 found[name] = "it is an attribute of a module, not a buffer"
                 if isinstance(value, torch.Tensor) and attributes[name][0] is self._attributes.get(name, (None,))[0]:
-                    self.in_place.append(name)
+                    self.refused[name] = _CONSTANT
         return found
 
     def _now(self) -> dict[str, torch.Tensor]:

@@ -95,7 +95,8 @@ class EagerGraph:
         failed: Whether that is because the run raised.
         changed: The saved_tensors_hooks that give back something else than they were given, as text.
         state: What the run changed in the model, by name -> why a file may not carry it.
-        constants: Those of them that are tensors which an exporter takes for constants, changed in place.
+        shared: The names of a buffer that has several, and that the run changed.
+        refused: Those of them that no file can be right about, not even once -> why, and the way out.
     """
 
     calls: dict[type, list[Call]] = field(default_factory=dict)
@@ -103,7 +104,8 @@ class EagerGraph:
     failed: bool = False
     changed: list[str] = field(default_factory=list)
     state: dict[str, str] = field(default_factory=dict)
-    constants: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    shared: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -148,7 +150,7 @@ class EagerGraph:
                     model(*fresh, **more)
 
                 found.state = changes.found(again)
-                found.constants = changes.in_place
+                found.refused, found.shared = changes.refused, changes.shared
         except ExportError:  # the loss of a training step: it names what is wrong
             raise
         except Exception as error:
@@ -157,17 +159,14 @@ class EagerGraph:
             return cls(unchecked=f"an eager run raised {type(error).__name__}: {' '.join(str(error).split())[:200]}", failed=True)
         return found
 
-    def check_constants(self) -> None:
-        """Refuse changes in place of what an exporter takes for a constant.
+    def check_changes(self) -> None:
+        """Refuse changes of state that leave a file wrong from the start.
 
         Raises:
             ExportError: The model makes such changes.
         """
-        if self.constants:
-            raise ExportError(
-                f"forward changes the tensor {self.constants[0]!r} in place, and the next call reads it; it is no buffer, and exporters take it for a constant.\n"
-                "  way out: register it with register_buffer() in __init__, and the file carries its changes"
-            )
+        for name, why in self.refused.items():
+            raise ExportError(f"forward changes {name!r} {why}")
 
     def explain(self, error: Exception) -> None:
         """Say what of the model an exporter stumbled over, where that is known.
@@ -179,7 +178,14 @@ class EagerGraph:
             ExportError: The forward changes state that no exporter carries.
         """
         known = next(((name, why) for name, why in self.state.items() if why != UNSEEN), None)
-        if isinstance(error, PythonopError) or known is None:
+        if isinstance(error, PythonopError):
+            return
+        if known is None and self.shared:
+            raise ExportError(
+                f"forward changes the buffer {self.shared[0]!r}, which is {self.shared[1]!r}, too, and torch's exporter fails ({_first_line(error)}).\n"
+                "  way out: export with dynamo=False; or let one module have the buffer, and hand it to the other's forward"
+            ) from error
+        if known is None:
             return
         raise ExportError(
             f"forward changes {known[0]!r}, and no file can carry that: {known[1]}. torch's exporter fails there ({_first_line(error)}).\n"

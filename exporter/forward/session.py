@@ -126,7 +126,7 @@ def judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[
     current.program = None
     eager = _eager_graph(current, model, args, kwargs, training)
     eager.check_saved_tensors()
-    eager.check_constants()
+    eager.check_changes()
     written = [parameter for name, parameter in _parameters(model) if name in eager.state]
     if written:
         export = unchanged(*written)(export)

@@ -93,12 +93,10 @@ class Buffers:
             return private.overwrite_traced(target, args[0] if args else kwargs["src"])
         if name in ("fill_", "zero_"):
             value = (args[0] if args else kwargs["value"]) if name == "fill_" else 0
-            return private.overwrite_traced(target, torch.full_like(target, value))
+            return private.overwrite_traced(target, _number(value, target))
         if name != "__setitem__":
             return None
-        index, value = args
-        if not isinstance(value, torch.Tensor):
-            value = torch.full((), value, dtype=target.dtype)
+        index, value = args[0], _number(args[1], target)
         if any(isinstance(each, (torch.Tensor, list)) for each in (index if isinstance(index, tuple) else (index,))):
             changed = target.clone()
             changed[index] = value
@@ -131,6 +129,14 @@ class Buffers:
             else:
                 return False
         return True
+
+
+def _number(value: Any, like: torch.Tensor) -> torch.Tensor:
+    """A number as a constant of a trace; a tensor as it is."""
+    if isinstance(value, torch.Tensor):
+        return value
+    with private.paused_capture():
+        return torch.tensor(value, dtype=like.dtype)
 
 
 def _is_whole(other: torch.Tensor, buffer: torch.Tensor) -> bool:

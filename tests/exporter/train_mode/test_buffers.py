@@ -14,6 +14,7 @@ from exporter import errors
 from exporter.training.step import export_training_step
 from tests.exporter.train_mode.changing import BATCH, MODELS
 from tests.exporter.training.loop import eager, run
+from tests.processes import Server
 
 ALLOW = ["tests.exporter.train_mode.changing:*"]
 
@@ -132,3 +133,41 @@ class TestRefusal:
         x, model = torch.randn(BATCH), _Notes().train()
         module = exporter.load(exporter.export(model, (x,), dynamo=dynamo))
         torch.testing.assert_close(module(x), model(x))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("other"), "tests.exporter.train_mode.fresh:train")
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize("kind", ["instance norm beside batch norm", "spectral norm by a parametrization", "quantiser", "counter", "rows"])
+def test_a_process_that_knows_the_files_alone(kind, dynamo, tmp_path, other):
+    model, batches, rate = _model(kind), _batches(), 0.05
+    exporter.export(model, batches[0][:1], dynamo=dynamo).save(tmp_path / "forward.onnx")
+    step = export_training_step(
+        model, batches[0][:1], loss=F.mse_loss, targets=batches[0][1:], optimizer="sgd", hyperparameters={"lr": rate}, dynamo=dynamo
+    )
+    step.save(tmp_path / "step.onnx")
+    found = other.ask(
+        {
+            "forward": str(tmp_path / "forward.onnx"), "step": str(tmp_path / "step.onnx"), "start": str(tmp_path / "step.init.onnx"),
+            "batches": [tuple(t.numpy() for t in batch) for batch in batches], "allow": ALLOW, "lr": rate,
+        }
+    )  # fmt: skip
+    once = copy.deepcopy(model)
+    with torch.no_grad():
+        once(batches[0][0])
+    for name, buffer in once.named_buffers():
+        if f"{name}.next" in found["outputs"]:
+            torch.testing.assert_close(torch.from_numpy(found["outputs"][f"{name}.next"]), buffer, rtol=1e-5, atol=1e-5, msg=name)
+    assert any(name.endswith(".next") for name in found["outputs"])
+    losses = eager(model, F.mse_loss, torch.optim.SGD(model.parameters(), lr=rate), batches)
+    np.testing.assert_allclose(found["losses"], losses, rtol=1e-5)
+    expected = _state(model)
+    _assert_alike(found["loaded"], expected)
+    _assert_alike(found["stepped"], {name: value for name, value in expected.items() if name in found["stepped"]})
+    changed = {name for name, value in expected.items() if not torch.equal(value, _state(_model(kind))[name])}
+    assert changed <= found["stepped"].keys()
