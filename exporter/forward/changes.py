@@ -61,23 +61,14 @@ class Changes:
         """
         buffers = self._now()
         before = {name: value for name, (_, value) in self._buffers.items()}
-        found = {
-            name: UNSEEN
-            for name, value in buffers.items()
-            if name in before and _alike(value, before[name]) and not same_values(value, before[name])
-        }
-        self.refused = {
-            name: _TRAINED
-            for name, (parameter, value) in self._parameters.items()
-            if parameter.requires_grad and _alike(parameter, value) and not same_values(parameter, value)
-        }
+        found = {name: UNSEEN for name, value in buffers.items() if name in before and _moved(value, before[name])}
         names = {name: [other for other, (tensor, _) in self._buffers.items() if tensor is self._buffers[name][0]] for name in found}
         self.shared = next((tuple(same) for same in names.values() if len(same) > 1), ())
-        found |= {
-            name: "it is a parameter, which changes by its gradient alone"
-            for name, (parameter, value) in self._parameters.items()
-            if _alike(parameter, value) and not same_values(parameter, value)
-        }
+        for name, (parameter, value) in self._parameters.items():
+            if _moved(parameter, value):
+                found[name] = "it is a parameter, which changes by its gradient alone"
+                if parameter.requires_grad:
+                    self.refused[name] = _TRAINED
         found |= dict.fromkeys(self._parted(), "two modules share it, and forward puts another tensor in its place under one of its names")
         remade = {name: value for name, value in buffers.items() if name not in before or not _alike(value, before[name])}
         attributes = self._now_attributes() if self._model.training else {}
@@ -128,7 +119,7 @@ class Changes:
                     path, _, last = name.rpartition(".")
                     if name in self._buffers:
                         modules[path]._buffers[last] = tensor
-                    if not same_values(tensor, before):
+                    if tensor is not before and not same_values(tensor, before):
                         tensor.copy_(before)
 
 
@@ -161,6 +152,11 @@ def _alike(one: torch.Tensor, two: torch.Tensor) -> bool:
     if torch.nn.parameter.is_lazy(one) or torch.nn.parameter.is_lazy(two):
         return one is two
     return one.shape == two.shape and one.dtype is two.dtype and one.layout is two.layout
+
+
+def _moved(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether one has other values than the other, which it could have been written into."""
+    return one is not two and _alike(one, two) and not same_values(one, two)
 
 
 def _equal(one: Any, two: Any) -> bool:

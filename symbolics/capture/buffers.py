@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -11,6 +11,13 @@ from torch.utils import _pytree as pytree
 from symbolics import torch_private as private
 
 __all__ = ["Buffers"]
+
+
+_BITWISE: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "__iand__": torch.bitwise_and, "__ior__": torch.bitwise_or, "__ixor__": torch.bitwise_xor,
+    "bitwise_and_": torch.bitwise_and, "bitwise_or_": torch.bitwise_or, "bitwise_xor_": torch.bitwise_xor,
+    "logical_and_": torch.logical_and, "logical_or_": torch.logical_or, "logical_xor_": torch.logical_xor,
+}  # fmt: skip
 
 
 class Buffers:
@@ -94,6 +101,8 @@ class Buffers:
         if name in ("fill_", "zero_"):
             value = (args[0] if args else kwargs["value"]) if name == "fill_" else 0
             return private.overwrite_traced(target, _number(value, target))
+        if name in _BITWISE:  # which the exporter knows in their other form alone
+            return private.overwrite_traced(target, _BITWISE[name](target, args[0]))
         if name != "__setitem__":
             return None
         index, value = args[0], _number(args[1], target)

@@ -123,6 +123,10 @@ def batch_norm_training():
     return all(node.attributes.get_int("training_mode", 0) == 0 for node in model.graph if node.op_type == "BatchNormalization")
 
 
+def conjugates():
+    return torchscripted(lambda x: x.mH * 2, torch.ones(2, 3)) is None and torchscripted(torch.vdot, torch.ones(3), torch.ones(3)) is None
+
+
 def cross_entropy():
     def loss(x, target):
         return functional.cross_entropy(x, target, label_smoothing=0.5)
@@ -152,6 +156,20 @@ def floor_divide():
     except torch.onnx.errors.OnnxExporterError:
         return True
     return False
+
+
+def instance_norm_statistics():
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(2))
+            self.register_buffer("var", torch.ones(2))
+
+        def forward(self, x):
+            y = functional.instance_norm(x, self.mean, self.var, use_input_stats=True)
+            return y.sum() * 0 + self.mean
+
+    return torchscript_differs(Norm(), torch.ones(3, 2, 5))
 
 
 def lost_initializers():
@@ -345,7 +363,7 @@ FILES = {
 }
 IN_FILES = (
     angles, attention_dropout, bags_of_embeddings, batch_norm_buffers, batch_norm_momentum, batch_norm_training, binary_cross_entropy, bounds,
-    clamps, cross_entropy, data_getter, distances, empty_products, equal_draws, floor_divide, logarithms, lost_initializers, matrix_vector, mixed_norms,
+    clamps, conjugates, cross_entropy, data_getter, distances, empty_products, equal_draws, floor_divide, instance_norm_statistics, logarithms, lost_initializers, matrix_vector, mixed_norms,
     near_numbers, open_clips, padding, pools, scalars, scatters, softplus_threshold, torchscript_scatters, variance, wide_constants,
     wide_numbers,
 )  # fmt: skip
