@@ -17,6 +17,10 @@ _CONSTANT = (
     "in place, and the next call reads it: a tensor that is no buffer, which exporters take for a constant.\n"
     "  way out: register it with register_buffer() in __init__, and the file carries its changes"
 )
+_NEW = (
+    "at every call, a buffer that the first call makes: what is not there at the export is no input of its graph.\n"
+    "  way out: register it in __init__, in its shape, or call the model once before the export"
+)
 _TRAINED = (
     "in place, a parameter that is trained: its gradient is that of the new value, which no graph of the forward can say.\n"
     "  way out: change a copy (w = self.weight.clamp(...)), or the parameter outside of forward, after the optimizer's step; where the first call alone\n"
@@ -87,8 +91,9 @@ class Changes:
         later, last = self._now(), self._now_attributes()
         for name, value in remade.items():
             if name in later and not _equal(later[name], value):
-                new = "it is not there before the first call"
-                found[name] = "its shape or type changes, and a graph's are fixed" if name in before else new
+                found[name] = "its shape or type changes, and a graph's are fixed"
+                if name not in before:
+                    self.refused[name] = _NEW
         for name, value in moved.items():
             if name in last and not _equal(last[name][1], value):
                 found[name] = "it is an attribute of a module, not a buffer"

@@ -189,8 +189,7 @@ class EagerGraph:
             return
         raise ExportError(
             f"forward changes {known[0]!r}, and no file can carry that: {known[1]}. torch's exporter fails there ({_first_line(error)}).\n"
-            "  way out: register a buffer of fixed shape in __init__, and let forward write into it (buffer.copy_(...)); or call the model once before the export,\n"
-            "  where it makes the buffer once and for all"
+            "  way out: register a buffer of fixed shape in __init__, and let forward write into it (buffer.copy_(...))"
         ) from error
 
     def check_saved_tensors(self) -> None:

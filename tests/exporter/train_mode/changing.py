@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-__all__ = ["BATCH", "MODELS", "AssignedMean", "Counter", "Quantiser"]
+__all__ = ["BATCH", "MODELS", "AssignedMean", "Averages", "Counter", "Quantiser"]
 
 BATCH = (5, 4)  # of every model's argument
 
@@ -141,6 +141,143 @@ class FunctionalNorm(nn.Module):
         return self.head(F.batch_norm(x, self.centre, self.spread, training=self.training, momentum=0.3))
 
 
+class Parts(nn.Module):
+    """Parts of buffers are written, by numbers, slices, views and indices; what follows reads all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+        self.register_buffer("table", torch.ones(3, 4))
+        self.register_buffer("counts", torch.zeros(3))
+        self.register_buffer("last", torch.zeros(1))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.last[0] = x.mean()
+            self.last.lerp_(torch.ones(1), 0.3)
+            rows = x.abs().argmax(1) % 3
+            self.table.index_add_(0, rows, x)
+            self.table[1:].mul_(0.5)
+            self.table[:, 0].zero_()
+            self.table[0, 1:3].fill_(0.25)
+            self.counts.scatter_add_(0, rows, torch.ones(len(x)))
+            self.counts[self.counts > 2] = 1.0
+            self.counts.clamp_(max=2.5)
+        return self.head(x + self.table.sum(0)) * self.last + self.counts.sum()
+
+
+class Flags(nn.Module):
+    """Buffers of other types and of no dimensions: what was seen, and whether anything was."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+        self.register_buffer("seen", torch.zeros(4, dtype=torch.bool))
+        self.register_buffer("started", torch.tensor(False))
+        self.register_buffer("largest", torch.tensor(0.5))
+        self.register_buffer("mean", torch.zeros(4, dtype=torch.float64))
+        self.register_buffer("hits", torch.zeros(4, dtype=torch.int32))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.seen |= (x > 1).any(0)
+            self.mean.copy_(torch.where(self.started, self.mean * 0.9 + 0.1 * x.mean(0), x.mean(0)))
+            self.started.fill_(True)
+            self.largest.copy_(torch.maximum(self.largest, x.abs().max()))
+            self.hits.add_((x > 0).sum(0))
+        return self.head(x * self.seen + self.mean.float() + self.hits) / self.largest
+
+
+class Follow(torch.autograd.Function):
+    """Changes a buffer, and says so."""
+
+    @staticmethod
+    def forward(ctx, x, average):
+        average.mul_(0.9).add_(0.1 * x.mean(0))
+        ctx.mark_dirty(average)
+        ctx.mark_non_differentiable(average)
+        return x * 2, average
+
+    @staticmethod
+    def backward(ctx, g, _):
+        return g * 3, None
+
+
+class Propose(torch.autograd.Function):
+    """Returns what a buffer should be next."""
+
+    @staticmethod
+    def forward(ctx, x, average):
+        following = average * 0.9 + 0.1 * x.mean(0)
+        ctx.mark_non_differentiable(following)
+        return x * 2, following
+
+    @staticmethod
+    def backward(ctx, g, _):
+        return g * 3, None
+
+
+class ByFunctions(nn.Module):
+    """New values that Functions make."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.register_buffer("followed", torch.ones(4))
+        self.register_buffer("proposed", torch.ones(4))
+
+    def forward(self, x):
+        y, _ = Follow.apply(self.first(x), self.followed)
+        y, self.proposed = Propose.apply(y, self.proposed)
+        return self.head(y + self.followed + self.proposed)
+
+
+class Exchanged(nn.Module):
+    """Buffers that become each other's value, and one that is written again and again."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+        self.register_buffer("one", torch.zeros(4))
+        self.register_buffer("other", torch.ones(4))
+        self.register_buffer("scale", torch.ones(2))
+
+    def forward(self, x):
+        self.one, self.other = self.other, self.one + x.detach().mean(0)
+        y = self.head(x + self.one - 2 * self.other)
+        with torch.no_grad():
+            torch.mul(y.mean(0), 0.5, out=self.scale)
+            self.scale.mul_(0.5)
+        y = y * self.scale.clone()
+        self.scale = self.scale * 2 + y.detach().mean(0)
+        self.scale -= 0.1
+        return y
+
+
+class Averages(nn.Module):
+    """A running mean for others to share."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return x + self.mean
+
+
+class Shared(nn.Module):
+    """Two modules have one buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.one, self.other = nn.Linear(4, 2), Averages(), Averages()
+        self.other.mean = self.one.mean
+
+    def forward(self, x):
+        return self.head(self.one(x) + self.other(2 * x))
+
+
 def _instance_norm():
     return nn.Sequential(
         nn.Unflatten(1, (2, 2)),
@@ -179,4 +316,10 @@ MODELS = {
     "rows": Rows,
     "called twice": Twice,
     "statistics of a function": FunctionalNorm,
+    "batch norm that averages all": lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 2)),
+    "parts": Parts,
+    "flags": Flags,
+    "by functions": ByFunctions,
+    "exchanged": Exchanged,
+    "shared": Shared,
 }  # fmt: skip
