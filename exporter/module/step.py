@@ -11,6 +11,7 @@ import torch
 from exporter.module.plans import Plan, Plans
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tensors import tensor
+from exporter.train_mode.batch_norm import counter_of
 from symbolics import torch_private as private
 from symbolics.errors import FormatError, RunError
 from symbolics.node.names import GRADIENTS_KEY
@@ -61,7 +62,8 @@ class Step(torch.autograd.Function):
         # Tensors that the caller knows are watched by autograd: a change in place before the backward is an error there.
         own = [name for name in partition.residuals if name in plan.outputs]
         # A buffer gets its next value before the backward, which reads this one.
-        read = (by_name[name].clone() if name in plan.buffers else by_name[name] for name in partition.reads)
+        updated = {*plan.buffers, *(name for entry in plan.statistics for name in (entry.mean, entry.var, counter_of(entry.mean)))}
+        read = (by_name[name].clone() if name in updated else by_name[name] for name in partition.reads)
         ctx.save_for_backward(*read, *(results[plan.outputs.index(name)] for name in own))
         handles = [int(found[name].numpy()) for name in partition.contexts]
         ctx.residuals = Residuals({name: found[name] for name in partition.residuals}, handles, plans.store)

@@ -88,7 +88,7 @@ class Assembly:
         """Write the metadata: what is an argument of the model, what a target, what goes round."""
         present = {value.name for value in self.graph.inputs}
         layout = StepLayout(
-            carried={name_of(new): name_of(old) for old, new in self.carried.next.items()},
+            carried={f"{name_of(old)}.next": name_of(old) for old in self.carried.next},  # a pass may have put other values in their place
             inputs=tuple(name for name in inputs if name in present),
             targets=tuple(name for name in targets if name in present),
             loss=LOSS,

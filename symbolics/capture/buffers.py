@@ -29,6 +29,7 @@ class Buffers:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
+        self._views: list[torch.Tensor] = []
         self._before = {name: (buffer, _version(buffer)) for name, buffer in model.named_buffers(remove_duplicate=False)}
 
     def written(self, declared: Collection[torch.Tensor] = ()) -> dict[str, torch.Tensor]:
@@ -85,6 +86,21 @@ class Buffers:
         """Whether a tensor is a buffer, or looks at the memory of one (``buffer.data``, a view)."""
         return any(private.shares_memory(buffer, tensor) for buffer, _ in self._before.values())
 
+    def note_views(self, func: Any, result: Any) -> None:
+        """Remember what looks at the memory of a buffer.
+
+        Args:
+            func: What a forward called.
+            result: What it returned.
+        """
+        for each in result if isinstance(result, (tuple, list)) else (result,):
+            if (
+                isinstance(each, torch.Tensor)
+                and (each._is_view() or getattr(func, "__name__", "") in ("__get__", "detach"))
+                and self.has(each)
+            ):
+                self._views.append(each)
+
     def write(self, name: str, target: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
         """Write into a buffer, or into what looks at one, for a trace: its passes lose what is put into a part of an input.
 
@@ -128,16 +144,27 @@ class Buffers:
             if _is_whole(other, buffer):
                 private.replace_traced(buffer, other)
             elif buffer.is_contiguous() and buffer.dtype is other.dtype:
+                places, _ = self._places(other, buffer)
                 with private.paused_capture():
-                    places = torch.arange(buffer.numel()).as_strided(
-                        other.shape, other.stride(), other.storage_offset() - buffer.storage_offset()
-                    )
-                    places, sizes = places.reshape(-1).clone(), list(buffer.shape)
+                    sizes = list(buffer.shape)
                 with torch.no_grad():
                     private.replace_traced(buffer, buffer.reshape(-1).scatter(0, places, other.reshape(-1)).reshape(sizes))
             else:
                 return False
+        for view in self._views:
+            base = next((buffer for buffer in behind if private.shares_memory(buffer, view)), None)
+            if base is not None and view is not other and view is not base and base.is_contiguous() and base.dtype is view.dtype:
+                places, sizes = self._places(view, base)
+                with torch.no_grad():
+                    private.replace_traced(view, base.reshape(-1)[places].reshape(sizes))
         return True
+
+    @staticmethod
+    def _places(view: torch.Tensor, buffer: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+        """Where the elements of a view stand in a buffer that is contiguous; the sizes of the view."""
+        with private.paused_capture():
+            places = torch.arange(buffer.numel()).as_strided(view.shape, view.stride(), view.storage_offset() - buffer.storage_offset())
+            return places.reshape(-1).clone(), list(view.shape)
 
 
 def _number(value: Any, like: torch.Tensor) -> torch.Tensor:

@@ -100,12 +100,13 @@ class StopGradients(TorchFunctionMode):
         out = kwargs.get("out")
         if out is not None:
             _watch_changes(recorder, name, out)
-        if private.is_tracing() and isinstance(out, torch.Tensor):
+        if isinstance(out, (torch.Tensor, tuple)):
             result = self.__torch_function__(func, types, args, {key: value for key, value in kwargs.items() if key != "out"})
-            with private.paused_capture():
-                fits = result.shape == out.shape
-            return private.overwrite_traced(out, result) if fits else func(*args, **kwargs)
+            return out if _write_out(out, result) else func(*args, **kwargs)
         result = called(functools.partial(_rewritten, func, name), name, args, kwargs, torch.ops.pythonop.stop_gradient)
+        buffers = None if recorder is None else recorder.capture.trace.buffers
+        if buffers is not None:
+            buffers.note_views(func, result)
         if name in _SHAPE_ONLY or _needs_no_mark(result):
             return result
         if torch.is_grad_enabled() and private.is_higher_order(func):  # torch.cond, scan: a capture runs their bodies without autograd
@@ -159,6 +160,25 @@ def _rewritten(func: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
         return rewrite(func, args, kwargs)
     except ExportError as error:
         _refuse(name, str(error))
+
+
+def _write_out(out: Any, result: Any) -> bool:
+    """Write a result into what ``out=`` gave; False where that is not of its shape."""
+    pairs = list(zip(out, result, strict=True)) if isinstance(out, tuple) else [(out, result)]
+    with private.paused_capture():
+        if any(into.shape != value.shape for into, value in pairs):
+            return False
+    recorder = active_recorder()
+    buffers = None if recorder is None else recorder.capture.trace.buffers
+    for into, value in pairs:
+        if private.is_tracing():
+            private.overwrite_traced(into, value)
+            if buffers is not None:
+                buffers.follow(into)
+        else:
+            with torch.no_grad():
+                into.copy_(value)
+    return True
 
 
 def _hook(self: torch.Tensor, hook: Any) -> Any:
