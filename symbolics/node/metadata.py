@@ -67,7 +67,7 @@ class BufferChanges:
 
     Attributes:
         carried: initializer of a buffer -> the output of the graph that holds its next value.
-        lost: What else the forward changes, a buffer or an attribute of a module -> why no output holds its next value.
+        lost: What else the forward changes, a buffer, parameter or attribute of a module -> why no output holds its next value.
         always: Whether the forward is that of eval mode, and so changes them in both modes.
     """
 
