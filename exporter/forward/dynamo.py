@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import torch
 
 from exporter.files.program import Program
@@ -13,14 +14,14 @@ from exporter.forward.finish import anchor_calls, finish, refuse_scripted
 from exporter.forward.inputs import check_dynamic
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, write
 from exporter.forward.state import ModelState
-from exporter.train_mode.batch_norm import warn_of_lost_changes
 from symbolics import torch_private as private
 from symbolics.capture.gradient_hooks import read_through_hooks
 from symbolics.capture.marks import differentiable_inputs
-from symbolics.capture.recorder import active_recorder
+from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.capture.translate import translations
 from symbolics.errors import PythonopWarning
 from symbolics.graph.collector import without_gc
+from symbolics.graph.values import name_of
 
 __all__ = ["anchor_translation", "export_dynamo"]
 
@@ -76,8 +77,6 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
             )
         with without_gc():
             finish(program.model, recorder, state, optimize=optimize)
-        if program.exported_program is not None:
-            warn_of_lost_changes(program.model.graph, set(program.exported_program.graph_signature.buffers_to_mutate.values()))
         inlined = dict(recorder.capture.inlined)
     current.program = Program(program.model, inlined, program)
     return program
@@ -89,5 +88,36 @@ def anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any) 
     program = original(*args, **kwargs)
     recorder = active_recorder()
     if recorder is not None:
+        _copy_returned_state(program.model.graph)
+        if program.exported_program is not None:
+            _give_out_buffers(program.model.graph, program.exported_program.graph_signature, recorder)
         recorder.capture.anchored = anchor_calls(program.model.graph)
     return program
+
+
+def _copy_returned_state(graph: ir.Graph) -> None:
+    """A parameter, buffer or constant that the model returns is an output by a node of its own: a name for each."""
+    for index, value in enumerate(list(graph.outputs)):
+        if value.is_initializer():
+            node = ir.Node("", "Identity", [value], name=f"{value.name}/returned", version=graph.opset_imports.get(""))
+            node.outputs[0].name = f"{value.name}/returned"
+            node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+            graph.append(node)
+            graph.outputs[index] = node.outputs[0]
+
+
+def _give_out_buffers(graph: ir.Graph, signature: Any, recorder: Recorder) -> None:
+    """Make outputs of the graph of the values that forward writes into buffers, which torch's translation drops."""
+    buffers = signature.buffers_to_mutate
+    if not buffers:
+        return
+    values = {name_of(value): value for value in (*graph.inputs, *(v for node in graph for v in node.outputs))}
+    values.update(
+        (value.metadata_props.get("pkg.torch.onnx.original_node_name", name), value) for name, value in graph.initializers.items()
+    )
+    for name, buffer in buffers.items():
+        if name in values:
+            recorder.capture.written.append(buffer)
+            graph.outputs.append(values[name])
+        else:
+            recorder.capture.missed.add(buffer)

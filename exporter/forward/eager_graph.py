@@ -20,14 +20,17 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter.files.trust import name_of
+from exporter.forward.changes import Changes
 from exporter.forward.unchanged import unchanged
+from exporter.train_mode.buffers import UNSEEN
 from symbolics import torch_private as private
 from symbolics.capture.callsite import Call
 from symbolics.capture.gradient_hooks import GradientHook, is_portable, is_removed
 from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.recorder import belongs_to_torch
 from symbolics.capture.survey import Survey
-from symbolics.errors import ExportError
+from symbolics.capture.undifferentiable import StopWhereNone, is_refusal
+from symbolics.errors import ExportError, PythonopError
 from symbolics.graph.values import is_mark, is_python_op
 from symbolics.node.names import (
     CALL_ATTRIBUTE,
@@ -91,12 +94,18 @@ class EagerGraph:
         unchecked: Why there is nothing to compare with, "" where there is.
         failed: Whether that is because the run raised.
         changed: The saved_tensors_hooks that give back something else than they were given, as text.
+        state: What the run changed in the model, by name -> why a file may not carry it.
+        shared: The names of a buffer that has several, and that the run changed.
+        refused: Those of them that no file can be right about, not even once -> why, and the way out.
     """
 
     calls: dict[type, list[Call]] = field(default_factory=dict)
     unchecked: str = ""
     failed: bool = False
     changed: list[str] = field(default_factory=list)
+    state: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    shared: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -106,6 +115,7 @@ class EagerGraph:
         kwargs: dict[str, Any],
         *,
         training: bool | None = None,
+        stopping: bool = False,
     ) -> EagerGraph:
         """Run a model once and look at the graph behind its outputs; model, arguments and random state stay as they were.
 
@@ -113,8 +123,10 @@ class EagerGraph:
             model: The model, in the mode of the export.
             args, kwargs: Example arguments; float tensors count as needing a gradient.
             training: The mode to run it in; None for its own.
+            stopping: Whether gradients stop at arguments that PyTorch has none for.
         """
         inputs, keywords = differentiable_inputs((args, kwargs))
+        mode = StopWhereNone() if stopping else contextlib.nullcontext()
         try:
             # One at a time: warnings and compilation are switched off in the whole process.
             with (
@@ -123,15 +135,62 @@ class EagerGraph:
                 _quiet(),
                 torch.enable_grad(),
                 Survey(model) as survey,
+                mode,
             ):
                 if training is not None:
                     model.train(training)
+                changes, drawn = Changes(model), torch.get_rng_state()
                 result = model(*inputs, **keywords)
                 found = cls(_calls(result, survey), changed=list(survey.changed))
                 del result
+
+                def again() -> None:
+                    torch.set_rng_state(drawn)
+                    fresh, more = differentiable_inputs((args, kwargs))
+                    model(*fresh, **more)
+
+                found.state = changes.found(again)
+                found.refused, found.shared = changes.refused, changes.shared
+        except ExportError:  # the loss of a training step: it names what is wrong
+            raise
         except Exception as error:
+            if not stopping and is_refusal(error):
+                return cls.of(model, args, kwargs, training=training, stopping=True)
             return cls(unchecked=f"an eager run raised {type(error).__name__}: {' '.join(str(error).split())[:200]}", failed=True)
         return found
+
+    def check_changes(self) -> None:
+        """Refuse changes of state that leave a file wrong from the start.
+
+        Raises:
+            ExportError: The model makes such changes.
+        """
+        for name, why in self.refused.items():
+            raise ExportError(f"forward changes {name!r} {why}")
+
+    def explain(self, error: Exception) -> None:
+        """Say what of the model an exporter stumbled over, where that is known.
+
+        Args:
+            error: What torch's exporter raised.
+
+        Raises:
+            ExportError: The forward changes state that no exporter carries.
+        """
+        known = next(((name, why) for name, why in self.state.items() if why != UNSEEN), None)
+        if isinstance(error, PythonopError):
+            return
+        if known is None and self.shared:
+            raise ExportError(
+                f"forward changes the buffer {self.shared[0]!r}, which is {self.shared[1]!r}, too, and torch's exporter fails ({_first_line(error)}).\n"
+                "  way out: export with dynamo=False; or let one module have the buffer, and hand it to the other's forward"
+            ) from error
+        if known is None:
+            return
+        raise ExportError(
+            f"forward changes {known[0]!r}, and no file can carry that: {known[1]}. torch's exporter fails there ({_first_line(error)}).\n"
+            "  way out: register a buffer of fixed shape in __init__, and let forward write into it (buffer.copy_(...))"
+        ) from error
 
     def check_saved_tensors(self) -> None:
         """Refuse saved_tensors_hooks that change values: a file keeps what the forward computed.

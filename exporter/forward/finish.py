@@ -14,13 +14,15 @@ import torch
 import symbolics.node.schema  # noqa: F401  (the checker should know the operators of what we write)
 from exporter.forward.fold import fold
 from exporter.forward.state import ModelState, held_out
+from exporter.train_mode.buffers import UNSEEN, add_lost, carry, name_carried
 from symbolics import quirks
 from symbolics.capture.recorder import Recorder
 from symbolics.errors import ExportError
 from symbolics.graph.values import is_mark, is_python_op
 from symbolics.node.attributes import ir_attributes, write_attributes
-from symbolics.node.metadata import write_cumulative, write_state
+from symbolics.node.metadata import BufferChanges, write_changes, write_cumulative, write_state
 from symbolics.node.names import (
+    BUFFERS_KEY,
     CALL_ATTRIBUTE,
     CUMULATIVE_KEY,
     FORMAT_VERSION,
@@ -52,9 +54,12 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
             exporter folds constants alone; the rules would take longer than its whole export.
     """
     graph = model.graph
-    own_outputs = len(graph.outputs) - recorder.capture.anchored
+    written = recorder.capture.written
+    results = len(graph.outputs) - recorder.capture.anchored - len(written)
     parameters = state.adopt(graph)
-    _keep_outputs(graph, own_outputs)
+    _keep_outputs(graph, results + len(written))
+    carried = carry(graph, results, written, state.entries)
+    own_outputs = len(graph.outputs)
     quirks.apply(quirks.TRANSLATED, model)
     with contextlib.ExitStack() as stack:
         stack.enter_context(held_out(graph, parameters))
@@ -71,7 +76,12 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     _keep_outputs(graph, own_outputs)
     nodes = quirks.apply((*quirks.OPTIMIZED, _name_everything), model)
     _describe_calls(graph, nodes, recorder)
-    _write_metadata(model, nodes, recorder, state)
+    _write_metadata(model, nodes, recorder, state, results)
+    if carried:
+        model.metadata_props[BUFFERS_KEY] = write_changes(
+            BufferChanges(name_carried(graph, carried, results), {}, recorder.capture.evaluated)
+        )
+    add_lost(model, dict.fromkeys((*written, *recorder.capture.missed), UNSEEN))
     _import_domains(model, nodes)
 
 
@@ -135,13 +145,13 @@ def _describe_calls(graph: ir.Graph, nodes: list[ir.Node], recorder: Recorder) -
                 value.name = f"{node.name or PYTHON_OP}_{value.index()}"
 
 
-def _write_metadata(model: ir.Model, nodes: list[ir.Node], recorder: Recorder, state: ModelState) -> None:
+def _write_metadata(model: ir.Model, nodes: list[ir.Node], recorder: Recorder, state: ModelState, results: int) -> None:
     model.metadata_props[VERSION_KEY] = str(FORMAT_VERSION)
     model.metadata_props[STATE_KEY] = write_state(state.entries)
     model.metadata_props[MARK_COUNT_KEY] = str(sum(map(is_mark, nodes)))
     if state.cumulative:
         model.metadata_props[CUMULATIVE_KEY] = write_cumulative(state.cumulative)
-    if recorder.capture.outputs is not None and count_tensors(recorder.capture.outputs) == len(model.graph.outputs):
+    if recorder.capture.outputs is not None and count_tensors(recorder.capture.outputs) == results:
         model.metadata_props[OUTPUTS_KEY] = recorder.capture.outputs
 
 

@@ -25,7 +25,10 @@ def fold(model: ir.Model) -> None:
     _remove_casts(graph)
     folds = nested or not all(map(_settled, graph))
     if folds:
+        unnamed = [value for node in graph for value in node.outputs if not (value.name or value.uses() or value.is_graph_output())]
         onnxscript.optimizer.fold_constants(model, onnx_shape_inference=False)
+        for value in unnamed:  # it names them all, and a name says that somebody wants the output
+            value.name = ""
     if nested or not _remove_unused(graph):
         passes.RemoveUnusedNodesPass()(model)
     if nested or any(node.op_type == "Constant" for node in graph):

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from exporter.files.program import Program, save_model
 from exporter.files.save import writable
 from exporter.files.trust import name_of
 from exporter.forward.eager_graph import EagerGraph, Lost
+from exporter.forward.unchanged import unchanged
+from exporter.train_mode.buffers import add_lost, warn_of_lost
 from symbolics import torch_private as private
 from symbolics.capture.disguise import as_in_eager
 from symbolics.capture.interception import settled
@@ -124,18 +126,25 @@ def judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[
     current.program = None
     eager = _eager_graph(current, model, args, kwargs, training)
     eager.check_saved_tensors()
+    eager.check_changes()
+    written = [parameter for name, parameter in _parameters(model) if name in eager.state]
+    if written:
+        export = unchanged(*written)(export)
     result, failure = None, None
     try:
         result = export()
         lost = _lost(current, eager)
     except Exception as error:
         if not eager.operators:
+            eager.explain(error)
             raise
         lost, failure = eager.inside_operators(), error
     if lost:
         result = _again_as_in_eager(current, eager, lost, export, failure)
+    assert current.program is not None
+    add_lost(current.program.model, eager.state)
+    warn_of_lost(current.program.model, stacklevel=5)
     if eager.unchecked:
-        assert current.program is not None
         current.program.model.metadata_props[UNCHECKED_KEY] = eager.unchecked
         if eager.failed:
             warnings.warn(
@@ -182,8 +191,15 @@ def _again_as_in_eager(current: Hook, eager: EagerGraph, lost: list[Lost], expor
     raise lost[0].error(failure) from failure
 
 
+def _parameters(model: Any) -> Iterable[tuple[str, torch.nn.Parameter]]:
+    return model.named_parameters() if isinstance(model, torch.nn.Module) else ()
+
+
 def _inputs(current: Hook) -> list[str | None] | None:
-    return [value.name for value in current.program.model.graph.inputs] if current.program is not None else None
+    """The inputs that the graph reads."""
+    if current.program is None:
+        return None
+    return [value.name for value in current.program.model.graph.inputs if value.uses() or value.is_graph_output()]
 
 
 def _eager_graph(current: Hook, model: Any, args: Any, kwargs: Any, training: bool | None) -> EagerGraph:

@@ -15,6 +15,7 @@ import torch
 from onnx_ir import tensor_adapters
 
 from symbolics import torch_private as private
+from symbolics.capture.side_effects import same_values
 from symbolics.node.metadata import StateEntry
 from symbolics.quirks import cumulative_statistics
 
@@ -68,12 +69,12 @@ class ModelState:
     def changed(self, model: torch.nn.Module, declared: Collection[torch.Tensor] = ()) -> set[str]:
         """The names of the buffers that are no longer as they were, or that are among the ``declared``.
 
-        A buffer that forward gives another shape is no state: the next call could not go on with it.
+        What gets another shape or type is left to eager's judgement (`exporter.forward.changes`).
         """
 
         def moved(name: str, buffer: torch.Tensor) -> bool:
             before = self.values[self.entries[name].initializer] if name in self.entries else buffer
-            return before.shape == buffer.shape and not torch.equal(before, buffer)
+            return before.shape == buffer.shape and before.dtype is buffer.dtype and not same_values(before, buffer)
 
         return {name for name, buffer in self._buffers(model) if any(buffer is tensor for tensor in declared) or moved(name, buffer)}
 

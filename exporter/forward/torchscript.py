@@ -13,6 +13,7 @@ import onnx
 import onnx.shape_inference
 import onnx_ir as ir
 import torch
+from torch.utils import _pytree as pytree
 
 from exporter.files.program import Program
 from exporter.forward.draft import constants_to_initializers, read_draft
@@ -20,12 +21,12 @@ from exporter.forward.finish import finish, refuse_scripted
 from exporter.forward.inputs import dynamic_sizes, input_names, without_numbers
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, write
 from exporter.forward.state import ModelState, all_buffers_named
-from exporter.train_mode.batch_norm import warn_of_lost_changes
 from symbolics import torch_private as private
 from symbolics.capture.marks import differentiable_inputs, holds_tensor
 from symbolics.capture.torchscript import symbolics_registered
 from symbolics.errors import ExportError
 from symbolics.graph.collector import without_gc
+from symbolics.node.dtypes import onnx_type
 
 __all__ = ["decide_folding", "export_torchscript", "fold_constants", "infer_shapes"]
 
@@ -101,15 +102,15 @@ def _translate_torchscript(
                 keep_initializers_as_inputs=True,
                 **options,
             )
-        changed = state.changed(model, trace.dirtied)
+        recorder.capture.missed = state.changed(model, trace.dirtied)
         # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
         proto = onnx.load_from_string(draft.getvalue())
         constants_to_initializers(proto.graph, merge=bool(optimize))
         translated = read_draft(onnx.shape_inference.infer_shapes(proto, data_prop=True))
         recorder.capture.anchored, trace.anchors = len(trace.anchors), []
         _parameters_to_initializers(translated.graph, state)
+        _keep_unread_inputs(translated.graph, options["input_names"], args, options.get("dynamic_axes") or {})
         finish(translated, recorder, state, optimize=optimize, rewrite=False)
-        warn_of_lost_changes(translated.graph, changed)
         current.program = Program(translated, dict(recorder.capture.inlined))
 
 
@@ -160,3 +161,29 @@ def _parameters_to_initializers(graph: ir.Graph, state: ModelState) -> None:
             graph.initializers[value.name] = value
         else:
             graph.inputs.append(value)
+
+
+def _keep_unread_inputs(graph: ir.Graph, names: list[str] | None, args: Any, axes: Any) -> None:
+    """Give the graph the inputs that forward does not read, which torch's trace drops: a caller passes them.
+
+    Args:
+        graph: The graph.
+        names: The names of all inputs, None where they are not known.
+        args: The example arguments.
+        axes: The dynamic axes by name, as torch.onnx.export takes them.
+    """
+    tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    found = {value.name: value for value in graph.inputs}
+    if names is None or len(names) != len(tensors) or not found.keys() <= set(names):
+        return
+    graph.inputs.clear()
+    for name, tensor in zip(names, tensors, strict=True):
+        value = found.get(name)
+        if value is None:
+            open_ = axes.get(name, {})
+            dims = [
+                (open_[axis] if isinstance(open_, dict) else f"{name}_{axis}") if axis in open_ else size
+                for axis, size in enumerate(tensor.shape)
+            ]
+            value = ir.Value(name=name, type=ir.TensorType(ir.DataType(onnx_type(tensor.dtype))), shape=ir.Shape(dims))
+        graph.inputs.append(value)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from symbolics.errors import ArgumentError
 from symbolics.graph.values import is_float, name_of, rank_of
 from symbolics.graph.walk import walk
-from symbolics.node.metadata import read_state
+from symbolics.node.metadata import read_state, results_of
 
 __all__ = ["Boundary"]
 
@@ -43,9 +43,15 @@ class Boundary:
             wrt = dict.fromkeys(n for n in (*names, *map(name_of, graph.inputs)) if is_float(sources[n]))
         self.wrt = _named("wrt", wrt, sources, "input or initializer")
         ends = {name_of(v): v for v in graph.outputs}
+        results = {name_of(v) for v in results_of(model)}
         self._explicit = outputs is not None
         self._names = set(
-            map(name_of, _named("outputs", [n for n, v in ends.items() if is_float(v)] if outputs is None else outputs, ends, "output"))
+            map(
+                name_of,
+                _named(
+                    "outputs", [n for n, v in ends.items() if is_float(v) and n in results] if outputs is None else outputs, ends, "output"
+                ),
+            )
         )
         targets = set(map(name_of, self.wrt))
         self._both = targets & self._names

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from symbolics.errors import FormatError
 from symbolics.graph.values import array_of, is_python_op, made_by, name_of
 from symbolics.graph.walk import reads
-from symbolics.node.metadata import GradientPairing, pairing_of
+from symbolics.node.metadata import GradientPairing, pairing_of, results_of
 from symbolics.node.names import GRADIENTS_KEY
 
 __all__ = ["Partition", "forward_part", "split"]
@@ -116,7 +116,7 @@ def _forward_names(model: ir.Model, pairing: GradientPairing) -> tuple[list[str]
     cotangents, gradients = set(pairing.inputs.values()), set(pairing.outputs.values())
     given = cotangents | set(model.graph.initializers)
     inputs = [name for value in model.graph.inputs if (name := name_of(value)) not in given]
-    return inputs, [name for value in model.graph.outputs if (name := name_of(value)) not in gradients]
+    return inputs, [name for value in results_of(model) if (name := name_of(value)) not in gradients]
 
 
 def _in_order(model: ir.Model, state: Iterable[str]) -> list[str]:

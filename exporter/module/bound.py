@@ -1,4 +1,4 @@
-"""What a loaded module does in forward: arguments are checked, the right sessions run, running statistics are updated."""
+"""What a loaded module does in forward: arguments are checked, the right sessions run, buffers are updated."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from exporter.train_mode.dropout import draw_seed
 from symbolics import torch_private as private
 from symbolics.errors import FormatError, PythonopWarning, RunError
 from symbolics.node.dtypes import DTYPES
-from symbolics.node.metadata import StateEntry, pairing_of, read_cumulative
-from symbolics.node.names import CUMULATIVE_KEY, OUTPUTS_KEY
+from symbolics.node.metadata import StateEntry, changes_of, pairing_of, read_cumulative
+from symbolics.node.names import BUFFERS_KEY, CUMULATIVE_KEY, OUTPUTS_KEY
 from symbolics.node.result import rebuild
 from symbolics.text import shown
 
@@ -35,6 +35,7 @@ class Bound:
         names: initializer -> the name under which the module has it.
         state: initializer -> its element type and shape, which the module's tensors must keep.
         counters: running mean -> num_batches_tracked, both by initializer.
+        changes: The buffers that the forward changes.
         plans: The sessions.
     """
 
@@ -80,6 +81,7 @@ class Bound:
                 raise FormatError(
                     f"{shown(name)!r} is the average of all batches, and the file has no num_batches_tracked beside it: it is damaged"
                 )
+        self.changes = changes_of(model)
         self.plans = Plans(model, tuple(names), allow, device, providers)
         self._warned: set[str] = set()
 
@@ -88,6 +90,7 @@ class Bound:
 
     def run(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The outputs of the graph, with gradients where they are wanted."""
+        self._check_mode(module.training)
         inputs = self._arguments(args, kwargs)
         state = {initializer: _lookup(module, name) for initializer, name in self.names.items()}
         for name, value in state.items():
@@ -114,6 +117,30 @@ class Bound:
             results = list(Step.apply(self.plans, plan, names, box, *values))  # type: ignore[no-untyped-call]
         self._update(module, plan, state, box)
         return results
+
+    def _check_mode(self, training: bool) -> None:
+        """Say where the mode asks for more than the file holds.
+
+        Raises:
+            RunError: In training mode, of a file whose forward changes what it does not carry.
+        """
+        lost, carried = self.changes.lost, self.changes.carried
+        if training and lost:
+            name, why = next(iter(lost.items()))
+            raise RunError(
+                f"the forward of the exported model changes {shown(name)!r}{f' and {len(lost) - 1} more' if len(lost) > 1 else ''}, and the file does not carry it: "
+                f"{shown(why)}. It would train with the value at export.\n"
+                "  way out: eval() runs the file with that value; to train, let forward write into a buffer of fixed shape and type,\n"
+                "  or take the value as an argument and return the new one, and export again"
+            )
+        if not training and carried and not self.changes.always and "eval" not in self._warned:
+            self._warned.add("eval")
+            warnings.warn(
+                f"the model was exported in training mode, where its forward changes {', '.join(repr(shown(n)) for n in list(carried)[:5])}: in eval() the "
+                "file leaves that as it is and computes what it computes in training; where the model itself differs, export it in eval mode for that.",
+                PythonopWarning,
+                stacklevel=7,
+            )
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
         """The tensors by input name.
@@ -186,6 +213,15 @@ class Bound:
                 continue  # constants of the file: no module has them
             counter = self.counters.get(entry.mean)
             entry.update(state[entry.mean], state[entry.var], None if counter is None else state[counter], box)
+        with torch.no_grad():
+            for initializer, output in plan.buffers.items():
+                found, buffer = box[output], state[initializer]
+                if found.shape != buffer.shape or found.dtype is not buffer.dtype:
+                    raise FormatError.damaged(
+                        f"metadata {BUFFERS_KEY}",
+                        f"the next value of {shown(initializer)!r} is {found.dtype} of shape {list(found.shape)}, the buffer is {buffer.dtype} of shape {list(buffer.shape)}",
+                    )
+                buffer.copy_(found)
 
     def structured(self, results: list[torch.Tensor]) -> Any:
         """What the exported model would have returned."""

@@ -57,8 +57,9 @@ class OnnxModule(torch.nn.Module):
     """An ONNX model as a module; made by `load`.
 
     In train() mode it behaves as the file says: a file that was exported in training mode drops out (a new mask each
-    step, from torch's generator) and updates the running statistics of BatchNorm. eval() takes both back, and runs the
-    forward alone unless an input needs a gradient; so does torch.no_grad(). Parameters are read at every forward.
+    step, from torch's generator), updates the running statistics of BatchNorm, and every other buffer that forward changed. eval() takes
+    dropout and BatchNorm back, leaves buffers alone, and runs the forward alone unless an input needs a gradient; so does torch.no_grad().
+    Parameters are read at every forward.
 
     forward takes the tensors of the exported model's arguments in their order, in containers or not, and keyword
     arguments by the names of the graph's inputs. It returns what the exported model returned, where the file says
@@ -98,7 +99,8 @@ class OnnxModule(torch.nn.Module):
 
         Raises:
             TypeError: Arguments do not match the inputs of the graph.
-            RunError: An input or parameter has another type, shape or device than the file says.
+            RunError: An input or parameter has another type, shape or device than the file says; in train() mode, the model
+                changed state that the file does not carry.
             UnsupportedOperatorError: A gradient is needed through an operator that has none.
         """
         return self._onnx.structured(self._onnx.run(self, args, kwargs))

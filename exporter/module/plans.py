@@ -21,7 +21,7 @@ from exporter.train_mode.batch_norm import Statistics, batch_statistics
 from exporter.train_mode.dropout import inference_mode, seed_dropout
 from symbolics import quirks
 from symbolics.errors import RunError
-from symbolics.node.metadata import pairing_of
+from symbolics.node.metadata import changes_of, pairing_of
 from symbolics.node.names import ORT_DOMAIN
 
 __all__ = ["Plan", "Plans"]
@@ -36,6 +36,7 @@ class Plan:
         backward: None where nothing is differentiated.
         partition: How the two belong together; None without gradients.
         statistics: Of train-mode BatchNormalizations.
+        buffers: initializer of a buffer that a run changes -> the output that holds its next value.
         seed: The name of the input for Dropout's seed, None where nothing drops.
         outputs: The names of the model's outputs.
     """
@@ -44,6 +45,7 @@ class Plan:
     backward: Runner | None
     partition: Partition | None
     statistics: Sequence[Statistics]
+    buffers: dict[str, str]
     seed: str | None
     outputs: tuple[str, ...]
 
@@ -98,13 +100,15 @@ class Plans:
                 f"the training file has no gradient of {sorted(wrt - set(pairing.outputs))}: it has those of {sorted(pairing.outputs)[:20]}. "
                 "Load the forward file it was made from, or freeze what should stay as it is (requires_grad_(False))"
             )
-        extra = [name for entry in statistics for name in entry.values]
+        changes = changes_of(model)
+        buffers = changes.carried if training or changes.always else {}
+        extra = [*(name for entry in statistics for name in entry.values), *buffers.values()]
         if not wrt:
             with reading(self.model):
                 part = forward_part(model, self.state, extra)
             forward = self._session(part)
             outputs = tuple(name for name in forward.names if name not in extra)
-            return Plan(forward, None, None, statistics, seed, outputs)
+            return Plan(forward, None, None, statistics, buffers, seed, outputs)
         with reading(self.model):
             link(model)  # before the two part: a context that one gives to the other is a value that the graph gives out
             partition = split(model, self.state, extra, wrt)
@@ -116,7 +120,7 @@ class Plans:
                 if value.type is None and kind is not None:
                     value.type = ir.TensorType(ir.DataType(kind))
             backward = self._session(partition.backward)
-        return Plan(forward, backward, partition, statistics, seed, partition.outputs)
+        return Plan(forward, backward, partition, statistics, buffers, seed, partition.outputs)
 
     def _session(self, model: ir.Model) -> Runner:
         options = session_options(self.allow, store=self.store)

@@ -11,6 +11,7 @@ import torch
 from exporter.module.plans import Plan, Plans
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tensors import tensor
+from exporter.train_mode.batch_norm import counter_of
 from symbolics import torch_private as private
 from symbolics.errors import FormatError, RunError
 from symbolics.node.names import GRADIENTS_KEY
@@ -38,9 +39,10 @@ def ready(feeds: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def outputs_of(plan: Plan, values: dict[str, Any], box: dict[str, Any]) -> list[torch.Tensor]:
-    """The model's outputs; what updates statistics goes into the box."""
+    """The model's outputs; what updates buffers goes into the box."""
     for entry in plan.statistics:
         box.update((name, tensor(values[name])) for name in entry.values)
+    box.update((name, tensor(values[name])) for name in plan.buffers.values())
     return [tensor(values[name]) for name in plan.outputs]
 
 
@@ -59,7 +61,10 @@ class Step(torch.autograd.Function):
         by_name = dict(zip(names, values, strict=True))
         # Tensors that the caller knows are watched by autograd: a change in place before the backward is an error there.
         own = [name for name in partition.residuals if name in plan.outputs]
-        ctx.save_for_backward(*(by_name[name] for name in partition.reads), *(results[plan.outputs.index(name)] for name in own))
+        # A buffer gets its next value before the backward, which reads this one.
+        updated = {*plan.buffers, *(name for entry in plan.statistics for name in (entry.mean, entry.var, counter_of(entry.mean)))}
+        read = (by_name[name].clone() if name in updated else by_name[name] for name in partition.reads)
+        ctx.save_for_backward(*read, *(results[plan.outputs.index(name)] for name in own))
         handles = [int(found[name].numpy()) for name in partition.contexts]
         ctx.residuals = Residuals({name: found[name] for name in partition.residuals}, handles, plans.store)
         ctx.plans, ctx.plan, ctx.names = plans, plan, names

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import onnx_ir as ir
 import torch
 
-from symbolics.errors import PythonopWarning
 from symbolics.graph.values import attr, name_of, trains
 from symbolics.node.metadata import read_cumulative
 from symbolics.quirks import copied, read_copies
 
-__all__ = ["Statistics", "batch_statistics", "counter_of", "warn_of_lost_changes"]
+__all__ = ["Statistics", "batch_statistics", "counter_of", "kept_statistics"]
 
 
 @dataclass(frozen=True)
@@ -109,23 +107,8 @@ def batch_statistics(model: ir.Model) -> list[Statistics]:
     return found
 
 
-def warn_of_lost_changes(graph: ir.Graph, changed: set[str]) -> None:
-    """Say which buffers a forward changes that the runs of its file will not.
-
-    Args:
-        graph: The graph, whose train-mode BatchNormalizations say what becomes of their statistics.
-        changed: The names of all buffers that the forward changes.
-    """
-    norms = [node for node in graph if node.op_type == "BatchNormalization" and trains(node)] if changed else []
-    kept: set[str] = {
-        str(found.name) for node in norms for position in (3, 4) if (found := _buffer(node.inputs[position], position)) is not None
-    }
-    kept.update(map(counter_of, tuple(kept)))
-    lost = sorted(changed - kept)
-    if lost:
-        warnings.warn(
-            f"forward changes the buffers {', '.join(map(repr, lost))}; the file leaves them as they were at export, run after run: return the new values "
-            "from forward and keep them outside, or export in eval mode if it leaves them alone there.",
-            PythonopWarning,
-            stacklevel=5,
-        )
+def kept_statistics(graph: ir.Graph) -> set[str]:
+    """The buffers that follow from the train-mode BatchNormalizations of a graph, their counts of batches included."""
+    norms = [node for node in graph if node.op_type == "BatchNormalization" and trains(node)]
+    kept = {name_of(found) for node in norms for position in (3, 4) if (found := _buffer(node.inputs[position], position)) is not None}
+    return kept | {counter_of(name) for name in kept if name.endswith("running_mean")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -19,8 +19,8 @@ from symbolics.errors import ExportError
 from symbolics.graph.builder import Builder
 from symbolics.graph.scope import Scope
 from symbolics.graph.values import dtype_of, name_of
-from symbolics.node.metadata import StepLayout, pairing_of, read_state, read_step, write_state, write_step
-from symbolics.node.names import GRADIENTS_KEY, OUTPUTS_KEY, STATE_KEY, STEP_KEY
+from symbolics.node.metadata import BufferChanges, StepLayout, changes_of, pairing_of, read_state, read_step, write_state, write_step
+from symbolics.node.names import BUFFERS_KEY, GRADIENTS_KEY, OUTPUTS_KEY, STATE_KEY, STEP_KEY
 
 __all__ = ["Assembly"]
 
@@ -48,22 +48,22 @@ class Assembly:
         self._untrained: list[str] = []
         self._keys: dict[str, list[str]] = {}  # initializer -> its state_dict keys
 
-    def run(self, seed: str | None, statistics: Sequence[Statistics], changing: Collection[str]) -> None:
+    def run(self, seed: str | None, statistics: Sequence[Statistics]) -> None:
         """Assemble.
 
         Args:
             seed: The input that dropout's masks come from.
             statistics: Of the train-mode BatchNormalizations.
-            changing: The buffers that a forward changes, by their state_dict keys.
 
         Raises:
-            ExportError: A buffer changes in a way that the graph does not show.
+            ExportError: The forward changes state that the file does not carry.
         """
         graph, op, carried = self.graph, self._op, self.carried
         pairing = pairing_of(self.model)
         assert pairing is not None
         for key, entry in (read_state(self.model.metadata_props) or {}).items():
             self._keys.setdefault(entry.initializer, []).append(key)
+        changes = changes_of(self.model)
         by_name = {name_of(value): value for value in graph.outputs}
         loss = graph.outputs[0]
         gradients = {name: by_name[output] for name, output in pairing.outputs.items() if name not in pairing.unreached}
@@ -72,7 +72,8 @@ class Assembly:
         carried.free_names()
         with op.arithmetic():
             scale = self._seed(pairing.inputs[name_of(loss)])
-            self._batch_norms(statistics, changing)
+            self._batch_norms(statistics)
+            self._changed(changes, by_name)
             self._parameters = {name: carried.from_initializer(f"param.{name}", name) for name in gradients}
             reported = Optimization(carried, self.groups, *self._options, scale).write(op, self._parameters, gradients)
             if seed is not None:
@@ -87,7 +88,7 @@ class Assembly:
         """Write the metadata: what is an argument of the model, what a target, what goes round."""
         present = {value.name for value in self.graph.inputs}
         layout = StepLayout(
-            carried={name_of(new): name_of(old) for old, new in self.carried.next.items()},
+            carried={f"{name_of(old)}.next": name_of(old) for old in self.carried.next},  # a pass may have put other values in their place
             inputs=tuple(name for name in inputs if name in present),
             targets=tuple(name for name in targets if name in present),
             loss=LOSS,
@@ -102,6 +103,7 @@ class Assembly:
         self.layout = read_step(metadata)
         metadata.pop(GRADIENTS_KEY, None)
         metadata.pop(OUTPUTS_KEY, None)
+        metadata.pop(BUFFERS_KEY, None)
         initializers = self.graph.initializers
         entries = read_state(metadata) or {}
         metadata[STATE_KEY] = write_state({key: entry for key, entry in entries.items() if entry.initializer in initializers})
@@ -115,15 +117,11 @@ class Assembly:
         self.graph.inputs.remove(seed)
         return scale
 
-    def _batch_norms(self, statistics: Sequence[Statistics], changing: Collection[str]) -> None:
-        """Running statistics go from step to step; so do the counts of batches beside them.
-
-        Raises:
-            ExportError: Another buffer changes.
-        """
+    def _batch_norms(self, statistics: Sequence[Statistics]) -> None:
+        """Running statistics go from step to step; so do the counts of batches beside them."""
         op, graph = self._op, self.graph
         owners = {key: name for name, keys in self._keys.items() for key in keys}
-        values: dict[str, ir.Value] = {}
+        values = self._buffers
         by_name = {value.name: value for node in graph for value in node.outputs}
         for entry in statistics:
             mean, var, shape = (by_name[name] for name in entry.values)
@@ -141,13 +139,21 @@ class Assembly:
                     self.carried.next[old] = now + (batch - now) / op.Cast(batches, to=dtype_of(var))
                 else:
                     self.carried.next[old] = now * entry.momentum + batch * (1 - entry.momentum)
-        self._buffers = values
-        lost = [key for key in changing if owners.get(key) not in values]
-        if lost:
+
+    def _changed(self, changes: BufferChanges, outputs: Mapping[str, ir.Value]) -> None:
+        """Every other buffer that forward changes goes from step to step, too.
+
+        Raises:
+            ExportError: The file does not carry one.
+        """
+        for name, why in changes.lost.items():
             raise ExportError(
-                f"a forward changes the buffer {lost[0]!r}, and no ONNX operator of the graph computes its new value: the step would keep the old one. "
-                "Return the new value from forward and keep it outside, or put that module into eval mode"
+                f"a forward changes {name!r}, and the step cannot carry it: {why}; it would keep the old value. Let forward write into a buffer of fixed "
+                "shape and type, return the new value and keep it outside, or put that module into eval mode"
             )
+        for initializer, output in changes.carried.items():
+            buffer = self._buffers[initializer] = self.carried.from_initializer(f"buffer.{initializer}", initializer)
+            self.carried.next[buffer] = outputs[output]
 
     def _counted(self, counter: str | None, values: dict[str, ir.Value]) -> ir.Value | None:
         """The count of batches after one more; None where there is no such buffer."""

@@ -11,11 +11,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter.forward.inputs import named_tensors
-from exporter.forward.state import ModelState
-from exporter.forward.unchanged import unchanged
 from symbolics.errors import ExportError
 
-__all__ = ["Objective", "changed_buffers"]
+__all__ = ["Objective"]
 
 
 class Objective(torch.nn.Module):
@@ -132,11 +130,3 @@ def _scalar(loss: Any, function: Any) -> torch.Tensor:
             f"{who} returned a tensor of {loss.dtype} with shape {list(loss.shape)}: a training step needs one floating-point number (reduce it, for example with .mean())"
         )
     return loss.reshape(())
-
-
-def changed_buffers(objective: Objective) -> set[str]:
-    """The names of the buffers that one forward changes; the module and the random state stay as they were."""
-    state = ModelState.of(objective)
-    with unchanged(objective, objective.args), torch.no_grad():
-        objective(*objective.args)
-        return state.changed(objective)

@@ -24,11 +24,11 @@ from exporter.train_mode.batch_norm import batch_statistics
 from exporter.train_mode.dropout import seed_dropout
 from exporter.training.assemble import Assembly
 from exporter.training.groups import groups_of
-from exporter.training.objective import Objective, changed_buffers
+from exporter.training.objective import Objective
 from symbolics.errors import ArgumentError, ExportError
 from symbolics.node.dialects import to_dialect
-from symbolics.node.metadata import StepLayout, read_cumulative, read_state, write_cumulative, write_state
-from symbolics.node.names import CUMULATIVE_KEY, MODULE_PROPERTY, STATE_KEY
+from symbolics.node.metadata import StepLayout, read_changes, read_cumulative, read_state, write_changes, write_cumulative, write_state
+from symbolics.node.names import BUFFERS_KEY, CUMULATIVE_KEY, MODULE_PROPERTY, STATE_KEY
 
 __all__ = ["TrainingStep", "export_training_step"]
 
@@ -117,7 +117,7 @@ def export_training_step(
             state.update(...)                                     # the output "param.w.next" is the next "param.w"
 
     Inputs: the model's arguments and the targets by their names, ``param.<key>`` for each trainable parameter,
-    ``buffer.<key>`` for the running statistics of BatchNorm, ``state.*``, ``learning_rate`` (a scalar), and ``seed`` where
+    ``buffer.<key>`` for each buffer that forward changes, ``state.*``, ``learning_rate`` (a scalar), and ``seed`` where
     the model drops out. Outputs: ``loss``, ``gradient_norm`` where gradients are clipped, and ``<input>.next``. Frozen
     parameters are constants of the file; trainable ones that the loss does not depend on stay as they are, as in eager.
 
@@ -162,7 +162,6 @@ def export_training_step(
         raise ExportError(
             f"{type(model).__name__} has no trainable parameter: there is nothing to train (requires_grad is False everywhere, or the optimizer has none)"
         )
-    changing = changed_buffers(objective)
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Exporting a model while it is in training mode", UserWarning)
@@ -181,7 +180,7 @@ def export_training_step(
         forward, wrt=[name for group in groups for name in group.names], outputs=[str(forward.graph.outputs[0].name)]
     )
     assembly = Assembly(training, groups, clip_norm=clip_norm, accumulate=accumulate, scaled=precision == "float16")
-    assembly.run(seed, statistics, set(map(_key, changing)))
+    assembly.run(seed, statistics)
     assembly.describe(objective.names, objective.target_names)
     return TrainingStep(assembly.model, program.inlined, program.torch_program, assembly.carried.initial, assembly.layout)
 
@@ -195,6 +194,9 @@ def _rename_state(model: ir.Model) -> None:
     """Give the state the names that it has in the model, without the module around model and loss."""
     entries = read_state(model.metadata_props) or {}
     initializers = model.graph.initializers
+    wanted = {_key(entry.initializer) for entry in entries.values()}
+    for value in [value for node in model.graph.all_nodes() for value in node.outputs if value.name in wanted]:
+        value.name = f"{value.name}/value"
     renamed = {_key(name): replace(entry, initializer=_key(entry.initializer)) for name, entry in entries.items()}
     if len(renamed) != len(entries):
         raise ExportError("the model has a submodule `loss` with a parameter of the same name as one of the loss: rename one of them")
@@ -206,3 +208,11 @@ def _rename_state(model: ir.Model) -> None:
     model.metadata_props[STATE_KEY] = write_state(renamed)
     if cumulative := read_cumulative(model.metadata_props):
         model.metadata_props[CUMULATIVE_KEY] = write_cumulative(tuple(sorted(map(_key, cumulative))))
+    if changes := read_changes(model.metadata_props):
+        model.metadata_props[BUFFERS_KEY] = write_changes(
+            replace(
+                changes,
+                carried={_key(name): output for name, output in changes.carried.items()},
+                lost={_key(name): why for name, why in changes.lost.items()},
+            )
+        )

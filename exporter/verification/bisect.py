@@ -20,7 +20,7 @@ from exporter.verification.provenance import module_of, operator_of
 from exporter.verification.steps import backward, copy_of, tensors_of
 from symbolics import torch_private as private
 from symbolics.graph.walk import reads
-from symbolics.node.metadata import pairing_of
+from symbolics.node.metadata import pairing_of, results_of
 
 __all__ = ["first_departure"]
 
@@ -46,7 +46,8 @@ def first_departure(program: Any, case: Case, cotangents: Sequence[Any], allow: 
     pairing = pairing_of(training)
     assert pairing is not None
     outputs = [value for value in training.graph.outputs if value.name not in set(pairing.outputs.values())]
-    feeds = _feeds(training, case, [value.name for value in outputs], cotangents, pairing)
+    returned = [value.name for value in results_of(training) if value in outputs]
+    feeds = _feeds(training, case, returned, cotangents, pairing)
     nodes = list(training.graph)
     values = _run(training, feeds, allow)
 
@@ -86,7 +87,7 @@ class _Known:
 
 
 def _eager(case: Case, cotangents: Sequence[Any]) -> tuple[_Known, _Known]:
-    """Everything that a step of the model computes; and its results alone."""
+    """Everything that a step of the model computes; and its results alone, next values of buffers among them."""
     model, args, kwargs = copy_of(case.model), case.args, case.kwargs or {}
     known, results = _Known(), _Known()
     leaves: list[torch.Tensor] = []
@@ -99,11 +100,11 @@ def _eager(case: Case, cotangents: Sequence[Any]) -> tuple[_Known, _Known]:
         copies, keywords = pytree.tree_map_only(torch.Tensor, fresh, (args, kwargs))
         outputs = tensors_of(model(*copies, **keywords))
         backward(outputs, cotangents)
-    for value in (*outputs, *(leaf.grad for leaf in (*leaves, *model.parameters()))):
+    for value in (*outputs, *model.buffers(), *(leaf.grad for leaf in (*leaves, *model.parameters()))):
         if value is not None:
             results.add(value)
             known.add(value)
-    for value in (*leaves, *model.parameters(), *model.buffers(), *(g for g in cotangents if g is not None)):
+    for value in (*leaves, *model.parameters(), *(g for g in cotangents if g is not None)):
         known.add(value)
     return known, results
 

@@ -20,13 +20,16 @@ _ROUGH = 1e-3
 
 
 class Results(Protocol):
-    """What a step gives: its output tensors, and (kind, name) -> gradient, None where there is none."""
+    """What a step gives: its output tensors, (kind, name) -> gradient, None where there is none, and what its forward makes of buffers."""
 
     @property
     def outputs(self) -> Sequence[torch.Tensor]: ...  # noqa: D102
 
     @property
     def gradients(self) -> Mapping[tuple[str, str], torch.Tensor | None]: ...  # noqa: D102
+
+    @property
+    def buffers(self) -> Mapping[str, torch.Tensor]: ...  # noqa: D102
 
 
 def difference(got: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -43,13 +46,14 @@ def largest(tensor: torch.Tensor) -> float:
     return float(finite.max()) if finite.numel() else 0.0
 
 
-def compare(wanted: Results, precise: Results | None, got: Results) -> list[Row]:
-    """A row per tensor: outputs, then gradients.
+def compare(wanted: Results, precise: Results | None, got: Results, lost: Mapping[str, str]) -> list[Row]:
+    """A row per tensor: outputs, gradients, then the buffers that a forward changes.
 
     Args:
         wanted: Eager's.
         precise: Eager's in float64, None where there is no such run.
         got: The file's.
+        lost: What eager's forward changes and the file does not carry -> why.
     """
     rows = []
     for index, output in enumerate(wanted.outputs):
@@ -67,6 +71,13 @@ def compare(wanted: Results, precise: Results | None, got: Results) -> list[Row]
         if found is None and gradient is not None and not gradient.any():
             found = torch.zeros_like(gradient)  # where nothing can come through (torch.round), eager has zeros and a graph no path
         rows.append(_row(name, kind, gradient, found, better, noise))
+    for name in dict.fromkeys((*wanted.buffers, *got.buffers)):
+        if name not in lost:
+            better = None if precise is None else precise.buffers.get(name)
+            rows.append(_row(name, "buffer", wanted.buffers.get(name), got.buffers.get(name), better, 0.0))
+    rows += [
+        Row(name, "buffer", (), "", float("nan"), None, 0.0, "", False, f"the file does not carry it: {why}") for name, why in lost.items()
+    ]
     return rows
 
 
@@ -76,7 +87,7 @@ def _row(name: str, kind: str, wanted: torch.Tensor | None, got: torch.Tensor | 
     about = (name, kind, tuple(shown.shape), str(shown.dtype).removeprefix("torch."))
     problem = ""
     if wanted is None:
-        problem = "eager has no gradient, the file has one"
+        problem = "eager's forward leaves it as it was" if kind == "buffer" else "eager has no gradient, the file has one"
     elif got is None:
         problem = "missing in the file, eager has it"
     elif got.shape != wanted.shape or got.dtype != wanted.dtype:

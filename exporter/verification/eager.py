@@ -17,7 +17,7 @@ from exporter.forward.inputs import named_tensors
 from exporter.train_mode.dropout import draw_seed
 from exporter.verification.compare import difference
 from exporter.verification.masks import Masks, OtherDraws
-from exporter.verification.steps import backward, copy_of, tensors_of
+from exporter.verification.steps import backward, buffers_of, changed, copy_of, tensors_of
 from symbolics.errors import PythonopError, UnsupportedOperatorError
 
 __all__ = ["SEED", "EagerStep", "draws", "in_float64", "seconds_of_a_step", "with_the_files_masks"]
@@ -35,12 +35,14 @@ class EagerStep:
         outputs: The tensors that it returned, flat.
         cotangents: One per output; None where it has no gradient.
         gradients: (kind, name) -> gradient, None where eager has none.
+        buffers: name -> its value behind the forward, of the buffers that the forward changed.
     """
 
     inputs: dict[str, torch.Tensor]
     outputs: list[torch.Tensor]
     cotangents: list[torch.Tensor | None]
     gradients: dict[tuple[str, str], torch.Tensor | None]
+    buffers: dict[str, torch.Tensor]
 
     @classmethod
     def run(cls, case: Case, kind: torch.dtype | None = None, given: list[Any] | None = None, masks: Masks | None = None) -> EagerStep:
@@ -63,9 +65,11 @@ class EagerStep:
             return leaf.clone()  # no leaf: a model may change its input in place
 
         named = named_tensors(model, args, kwargs)
+        before = buffers_of(model)
         with torch.enable_grad(), contextlib.nullcontext() if masks is None else masks.given():
             copies, keywords = pytree.tree_map_only(torch.Tensor, fresh, (args, kwargs))
             outputs = tensors_of(model(*copies, **keywords))
+            buffers = changed(before, buffers_of(model))
             if given is None:
                 generator = torch.Generator().manual_seed(SEED)
                 given = [
@@ -75,7 +79,8 @@ class EagerStep:
             backward(outputs, given)
         gradients = {("parameter gradient", name): p.grad for name, p in model.named_parameters() if p.requires_grad}
         gradients |= {("input gradient", name): leaves[id(t)].grad for name, t in named.items() if t.is_floating_point()}
-        return cls({name: t.detach() for name, t in named.items()}, [out.detach() for out in outputs], list(given), gradients)
+        inputs = {name: t.detach() for name, t in named.items()}
+        return cls(inputs, [out.detach() for out in outputs], list(given), gradients, buffers)
 
 
 def draws(case: Case, eager: EagerStep, masks: Masks | None = None) -> bool:

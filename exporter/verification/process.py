@@ -30,6 +30,8 @@ class FileStep:
     Attributes:
         outputs: The tensors that it gives, flat.
         gradients: (kind, name) -> gradient, None where it has none.
+        buffers: name -> its value behind the forward, of the buffers that the file's or eager's forward changed.
+        lost: What the file says that it does not carry -> why.
         differentiable: Which outputs have a gradient.
         backward_nodes: How many nodes the gradient graph has.
         seconds: Of loading, and of a step.
@@ -37,6 +39,8 @@ class FileStep:
 
     outputs: list[torch.Tensor]
     gradients: dict[tuple[str, str], torch.Tensor | None]
+    buffers: dict[str, torch.Tensor]
+    lost: dict[str, str]
     differentiable: list[bool]
     backward_nodes: int
     seconds: dict[str, float]
@@ -78,7 +82,7 @@ def run_in_a_fresh_process(path: Path, eager: EagerStep, allow: Iterable[Any], s
     patterns = [entry if isinstance(entry, str) else qualified_name(entry) for entry in allow]
     job = {
         "path": str(path), "allow": patterns, "setup": setup, "inputs": eager.inputs, "cotangents": eager.cotangents, "steps": steps, "seed": SEED,
-        "threads": torch.get_num_threads(),
+        "buffers": list(eager.buffers), "threads": torch.get_num_threads(),
     }  # fmt: skip
     folder = path.parent
     torch.save(job, folder / "job.pt")

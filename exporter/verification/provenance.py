@@ -6,7 +6,7 @@ import ast
 
 import onnx_ir as ir
 
-from symbolics.node.metadata import read_state
+from symbolics.node.metadata import changes_of, read_state, results_of
 from symbolics.node.names import MODULE_PROPERTY, SOURCE_PROPERTY
 
 __all__ = ["module_of", "node_of", "operator_of", "places_of_rows"]
@@ -46,7 +46,7 @@ def node_of(node: ir.Node | None) -> str:
 
 
 def places_of_rows(model: ir.Model) -> dict[tuple[str, str], str]:
-    """(kind, name) of a row -> the node that makes the output, or the first that reads the parameter or input."""
+    """(kind, name) of a row -> the node that makes the output or buffer, or the first that reads the parameter or input."""
 
     def reader(value: ir.Value | None) -> str:
         node = None
@@ -56,7 +56,10 @@ def places_of_rows(model: ir.Model) -> dict[tuple[str, str], str]:
         return node_of(node)
 
     graph = model.graph
-    found = {("output", f"output {index}"): node_of(value.producer()) for index, value in enumerate(graph.outputs)}
+    found = {("output", f"output {index}"): node_of(value.producer()) for index, value in enumerate(results_of(model))}
     found |= {("input gradient", str(value.name)): reader(value) for value in graph.inputs}
     state = read_state(model.metadata_props) or {}
+    made = {value.name: node_of(value.producer()) for value in graph.outputs}
+    carried = changes_of(model).carried
+    found |= {("buffer", name): made[carried[entry.initializer]] for name, entry in state.items() if entry.initializer in carried}
     return found | {("parameter gradient", name): reader(graph.initializers.get(entry.initializer)) for name, entry in state.items()}

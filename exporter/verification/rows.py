@@ -13,8 +13,8 @@ class Row:
     """One tensor of the file against eager PyTorch.
 
     Attributes:
-        name: The output's number, the parameter's or input's name.
-        kind: "output", "parameter gradient" or "input gradient".
+        name: The output's number, the name of the parameter, input or buffer.
+        kind: "output", "parameter gradient", "input gradient", or "buffer" for what the forward makes of one.
         shape, dtype: Eager's.
         error: The largest difference from the reference, in units of eager's largest value; of a gradient, at least a
             hundredth of the largest gradient of the model.
@@ -23,7 +23,7 @@ class Row:
         reference: "float64", or the type in which eager ran.
         ok: Whether the file says the same.
         problem: What is wrong where a number does not say it.
-        node: The node of the file that makes the output, or the first that reads the parameter or input.
+        node: The node of the file that makes the output or buffer, or the first that reads the parameter or input.
     """
 
     name: str

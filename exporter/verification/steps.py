@@ -10,8 +10,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
+from symbolics.capture.side_effects import same_values
 
-__all__ = ["backward", "copy_of", "tensors_of"]
+__all__ = ["backward", "buffers_of", "changed", "copy_of", "tensors_of"]
 
 
 def copy_of(model: torch.nn.Module, kind: torch.dtype | None = None) -> torch.nn.Module:
@@ -32,6 +33,17 @@ def copy_of(model: torch.nn.Module, kind: torch.dtype | None = None) -> torch.nn
 def tensors_of(result: Any) -> list[torch.Tensor]:
     """The tensors of what a model returned, flat."""
     return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of a model's buffers, under each of their names."""
+    named = model.named_buffers(remove_duplicate=False)
+    return {name: buffer.detach().clone() for name, buffer in named if not torch.nn.parameter.is_lazy(buffer)}
+
+
+def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those that are new or no longer as they were."""
+    return {name: value for name, value in after.items() if name not in before or not same_values(before[name], value)}
 
 
 def backward(outputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor | None]) -> None:

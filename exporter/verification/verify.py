@@ -49,8 +49,8 @@ def verify(
     """Whether a model's ONNX file and its gradients equal eager PyTorch's.
 
     The model is exported, saved, opened by another Python process that knows the file alone, and run there on
-    onnxruntime with its gradient graph. Outputs and the gradients of every parameter and float input are compared with
-    eager PyTorch, for one random cotangent. Where the model drops out, eager drops what the file drops. Where the model also runs in float64, that is the reference, and the tolerance
+    onnxruntime with its gradient graph. Outputs, the gradients of every parameter and float input, and the buffers that
+    a forward changes are compared with eager PyTorch, for one random cotangent. Where the model drops out, eager drops what the file drops. Where the model also runs in float64, that is the reference, and the tolerance
     comes from eager's own error against it.
 
     Args:
@@ -93,7 +93,7 @@ def verify(
     _refuse_no_path(eager, found)
     seconds |= {**found.seconds, "eager step": seconds_of_a_step(case, eager, steps)}
     places = places_of_rows(program.model)
-    rows = [replace(row, node=places.get((row.kind, row.name), "")) for row in compare(eager, precise, found)]
+    rows = [replace(row, node=places.get((row.kind, row.name), "")) for row in compare(eager, precise, found, found.lost)]
     report = Report(rows, _facts(case, program.model, dynamo, size, found), _functions(program.model), seconds)
     if bisect and not report.ok and masks is None:
         report.first_departure = first_departure(program, case, eager.cotangents, allowed)

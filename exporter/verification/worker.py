@@ -6,6 +6,7 @@ import pkgutil
 import statistics
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 __all__: list[str] = []
@@ -16,7 +17,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     import exporter
-    from exporter.verification.steps import backward
+    from exporter.verification.steps import backward, buffers_of, changed
     from symbolics.errors import RunError
 
     torch.set_num_threads(job["threads"])
@@ -43,15 +44,21 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         backward(outputs, job["cotangents"])
         return outputs, inputs
 
+    lost = module._onnx.changes.lost
+    module._onnx.changes = replace(module._onnx.changes, lost={})  # all else is compared; these are in the report
+    before = buffers_of(module)
     torch.manual_seed(job["seed"])  # of which the masks of Dropout follow
     begin = time.perf_counter()
     outputs, inputs = step()
     seconds["first step"] = time.perf_counter() - begin
+    after = buffers_of(module)
     gradients = {f"parameter gradient:{name}": p.grad for name, p in module.named_parameters()}
     gradients |= {f"input gradient:{names[name]}": value.grad for name, value in inputs.items()}
     result = {
         "outputs": [out.detach().clone() for out in outputs],
         "gradients": {name: None if g is None else g.detach().clone() for name, g in gradients.items()},
+        "buffers": {**{name: after[name] for name in job["buffers"] if name in after}, **changed(before, after)},
+        "lost": lost,
         "differentiable": [out.requires_grad for out in outputs],
         "backward_nodes": module._onnx.plans.backward_nodes(),
     }

@@ -40,6 +40,9 @@ def bind(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[inspe
         parameters = list(signature.parameters.values())
         if parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:  # forward(*args) takes ctx among them
             signature = signature.replace(parameters=parameters[1:])
+    if isinstance(cls.forward, functools.partial):  # what it binds by name is its own business
+        own = cls.forward.keywords
+        signature = signature.replace(parameters=[p for name, p in signature.parameters.items() if name not in own or name in kwargs])
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:

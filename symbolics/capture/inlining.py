@@ -112,8 +112,12 @@ def _modules_behind(value: Any, closed: str = "", depth: int = 0) -> Iterator[tu
 
 
 def closed_over(function: Any) -> Iterator[tuple[str, Any]]:
-    """The variables that a function closes over, and their values."""
+    """The variables that a function closes over, and their values; also the arguments of a functools.partial."""
+    while isinstance(function, functools.partial):
+        yield from ((f"argument {i}", value) for i, value in enumerate(function.args))
+        yield from function.keywords.items()
+        function = function.func
     names = function.__code__.co_freevars if hasattr(function, "__code__") else ()
-    for name, cell in zip(names, function.__closure__ or (), strict=False):
+    for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):
         with contextlib.suppress(ValueError):  # an empty cell
             yield name, cell.cell_contents

@@ -21,9 +21,11 @@ from torch.utils import _pytree as pytree
 import symbolics.capture.opaque_op  # noqa: F401  (it defines the two operators)
 from symbolics import torch_private as private
 from symbolics.capture.binding import is_traced_size
+from symbolics.capture.buffers import Buffers
 from symbolics.capture.inlining import stands_in_inlined
 from symbolics.capture.other_hooks import GradFn
 from symbolics.capture.recorder import active_recorder
+from symbolics.capture.undifferentiable import called
 from symbolics.errors import ExportError
 from symbolics.node.result import write_structure
 from symbolics.quirks import REWRITES
@@ -95,9 +97,16 @@ class StopGradients(TorchFunctionMode):
             if name not in _SAME_VALUES:
                 _watch_changes(recorder, name, args[:1])
             return result
-        if kwargs.get("out") is not None:
-            _watch_changes(recorder, name, kwargs["out"])
-        result = _rewritten(func, name, args, kwargs)
+        out = kwargs.get("out")
+        if out is not None:
+            _watch_changes(recorder, name, out)
+        if isinstance(out, (torch.Tensor, tuple)):
+            result = self.__torch_function__(func, types, args, {key: value for key, value in kwargs.items() if key != "out"})
+            return out if _write_out(out, result) else func(*args, **kwargs)
+        result = called(functools.partial(_rewritten, func, name), name, args, kwargs, torch.ops.pythonop.stop_gradient)
+        buffers = None if recorder is None else recorder.capture.trace.buffers
+        if buffers is not None:
+            buffers.note_views(func, result)
         if name in _SHAPE_ONLY or _needs_no_mark(result):
             return result
         if torch.is_grad_enabled() and private.is_higher_order(func):  # torch.cond, scan: a capture runs their bodies without autograd
@@ -114,6 +123,7 @@ class StopGradients(TorchFunctionMode):
                 name,
                 "it changes the memory of a tensor through x.detach() or x.data; a graph cannot say that: change a copy (x.detach().clone()), or x itself",
             )
+        result: Any
         if name == "detach_":
             stopped = torch.ops.pythonop.stop_gradient(target.detach())  # type: ignore[union-attr]
             result = func(*args, **kwargs)
@@ -125,10 +135,23 @@ class StopGradients(TorchFunctionMode):
                 torch.Tensor, lambda t: torch.ops.pythonop.stop_gradient(t) if _needs_gradient(t) else t, (args[1:], kwargs)
             )
             args, kwargs = (target, *rest[0]), rest[1]
-        return _rewritten(func, name, args, kwargs)
+        if not (private.is_tracing() and isinstance(target, torch.Tensor)):
+            return _rewritten(func, name, *args, **kwargs)
+        recorder = active_recorder()
+        buffers = None if recorder is None else recorder.capture.trace.buffers
+        if buffers is None or not buffers.has(target):  # torch's own passes follow what is put into parts of a tensor
+            if name == "copy_" and not target._is_view():
+                return private.overwrite_traced(target, args[1] if len(args) > 1 else kwargs["src"])
+            return _rewritten(func, name, *args, **kwargs)
+        written, result = buffers.write(name, target, args[1:], kwargs), target
+        if written is None:
+            written, result = target, _rewritten(func, name, *args, **kwargs)
+        if not buffers.follow(written):
+            _refuse(name, "it writes into a view of a buffer that is not contiguous, or in another type: write into the buffer itself")
+        return result
 
 
-def _rewritten(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _rewritten(func: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
     """The call, or what stands for it in a file."""
     rewrite = REWRITES.get(func)
     if rewrite is None:
@@ -137,6 +160,25 @@ def _rewritten(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, An
         return rewrite(func, args, kwargs)
     except ExportError as error:
         _refuse(name, str(error))
+
+
+def _write_out(out: Any, result: Any) -> bool:
+    """Write a result into what ``out=`` gave; False where that is not of its shape."""
+    pairs = list(zip(out, result, strict=True)) if isinstance(out, tuple) else [(out, result)]
+    with private.paused_capture():
+        if any(into.shape != value.shape for into, value in pairs):
+            return False
+    recorder = active_recorder()
+    buffers = None if recorder is None else recorder.capture.trace.buffers
+    for into, value in pairs:
+        if private.is_tracing():
+            private.overwrite_traced(into, value)
+            if buffers is not None:
+                buffers.follow(into)
+        else:
+            with torch.no_grad():
+                into.copy_(value)
+    return True
 
 
 def _hook(self: torch.Tensor, hook: Any) -> Any:
@@ -264,12 +306,23 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         for name, parameter in model.named_parameters() if hooks else ():
             for hook in hooks.get(name, ()):
                 recorder.hook(parameter, hook, parameter=name)
-        with StopGradients():
+        trace = recorder.capture.trace
+        recorder.capture.evaluated = not model.training
+        buffers = Buffers(model)
+        trace.buffers = buffers if private.is_tracing() else None
+        with StopGradients(), private.buffers_assigned_unseen():
             result = forward(*args, **kwargs)
         recorder.end_forward()
+        if trace.buffers is None:
+            result = buffers.write_assigned(result)
         recorder.capture.outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))
         _watch_reads(recorder, "the model's return", (result,), {})
-        return (result, tuple(recorder.capture.trace.anchors)) if private.is_tracing() else result
+        if trace.buffers is None:
+            return result
+        written = {name: buffer.detach().clone() for name, buffer in trace.buffers.written(trace.dirtied).items()}
+        trace.buffers.put_back()
+        recorder.capture.written = list(written)
+        return result, tuple(written.values()), tuple(trace.anchors)
 
     if keywords or constants:
         del marked.__wrapped__  # torch.jit must not bind by the signature of forward

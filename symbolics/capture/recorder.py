@@ -18,6 +18,7 @@ import torch
 from symbolics import torch_private as private
 from symbolics.capture.aliases import Aliases
 from symbolics.capture.binding import Slots, bind, has_setup_context
+from symbolics.capture.buffers import Buffers
 from symbolics.capture.callsite import Callsites
 from symbolics.capture.gradient_hooks import GradientHook, HookedTensor, arguments_of, changes_nothing, shown_hook, unhook, why_not_portable
 from symbolics.capture.inlining import InlineContext, answers_for_parameters, closed_over, runs_inlined, trainable_module
@@ -62,6 +63,7 @@ class Trace:
         state: The names of the model's parameters and buffers.
         fed: The names of values that depend on the model's inputs, of those that somebody asked about.
         dirtied: Tensors that a Function changed and said so: the trace leaves them as they were.
+        buffers: The model's buffers before its forward.
     """
 
     anchors: list[torch.Tensor] = field(default_factory=list)
@@ -70,6 +72,7 @@ class Trace:
     state: Container[str] = ()
     fed: set[str] = field(default_factory=set)
     dirtied: list[torch.Tensor] = field(default_factory=list)
+    buffers: Buffers | None = None
 
 
 @dataclass
@@ -83,6 +86,9 @@ class Capture:
         inlined: Names of Functions that were inlined without being asked to, with the reason.
         outputs: The structure of what the model's forward returned last, None where a file cannot say it.
         anchored: How many of the last outputs of the translated graph are there for calls alone.
+        written: The buffers that forward writes and whose new values are outputs of the translated graph, before the anchored ones.
+        evaluated: Whether the model was in eval mode when its forward was captured.
+        missed: Buffers that forward writes in a way that the graph does not show.
         transparent: Whether a forward is running that is inlined for the parameters it uses: its own no_grad() and detach() stop nothing.
         aliases: Tensors that share memory in eager mode alone, and those whose value in the graph is stale.
         classes: name -> the class that has it.
@@ -98,6 +104,9 @@ class Capture:
     inlined: dict[str, str] = field(default_factory=dict)
     outputs: str | None = None
     anchored: int = 0
+    written: list[str] = field(default_factory=list)
+    evaluated: bool = False
+    missed: set[str] = field(default_factory=set)
     transparent: bool = False
     aliases: Aliases = field(default_factory=Aliases)
     classes: dict[str, type] = field(default_factory=dict)

@@ -13,22 +13,27 @@ from typing import Any, Literal, TypeVar
 import onnx_ir as ir
 
 from symbolics.errors import FormatError
-from symbolics.node.names import CUMULATIVE_KEY, FORMAT_VERSION, GRADIENTS_KEY, STATE_KEY, STEP_KEY, VERSION_KEY
+from symbolics.node.names import BUFFERS_KEY, CUMULATIVE_KEY, FORMAT_VERSION, GRADIENTS_KEY, STATE_KEY, STEP_KEY, VERSION_KEY
 from symbolics.node.records import parse, read_record
 from symbolics.text import shown
 
 __all__ = [
+    "BufferChanges",
     "GradientPairing",
     "StateEntry",
     "StepLayout",
+    "changes_of",
     "check_version",
     "pairing_of",
+    "read_changes",
     "read_cumulative",
     "read_pairing",
     "read_state",
     "read_step",
+    "results_of",
     "state_of",
     "step_of",
+    "write_changes",
     "write_cumulative",
     "write_pairing",
     "write_state",
@@ -54,6 +59,21 @@ class StateEntry:
     kind: Literal["parameter", "buffer"]
     trainable: bool
     persistent: bool = True
+
+
+@dataclass(frozen=True)
+class BufferChanges:
+    """The buffers that a forward changes, but for the running statistics of BatchNormalization nodes in training mode.
+
+    Attributes:
+        carried: initializer of a buffer -> the output of the graph that holds its next value.
+        lost: What else the forward changes, a buffer, parameter or attribute of a module -> why no output holds its next value.
+        always: Whether the forward is that of eval mode, and so changes them in both modes.
+    """
+
+    carried: dict[str, str] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    always: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,6 +161,8 @@ read_state, write_state = _entry(STATE_KEY, dict[str, StateEntry])
 read_pairing, write_pairing = _entry(GRADIENTS_KEY, GradientPairing)
 #: The layout of a training step.
 read_step, write_step = _entry(STEP_KEY, StepLayout)
+#: The buffers that a forward changes.
+read_changes, write_changes = _entry(BUFFERS_KEY, BufferChanges)
 _read_cumulative, write_cumulative = _entry(CUMULATIVE_KEY, tuple[str, ...])
 
 
@@ -170,6 +192,29 @@ def state_of(model: ir.Model) -> dict[str, StateEntry] | None:
             "something removed them, or it is damaged"
         )
     return entries
+
+
+def changes_of(model: ir.Model) -> BufferChanges:
+    """`read_changes` of a model that has all these values; none where the file says nothing.
+
+    Raises:
+        FormatError: The text is damaged, names what the graph lacks, or one output as two buffers' next value.
+    """
+    changes = read_changes(model.metadata_props)
+    if changes is None:
+        return BufferChanges()
+    outputs, entries = _names(model.graph.outputs), (read_state(model.metadata_props) or {}).values()
+    _check_names(BUFFERS_KEY, "output", changes.carried.values(), outputs)
+    _check_names(BUFFERS_KEY, "buffer", changes.carried, {entry.initializer for entry in entries if entry.kind == "buffer"})
+    if outputs <= set(changes.carried.values()):
+        raise FormatError.damaged(f"metadata {BUFFERS_KEY}", "it leaves the model without an output of its own")
+    return changes
+
+
+def results_of(model: ir.Model) -> list[ir.Value]:
+    """The outputs of a forward file that the model returns: without the next values of its buffers."""
+    carried = set(changes_of(model).carried.values())
+    return [value for value in model.graph.outputs if value.name not in carried]
 
 
 def pairing_of(model: ir.Model) -> GradientPairing | None:

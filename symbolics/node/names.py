@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "BUFFERS_KEY",
     "CALL_ATTRIBUTE",
     "CUMULATIVE_KEY",
     "FORMAT_VERSION",
@@ -44,6 +45,7 @@ STATE_KEY = "pythonop.state"  # JSON: state_dict key -> StateEntry
 MARK_COUNT_KEY = "pythonop.stop_gradients"  # how many StopGradient nodes the exporter wrote, subgraphs included
 OUTPUTS_KEY = "pythonop.outputs"  # JSON: forward's result around its tensors (symbolics/node/result.py)
 CUMULATIVE_KEY = "pythonop.cumulative"  # JSON: initializers of running means that are averages of all batches (momentum=None)
+BUFFERS_KEY = "pythonop.buffers"  # JSON: BufferChanges; files whose forward changes buffers
 UNCHECKED_KEY = "pythonop.unchecked"  # text: why nobody compared the Functions of the file with those of an eager run
 GRADIENTS_KEY = "pythonop.gradients"  # JSON: GradientPairing; training files only
 STEP_KEY = "pythonop.step"  # JSON: StepLayout; training steps only

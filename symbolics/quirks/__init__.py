@@ -21,10 +21,12 @@ from symbolics.quirks.batch_norm_momentum import cumulative_statistics, momentum
 from symbolics.quirks.binary_cross_entropy import BINARY_CROSS_ENTROPY
 from symbolics.quirks.bounds import BOUNDS
 from symbolics.quirks.clamps import clamps_apart
+from symbolics.quirks.conjugates import CONJUGATES
 from symbolics.quirks.data_getter import DATA_GETTER
 from symbolics.quirks.distances import DISTANCES
 from symbolics.quirks.empty_products import EMPTY_PRODUCTS
 from symbolics.quirks.equal_draws import kept_apart
+from symbolics.quirks.instance_norm_statistics import INSTANCE_NORM
 from symbolics.quirks.logarithms import LOGARITHMS
 from symbolics.quirks.lost_initializers import register_lost_initializers
 from symbolics.quirks.matrix_vector import turn_products_with_vectors
@@ -67,7 +69,8 @@ TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = 
 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
 REWRITES: dict[Any, Rewrite] = {
-    **DATA_GETTER, **MIXED_NORMS, **OWN_BACKWARD, **ANGLES, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS, **DISTANCES, **EMPTY_PRODUCTS, **LOGARITHMS, **PADDING, **POOLS, **SCALARS, **SCATTERS, **SOFTPLUS, **VARIANCE,
+    **DATA_GETTER, **CONJUGATES, **MIXED_NORMS, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
+    **DISTANCES, **EMPTY_PRODUCTS, **LOGARITHMS, **PADDING, **POOLS, **SCALARS, **SCATTERS, **SOFTPLUS, **VARIANCE,
 }  # fmt: skip
 
 #: In place of the symbolic functions of torch.onnx.export(dynamo=False): they take torch's own, then what that takes.

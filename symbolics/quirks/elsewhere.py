@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from symbolics.quirks.quirk import Quirk
 
-__all__ = ["DELETED_SLICES", "EMPTY_NAMES", "FUSIONS_IN_A_DOMAIN", "GATHER_ELEMENTS", "WIDENED_HALVES"]
+__all__ = ["DELETED_SLICES", "EMPTY_NAMES", "FUSIONS_IN_A_DOMAIN", "GATHER_ELEMENTS", "MUTATED_BUFFERS", "WIDENED_HALVES", "WRITTEN_PARTS"]
 
 DELETED_SLICES = Quirk(
     cure="the loops over one output or input in exporter/forward/finish.py and exporter/gradient_graph/model.py",
@@ -25,6 +25,20 @@ FUSIONS_IN_A_DOMAIN = Quirk(
     upstream="onnxruntime",
     seen="1.31.1",
     wrong="where a custom library has operators in com.microsoft, fusions make nodes of that domain (FusedGemm) and fail if the model does not import it",
+)
+
+MUTATED_BUFFERS = Quirk(
+    cure="_give_out_buffers in exporter/forward/dynamo.py",
+    upstream="torch",
+    seen="2.13",
+    wrong="the translation of an exported program drops the values that its forward writes into buffers",
+)
+
+WRITTEN_PARTS = Quirk(
+    cure="Buffers.write in symbolics/capture/buffers.py",
+    upstream="torch",
+    seen="2.13",
+    wrong="the TorchScript exporter loses what is put into a part of a graph's input where the whole is changed in place afterwards",
 )
 
 WIDENED_HALVES = Quirk(

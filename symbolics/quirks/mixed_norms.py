@@ -8,7 +8,7 @@ import torch
 
 from symbolics.quirks.quirk import Quirk
 
-__all__ = ["MIXED_NORMS", "QUIRK"]
+__all__ = ["MIXED_NORMS", "QUIRK", "normalized"]
 
 QUIRK = Quirk(
     upstream="torch and onnxscript's torchlib",
@@ -19,7 +19,7 @@ QUIRK = Quirk(
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def _normalized(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def normalized(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The same in float32, the type that the kernels of PyTorch compute in."""
     if not args or (x := args[0]).dtype not in _HALVES:
         return func(*args, **kwargs)
@@ -28,4 +28,4 @@ def _normalized(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     return func(x.float(), *args[1:], **kwargs).to(x.dtype)
 
 
-MIXED_NORMS = dict.fromkeys((torch.layer_norm, torch.group_norm, torch.instance_norm, torch.batch_norm), _normalized)
+MIXED_NORMS = dict.fromkeys((torch.layer_norm, torch.group_norm, torch.batch_norm), normalized)

@@ -34,7 +34,8 @@ def in_place(rewrite: Rewrite, func: Any) -> Rewrite:
     """The rewrite of ``x.func_(...)``, given that of ``func``."""
 
     def called(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return args[0].copy_(rewrite(func, args, kwargs))
+        value = rewrite(func, args, kwargs)
+        return private.overwrite_traced(args[0], value) if private.is_tracing() else args[0].copy_(value)
 
     return called
 

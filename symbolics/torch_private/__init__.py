@@ -41,6 +41,7 @@ from symbolics.torch_private.functions import (
     transforms_active,
 )
 from symbolics.torch_private.modules import (
+    buffers_assigned_unseen,
     module_backward_hooks,
     non_persistent_buffers,
     parametrization_cache,
@@ -59,6 +60,7 @@ from symbolics.torch_private.torchscript import (
     has_bodies,
     inner_function,
     is_tracing,
+    overwrite_traced,
     paused_capture,
     replace_traced,
     set_traced_value,
@@ -88,6 +90,7 @@ __all__ = [
     "answered_draws",
     "apply_of_base",
     "autograd_kernel",
+    "buffers_assigned_unseen",
     "captured_by_dynamo",
     "detect_fake_mode",
     "dynamo_exporter",
@@ -111,6 +114,7 @@ __all__ = [
     "module_backward_hooks",
     "non_persistent_buffers",
     "operator_name",
+    "overwrite_traced",
     "own_memory",
     "parametrization_cache",
     "paused_capture",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +19,22 @@ def parametrization_cache() -> dict[Any, Any]:
 def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
     """The names of a module's buffers that state_dict() leaves out (the live set)."""
     return module._non_persistent_buffers_set
+
+
+@contextlib.contextmanager
+def buffers_assigned_unseen() -> Iterator[None]:
+    """While the block runs, torch.export does not note what a forward assigns to buffers of the outermost module.
+
+    It maps them to graph values at the assignment: what is written into them afterwards is lost, and another shape fails.
+    """
+    hooks = torch.nn.modules.module._global_buffer_registration_hooks
+    own = {key: hook for key, hook in hooks.items() if getattr(hook, "__name__", "") == "_map_assigned_buffer_to_proxy"}
+    for key in own:
+        del hooks[key]
+    try:
+        yield
+    finally:
+        hooks.update(own)
 
 
 def tensor_hooks(tensor: torch.Tensor) -> list[Callable[..., Any]]:

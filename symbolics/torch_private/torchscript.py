@@ -107,6 +107,15 @@ def replace_traced(tensor: torch.Tensor, source: torch.Tensor) -> None:
     torch._C._set_value_trace(tensor, torch._C._get_value_trace(source))
 
 
+def overwrite_traced(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """``target.copy_(source)``, for which the exporter has no operator: from here on, the target stands for a copy of the source."""
+    value = source.to(target.dtype).expand(target.shape).clone()
+    with paused_capture():
+        target.copy_(source)
+    replace_traced(target, value)
+    return target
+
+
 def traced_value(tensor: torch.Tensor) -> Any:
     """What stands for a tensor in the TorchScript trace."""
     return torch._C._get_value_trace(tensor)

@@ -5,6 +5,7 @@ When a release of torch moves one of them, the test that fails has its name.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import types as types_module
 
@@ -255,6 +256,24 @@ def test_non_persistent_buffers():
     assert private.non_persistent_buffers(module) == {"scratch"}
     private.non_persistent_buffers(module).clear()
     assert set(module.state_dict()) == {"kept", "scratch"}, "it is no longer the live set"
+
+
+def test_buffers_assigned_unseen():
+    class Assigns(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("b", torch.zeros(2))
+
+        def forward(self, x):
+            with private.buffers_assigned_unseen() if self.unseen else contextlib.nullcontext():
+                self.b = self.b + x
+            return x * 1
+
+    for unseen in (False, True):
+        model = Assigns()
+        model.unseen = unseen
+        program = torch.export.export(model, (torch.ones(2),), strict=False).run_decompositions()
+        assert bool(program.graph_signature.buffers_to_mutate) is not unseen
 
 
 @pytest.mark.parametrize("keep", [True, False])

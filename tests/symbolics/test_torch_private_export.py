@@ -362,6 +362,20 @@ def test_replace_traced():
     assert added == "aten::sin"
 
 
+def test_overwrite_traced():
+    seen = []
+
+    def model(x):
+        kept = torch.zeros(2, 3)
+        seen.append(private.overwrite_traced(kept, torch.sin(x)))
+        return kept + 1
+
+    graph = torch.jit.trace(model, (torch.ones(3),), check_trace=False).graph
+    assert "aten::sin" in str(graph)
+    assert "copy_" not in str(graph)
+    torch.testing.assert_close(seen[0], torch.ones(2, 3).sin())
+
+
 def test_tensor_type():
     def model(x):
         y = torch.sin(x)

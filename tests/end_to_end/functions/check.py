@@ -19,6 +19,7 @@ import exporter
 from exporter.files.trust import registered, unregister
 from exporter.runtime.session import available
 from symbolics.errors import PythonopWarning
+from symbolics.node.metadata import changes_of
 from tests.end_to_end.functions import arguments, backward, callables, calls, ctx_api, outputs, warned  # noqa: F401  (they fill CASES)
 from tests.end_to_end.functions.case import CASES, Case
 from tests.end_to_end.functions.worker import ALLOW, ENGINES, Worker, seed
@@ -118,6 +119,7 @@ def _check(case: Case, dynamo: bool, worker: Worker, folder: Path, actions: list
         return Cell("wrong", f"the file has the inputs {names}")
     engines = [e for e in ENGINES if e == "reference" or available() is None]
     made = [value.name for value in program.model.graph.outputs]
+    following = [(name, made.index(output)) for name, output in changes_of(program.model).carried.items()]
     differentiable = any(run.gradients for run in runs)
     job = {
         "path": str(path),
@@ -139,7 +141,11 @@ def _check(case: Case, dynamo: bool, worker: Worker, folder: Path, actions: list
         return Cell("refused" if refusal else "wrong", answer["error"])
     for engine, results in answer["ok"].items():
         for number, (run, (values, gradients)) in enumerate(zip(runs, results, strict=True)):
-            difference = _difference(run, values, gradients, case, [names, case.loose])
+            returned, wrong = values[: len(values) - len(following)], ""
+            for name, index in following:
+                problem = _unequal(values[index], run.buffers[name], case.loose)
+                wrong = wrong or (problem and f"the next value of {name}: {problem}")
+            difference = wrong or _difference(run, returned, gradients, case, [names, case.loose])
             if difference:
                 return Cell("wrong", f"run {number + 1} on {engine}: {difference}; it said {said}")
     count = len(nodes(program.model, "PythonOp"))
@@ -183,6 +189,7 @@ class _Eager:
     seeds: list[np.ndarray | None]
     gradients: dict[Any, np.ndarray]  # a parameter's name, or the number of an input
     applies: int
+    buffers: dict[str, np.ndarray]  # behind the forward
     error: str = ""
 
 
@@ -205,6 +212,7 @@ def _eager(case: Case, number: int) -> _Eager:
     seeds = [torch.randn(t.shape).to(t.dtype) if t.requires_grad else None for t in made]
     pairs = [(t, s) for t, s in zip(made, seeds, strict=True) if s is not None]
     values = [t.detach().numpy().copy() for t in made]
+    buffers = {name: buffer.detach().numpy().copy() for name, buffer in model.named_buffers()}
     error = ""
     if pairs:
         try:
@@ -219,6 +227,7 @@ def _eager(case: Case, number: int) -> _Eager:
         [None if s is None else s.numpy() for s in seeds],
         {k: g.to_dense().numpy() if g.layout is not torch.strided else g.numpy() for k, g in gradients.items() if g is not None},
         count,
+        buffers,
         error,
     )
 

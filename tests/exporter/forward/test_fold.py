@@ -42,6 +42,14 @@ def test_an_unused_optional_output_goes():
     assert "mask" not in [value.name for node in model.graph for value in node.outputs]
 
 
+def test_an_output_without_a_name_gets_none():
+    model = parsed("g (float[2] x) => (float[2] y, float[2] z) <float[2] k = {1, 2}> { y, unwanted = Dropout(x) z = Add(k, k) }")
+    node = next(node for node in model.graph if node.op_type == "Dropout")
+    node.domain, node.outputs[1].name = "own", ""  # as a PythonOpGrad has it where nobody wants a gradient
+    fold(model)
+    assert [value.name for value in node.outputs] == ["y", ""]
+
+
 def test_outputs_stay_outputs():
     model = parsed("g (float[2] x) => (float[2] y, float[2] z) { y = Identity(x) z = Relu(x) }")
     fold(model)

@@ -124,25 +124,27 @@ def test_external_data(tmp_path, dynamo):
 
 
 class Counts(nn.Module):
-    """Buffers that forward changes, beside those of BatchNorm, which a file keeps."""
+    """State that forward changes, beside that of BatchNorm, which a file keeps: a buffer, and an attribute."""
 
     def __init__(self):
         super().__init__()
         self.norm = nn.BatchNorm1d(4)
         self.register_buffer("mean", torch.zeros(4))
+        self.kept = torch.zeros(4)
 
     def forward(self, x):
         with torch.no_grad():
             self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
-        return self.norm(x - self.mean)
+            self.kept = self.kept + self.mean
+        return self.norm(x - self.kept)
 
 
-def test_changes_of_buffers_that_the_file_loses_are_warned_of(dynamo):
+def test_changes_of_state_that_the_file_loses_are_warned_of(dynamo):
     with pytest.warns(exporter.PythonopWarning) as caught:
         exporter.export(Counts(), (torch.randn(3, 4),), dynamo=dynamo)
     (message,) = [str(w.message) for w in caught if issubclass(w.category, exporter.PythonopWarning)]
-    assert "changes the buffers 'mean';" in message
-    assert "return the new values from forward" in message
+    assert "cannot carry: 'kept' (it is an attribute of a module, not a buffer)." in message
+    assert "return the new value from forward" in message
     with warnings.catch_warnings():
         warnings.simplefilter("error", exporter.PythonopWarning)
         exporter.export(nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4, momentum=None)), (torch.randn(3, 4),), dynamo=dynamo)

@@ -62,6 +62,39 @@ def wrong_backward():
     return Applies(WrongBackward), (torch.randn(3, 4),)
 
 
+class Tracks(nn.Module):
+    """What a Function gives goes into a buffer, and nowhere else."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.head, self.function = nn.Linear(4, 2), function
+        self.register_buffer("seen", torch.zeros(4))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.seen.mul_(0.5).add_(self.function(x).mean(0))
+            self.calls += 1
+        return self.head(x)
+
+
+def tracks(function):
+    torch.manual_seed(0)
+    return Tracks(function).train(), (torch.randn(3, 4),)
+
+
+class Counts(nn.Module):
+    """Its state is a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.calls = nn.Linear(4, 2), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.head(x) * self.calls
+
+
 def tenfold(g):
     return g * 10
 

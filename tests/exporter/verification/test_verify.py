@@ -67,6 +67,26 @@ def test_eagers_gradients_are_those_behind_its_hooks(dynamo):
     assert [row.name for row in report.rows if not row.ok] == [first]
 
 
+def test_buffers_that_forward_changes_are_compared(dynamo):
+    model, args = targets.tracks(torch.sin)
+    report = exporter.verify(model, args, dynamo=dynamo)
+    assert report.ok
+    assert {row.name: row.reference for row in report.rows if row.kind == "buffer"} == {"seen": "float64", "calls": "int64"}
+    assert all(row.node for row in report.rows if row.kind == "buffer")
+    assert not model.seen.any()  # the model itself is left alone
+    report = exporter.verify(*targets.tracks(targets.WrongForward.apply), dynamo=dynamo, bisect=True)
+    assert [(row.kind, row.name, row.problem) for row in report.rows if not row.ok] == [("buffer", "seen", "")]
+    assert report.first_departure is None  # in this process, the Function is right
+
+
+@pytest.mark.filterwarnings("ignore:forward changes state")
+def test_state_that_the_file_does_not_carry_differs(dynamo):
+    report = exporter.verify(targets.Counts().train(), (torch.randn(3, 4),), dynamo=dynamo)
+    (bad,) = (row for row in report.rows if not row.ok)
+    assert (bad.kind, bad.name) == ("buffer", "calls")
+    assert "does not carry it: it is an attribute" in bad.problem
+
+
 def test_the_layers_behind_a_wrong_backward_are_right():
     report = exporter.verify(*targets.wrong_backward())
     assert {row.name for row in report.rows if not row.ok} == {"first.weight", "first.bias", "x"}

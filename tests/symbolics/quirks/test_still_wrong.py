@@ -123,6 +123,10 @@ def batch_norm_training():
     return all(node.attributes.get_int("training_mode", 0) == 0 for node in model.graph if node.op_type == "BatchNormalization")
 
 
+def conjugates():
+    return torchscripted(lambda x: x.mH * 2, torch.ones(2, 3)) is None and torchscripted(torch.vdot, torch.ones(3), torch.ones(3)) is None
+
+
 def cross_entropy():
     def loss(x, target):
         return functional.cross_entropy(x, target, label_smoothing=0.5)
@@ -152,6 +156,20 @@ def floor_divide():
     except torch.onnx.errors.OnnxExporterError:
         return True
     return False
+
+
+def instance_norm_statistics():
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(2))
+            self.register_buffer("var", torch.ones(2))
+
+        def forward(self, x):
+            y = functional.instance_norm(x, self.mean, self.var, use_input_stats=True, momentum=1.0)  # whatever an export left in them
+            return y.sum() * 0 + self.mean
+
+    return torchscript_differs(Norm(), torch.ones(3, 2, 5))
 
 
 def lost_initializers():
@@ -197,6 +215,27 @@ def deleted_slices():
     graph = ir.Graph([x], [*one.outputs, *two.outputs], nodes=[one, two], opset_imports={"": 18}, name="g")
     del graph.outputs[1:]
     return two.outputs[0].is_graph_output()
+
+
+class Writes(nn.Module):
+    """A part of a buffer, then all of it; that part is the same from whatever an export left in the buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("kept", torch.ones(3))
+
+    def forward(self, x):
+        self.kept[0] = x.sum()
+        self.kept.mul_(2)
+        return (x + self.kept)[0]
+
+
+def mutated_buffers():
+    return len(translated(Writes(), torch.ones(3)).graph.outputs) == 1
+
+
+def written_parts():
+    return torchscript_differs(Writes(), torch.ones(3))
 
 
 def empty_names():
@@ -345,11 +384,11 @@ FILES = {
 }
 IN_FILES = (
     angles, attention_dropout, bags_of_embeddings, batch_norm_buffers, batch_norm_momentum, batch_norm_training, binary_cross_entropy, bounds,
-    clamps, cross_entropy, data_getter, distances, empty_products, equal_draws, floor_divide, logarithms, lost_initializers, matrix_vector, mixed_norms,
+    clamps, conjugates, cross_entropy, data_getter, distances, empty_products, equal_draws, floor_divide, instance_norm_statistics, logarithms, lost_initializers, matrix_vector, mixed_norms,
     near_numbers, open_clips, padding, pools, scalars, scatters, softplus_threshold, torchscript_scatters, variance, wide_constants,
     wide_numbers,
 )  # fmt: skip
-IN_OTHER_ROOMS = (deleted_slices, empty_names, fusions_in_a_domain, gather_elements, widened_halves)
+IN_OTHER_ROOMS = (deleted_slices, empty_names, fusions_in_a_domain, gather_elements, mutated_buffers, widened_halves, written_parts)
 CANARIES = [
     *((FILES[canary.__name__], canary) for canary in IN_FILES),
     *((FILES["own_backward"], canary) for canary in (embedding, extremum, log_sigmoid, std)),

@@ -1,0 +1,105 @@
+"""The buffers that a forward changes: outputs of its graph give out their next values, a module and a training step take them over.
+
+Of BatchNormalization in training mode the graph gives out what the batch says (exporter/train_mode/batch_norm.py); everything else is here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from exporter.train_mode.batch_norm import kept_statistics
+from symbolics.errors import PythonopWarning
+from symbolics.graph.walk import walk
+from symbolics.node.metadata import StateEntry, changes_of, read_state, write_changes
+from symbolics.node.names import BUFFERS_KEY
+
+__all__ = ["UNSEEN", "add_lost", "carry", "name_carried", "warn_of_lost"]
+
+UNSEEN = "its new value is computed where the exporter cannot look"
+
+
+def carry(graph: ir.Graph, count: int, written: Iterable[str], entries: Mapping[str, StateEntry]) -> list[str]:
+    """Sort the outputs behind the model's results: those that hold the next value of a buffer stay, in a node of their own.
+
+    Args:
+        graph: The graph. Its outputs are the results, then the values of ``written``; nothing else.
+        count: How many results there are.
+        written: Names of buffers.
+        entries: The parameters and buffers.
+
+    Returns:
+        The initializers of the buffers whose next values are outputs now, in the order of these.
+    """
+    values = dict(zip((entries[name].initializer for name in written), list(graph.outputs)[count:], strict=True))
+    kept = kept_statistics(graph) if values else set()
+    while len(graph.outputs) > count:
+        graph.outputs.pop()
+    carried = []
+    for initializer, value in values.items():
+        buffer = graph.initializers[initializer]
+        if initializer in kept or _source(value) is buffer:
+            continue  # a trace did not see what changed it
+        if value.dtype is not None and value.dtype != buffer.dtype:
+            continue
+        node = ir.Node("", "Identity", [value], name=f"{initializer}/next")
+        node.outputs[0].type, node.outputs[0].shape = ir.TensorType(buffer.dtype), buffer.shape  # type: ignore[arg-type]
+        graph.append(node)
+        graph.outputs.append(node.outputs[0])
+        carried.append(initializer)
+    return carried
+
+
+def _source(value: ir.Value) -> ir.Value:
+    """What a value is a copy of."""
+    while (node := value.producer()) is not None and node.op_type == "Identity" and (x := node.inputs[0]) is not None:
+        value = x
+    return value
+
+
+def name_carried(graph: ir.Graph, carried: Iterable[str], count: int) -> dict[str, str]:
+    """Name the outputs after the results; initializer -> the name of its output."""
+    taken = {value.name for value in (*graph.inputs, *graph.initializers.values())}
+    taken.update(value.name for node in walk(graph) for value in node.outputs)
+    found = {}
+    for initializer, value in zip(carried, list(graph.outputs)[count:], strict=True):
+        name = f"{initializer}.next"
+        while name in taken and value.name != name:
+            name += "_"
+        value.name = found[initializer] = name
+        taken.add(name)
+    return found
+
+
+def add_lost(model: ir.Model, seen: Mapping[str, str]) -> None:
+    """Say in the metadata of a file which changes it does not carry.
+
+    Args:
+        model: The file.
+        seen: Names of buffers, and of attributes of modules, that the forward was seen to change -> why no output could hold the next value.
+    """
+    if not seen:
+        return
+    changes, entries = changes_of(model), read_state(model.metadata_props) or {}
+    kept = {*changes.carried, *kept_statistics(model.graph)}
+    lost = {
+        name: why for name, why in sorted(seen.items()) if why != UNSEEN or name not in entries or entries[name].initializer not in kept
+    }
+    if lost.keys() - changes.lost.keys():
+        model.metadata_props[BUFFERS_KEY] = write_changes(replace(changes, lost={**lost, **changes.lost}))
+
+
+def warn_of_lost(model: ir.Model, stacklevel: int) -> None:
+    """Say what a file's forward changes and the file does not carry."""
+    lost = changes_of(model).lost
+    if lost:
+        named = "; ".join(f"{name!r} ({why})" for name, why in list(lost.items())[:5]) + ("; ..." if len(lost) > 5 else "")
+        warnings.warn(
+            f"forward changes state that the file cannot carry: {named}. Each run starts from its value at export, and load(...) refuses a forward in "
+            "training mode: return the new value from forward and pass it in, or keep it in a buffer of fixed shape that forward writes into.",
+            PythonopWarning,
+            stacklevel=stacklevel + 1,
+        )

@@ -1,0 +1,196 @@
+"""Which buffers a forward changes: by writing into them, by a Function that says so, or by putting another tensor in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from symbolics import torch_private as private
+
+__all__ = ["Buffers"]
+
+
+_BITWISE: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "__iand__": torch.bitwise_and, "__ior__": torch.bitwise_or, "__ixor__": torch.bitwise_xor,
+    "bitwise_and_": torch.bitwise_and, "bitwise_or_": torch.bitwise_or, "bitwise_xor_": torch.bitwise_xor,
+    "logical_and_": torch.logical_and, "logical_or_": torch.logical_or, "logical_xor_": torch.logical_xor,
+}  # fmt: skip
+
+
+class Buffers:
+    """The buffers of a module as they are before its forward.
+
+    Args:
+        model: The module.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._views: list[torch.Tensor] = []
+        self._before = {name: (buffer, _version(buffer)) for name, buffer in model.named_buffers(remove_duplicate=False)}
+
+    def written(self, declared: Collection[torch.Tensor] = ()) -> dict[str, torch.Tensor]:
+        """The buffers that were written since, by their names, as they are now; also those among the ``declared``.
+
+        One that was written counts, whatever was written: where the example leaves a value as it was, another input may not. One that has
+        another shape or type does not: no graph could carry it.
+        """
+        found = {}
+        for name, buffer in self._model.named_buffers(remove_duplicate=False) if self._before else ():
+            before, version = self._before.get(name, (buffer, 0))
+            if (
+                name in self._before
+                and _alike(buffer, before)
+                and (buffer is not before or _version(buffer) != version or any(buffer is t for t in declared))
+            ):
+                found[name] = buffer
+        return found
+
+    def write_assigned(self, result: Any) -> Any:
+        """Write what was put in a buffer's place into the buffer: torch.export sees such an assignment in the outermost module alone.
+
+        Args:
+            result: What forward returned.
+
+        Returns:
+            The same, with copies of what shares memory with such a buffer.
+        """
+        assigned = [
+            (before, buffer)
+            for name, buffer in self._model.named_buffers(remove_duplicate=False)
+            if (before := self._before.get(name, (buffer, 0))[0]) is not buffer and _alike(before, buffer)
+        ]
+
+        def apart(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.clone() if any(private.shares_memory(tensor, before) for before, _ in assigned) else tensor
+
+        result = pytree.tree_map_only(torch.Tensor, apart, result) if assigned else result
+        with torch.no_grad():
+            for before, buffer in assigned:
+                before.copy_(buffer)
+        self.put_back()
+        return result
+
+    def put_back(self) -> None:
+        """Give the modules their buffers back, as objects; what is in them stays."""
+        for name, buffer in list(self._model.named_buffers(remove_duplicate=False)):
+            before = self._before.get(name, (buffer, 0))[0]
+            if before is not buffer:
+                path, _, last = name.rpartition(".")
+                self._model.get_submodule(path)._buffers[last] = before
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is a buffer, or looks at the memory of one (``buffer.data``, a view)."""
+        return any(private.shares_memory(buffer, tensor) for buffer, _ in self._before.values())
+
+    def note_views(self, func: Any, result: Any) -> None:
+        """Remember what looks at the memory of a buffer.
+
+        Args:
+            func: What a forward called.
+            result: What it returned.
+        """
+        for each in result if isinstance(result, (tuple, list)) else (result,):
+            if (
+                isinstance(each, torch.Tensor)
+                and (each._is_view() or getattr(func, "__name__", "") in ("__get__", "detach"))
+                and self.has(each)
+            ):
+                self._views.append(each)
+
+    def write(self, name: str, target: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+        """Write into a buffer, or into what looks at one, for a trace: its passes lose what is put into a part of an input.
+
+        Args:
+            name: The function's name.
+            target: What is written into.
+            args, kwargs: The other arguments.
+
+        Returns:
+            The tensor that has a new value in the trace, None for a function that a trace has an operator for.
+        """
+        if name == "copy_":
+            return private.overwrite_traced(target, args[0] if args else kwargs["src"])
+        if name in ("fill_", "zero_"):
+            value = (args[0] if args else kwargs["value"]) if name == "fill_" else 0
+            return private.overwrite_traced(target, _number(value, target))
+        if name in _BITWISE:  # which the exporter knows in their other form alone
+            return private.overwrite_traced(target, _BITWISE[name](target, args[0]))
+        if name != "__setitem__":
+            return None
+        index, value = args[0], _number(args[1], target)
+        if any(isinstance(each, (torch.Tensor, list)) for each in (index if isinstance(index, tuple) else (index,))):
+            changed = target.clone()
+            changed[index] = value
+            return private.overwrite_traced(target, changed)
+        part = target[index]
+        if value.dim() > part.dim():  # leading dimensions of size 1
+            value = value.reshape(value.shape[value.dim() - part.dim() :])
+        return private.overwrite_traced(part, value)
+
+    def follow(self, other: torch.Tensor) -> bool:
+        """A tensor was written in a trace, which knows of no memory that two tensors share: the buffer behind it has its new values, too.
+
+        Returns:
+            False where a trace cannot say so.
+        """
+        behind = [buffer for buffer, _ in self._before.values() if private.shares_memory(buffer, other)]
+        for buffer in behind:
+            if buffer is other:
+                continue
+            if _is_whole(other, buffer):
+                private.replace_traced(buffer, other)
+            elif buffer.is_contiguous() and buffer.dtype is other.dtype:
+                places, _ = self._places(other, buffer)
+                with private.paused_capture():
+                    sizes = list(buffer.shape)
+                with torch.no_grad():
+                    private.replace_traced(buffer, buffer.reshape(-1).scatter(0, places, other.reshape(-1)).reshape(sizes))
+            else:
+                return False
+        for view in self._views:
+            base = next((buffer for buffer in behind if private.shares_memory(buffer, view)), None)
+            if base is not None and view is not other and view is not base and base.is_contiguous() and base.dtype is view.dtype:
+                places, sizes = self._places(view, base)
+                with torch.no_grad():
+                    private.replace_traced(view, base.reshape(-1)[places].reshape(sizes))
+        return True
+
+    @staticmethod
+    def _places(view: torch.Tensor, buffer: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+        """Where the elements of a view stand in a buffer that is contiguous; the sizes of the view."""
+        with private.paused_capture():
+            places = torch.arange(buffer.numel()).as_strided(view.shape, view.stride(), view.storage_offset() - buffer.storage_offset())
+            return places.reshape(-1).clone(), list(view.shape)
+
+
+def _number(value: Any, like: torch.Tensor) -> torch.Tensor:
+    """A number as a constant of a trace; a tensor as it is."""
+    if isinstance(value, torch.Tensor):
+        return value
+    with private.paused_capture():
+        return torch.tensor(value, dtype=like.dtype)
+
+
+def _is_whole(other: torch.Tensor, buffer: torch.Tensor) -> bool:
+    """Whether a tensor over the memory of a buffer is all of it, in its order."""
+    with private.paused_capture():  # reading a shape is a node of a trace
+        return _place(buffer) == _place(other)
+
+
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def _alike(one: torch.Tensor, two: torch.Tensor) -> bool:
+    with private.paused_capture():
+        lazy = torch.nn.parameter.is_lazy(one) or torch.nn.parameter.is_lazy(two)
+        return one is two or (not lazy and one.shape == two.shape and one.dtype is two.dtype)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often a tensor was written; a look through ``.data`` has its own count."""
+    return 0 if tensor.is_inference() or torch.nn.parameter.is_lazy(tensor) else tensor._version

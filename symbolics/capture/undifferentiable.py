@@ -1,0 +1,64 @@
+"""Arguments that PyTorch has no gradient for: class weights, ``pos_weight``, running statistics.
+
+An export takes every float input as one that needs a gradient, for a gradient graph may be asked for it later. A call that raises for such an
+argument is made again with the gradient stopped there, as the user's own call has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from symbolics import torch_private as private
+
+__all__ = ["StopWhereNone", "called", "is_refusal"]
+
+_REFUSAL = "is not differentiable with respect to argument"
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Whether an error says that an argument has no gradient, or comes of one that does."""
+    while error is not None:
+        if _REFUSAL in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def called(
+    call: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], mark: Callable[[torch.Tensor], torch.Tensor]
+) -> Any:
+    """``call(*args, **kwargs)``; where it raises for an argument without a gradient, with gradients stopped at the last arguments.
+
+    PyTorch names the argument by the kernel's name for it, which is not the caller's. What has no gradient comes last: the fewest of the last
+    tensors that let the call pass are stopped, never the first.
+    """
+    while True:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        open_ = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        try:
+            if private.is_tracing() and any(not isinstance(leaves[i], torch.nn.Parameter) for i in open_[1:]) and _is_suspect(name):
+                with private.paused_capture():  # a call that raises leaves half a node in a trace, which crashes
+                    call(*args, **kwargs)
+            return call(*args, **kwargs)
+        except RuntimeError as error:
+            if _REFUSAL not in str(error) or not open_ or open_[-1] == 0:
+                raise
+            leaves[open_[-1]] = mark(leaves[open_[-1]].detach())
+            args, kwargs = pytree.tree_unflatten(leaves, spec)
+
+
+def _is_suspect(name: str) -> bool:
+    """Whether a function may have such arguments, by its name."""
+    return any(word in name for word in ("loss", "norm", "entropy"))
+
+
+class StopWhereNone(TorchFunctionMode):
+    """Makes the calls of an eager run so."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        return called(func, getattr(func, "__name__", ""), args, kwargs or {}, torch.Tensor.clone)
