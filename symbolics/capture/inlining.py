@@ -58,13 +58,22 @@ def stands_in_inlined(frame: types.FrameType | None) -> bool:
     """Whether code is of an inlined forward itself, and not of a module that it calls.
 
     Autograd is off in a forward, and what it detaches is its own affair: its backward says what flows. A module that it calls is mostly
-    run again by that backward, with gradients on: what is stopped there stays stopped.
+    run again by that backward, with gradients on: what is stopped there stays stopped. Unless that module has a backward of its own.
     """
     while frame is not None and frame.f_code not in _RUNNERS:
-        if frame.f_code.co_varnames[:1] == ("self",) and isinstance(frame.f_locals.get("self"), torch.nn.Module):
-            return False
+        if frame.f_code.co_varnames[:1] == ("self",):
+            this = frame.f_locals.get("self")
+            if isinstance(this, torch.nn.Module) and not _has_a_backward(type(this)):
+                return False
         frame = frame.f_back
     return True
+
+
+@functools.cache
+def _has_a_backward(cls: type[torch.nn.Module]) -> bool:
+    """Whether a module answers for its gradient itself, as reversible blocks do with a method backward_pass: it is a part of its Function."""
+    own = cls.__mro__[: cls.__mro__.index(torch.nn.Module)]
+    return any("backward" in name and callable(value) for base in own for name, value in vars(base).items())
 
 
 def trainable_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:

@@ -105,6 +105,51 @@ def test_a_function_inside_a_function(dynamo):
     check(Net(Around, Inner()), dynamo)
 
 
+class Block(nn.Module):
+    """As revtorch's and reformer_pytorch's: a module with a backward_pass, whose forward turns gradients off."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        one, two = x.chunk(2, -1)
+        with torch.no_grad():
+            one = one + self.inner(two)
+        return torch.cat([one, two], -1)
+
+    def backward_pass(self, y, g):
+        one, two = y.chunk(2, -1)
+        with torch.enable_grad():
+            leaf = two.detach().requires_grad_()
+            found = self.inner(leaf)
+            torch.autograd.backward(found, g.chunk(2, -1)[0])
+        return torch.cat([one - found.detach(), two], -1), g + torch.cat([torch.zeros_like(one), leaf.grad], -1)
+
+
+class Reverses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, block, x):
+        ctx.block = block
+        y = block(x)
+        ctx.y = y.detach()
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        return None, ctx.block.backward_pass(ctx.y, g)[1]
+
+
+class Halves(Stable):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+
+def test_a_module_that_has_a_backward_of_its_own_stops_nothing(dynamo):
+    check(Net(Reverses, Block(Halves())), dynamo)
+
+
 class Adjoint(torch.autograd.Function):
     """As torchdiffeq's odeint_adjoint: the module's parameters are arguments, and backward has gradients of its own for them."""
 
