@@ -156,9 +156,11 @@ def _guarded(original: Any, stand_in: Any) -> Any:
 
 
 def _refuse_transforms(current: Hook, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """Function.apply inside torch.func: there is no one call that a node could stand for."""
+    """Function.apply inside torch.func: there is no one call that a node could stand for; what its forward does is transformed as anything else."""
     recorder = active_recorder()
-    if recorder is not None and recorder.listening() and not recorder.inline.matches(cls):
+    if recorder is not None and recorder.listening():
+        if recorder.inline.matches(cls):
+            return recorder.run_inline(cls, args, kwargs)
         recorder.refuse(
             qualified_name(cls),
             "it is called under torch.func (vmap, grad, jvp), where there is no single call to keep: call it outside, on the whole batch, or name it in inline=",
