@@ -333,6 +333,14 @@ class LooksAtItsInput(torch.nn.Module):
         return x + 1
 
 
+def test_has_no_value():
+    seen = []
+    look = LooksAtItsInput(lambda x: seen.extend(private.has_no_value(t) for t in (x, x > 0, torch.tensor(3))))
+    torch.export.export(look, (torch.ones(2),), strict=False)
+    assert seen[:3] == [True, True, False]
+    assert private.has_no_value(torch.ones(2)) is False
+
+
 def test_is_fake():
     seen = []
     torch.export.export(LooksAtItsInput(lambda x: seen.append(private.is_fake(x))), (torch.ones(2),), strict=False)
