@@ -216,6 +216,23 @@ def test_torchscript_constant(tmp_path):
     assert seen == [-2.0, 0.5, None]
 
 
+def test_torchscript_passes_that_infer_the_shape_of_a_node(tmp_path, monkeypatch):
+    passes, seen = private.torchscript_passes(), []
+
+    def nothing(node, *args):
+        if node.kind() == "onnx::Reshape":
+            seen.append(node.inputsAt(0).type().sizes())
+
+    monkeypatch.setattr(passes, "_jit_pass_onnx_node_shape_type_inference", nothing)
+    torch.onnx.export(Reshapes(), (torch.ones(3, 2),), str(tmp_path / "m.onnx"), dynamo=False)
+    assert [3, 2] in seen
+
+
+class Reshapes(torch.nn.Module):
+    def forward(self, x):
+        return x.reshape(3, 2, 1) * 2
+
+
 def test_torchscript_passes(tmp_path, monkeypatch):
     class Transposes(torch.nn.Module):
         def __init__(self):

@@ -102,3 +102,11 @@ def test_a_tensor_of_an_earlier_call_is_named():
         match=r"\w+, called in module <root> at tests.*test_unusual_arguments:\d+: it reads a tensor that an earlier call",
     ):
         exporter.export(Model(remembers), (torch.randn(3, 4),), dynamo=False)
+
+
+@pytest.mark.parametrize("function", [lambda m, x: m.head(x).reshape(0, 3, 1), lambda m, x: m.head(x).unflatten(0, (0, 2))])
+def test_an_input_without_elements(function, dynamo):
+    """torch's TorchScript exporter divides by their number, which ended the process."""
+    x = torch.zeros(0, 4)
+    module = exporter.load(exporter.export(Model(function), (x,), dynamo=dynamo))
+    torch.testing.assert_close(module(x), Model(function)(x))
