@@ -20,6 +20,7 @@ from symbolics.capture.recorder import Recorder
 from symbolics.errors import ExportError
 from symbolics.graph.values import is_mark, is_python_op
 from symbolics.node.attributes import ir_attributes, write_attributes
+from symbolics.node.dtypes import onnx_type
 from symbolics.node.metadata import BufferChanges, write_changes, write_cumulative, write_state
 from symbolics.node.names import (
     BUFFERS_KEY,
@@ -60,6 +61,8 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     _keep_outputs(graph, results + len(written))
     carried = carry(graph, results, written, state.entries)
     own_outputs = len(graph.outputs)
+    if results == len(recorder.capture.results):
+        _distrust_shapes(graph, recorder)
     quirks.apply(quirks.TRANSLATED, model)
     with contextlib.ExitStack() as stack:
         stack.enter_context(held_out(graph, parameters))
@@ -74,6 +77,8 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
             passes.InlinePass()(model)
             passes.RemoveUnusedNodesPass()(model)
     _keep_outputs(graph, own_outputs)
+    if results == len(recorder.capture.results):
+        _give_types(graph, recorder)
     nodes = quirks.apply((*quirks.OPTIMIZED, _name_everything), model)
     _describe_calls(graph, nodes, recorder)
     _write_metadata(model, nodes, recorder, state, results)
@@ -102,6 +107,29 @@ def _keep_outputs(graph: ir.Graph, count: int) -> None:
     """Take back what `anchor_calls` or a trace made outputs, by `symbolics.quirks.elsewhere.DELETED_SLICES` one by one."""
     while len(graph.outputs) > count:
         graph.outputs.pop()
+
+
+def _distrust_shapes(graph: ir.Graph, recorder: Recorder) -> None:
+    """Drop what torch declares of the shapes of results, where the capture knows otherwise."""
+    for value, (_, dims) in zip(graph.outputs, recorder.capture.results):
+        if value.shape is None:
+            continue
+        if len(value.shape) != len(dims):
+            value.shape = ir.Shape([None] * len(dims))
+        elif any(isinstance(old, int) and new is not None and old != new for old, new in zip(value.shape, dims)):
+            value.shape = ir.Shape([None if isinstance(old, int) and old != new else old for old, new in zip(value.shape, dims)])
+
+
+def _give_types(graph: ir.Graph, recorder: Recorder) -> None:
+    """Cast the results that torch's translation leaves in another type than they have in eager mode."""
+    for index, (value, (dtype, _)) in enumerate(zip(list(graph.outputs), recorder.capture.results)):
+        wanted = ir.DataType(onnx_type(dtype)) if value.dtype is not None and not dtype.is_complex else value.dtype
+        if value.dtype != wanted and wanted is not None:
+            cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", wanted)], name=f"{value.name}/cast")
+            graph.append(cast)
+            output = graph.outputs[index] = cast.outputs[0]
+            output.name, value.name = value.name, cast.name
+            output.type, output.shape = ir.TensorType(wanted), value.shape
 
 
 def _name_everything(model: ir.Model, nodes: list[ir.Node]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from exporter.files.trust import name_of
 from exporter.forward.dynamo import anchor_translation, export_dynamo
 from exporter.forward.session import Hook
-from exporter.forward.torchscript import decide_folding, export_torchscript, fold_constants, infer_shapes
+from exporter.forward.torchscript import decide_folding, export_torchscript, fold_constants, infer_node, infer_shapes
 from symbolics import torch_private as private
 from symbolics.capture.interception import intercept, settled
 from symbolics.capture.listener import captured_apply, wanted
@@ -128,6 +128,7 @@ def _replace_all() -> None:
     _replace(private.torchscript_exporter(), "_decide_constant_folding", decide_folding)
     _replace(private.torchscript_passes(), "_jit_pass_onnx_constant_fold", fold_constants)
     _replace(private.torchscript_passes(), "_jit_pass_onnx_graph_shape_type_inference", infer_shapes)
+    _replace(private.torchscript_passes(), "_jit_pass_onnx_node_shape_type_inference", infer_node)
 
 
 def _unpatch() -> None:
@@ -156,9 +157,11 @@ def _guarded(original: Any, stand_in: Any) -> Any:
 
 
 def _refuse_transforms(current: Hook, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """Function.apply inside torch.func: there is no one call that a node could stand for."""
+    """Function.apply inside torch.func: there is no one call that a node could stand for; what its forward does is transformed as anything else."""
     recorder = active_recorder()
-    if recorder is not None and recorder.listening() and not recorder.inline.matches(cls):
+    if recorder is not None and recorder.listening():
+        if recorder.inline.matches(cls):
+            return recorder.run_inline(cls, args, kwargs)
         recorder.refuse(
             qualified_name(cls),
             "it is called under torch.func (vmap, grad, jvp), where there is no single call to keep: call it outside, on the whole batch, or name it in inline=",

@@ -28,7 +28,7 @@ from symbolics.errors import ExportError
 from symbolics.graph.collector import without_gc
 from symbolics.node.dtypes import onnx_type
 
-__all__ = ["decide_folding", "export_torchscript", "fold_constants", "infer_shapes"]
+__all__ = ["decide_folding", "export_torchscript", "fold_constants", "infer_node", "infer_shapes"]
 
 _thread = threading.local()
 
@@ -140,6 +140,14 @@ def fold_constants(current: Hook, original: Any, graph: Any, parameters: dict[st
         return original(graph, parameters, opset)
     original(graph, {}, opset)
     return parameters
+
+
+def infer_node(current: Hook, original: Any, node: Any, *args: Any) -> None:
+    """torch infers the shape of a Reshape by a division by the elements of its input; where there are none, that ends the process."""
+    sizes = node.inputsAt(0).type() if node.kind() == "onnx::Reshape" else None
+    known = sizes.sizes() if sizes is not None and sizes.kind() == "TensorType" else None
+    if not known or 0 not in known:
+        original(node, *args)
 
 
 def infer_shapes(current: Hook, original: Any, graph: Any, *args: Any) -> None:

@@ -42,7 +42,7 @@ class Callsites:
         source, frame = "", sys._getframe(1)
         while frame is not None:
             name = frame.f_globals.get("__name__", "")
-            if not name.startswith(("torch.", "symbolics.", "exporter.")):
+            if name != "torch" and not name.startswith(("torch.", "symbolics.", "exporter.")):
                 source = source or f"{name}:{frame.f_lineno}"
             if frame.f_code.co_varnames[:1] == ("self",):
                 path = self._modules.get(id(frame.f_locals.get("self")))

@@ -22,13 +22,14 @@ import symbolics.capture.opaque_op  # noqa: F401  (it defines the two operators)
 from symbolics import torch_private as private
 from symbolics.capture.binding import is_traced_size
 from symbolics.capture.buffers import Buffers
+from symbolics.capture.checks import passed
 from symbolics.capture.inlining import stands_in_inlined
 from symbolics.capture.other_hooks import GradFn
 from symbolics.capture.recorder import active_recorder
-from symbolics.capture.undifferentiable import called
+from symbolics.capture.undifferentiable import called, flag_of_no_leaf
 from symbolics.errors import ExportError
 from symbolics.node.result import write_structure
-from symbolics.quirks import REWRITES
+from symbolics.quirks import REWRITES, Rewrite
 
 __all__ = ["StopGradients", "differentiable_inputs", "holds_tensor", "marking"]
 
@@ -69,6 +70,12 @@ class StopGradients(TorchFunctionMode):
                 "register_post_accumulate_grad_hook",
                 "it runs on .grad, which is the training loop's and in no file: call it there, after backward()",
             )
+        if (flag := flag_of_no_leaf(func, args, kwargs)) is not None:
+            if flag:
+                return args[0]
+            if args[0]._is_view():
+                _refuse("requires_grad = False", "a view cannot be cut off in place: use x.detach()")
+            return self._inplace(torch.Tensor.detach_, "detach_", args[:1], {})
         if getattr(func, "__self__", None) is _GETTER_OF_GRAD_FN and not sys._getframe(1).f_globals.get("__name__", "").startswith(
             "torch."
         ):
@@ -77,7 +84,7 @@ class StopGradients(TorchFunctionMode):
         body = _open(func)
         if body is not None:
             with self:  # what it calls inside may stop gradients too (F.gumbel_softmax)
-                return body(*args, **kwargs)
+                return _rewritten(body, REWRITES.get(func), *args, **kwargs)
         recorder = active_recorder()
         if recorder is not None and recorder.opened and private.operator_name(func) in recorder.opened:
             tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -90,6 +97,10 @@ class StopGradients(TorchFunctionMode):
                 return None
             return args[0] if func in (torch.Tensor.detach_, torch.detach_) else args[0].view_as(args[0])
         name = getattr(func, "__name__", "")
+        if name == "__bool__" and recorder is not None and private.has_no_value(args[0]):
+            verdict = passed(sys._getframe(1), *recorder.capture.sites.here())
+            if verdict is not None:
+                return verdict
         if recorder is not None:
             _watch_reads(recorder, name, args, kwargs)
         if _is_inplace(name):
@@ -103,12 +114,15 @@ class StopGradients(TorchFunctionMode):
         if isinstance(out, (torch.Tensor, tuple)):
             result = self.__torch_function__(func, types, args, {key: value for key, value in kwargs.items() if key != "out"})
             return out if _write_out(out, result) else func(*args, **kwargs)
-        result = called(functools.partial(_rewritten, func, name), name, args, kwargs, torch.ops.pythonop.stop_gradient)
+        result = called(functools.partial(_rewritten, func, REWRITES.get(func)), name, args, kwargs, torch.ops.pythonop.stop_gradient)
         buffers = None if recorder is None else recorder.capture.trace.buffers
         if buffers is not None:
             buffers.note_views(func, result)
         if name in _SHAPE_ONLY or _needs_no_mark(result):
             return result
+        if private.transforms_active():  # what torch.func wraps does not say that it needs a gradient
+            stopped = _stops(func) or not torch.is_grad_enabled()
+            return pytree.tree_map_only(torch.Tensor, lambda t: _mark(t, []), result) if stopped else result
         if torch.is_grad_enabled() and private.is_higher_order(func):  # torch.cond, scan: a capture runs their bodies without autograd
             if any(leaf.requires_grad for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
                 pytree.tree_map_only(torch.Tensor, _as_differentiable, result)
@@ -130,36 +144,67 @@ class StopGradients(TorchFunctionMode):
             with torch.no_grad():
                 result.copy_(stopped)
             return result
+        unseen = not torch.is_grad_enabled() and name not in _SAME_VALUES and _is_computed(target)
+        before = target.clone() if unseen and target is not None else None
         if not torch.is_grad_enabled():  # the target stays as it is: the mark goes on what is written into it
             rest = pytree.tree_map_only(
                 torch.Tensor, lambda t: torch.ops.pythonop.stop_gradient(t) if _needs_gradient(t) else t, (args[1:], kwargs)
             )
             args, kwargs = (target, *rest[0]), rest[1]
-        if not (private.is_tracing() and isinstance(target, torch.Tensor)):
-            return _rewritten(func, name, *args, **kwargs)
-        recorder = active_recorder()
-        buffers = None if recorder is None else recorder.capture.trace.buffers
-        if buffers is None or not buffers.has(target):  # torch's own passes follow what is put into parts of a tensor
-            if name == "copy_" and not target._is_view():
-                return private.overwrite_traced(target, args[1] if len(args) > 1 else kwargs["src"])
-            return _rewritten(func, name, *args, **kwargs)
-        written, result = buffers.write(name, target, args[1:], kwargs), target
-        if written is None:
-            written, result = target, _rewritten(func, name, *args, **kwargs)
-        if not buffers.follow(written):
-            _refuse(name, "it writes into a view of a buffer that is not contiguous, or in another type: write into the buffer itself")
+        result = _change(func, name, target, args, kwargs)
+        if before is not None and target is not None:
+            _hide_change(target, before)
         return result
 
 
-def _rewritten(func: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
+def _change(func: Any, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call that changes its target; in a trace, of which no buffer that shares its memory is left behind."""
+    if not (private.is_tracing() and isinstance(target, torch.Tensor)):
+        return _rewritten(func, REWRITES.get(func), *args, **kwargs)
+    recorder = active_recorder()
+    buffers = None if recorder is None else recorder.capture.trace.buffers
+    if buffers is None or not buffers.has(target):  # torch's own passes follow what is put into parts of a tensor
+        if name == "copy_" and not target._is_view():
+            return private.overwrite_traced(target, args[1] if len(args) > 1 else kwargs["src"])
+        return _rewritten(func, REWRITES.get(func), *args, **kwargs)
+    written, result = buffers.write(name, target, args[1:], kwargs), target
+    if written is None:
+        written, result = target, _rewritten(func, REWRITES.get(func), *args, **kwargs)
+    if not buffers.follow(written):
+        _refuse(name, "it writes into a view of a buffer that is not contiguous, or in another type: write into the buffer itself")
+    return result
+
+
+def _rewritten(func: Any, rewrite: Rewrite | None, /, *args: Any, **kwargs: Any) -> Any:
     """The call, or what stands for it in a file."""
-    rewrite = REWRITES.get(func)
-    if rewrite is None:
-        return func(*args, **kwargs)
     try:
-        return rewrite(func, args, kwargs)
+        return func(*args, **kwargs) if rewrite is None else rewrite(func, args, kwargs)
     except ExportError as error:
-        _refuse(name, str(error))
+        _refuse(getattr(func, "__name__", ""), str(error))
+    except RuntimeError as error:
+        if "Cannot insert a Tensor that requires grad as a constant" not in str(error):
+            raise
+        _refuse(
+            getattr(func, "__name__", ""),
+            "it reads a tensor that an earlier call computed (kept in a global variable, a list or an attribute), with gradients: keep x.detach(), or "
+            "pass it as an argument",
+        )
+
+
+def _is_computed(tensor: Any) -> bool:
+    """Whether gradients flow through a tensor to what it was computed from."""
+    return isinstance(tensor, torch.Tensor) and tensor.requires_grad and not tensor.is_leaf and tensor.is_floating_point()
+
+
+def _hide_change(target: torch.Tensor, before: torch.Tensor) -> None:
+    """Let a tensor that was changed in place under no_grad have the gradients that it had before: autograd has not seen the change."""
+    stop = torch.ops.pythonop.stop_gradient
+    nothing = torch.where(before.isfinite(), before - stop(before), torch.zeros_like(before))
+    value = stop(target.clone()) + nothing
+    if private.is_tracing() and not target._is_view():
+        private.overwrite_traced(target, value)
+    else:
+        target.copy_(value)
 
 
 def _write_out(out: Any, result: Any) -> bool:
@@ -273,7 +318,11 @@ def _open(func: Any) -> Callable[..., Any] | None:
     checks = [name for name in func.__code__.co_names if name.startswith("has_torch_function")]
     if not checks or "super" in func.__code__.co_names:  # Tensor.unflatten: what it calls comes back here under its own name
         return None
-    scope = {**func.__globals__, **dict.fromkeys(checks, lambda *_: False)}
+    unheard = dict.fromkeys(checks, lambda *_: False)
+    scope = {**func.__globals__, **unheard}
+    for name in func.__code__.co_names:  # overrides.has_torch_function(...) in torch._assert and torch.sym_max
+        if isinstance(module := func.__globals__.get(name), types.ModuleType) and unheard.keys() & vars(module).keys():
+            scope[name] = types.SimpleNamespace(**{**vars(module), **unheard})
     body = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
     body.__kwdefaults__ = func.__kwdefaults__
     return body
@@ -293,9 +342,13 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
     traced = [name for name, value in (keywords or {}).items() if holds_tensor(value)]
     hooks = {name: found for name, p in model.named_parameters() if p.requires_grad and (found := private.tensor_hooks(p))}
 
+    refused: list[bool] = []
+
     @functools.wraps(forward)
     def marked(*args: Any, **kwargs: Any) -> Any:
         # Dynamo traces its own way in; a training thread beside the export has no recorder.
+        if torch.compiler.is_dynamo_compiling() and refused:  # torch tries Dynamo where another way failed: it need not, and may crash
+            raise ExportError("refused before")
         if torch.compiler.is_dynamo_compiling() or (recorder := active_recorder()) is None:
             return forward(*args, **kwargs)
         if keywords:
@@ -310,12 +363,17 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         recorder.capture.evaluated = not model.training
         buffers = Buffers(model)
         trace.buffers = buffers if private.is_tracing() else None
-        with StopGradients(), private.buffers_assigned_unseen():
-            result = forward(*args, **kwargs)
+        try:
+            with StopGradients(), private.buffers_assigned_unseen():
+                result = forward(*args, **kwargs)
+        except ExportError:
+            refused.append(True)
+            raise
         recorder.end_forward()
         if trace.buffers is None:
             result = buffers.write_assigned(result)
         recorder.capture.outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))
+        recorder.capture.results = _types_of(result)
         _watch_reads(recorder, "the model's return", (result,), {})
         if trace.buffers is None:
             return result
@@ -335,6 +393,12 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
             del model.__dict__["forward"]
         else:
             model.__dict__["forward"] = own
+
+
+def _types_of(result: Any) -> list[tuple[torch.dtype, list[int | None]]]:
+    with private.paused_capture():
+        tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        return [(t.dtype, [d if type(d) is int else None for d in t.shape]) for t in tensors if t.layout == torch.strided]
 
 
 def holds_tensor(value: Any) -> bool:

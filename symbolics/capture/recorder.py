@@ -85,6 +85,7 @@ class Capture:
         error: The first ExportError: the exporters of torch wrap or retry, the hook raises this one.
         inlined: Names of Functions that were inlined without being asked to, with the reason.
         outputs: The structure of what the model's forward returned last, None where a file cannot say it.
+        results: The dtype and the dims of each tensor among it; None for a dim that is symbolic.
         anchored: How many of the last outputs of the translated graph are there for calls alone.
         written: The buffers that forward writes and whose new values are outputs of the translated graph, before the anchored ones.
         evaluated: Whether the model was in eval mode when its forward was captured.
@@ -103,6 +104,7 @@ class Capture:
     error: ExportError | None = None
     inlined: dict[str, str] = field(default_factory=dict)
     outputs: str | None = None
+    results: list[tuple[torch.dtype, list[int | None]]] = field(default_factory=list)
     anchored: int = 0
     written: list[str] = field(default_factory=list)
     evaluated: bool = False
@@ -177,14 +179,14 @@ class Recorder(Listener):
         module, source = self.capture.sites.here()
         try:
             if self.inline.matches(cls):
-                return self._inline(cls, args, kwargs)
+                return self.run_inline(cls, args, kwargs)
             hidden = trainable_module(args, kwargs)
             if hidden is not None:
                 beside = _OTHER_GRADIENTS if answers_for_parameters(args, kwargs) else ""
                 self._notice(cls, module, f"its argument {hidden} holds trainable parameters, which an opaque node would hide", beside)
                 outer, self.capture.transparent = self.capture.transparent, True
                 try:
-                    return self._inline(cls, args, kwargs)
+                    return self.run_inline(cls, args, kwargs)
                 finally:
                     self.capture.transparent = outer
             return self._node(cls, args, kwargs, module, source)
@@ -367,7 +369,8 @@ class Recorder(Listener):
     # ----------------------------------------------------------------------------------------------------- inline
 
     @runs_inlined
-    def _inline(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_inline(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the forward of a Function as the model's own code."""
         if private.is_tracing() and hasattr(cls, "symbolic"):
             return original_apply(cls, args, kwargs)  # its symbolic serves, as without the hook
         bound, _, passed = bind(cls, args, kwargs)

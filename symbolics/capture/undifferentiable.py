@@ -1,7 +1,7 @@
-"""Arguments that PyTorch has no gradient for: class weights, ``pos_weight``, running statistics.
+"""Where an input that needs a gradient may not go: an export takes every float input as one, for a gradient graph may be asked for it later.
 
-An export takes every float input as one that needs a gradient, for a gradient graph may be asked for it later. A call that raises for such an
-argument is made again with the gradient stopped there, as the user's own call has it.
+PyTorch has no gradient for some arguments: class weights, ``pos_weight``, running statistics. A call that raises for such an argument is made again
+with the gradient stopped there, as the user's own call has it. And ``h.requires_grad = True`` is for leaves: what is made of the user's own input is one.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
 
-__all__ = ["StopWhereNone", "called", "is_refusal"]
+__all__ = ["StopWhereNone", "called", "flag_of_no_leaf", "is_refusal"]
 
 _REFUSAL = "is not differentiable with respect to argument"
+_NO_LEAF = "you can only change requires_grad flags of leaf variables"
+_FLAG = torch.Tensor.requires_grad
 
 
 def is_refusal(error: BaseException | None) -> bool:
-    """Whether an error says that an argument has no gradient, or comes of one that does."""
+    """Whether an error is one of an input that needs a gradient, or comes of one."""
     while error is not None:
-        if _REFUSAL in str(error):
+        if _REFUSAL in str(error) or _NO_LEAF in str(error):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -52,6 +54,14 @@ def called(
             args, kwargs = pytree.tree_unflatten(leaves, spec)
 
 
+def flag_of_no_leaf(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
+    """The flag, where a call sets ``requires_grad`` of a tensor that is no leaf; None for any other call."""
+    setter = func is torch.Tensor.requires_grad_ or (getattr(func, "__self__", None) is _FLAG and func.__name__ == "__set__")
+    if not setter or not args or args[0].is_leaf:
+        return None
+    return bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
+
+
 def _is_suspect(name: str) -> bool:
     """Whether a function may have such arguments, by its name."""
     return any(word in name for word in ("loss", "norm", "entropy"))
@@ -61,4 +71,6 @@ class StopWhereNone(TorchFunctionMode):
     """Makes the calls of an eager run so."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if (flag := flag_of_no_leaf(func, args, kwargs or {})) is not None:
+            return args[0] if flag else args[0].detach_()
         return called(func, getattr(func, "__name__", ""), args, kwargs or {}, torch.Tensor.clone)

@@ -111,7 +111,10 @@ def attention(op: Builder, node: ir.Node, g: Value) -> dict[Value, Value] | None
     dk = op.MatMul(swap(op, ds, rank), q)
     dk.shape = ir.Shape([*lead, *list(kt.shape or ())[:-3:-1]])
     dkt = op.Transpose(dk, perm=[*range(rank - 2), rank - 1, rank - 2])
-    return {q: op.MatMul(ds, _untransposed(match, kt, rank)), kt: dkt, v: op.MatMul(swap(op, p, rank), g)}
+    found: dict[Value, Value] = {}
+    for x, dx in ((q, op.MatMul(ds, _untransposed(match, kt, rank))), (kt, dkt), (v, op.MatMul(swap(op, p, rank), g))):
+        found[x] = op.Add(found[x], dx) if x in found else dx  # one tensor may be queries, keys and values
+    return found
 
 
 def _scores(match: _Matcher, x: Value | None) -> tuple[Value | None, float]:

@@ -84,7 +84,7 @@ def slice_(
             b = s if s >= 0 else op.Max(op.Add(d, op.i64(s)), op.i64(0))
         before.append(b)
         after.append((Amount.of(op, d) - b - n).dim)
-    return op.padded(g, before, after, axis)
+    return op.padded(g, before, after, axis, len(x.shape))
 
 
 @gradient("Pad")
@@ -93,12 +93,16 @@ def pad(op: Builder, g: Value, x: Value, pads: Value, value: Value | None, axes:
     if mode != "constant":
         return _move(op, node, g, x)
     amounts = op.ints(pads)
-    places = range(op.rank(node, x)) if axes is None else op.ints(axes)
+    rank, less = op.rank(node, x), op.Neg(pads)
+    places = range(rank) if axes is None else op.ints(axes)
     if amounts is not None and places is not None:
-        less = [-a for a in amounts]
-        dx = op.padded(g, less[: len(less) // 2], less[len(less) // 2 :], places)
+        half = len(amounts) // 2
+        dx = op.padded(g, [-a for a in amounts[:half]], [-a for a in amounts[half:]], places, rank)
+    elif axes is None or places is None:
+        dx = op.Pad(g, less, None, axes)
     else:
-        dx = op.Pad(g, op.Neg(pads), None, axes)
+        each = [op.Slice(less, [i], [i + 1]) for i in range(2 * len(places))]
+        dx = op.padded(g, each[: len(places)], each[len(places) :], places, rank)
     dvalue = None
     if value is not None and is_float(value) and op.const(value) is None:
         dvalue = op.reshape_like(op.ReduceSum(g, keepdims=0) - op.ReduceSum(dx, keepdims=0), value)
@@ -133,7 +137,7 @@ def gather(op: Builder, g: Value, x: Value, indices: Value, *, node: ir.Node, ax
     if index is not None and index.size == 1 and index_rank <= 1 and isinstance(d, int):  # x[:, i]: zeros around
         i = int(index.reshape(())) % d
         g = op.Unsqueeze(g, [axis % rank]) if index_rank == 0 else g
-        return op.Pad(g, [i, d - 1 - i], None, [axis]) if d > 1 else g
+        return op.padded(g, [i], [d - 1 - i], [axis], rank) if d > 1 else g
     return gather_adjoint(op, g, x, indices, axis, rank, index_rank)
 
 

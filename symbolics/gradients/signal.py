@@ -55,8 +55,11 @@ def dft(
     h = _dft(op, g, _scalar(op, points), place, inverse=1 - inverse)
     h = h / n if inverse else h * n
     if length is not None:
-        along = [place] if isinstance(place, int) else op.Reshape(place, [1])
-        h = op.Pad(h, op.Concat([0], op.Sub(_dim(op, x, place), points), axis=0), None, along)
+        more = op.Sub(_dim(op, x, place), points)
+        if isinstance(place, int):
+            h = op.padded(h, [0], [more], [place], rank)
+        else:
+            h = op.Pad(h, op.Concat([0], more, axis=0), None, op.Reshape(place, [1]))
     parts = op.dim(x, rank - 1)
     return h if parts == 2 else op.Slice(h, [0], op.vector([parts]), [rank - 1])
 

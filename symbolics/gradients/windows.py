@@ -88,12 +88,12 @@ class Windows:
 
     def pad(self, x: Value) -> Value:
         """x, of the large side, with the padding that the windows reach into, or without the rest they do not reach."""
-        return self.op.padded(x, self.before, self.after, range(2, self.rank + 2))
+        return self.op.padded(x, self.before, self.after, range(2, self.rank + 2), self.rank + 2)
 
     def unpad(self, x: Value) -> Value:
         """The adjoint of `pad`."""
         before, after = ([-v if isinstance(v, int) else self.op.Neg(v) for v in side] for side in (self.before, self.after))
-        return self.op.padded(x, before, after, range(2, self.rank + 2))
+        return self.op.padded(x, before, after, range(2, self.rank + 2), self.rank + 2)
 
     def transposed(self, g: Value, weight: Value, group: int) -> Value:
         """ConvTranspose of the small side to the large one, in its exact size."""
@@ -139,7 +139,7 @@ class Windows:
         if include_pad:  # the declared padding counts, what a rounded-up last window adds does not
             ones = op.Pad(ones, op.vector([0, 0, *begin, 0, 0, *end]), op.number(1.0, like))
             before, after = ([(Amount.of(op, a) - b).dim for a, b in zip(*pair)] for pair in ((self.before, begin), (self.after, end)))
-            ones = op.padded(ones, before, after, range(2, n + 2))
+            ones = op.padded(ones, before, after, range(2, n + 2), n + 2)
         else:
             ones = self.pad(ones)
         weight = op.ones([1, 1, *[k for k in self.kernel if isinstance(k, int)]], dtype_of(like))

@@ -34,9 +34,17 @@ class Builder(Emitter):
             axis %= len(x.shape)
         return self.Shape(x, start=axis, end=axis + 1 or None)
 
-    def padded(self, x: ir.Value, before: Sequence[int | ir.Value], after: Sequence[int | ir.Value], axes: Sequence[int]) -> ir.Value:
-        """Pad by so much in front of and behind the axes."""
-        return self.Pad(x, [*before, *after], None, list(axes))
+    def padded(
+        self, x: ir.Value, before: Sequence[int | ir.Value], after: Sequence[int | ir.Value], axes: Sequence[int], rank: int
+    ) -> ir.Value:
+        """Pad x, which has so many axes, by so much in front of and behind some of them.
+
+        The other axes are padded by 0: onnxruntime takes a Pad with ``axes`` behind a Transpose for another (`PADS_WITH_AXES`).
+        """
+        amounts: list[int | ir.Value] = [0] * (2 * rank)
+        for axis, first, last in zip(axes, before, after, strict=True):
+            amounts[axis % rank], amounts[axis % rank + rank] = first, last
+        return self.Pad(x, amounts)
 
     def indices(self, x: ir.Value, axis: int) -> ir.Value:
         """0, 1, ... along an axis, as int64 vector: a constant where the dim is static."""

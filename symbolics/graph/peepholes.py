@@ -8,7 +8,7 @@ is left alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -16,7 +16,7 @@ import onnx_ir as ir
 from symbolics.graph.emitter import Emitter, Operand
 from symbolics.graph.values import attr, made_by, rank_of, static_shape
 
-__all__ = ["PEEPHOLES", "made_here", "peephole"]
+__all__ = ["PEEPHOLES", "is_reduction_of_halves", "made_here", "peephole"]
 
 Row = Callable[..., ir.Value | None]
 _R = TypeVar("_R", bound=Row)
@@ -242,4 +242,31 @@ def pad(op: Emitter, x: Operand, pads: Operand, value: Operand = None, axes: Ope
         return None
     cut = [(a, max(-b, 0), -max(-e, 0) or _END) for a, b, e in zip(places, amounts[:n], amounts[n:]) if b < 0 or e < 0]
     x = op.Slice(x, [b for _, b, _ in cut], [e for _, _, e in cut], [a for a, _, _ in cut])
-    return op.Pad(x, [max(v, 0) for v in amounts], value, places)
+    return op.Pad(x, [max(v, 0) for v in amounts], value, axes if axes is None else places)
+
+
+# -------------------------------------------------------------------------------------------------------------- Scatter
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def is_reduction_of_halves(data: ir.Value | None, reduction: str | None) -> bool:
+    """Whether a scatter adds numbers of 16 bits: onnxruntime has no kernel for that."""
+    return data is not None and data.dtype in _HALVES and reduction not in (None, "none")
+
+
+def _scatter(op_type: str) -> Row:
+    def row(
+        op: Emitter, data: Operand, indices: Operand, updates: Operand, *, reduction: str | None = None, **attributes: Any
+    ) -> ir.Value | None:
+        """In float32, the type that PyTorch adds in."""
+        if not isinstance(data, ir.Value) or not is_reduction_of_halves(data, reduction):
+            return None
+        wide = [op.Cast(value, to=ir.DataType.FLOAT) for value in (data, updates)]
+        found: ir.Value = op.Cast(op.raw(op_type, [wide[0], indices, wide[1]], reduction=reduction, **attributes), to=data.dtype)
+        return found
+
+    return row
+
+
+for _name in ("ScatterND", "ScatterElements"):
+    peephole(_name)(_scatter(_name))

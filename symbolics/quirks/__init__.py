@@ -26,8 +26,11 @@ from symbolics.quirks.data_getter import DATA_GETTER
 from symbolics.quirks.distances import DISTANCES
 from symbolics.quirks.empty_products import EMPTY_PRODUCTS
 from symbolics.quirks.equal_draws import kept_apart
+from symbolics.quirks.half_results import HALF_RESULTS
+from symbolics.quirks.half_scatters import scatter_halves_in_float
 from symbolics.quirks.instance_norm_statistics import INSTANCE_NORM
 from symbolics.quirks.logarithms import LOGARITHMS
+from symbolics.quirks.losses import LOSSES
 from symbolics.quirks.lost_initializers import register_lost_initializers
 from symbolics.quirks.matrix_vector import turn_products_with_vectors
 from symbolics.quirks.mixed_norms import MIXED_NORMS
@@ -36,10 +39,13 @@ from symbolics.quirks.open_clips import SYMBOLICS as OPEN_CLIPS, hardtanh, open_
 from symbolics.quirks.own_backward import OWN_BACKWARD
 from symbolics.quirks.padding import PADDING
 from symbolics.quirks.pools import POOLS
+from symbolics.quirks.repeats import REPEATS
 from symbolics.quirks.rewriting import Rewrite
 from symbolics.quirks.scalars import SCALARS
 from symbolics.quirks.scatters import SCATTERS
+from symbolics.quirks.sizes import SIZES
 from symbolics.quirks.softplus_threshold import SOFTPLUS
+from symbolics.quirks.splits import SPLITS
 from symbolics.quirks.torchscript_scatters import index_put, scatter_reduce
 from symbolics.quirks.variance import VARIANCE
 from symbolics.quirks.wide_constants import float64_by_default
@@ -53,6 +59,7 @@ __all__ = [
     "TRACED",
     "TRANSLATED",
     "GraphPass",
+    "Rewrite",
     "apply",
     "copied",
     "cumulative_statistics",
@@ -70,7 +77,7 @@ TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
 REWRITES: dict[Any, Rewrite] = {
     **DATA_GETTER, **CONJUGATES, **MIXED_NORMS, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
-    **DISTANCES, **EMPTY_PRODUCTS, **LOGARITHMS, **PADDING, **POOLS, **SCALARS, **SCATTERS, **SOFTPLUS, **VARIANCE,
+    **DISTANCES, **EMPTY_PRODUCTS, **LOGARITHMS, **LOSSES, **PADDING, **POOLS, **REPEATS, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **VARIANCE,
 }  # fmt: skip
 
 #: In place of the symbolic functions of torch.onnx.export(dynamo=False): they take torch's own, then what that takes.
@@ -83,7 +90,13 @@ TRANSLATED: tuple[GraphPass, ...] = (say_that_attention_drops,)
 OPTIMIZING: tuple[Callable[[ir.Graph], AbstractContextManager[None]], ...] = (kept_apart, clamps_apart, near_numbers_apart)
 
 #: On what will be the file.
-OPTIMIZED: tuple[GraphPass, ...] = (open_clips, pin_running_statistics, register_lost_initializers, turn_products_with_vectors)
+OPTIMIZED: tuple[GraphPass, ...] = (
+    scatter_halves_in_float,
+    open_clips,
+    pin_running_statistics,
+    register_lost_initializers,
+    turn_products_with_vectors,
+)
 
 #: On a file of whatever origin, before onnxruntime runs it.
 LOADED: tuple[GraphPass, ...] = (turn_products_with_vectors,)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from symbolics.quirks.quirk import Quirk
 
-__all__ = ["DELETED_SLICES", "EMPTY_NAMES", "FUSIONS_IN_A_DOMAIN", "GATHER_ELEMENTS", "MUTATED_BUFFERS", "WIDENED_HALVES", "WRITTEN_PARTS"]
+__all__ = [
+    "DELETED_SLICES",
+    "EMPTY_NAMES",
+    "FUSIONS_IN_A_DOMAIN",
+    "GATHER_ELEMENTS",
+    "MUTATED_BUFFERS",
+    "PADS_WITH_AXES",
+    "WIDENED_HALVES",
+    "WRITTEN_PARTS",
+]
 
 DELETED_SLICES = Quirk(
     cure="the loops over one output or input in exporter/forward/finish.py and exporter/gradient_graph/model.py",
@@ -39,6 +48,13 @@ WRITTEN_PARTS = Quirk(
     upstream="torch",
     seen="2.13",
     wrong="the TorchScript exporter loses what is put into a part of a graph's input where the whole is changed in place afterwards",
+)
+
+PADS_WITH_AXES = Quirk(
+    cure="padded in symbolics/graph/builder.py",
+    upstream="onnxruntime",
+    seen="1.31.1",
+    wrong="Transpose, Unsqueeze, Pad with axes, Transpose: the optimizer of transposes makes a Gather of it that fails at run time",
 )
 
 WIDENED_HALVES = Quirk(

@@ -50,6 +50,7 @@ from symbolics.torch_private.modules import (
 )
 from symbolics.torch_private.tensors import (
     from_dlpack,
+    has_no_value,
     is_fake,
     own_memory,
     release_weak_storage,
@@ -100,6 +101,7 @@ __all__ = [
     "function_of",
     "functions",
     "has_bodies",
+    "has_no_value",
     "helpers_of_apply",
     "in_forward_mode",
     "inner_function",

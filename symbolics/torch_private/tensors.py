@@ -61,6 +61,11 @@ def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch._C._is_alias_of(a, b))
 
 
+def has_no_value(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no data, and it is not known what they would be: asking for its truth is an error in torch.export."""
+    return is_fake(tensor) and getattr(tensor, "constant", None) is None
+
+
 def is_fake(tensor: torch.Tensor) -> bool:
     """Whether a tensor has no data."""
     from torch._subclasses.fake_tensor import FakeTensor

@@ -52,8 +52,8 @@ def torchscript_exporter() -> Any:
 
 
 def torchscript_passes() -> Any:
-    """The module in which torch.onnx.export(dynamo=False) looks up its passes at each call: ``_jit_pass_onnx_constant_fold``
-    and ``_jit_pass_onnx_graph_shape_type_inference``."""
+    """The module in which torch.onnx.export(dynamo=False) looks up its passes at each call: ``_jit_pass_onnx_constant_fold``,
+    ``_jit_pass_onnx_graph_shape_type_inference`` and ``_jit_pass_onnx_node_shape_type_inference``."""
     return torch._C
 
 

@@ -216,6 +216,23 @@ def test_torchscript_constant(tmp_path):
     assert seen == [-2.0, 0.5, None]
 
 
+def test_torchscript_passes_that_infer_the_shape_of_a_node(tmp_path, monkeypatch):
+    passes, seen = private.torchscript_passes(), []
+
+    def nothing(node, *args):
+        if node.kind() == "onnx::Reshape":
+            seen.append(node.inputsAt(0).type().sizes())
+
+    monkeypatch.setattr(passes, "_jit_pass_onnx_node_shape_type_inference", nothing)
+    torch.onnx.export(Reshapes(), (torch.ones(3, 2),), str(tmp_path / "m.onnx"), dynamo=False)
+    assert [3, 2] in seen
+
+
+class Reshapes(torch.nn.Module):
+    def forward(self, x):
+        return x.reshape(3, 2, 1) * 2
+
+
 def test_torchscript_passes(tmp_path, monkeypatch):
     class Transposes(torch.nn.Module):
         def __init__(self):
@@ -331,6 +348,14 @@ class LooksAtItsInput(torch.nn.Module):
     def forward(self, x):
         self.look(x)
         return x + 1
+
+
+def test_has_no_value():
+    seen = []
+    look = LooksAtItsInput(lambda x: seen.extend(private.has_no_value(t) for t in (x, x > 0, torch.tensor(3))))
+    torch.export.export(look, (torch.ones(2),), strict=False)
+    assert seen[:3] == [True, True, False]
+    assert private.has_no_value(torch.ones(2)) is False
 
 
 def test_is_fake():

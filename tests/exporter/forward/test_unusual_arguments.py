@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import exporter
+from symbolics.node.names import UNCHECKED_KEY
 
 
 def _times(ctx, x, *, factor):
@@ -25,6 +26,18 @@ class Partial(torch.autograd.Function):
         return 2 * ctx.factor * g
 
 
+def _leaf(m, x):
+    h = x[:, None]
+    h.requires_grad = True  # as transformers' Wav2Vec2 and HuBERT do in training
+    return m.head(h)[:, 0]
+
+
+def _no_leaf(m, x):
+    h = x * 2
+    h.requires_grad = False
+    return m.head(h)
+
+
 class Model(nn.Module):
     def __init__(self, function):
         super().__init__()
@@ -35,6 +48,7 @@ class Model(nn.Module):
         return self.function(self, *args)
 
 
+KEPT: list[torch.Tensor] = []  # what a model keeps in a global variable, nobody takes back
 LABELS = torch.tensor([0, 1, 2])
 CASES = {
     "unread input": (lambda m, x, mask: m.head(x), (torch.ones(3),)),
@@ -43,6 +57,8 @@ CASES = {
     "returned parameter": (lambda m, x: (m.head(x), m.head.weight), ()),
     "class weights": (lambda m, x, w: F.cross_entropy(m.head(x), LABELS, weight=w), (torch.rand(3),)),
     "pos_weight": (lambda m, x, w: F.binary_cross_entropy_with_logits(m.head(x), torch.ones(3, 3), pos_weight=w), (torch.rand(3),)),
+    "a leaf made of an input": (_leaf, ()),
+    "a leaf without a gradient": (_no_leaf, ()),
     "forward is a partial": (lambda m, x: Partial.apply(m.head(x)), ()),
 }
 
@@ -52,7 +68,9 @@ CASES = {
 def test_runs_as_in_eager(case, dynamo):
     function, more = CASES[case]
     model, args = Model(function).train(), (torch.randn(3, 4), *more)
-    module = exporter.load(exporter.export(model, args, dynamo=dynamo), allow=[Partial]).train()
+    program = exporter.export(model, args, dynamo=dynamo)
+    assert UNCHECKED_KEY not in program.model.metadata_props
+    module = exporter.load(program, allow=[Partial]).train()
     found, expected = module(*args), model(*args)
     torch.testing.assert_close(found, expected)
     first, other = (y[0] if isinstance(y, tuple) else y for y in (found, expected))
@@ -60,3 +78,35 @@ def test_runs_as_in_eager(case, dynamo):
         first.sum().backward()
         other.sum().backward()
         torch.testing.assert_close(module.head.weight.grad, model.head.weight.grad)
+
+
+def test_a_view_without_a_gradient_is_refused(dynamo):
+    def cut(m, x):
+        h = x[:, None]
+        h.requires_grad = False
+        return m.head(h)
+
+    with pytest.raises(exporter.ExportError, match=r"requires_grad = False.*use x\.detach"):
+        exporter.export(Model(cut), (torch.randn(3, 4),), dynamo=dynamo)
+
+
+def test_a_tensor_of_an_earlier_call_is_named():
+    """Under dynamo, it is a constant."""
+
+    def remembers(m, x):
+        KEPT.append(m.head(x))
+        return sum(KEPT)
+
+    with pytest.raises(
+        exporter.ExportError,
+        match=r"\w+, called in module <root> at tests.*test_unusual_arguments:\d+: it reads a tensor that an earlier call",
+    ):
+        exporter.export(Model(remembers), (torch.randn(3, 4),), dynamo=False)
+
+
+@pytest.mark.parametrize("function", [lambda m, x: m.head(x).reshape(0, 3, 1), lambda m, x: m.head(x).unflatten(0, (0, 2))])
+def test_an_input_without_elements(function, dynamo):
+    """torch's TorchScript exporter divides by their number, which ended the process."""
+    x = torch.zeros(0, 4)
+    module = exporter.load(exporter.export(Model(function), (x,), dynamo=dynamo))
+    torch.testing.assert_close(module(x), Model(function)(x))

@@ -77,6 +77,13 @@ def test_attention_with_heads_that_broadcast():
     check(signature, ATTENTION, values(q=(2, 3, 4, 5), k=(1, 3, 6, 5), v=(2, 3, 6, 7), mask=(4, 6)), order=1)
 
 
+@pytest.mark.parametrize(
+    "body", ["t = Transpose<perm = [0, 2, 1]>(x) s = MatMul(x, t)", "s = MatMul(x, x)", "k = Mul(x, x) s = MatMul(k, x)"]
+)
+def test_attention_of_a_tensor_to_itself(body):
+    check("float[2,4,4] x", f"{body} w = Softmax(s) y = MatMul(w, x)", values(x=(2, 4, 4)), order=1)
+
+
 # ----------------------------------------------------------------------------------------------------------------- GELU
 def test_gelu_in_parts_has_the_closed_form():
     check("float[5] x", GELU, {"x": np.float32([-6.0, -0.7, 0.0, 1.3, 5.0])})

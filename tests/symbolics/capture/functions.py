@@ -203,3 +203,28 @@ class Mlp(nn.Module):
 
     def forward(self, x):
         return self.second(torch.tanh(Scale.apply(self.first(x), self.weight, 0.1)))
+
+
+def asserts(x):
+    """Here, for pytest writes the asserts of its tests anew."""
+    assert x.sum() < 1e6 and not torch.any(x > 1e6), "too large"
+    return x * 2
+
+
+class Mapped(torch.autograd.Function):
+    """Under torch.func.vmap, torch maps its forward."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.exp() * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * x.exp() * (x + 1)

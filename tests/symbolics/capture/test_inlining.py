@@ -10,6 +10,7 @@ from torch import nn
 
 import exporter
 from symbolics.errors import PythonopWarning
+from tests.symbolics.capture import functions as f
 from tests.trains import assert_step_alike
 
 
@@ -183,3 +184,18 @@ def check(model, dynamo):
         warnings.simplefilter("ignore", PythonopWarning)
         loaded = exporter.load(exporter.export(model, (x,), dynamo=dynamo))
     assert_step_alike(loaded, model, (x,))
+
+
+@pytest.mark.parametrize("function", [torch.exp, lambda x: (x * x.detach()).sum(), f.Mapped.apply], ids=["exp", "detach", "a Function"])
+def test_gradients_through_vmap(function, dynamo):
+    class Model(nn.Module):
+        def forward(self, x):
+            return torch.func.vmap(function)(x * 2)
+
+    x, z = (torch.linspace(-1, 1, 6).reshape(2, 3).requires_grad_() for _ in range(2))
+    inline = [f.Mapped] if function == f.Mapped.apply else ()
+    y, expected = exporter.load(exporter.export(Model(), (x,), dynamo=dynamo, inline=inline))(x), Model()(z)
+    torch.testing.assert_close(y, expected)
+    y.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(x.grad, z.grad)

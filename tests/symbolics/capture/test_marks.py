@@ -65,6 +65,15 @@ def test_a_change_through_detach_is_refused(dynamo):
         exporter.export(Aliased(), (torch.randn(3, 4),), dynamo=dynamo)
 
 
+def test_a_change_through_data_is_refused_before_torch_tries_another_way(dynamo):
+    class Aliased(nn.Module):
+        def forward(self, x):
+            return x.data.mul_(2)
+
+    with pytest.raises(exporter.ExportError, match=r"mul_, called in module <root>.*x\.data"):  # Dynamo, the other way, ended the process
+        exporter.export(Aliased(), (torch.randn(3, 4),), dynamo=dynamo)
+
+
 def test_the_model_is_as_it_was(dynamo):
     model = Ste()
     before = dict(model.__dict__)
@@ -86,13 +95,59 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_methods_of_tensor_that_are_written_in_python(name, dynamo):
+def _asserted(x, condition):
+    torch._assert(condition, "no")
+    return x * 2
+
+
+# They ask for overrides by overrides.has_torch_function, and take what is no tensor.
+SIZES = {
+    "_assert": lambda x: _asserted(x, x.shape[0] > 0),
+    "_assert of a number": lambda x: _asserted(x, 3),
+    "sym_max": lambda x: x * torch.sym_max(x.shape[0], 2) * torch.sym_max(2, 3),
+    "sym_min": lambda x: x * torch.sym_min(x.shape[0], 2),
+    "sym_int": lambda x: x * torch.sym_int(x.shape[0] / 2),
+    "sym_float": lambda x: x * torch.sym_float(x.shape[0]),
+    "sym_ite": lambda x: x * torch.sym_ite(x.shape[0] > 2, 5, 7),
+    "sym_sum": lambda x: x * torch.sym_sum([x.shape[0], x.shape[1]]),
+    "sym_not": lambda x: x * (2 if torch.sym_not(x.shape[0] > 5) else 3),
+}
+
+
+@pytest.mark.parametrize("name", METHODS | SIZES)
+def test_functions_that_are_written_in_python(name, dynamo):
     class Model(nn.Module):
         def forward(self, x):
-            return METHODS[name](x * 1.5)
+            return (METHODS | SIZES)[name](x * 1.5)
 
     x = torch.randn(3, 4)
     program = exporter.export(Model(), (x,), dynamo=dynamo)
     (found,) = exporter.reference_evaluator(program).run(None, {program.model.graph.inputs[0].name: x.numpy()})
     np.testing.assert_allclose(found, Model()(x), rtol=1e-5, atol=1e-6)
+
+
+UNSEEN = {
+    "mul_": lambda h: h.mul_(2),
+    "clamp_": lambda h: h.clamp_(min=0),
+    "copy_": lambda h: h.copy_(h * 2),
+    "zero_": lambda h: h.zero_(),
+    "setitem": lambda h: h.__setitem__(0, 5.0),
+    "setitem of itself": lambda h: h.__setitem__((slice(None), 0), h[:, 1]),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_autograd_does_not_see_a_change_in_place_under_no_grad(name, dynamo):
+    class Model(nn.Module):
+        def forward(self, x):
+            h = x * 3
+            with torch.no_grad():
+                UNSEEN[name](h)
+            return h * h + h
+
+    x, z = (torch.linspace(-2, 2, 12).reshape(3, 4).requires_grad_() for _ in range(2))
+    y, expected = exporter.load(exporter.export(Model(), (x,), dynamo=dynamo))(x), Model()(z)
+    torch.testing.assert_close(y, expected)
+    y.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(x.grad, z.grad)

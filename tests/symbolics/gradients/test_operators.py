@@ -312,3 +312,27 @@ def test_blocked_quantization(axis, length):
     # LSQ, arXiv 1902.08153, equation 3.
     slope = np.where(inside, level - ratio, np.clip(level, 0, 255))
     np.testing.assert_allclose(got["s_grad"], np.add.reduceat(g * slope, [0, 2, 4], axis), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "i = Constant<value = int64 {1}>() a = Transpose<perm = [1, 0, 2]>(x) t = Gather<axis = 0>(a, i) y = Transpose<perm = [1, 0]>(t)",
+        "s = Constant<value = int64[1] {1}>() e = Constant<value = int64[1] {2}>() o = Constant<value = int64[1] {0}>() a = Transpose<perm = [1, 0, 2]>(x) "
+        "c = Slice(a, s, e, o) t = Squeeze(c, o) y = Transpose<perm = [1, 0]>(t)",
+    ],
+    ids=["Gather", "Slice"],
+)
+def test_zeros_around_a_part_in_front_of_onnxruntimes_optimizer(body):
+    seed = np.arange(8, dtype=np.float32).reshape(4, 2)
+    found = gradients("float[2,3,4] x", body, {"x": np.zeros((2, 3, 4), np.float32), "y_grad": seed})["x_grad"]
+    expected = np.zeros((2, 3, 4), np.float32)
+    expected[:, 1] = seed.T
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_computed_pads_along_some_axes():
+    body = "zero = Constant<value = float {0}>() a = Constant<value_ints = [2, 0]>() y = Pad(x, p, zero, a)"
+    seed = np.arange(30, dtype=np.float32).reshape(3, 2, 5)
+    feeds = {"x": np.zeros((2, 2, 3), np.float32), "p": np.array([1, 0, 1, 1], I64), "y_grad": seed}
+    np.testing.assert_array_equal(gradients("float[2,2,3] x, int64[4] p", body, feeds)["x_grad"], seed[:2, :, 1:4])

@@ -173,7 +173,23 @@ def test_what_is_asked_twice_is_made_once():
 
 
 def test_the_table_names_operators():
-    assert set(PEEPHOLES) == {"Add", "Sub", "Mul", "Neg", "Max", "Min", "Shape", "Size", "Cast", "Reshape", "Transpose", "Concat", "Pad"}
+    assert set(PEEPHOLES) == {
+        "Add",
+        "Sub",
+        "Mul",
+        "Neg",
+        "Max",
+        "Min",
+        "Shape",
+        "Size",
+        "Cast",
+        "Reshape",
+        "Transpose",
+        "Concat",
+        "Pad",
+        "ScatterND",
+        "ScatterElements",
+    }
 
 
 @pytest.mark.parametrize(

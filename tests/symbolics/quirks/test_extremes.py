@@ -142,6 +142,16 @@ BOTH = {
     "softplus": (F.softplus, tensor([-1000.0, -1, 0, 19, 20, 20.5, 50, 1000])),
     **{f"{name}, correction=0.5": (lambda x, name=name: getattr(torch, name)(x, 1, correction=0.5), OTHERS) for name in ("var", "std", "var_mean", "std_mean")},
     "std of all, correction=1.5, keepdim": (lambda x: x.std(correction=1.5, keepdim=True), OTHERS),
+    "tensor_split in parts": (lambda x: torch.tensor_split(x, 3, 1), IMAGE),
+    "tensor_split at places": (lambda x: x.tensor_split((1, 3), dim=-1), IMAGE),
+    "tensor_split at a tensor's places": (lambda x: torch.tensor_split(x, tensor([1, -1]), 2), IMAGE),
+    "hsplit": (lambda x: torch.hsplit(x, 2), IMAGE),
+    "hsplit of a vector": (lambda x: x.hsplit((1, 2)), ROWS[1]),
+    "vsplit": (lambda x: x.vsplit(indices=(1, 3)), ROWS),
+    "dsplit": (lambda x: torch.dsplit(x, (2,)), IMAGE[0]),
+    "tile": (lambda x: x.tile(2), ROWS),
+    "tile to more dimensions": (lambda x: torch.tile(x, (2, 1, 3)), ROWS),
+    "tile of the last dimension": (lambda x: x.tile(2), ROWS.reshape(2, 2, 3)),
     "circular pad, less": (lambda x: F.pad(x, (-1, 2), mode="circular"), IMAGE[0]),
     "circular pad, less in one": (lambda x: F.pad(x, (2, -1, -1, 1), mode="circular"), IMAGE),
     "max_pool2d of equals": (lambda x: F.max_pool2d(x, 3, 2, 1), (IMAGE * 2).round()),
@@ -153,6 +163,51 @@ BOTH = {
     "addcmul of numbers": (lambda x, y: torch.addcmul(x, y, y, value=2.0), tensor(0.5), tensor(0.25)),
     "cosine_similarity to a number": (lambda a, b: F.cosine_similarity(a, b, dim=0), ROWS[1], OTHERS[0]),
     **{f"{name} along no dimension": (lambda x, name=name: getattr(torch, name)(x, 0), tensor(0.5)) for name in ("softmax", "log_softmax", "cumsum", "logsumexp")},
+}  # fmt: skip
+
+
+LABELS, CLASSES = tensor([1, 0, 2, 2]), tensor([0.5, 1, 2])
+HOW = ("mean", "sum", "none")
+LOSSES = {
+    **{f"cross_entropy, smooth, {how}": (lambda x, how=how: F.cross_entropy(x, LABELS, CLASSES, ignore_index=0, reduction=how, label_smoothing=0.2), ROWS) for how in HOW},
+    "cross_entropy, smooth, no weights": (lambda x: F.cross_entropy(x, LABELS, label_smoothing=0.2), ROWS),
+    "cross_entropy, smooth, of images": (lambda x: F.cross_entropy(x, torch.ones(1, 5, 5, dtype=torch.long), label_smoothing=0.2), IMAGE),
+    "cross_entropy, smooth, no batch": (lambda x: F.cross_entropy(x, tensor(1), label_smoothing=0.2), ROWS[1]),
+    **{f"cross_entropy of probabilities, {how}": (lambda x, t, how=how: F.cross_entropy(x, t.softmax(1), CLASSES, reduction=how, label_smoothing=0.2), ROWS, OTHERS) for how in HOW},
+    "cross_entropy of probabilities, no batch": (lambda x, t: F.cross_entropy(x, t.softmax(0)), ROWS[1], OTHERS[1]),
+    **{f"huber, {how}": (lambda x, t, how=how: F.huber_loss(x, t, reduction=how, delta=0.75), ROWS, OTHERS) for how in HOW},
+    **{f"smooth_l1, {beta}": (lambda x, t, beta=beta: F.smooth_l1_loss(x, t, beta=beta), ROWS, OTHERS) for beta in (0.0, 0.5, 1.0)},
+    "l1": (F.l1_loss, ROWS, OTHERS),
+    "soft_margin": (lambda x: F.soft_margin_loss(x, tensor([1.0, -1, 1])), ROWS),
+    "margin_ranking": (lambda a, b: F.margin_ranking_loss(a, b, tensor([[1.0, -1, 1]]), margin=0.1), ROWS, OTHERS),
+    "hinge_embedding": (lambda x: F.hinge_embedding_loss(x, tensor([1.0, -1, 1]), margin=0.6), ROWS),
+    **{f"triplet_margin, swap={swap}": (
+        lambda a, b, swap=swap: F.triplet_margin_loss(a, b, a.flip(0) * 0.5, swap=swap, p=1.0, reduction="none"), ROWS, OTHERS,
+    ) for swap in (False, True)},
+    "triplet_margin": (lambda a, b: F.triplet_margin_loss(a, b, b.flip(0)), ROWS, OTHERS),
+    **{f"multi_margin, p={p}": (lambda x, p=p: F.multi_margin_loss(x, LABELS, p=p, margin=0.7, weight=CLASSES), ROWS) for p in (1, 2)},
+    "multi_margin, no batch": (lambda x: F.multi_margin_loss(x, tensor(1), reduction="none"), ROWS[1]),
+    **{f"multilabel_margin, {how}": (
+        lambda x, how=how: F.multilabel_margin_loss(x, tensor([[1, 0, -1], [0, -1, 1], [2, 1, 0], [-1, 0, 1]]), reduction=how), ROWS,
+    ) for how in HOW},
+    "poisson_nll": (lambda x: F.poisson_nll_loss(x, OTHERS.abs() * 2, full=True), ROWS),
+    "poisson_nll, no logarithm": (lambda x: F.poisson_nll_loss(x.abs() + 0.5, OTHERS.abs(), log_input=False), ROWS),
+    "gaussian_nll": (lambda x, v: F.gaussian_nll_loss(x, x.detach() + 1, v.abs(), full=True), ROWS, OTHERS + 0.1),
+    "gaussian_nll, a variance of 0": (lambda x, v: F.gaussian_nll_loss(x, x.detach(), v.abs(), eps=0.01), ROWS, ROWS[:, :1] * 0.01),
+}  # fmt: skip
+
+HALVES = {
+    "index_put": (_put, torch.ones(3, 2), THREE),
+    "index_add": (lambda x, u: x.index_add(0, TWICE, u), torch.ones(3, 2), THREE),
+    "scatter_add": (lambda x, u: x.scatter_add(0, torch.tensor([[0, 1], [0, 1]]), u), THREE, torch.ones(2, 2)),
+    "gather": (lambda x: x.gather(0, torch.tensor([[0, 1], [0, 1]])), THREE),
+    "embedding": (lambda w: F.embedding(TWICE, w), THREE),
+    "a mask": (lambda x: x[THREE > 2], THREE),
+    "causal attention": (lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True), IMAGE.sin()),
+    "attention under a mask": (lambda q: F.scaled_dot_product_attention(q, q, q, THREE[:1].new_ones(5, 5, dtype=torch.bool).tril()), IMAGE.sin()),
+    **{name: (lambda x, name=name: getattr(torch, name)(x, dim=0), OTHERS) for name in ("sum", "amax", "amin")},
+    "prod": (lambda x: x.prod(1), OTHERS),
+    "cumsum": (lambda x: x.cumsum(1) * x, OTHERS),
 }  # fmt: skip
 
 
@@ -191,3 +246,16 @@ def test_torchscript_in_float64():
 def test_equals_eager(case, dynamo):
     function, *args = BOTH[case]
     alike(function, args, dynamo)
+
+
+@pytest.mark.filterwarnings("ignore:.*a check in module")
+@pytest.mark.parametrize("case", LOSSES)
+def test_losses_equal_eager(case, dynamo):
+    function, *args = LOSSES[case]
+    alike(function, args, dynamo)
+
+
+@pytest.mark.parametrize("case", HALVES)
+def test_halves_equal_eager(case, dynamo):
+    function, *args = HALVES[case]
+    alike(function, [x.half() for x in args], dynamo, tolerance=4e-3)

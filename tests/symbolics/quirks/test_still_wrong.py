@@ -93,6 +93,13 @@ def torchscripted(function, *args):
         return None
 
 
+def translated_rank(function):
+    """The rank that torch.onnx.export(dynamo=False) declares for the result of a function of a matrix."""
+    file = io.BytesIO()
+    torch.onnx.export(Calls(function), (torch.ones(2, 3),), file, dynamo=False, opset_version=18)
+    return len(onnx.load_from_string(file.getvalue()).graph.output[0].type.tensor_type.shape.dim)
+
+
 def torchscript_differs(function, *args):
     found, expected = torchscripted(function, *args), function(*args).numpy()
     return found is None or found.shape != expected.shape or differs((found, expected))
@@ -170,6 +177,10 @@ def instance_norm_statistics():
             return y.sum() * 0 + self.mean
 
     return torchscript_differs(Norm(), torch.ones(3, 2, 5))
+
+
+def losses():
+    return torchscript_differs(functional.l1_loss, torch.ones(2), torch.zeros(2))
 
 
 def lost_initializers():
@@ -270,6 +281,20 @@ def gather_elements():
     return False
 
 
+def pads_with_axes():
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0]),
+        helper.make_node("Unsqueeze", ["t", "first"], ["u"]),
+        helper.make_node("Pad", ["u", "pads", "", "first"], ["p"]),
+        helper.make_node("Transpose", ["p"], ["y"], perm=[0, 2, 1]),
+    ]
+    numbers = {"first": np.array([0]), "pads": np.array([1, 1])}
+    try:
+        return on_onnxruntime(nodes, {"x": np.ones((2, 3), np.float32)}, numbers).shape != (3, 2, 3)
+    except Exception:
+        return True
+
+
 def widened_halves(folder):
     model = forward(record(F.SavesInput, torch.ones(2, dtype=torch.float16)))
     (call,) = model.graph.node
@@ -360,8 +385,41 @@ def scatters():
     return torchscript_differs(lambda x, u: x.index_add(0, torch.tensor([0, 0]), u), torch.ones(2), torch.ones(2))
 
 
+def half_results():
+    return translated(lambda x: x.sum(0), torch.ones(2, dtype=torch.float16)).graph.outputs[0].dtype != ir.DataType.FLOAT16
+
+
+def half_scatters():
+    x, i = np.ones(2, np.float16), np.zeros((1, 1), np.int64)
+    graph = helper.make_graph(
+        [helper.make_node("ScatterND", ["x", "i", "u"], ["y"], reduction="add")],
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT16, [2])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT16, None)],
+        [onnx.numpy_helper.from_array(i, "i"), onnx.numpy_helper.from_array(x[:1], "u")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    try:
+        onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    except Exception:
+        return True
+    return False
+
+
+def repeats():
+    return translated_rank(lambda x: x.tile((2, 1, 3))) != 3
+
+
+def sizes():
+    return torchscript_differs(lambda x: x * torch.sym_max(x.shape[0], 2), torch.ones(3))
+
+
 def softplus_threshold():
     return torchscript_differs(lambda x: functional.softplus(x, 1.0, 0.5), torch.ones(2))
+
+
+def splits():
+    return torchscript_differs(lambda x: torch.hsplit(x, 2)[1], torch.ones(4))
 
 
 def torchscript_scatters():
@@ -384,11 +442,20 @@ FILES = {
 }
 IN_FILES = (
     angles, attention_dropout, bags_of_embeddings, batch_norm_buffers, batch_norm_momentum, batch_norm_training, binary_cross_entropy, bounds,
-    clamps, conjugates, cross_entropy, data_getter, distances, empty_products, equal_draws, floor_divide, instance_norm_statistics, logarithms, lost_initializers, matrix_vector, mixed_norms,
-    near_numbers, open_clips, padding, pools, scalars, scatters, softplus_threshold, torchscript_scatters, variance, wide_constants,
+    clamps, conjugates, cross_entropy, data_getter, distances, empty_products, equal_draws, floor_divide, half_results, half_scatters, instance_norm_statistics, logarithms, losses, lost_initializers, matrix_vector, mixed_norms,
+    near_numbers, open_clips, padding, pools, repeats, scalars, scatters, sizes, softplus_threshold, splits, torchscript_scatters, variance, wide_constants,
     wide_numbers,
 )  # fmt: skip
-IN_OTHER_ROOMS = (deleted_slices, empty_names, fusions_in_a_domain, gather_elements, mutated_buffers, widened_halves, written_parts)
+IN_OTHER_ROOMS = (
+    deleted_slices,
+    empty_names,
+    fusions_in_a_domain,
+    gather_elements,
+    mutated_buffers,
+    pads_with_axes,
+    widened_halves,
+    written_parts,
+)
 CANARIES = [
     *((FILES[canary.__name__], canary) for canary in IN_FILES),
     *((FILES["own_backward"], canary) for canary in (embedding, extremum, log_sigmoid, std)),

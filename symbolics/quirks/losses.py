@@ -1,0 +1,142 @@
+"""Losses that one of the exporters, or both, have no translation of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from symbolics import torch_private as private
+from symbolics.quirks.distances import DISTANCES
+from symbolics.quirks.quirk import Quirk
+from symbolics.quirks.rewriting import Rewrite, instead, instead_in_torchscript
+
+__all__ = ["LOSSES", "QUIRK"]
+
+QUIRK = Quirk(
+    upstream="torch and onnxscript's torchlib",
+    seen="2.13, 0.7.2",
+    wrong="TorchScript has no label_smoothing, no probabilities as targets of cross_entropy, and none of huber_loss, l1_loss, smooth_l1_loss, "
+    "margin, poisson and triplet losses; multi_margin_loss without a batch has another shape under dynamo, multilabel_margin_loss another value",
+)
+
+_MEAN, _SUM = 1, 2  # what the functions of C++ take for reduction=
+Tensor = torch.Tensor
+
+
+def _reduced(loss: Tensor, reduction: int) -> Tensor:
+    return loss.mean() if reduction == _MEAN else loss.sum() if reduction == _SUM else loss
+
+
+def _positive(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x, torch.zeros_like(x))
+
+
+def _l1(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+    return _reduced((x - target).abs(), reduction)
+
+
+def _huber(x: Tensor, target: Tensor, reduction: int = _MEAN, delta: float = 1.0) -> Tensor:
+    z = (x - target).abs()
+    return _reduced(torch.where(z < delta, 0.5 * z * z, delta * (z - 0.5 * delta)), reduction)
+
+
+def _smooth_l1(x: Tensor, target: Tensor, reduction: int = _MEAN, beta: float = 1.0) -> Tensor:
+    return _l1(x, target, reduction) if beta == 0 else _reduced(_huber(x, target, 0, beta) / beta, reduction)
+
+
+def _soft_margin(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+    return _reduced((-x * target).exp().log1p(), reduction)
+
+
+def _margin_ranking(a: Tensor, b: Tensor, target: Tensor, margin: float = 0.0, reduction: int = _MEAN) -> Tensor:
+    return _reduced((-target * (a - b) + margin).clamp_min(0), reduction)
+
+
+def _hinge_embedding(x: Tensor, target: Tensor, margin: float = 1.0, reduction: int = _MEAN) -> Tensor:
+    zero = torch.zeros_like(x)
+    return _reduced(torch.where(target != 1, (margin - x).clamp_min(0), zero) + torch.where(target != -1, x, zero), reduction)
+
+
+def _triplet_margin(
+    anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6, swap: bool = False, reduction: int = _MEAN
+) -> Tensor:  # fmt: skip
+    def distance(a: Tensor, b: Tensor) -> Any:
+        return DISTANCES[torch.pairwise_distance](torch.pairwise_distance, (a, b, p, eps), {})
+
+    far = distance(anchor, negative)
+    far = torch.minimum(far, distance(positive, negative)) if swap else far
+    return _reduced((margin + distance(anchor, positive) - far).clamp_min(0), reduction)
+
+
+def _multi_margin(
+    x: Tensor, target: Tensor, p: int = 1, margin: float = 1.0, weight: Tensor | None = None, reduction: int = _MEAN
+) -> Tensor:
+    rows, labels = x.reshape(-1, x.shape[-1]), target.reshape(-1, 1)
+    z = _positive(margin - rows.gather(1, labels) + rows)
+    z = z * z if p == 2 else z
+    z = z if weight is None else z * weight[labels]
+    loss = z.scatter(1, labels, 0.0).sum(1) / x.shape[-1]
+    return _reduced(loss if x.dim() > 1 else loss.reshape(()), reduction)
+
+
+def _multilabel_margin(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+    """Each label in front of the first -1 against each class that is none of them."""
+    rows, labels = x.reshape(-1, x.shape[-1]), target.reshape(-1, x.shape[-1])
+    given = (labels < 0).to(torch.int64).cumsum(1) == 0
+    labels = labels.clamp_min(0)
+    classes = torch.arange(x.shape[-1])
+    theirs = ((labels.unsqueeze(2) == classes) & given.unsqueeze(2)).to(torch.int64).sum(1) > 0
+    z = _positive(1 - rows.gather(1, labels).unsqueeze(2) + rows.unsqueeze(1))
+    loss = torch.where(given.unsqueeze(2) & ~theirs.unsqueeze(1), z, torch.zeros_like(z)).sum((1, 2)) / x.shape[-1]
+    return _reduced(loss if x.dim() > 1 else loss.reshape(()), reduction)
+
+
+def _poisson_nll(x: Tensor, target: Tensor, log_input: bool, full: bool, eps: float, reduction: int) -> Tensor:
+    loss = x.exp() - target * x if log_input else x - target * (x + eps).log()
+    if full:
+        large = torch.where(target > 1, target, torch.full_like(target, 2.0))
+        stirling = large * large.log() - large + 0.5 * (2 * math.pi * large).log()
+        loss = loss + torch.where(target > 1, stirling, torch.zeros_like(stirling))
+    return _reduced(loss, reduction)
+
+
+def _cross_entropy(
+    x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN, ignore_index: Any = -100, label_smoothing: float = 0.0
+) -> Tensor:
+    """With smoothed labels, or with probabilities as targets; the rest has a translation."""
+    probable = target.is_floating_point()
+    if not (probable or label_smoothing):
+        return NotImplemented
+    axis = 0 if x.dim() == 1 else 1
+    classes = x.shape[axis]
+    logs = x.log_softmax(axis)
+    weights = None if weight is None else weight.reshape([-1 if i == axis else 1 for i in range(x.dim())])
+    weighted = logs if weights is None else logs * weights
+    if probable:
+        target = target * (1 - label_smoothing) + label_smoothing / classes if label_smoothing else target
+        loss = -(weighted * target).sum(axis)
+        return loss.sum() / (loss.numel() if x.dim() > 1 else 1) if reduction == _MEAN else _reduced(loss, reduction)
+    kept = target != ignore_index
+    labels = torch.where(kept, target, torch.zeros_like(target))
+    each = kept.to(x.dtype) if weight is None else weight[labels] * kept.to(x.dtype)
+    likely = -logs.gather(axis, labels.unsqueeze(axis)).squeeze(axis) * each
+    smooth = -weighted.sum(axis)
+    loss = (1 - label_smoothing) * likely + torch.where(kept, smooth, torch.zeros_like(smooth)) * (label_smoothing / classes)
+    return loss.sum() / each.sum() if reduction == _MEAN else _reduced(loss, reduction)
+
+
+_TRACED: dict[str, Callable[..., Any]] = {
+    "l1_loss": _l1, "huber_loss": _huber, "smooth_l1_loss": _smooth_l1, "soft_margin_loss": _soft_margin, "cross_entropy_loss": _cross_entropy,
+}  # fmt: skip
+LOSSES: dict[Any, Rewrite] = {
+    **{private.inner_function(name): instead_in_torchscript(formula) for name, formula in _TRACED.items()},
+    private.inner_function("multi_margin_loss"): instead(_multi_margin),
+    private.inner_function("multilabel_margin_loss"): instead(_multilabel_margin),
+    torch.margin_ranking_loss: instead_in_torchscript(_margin_ranking),
+    torch.hinge_embedding_loss: instead_in_torchscript(_hinge_embedding),
+    torch.triplet_margin_loss: instead_in_torchscript(_triplet_margin),
+    torch.poisson_nll_loss: instead_in_torchscript(_poisson_nll),
+}
