@@ -83,8 +83,8 @@ class Changes:
         }
         if not (remade or moved):
             return found
-        self._put_back(but=remade)
         try:
+            self._put_back(but=remade)
             again()
         except Exception:  # the next call cannot go on with it: then there is none that could train wrongly
             return found
@@ -124,7 +124,9 @@ class Changes:
                     path, _, last = name.rpartition(".")
                     if name in self._buffers:
                         modules[path]._buffers[last] = tensor
-                    if tensor is not before and not same_values(tensor, before):
+                    if tensor.shape != before.shape:  # through .data, which nobody hears of
+                        tensor.data = before.clone()
+                    elif tensor is not before and not same_values(tensor, before):
                         tensor.copy_(before)
 
 
