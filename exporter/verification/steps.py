@@ -42,8 +42,9 @@ def buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Those that are new or no longer as they were."""
-    return {name: value for name, value in after.items() if name not in before or not same_values(before[name], value)}
+    """Those that hold other values. One that is new, or of another shape, is no state to a file: what it does is judged at the export."""
+    kept = {name: value for name, value in after.items() if name in before and before[name].shape == value.shape}
+    return {name: value for name, value in kept.items() if not same_values(before[name], value)}
 
 
 def backward(outputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor | None]) -> None:

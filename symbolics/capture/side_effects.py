@@ -103,6 +103,8 @@ def _equal(one: torch.Tensor | None, two: torch.Tensor | None) -> bool:
 
 def same_values(one: torch.Tensor, two: torch.Tensor) -> bool:
     """Whether two tensors of one shape hold the same, NaN where NaN."""
+    if one.shape != two.shape or one.dtype != two.dtype:
+        return False
     return torch.equal(one, two) or torch.allclose(one, two, rtol=0, atol=0, equal_nan=True)
 
 
