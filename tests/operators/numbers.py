@@ -1,0 +1,181 @@
+"""How far two results may be apart, derived from the operator itself, and whether a point has a derivative at all.
+
+The reference is eager in float64. What float32 may lose there is measured, element by element:
+
+- what eager in float32 loses itself;
+- how the float64 result moves when every input moves by a unit in the last place of float32: no program that reads its
+  inputs in float32 can promise more. At a jump (a rounding, a choice among equals) the result moves as far at a thousandth of the
+  step: that says nothing about precision, and is left out, so that a jump is judged as strictly as anything else;
+- some units in the last place of the result, and of 1 for results that are smaller than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Eager", "Reference", "kink", "reference", "run"]
+
+_UNIT = torch.finfo(torch.float32).eps
+_FACTOR = 16  # units in the last place: the longest chain of operations that an operator becomes is about that long
+_DRAWS = 3
+_SMALLER = 1 / 1024
+
+Model = Callable[..., object]
+
+
+@dataclass
+class Eager:
+    """One run: the outputs, and the gradient of each float input (None: eager has none)."""
+
+    outputs: list[torch.Tensor]
+    gradients: dict[int, torch.Tensor | None]
+
+
+@dataclass
+class Reference:
+    """What is expected of a tensor.
+
+    Attributes:
+        single: Eager in float32.
+        double: Eager in float64, rounded to float32.
+        bound: How far from one of both an element may be.
+    """
+
+    single: torch.Tensor
+    double: torch.Tensor
+    bound: torch.Tensor
+
+    def differs(self, found: torch.Tensor) -> torch.Tensor:
+        """Where an element is neither eager's nor the float64 reference's; the shapes and types are equal."""
+        if not found.is_floating_point():
+            return found != self.single
+        return ~(_near(found, self.single, self.bound) | _near(found, self.double, self.bound))
+
+
+def _near(found: torch.Tensor, wanted: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+    same = (found == wanted) | (found.isnan() & wanted.isnan())
+    return same | ((found.double() - wanted.double()).abs() <= bound)
+
+
+def run(model: Model, tensors: Sequence[torch.Tensor], wrt: Sequence[int], seeds: Sequence[torch.Tensor] | None = None) -> Eager:
+    """Forward, and backward where an output needs it.
+
+    Args:
+        model: The module.
+        tensors: Its inputs.
+        wrt: The numbers of the inputs that need a gradient.
+        seeds: One number for each element of each output; None: no backward.
+    """
+    leaves = [t.detach().clone().requires_grad_(i in wrt) for i, t in enumerate(tensors)]
+    torch.manual_seed(0)
+    result = model(*leaves)
+    outputs = list(result) if isinstance(result, (tuple, list)) else [result]
+    gradients: dict[int, torch.Tensor | None] = {}
+    if seeds is not None:
+        pairs = [(t, seed.to(t.dtype)) for t, seed in zip(outputs, seeds, strict=True) if t.requires_grad]
+        if pairs:
+            torch.autograd.backward([t for t, _ in pairs], [seed for _, seed in pairs])
+        gradients = {i: None if (g := leaves[i].grad) is None else g.to_dense() for i in wrt}
+    return Eager([t.detach() for t in outputs], gradients)
+
+
+def reference(model: Model, tensors: Sequence[torch.Tensor], wrt: Sequence[int], seeds: Sequence[torch.Tensor]) -> tuple[Eager, Eager | None, list[Reference]]:
+    """Eager in float32 and in float64, and what is expected of each output and then of each gradient."""
+    single = run(model, tensors, wrt, seeds)
+    try:
+        double, moved = _measured(model, tensors, wrt, seeds)
+        if [t.shape for t in _flat(single)] != [t.shape for t in _flat(double)]:
+            raise ValueError("another shape in float64")
+    except Exception:  # the operator has no float64, or its result there is of another kind
+        return single, None, [_expected(t, None, torch.zeros_like(t, dtype=torch.float64)) for t in _flat(single)]
+    return single, double, [_expected(t, d, m) for t, d, m in zip(_flat(single), _flat(double), moved)]
+
+
+def _flat(eager: Eager) -> list[torch.Tensor]:
+    return [*eager.outputs, *(g for g in eager.gradients.values() if g is not None)]
+
+
+def _expected(single: torch.Tensor, double: torch.Tensor | None, moved: torch.Tensor) -> Reference:
+    if not single.is_floating_point():
+        return Reference(single, single, torch.zeros_like(single, dtype=torch.float64))
+    exact = single.double() if double is None else double.double()
+    size = exact.abs().nan_to_num(0.0, 0.0, 0.0)
+    lost = (single.double() - exact).abs().nan_to_num(0.0, 0.0, 0.0)
+    scale = min(1.0, float(size.max())) if size.numel() else 0.0
+    # Below the smallest normal number eager may or may not flush to zero.
+    bound = 4 * lost + _FACTOR * (moved + _UNIT * (size + scale)) + torch.finfo(torch.float32).tiny
+    return Reference(single, exact.to(single.dtype), bound)
+
+
+def _measured(
+    model: Model, tensors: Sequence[torch.Tensor], wrt: Sequence[int], seeds: Sequence[torch.Tensor]
+) -> tuple[Eager, list[torch.Tensor]]:
+    """The float64 run, and how far each result moves when the inputs move by a unit in the last place."""
+    wide = [_wide(t) for t in tensors]
+    weights = [_wide(t) for t in seeds]
+    base = run(model, wide, wrt, weights)
+    far = [torch.zeros_like(t, dtype=torch.float64) for t in _flat(base)]
+    draws = torch.Generator().manual_seed(0)
+    for _ in range(_DRAWS):
+        steps = [torch.rand(t.shape, generator=draws, dtype=torch.float64) * 2 - 1 for t in (*wide, *weights)]
+        moves = []
+        for size in (_UNIT, _UNIT * _SMALLER):
+            moved = [t * (1 + size * step) if t.is_floating_point() else t for t, step in zip((*wide, *weights), steps)]
+            there = run(model, moved[: len(wide)], wrt, moved[len(wide) :])
+            pairs = zip(_flat(there), _flat(base), strict=True)
+            moves.append([(a.double() - b.double()).abs().nan_to_num(0.0, 0.0, 0.0) for a, b in pairs])
+        far = [torch.maximum(f, torch.where(little <= 32 * _SMALLER * much, much, 0.0)) for f, much, little in zip(far, *moves)]
+    return base, far
+
+
+def _wide(t: torch.Tensor) -> torch.Tensor:
+    return t.double() if t.is_floating_point() else t
+
+
+# --------------------------------------------------------------------------------------------------------------- kinks
+
+
+def kink(
+    model: Model,
+    tensors: Sequence[torch.Tensor],
+    seeds: Sequence[torch.Tensor],
+    number: int,
+    found: torch.Tensor,
+    where: torch.Tensor,
+    most: int = 6,
+) -> bool:
+    """Whether the function has no derivative at the elements that differ, and what was found lies between its slopes to both sides.
+
+    Args:
+        model: The module.
+        tensors: Its inputs.
+        seeds: The weights of the sum over its outputs.
+        number: Of the input whose gradient it is.
+        found: The gradient.
+        where: The elements that differ from eager's.
+        most: How many of them are looked at.
+    """
+    wide = [_wide(t) for t in tensors]
+
+    def total(at: torch.Tensor) -> float:
+        with torch.no_grad():
+            outputs = run(model, [*wide[:number], at, *wide[number + 1 :]], ()).outputs
+        return sum(float((t.double() * seed.double()).sum()) for t, seed in zip(outputs, seeds, strict=True) if t.is_floating_point())
+
+    for index in where.flatten().nonzero().flatten()[:most].tolist():
+        value = float(wide[number].flatten()[index])
+        step = 2.0**-22 * (abs(value) or 1.0)
+        slopes = []
+        for h in (step, -step):
+            at = wide[number].clone()
+            at.view(-1)[index] += h
+            slopes.append((total(at) - total(wide[number])) / h)
+        low, high = min(slopes), max(slopes)
+        slack = 1e-3 * (1 + abs(low) + abs(high))
+        got = float(found.flatten()[index])
+        if not (high - low > slack and low - slack <= got <= high + slack):
+            return False
+    return True
