@@ -82,7 +82,9 @@ def run(model: Model, tensors: Sequence[torch.Tensor], wrt: Sequence[int], seeds
     return Eager([t.detach() for t in outputs], gradients)
 
 
-def reference(model: Model, tensors: Sequence[torch.Tensor], wrt: Sequence[int], seeds: Sequence[torch.Tensor]) -> tuple[Eager, Eager | None, list[Reference]]:
+def reference(
+    model: Model, tensors: Sequence[torch.Tensor], wrt: Sequence[int], seeds: Sequence[torch.Tensor]
+) -> tuple[Eager, Eager | None, list[Reference]]:
     """Eager in float32 and in float64, and what is expected of each output and then of each gradient."""
     single = run(model, tensors, wrt, seeds)
     try:

@@ -27,6 +27,9 @@ __all__ = ["CHOICES", "Outcome", "outcomes"]
 #: torch's documentation leaves open which of equal elements these name, and where it does not, the element is the same.
 CHOICES = re.compile(r"arg(max|min|sort)|sort|topk|median|mode|kthvalue|cum(max|min)|(max|min)_reduction|max_pool")
 
+_RIGHT = ("works", "kink")
+_NOT_RUN = "onnxruntime cannot run the model"
+
 
 @dataclass
 class Outcome:
@@ -64,6 +67,7 @@ def outcomes(name: str, group: Group, dynamo: bool) -> Iterator[tuple[str, Outco
     A kind that eager refuses does not appear again.
     """
     loaded: Any = None
+    first = ""
     for number, (kind, tensors) in enumerate(group.kinds.items()):
         yield kind, None
         try:
@@ -80,15 +84,15 @@ def outcomes(name: str, group: Group, dynamo: bool) -> Iterator[tuple[str, Outco
         outcome = None
         if loaded is not None:
             outcome = _compared(name, loaded, group.call, expected)
-        if outcome is None or outcome.word not in ("works", "kink"):
-            # The first kind; and a file that was traced with other values may be wrong for these by right.
+        if outcome is None or (first in _RIGHT and outcome.word not in _RIGHT):
+            # The first kind; and a file that is right, but was traced with other values, may differ by right.
             made = _loaded(group.call, tensors, dynamo)
             outcome = made if isinstance(made, Outcome) else _compared(name, made, group.call, expected)
             outcome.trains = outcome.trains and bool(expected.wrt)
             if not number:
-                loaded = made
-        if outcome.word == "wrong" and outcome.stage == "forward":
-            outcome.why += _torch_too(group.call, expected, dynamo)
+                loaded, first = made, outcome.word
+        if outcome.stage in ("load", "forward") and (outcome.word == "wrong" or outcome.why.startswith(_NOT_RUN)):
+            _torch_too(outcome, group.call, expected, dynamo)
         yield kind, outcome
         if not number and isinstance(made, Outcome):
             return  # other values make no other file
@@ -163,7 +167,11 @@ def _loaded(call: Call, tensors: list[torch.Tensor], dynamo: bool) -> Any:
 
 
 def _failed(error: Exception, stage: str) -> Outcome:
-    return Outcome("refused" if isinstance(error, PythonopError) else "crash", stage, said(error))
+    text = said(error)
+    found = re.search(_NOT_RUN, text)
+    if found is not None:  # nobody refused it: onnxruntime was handed a file that it cannot run
+        return Outcome("crash", stage, text[found.start() :])
+    return Outcome("refused" if isinstance(error, PythonopError) else "crash", stage, text)
 
 
 def said(error: BaseException) -> str:
@@ -190,21 +198,27 @@ def _alone(call: Call, tensors: list[torch.Tensor], dynamo: bool) -> bytes | str
     return file.getvalue()
 
 
-def _torch_too(call: Call, expected: _Expected, dynamo: bool) -> str:
-    """Whether torch.onnx alone writes the same wrong forward."""
+def _torch_too(outcome: Outcome, call: Call, expected: _Expected, dynamo: bool) -> None:
+    """Say whether the file of torch.onnx alone has the same fault; one that does not run, either, is its own."""
     import onnxruntime
 
     made = _alone(call, expected.tensors, dynamo)
     if isinstance(made, str):
-        return " (torch.onnx alone fails)"
+        outcome.why += " (torch.onnx alone fails)"
+        return
     try:
         session = onnxruntime.InferenceSession(made, providers=["CPUExecutionProvider"])
         names = [value.name for value in session.get_inputs()]
         found = session.run(None, {name: t.numpy() for name, t in zip(names, expected.tensors)})
     except Exception:
-        return " (the file of torch.onnx alone does not run)"
+        if outcome.word == "crash":
+            outcome.word = "torch.onnx fails"
+        outcome.why += " (the file of torch.onnx alone does not run)"
+        return
     problem = _outputs([torch.as_tensor(array) for array in found], expected, "")[0]
-    return " (torch.onnx alone: the same)" if problem else " (torch.onnx alone is right)"
+    outcome.why += (
+        " (torch.onnx alone: the same)" if problem and outcome.word == "wrong" else "" if problem else " (torch.onnx alone is right)"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- compare

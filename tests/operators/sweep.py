@@ -14,6 +14,7 @@ import logging
 import os
 import resource
 import select
+import shutil
 import signal
 import sys
 import time
@@ -27,11 +28,13 @@ import torch
 import exporter
 from tests import torchlib
 from tests.operators import named, outcome, samples
+from tests.processes import ROOT
 
 __all__ = ["EXPORTERS", "RECORD", "Line", "lines", "names", "sweep", "write"]
 
 RECORD = Path(__file__).with_name("data") / "record.jsonl"
 EXPORTERS = {"dynamo": True, "torchscript": False}
+_UNFINISHED = ROOT / ".cache" / "operators.jsonl"
 _CPU = 30  # seconds of one kind
 _WALL = 240  # seconds of one kind, on a machine that others use, too
 
@@ -73,7 +76,16 @@ def write(line: Line, record: Path) -> None:
         file.write(json.dumps({**asdict(line), "kinds": kinds}, separators=(",", ":")) + "\n")
 
 
-def sweep(names: list[str], count: int, record: Path, jobs: int = 2) -> None:
+def _tidy(record: Path) -> None:
+    """One line for each operator and exporter, the last one, in the order of the alphabet."""
+    found, new = lines(record), record.with_suffix(".new")
+    new.write_text("")
+    for _, line in sorted(found.items(), key=lambda item: (item[0][0].lower(), item[0])):
+        write(line, new)
+    new.replace(record)
+
+
+def sweep(names: list[str], count: int, record: Path, jobs: int = 2, again: bool = False) -> None:
     """Run operators and write their lines; those that the record has from this torch, with as many samples, are left out.
 
     Args:
@@ -81,18 +93,19 @@ def sweep(names: list[str], count: int, record: Path, jobs: int = 2) -> None:
         count: Samples of the database; 0 or less: only the inputs of `named`.
         record: The file of lines.
         jobs: How many processes at a time.
+        again: Leave none out.
     """
     release = torch.__version__.split("+")[0]
     done = lines(record)
     wanted = [(name, which) for name in names for which in EXPORTERS]
-    todo = iter([key for key in wanted if key not in done or done[key].samples < count or done[key].torch != release])
+    todo = iter([key for key in wanted if again or key not in done or done[key].samples < count or done[key].torch != release])
     running: dict[int, _Child] = {}
     while True:
         while len(running) < jobs and (key := next(todo, None)) is not None:
             child = _Child(Line(*key, count, release))
             running[child.out] = child
         if not running:
-            return
+            return _tidy(record)
         ready, _, _ = select.select(list(running), [], [], 5.0)
         for out, child in list(running.items()):
             if (out in ready and not child.read()) or child.late():
@@ -207,13 +220,22 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("patterns", nargs="*", default=["*"], help="operators, as torch's tests name them")
-    parser.add_argument("--samples", type=int, default=3)
+    parser.add_argument("--samples", type=int, default=3, help="of the database, beside the extremes")
     parser.add_argument("--named", action="store_true", help="only the inputs of named.py")
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--again", action="store_true", help="also what the record has")
+    parser.add_argument("--anew", action="store_true", help="a new record, which takes the place of the old one when it is complete")
     asked = parser.parse_args()
     _warm()
-    sweep(names(asked.patterns or ["*"], asked.named), -1 if asked.named else asked.samples, asked.record, asked.jobs)
+    chosen = names(asked.patterns or ["*"], asked.named)
+    count = -1 if asked.named else asked.samples
+    if asked.anew:
+        _UNFINISHED.parent.mkdir(exist_ok=True)
+        sweep(chosen, count, _UNFINISHED, asked.jobs)
+        shutil.move(_UNFINISHED, asked.record)
+    else:
+        sweep(chosen, count, asked.record, asked.jobs, asked.again)
 
 
 if __name__ == "__main__":
