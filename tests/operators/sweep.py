@@ -134,7 +134,7 @@ class _Child:
 
     def _start(self) -> None:
         self.out, write = os.pipe()
-        self.since, self.text, self.current = time.monotonic(), b"", ""
+        self.since, self.text, self.current, self.before = time.monotonic(), b"", "", len(self.tried)
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
@@ -144,6 +144,8 @@ class _Child:
                 for number in (0, 1, 2):
                     os.dup2(nowhere, number)
                 _child(self.line, self.tried, write)
+            except BaseException as error:  # a fault of the sweep
+                os.write(write, json.dumps(["the sweep itself", ["crash", "?", outcome.said(error), True]]).encode() + b"\n")
             finally:
                 os._exit(0)  # nothing of the parent is ended here
         os.close(write)
@@ -155,10 +157,11 @@ class _Child:
         *whole, self.text = self.text.split(b"\n")
         for text in whole:
             kind, found = json.loads(text)
-            self.since, self.current = time.monotonic(), "" if found else kind
-            if found:
+            self.since = time.monotonic()
+            self.current = kind if found == "file" else ""
+            if isinstance(found, list):
                 self.line.kinds[kind] = found
-            else:
+            elif found == "eager":
                 self.tried.append(kind)
         return bool(data)
 
@@ -176,11 +179,14 @@ class _Child:
         code = os.waitstatus_to_exitcode(status)
         if not code:
             return False
+        if not self.current:  # eager died of it: there is nothing to compare with
+            if len(self.tried) == self.before:
+                return False
+            self._start()
+            return True
         hang = code in (-signal.SIGXCPU, -signal.SIGKILL)
         why = f"more than {_CPU} seconds" if hang else f"the process died of {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
-        self.line.kinds[self.current or "before the first"] = ["crash", "?", why, True]
-        if not self.current:
-            return False
+        self.line.kinds[self.current] = ["crash", "?", why, True]
         self._start()
         return True
 
@@ -193,7 +199,7 @@ def _child(line: Line, tried: list[str], write: int) -> None:
         if not kept:
             continue
         for kind, found in outcome.outcomes(line.operator, samples.Group(group.call, kept), EXPORTERS[line.exporter]):
-            said = None if found is None else [found.word, found.stage, found.why, found.trains]
+            said = found if isinstance(found, str) else [found.word, found.stage, found.why, found.trains]
             os.write(write, json.dumps([kind, said]).encode() + b"\n")
             used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
             resource.setrlimit(resource.RLIMIT_CPU, (int(used) + _CPU, resource.RLIM_INFINITY))
