@@ -12,7 +12,7 @@ The reference is eager in float64. What float32 may lose there is measured, elem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Eager", "Reference", "kink", "reference", "run"]
+__all__ = ["Eager", "Other", "Reference", "kink", "reference", "run"]
 
 _UNIT = torch.finfo(torch.float32).eps
 _FACTOR = 16  # units in the last place: the longest chain of operations that an operator becomes is about that long
@@ -64,7 +64,9 @@ def _near(found: torch.Tensor, wanted: torch.Tensor, bound: torch.Tensor) -> tor
     return same | ((found.double() - wanted.double()).abs() <= bound)
 
 
-def run(model: Model, tensors: Sequence[torch.Tensor], wrt: Sequence[int], seeds: Sequence[torch.Tensor] | None = None) -> Eager:
+def run(
+    model: Model, tensors: Sequence[torch.Tensor], wrt: Sequence[int], seeds: Sequence[torch.Tensor] | None = None, seed: int = 0
+) -> Eager:
     """Forward, and backward where an output needs it.
 
     Args:
@@ -72,16 +74,17 @@ def run(model: Model, tensors: Sequence[torch.Tensor], wrt: Sequence[int], seeds
         tensors: Its inputs.
         wrt: The numbers of the inputs that need a gradient.
         seeds: One number for each element of each output; None: no backward.
+        seed: Of torch's generator.
     """
     leaves = [t.detach().clone().requires_grad_(i in wrt) for i, t in enumerate(tensors)]
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     result = model(*leaves)
     outputs = list(result) if isinstance(result, (tuple, list)) else [result]
     gradients: dict[int, torch.Tensor | None] = {}
     if seeds is not None:
-        pairs = [(t, seed.to(t.dtype)) for t, seed in zip(outputs, seeds, strict=True) if t.requires_grad]
+        pairs = [(t, weight.to(t.dtype)) for t, weight in zip(outputs, seeds, strict=True) if t.requires_grad]
         if pairs:
-            torch.autograd.backward([t for t, _ in pairs], [seed for _, seed in pairs])
+            torch.autograd.backward([t for t, _ in pairs], [weight for _, weight in pairs])
         gradients = {i: None if (g := leaves[i].grad) is None else g.to_dense() for i in wrt}
     return Eager([t.detach() for t in outputs], gradients)
 
@@ -165,44 +168,59 @@ def _wide(t: torch.Tensor) -> torch.Tensor:
 # --------------------------------------------------------------------------------------------------------------- kinks
 
 
-def kink(
-    model: Model,
-    tensors: Sequence[torch.Tensor],
-    seeds: Sequence[torch.Tensor],
-    number: int,
-    found: torch.Tensor,
-    where: torch.Tensor,
-    most: int = 6,
-) -> bool:
-    """Whether the function has no derivative at the elements that differ, and what was found lies between its slopes to both sides.
+@dataclass
+class Other:
+    """A gradient that is not eager's.
+
+    Attributes:
+        found, eager: Both.
+        where: The elements that differ.
+    """
+
+    found: torch.Tensor
+    eager: torch.Tensor
+    where: torch.Tensor
+
+
+def kink(model: Model, tensors: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor], others: Mapping[int, Other], most: int = 6) -> bool:
+    """Whether gradients that are not eager's are slopes of the function all the same.
+
+    Each element must lie between the slopes to both sides, and their sum between those along all of them together (two equal elements may
+    share a gradient in any way, but not both have all of it). Where both slopes agree there is no choice: then
+    eager's own number must be another than theirs.
 
     Args:
         model: The module.
         tensors: Its inputs.
         seeds: The weights of the sum over its outputs.
-        number: Of the input whose gradient it is.
-        found: The gradient.
-        where: The elements that differ from eager's.
-        most: How many of them are looked at.
+        others: Number of the input -> its gradient.
+        most: How many elements of each are looked at.
     """
     wide = [_wide(t) for t in tensors]
 
-    def total(at: torch.Tensor) -> float:
+    def total(at: Sequence[torch.Tensor]) -> float:
         with torch.no_grad():
-            outputs = run(model, [*wide[:number], at, *wide[number + 1 :]], ()).outputs
+            outputs = run(model, at, ()).outputs
         return sum(float((t.double() * seed.double()).sum()) for t, seed in zip(outputs, seeds, strict=True) if t.is_floating_point())
 
-    for index in where.flatten().nonzero().flatten()[:most].tolist():
-        value = float(wide[number].flatten()[index])
-        step = 2.0**-22 * (abs(value) or 1.0)
-        slopes = []
-        for h in (step, -step):
-            at = wide[number].clone()
-            at.view(-1)[index] += h
-            slopes.append((total(at) - total(wide[number])) / h)
-        low, high = min(slopes), max(slopes)
-        slack = 1e-3 * (1 + abs(low) + abs(high))
-        got = float(found.flatten()[index])
-        if not (high - low > slack and low - slack <= got <= high + slack):
-            return False
-    return True
+    here = total(wide)
+
+    def slopes(directions: Mapping[int, torch.Tensor]) -> tuple[float, float, float]:
+        """The smaller and the larger one, and how exact they are."""
+        largest = max(float((wide[i] * d).abs().max()) for i, d in directions.items())
+        found = []
+        for h in (2.0**-22 * (largest or 1.0), -(2.0**-22) * (largest or 1.0)):
+            found.append((total([t + h * directions[i] if i in directions else t for i, t in enumerate(wide)]) - here) / h)
+        return min(found), max(found), 1e-3 * (1 + sum(map(abs, found)))
+
+    for number, other in others.items():
+        for index in other.where.flatten().nonzero().flatten()[:most].tolist():
+            direction = torch.zeros_like(wide[number])
+            direction.view(-1)[index] = 1.0
+            low, high, slack = slopes({number: direction})
+            got, eager = float(other.found.flatten()[index]), float(other.eager.flatten()[index])
+            choice = high - low > slack or not low - slack <= eager <= high + slack
+            if not (choice and low - slack <= got <= high + slack):
+                return False
+    low, high, slack = slopes({number: other.where.double() for number, other in others.items()})
+    return low - slack <= sum(float(other.found[other.where].double().sum()) for other in others.values()) <= high + slack

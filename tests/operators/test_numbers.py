@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import tensor
 
-from tests.operators.numbers import kink, reference
+from tests.operators.numbers import Other, kink, reference
 
 
 def _differs(model: Callable[..., Any], x: torch.Tensor, found: torch.Tensor) -> list[bool]:
@@ -57,19 +57,34 @@ def test_an_integer_is_equal_or_wrong():
     assert _differs(torch.argmax, tensor([1.0, 3.0]), tensor(0)) is True
 
 
+def _kink(function: Callable[..., torch.Tensor], tensors: list[float], found: list[float], eager: list[float]) -> bool:
+    others = {i: Other(tensor([f]), tensor([e]), tensor([True])) for i, (f, e) in enumerate(zip(found, eager))}
+    return kink(function, [tensor([x]) for x in tensors], [torch.ones(1)], others)
+
+
 @pytest.mark.parametrize(
-    ("function", "x", "found", "is_kink"),
+    ("function", "x", "found", "eager", "is_kink"),
     [
-        (torch.relu, 0.0, 1.0, True),  # both slopes are 0 and 1, eager takes 0
-        (torch.relu, 0.0, 2.0, False),  # no slope of it
-        (torch.relu, 0.0, float("nan"), False),
-        (torch.relu, 1.0, 0.0, False),  # there is one derivative here
-        (torch.abs, 0.0, 0.5, True),
-        (torch.exp, 0.0, 0.0, False),
+        (torch.relu, 0.0, 1.0, 0.0, True),
+        (torch.relu, 0.0, 2.0, 0.0, False),  # no slope of it
+        (torch.relu, 0.0, float("nan"), 0.0, False),
+        (torch.relu, 1.0, 0.0, 1.0, False),  # there is one derivative here
+        (torch.relu, 1.0, 1.0, 0.5, True),  # the file is right, and eager is not
+        (torch.relu, 1.0, 1.0001, 1.0, False),
+        (torch.abs, 0.0, 0.5, 0.0, True),
+        (torch.exp, 0.0, 0.0, 1.0, False),
     ],
 )
-def test_a_kink_is_decided_by_the_slopes_on_both_sides(function: Callable[..., torch.Tensor], x: float, found: float, is_kink: bool):
-    assert kink(function, [tensor([x])], [torch.ones(1)], 0, tensor([found]), tensor([True])) == is_kink
+def test_a_kink_is_decided_by_the_slopes_on_both_sides(
+    function: Callable[..., torch.Tensor], x: float, found: float, eager: float, is_kink: bool
+):
+    assert _kink(function, [x], [found], [eager]) == is_kink
+
+
+def test_equals_share_a_gradient():
+    assert _kink(torch.maximum, [1.0, 1.0], [1.0, 0.0], [0.5, 0.5])
+    assert not _kink(torch.maximum, [1.0, 1.0], [1.0, 1.0], [0.5, 0.5])
+    assert not _kink(torch.maximum, [1.0, 1.0], [0.0, 0.0], [0.5, 0.5])
 
 
 def test_a_gradient_is_measured_like_an_output():
