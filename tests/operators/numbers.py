@@ -185,9 +185,9 @@ class Other:
 def kink(model: Model, tensors: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor], others: Mapping[int, Other], most: int = 6) -> bool:
     """Whether gradients that are not eager's are slopes of the function all the same.
 
-    Each element must lie between the slopes to both sides, and their sum between those along all of them together (two equal elements may
-    share a gradient in any way, but not both have all of it). Where both slopes agree there is no choice: then
-    eager's own number must be another than theirs.
+    Each element must lie between the slopes to both sides; where both agree there is no choice, and eager's own number must be another
+    than theirs. And where the function has a derivative along all of them together, they must add up to it: two equal elements
+    may share a gradient in any way, but not both have all of it.
 
     Args:
         model: The module.
@@ -223,4 +223,5 @@ def kink(model: Model, tensors: Sequence[torch.Tensor], seeds: Sequence[torch.Te
             if not (choice and low - slack <= got <= high + slack):
                 return False
     low, high, slack = slopes({number: other.where.double() for number, other in others.items()})
-    return low - slack <= sum(float(other.found[other.where].double().sum()) for other in others.values()) <= high + slack
+    together = sum(float(other.found[other.where].double().sum()) for other in others.values())
+    return high - low > slack or low - slack <= together <= high + slack

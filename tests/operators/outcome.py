@@ -67,7 +67,7 @@ def outcomes(name: str, group: Group, dynamo: bool) -> Iterator[tuple[str, Outco
 
     A kind that eager refuses does not appear again.
     """
-    loaded: Any = None
+    loaded: Any = None  # by the first kind that is not random
     first = ""
     for number, (kind, tensors) in enumerate(group.kinds.items()):
         yield kind, "eager"
@@ -80,23 +80,19 @@ def outcomes(name: str, group: Group, dynamo: bool) -> Iterator[tuple[str, Outco
         yield kind, "file"
         if expected is None:
             yield kind, Outcome("random", "forward")
-            if not number:
-                return
             continue
-        outcome = None
-        if loaded is not None:
-            outcome = _compared(name, loaded, group.call, expected)
+        outcome = None if loaded is None else _compared(name, loaded, group.call, expected)
         if outcome is None or (first in _RIGHT and outcome.word not in _RIGHT):
             # The first kind; and a file that is right, but was traced with other values, may differ by right.
             made = _loaded(group.call, tensors, dynamo)
             outcome = made if isinstance(made, Outcome) else _compared(name, made, group.call, expected)
             outcome.trains = outcome.trains and bool(expected.wrt)
-            if not number:
+            if loaded is None:
                 loaded, first = made, outcome.word
         if outcome.stage in ("load", "forward") and (outcome.word == "wrong" or outcome.why.startswith(_NOT_RUN)):
             _torch_too(outcome, group.call, expected, dynamo)
         yield kind, outcome
-        if not number and isinstance(made, Outcome):
+        if isinstance(loaded, Outcome):
             return  # other values make no other file
 
 

@@ -85,6 +85,7 @@ def test_equals_share_a_gradient():
     assert _kink(torch.maximum, [1.0, 1.0], [1.0, 0.0], [0.5, 0.5])
     assert not _kink(torch.maximum, [1.0, 1.0], [1.0, 1.0], [0.5, 0.5])
     assert not _kink(torch.maximum, [1.0, 1.0], [0.0, 0.0], [0.5, 0.5])
+    assert _kink(lambda x, y: torch.relu(x) + torch.relu(-y), [0.0, 0.0], [1.0, -1.0], [0.0, 0.0])  # none along both together
 
 
 def test_a_gradient_is_measured_like_an_output():
