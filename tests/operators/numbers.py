@@ -7,7 +7,8 @@ The reference is eager in float64. What float32 may lose there is measured, elem
   float32: no program in float32 can promise more. At a jump (a rounding, a choice among equals) the result moves as far at a thousandth of the
   step: that says nothing about precision, and is left out, so that a jump is judged as strictly as anything else;
 - what eager loses of an element of middling luck, where that is more (inside, it may compute in float16);
-- some units in the last place of the result, and of 1 for results that are smaller than that.
+- some units in the last place of the result, and of 1 for results that are smaller than that; four of the largest element, where sums and
+  transforms put a zero together from all of them.
 """
 
 from __future__ import annotations
@@ -113,10 +114,11 @@ def _expected(single: torch.Tensor, double: torch.Tensor | None, moved: torch.Te
     exact = single.double() if double is None else double.double()
     size = exact.abs().nan_to_num(0.0, 0.0, 0.0)
     lost = (single.double() - exact).abs().nan_to_num(0.0, 0.0, 0.0)
-    scale = min(1.0, float(size.max())) if size.numel() else 0.0
+    largest = float(size.max()) if size.numel() else 0.0
+    scale = min(1.0, largest)
     # Below the smallest normal number eager may or may not flush to zero.
     middling = float((lost / (size + scale)).median()) if scale else 0.0
-    bound = 4 * lost + _FACTOR * ((middling + _UNIT) * (size + scale) + moved) + torch.finfo(torch.float32).tiny
+    bound = 4 * lost + _FACTOR * ((middling + _UNIT) * (size + scale) + moved) + 4 * _UNIT * largest + torch.finfo(torch.float32).tiny
     return Reference(single, exact.to(single.dtype), bound)
 
 

@@ -15,7 +15,7 @@ from tests.processes import python
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], sweep.Line]:
     """One sweep over all of them, in a process of its own: a child that dies takes none of ours with it."""
     record = tmp_path_factory.mktemp("operators") / "record.jsonl"
-    done = python("-m", "tests.operators.sweep", "--named", "--jobs", "1", "--record", str(record))
+    done = python("-m", "tests.operators.sweep", "--named", "--jobs", "1", "--record", str(record), timeout=550)
     assert done.returncode == 0, done.stderr
     return sweep.lines(record)
 
