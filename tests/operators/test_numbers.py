@@ -62,6 +62,12 @@ def _kink(function: Callable[..., torch.Tensor], tensors: list[float], found: li
     return kink(function, [tensor([x]) for x in tensors], [torch.ones(1)], others)
 
 
+def _ends_at_0(x: torch.Tensor) -> torch.Tensor:
+    if (x < 0).any():
+        raise ValueError("negative")
+    return 2 * x
+
+
 @pytest.mark.parametrize(
     ("function", "x", "found", "eager", "is_kink"),
     [
@@ -72,6 +78,8 @@ def _kink(function: Callable[..., torch.Tensor], tensors: list[float], found: li
         (torch.relu, 1.0, 1.0, 0.5, True),  # the file is right, and eager is not
         (torch.relu, 1.0, 1.0001, 1.0, False),
         (torch.abs, 0.0, 0.5, 0.0, True),
+        (_ends_at_0, 0.0, 2.0, float("inf"), True),  # one slope, which is not eager's
+        (_ends_at_0, 0.0, 1.0, float("inf"), False),
         (torch.exp, 0.0, 0.0, 1.0, False),
     ],
 )
