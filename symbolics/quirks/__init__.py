@@ -93,7 +93,6 @@ REWRITES: dict[Any, Rewrite] = {
 
 #: In place of the symbolic functions of torch.onnx.export(dynamo=False): they take torch's own, then what that takes.
 SYMBOLICS: dict[str, Callable[..., Any]] = {
-    **ATTENTION,
     **EMPTY_REDUCTIONS,
     **OPEN_CLIPS,
     "aten::index_put": index_put,
