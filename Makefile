@@ -10,6 +10,9 @@
 #   make versions TORCH=2.15.0
 #                    run the functions and the models on that torch, and write docs/versions.md anew
 #   make test-wild   more packages from PyPI (docs/wild.md), installed without what they depend on
+#   make test-operators
+#                    all of torch's own operators on both exporters, at samples and extremes, beside eager (an hour or two on
+#                    two cores; one that was stopped goes on); writes docs/operators.md anew
 #   make node        onnxruntime for Node.js, which one test runs a training step with (make test does it where npm is)
 #   make test-ort    one binary on four releases of onnxruntime, installed below .venv
 #   make asan        the native library built with gcc's sanitizers of addresses and of undefined behaviour, in build/asan, and the
@@ -68,7 +71,7 @@ endif
 # What depends on torch's release: everything between a model and its file, and what a file does beside eager.
 TORCH_TESTS ?= tests/test_torchlib.py tests/symbolics/test_torch_private.py tests/symbolics/test_torch_private_export.py tests/symbolics/test_private_names.py tests/end_to_end/torch_versions tests/symbolics/capture tests/exporter/forward tests/end_to_end/functions tests/end_to_end/models tests/exporter/module tests/exporter/verification
 
-.PHONY: test lint pytest quick demo test-torch versions write-versions test-wild test-ort node asan fuzz bench wheel clean help
+.PHONY: test lint pytest quick demo test-torch versions write-versions test-wild test-operators test-ort node asan fuzz bench wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -138,6 +141,10 @@ write-versions: $(BUILT)
 test-wild: $(BUILT)
 	$(PY) -m pip install --no-deps $(WILD)
 	$(PYTEST) tests/end_to_end/wild $(PYTEST_ARGS)
+
+test-operators: $(BUILT)
+	$(PY) -m tests.operators.sweep --anew --jobs $(WORKERS)
+	$(PY) -m tests.operators.table
 
 test-ort: $(BUILT)
 	@for version in $(ORT_VERSIONS); do \

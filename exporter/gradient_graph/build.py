@@ -229,6 +229,10 @@ class _Build:
         rule = self.rules.get((node.domain, node.op_type))
         if rule is None:
             raise unsupported(node, "the operator has no rule and no function body")
+        if _is_nothing(node, cotangents):
+            nothing = op.ReduceSum(next(g for g in cotangents if g is not None), keepdims=0)
+            read = [v for v in dict.fromkeys(node.inputs) if v is not None and v in self.scope.active and is_float(v)]
+            return [(v, op.expand_like(op.Cast(nothing, to=v.dtype), v)) for v in read]
         with self.explained(node, rule):
             return [self.to_value(op, node, rule, *pair) for pair in rule.gradients(op, node, cotangents) if pair[0] in self.scope.active]
 
@@ -265,6 +269,13 @@ class _Build:
                 f"{what} cannot be built ({type(error).__name__}: {clean(str(error))}): the model is not as ONNX has it, which "
                 "onnx.checker.check_model(model, full_check=True) may explain, or it is valid, and this is a fault of pythonop"
             ) from error
+
+
+def _is_nothing(node: ir.Node, cotangents: Sequence[ir.Value | None]) -> bool:
+    """Whether a standard operator made no element of what has a gradient, as is known: then what it read has a
+    gradient of zeros, the sum of nothing."""
+    made = [output for output, g in zip(node.outputs, cotangents) if g is not None]
+    return not node.domain and not subgraphs(node) and all(output.shape is not None and 0 in output.shape for output in made)
 
 
 def _key(operator: Any) -> Key:

@@ -19,7 +19,7 @@ from symbolics.capture.opaque_op import record_of
 from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.node.attributes import ir_attributes
 from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
-from symbolics.quirks import SYMBOLICS, float64_by_default
+from symbolics.quirks import SYMBOLICS, float64_by_default, reshapes_with_sizes
 
 __all__ = ["symbolics_registered"]
 
@@ -78,7 +78,7 @@ def symbolics_registered(opset: int) -> Iterator[None]:
     for name, (since, function) in names.items():
         torch.onnx.register_custom_op_symbolic(name, function, since)  # type: ignore[attr-defined]
     try:
-        with float64_by_default():
+        with float64_by_default(), reshapes_with_sizes():
             yield
     finally:
         for name, (since, _) in names.items():

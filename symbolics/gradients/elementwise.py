@@ -112,7 +112,7 @@ def mul(op: Builder, g: Value, a: Value, b: Value, *, node: ir.Node) -> Grads:
 
 @gradient("Pow", broadcast=True)
 def pow_(op: Builder, g: Value, a: Value, b: Value, *, y: Value) -> Grads:
-    """a^b: b a^(b-1) and a^b log a. 0 * a^-1 is 0 at a = 0 too; the limit of the second at a = 0, for b >= 0, is 0."""
+    """a^b: b a^(b-1) and a^b log a. 0 * a^-1 is 0 at a = 0 too; the limit of the second at a = 0 is 0 for b >= 0, infinite otherwise."""
     exponent = op.const(b)
     if exponent is not None and exponent.size == 1:
         n = float(exponent.reshape(()))
@@ -123,7 +123,7 @@ def pow_(op: Builder, g: Value, a: Value, b: Value, *, y: Value) -> Grads:
     p = op.Cast(b, to=a.dtype)
     one = op.number(1.0, a)
     da = g * (p * op.Pow(a, op.Where(op.Equal(p, 0.0), one, p - 1.0)))
-    log = op.Log(op.Where(op.Equal(a, 0.0), one, a))
+    log = op.Log(op.Where(op.And(op.Equal(a, 0.0), op.GreaterOrEqual(p, 0.0)), one, a))
     return [da, g * (y * log) if is_float(b) else None]
 
 

@@ -7,6 +7,7 @@ is left alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -114,6 +115,17 @@ def of_known_numbers(op: Emitter, x: Operand, shape: Operand, *, allowzero: int 
     known = op.const(x) if isinstance(x, ir.Value) and x.dtype is ir.DataType.INT64 and x.producer() is None else None
     dims = _numbers(op, shape)
     return op.i64(known.reshape(dims)) if known is not None and known.size <= _FOLDED_SIZE and dims and 0 not in dims else None
+
+
+@peephole("Reshape")
+def of_nothing(op: Emitter, x: Operand, shape: Operand, *, allowzero: int = 0) -> ir.Value | None:
+    """A 0 among known dims of a tensor without elements is a 0, not the dim of that place."""
+    whole, dims = static_shape(x) if isinstance(x, ir.Value) else None, _numbers(op, shape)
+    if allowzero or whole is None or 0 not in whole or not dims or 0 not in dims:
+        return None
+    given, rest = (math.prod(d for d in sizes if d > 0) for sizes in (dims, whole))
+    dims = [rest // given if d == -1 else d for d in dims]
+    return _shaped(op.raw("Reshape", [x, dims], allowzero=1), dims)
 
 
 @peephole("Reshape")

@@ -18,6 +18,7 @@ from symbolics.quirks.attention_dropout import say_that_attention_drops
 from symbolics.quirks.bags_of_embeddings import BAGS
 from symbolics.quirks.batch_norm_buffers import copied, pin_running_statistics, read_copies
 from symbolics.quirks.batch_norm_momentum import cumulative_statistics, momentum_of_this_step
+from symbolics.quirks.bernoulli import draw_by_uniforms
 from symbolics.quirks.binary_cross_entropy import BINARY_CROSS_ENTROPY
 from symbolics.quirks.bounds import BOUNDS
 from symbolics.quirks.clamps import clamps_apart
@@ -25,28 +26,37 @@ from symbolics.quirks.conjugates import CONJUGATES
 from symbolics.quirks.data_getter import DATA_GETTER
 from symbolics.quirks.distances import DISTANCES
 from symbolics.quirks.empty_products import EMPTY_PRODUCTS
+from symbolics.quirks.empty_reductions import SYMBOLICS as EMPTY_REDUCTIONS, axes_from_the_front, means_of_nothing
+from symbolics.quirks.empty_reshapes import reshapes_with_sizes
 from symbolics.quirks.equal_draws import kept_apart
+from symbolics.quirks.gaussian_nll import GAUSSIAN_NLL
 from symbolics.quirks.half_results import HALF_RESULTS
 from symbolics.quirks.half_scatters import scatter_halves_in_float
 from symbolics.quirks.instance_norm_statistics import INSTANCE_NORM
 from symbolics.quirks.logarithms import LOGARITHMS
 from symbolics.quirks.losses import LOSSES
 from symbolics.quirks.lost_initializers import register_lost_initializers
+from symbolics.quirks.matrix_powers import MATRIX_POWERS
 from symbolics.quirks.matrix_vector import turn_products_with_vectors
 from symbolics.quirks.mixed_norms import MIXED_NORMS
+from symbolics.quirks.multinomial import MULTINOMIAL
 from symbolics.quirks.near_numbers import near_numbers_apart
+from symbolics.quirks.normal_draws import NORMAL_DRAWS
 from symbolics.quirks.open_clips import SYMBOLICS as OPEN_CLIPS, hardtanh, open_clips, relu6
 from symbolics.quirks.own_backward import OWN_BACKWARD
 from symbolics.quirks.padding import PADDING
+from symbolics.quirks.places_of_numbers import PLACES
 from symbolics.quirks.pools import POOLS
 from symbolics.quirks.repeats import REPEATS
 from symbolics.quirks.rewriting import Rewrite
+from symbolics.quirks.rounding import ROUNDING
 from symbolics.quirks.scalars import SCALARS
 from symbolics.quirks.scatters import SCATTERS
 from symbolics.quirks.sizes import SIZES
 from symbolics.quirks.softplus_threshold import SOFTPLUS
 from symbolics.quirks.splits import SPLITS
 from symbolics.quirks.torchscript_scatters import index_put, scatter_reduce
+from symbolics.quirks.truth import TRUTH
 from symbolics.quirks.variance import VARIANCE
 from symbolics.quirks.wide_constants import float64_by_default
 
@@ -65,6 +75,7 @@ __all__ = [
     "cumulative_statistics",
     "float64_by_default",
     "read_copies",
+    "reshapes_with_sizes",
     "translations",
 ]  # fmt: skip
 
@@ -77,11 +88,16 @@ TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
 REWRITES: dict[Any, Rewrite] = {
     **DATA_GETTER, **CONJUGATES, **MIXED_NORMS, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
-    **DISTANCES, **EMPTY_PRODUCTS, **LOGARITHMS, **LOSSES, **PADDING, **POOLS, **REPEATS, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **VARIANCE,
+    **DISTANCES, **EMPTY_PRODUCTS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **PADDING, **PLACES, **POOLS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **TRUTH, **VARIANCE,
 }  # fmt: skip
 
 #: In place of the symbolic functions of torch.onnx.export(dynamo=False): they take torch's own, then what that takes.
-SYMBOLICS: dict[str, Callable[..., Any]] = {**OPEN_CLIPS, "aten::index_put": index_put, "aten::scatter_reduce": scatter_reduce}
+SYMBOLICS: dict[str, Callable[..., Any]] = {
+    **EMPTY_REDUCTIONS,
+    **OPEN_CLIPS,
+    "aten::index_put": index_put,
+    "aten::scatter_reduce": scatter_reduce,
+}
 
 #: On what torch translated, before it is optimized.
 TRANSLATED: tuple[GraphPass, ...] = (say_that_attention_drops,)
@@ -96,10 +112,13 @@ OPTIMIZED: tuple[GraphPass, ...] = (
     pin_running_statistics,
     register_lost_initializers,
     turn_products_with_vectors,
+    draw_by_uniforms,
+    means_of_nothing,
+    axes_from_the_front,
 )
 
 #: On a file of whatever origin, before onnxruntime runs it.
-LOADED: tuple[GraphPass, ...] = (turn_products_with_vectors,)
+LOADED: tuple[GraphPass, ...] = (turn_products_with_vectors, draw_by_uniforms, axes_from_the_front)
 
 
 def apply(passes: Iterable[GraphPass], model: ir.Model) -> list[ir.Node]:

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from symbolics import torch_private as private
+from symbolics.quirks.logarithms import log1p
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import instead, stopped
 
@@ -43,7 +44,7 @@ def _of_probabilities(p: torch.Tensor, target: torch.Tensor, weight: torch.Tenso
     slope = stopped((p - target) / _SMALLEST_VARIANCE)
     line = torch.where(at_edge, slope * (p - stopped(p)), torch.zeros_like(p))
     inner = torch.where(at_edge, stopped(p), p)
-    log_p, log_q = torch.log(inner).clamp(min=_LOWEST_LOG), torch.log1p(-inner).clamp(min=_LOWEST_LOG)
+    log_p, log_q = torch.log(inner).clamp(min=_LOWEST_LOG), log1p(-inner).clamp(min=_LOWEST_LOG)
     return _reduced((target - 1) * log_q - target * log_p + line, weight, reduction)
 
 

@@ -49,10 +49,12 @@ def _every(x: torch.Tensor) -> tuple[int, ...]:
 def _any_norm(
     x: torch.Tensor, p: float, dim: int | tuple[int, ...] | None, keepdim: bool, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
+    if x.dim() == 0:  # a vector of one element
+        return _any_norm(x.reshape(1), p, 0, False, dtype)
     found = _vector_norm(x, p, dim, keepdim, dtype=dtype)
     if found is not NotImplemented:
         return found
-    return torch.linalg.vector_norm(x, p, _every(x) if dim is None and x.dim() else dim, keepdim, dtype=dtype)
+    return torch.linalg.vector_norm(x, p, _every(x) if dim is None else dim, keepdim, dtype=dtype)
 
 
 def _norm(A: torch.Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -100,6 +102,8 @@ def _cosine(x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: float = 1e-8)
         return x / (norm + stopped(norm.clamp(min=eps) - norm))
 
     one, two = torch.broadcast_tensors(x1.to(dtype), x2.to(dtype))
+    if one.dim() == 0:
+        one, two, dim = one.reshape(1), two.reshape(1), 0
     return (unit(one) * unit(two)).sum(dim)
 
 

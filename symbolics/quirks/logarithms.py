@@ -1,26 +1,56 @@
-"""Products with a logarithm at 0, and the logarithm of the normal distribution's function."""
+"""Logarithms and powers beside 1 and beside infinity, products with a logarithm at 0."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
 from symbolics.errors import ExportError
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import in_place, instead
+from symbolics.quirks.rewriting import in_place, instead, stopped
 
-__all__ = ["LOGARITHMS", "QUIRK"]
+__all__ = ["LOGARITHMS", "QUIRK", "log1p"]
 
 QUIRK = Quirk(
     upstream="torch",
     seen="2.13",
     wrong="special.log_ndtr is the logarithm of ndtr, which is 0 below -6 in float32; the gradient of xlogy(0, 0) is NaN; logaddexp is the logarithm of a sum that "
-    "overflows; TorchScript has none of them",
+    "overflows; TorchScript has none of them; log1p and expm1 are log(1 + x) and exp(x) - 1, which have no digits of a small x; "
+    "erfcx is a product of what overflows and 0; the gradient of sinc at 0 is NaN",
 )
 
 
+_SMALL = 0.5
+
+
+def log1p(x: torch.Tensor) -> torch.Tensor:
+    """log(1 + x), whose slope is exact, and what it lacks where x is small: x times log(u) / (u - 1) has all digits for any u near 1 + x."""
+    if not x.is_floating_point():
+        return NotImplemented
+    small = torch.where(x.abs() < _SMALL, x, torch.zeros_like(x))
+    u = 1 + small
+    beyond = u - 1
+    none = beyond == 0
+    exact = torch.where(none, small, torch.log(u) * (small / torch.where(none, torch.ones_like(u), beyond)))
+    return torch.log(1 + x) + stopped(exact - torch.log(u))
+
+
+def _expm1(x: torch.Tensor) -> torch.Tensor:
+    """exp(x) - 1, whose slope is exact, and what it lacks where x is small: exp(x) - 1 = tanh(x / 2) (exp(x) + 1)."""
+    if not x.is_floating_point():
+        return NotImplemented
+    small = torch.where(x.abs() < _SMALL, x, torch.zeros_like(x))
+    power = torch.exp(small)
+    return (torch.exp(x) - 1) + stopped(torch.tanh(small / 2) * (power + 1) - (power - 1))
+
+
 def _xlogy(x: torch.Tensor | float, y: torch.Tensor | float) -> torch.Tensor:
+    return _product(x, y, 0.0, torch.log)
+
+
+def _product(x: torch.Tensor | float, y: torch.Tensor | float, least: float, log: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """0 where x is, whatever y is; there the gradient of x is log(y), and 0 where that is none."""
     like = x if isinstance(x, torch.Tensor) else y
     assert isinstance(like, torch.Tensor)
@@ -28,13 +58,20 @@ def _xlogy(x: torch.Tensor | float, y: torch.Tensor | float) -> torch.Tensor:
     if not dtype.is_floating_point:
         return NotImplemented
     x, y = (torch.as_tensor(v, dtype=dtype) for v in (x, y))
-    nothing = (x == 0) & (y <= 0)
-    product = x * torch.log(torch.where(nothing, torch.ones_like(y), y))
+    nothing = (x == 0) & (y <= least)
+    product = x * log(torch.where(nothing, torch.full_like(y, 1 + least), y))
     return torch.where(nothing, x * 0, product)
 
 
 # The exponent of the complementary error function's Chebyshev fit: Numerical Recipes in C, 2nd edition, section 6.2. Error 1.2e-7.
 _EXPONENT = (-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277)
+
+
+def _exponent(t: torch.Tensor) -> torch.Tensor:
+    exponent = torch.zeros_like(t)
+    for factor in reversed(_EXPONENT):
+        exponent = exponent * t + factor
+    return exponent
 
 
 def _log_ndtr(x: torch.Tensor) -> torch.Tensor:
@@ -44,17 +81,14 @@ def _log_ndtr(x: torch.Tensor) -> torch.Tensor:
     z = x * -math.sqrt(0.5)
     size = torch.where(z > 0, z, -z)  # its slope at 0 is not 0
     t = 1 / (1 + size / 2)
-    exponent = torch.zeros_like(t)
-    for factor in reversed(_EXPONENT):
-        exponent = exponent * t + factor
-    tail = torch.log(t) + exponent - size * size - math.log(2)  # log(erfc(|z|) / 2)
+    tail = torch.log(t) + _exponent(t) - size * size - math.log(2)  # log(erfc(|z|) / 2)
     below = torch.where(z > 0, tail, torch.full_like(tail, -1.0))
     beyond = torch.where(z > 0, torch.full_like(tail, -1.0), tail)
     return torch.where(z > 0, below, torch.log1p(-torch.exp(beyond)))
 
 
 def _xlog1py(x: torch.Tensor | float, y: torch.Tensor | float) -> torch.Tensor:
-    return _xlogy(x, 1 + y)
+    return _product(x, y, -1.0, log1p)
 
 
 def _log_add_exp(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -67,7 +101,59 @@ def _log_add_exp2(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return _log_add_exp(x * math.log(2), other * math.log(2)) / math.log(2)
 
 
+def _erfcx(x: torch.Tensor) -> torch.Tensor:
+    """exp(x^2) erfc(x), by the same fit: exp(x^2) alone overflows."""
+    if not x.is_floating_point():
+        return NotImplemented
+    if x.dtype is torch.float64:
+        raise ExportError("special.erfcx in float64 has no translation to ONNX as exact as that: compute it in float32, x.float()")
+    size = torch.where(x >= 0, x, -x)  # whose slope at 0 is 1
+    t = 1 / (1 + size / 2)
+    right = t * torch.exp(_exponent(t))
+    left = torch.where(x < 0, x, torch.zeros_like(x))
+    return torch.where(x < 0, 2 * torch.exp(left * left) - right, right)
+
+
+def _sinc(x: torch.Tensor) -> torch.Tensor:
+    """sin(pi x) / (pi x), which is flat at 0."""
+    if not x.is_floating_point():
+        return NotImplemented
+    none = x == 0
+    angle = math.pi * torch.where(none, torch.ones_like(x), x)
+    return torch.where(none, torch.ones_like(x), torch.sin(angle) / angle)
+
+
+def _log_cum_sum_exp(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Of 1, 2, 4, ... elements up to each, so that no element is lost beside one that is much greater."""
+    if not x.is_floating_point() or x.dim() == 0:
+        return NotImplemented
+    length, reach = x.shape[dim], 1
+    if not isinstance(length, (int, torch.Tensor)):
+        raise ExportError("logcumsumexp along a dynamic dimension has no exact translation to ONNX: give the dimension a fixed size")
+    while reach < length:
+        x = torch.cat([x.narrow(dim, 0, reach), _log_add_exp(x.narrow(dim, reach, length - reach), x.narrow(dim, 0, length - reach))], dim)
+        reach *= 2
+    return x
+
+
+def _logit(x: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+    """The difference of two logarithms, whose slope at 0 and 1 is infinite."""
+    if not x.is_floating_point():
+        return NotImplemented
+    p = x if eps is None else x.clamp(eps, 1 - eps)
+    return torch.log(p) - torch.log(1 - p)
+
+
 LOGARITHMS = {
+    torch.special.erfcx: instead(_erfcx),
+    **dict.fromkeys((torch.sinc, torch.Tensor.sinc, torch.special.sinc), instead(_sinc)),
+    torch.Tensor.sinc_: in_place(instead(_sinc), torch.sinc),
+    **dict.fromkeys((torch.logcumsumexp, torch.Tensor.logcumsumexp), instead(_log_cum_sum_exp)),
+    **dict.fromkeys((torch.logit, torch.Tensor.logit, torch.special.logit), instead(_logit)),
+    **dict.fromkeys((torch.log1p, torch.Tensor.log1p, torch.special.log1p), instead(log1p)),
+    **dict.fromkeys((torch.expm1, torch.Tensor.expm1, torch.special.expm1), instead(_expm1)),
+    torch.Tensor.log1p_: in_place(instead(log1p), torch.log1p),
+    torch.Tensor.expm1_: in_place(instead(_expm1), torch.expm1),
     **dict.fromkeys((torch.special.xlog1py,), instead(_xlog1py)),
     **dict.fromkeys((torch.logaddexp, torch.Tensor.logaddexp), instead(_log_add_exp)),
     **dict.fromkeys((torch.logaddexp2, torch.Tensor.logaddexp2), instead(_log_add_exp2)),

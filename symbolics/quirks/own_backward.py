@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from symbolics.errors import PythonopWarning
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.variance import variance
+from symbolics.quirks.variance import root, variance
 
 __all__ = ["OWN_BACKWARD", "QUIRK"]
 
@@ -61,9 +61,7 @@ def _extremum(result: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 def _std(result: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Nothing flows where the deviation is 0; the square root alone has an infinite slope there."""
-    square = variance(x, *args, **kwargs)
-    flat = square == 0
-    return torch.where(flat, torch.zeros_like(square), torch.where(flat, torch.ones_like(square), square).sqrt())
+    return root(variance(x, *args, **kwargs))
 
 
 def _log_sigmoid(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

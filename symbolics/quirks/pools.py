@@ -17,7 +17,8 @@ __all__ = ["POOLS", "QUIRK"]
 QUIRK = Quirk(
     upstream="torch and onnxscript's torchlib",
     seen="2.13, 0.7.2",
-    wrong="avg_pool2d and avg_pool3d drop divisor_override; TorchScript takes the channels of an input without a batch for its batch",
+    wrong="avg_pool2d and avg_pool3d drop divisor_override; TorchScript takes the channels of an input without a batch for its batch, "
+    "and has no adaptive average whose size is no divisor",
 )
 
 
@@ -68,6 +69,27 @@ def _average(n: int) -> Rewrite:
     return called
 
 
+def _adaptive(n: int) -> Rewrite:
+    """A product with a matrix of shares for each axis: in TorchScript those whose size is no multiple of what is asked for, under dynamo
+    all of an image in 3 dimensions, which it cannot average."""
+
+    def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x, asked = args if len(args) == 2 else (None, None)
+        if x is None or not (private.is_tracing() or (n == 3 and all(isinstance(size, int) for size in x.shape[-n:]))):
+            return func(*args, **kwargs)
+        for axis, wanted in zip(range(-n, 0), _each(asked, n, ())):
+            length = int(x.shape[axis])
+            size = length if wanted is None else wanted
+            if length == 0 or (length % size == 0 and private.is_tracing()):
+                continue
+            ends = [(i * length // size, -(-(i + 1) * length // size)) for i in range(size)]
+            shares = [[(low <= k < high) / (high - low) for low, high in ends] for k in range(length)]
+            x = (x.transpose(axis, -1) @ torch.tensor(shares, dtype=x.dtype)).transpose(axis, -1)
+        return func(x, asked) if private.is_tracing() else x
+
+    return called
+
+
 def _batched(n: int, inner: Rewrite | None = None) -> Rewrite:
     """In TorchScript, an input without a batch as a batch of one."""
 
@@ -88,6 +110,6 @@ POOLS: dict[Any, Rewrite] = {
     torch.avg_pool1d: _batched(1), functional.avg_pool2d: _batched(2, _average(2)), functional.avg_pool3d: _batched(3, _average(3)),
     # What return_indices chooses between arrives whole.
     functional.max_pool1d: _batched(1), functional.max_pool2d: _batched(2), functional.max_pool3d: _batched(3),
-    torch.adaptive_avg_pool1d: _batched(1), _INNER("adaptive_avg_pool2d"): _batched(2), _INNER("adaptive_avg_pool3d"): _batched(3),
+    torch.adaptive_avg_pool1d: _batched(1, _adaptive(1)), _INNER("adaptive_avg_pool2d"): _batched(2, _adaptive(2)), _INNER("adaptive_avg_pool3d"): _batched(3, _adaptive(3)),
     functional.adaptive_max_pool1d: _batched(1), functional.adaptive_max_pool2d: _batched(2), functional.adaptive_max_pool3d: _batched(3),
 }  # fmt: skip

@@ -7,15 +7,16 @@ from typing import Any
 
 import torch
 
+from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import in_place, instead, instead_in_torchscript
+from symbolics.quirks.rewriting import in_place, instead
 
 __all__ = ["QUIRK", "SCATTERS"]
 
 QUIRK = Quirk(
     upstream="torch and onnxscript's torchlib",
     seen="2.13, 0.7.2",
-    wrong="TorchScript's index_add loses what goes to one place twice; scatter_reduce('mean') is the sum under dynamo, and with "
+    wrong="TorchScript's index_add loses what goes to one place twice, dynamo's what is in a tensor without dimensions; scatter_reduce('mean') is the sum under dynamo, and with "
     "include_self=False its gradient is NaN; index_reduce has no translation; the gradient of index_fill's value counts an index that is given twice",
 )
 
@@ -29,6 +30,12 @@ def _along(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor)
 
 
 def _index_add(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: float = 1) -> torch.Tensor:
+    if x.dim() == 0:
+        return x + alpha * source.reshape(())
+    if not private.is_tracing():
+        return NotImplemented
+    if 0 in source.shape:
+        return x.clone()
     source = source if alpha == 1 else source * alpha
     return x.scatter_add(dim, _along(x, dim, index, source), source)
 
@@ -64,6 +71,10 @@ def _scatter_reduce(
 def _index_reduce(
     x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, *, include_self: bool = True
 ) -> torch.Tensor:
+    if x.dim() == 0:
+        return _index_reduce(x.reshape(1), 0, index.reshape(1), source.reshape(1), reduce, include_self=include_self).reshape(())
+    if 0 in source.shape:
+        return x.clone()
     indices = _along(x, dim, index, source)
     found = _scatter_reduce(x, dim, indices, source, reduce, include_self=include_self)
     return x.scatter_reduce(dim, indices, source, reduce, include_self=include_self) if found is NotImplemented else found
@@ -71,7 +82,7 @@ def _index_reduce(
 
 SCATTERS: dict[Any, Any] = {}
 for _name, _rewrite in {
-    "index_add": instead_in_torchscript(_index_add),
+    "index_add": instead(_index_add),
     "index_fill": instead(_index_fill),
     "scatter_reduce": instead(_scatter_reduce),
     "index_reduce": instead(_index_reduce),

@@ -1,4 +1,4 @@
-"""Variances whose correction is no whole number."""
+"""Variances whose correction is no whole number, and the slope of a deviation of 0."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import Rewrite
 
-__all__ = ["QUIRK", "VARIANCE", "variance"]
+__all__ = ["QUIRK", "VARIANCE", "root", "variance"]
 
-QUIRK = Quirk(upstream="torch", seen="2.13", wrong="TorchScript takes a correction of 0.5 for 0")
+QUIRK = Quirk(
+    upstream="torch", seen="2.13", wrong="TorchScript takes a correction of 0.5 for 0; the gradient of std_mean where all are equal is NaN"
+)
 
 
 def variance(x: torch.Tensor, *args: Any, correction: float | None = None, **kwargs: Any) -> torch.Tensor:
@@ -34,20 +36,27 @@ def _var(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return variance(*args, **kwargs) if _fractional(func, args, kwargs) else func(*args, **kwargs)
 
 
-def _with_mean(root: bool) -> Rewrite:
-    def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not _fractional(func, args, kwargs):
-            return func(*args, **kwargs)
-        _, mean = torch.var_mean(*args, **{**kwargs, "correction": 0})
-        spread = variance(*args, **kwargs)
-        return (spread.sqrt() if root else spread), mean
+def root(square: torch.Tensor) -> torch.Tensor:
+    """The square root, whose slope at 0 is 0."""
+    flat = square == 0
+    return torch.where(flat, torch.zeros_like(square), torch.where(flat, torch.ones_like(square), square).sqrt())
 
-    return called
+
+def _var_mean(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not _fractional(func, args, kwargs):
+        return func(*args, **kwargs)
+    _, mean = torch.var_mean(*args, **{**kwargs, "correction": 0})
+    return variance(*args, **kwargs), mean
+
+
+def _std_mean(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    spread, mean = _var_mean(torch.var_mean, args, kwargs)
+    return root(spread), mean
 
 
 VARIANCE: dict[Any, Rewrite] = {
     torch.var: _var,
     torch.Tensor.var: _var,
-    torch.var_mean: _with_mean(root=False),
-    torch.std_mean: _with_mean(root=True),
+    torch.var_mean: _var_mean,
+    torch.std_mean: _std_mean,
 }

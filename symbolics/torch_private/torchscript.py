@@ -65,10 +65,12 @@ def has_bodies(graph: Any) -> bool:
 def torchscript_symbolic(name: str) -> tuple[int, Any] | None:
     """The TorchScript exporter's own newest symbolic function of an operator, and the opset that it is for.
 
-    None where a user has registered another one for that opset. The registry is private.
+    None where a user has registered another one for that opset. The registry is private; an export fills it, the first of a process.
     """
     from torch.onnx._internal.torchscript_exporter.registration import registry
+    from torch.onnx._internal.torchscript_exporter.utils import _trigger_symbolic_function_registration
 
+    _trigger_symbolic_function_registration()
     group = registry.get_function_group(name)
     if group is None:
         return None
@@ -85,6 +87,26 @@ def torchscript_constant(value: Any) -> Any:
     if node.kindOf("value") == "s":
         return node.s("value")
     return node.t("value").item() if node.kindOf("value") == "t" else getattr(node, node.kindOf("value"))("value")
+
+
+def torchscript_reshape() -> tuple[Any, str]:
+    """The module and the name by which every symbolic function of the TorchScript exporter looks up what writes a Reshape."""
+    from torch.onnx._internal.torchscript_exporter import symbolic_helper
+
+    return symbolic_helper, "_reshape_helper"
+
+
+def torchscript_shape(shape: Any) -> list[int] | None:
+    """The sizes that an argument of such a symbolic function holds: a list, or a constant; None where they are computed."""
+    from torch.onnx._internal.torchscript_exporter import symbolic_helper
+
+    sizes = symbolic_helper._maybe_get_const(shape, "is")
+    if isinstance(sizes, torch.Tensor):
+        return [int(size) for size in sizes.reshape(-1).tolist()]
+    if isinstance(sizes, torch._C.Value):
+        node = sizes.node()
+        return node.t("value").reshape(-1).tolist() if node.kind() == "onnx::Constant" else None
+    return [int(size) for size in sizes]
 
 
 def inner_function(name: str) -> Any:

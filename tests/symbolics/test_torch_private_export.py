@@ -200,6 +200,25 @@ def test_torchscript_symbolic(tmp_path):
     assert private.torchscript_symbolic("aten::hardtanh") == (opset, own)
 
 
+def test_torchscript_reshape(tmp_path, monkeypatch):
+    helpers, name = private.torchscript_reshape()
+    original, shapes = getattr(helpers, name), []
+
+    def reshape(g, x, shape, allowzero=0):
+        shapes.append(private.torchscript_shape(shape))
+        return original(g, x, shape, allowzero)
+
+    monkeypatch.setattr(helpers, name, reshape)
+    model = torch.nn.GroupNorm(2, 4)
+    torch.onnx.export(model, (torch.zeros(2, 4, 3),), tmp_path / "model.onnx", dynamo=False)
+    assert shapes == [[0, 2, -1], None], "the second is computed"
+
+
+def test_torchscript_shape(tmp_path):
+    assert private.torchscript_shape([2, -1]) == [2, -1]
+    assert private.torchscript_shape(torch.tensor([2, -1])) == [2, -1]
+
+
 def test_torchscript_constant(tmp_path):
     seen = []
 

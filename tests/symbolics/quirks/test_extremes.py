@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn, tensor
 from torch.nn import functional as F
 
 import exporter
+from tests.processes import python
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -124,6 +126,12 @@ BOTH = {
     "xlog1py": (lambda x: torch.special.xlog1py(x, tensor([-1.0, 1, 2, 3])), tensor([0.0, 0, 1, 2])),
     "logaddexp": (torch.logaddexp, tensor([1000.0, -1000, 0, 3, -200]), tensor([1000.0, 1000, 0, -3, -210])),
     "logaddexp2": (torch.logaddexp2, tensor([1000.0, -1000, 0]), tensor([1000.0, 1000, 0])),
+    "log1p": (torch.log1p, tensor([1e-6, -1e-6, 1e-8, 0, 0.3, -0.3, -0.99, 2, 1e30])),
+    "expm1": (torch.expm1, tensor([1e-6, -1e-6, 1e-8, 0, 0.3, -0.3, -100, 2, 80])),
+    "xlog1py of little": (lambda x, y: torch.special.xlog1py(x, y) * 1e6, tensor([1.0, 2]), tensor([1e-6, -1e-7])),
+    "logcumsumexp": (lambda x: x.logcumsumexp(1), tensor([[-100.0, 100, -20, 20, 0], [20, -200, 3, -3, 7]])),
+    "logit": (torch.logit, tensor([0.0, 0.3, 0.5, 1])),
+    "logit of a clamped number": (lambda x: torch.logit(x, 0.25), tensor([0.0, 0.25, 0.3, 0.5, 0.75, 1])),
     "log_ndtr": (torch.special.log_ndtr, tensor([-40.0, -20, -7, -5, -1, 0, 1, 5, 10])),
     # bags
     **{f"embedding_bag {how}, padding": (lambda w, how=how: F.embedding_bag(BAG, w, STARTS, mode=how, padding_idx=0), TABLE) for how in ("sum", "mean", "max")},
@@ -157,9 +165,34 @@ BOTH = {
     "max_pool2d of equals": (lambda x: F.max_pool2d(x, 3, 2, 1), (IMAGE * 2).round()),
     **{f"adaptive_{kind}_pool{n}d to {size}, no batch": (
         lambda x, kind=kind, n=n, size=size: getattr(F, f"adaptive_{kind}_pool{n}d")(x, size), torch.arange(2.0 * 4**n).reshape(2, *[4] * n).sin(),
-    ) for kind in ("avg", "max") for n in (1, 2, 3) for size in (1, 2) if (kind, n, size) != ("avg", 3, 2)},
+    ) for kind in ("avg", "max") for n in (1, 2, 3) for size in (1, 2)},
+    "gaussian_nll_loss": (lambda x, v: F.gaussian_nll_loss(x, torch.zeros(3), v), torch.ones(3), tensor([1e-8, 0.5, 2])),
+    "gaussian_nll_loss, full": (lambda x, v: F.gaussian_nll_loss(x, x * 2, v, full=True, reduction="sum"), torch.ones(3, 2), torch.ones(3, 1)),
+    "normal without deviation": (lambda x, s: torch.normal(x, s * 0) + x, tensor([1.0, 2]), tensor([1.0, 2])),
+    "power of 0": (lambda x, y: x**y, tensor([0.0, 0, 0, 2]), tensor([2.0, 0, -1, 3])),
+    **{f"adaptive_avg_pool{n}d to 3": (lambda x, n=n: getattr(F, f"adaptive_avg_pool{n}d")(x, 3), torch.arange(2.0 * 5**n).reshape(1, 2, *[5] * n).sin())
+       for n in (1, 2, 3)},
+    **{f"{name} of equals": (lambda x, name=name: getattr(torch, name)(x, 1), torch.ones(2, 3)) for name in ("std", "std_mean")},
+    "erfcx": (torch.special.erfcx, tensor([-5.0, -0.5, 0, 0.5, 1, 9, 30, 1e4])),
+    "sinc": (torch.sinc, tensor([0.0, 0.5, 1, -2.5])),
+    # matrices
+    "matrix_power of 0": (lambda x: torch.linalg.matrix_power(x, 0) * x, torch.ones(2, 3, 3)),
+    # nothing
+    **{f"{name} of nothing": (getattr(torch, name), torch.zeros(0, 3)) for name in ("sum", "mean", "var", "std")},
+    "mean of nothing, rows": (lambda x: (x.mean(0), x.mean(-1, keepdim=True), x.sum(-1)), torch.zeros(0, 3)),
+    **{f"{name} of nothing": (getattr(F, name), torch.zeros(0, 3), torch.zeros(0, 3))
+       for name in ("mse_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "pairwise_distance")},
+    "pairwise_distance of empty vectors": (F.pairwise_distance, torch.zeros(0), torch.zeros(0)),
+    "cdist of nothing": (torch.cdist, torch.zeros(0, 5), torch.zeros(4, 5)),
+    "det of nothing": (torch.linalg.det, torch.zeros(0, 2, 2)),
     # without dimensions
-    **{f"{name} of a number": (getattr(torch, name), tensor(0.5)) for name in ("log10", "log2", "nan_to_num", "log1p", "sigmoid", "square", "neg")},
+    "squeeze of a number": (lambda x: x.squeeze(0) * 2, tensor(0.5)),
+    "pairwise_distance of numbers": (F.pairwise_distance, tensor(1.0), tensor(3.0)),
+    "cosine_similarity of numbers": (lambda x, y: F.cosine_similarity(x, y, dim=0), tensor(1.0), tensor(3.0)),
+    **{f"{name} of a number": (getattr(torch, name), tensor(0.5)) for name in ("log1p", "expm1")},
+    "index_add to a number": (lambda x, u: x.index_add(0, tensor([0]), u), tensor(1.0), tensor(3.0)),
+    "index_reduce to a number": (lambda x, u: x.index_reduce(0, tensor([0]), u, "mean"), tensor(1.0), tensor(3.0)),
+    **{f"{name} of a number": (getattr(torch, name), tensor(0.5)) for name in ("log10", "log2", "nan_to_num", "sigmoid", "square", "neg")},
     "addcmul of numbers": (lambda x, y: torch.addcmul(x, y, y, value=2.0), tensor(0.5), tensor(0.25)),
     "cosine_similarity to a number": (lambda a, b: F.cosine_similarity(a, b, dim=0), ROWS[1], OTHERS[0]),
     **{f"{name} along no dimension": (lambda x, name=name: getattr(torch, name)(x, 0), tensor(0.5)) for name in ("softmax", "log_softmax", "cumsum", "logsumexp")},
@@ -235,7 +268,101 @@ def alike(function, args, dynamo, tolerance=1e-5):
         assert one.shape == two.shape
         assert one.dtype == two.dtype
         exact = 1e-10 if one.dtype is torch.float64 else tolerance
-        torch.testing.assert_close(one, two, rtol=exact * 10, atol=exact)
+        torch.testing.assert_close(one, two, rtol=exact * 10, atol=exact, equal_nan=True)
+
+
+#: What has no gradient.
+FLAT = {
+    "any": (lambda x: (x.any(), x.any(0), x.any((0, 1), keepdim=True)), tensor([[0.0, 0.3, 0.0], [0.0, 0.0, -0.1]])),
+    "any of nothing": (lambda x: (x.any(), x.any(0), x.any(1)), torch.zeros(0, 3)),
+    "all": (lambda x: (x.all(), x.all(1), (x != 0).all(0)), tensor([[0.3, -0.1], [0.0, 1.0]])),
+    "all of nothing": (lambda x: (x.all(), x.all(0)), torch.zeros(0, 3)),
+    "any of a number": (torch.any, tensor(0.3)),
+    "signbit of a number": (torch.signbit, tensor(-0.5)),
+    "signbit": (torch.signbit, tensor([-0.5, -0.0, 0.0, 2.0])),
+    "argwhere of a number": (torch.argwhere, tensor(2.0)),
+    "nonzero of no number": (torch.nonzero, tensor(0.0)),
+    "shifts of negative numbers": (lambda x: x >> 1, tensor([-7, -1, 0, 7])),
+    "trunc": (torch.trunc, tensor([-2.5, -0.5, 0, 2.5, 1e20, INF, -INF])),
+    "div, trunc": (lambda x: torch.div(x, tensor([0.0, 0, 2, 2, 2]), rounding_mode="trunc"), tensor([1.0, -1, -7, 7, 1e20])),
+    "floor_divide": (lambda x: (x // tensor([0.0, 0, 2, 2]), torch.floor_divide(x, 3.0)), tensor([1.0, -1, -7, 7])),
+    "floor_divide of integers": (lambda x: x // 2, tensor([-7, -1, 0, 7])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FLAT)
+def test_what_has_no_gradient_equals_eager(case, dynamo):
+    function, x = FLAT[case]
+    found, expected = exporter.load(exporter.export(Calls(function), (x,), dynamo=dynamo))(x), function(x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+NOTHING = {
+    "group_norm": (lambda x: F.group_norm(x, 2), torch.zeros(0, 4, 3)),
+    "flatten": (lambda x: x.flatten(1), torch.zeros(0, 4, 3)),
+    "view": (lambda x: x.view(-1, 2), torch.zeros(0, 4)),
+}
+
+
+@pytest.mark.parametrize("case", NOTHING)
+def test_shapes_of_nothing(case):
+    """In a process of its own: torch's exporter ends it."""
+    done = python("-W", "ignore", "-m", "tests.symbolics.quirks.test_extremes", case)
+    assert done.returncode == 0, done.stderr[-1000:]
+
+
+def test_a_computed_shape_of_nothing_is_refused():
+    script = (
+        "import torch, exporter\n"
+        "try: exporter.load(exporter.export(torch.nn.Unfold(2), (torch.zeros(0, 2, 4, 4),), dynamo=False))\n"
+        "except exporter.PythonopError as error: print('refused', error)"
+    )
+    assert "refused" in python("-W", "ignore", "-c", script).stdout
+
+
+DRAWS = {
+    "bernoulli": torch.bernoulli,
+    "bernoulli_": lambda p: torch.cat([torch.empty_like(p[:, :1]).bernoulli_(c) for c in (0.0, 1.0, 0.25, 0.5)], 1) + 0 * p,
+    "float64": lambda p: torch.bernoulli(p.double()).float(),
+    "float16": lambda p: torch.bernoulli(p.half()).float(),
+}
+
+
+@pytest.mark.parametrize("case", DRAWS)
+def test_draws_have_their_probability(case, dynamo):
+    p = tensor([0.0, 1.0, 0.25, 0.5]).repeat(4000, 1)
+    drawn = exporter.load(exporter.export(Calls(DRAWS[case]), (p,), dynamo=dynamo))(p)
+    assert set(drawn.unique().tolist()) == {0.0, 1.0}
+    torch.testing.assert_close(drawn.mean(0), p[0], rtol=0, atol=0.03)
+    assert drawn[:, :2].mean(0).tolist() == [0.0, 1.0]
+
+
+def test_draws_without_replacement(dynamo):
+    weights = tensor([[0.0, 1, 0, 3, 4], [5, 0, 0.5, 0, 1]]).repeat(2000, 1)
+    drawn = exporter.load(exporter.export(Calls(lambda p: torch.multinomial(p, 3)), (weights,), dynamo=dynamo))(weights)
+    assert drawn[::2].sort().values.unique(dim=0).tolist() == [[1, 3, 4]]
+    assert drawn[1::2].sort().values.unique(dim=0).tolist() == [[0, 2, 4]]
+    first = drawn[::2, 0].bincount(minlength=5) / 2000
+    torch.testing.assert_close(first, weights[0] / 8, rtol=0, atol=0.05)
+
+
+def test_a_draw_of_one_row_keeps_its_dimension(dynamo):
+    weights = tensor([0.0, 1, 0])
+    for replacement in (False, True):
+        model = Calls(lambda p, replacement=replacement: torch.multinomial(p, 1, replacement))
+        assert exporter.load(exporter.export(model, (weights,), dynamo=dynamo))(weights).tolist() == [1]
+
+
+def test_the_first_export_of_a_process():
+    """Torch registers what TorchScript writes with the first export; what replaces it must not come before."""
+    script = (
+        "import torch, exporter\n"
+        "class Adds(torch.nn.Module):\n"
+        "    def forward(self, x, u): return x.index_put((torch.tensor([1, 1]),), u, accumulate=True)\n"
+        "args = torch.zeros(2), torch.ones(2)\n"
+        "print(exporter.load(exporter.export(Adds(), args, dynamo=False))(*args).tolist())"
+    )
+    assert python("-W", "ignore", "-c", script).stdout.strip().splitlines()[-1] == "[0.0, 2.0]"
 
 
 def test_torchscript_in_float64():
@@ -259,3 +386,7 @@ def test_losses_equal_eager(case, dynamo):
 def test_halves_equal_eager(case, dynamo):
     function, *args = HALVES[case]
     alike(function, [x.half() for x in args], dynamo, tolerance=4e-3)
+
+
+if __name__ == "__main__":
+    alike(*(lambda function, *args: (function, args))(*NOTHING[sys.argv[1]]), dynamo=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import pkgutil
+import signal
 
 import numpy as np
 import onnx
@@ -25,6 +26,7 @@ from exporter.runtime.session import session_options
 from symbolics import quirks
 from symbolics.quirks import elsewhere
 from tests.exporter.runtime.build import forward, record
+from tests.processes import python
 from tests.zoo import functions as F
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -98,6 +100,14 @@ def translated_rank(function):
     file = io.BytesIO()
     torch.onnx.export(Calls(function), (torch.ones(2, 3),), file, dynamo=False, opset_version=18)
     return len(onnx.load_from_string(file.getvalue()).graph.output[0].type.tensor_type.shape.dim)
+
+
+def _fails(function, *args):
+    try:
+        translated(function, *args)
+    except Exception:
+        return True
+    return False
 
 
 def torchscript_differs(function, *args):
@@ -435,15 +445,73 @@ def wide_constants():
     return bool(abs(torchscripted(torch.log10, 3 * x)[0] - np.log10(3)) > 1e-12)
 
 
+def bernoulli(cures=()):
+    node = helper.make_node("Bernoulli", ["p"], ["y"])
+    return bool(on_onnxruntime([node], {"p": np.array([0, 0, 0, 1, 1, 1], np.float32)}, cures=cures).tolist() != [0, 0, 0, 1, 1, 1])
+
+
+def empty_reductions(cures=()):
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)
+    feeds = {"x": np.zeros((0, 3), np.float32)}
+    return on_onnxruntime([node], feeds, {"axes": np.array([-1])}, cures=cures).shape != (0,)
+
+
+def mean_of_nothing(cures=()):
+    node = helper.make_node("ReduceMean", ["x"], ["y"], keepdims=0)
+    return not np.isnan(on_onnxruntime([node], {"x": np.zeros((0, 3), np.float32)}, cures=cures))
+
+
+def matrix_powers():
+    model = ir.to_proto(translated(lambda x: torch.linalg.matrix_power(x, 0), torch.ones(3, 2, 2)))
+    return ReferenceEvaluator(model).run(None, {"args_0": np.ones((3, 2, 2), np.float32)})[0].shape != (3, 2, 2)
+
+
+def places_of_numbers():
+    model = ir.to_proto(translated(torch.argwhere, torch.tensor(2.0)))
+    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"args_0": np.array(2, np.float32)})[0].shape != (1, 0)
+
+
+def multinomial():
+    p = np.array([[0, 1, 0, 1]], np.float32)
+    model = ir.to_proto(translated(lambda x: torch.multinomial(x.repeat(100, 1), 2), torch.from_numpy(p)))
+    drawn = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"args_0": p})[0]
+    return bool((drawn[:, 0] == drawn[:, 1]).any())
+
+
+def normal_draws():
+    return differs(gradient(lambda x: torch.normal(x, torch.ones(3)), torch.zeros(3)))
+
+
+def gaussian_nll():
+    return _fails(lambda x, v: functional.gaussian_nll_loss(x, x, v), torch.ones(3), torch.ones(3))
+
+
+def empty_reshapes():
+    script = (
+        "import io, torch\n"
+        "model = torch.nn.GroupNorm(2, 4)\n"
+        "torch.onnx.export(model, (torch.zeros(0, 4, 3),), io.BytesIO(), dynamo=False, verbose=False)"
+    )
+    return python("-W", "ignore", "-c", script).returncode == -signal.SIGFPE
+
+
+def rounding():
+    return torchscript_differs(torch.floor_divide, torch.tensor([-7.0]), torch.tensor([2.0]))
+
+
+def truth():
+    return torchscript_differs(torch.any, torch.tensor([0.3]))
+
+
 FILES = {
     module.name: importlib.import_module(f"symbolics.quirks.{module.name}").QUIRK
     for module in pkgutil.iter_modules(quirks.__path__)
     if module.name not in ("quirk", "opset", "rewriting", "hiding", "elsewhere")
 }
 IN_FILES = (
-    angles, attention_dropout, bags_of_embeddings, batch_norm_buffers, batch_norm_momentum, batch_norm_training, binary_cross_entropy, bounds,
-    clamps, conjugates, cross_entropy, data_getter, distances, empty_products, equal_draws, floor_divide, half_results, half_scatters, instance_norm_statistics, logarithms, losses, lost_initializers, matrix_vector, mixed_norms,
-    near_numbers, open_clips, padding, pools, repeats, scalars, scatters, sizes, softplus_threshold, splits, torchscript_scatters, variance, wide_constants,
+    angles, attention_dropout, bags_of_embeddings, batch_norm_buffers, bernoulli, batch_norm_momentum, batch_norm_training, binary_cross_entropy, bounds,
+    clamps, conjugates, cross_entropy, data_getter, distances, empty_products, empty_reductions, empty_reshapes, equal_draws, floor_divide, gaussian_nll, half_results, half_scatters, instance_norm_statistics, logarithms, losses, lost_initializers, matrix_powers, matrix_vector, mixed_norms, multinomial, normal_draws,
+    near_numbers, open_clips, padding, places_of_numbers, pools, repeats, rounding, scalars, scatters, sizes, softplus_threshold, splits, torchscript_scatters, truth, variance, wide_constants,
     wide_numbers,
 )  # fmt: skip
 IN_OTHER_ROOMS = (
@@ -458,6 +526,7 @@ IN_OTHER_ROOMS = (
 )
 CANARIES = [
     *((FILES[canary.__name__], canary) for canary in IN_FILES),
+    (FILES["empty_reductions"], mean_of_nothing),
     *((FILES["own_backward"], canary) for canary in (embedding, extremum, log_sigmoid, std)),
     *((getattr(elsewhere, canary.__name__.upper()), canary) for canary in IN_OTHER_ROOMS),
 ]
@@ -470,7 +539,7 @@ def test_upstream_is_still_wrong(quirk, canary, tmp_path):
     assert still_wrong, f"{quirk.upstream} is right now ({canary.__name__}): {cure} may go, where no older release is supported"
 
 
-@pytest.mark.parametrize("canary", [batch_norm_buffers, matrix_vector])
+@pytest.mark.parametrize("canary", [batch_norm_buffers, bernoulli, empty_reductions, matrix_vector, mean_of_nothing])
 def test_a_pass_over_the_graph_cures(canary):
     assert not canary([*quirks.OPTIMIZED, *quirks.OPTIMIZED])  # twice does no harm
 

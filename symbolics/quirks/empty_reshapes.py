@@ -1,0 +1,54 @@
+"""Reshapes of tensors without elements, for torch.onnx.export(dynamo=False)."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from symbolics import torch_private as private
+from symbolics.errors import ExportError
+from symbolics.quirks.quirk import Quirk
+
+__all__ = ["QUIRK", "reshapes_with_sizes"]
+
+QUIRK = Quirk(
+    upstream="torch",
+    seen="2.13",
+    wrong="TorchScript's shape inference divides by zero, which ends the process, at a Reshape to a shape with -1 of a tensor that has no elements",
+)
+
+
+@contextlib.contextmanager
+def reshapes_with_sizes() -> Iterator[None]:
+    """While the block runs, torch's symbolic functions write such a shape with its sizes."""
+    helpers, name = private.torchscript_reshape()
+    original = getattr(helpers, name)
+
+    def reshape(g: Any, x: Any, shape: Any, allowzero: int = 0) -> Any:
+        known = x.type().sizes()
+        if known is None or 0 not in known:
+            return original(g, x, shape, allowzero)
+        asked = private.torchscript_shape(shape)
+        try:
+            return original(g, x, shape if asked is None else _sizes(known, asked, bool(allowzero)), 1)
+        except RuntimeError as error:
+            raise ExportError(
+                f"a tensor without elements, of the shape {known}, is reshaped to a computed shape, which the TorchScript exporter cannot write: "
+                "use dynamo=True, or an example with elements"
+            ) from error
+
+    setattr(helpers, name, reshape)
+    try:
+        yield
+    finally:
+        setattr(helpers, name, original)
+
+
+def _sizes(known: list[int], asked: list[int], allowzero: bool) -> list[int]:
+    """The size that -1 stands for is 0 where no other is, else what remains of the sizes that are not."""
+    sizes = [known[i] if size == 0 and not allowzero else size for i, size in enumerate(asked)]
+    given = math.prod(size for size in sizes if size > 0)
+    rest = math.prod(size for size in known if size) // given if 0 in sizes else 0
+    return [rest if size == -1 else size for size in sizes]

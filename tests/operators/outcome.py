@@ -1,0 +1,336 @@
+"""One call on one exporter, in one word.
+
+`works`, `torch.onnx fails` (also without us), `refused` (an error of ours), `kink` (a gradient at a point without a derivative, where
+eager and the file take different ones of those that there are; an index of one among equals), `random`, `wrong`, `crash`.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import exporter
+from exporter.errors import PythonopError
+from tests.operators.numbers import Eager, Other, Reference, kink, reference, run
+from tests.operators.samples import Call, Group, Operator
+
+__all__ = ["CHOICES", "Outcome", "outcomes", "said"]
+
+#: torch's documentation leaves open which of equal elements these name, and where it does not, the element is the same.
+CHOICES = re.compile(r"arg(max|min|sort)|sort|topk|median|mode|kthvalue|cum(max|min)|(max|min)_reduction|max_pool")
+
+_RIGHT = ("works", "kink")
+_SEEDS = 4  # so many draws that agree are no accident: bernoulli(0) is 0
+_NOT_RUN = "onnxruntime cannot run the model"
+
+
+@dataclass
+class Outcome:
+    """What became of a call.
+
+    Attributes:
+        word: See the module.
+        stage: How far it came: export, load, forward, backward.
+        why: The error, or the first difference; one line.
+        trains: Whether there is a gradient to compare.
+    """
+
+    word: str
+    stage: str
+    why: str = ""
+    trains: bool = True
+
+
+class _EagerRefuses(Exception):
+    """Eager takes no such call: there is nothing to compare with."""
+
+
+@dataclass
+class _Expected:
+    tensors: list[torch.Tensor]
+    wrt: list[int]
+    seeds: list[torch.Tensor]
+    eager: Eager
+    references: list[Reference]
+
+
+def outcomes(name: str, group: Group, dynamo: bool) -> Iterator[tuple[str, Outcome | str]]:
+    """Each kind of a group with its outcome; "eager" and "file" before eager or a file are tried, which may end the process.
+
+    A kind that eager refuses does not appear again.
+    """
+    loaded: Any = None  # by the first kind that is not random
+    first = ""
+    for number, (kind, tensors) in enumerate(group.kinds.items()):
+        yield kind, "eager"
+        try:
+            expected = _expected(group.call, tensors)
+        except _EagerRefuses:
+            if not number:
+                return
+            continue
+        yield kind, "file"
+        if expected is None:
+            yield kind, Outcome("random", "forward")
+            continue
+        outcome = None if loaded is None else _compared(name, loaded, group.call, expected)
+        if outcome is None or (first in _RIGHT and outcome.word not in _RIGHT):
+            # The first kind; and a file that is right, but was traced with other values, may differ by right.
+            made = _loaded(group.call, tensors, dynamo)
+            outcome = made if isinstance(made, Outcome) else _compared(name, made, group.call, expected)
+            outcome.trains = outcome.trains and bool(expected.wrt)
+            if loaded is None:
+                loaded, first = made, outcome.word
+        if outcome.stage in ("load", "forward") and (outcome.word == "wrong" or outcome.why.startswith(_NOT_RUN)):
+            _torch_too(outcome, group.call, expected, dynamo)
+        yield kind, outcome
+        if isinstance(loaded, Outcome):
+            return  # other values make no other file
+
+
+# --------------------------------------------------------------------------------------------------------------- eager
+
+
+def _expected(call: Call, tensors: list[torch.Tensor]) -> _Expected | None:
+    """What eager makes of a call; None: not the same each time, as it draws numbers or leaves memory as it was."""
+    model = Operator(call)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            first, *others = [run(model, tensors, (), seed=seed) for seed in range(_SEEDS)]
+            wrt = _differentiable(model, tensors)
+            draws = torch.Generator().manual_seed(1)
+            seeds = [torch.rand(t.shape, generator=draws) + 0.5 for t in first.outputs]
+            single, _, references = reference(model, tensors, wrt, seeds)
+    except Exception as error:
+        raise _EagerRefuses(str(error)) from error
+    if not first.outputs:
+        raise _EagerRefuses("no tensor comes out")
+    if not all(_same(first.outputs, other.outputs) for other in others):
+        return None
+    return _Expected(tensors, wrt, seeds, single, references)
+
+
+def _same(one: list[torch.Tensor], two: list[torch.Tensor]) -> bool:
+    return all(a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(one, two, strict=True))
+
+
+def _differentiable(model: Operator, tensors: list[torch.Tensor]) -> list[int]:
+    """The float inputs that eager gives a gradient: all, or those that it takes one by one."""
+
+    def takes(wrt: list[int]) -> bool:
+        try:
+            outputs = run(model, tensors, wrt).outputs
+            run(model, tensors, wrt, [torch.ones_like(t) for t in outputs])
+        except Exception:
+            return False
+        return True
+
+    floats = [i for i, t in enumerate(tensors) if t.is_floating_point()]
+    if takes(floats):
+        leaves = [t.detach().clone().requires_grad_(i in floats) for i, t in enumerate(tensors)]
+        made = model(*leaves)
+        return floats if any(t.requires_grad for t in (made if isinstance(made, tuple) else (made,))) else []
+    return [i for i in floats if takes([i])]
+
+
+# -------------------------------------------------------------------------------------------------------------- export
+
+
+def _loaded(call: Call, tensors: list[torch.Tensor], dynamo: bool) -> Any:
+    """The call's file as a module, or what came of the attempt."""
+    torch._dynamo.reset()
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            program = exporter.export(Operator(call), tuple(t.clone() for t in tensors), dynamo=dynamo)
+        except Exception as error:
+            alone = _alone(call, tensors, dynamo)
+            if isinstance(alone, str):
+                return Outcome("torch.onnx fails", "export", alone)
+            return _failed(error, "export")
+        path = Path(folder) / "model.onnx"
+        try:
+            program.save(path)
+            return exporter.load(path)
+        except Exception as error:
+            return _failed(error, "load")
+
+
+def _failed(error: Exception, stage: str) -> Outcome:
+    text = said(error)
+    found = re.search(_NOT_RUN, text)
+    if found is not None:  # nobody refused it: onnxruntime was handed a file that it cannot run
+        return Outcome("crash", stage, text[found.start() :])
+    return Outcome("refused" if isinstance(error, PythonopError) else "crash", stage, text)
+
+
+def said(error: BaseException) -> str:
+    """An error in one line, without what changes from machine to machine."""
+    while error.__cause__ is not None and not isinstance(error, PythonopError):
+        error = error.__cause__  # torch.onnx says first what everybody should try
+    text = f"{type(error).__name__}: {error}".split("\n\n")[0]
+    text = re.sub(r"\x1b\[\d+m|\(?/[\w./-]+/site-packages/|/tmp/\w+/", "", re.sub(r"0x[0-9a-f]+", "0x…", text))
+    text = " ".join(text.split())
+    return text[:220] + ("…" if len(text) > 220 else "")
+
+
+def _alone(call: Call, tensors: list[torch.Tensor], dynamo: bool) -> bytes | str:
+    """The file that torch.onnx.export makes without us, or its error."""
+    torch._dynamo.reset()
+    file = io.BytesIO()
+    options: dict[str, Any] = {"verbose": False} if dynamo else {}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(Operator(call), tuple(t.clone() for t in tensors), file, dynamo=dynamo, **options)
+    except Exception as error:
+        return said(error)
+    return file.getvalue()
+
+
+def _torch_too(outcome: Outcome, call: Call, expected: _Expected, dynamo: bool) -> None:
+    """Say whether the file of torch.onnx alone has the same fault; one that does not run, either, is its own."""
+    import onnxruntime
+
+    made = _alone(call, expected.tensors, dynamo)
+    if isinstance(made, str):
+        outcome.why += " (torch.onnx alone fails)"
+        return
+    try:
+        session = onnxruntime.InferenceSession(made, providers=["CPUExecutionProvider"])
+        names = [value.name for value in session.get_inputs()]
+        found = session.run(None, {name: t.numpy() for name, t in zip(names, expected.tensors)})
+    except Exception:
+        if outcome.word == "crash":
+            outcome.word = "torch.onnx fails"
+        outcome.why += " (the file of torch.onnx alone does not run)"
+        return
+    problem = _outputs([torch.as_tensor(array) for array in found], expected, "")[0]
+    outcome.why += (
+        " (torch.onnx alone: the same)" if problem and outcome.word == "wrong" else "" if problem else " (torch.onnx alone is right)"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- compare
+
+
+def _compared(name: str, module: Any, call: Call, expected: _Expected) -> Outcome:
+    """A forward and a backward of the loaded file beside eager's."""
+    leaves = [t.detach().clone().requires_grad_(i in expected.wrt) for i, t in enumerate(expected.tensors)]
+    trains = bool(expected.wrt)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            result = module(*leaves)
+        except Exception as error:
+            return _without_gradient(name, module, expected, error)
+        outputs = list(result) if isinstance(result, (tuple, list)) else [result]
+        problem, choice = _outputs(outputs, expected, name)
+        if problem:
+            return Outcome("wrong", "forward", problem, trains)
+        try:
+            pairs = [(t, seed) for t, seed in zip(outputs, expected.seeds) if t.requires_grad]
+            if pairs and trains:
+                torch.autograd.backward([t for t, _ in pairs], [seed.to(t.dtype) for t, seed in pairs])
+        except Exception as error:
+            return _failed(error, "backward")
+    outcome = _gradients(leaves, call, expected)
+    if outcome is not None and outcome.word == "wrong" and choice and _same_shares(leaves, expected):
+        return Outcome("kink", "backward", "the gradient of one among equals", trains)
+    if outcome is not None:
+        return outcome
+    return Outcome("kink", "backward", "an index of one among equals", trains) if choice else Outcome("works", "backward", "", trains)
+
+
+def _without_gradient(name: str, module: Any, expected: _Expected, error: Exception) -> Outcome:
+    """A run that failed: the forward's fault, or that of the gradients which it is prepared for?"""
+    try:
+        with torch.no_grad():
+            result = module(*[t.clone() for t in expected.tensors])
+    except Exception as alone:
+        return _failed(alone, "forward")
+    problem, _ = _outputs(list(result) if isinstance(result, (tuple, list)) else [result], expected, name)
+    return Outcome("wrong", "forward", problem) if problem else _failed(error, "backward")
+
+
+def _outputs(found: list[torch.Tensor], expected: _Expected, name: str) -> tuple[str, bool]:
+    """The first difference among the outputs, and whether indices of equals differ."""
+    wanted = expected.eager.outputs
+    if len(found) != len(wanted):
+        return f"{len(found)} outputs, {len(wanted)} in eager", False
+    choice = False
+    for number, (one, two) in enumerate(zip(found, expected.references)):
+        problem, _ = _unequal(one, two)
+        if problem and one.dtype == torch.int64 and one.shape == two.single.shape and CHOICES.search(name) and _equals(expected):
+            choice = True
+        elif problem:
+            return f"output {number}: {problem}", False
+    return "", choice
+
+
+def _equals(expected: _Expected) -> bool:
+    """Whether the first input has equal elements, among which an index may choose."""
+    first = expected.tensors[0]
+    return first.numel() != first.unique().numel()
+
+
+def _same_shares(leaves: list[torch.Tensor], expected: _Expected) -> bool:
+    """Whether the elements of each gradient are eager's in another order."""
+    pairs = [(leaves[i].grad, eager) for i, eager in expected.eager.gradients.items() if eager is not None]
+    return all(
+        found is not None and torch.allclose(found.flatten().sort()[0], eager.flatten().sort()[0], 1e-4, 1e-6) for found, eager in pairs
+    )
+
+
+def _gradients(leaves: list[torch.Tensor], call: Call, expected: _Expected) -> Outcome | None:
+    """The first difference among the gradients; None: there is none."""
+    rest = iter(expected.references[len(expected.eager.outputs) :])
+    others: dict[int, Other] = {}
+    said: list[str] = []
+    for number in expected.wrt:
+        wanted = Reference(*[torch.zeros_like(leaves[number])] * 2, torch.zeros_like(leaves[number], dtype=torch.float64))
+        if expected.eager.gradients[number] is not None:
+            wanted = next(rest)
+        found = leaves[number].grad
+        found = torch.zeros_like(leaves[number]) if found is None else found
+        problem, where = _unequal(found, wanted)
+        if where is None and problem:
+            return Outcome("wrong", "backward", f"gradient {number}: {problem}")
+        # Eager has no number to compare with where it gives nan; what is there instead may be anything.
+        where = where & ~(wanted.single.isnan() & wanted.double.isnan()) if where is not None else None
+        if where is not None and where.any():
+            said.append(f"gradient {number}: {problem}")
+            others[number] = Other(found, wanted.single, where)
+    if not others:
+        return None
+    try:
+        word = "kink" if kink(Operator(call), expected.tensors, expected.seeds, others) else "wrong"
+    except Exception:  # no float64 here: no slopes
+        word = "wrong"
+    return Outcome(word, "backward", said[0])
+
+
+def _unequal(found: torch.Tensor, wanted: Reference) -> tuple[str, torch.Tensor | None]:
+    """The difference in words, and the elements that differ where shape and type are equal."""
+    found, single = found.detach(), wanted.single
+    if found.shape != single.shape or found.dtype != single.dtype:
+        return f"{_kind(found)}, in eager {_kind(single)}", None
+    where = wanted.differs(found)
+    if not where.any():
+        return "", None
+    got, want = found[where].flatten(), single[where].flatten()
+    some = [f"{v:.6g}" if isinstance(v, float) else str(v) for v in (got[0].item(), want[0].item())]
+    return f"{some[0]}, in eager {some[1]} ({got.numel()} of {where.numel()} differ)", where
+
+
+def _kind(t: torch.Tensor) -> str:
+    return f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}"

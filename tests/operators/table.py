@@ -1,0 +1,121 @@
+"""``python -m tests.operators.table``: write docs/operators.md from the record, and fail where a row is wrong that is not known."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from tests.operators.known import WRONG, known, unexpected
+from tests.operators.sweep import EXPORTERS, RECORD, Line, lines
+from tests.processes import ROOT
+
+__all__ = ["DOCUMENT", "page"]
+
+DOCUMENT = ROOT / "docs" / "operators.md"
+_ORDER = ["works", "kink", "random", "refused", "torch.onnx fails", "wrong", "crash"]
+_STAGES = ["export", "load", "forward", "backward"]
+_NAMES = {"dynamo": "dynamo", "torchscript": "TorchScript"}
+
+_HEAD = """\
+# Operators
+
+What exports, runs and trains of torch's own operators: each entry of torch's operator database, called as a model of its own on both
+exporters, saved, loaded, run forward and backward, and compared with eager: outputs and every gradient, at samples of the database
+and at extremes (zeros, ties, bounds, saturations, large and tiny values, duplicate indices, empty and 0-d tensors). How far two numbers may differ is
+derived for each element from eager in float64 (`tests/operators/numbers.py`). `make test-operators` runs all of it and writes this page anew.
+
+One word for each kind of inputs:
+
+- **works**: outputs and gradients are eager's.
+- **kink**: the function has no derivative there, and eager and the file take different ones of its slopes; an index among equal elements.
+- **refused**: an error of ours that names the operator and the way out.
+- **torch.onnx fails**: torch.onnx.export alone fails on the same model.
+- **random**: not the same twice in eager, or not initialized.
+- **wrong**, **crash**: to be mended; each is in `tests/operators/known.py` with its reason.
+"""
+
+
+def page(found: Mapping[tuple[str, str], Line]) -> str:
+    """The document."""
+    releases = ", ".join(sorted({line.torch for line in found.values()}))
+    operators = sorted({name for name, _ in found}, key=lambda name: (name.lower(), name))
+    with_rows = [name for name in operators if any(found[name, which].kinds for which in EXPORTERS if (name, which) in found)]
+    text = [_HEAD, f"torch {releases}. {len(with_rows)} operators.\n", "## Sums\n", *_sums(found, with_rows), "\n## Operators\n"]
+    text.append("What is not said works; `trains`: the gradients too (`-`: there is none).\n")
+    text.append("| operator | exporter | exports | runs | trains | works at | elsewhere |\n|---|---|---|---|---|---|---|")
+    for name in with_rows:
+        for which in EXPORTERS:
+            line = found.get((name, which))
+            if line is not None and line.kinds:
+                text.append(_row(line))
+    text.append("\n## Why\n")
+    text += _reasons(found.values())
+    return "\n".join(text) + "\n"
+
+
+def _sums(found: Mapping[tuple[str, str], Line], operators: list[str]) -> list[str]:
+    """Per exporter: operators by their worst word, and calls by theirs."""
+    made = [f"| | {' | '.join(_ORDER)} |", f"|---|{'---|' * len(_ORDER)}"]
+    for which in EXPORTERS:
+        here = [found[name, which] for name in operators if (name, which) in found]
+        calls = Counter(word for line in here for word, *_ in line.kinds.values())
+        worst = Counter(max((word for word, *_ in line.kinds.values()), key=_ORDER.index) for line in here if line.kinds)
+        sample = Counter(line.kinds["sample"][0] for line in here if "sample" in line.kinds)
+        for what, counts in (("operators, at an ordinary sample", sample), ("operators, by their worst word", worst), ("calls", calls)):
+            made.append(f"| {_NAMES[which]}: {what} | {' | '.join(str(counts[word]) for word in _ORDER)} |")
+    return made
+
+
+def _row(line: Line) -> str:
+    def reached(stage: str) -> str:
+        """Whether every kind came past a stage, some or none."""
+        tried = [(word, at) for word, at, _, _ in line.kinds.values() if word != "random"]
+        past = [word in ("works", "kink") or (at in _STAGES and _STAGES.index(at) > _STAGES.index(stage)) for word, at in tried]
+        return "yes" if all(past) else "partly" if any(past) else "no"
+
+    gradient = any(trains for *_, trains in line.kinds.values())
+    right = sum(word in ("works", "kink") for word, *_ in line.kinds.values())
+    rest = []
+    for word in _ORDER[1:]:
+        kinds = [kind for kind, (found, *_) in line.kinds.items() if found == word]
+        if kinds:
+            rest.append(f"{word}: {', '.join(kinds)}")
+    cells = [line.operator, _NAMES[line.exporter], reached("export"), reached("forward"), reached("backward") if gradient else "-"]
+    return f"| {' | '.join([*cells, f'{right} of {len(line.kinds)}', '; '.join(rest)])} |"
+
+
+def _reasons(found: Iterable[Line]) -> list[str]:
+    """What was said of the rows that do not work, once for each text and exporter."""
+    listed = known()
+    told: dict[tuple[str, str, str], list[str]] = {}
+    for line in found:
+        for kind, (word, _, why, _) in line.kinds.items():
+            reason = listed.get((line.operator, line.exporter, kind), why) if word in WRONG else why
+            if word in ("refused", "torch.onnx fails", *WRONG):
+                operators = told.setdefault((word, line.exporter, reason), [])
+                if line.operator not in operators:
+                    operators.append(line.operator)
+    made = []
+    for word in ("refused", "torch.onnx fails", "wrong", "crash"):
+        for which in EXPORTERS:
+            causes = {why: operators for (one, exporter, why), operators in told.items() if (one, exporter) == (word, which)}
+            if causes:
+                made.append(f"\n### {word}, {_NAMES[which]}\n")
+                for why, operators in sorted(causes.items(), key=lambda item: (-len(item[1]), item[1][0].lower())):
+                    made.append(f"- {', '.join(sorted(operators, key=str.lower))}: `` {why.replace('``', chr(39) * 2)} ``")
+    return made
+
+
+def main(record: Path = RECORD) -> int:
+    """Write the document; 1 where a row is wrong that is not known, or right that is called wrong."""
+    found = lines(record)
+    DOCUMENT.write_text(page(found))
+    said = unexpected(found.values())
+    print(*said, sep="\n")
+    return int(bool(said))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""The inputs of `named`, which once were wrong, on both exporters; and what the record of the whole sweep says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.operators import known, named, sweep, table
+from tests.processes import python
+
+
+@pytest.fixture(scope="session")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], sweep.Line]:
+    """One sweep over all of them, in a process of its own: a child that dies takes none of ours with it."""
+    record = tmp_path_factory.mktemp("operators") / "record.jsonl"
+    done = python("-m", "tests.operators.sweep", "--named", "--jobs", "1", "--record", str(record), timeout=550)
+    assert done.returncode == 0, done.stderr
+    return sweep.lines(record)
+
+
+def _rows() -> list[Any]:
+    rows = []
+    for name, kinds in named.CASES.items():
+        for kind in kinds:
+            for which in sweep.EXPORTERS:
+                why = known.known().get((name, which, kind))
+                marks = [pytest.mark.xfail(reason=why, strict=True)] if why else []
+                rows.append(pytest.param(name, which, kind, marks=marks, id=f"{name}-{kind}-{which}".replace(" ", "_")))
+    return rows
+
+
+@pytest.mark.xdist_group("operators")
+@pytest.mark.parametrize(("name", "which", "kind"), _rows())
+def test_named(found: dict[tuple[str, str], sweep.Line], name: str, which: str, kind: str):
+    """Neither another number nor a crash; where eager chose one of a kink's slopes, that one."""
+    word, stage, why, _ = found[name, which].kinds[kind]
+    assert word not in (*known.WRONG, "kink"), f"{word} in {stage}: {why}"
+
+
+def test_the_list_is_of_rows_that_there_are():
+    kinds = {(name, which): set(line.kinds) for (name, which), line in sweep.lines().items()}
+    for name, which, kind in known.known():
+        assert kind in kinds.get((name, which), set()) | set(named.CASES.get(name, {})), f"{name} ({which}, {kind})"
+
+
+def test_the_record_has_no_other_wrong_rows():
+    assert known.unexpected(sweep.lines().values()) == []
+
+
+def test_the_page_is_made_of_the_record():
+    assert table.DOCUMENT.read_text() == table.page(sweep.lines()), "python -m tests.operators.table"
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path):
+    kinds = {
+        "sample": ["works", "backward", "", True],
+        "empty": ["works", "backward", "", False],
+        "ties": ["wrong", "forward", "why", True],
+    }
+    line = sweep.Line("abs", "dynamo", 1, "2.13.0", kinds)
+    sweep.write(line, tmp_path / "record.jsonl")
+    assert sweep.lines(tmp_path / "record.jsonl") == {("abs", "dynamo"): line}
