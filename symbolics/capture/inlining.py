@@ -69,8 +69,7 @@ def stands_in_inlined(frame: types.FrameType | None) -> bool:
     return True
 
 
-@functools.cache
-def _has_a_backward(cls: type[torch.nn.Module]) -> bool:
+def _has_a_backward(cls: type) -> bool:
     """Whether a module answers for its gradient itself, as reversible blocks do with a method backward_pass: it is a part of its Function."""
     own = cls.__mro__[: cls.__mro__.index(torch.nn.Module)]
     return any("backward" in name and callable(value) for base in own for name, value in vars(base).items())

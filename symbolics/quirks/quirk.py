@@ -11,7 +11,7 @@ __all__ = ["Quirk"]
 class Quirk:
     """A wrong of another project that we work around until it is mended.
 
-    tests/symbolics/quirks/test_still_wrong.py runs upstream without the cure, and fails on the release that needs it no more.
+    tests/symbolics/quirks/canaries.py runs upstream without the cure, and fails on the release that needs it no more.
 
     Attributes:
         upstream: Whose wrong it is.

@@ -369,6 +369,8 @@ def test_a_failed_export_under_vmap_leaves_no_transform(dynamo):
 
     for options in ({"inline": [Mapped]}, {}):
         with pytest.raises(Exception):  # noqa: B017, PT011  (torch's own, or ours)
-            exporter.export(Call(lambda x: torch.func.vmap(lambda y: Mapped.apply(y).nothing)(x)), (torch.randn(3, 4),), dynamo=dynamo, **options)
+            exporter.export(
+                Call(lambda x: torch.func.vmap(lambda y: Mapped.apply(y).nothing)(x)), (torch.randn(3, 4),), dynamo=dynamo, **options
+            )
         assert torch._C._functorch.get_interpreter_stack() is None
         assert Steep.apply(torch.ones(1)).item() == 2

@@ -3,505 +3,77 @@
 from __future__ import annotations
 
 import importlib
-import io
 import pkgutil
-import signal
 
-import numpy as np
-import onnx
-import onnx_ir as ir
-import onnx_ir.passes.common as passes
-import onnxruntime
-import onnxscript.optimizer
 import pytest
-import torch
-from onnx import helper
-from onnx.reference import ReferenceEvaluator
-from torch import nn
-from torch.nn import functional
 
-import exporter
-from exporter.runtime.prepare import prepare
-from exporter.runtime.session import session_options
 from symbolics import quirks
 from symbolics.quirks import elsewhere
-from tests.exporter.runtime.build import forward, record
-from tests.processes import python
-from tests.zoo import functions as F
+from tests.symbolics.quirks.canaries import (
+    angles,
+    attention_dropout,
+    bags_of_embeddings,
+    batch_norm_buffers,
+    batch_norm_momentum,
+    batch_norm_training,
+    bernoulli,
+    binary_cross_entropy,
+    bounds,
+    clamps,
+    conjugates,
+    cross_entropy,
+    data_getter,
+    deleted_slices,
+    distances,
+    embedding,
+    empty_names,
+    empty_products,
+    empty_reductions,
+    empty_reshapes,
+    equal_draws,
+    extremum,
+    floor_divide,
+    fusions_in_a_domain,
+    gather_elements,
+    gaussian_nll,
+    half_results,
+    half_scatters,
+    instance_norm_statistics,
+    log_sigmoid,
+    logarithms,
+    losses,
+    lost_initializers,
+    matrix_powers,
+    matrix_vector,
+    mean_of_nothing,
+    mixed_norms,
+    multinomial,
+    mutated_buffers,
+    near_numbers,
+    normal_draws,
+    open_clips,
+    padding,
+    pads_with_axes,
+    places_of_numbers,
+    pools,
+    repeats,
+    rounding,
+    scalars,
+    scatters,
+    sizes,
+    softplus_threshold,
+    splits,
+    std,
+    torchscript_scatters,
+    truth,
+    variance,
+    wide_constants,
+    wide_numbers,
+    widened_halves,
+    written_parts,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
-
-FLOAT = onnx.TensorProto.FLOAT
-
-
-class Calls(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
-
-
-def translated(model, *args):
-    """What torch.onnx.export(dynamo=True) makes of a model, or of a function."""
-    model = model if isinstance(model, nn.Module) else Calls(model)
-    return torch.onnx.export(model, args, dynamo=True, optimize=False, verbose=False).model
-
-
-def op_types(model):
-    return [node.op_type for node in model.graph]
-
-
-def on_onnxruntime(nodes, feeds, initializers=None, options=None, cures=()):
-    """The output y of a graph of these nodes, whose inputs are the feeds."""
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info(name, FLOAT, value.shape) for name, value in feeds.items()],
-        [helper.make_tensor_value_info("y", FLOAT, None)],
-        [onnx.numpy_helper.from_array(value, name) for name, value in (initializers or {}).items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    mended = ir.from_proto(model)
-    for cure in cures:
-        cure(mended, list(mended.graph))
-    return onnxruntime.InferenceSession(ir.to_proto(mended).SerializeToString(), options).run(None, feeds)[0]
-
-
-def gradient(function, *args):
-    """Of the sum of a function's result by its first argument: of torch's translation, and eager's."""
-    training = exporter.build_gradient_graph(translated(function, *args), wrt=["args_0"])
-    x, *rest = (value.detach() for value in args)
-    y = function(x.requires_grad_(), *rest)
-    seed = np.ones(y.shape, np.float32)
-    feeds = dict(zip((value.name for value in training.graph.inputs), (*(a.detach().numpy() for a in args), seed), strict=True))
-    found = ReferenceEvaluator(ir.to_proto(training)).run(None, feeds)[-1]
-    return found, torch.autograd.grad(y.sum(), x)[0].numpy()
-
-
-def differs(pair):
-    return not np.allclose(*pair, rtol=1e-4, atol=1e-5)
-
-
-def torchscripted(function, *args):
-    """What torch.onnx.export(dynamo=False) makes of a function, as outputs on onnxruntime; None where it fails."""
-    file = io.BytesIO()
-    try:
-        torch.onnx.export(Calls(function), args, file, dynamo=False, opset_version=18)
-        session = onnxruntime.InferenceSession(file.getvalue())
-        return session.run(None, {value.name: x.numpy() for value, x in zip(session.get_inputs(), args, strict=True)})[0]
-    except Exception:
-        return None
-
-
-def translated_rank(function):
-    """The rank that torch.onnx.export(dynamo=False) declares for the result of a function of a matrix."""
-    file = io.BytesIO()
-    torch.onnx.export(Calls(function), (torch.ones(2, 3),), file, dynamo=False, opset_version=18)
-    return len(onnx.load_from_string(file.getvalue()).graph.output[0].type.tensor_type.shape.dim)
-
-
-def _fails(function, *args):
-    try:
-        translated(function, *args)
-    except Exception:
-        return True
-    return False
-
-
-def torchscript_differs(function, *args):
-    found, expected = torchscripted(function, *args), function(*args).numpy()
-    return found is None or found.shape != expected.shape or differs((found, expected))
-
-
-def attention_dropout():
-    drops = translated(lambda q: functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5), torch.randn(1, 2, 3, 4))
-    return any(node.op_type == "Dropout" and len(node.inputs) < 3 for node in drops.graph)
-
-
-def batch_norm_buffers(cures=()):
-    one, x = np.ones(3, np.float32), np.random.default_rng(0).normal(3, 5, (4, 3)).astype(np.float32)
-    node = helper.make_node("BatchNormalization", ["x", "weight", "bias", "mean", "var"], ["y", "new_mean", "new_var"], training_mode=1)
-    y = on_onnxruntime([node], {"x": x}, {"weight": one, "bias": 0 * one, "mean": 0 * one, "var": one}, cures=cures)
-    return differs((y, (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5)))
-
-
-def batch_norm_momentum():
-    try:
-        torch.export.export(nn.BatchNorm1d(3, momentum=None), (torch.randn(4, 3),), strict=False)
-    except Exception:
-        return True
-    return False
-
-
-def batch_norm_training():
-    model = translated(nn.BatchNorm1d(3), torch.randn(4, 3))
-    return all(node.attributes.get_int("training_mode", 0) == 0 for node in model.graph if node.op_type == "BatchNormalization")
-
-
-def conjugates():
-    return torchscripted(lambda x: x.mH * 2, torch.ones(2, 3)) is None and torchscripted(torch.vdot, torch.ones(3), torch.ones(3)) is None
-
-
-def cross_entropy():
-    def loss(x, target):
-        return functional.cross_entropy(x, target, label_smoothing=0.5)
-
-    x, target = torch.randn(4, 5), torch.tensor([1, 2, 3, 0])
-    found = ReferenceEvaluator(ir.to_proto(translated(loss, x, target))).run(None, {"args_0": x.numpy(), "args_1": target.numpy()})[0]
-    return differs((found, loss(x, target).numpy()))
-
-
-def data_getter():
-    traced = torch.jit.trace(Calls(lambda x: x.data * 2), (torch.ones(2),), check_trace=False)
-    return bool((traced(torch.zeros(2)) != 0).all())
-
-
-def equal_draws():
-    x = ir.val("x", dtype=ir.DataType.FLOAT, shape=[3])
-    one, two = ir.node("Bernoulli", [x]), ir.node("Bernoulli", [x])
-    both = ir.node("Sub", [one.outputs[0], two.outputs[0]])
-    graph = ir.Graph([x], both.outputs, nodes=[one, two, both], opset_imports={"": 18}, name="g")
-    passes.CommonSubexpressionEliminationPass()(ir.Model(graph, ir_version=10))
-    return len(graph) == 2
-
-
-def floor_divide():
-    try:
-        translated(lambda x: 7 // x, torch.tensor([2, 3]))
-    except torch.onnx.errors.OnnxExporterError:
-        return True
-    return False
-
-
-def instance_norm_statistics():
-    class Norm(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("mean", torch.zeros(2))
-            self.register_buffer("var", torch.ones(2))
-
-        def forward(self, x):
-            y = functional.instance_norm(x, self.mean, self.var, use_input_stats=True, momentum=1.0)  # whatever an export left in them
-            return y.sum() * 0 + self.mean
-
-    return torchscript_differs(Norm(), torch.ones(3, 2, 5))
-
-
-def losses():
-    return torchscript_differs(functional.l1_loss, torch.ones(2), torch.zeros(2))
-
-
-def lost_initializers():
-    model = translated(lambda x: (x.clamp(min=0.1).clamp(max=1.0), x.clamp(min=0.2).clamp(max=2.0)), torch.randn(3))
-    onnxscript.optimizer.optimize(model)
-    read = [value for node in model.graph for value in node.inputs if value is not None and value.producer() is None]
-    return not all(value.is_initializer() or value.is_graph_input() for value in read)
-
-
-def matrix_vector(cures=()):
-    nodes = [helper.make_node("Transpose", ["a"], ["t"], perm=[1, 0]), helper.make_node("MatMul", ["t", "v"], ["y"])]
-    a, v = np.arange(12, dtype=np.float32).reshape(3, 4), np.array([1, 2, 3], np.float32)
-    return differs((on_onnxruntime(nodes, {"a": a, "v": v}, cures=cures), a.T @ v))
-
-
-def mixed_norms():
-    half, weight = torch.randn(4, 5, dtype=torch.float16), torch.ones(5)
-    model = translated(lambda x, w, b: torch.layer_norm(x, [5], w, b), half, weight, weight)
-    return any(len({value.dtype for value in node.inputs}) > 1 for node in model.graph if node.op_type == "LayerNormalization")
-
-
-def embedding():
-    return differs(gradient(lambda w, i: functional.embedding(i, w, padding_idx=0), torch.randn(3, 2), torch.tensor([0, 1])))
-
-
-def extremum():
-    return differs(gradient(lambda x: torch.max(x, 0)[0], torch.ones(3, 2)))
-
-
-def std():
-    with np.errstate(all="ignore"):
-        return differs(gradient(lambda x: torch.std(x, 0), torch.ones(3, 2)))
-
-
-def log_sigmoid():
-    with np.errstate(all="ignore"):
-        return differs(gradient(functional.logsigmoid, torch.tensor([-200.0, 1.0])))
-
-
-def deleted_slices():
-    x = ir.val("x", dtype=ir.DataType.FLOAT, shape=[1])
-    one, two = ir.node("Abs", [x]), ir.node("Neg", [x])
-    graph = ir.Graph([x], [*one.outputs, *two.outputs], nodes=[one, two], opset_imports={"": 18}, name="g")
-    del graph.outputs[1:]
-    return two.outputs[0].is_graph_output()
-
-
-class Writes(nn.Module):
-    """A part of a buffer, then all of it; that part is the same from whatever an export left in the buffer."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("kept", torch.ones(3))
-
-    def forward(self, x):
-        self.kept[0] = x.sum()
-        self.kept.mul_(2)
-        return (x + self.kept)[0]
-
-
-def mutated_buffers():
-    return len(translated(Writes(), torch.ones(3)).graph.outputs) == 1
-
-
-def written_parts():
-    return torchscript_differs(Writes(), torch.ones(3))
-
-
-def empty_names():
-    model, options = forward(record(F.SavesInput, torch.ones(2))), session_options(["tests.zoo.functions:*"])
-    onnxruntime.InferenceSession(model.SerializeToString(), options)
-    model.graph.node[0].input.append("")
-    try:
-        onnxruntime.InferenceSession(model.SerializeToString(), options)
-    except Exception:
-        return True
-    return False
-
-
-def fusions_in_a_domain():
-    nodes = [helper.make_node("Gemm", ["a", "b", "c"], ["t"]), helper.make_node("Relu", ["t"], ["y"])]
-    try:
-        on_onnxruntime(nodes, dict.fromkeys("abc", np.eye(3, dtype=np.float32)), options=session_options())
-    except Exception:
-        return True
-    return False
-
-
-def gather_elements():
-    node = helper.make_node("GatherElements", ["x", "i"], ["y"], axis=-1)
-    x, i = np.arange(140, dtype=np.float32).reshape(2, 70), np.random.default_rng(0).integers(0, 70, (2, 69))
-    inputs = [helper.make_tensor_value_info("x", FLOAT, x.shape), helper.make_tensor_value_info("i", onnx.TensorProto.INT64, i.shape)]
-    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", FLOAT, None)])
-    try:
-        ReferenceEvaluator(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])).run(None, {"x": x, "i": i})
-    except ValueError:
-        return True
-    return False
-
-
-def pads_with_axes():
-    nodes = [
-        helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0]),
-        helper.make_node("Unsqueeze", ["t", "first"], ["u"]),
-        helper.make_node("Pad", ["u", "pads", "", "first"], ["p"]),
-        helper.make_node("Transpose", ["p"], ["y"], perm=[0, 2, 1]),
-    ]
-    numbers = {"first": np.array([0]), "pads": np.array([1, 1])}
-    try:
-        return on_onnxruntime(nodes, {"x": np.ones((2, 3), np.float32)}, numbers).shape != (3, 2, 3)
-    except Exception:
-        return True
-
-
-def widened_halves(folder):
-    model = forward(record(F.SavesInput, torch.ones(2, dtype=torch.float16)))
-    (call,) = model.graph.node
-    call.input[0], call.output[1] = "before", "after"
-    model.graph.node.insert(0, helper.make_node("Softplus", ["x0"], ["before"]))
-    model.graph.node.append(helper.make_node("Softplus", ["after"], [model.graph.output[0].name]))
-    prepare(model)
-    options = session_options(["tests.zoo.functions:*"])
-    options.log_severity_level = 3
-    options.optimized_model_filepath = str(folder / "optimized.onnx")
-    onnxruntime.InferenceSession(model.SerializeToString(), options)
-    optimized = onnx.load(options.optimized_model_filepath).graph.node
-    makers = {name: node.op_type for node in optimized for name in node.output}
-    return next(makers[node.input[0]] for node in optimized if node.op_type == "PythonOp") != "Cast"
-
-
-def angles():
-    with np.errstate(all="ignore"):
-        return differs(gradient(torch.atan2, torch.tensor([1.0]), torch.tensor([0.0])))
-
-
-def bags_of_embeddings():
-    def bags(w, offsets):
-        return functional.embedding_bag(torch.tensor([1, 2]), w, offsets, mode="max")
-
-    return torchscript_differs(bags, torch.ones(3, 2), torch.tensor([0, 2]))
-
-
-def binary_cross_entropy():
-    with np.errstate(all="ignore"):
-        return differs(gradient(functional.binary_cross_entropy_with_logits, torch.tensor([-90.0]), torch.tensor([1.0])))
-
-
-def bounds():
-    return differs(gradient(lambda x, low: torch.clamp(x, min=low), torch.ones(2), torch.ones(2)))
-
-
-def clamps():
-    return differs(gradient(lambda x: x.clamp(max=1), torch.ones(2)))
-
-
-def wide_numbers():
-    x = torch.ones(1, dtype=torch.float64)
-    found = ReferenceEvaluator(ir.to_proto(translated(lambda x: x * 0.1, x))).run(None, {"args_0": x.numpy()})[0]
-    return abs(found[0] - 0.1) > 1e-12
-
-
-def near_numbers():
-    model = translated(lambda x: x + 1e-9, torch.ones(2))
-    onnxscript.optimizer.optimize(model)
-    return not any(node.op_type == "Add" for node in model.graph)
-
-
-def distances():
-    with np.errstate(all="ignore"):
-        return differs(gradient(lambda x: torch.linalg.vector_norm(x, 3), torch.zeros(2)))
-
-
-def empty_products():
-    node = helper.make_node("Gemm", ["a", "b", "c"], ["y"], beta=2.0)
-    ones = np.ones((2, 3), np.float32)
-    return differs((on_onnxruntime([node], {"a": ones[:, :0], "b": ones[:0], "c": ones}), 2 * ones))
-
-
-def logarithms():
-    x = torch.tensor([-7.0])
-    found = ReferenceEvaluator(ir.to_proto(translated(torch.special.log_ndtr, x))).run(None, {"args_0": x.numpy()})[0]
-    return differs((found, torch.special.log_ndtr(x).numpy()))
-
-
-def open_clips():
-    return differs(gradient(functional.relu6, torch.tensor([0.0, 6.0])))
-
-
-def padding():
-    return torchscript_differs(lambda x: functional.pad(x, (-1, 2), mode="circular"), torch.arange(5.0).reshape(1, 1, 5))
-
-
-def pools():
-    return torchscript_differs(lambda x: functional.avg_pool2d(x, 2, divisor_override=3), torch.ones(1, 1, 2, 2))
-
-
-def scalars():
-    return torchscript_differs(torch.log10, torch.tensor(0.5))
-
-
-def scatters():
-    return torchscript_differs(lambda x, u: x.index_add(0, torch.tensor([0, 0]), u), torch.ones(2), torch.ones(2))
-
-
-def half_results():
-    return translated(lambda x: x.sum(0), torch.ones(2, dtype=torch.float16)).graph.outputs[0].dtype != ir.DataType.FLOAT16
-
-
-def half_scatters():
-    x, i = np.ones(2, np.float16), np.zeros((1, 1), np.int64)
-    graph = helper.make_graph(
-        [helper.make_node("ScatterND", ["x", "i", "u"], ["y"], reduction="add")],
-        "g",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT16, [2])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT16, None)],
-        [onnx.numpy_helper.from_array(i, "i"), onnx.numpy_helper.from_array(x[:1], "u")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    try:
-        onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
-    except Exception:
-        return True
-    return False
-
-
-def repeats():
-    return translated_rank(lambda x: x.tile((2, 1, 3))) != 3
-
-
-def sizes():
-    return torchscript_differs(lambda x: x * torch.sym_max(x.shape[0], 2), torch.ones(3))
-
-
-def softplus_threshold():
-    return torchscript_differs(lambda x: functional.softplus(x, 1.0, 0.5), torch.ones(2))
-
-
-def splits():
-    return torchscript_differs(lambda x: torch.hsplit(x, 2)[1], torch.ones(4))
-
-
-def torchscript_scatters():
-    return torchscript_differs(lambda x, u: x.index_put((torch.tensor([0, 0]),), u, accumulate=True), torch.ones(2), torch.ones(2))
-
-
-def variance():
-    return torchscript_differs(lambda x: torch.var(x, 0, correction=0.5), torch.arange(3.0))
-
-
-def wide_constants():
-    x = torch.ones(1, dtype=torch.float64)
-    return bool(abs(torchscripted(torch.log10, 3 * x)[0] - np.log10(3)) > 1e-12)
-
-
-def bernoulli(cures=()):
-    node = helper.make_node("Bernoulli", ["p"], ["y"])
-    return bool(on_onnxruntime([node], {"p": np.array([0, 0, 0, 1, 1, 1], np.float32)}, cures=cures).tolist() != [0, 0, 0, 1, 1, 1])
-
-
-def empty_reductions(cures=()):
-    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)
-    feeds = {"x": np.zeros((0, 3), np.float32)}
-    return on_onnxruntime([node], feeds, {"axes": np.array([-1])}, cures=cures).shape != (0,)
-
-
-def mean_of_nothing(cures=()):
-    node = helper.make_node("ReduceMean", ["x"], ["y"], keepdims=0)
-    return not np.isnan(on_onnxruntime([node], {"x": np.zeros((0, 3), np.float32)}, cures=cures))
-
-
-def matrix_powers():
-    model = ir.to_proto(translated(lambda x: torch.linalg.matrix_power(x, 0), torch.ones(3, 2, 2)))
-    return ReferenceEvaluator(model).run(None, {"args_0": np.ones((3, 2, 2), np.float32)})[0].shape != (3, 2, 2)
-
-
-def places_of_numbers():
-    model = ir.to_proto(translated(torch.argwhere, torch.tensor(2.0)))
-    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"args_0": np.array(2, np.float32)})[0].shape != (1, 0)
-
-
-def multinomial():
-    p = np.array([[0, 1, 0, 1]], np.float32)
-    model = ir.to_proto(translated(lambda x: torch.multinomial(x.repeat(100, 1), 2), torch.from_numpy(p)))
-    drawn = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"args_0": p})[0]
-    return bool((drawn[:, 0] == drawn[:, 1]).any())
-
-
-def normal_draws():
-    return differs(gradient(lambda x: torch.normal(x, torch.ones(3)), torch.zeros(3)))
-
-
-def gaussian_nll():
-    return _fails(lambda x, v: functional.gaussian_nll_loss(x, x, v), torch.ones(3), torch.ones(3))
-
-
-def empty_reshapes():
-    script = (
-        "import io, torch\n"
-        "model = torch.nn.GroupNorm(2, 4)\n"
-        "torch.onnx.export(model, (torch.zeros(0, 4, 3),), io.BytesIO(), dynamo=False, verbose=False)"
-    )
-    return python("-W", "ignore", "-c", script).returncode == -signal.SIGFPE
-
-
-def rounding():
-    return torchscript_differs(torch.floor_divide, torch.tensor([-7.0]), torch.tensor([2.0]))
-
-
-def truth():
-    return torchscript_differs(torch.any, torch.tensor([0.3]))
-
 
 FILES = {
     module.name: importlib.import_module(f"symbolics.quirks.{module.name}").QUIRK
