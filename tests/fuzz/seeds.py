@@ -106,6 +106,22 @@ class Plain(nn.Module):
         return torch.softmax(self.body(x), -1)
 
 
+class Average(nn.Module):
+    """A forward that changes buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(x.mean(0))
+            self.steps.add_(1)
+        return F.Sine.apply(x * self.weight) - self.mean
+
+
 class One(nn.Module):
     def __init__(self, function: Any) -> None:
         super().__init__()
@@ -125,6 +141,7 @@ def _exported() -> Iterator[tuple[str, Seed]]:
         "containers": (Containers(), True),
         "cast": (Cast(), True),
         "plain": (Plain().train(), True),
+        "average": (Average().train(), True),
         "sine": (One(F.Sine), True),
     }
     with tempfile.TemporaryDirectory() as folder:
@@ -156,6 +173,11 @@ def _exported() -> Iterator[tuple[str, Seed]]:
         step.save(Path(folder, "step.onnx"))
         yield "step", Seed(Path(folder, "step.onnx").read_bytes())
         yield "step-init", Seed(Path(folder, "step.init.onnx").read_bytes())
+        averages = exporter.export_training_step(
+            Average(), (x,), loss=torch.nn.functional.mse_loss, targets=(torch.ones(3, 4),), optimizer="sgd", dynamo=False
+        )
+        averages.save(Path(folder, "step.onnx"))
+        yield "step-buffers", Seed(Path(folder, "step.onnx").read_bytes())
 
 
 def _saved(program: Any, folder: str, **options: Any) -> Seed:
