@@ -19,7 +19,7 @@ from symbolics.capture.opaque_op import record_of
 from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.node.attributes import ir_attributes
 from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
-from symbolics.quirks import SYMBOLICS, float64_by_default, reshapes_with_sizes
+from symbolics.quirks import MISSING, SYMBOLICS, float64_by_default, reshapes_with_sizes
 
 __all__ = ["symbolics_registered"]
 
@@ -69,12 +69,13 @@ def _stop(g: Any, x: Any) -> Any:
 
 @contextlib.contextmanager
 def symbolics_registered(opset: int) -> Iterator[None]:
-    """Register both symbolics, and those that replace torch's own, with the TorchScript exporter while the block runs."""
+    """Register both symbolics, those that replace torch's own, and those that it lacks, with the TorchScript exporter while the block runs."""
     names: dict[str, tuple[int, Any]] = {"pythonop::call": (opset, _call), "pythonop::stop_gradient": (opset, _stop)}
     for name, function in SYMBOLICS.items():
         if (own := private.torchscript_symbolic(name)) is not None:
             newest, original = own
             names[name] = (newest, functools.partial(function, original))
+    names |= {name: (opset, function) for name, function in MISSING.items() if not private.torchscript_has(name, opset)}
     for name, (since, function) in names.items():
         torch.onnx.register_custom_op_symbolic(name, function, since)  # type: ignore[attr-defined]
     try:

@@ -55,6 +55,7 @@ from symbolics.quirks.scatters import SCATTERS
 from symbolics.quirks.sizes import SIZES
 from symbolics.quirks.softplus_threshold import SOFTPLUS
 from symbolics.quirks.splits import SPLITS
+from symbolics.quirks.torchscript_gaps import GAPS, UNARY
 from symbolics.quirks.torchscript_scatters import index_put, scatter_reduce
 from symbolics.quirks.truth import TRUTH
 from symbolics.quirks.variance import VARIANCE
@@ -62,6 +63,7 @@ from symbolics.quirks.wide_constants import float64_by_default
 
 __all__ = [
     "LOADED",
+    "MISSING",
     "OPTIMIZED",
     "OPTIMIZING",
     "REWRITES",
@@ -88,7 +90,7 @@ TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
 REWRITES: dict[Any, Rewrite] = {
     **DATA_GETTER, **CONJUGATES, **MIXED_NORMS, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
-    **DISTANCES, **EMPTY_PRODUCTS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **PADDING, **PLACES, **POOLS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **TRUTH, **VARIANCE,
+    **DISTANCES, **EMPTY_PRODUCTS, **GAPS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **PADDING, **PLACES, **POOLS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **TRUTH, **VARIANCE,
 }  # fmt: skip
 
 #: In place of the symbolic functions of torch.onnx.export(dynamo=False): they take torch's own, then what that takes.
@@ -98,6 +100,9 @@ SYMBOLICS: dict[str, Callable[..., Any]] = {
     "aten::index_put": index_put,
     "aten::scatter_reduce": scatter_reduce,
 }
+
+#: Symbolic functions of operators that torch.onnx.export(dynamo=False) has none of.
+MISSING: dict[str, Callable[..., Any]] = {**UNARY}
 
 #: On what torch translated, before it is optimized.
 TRANSLATED: tuple[GraphPass, ...] = (say_that_attention_drops,)

@@ -79,6 +79,15 @@ def torchscript_symbolic(name: str) -> tuple[int, Any] | None:
     return None if any(functions.overridden(version) for version in functions) else (opset, functions._base[opset])
 
 
+def torchscript_has(name: str, opset: int) -> bool:
+    """Whether the TorchScript exporter, or a user, has a symbolic function of an operator for an opset. The registry is private."""
+    from torch.onnx._internal.torchscript_exporter.registration import registry
+    from torch.onnx._internal.torchscript_exporter.utils import _trigger_symbolic_function_registration
+
+    _trigger_symbolic_function_registration()
+    return bool(registry.is_registered_op(name, opset))
+
+
 def torchscript_constant(value: Any) -> Any:
     """The number or text that a constant of the TorchScript exporter holds; None for any other value."""
     node = value.node()

@@ -200,6 +200,16 @@ def test_torchscript_symbolic(tmp_path):
     assert private.torchscript_symbolic("aten::hardtanh") == (opset, own)
 
 
+def test_torchscript_has():
+    assert private.torchscript_has("aten::hardtanh", 17)
+    assert not private.torchscript_has("aten::atanh", 17), "torch has one now: symbolics/quirks/torchscript_gaps.py may lose its own"
+    torch.onnx.register_custom_op_symbolic("aten::atanh", lambda g, x: g.op("Atanh", x), 9)
+    try:
+        assert private.torchscript_has("aten::atanh", 17)
+    finally:
+        torch.onnx.unregister_custom_op_symbolic("aten::atanh", 9)
+
+
 def test_torchscript_reshape(tmp_path, monkeypatch):
     helpers, name = private.torchscript_reshape()
     original, shapes = getattr(helpers, name), []

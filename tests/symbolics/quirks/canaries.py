@@ -133,6 +133,10 @@ def batch_norm_training():
     return all(node.attributes.get_int("training_mode", 0) == 0 for node in model.graph if node.op_type == "BatchNormalization")
 
 
+def torchscript_gaps():
+    return torchscripted(torch.atanh, torch.zeros(2)) is None
+
+
 def conjugates():
     return torchscripted(lambda x: x.mH * 2, torch.ones(2, 3)) is None and torchscripted(torch.vdot, torch.ones(3), torch.ones(3)) is None
 
