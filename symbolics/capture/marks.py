@@ -335,7 +335,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
     Args:
         model: The module.
         keywords: Keyword arguments for a caller that passes positional ones only (torch.jit): those that hold tensors
-            arrive as the last positional arguments, in this order, the others are constants.
+            arrive as the last positional arguments, in this order, the others are constants. None for any other caller.
         constants: Positional arguments that the caller left out, by position.
     """
     forward = model.forward
@@ -382,8 +382,8 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         recorder.capture.written = list(written)
         return result, tuple(written.values()), tuple(trace.anchors)
 
-    if keywords or constants:
-        del marked.__wrapped__  # torch.jit must not bind by the signature of forward
+    if keywords is not None:
+        del marked.__wrapped__  # torch.jit must not bind by the signature of forward, and make inputs of its defaults
     own = model.__dict__.get("forward")
     model.__dict__["forward"] = marked
     try:

@@ -110,3 +110,31 @@ def test_an_input_without_elements(function, dynamo):
     x = torch.zeros(0, 4)
     module = exporter.load(exporter.export(Model(function), (x,), dynamo=dynamo))
     torch.testing.assert_close(module(x), Model(function)(x))
+
+
+class Defaults(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x, mask=None, scale=2.0, negative=False, count=3, other=None):
+        y = self.head(x) * scale + count * (not negative)
+        return (y if mask is None else y * mask) + (0 if other is None else other)
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [((), {}), ((torch.rand(3),), {}), ((), {"mask": torch.rand(3)}), ((None, 0.5), {}), ((), {"negative": True, "other": torch.rand(3)})],
+)
+def test_arguments_that_are_left_out_stay_what_forward_says(args, kwargs, dynamo):
+    """torch.onnx.export(dynamo=False) makes inputs of numbers that are defaults, which whoever runs the file would have to know."""
+    model, args = Defaults(), (torch.randn(2, 4), *args)
+    program = exporter.export(model, args, kwargs, dynamo=dynamo)
+    assert [value.name for value in program.model.graph.inputs] == [
+        "x",
+        *(["mask"] if "mask" in kwargs or (torch.is_tensor(args[-1]) and len(args) > 1) else []),
+        *(["other"] if "other" in kwargs else []),
+    ]
+    tensors = [value for value in (*args, *kwargs.values()) if torch.is_tensor(value)]
+    torch.testing.assert_close(exporter.load(program)(*tensors), model(*args, **kwargs))
