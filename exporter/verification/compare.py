@@ -71,10 +71,16 @@ def compare(wanted: Results, precise: Results | None, got: Results, lost: Mappin
         if found is None and gradient is not None and not gradient.any():
             found = torch.zeros_like(gradient)  # where nothing can come through (torch.round), eager has zeros and a graph no path
         rows.append(_row(name, kind, gradient, found, better, noise))
+    beside: dict[str, float] = {}
+    for name, buffer in wanted.buffers.items():
+        if buffer.is_floating_point():
+            owner = name.rpartition(".")[0]
+            beside[owner] = max(beside.get(owner, 0.0), largest(buffer))
     for name in dict.fromkeys((*wanted.buffers, *got.buffers)):
         if name not in lost:
             better = None if precise is None else precise.buffers.get(name)
-            rows.append(_row(name, "buffer", wanted.buffers.get(name), got.buffers.get(name), better, 0.0))
+            noise = beside.get(name.rpartition(".")[0], 0.0)
+            rows.append(_row(name, "buffer", wanted.buffers.get(name), got.buffers.get(name), better, noise))
     rows += [
         Row(name, "buffer", (), "", float("nan"), None, 0.0, "", False, f"the file does not carry it: {why}") for name, why in lost.items()
     ]
@@ -100,7 +106,8 @@ def _row(name: str, kind: str, wanted: torch.Tensor | None, got: torch.Tensor | 
         return Row(
             *about, float(differ), None, 0.5, about[3], differ == 0, f"{differ} of {wanted.numel()} elements differ" if differ else ""
         )
-    # A gradient that is 0 but for rounding (a bias in front of a norm) is measured by the largest one of the model.
+    # A gradient that is 0 but for rounding (a bias in front of a norm) is measured by the largest one of the model, a buffer that is
+    # (a running mean behind a norm) by the largest one of its module.
     scale = max(largest(wanted), 0.01 * noise) or 1.0
     floor = _FLOOR.get(wanted.dtype, 1e-1)
     own = None if better is None else difference(wanted, better) / scale

@@ -18,6 +18,7 @@ from exporter.train_mode.dropout import draw_seed
 from exporter.verification.compare import difference
 from exporter.verification.masks import Masks, OtherDraws
 from exporter.verification.steps import backward, buffers_of, changed, copy_of, tensors_of
+from symbolics.capture.undifferentiable import StopWhereNone, is_refusal
 from symbolics.errors import PythonopError, UnsupportedOperatorError
 
 __all__ = ["SEED", "EagerStep", "draws", "in_float64", "seconds_of_a_step", "with_the_files_masks"]
@@ -46,7 +47,7 @@ class EagerStep:
 
     @classmethod
     def run(cls, case: Case, kind: torch.dtype | None = None, given: list[Any] | None = None, masks: Masks | None = None) -> EagerStep:
-        """Run a copy of the model.
+        """Run a copy of the model; where PyTorch refuses that an input needs a gradient, with the gradient stopped there, as in the file.
 
         Args:
             case: The model and its example arguments.
@@ -54,6 +55,16 @@ class EagerStep:
             given: The cotangents; None draws them.
             masks: What its dropouts drop; None lets them draw.
         """
+        try:
+            return cls._run(case, kind, given, masks)
+        except RuntimeError as error:
+            if not is_refusal(error):
+                raise
+        with StopWhereNone():
+            return cls._run(case, kind, given, masks)
+
+    @classmethod
+    def _run(cls, case: Case, kind: torch.dtype | None, given: list[Any] | None, masks: Masks | None) -> EagerStep:
         model, args, kwargs = copy_of(case.model, kind), case.args, case.kwargs or {}
         leaves: dict[int, torch.Tensor] = {}
 

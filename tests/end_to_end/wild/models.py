@@ -122,7 +122,7 @@ def deberta_v2():
     return _of_transformers("DebertaV2", {**sizes, **relative, **_QUIET}), _tokens()
 
 
-@_model("transformers", "LeViT: BatchNorm in attention", loose=1e-3)
+@_model("transformers", "LeViT: BatchNorm in attention", loose=1e-2)
 def levit():
     sizes = {"hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 3, 4], "depths": [1, 1, 1], "key_dim": [4, 4, 4]}
     ratios = {"mlp_ratio": [2, 2, 2], "attention_ratio": [2, 2, 2], "drop_path_rate": 0}
@@ -168,7 +168,7 @@ def vector_quantize():
     return Net(body, enter=nn.Linear(6, 8), quantizer=quantizer, leave=nn.Linear(8, 6)), (torch.randn(2, 12, 6),)
 
 
-@_model("vector_quantize_pytorch", "FSQ: finite scalar quantisation", torchscript="torch", says="atanh")
+@_model("vector_quantize_pytorch", "FSQ: finite scalar quantisation")
 def finite_scalars():
     quantizer = _imported("vector_quantize_pytorch").FSQ(levels=[8, 5, 5, 5])
     return Net(
@@ -346,16 +346,3 @@ def spectral():
     norm = nn.utils.parametrizations.spectral_norm
     statistics = nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
     return nn.Sequential(norm(nn.Conv2d(3, 8, 3)), nn.LeakyReLU(0.1), norm(nn.Conv2d(8, 4, 3)), statistics), (torch.randn(2, 3, 12, 12),)
-
-
-@_model("torch", "FakeQuantize under a moving average of the range")
-def fake_quantized():
-    quantization = torch.ao.quantization
-    quantizer = quantization.FakeQuantize(quantization.MovingAverageMinMaxObserver, quant_min=0, quant_max=255)
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), quantizer, nn.Linear(8, 2)), (torch.randn(4, 6),)
-
-
-@_model("timm", "MixNet block: mixed convolutions, BatchNorm, swish")
-def mixed_convolutions():
-    blocks = _imported("timm.models._efficientnet_blocks")
-    return blocks.InvertedResidual(8, 8, dw_kernel_size=[3, 5], exp_ratio=2.0, act_layer=nn.SiLU), (torch.randn(4, 8, 10, 10),)

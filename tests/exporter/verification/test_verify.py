@@ -313,3 +313,10 @@ def test_the_page_is_whole_and_escapes_names(tmp_path):
 
 def test_a_report_of_nothing_is_not_ok():
     assert not Report([]).ok
+
+
+def test_a_running_mean_of_roundings_is_none_to_compare(dynamo):
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4, bias=False), torch.nn.BatchNorm1d(4))
+    report = exporter.verify(model, (torch.randn(64, 4),), dynamo=dynamo, steps=1)
+    assert report.ok, str(report)
+    assert "2.running_mean" in {row.name for row in report.rows if row.kind == "buffer"}
