@@ -40,5 +40,5 @@ def test_package(package: Package, dynamo, worker, tmp_path):
 def test_the_document_is_current():
     """docs/wild.md has a row a package, with what it needs."""
     lines = [f"| {p.module} | {p.what} | {p.dynamo} | {p.torchscript} | {p.needs} |" for p in PACKAGES]
-    text = (ROOT / "docs" / "wild.md").read_text()
+    text = (ROOT / "docs" / "wild.md").read_text().partition("## Models")[0]
     assert [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| package")] == lines
