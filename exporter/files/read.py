@@ -59,8 +59,21 @@ def open_model(source: Any, *, data: bool = True) -> ir.Model:
             model = ir.from_proto(proto)
             for tensor in external_tensors(model):  # onnx_ir's set_base_dir passes functions by
                 tensor.base_dir = folder
+        _forget_negative_sizes(model)
     check_version(model.metadata_props)
     return model
+
+
+def _forget_negative_sizes(model: ir.Model) -> None:
+    """Some exporters write -1 for a size that they do not know; ONNX's shape inference ends the process at a Slice of it."""
+    places: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for graph in places:
+        nodes = list(ir.traversal.RecursiveGraphIterator(graph))
+        bodies = [body for node in nodes for body in subgraphs(node)]
+        inputs = [*graph.inputs, *(value for body in bodies for value in body.inputs)]
+        for value in (*inputs, *(value for node in nodes for value in node.outputs)):
+            if value.shape is not None and any(isinstance(size, int) and size < 0 for size in value.shape):
+                value.shape = ir.Shape([None if isinstance(size, int) and size < 0 else size for size in value.shape])
 
 
 def open_proto(source: Any, *, load_data: bool = False) -> tuple[onnx.ModelProto, Path | None]:

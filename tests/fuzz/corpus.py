@@ -448,6 +448,7 @@ def _graphs() -> Iterator[tuple[str, Crasher]]:
         "no node": lambda g: g.node.pop(), "an attribute of no type": lambda g: g.node[0].attribute.add(name="axis"), "no operator": lambda g: setattr(g.node[0], "op_type", ""),
         "a long operator": lambda g: setattr(g.node[0], "op_type", "a" * 10**6), "a weight for an input": lambda g: g.initializer.add(name="x", data_type=6, dims=[2, 4], raw_data=bytes(32)),
         "an input without end": lambda g: setattr(g.input[0].type.tensor_type.shape.dim[0], "dim_value", 2**62),
+        "a negative size": lambda g: setattr(g.input[0].type.tensor_type.shape.dim[0], "dim_value", -1),
         "a reference outside a function": lambda g: g.node[0].attribute.add(name="axis", type=2, ref_attr_name="alpha"), "no type": lambda g: g.input[0].ClearField("type"),
         "a sequence": lambda g: g.input[0].type.sequence_type.elem_type.tensor_type.SetInParent(), "a graph attribute without a graph": lambda g: g.node[0].attribute.add(name="body", type=5),
         "PythonOpGrad alone": lambda g: g.node.extend([helper.make_node("PythonOpGrad", ["x"], ["y2"], domain="com.microsoft")]),

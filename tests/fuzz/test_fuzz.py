@@ -58,8 +58,8 @@ def good(case): pass
 
 plants = [crash, spin, sleep, takes, reads, writes, leaves, changes, runs, imports, starts, raises, stops, control, long, honest, good]
 surfaces.SURFACES[1] = ("planted", lambda case: plants[int(case.path.read_bytes())](case))
-run.HANGS = 3
-run.SECONDS = 2
+run.HANGS = 10
+run.SECONDS = 4
 found = {}
 def tell(finding): found.setdefault(plants[finding.case].__name__, []).append(finding.kind)
 summary = run.run_cases(range(len(plants)), lambda n: Case(n, "", [], str(n).encode()), lambda n: [1], 2, tell)

@@ -17,6 +17,7 @@ from exporter.files.inspect import inspect_file
 from exporter.files.program import Program
 from exporter.files.read import MissingFileError, check_complete, open_model, open_proto
 from symbolics.errors import FormatError, PythonopError
+from tests.processes import python
 
 READERS = {
     "model": open_model,
@@ -166,3 +167,21 @@ def test_a_folder_is_no_model(tmp_path):
     with pytest.raises(FormatError, match="cannot read") as caught:
         open_proto(tmp_path)
     assert isinstance(caught.value, OSError)
+
+
+NEGATIVE = """
+import onnx.parser, exporter
+model = onnx.parser.parse_model('''<ir_version: 9, opset_import: ["" : 18]> g (float[N, 4] x) => (float[M, 4] y)
+    <int64[1] start = {0}, int64[1] end = {5}, int64[1] axis = {0}> { z = Slice(x, start, end, axis)  y = Exp(z) }''')
+for value in (*model.graph.input, *model.graph.output):
+    value.type.tensor_type.shape.dim[0].dim_value = -1
+training = exporter.build_gradient_graph(model)
+print([str(value.shape) for value in training.graph.inputs][0])
+"""
+
+
+def test_a_negative_size_is_one_that_is_not_known():
+    """In a process of its own: ONNX's shape inference ended it."""
+    done = python("-c", NEGATIVE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[None,4]"
