@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import onnx_ir as ir
@@ -41,6 +41,17 @@ def counted_applies() -> Iterator[list[type]]:
         yield seen
     finally:
         sys.setprofile(before)
+
+
+class Calls(torch.nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
 
 
 def nodes(model: ir.Model, op_type: str | None = None) -> list[ir.Node]:

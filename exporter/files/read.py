@@ -66,14 +66,13 @@ def open_model(source: Any, *, data: bool = True) -> ir.Model:
 
 def _forget_negative_sizes(model: ir.Model) -> None:
     """Some exporters write -1 for a size that they do not know; ONNX's shape inference ends the process at a Slice of it."""
-    places: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
-    for graph in places:
-        nodes = list(ir.traversal.RecursiveGraphIterator(graph))
-        bodies = [body for node in nodes for body in subgraphs(node)]
-        inputs = [*graph.inputs, *(value for body in bodies for value in body.inputs)]
-        for value in (*inputs, *(value for node in nodes for value in node.outputs)):
-            if value.shape is not None and any(isinstance(size, int) and size < 0 for size in value.shape):
-                value.shape = ir.Shape([None if isinstance(size, int) and size < 0 else size for size in value.shape])
+    owners: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    nodes = [node for owner in owners for node in walk(owner)]
+    bodies = (body for node in nodes for body in subgraphs(node))
+    values = [value for owner in (*owners, *bodies) for value in owner.inputs] + [value for node in nodes for value in node.outputs]
+    for value in values:
+        if value.shape is not None and any(isinstance(size, int) and size < 0 for size in value.shape):
+            value.shape = ir.Shape([None if isinstance(size, int) and size < 0 else size for size in value.shape])
 
 
 def open_proto(source: Any, *, load_data: bool = False) -> tuple[onnx.ModelProto, Path | None]:

@@ -213,29 +213,26 @@ def divisive_normalization():
 
 
 # ------------------------------------------------------------------------------------------------- wavelets and signals
-@_model("pytorch_wavelets", "discrete wavelets, there and back")
-def wavelets():
-    library = _imported("pytorch_wavelets")
+def _there_and_back(there: nn.Module, back: nn.Module) -> tuple[nn.Module, tuple[torch.Tensor]]:
+    """Wavelets of two channels, the lowest squeezed in between."""
 
     def body(net, x):
         low, high = net.there(net.enter(x))
         return net.back((torch.tanh(low), high))
 
-    parts = {"there": library.DWTForward(J=2, wave="db2", mode="zero"), "back": library.DWTInverse(wave="db2", mode="zero")}
-    return Net(body, enter=nn.Conv2d(1, 2, 3, padding=1), **parts), (torch.randn(1, 1, 16, 16),)
+    return Net(body, enter=nn.Conv2d(1, 2, 3, padding=1), there=there, back=back), (torch.randn(1, 1, 16, 16),)
+
+
+@_model("pytorch_wavelets", "discrete wavelets, there and back")
+def wavelets():
+    library = _imported("pytorch_wavelets")
+    return _there_and_back(library.DWTForward(J=2, wave="db2", mode="zero"), library.DWTInverse(wave="db2", mode="zero"))
 
 
 @_model("pytorch_wavelets", "dual-tree complex wavelets")
 def complex_wavelets():
     library = _imported("pytorch_wavelets")
-
-    def body(net, x):
-        low, high = net.there(net.enter(x))
-        return net.back((torch.tanh(low), high))
-
-    return Net(body, enter=nn.Conv2d(1, 2, 3, padding=1), there=library.DTCWTForward(J=1), back=library.DTCWTInverse()), (
-        torch.randn(1, 1, 16, 16),
-    )
+    return _there_and_back(library.DTCWTForward(J=1), library.DTCWTInverse())
 
 
 @_model("ptwt", "wavedec and waverec")

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 import exporter
 from symbolics.quirks import REWRITES
-
-
-class Calls(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
+from tests.support import Calls
 
 
 @pytest.mark.parametrize(

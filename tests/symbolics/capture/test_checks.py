@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 import exporter
+from tests.support import Calls
 from tests.symbolics.capture.functions import asserts
 
 
@@ -58,15 +58,6 @@ def chained(x):
 def of_torch(x):
     torch._assert((x < 1e6).all(), "too large")
     return x * 2
-
-
-class Calls(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 @pytest.mark.parametrize("check", [raises, not_all, either, both, nested, otherwise, asserts, chained, of_torch])

@@ -22,18 +22,10 @@ from exporter.runtime.prepare import prepare
 from exporter.runtime.session import session_options
 from tests.exporter.runtime.build import forward, record
 from tests.processes import python
+from tests.support import Calls
 from tests.zoo import functions as F
 
 FLOAT = onnx.TensorProto.FLOAT
-
-
-class Calls(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
 
 
 def translated(model, *args):

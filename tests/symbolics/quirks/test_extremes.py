@@ -7,11 +7,12 @@ import sys
 
 import pytest
 import torch
-from torch import nn, tensor
+from torch import tensor
 from torch.nn import functional as F
 
 import exporter
 from tests.processes import python
+from tests.support import Calls
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -260,15 +261,6 @@ HALVES = {
     "prod": (lambda x: x.prod(1), OTHERS),
     "cumsum": (lambda x: x.cumsum(1) * x, OTHERS),
 }  # fmt: skip
-
-
-class Calls(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
 
 
 def alike(function, args, dynamo, tolerance=1e-5):
