@@ -374,3 +374,19 @@ def test_a_failed_export_under_vmap_leaves_no_transform(dynamo):
             )
         assert torch._C._functorch.get_interpreter_stack() is None
         assert Steep.apply(torch.ones(1)).item() == 2
+
+
+def test_what_changes_is_found_beside_a_parameter_that_gets_another_shape():
+    class Grows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.frozen, self.calls = nn.Parameter(torch.ones(4), requires_grad=False), 0
+
+        def forward(self, x):
+            y = x * self.frozen.sum()
+            self.frozen.data = torch.zeros(5)
+            self.calls += 1
+            return y
+
+    graph = EagerGraph.of(Grows(), (torch.ones(2),), {})
+    assert not graph.unchecked and "calls" in graph.state
