@@ -56,8 +56,7 @@ def _apply_of(function: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     Where forward's defaults need no filling in, it is what ``Function.apply`` ends in, 6 us against 8: a runtime's tensors
     are no functorch wrappers, which the rest looks for.
     """
-    with_context = function.setup_context is torch.autograd.Function.setup_context  # type: ignore[attr-defined]
-    if not kwargs and (with_context or _binds_all(function.forward, args)):  # type: ignore[attr-defined]
+    if not kwargs and (_takes_context(function) or _binds_all(function.forward, args)):  # type: ignore[attr-defined]
         return super(torch.autograd.Function, function).apply  # type: ignore[misc]
     # Where apply is a method of C, that binds the defaults itself.
     apply = getattr(torch.autograd.Function.apply, "__func__", None)
@@ -71,6 +70,31 @@ def _binds_all(forward: Callable[..., Any], args: tuple[Any, ...]) -> bool:
         return False  # Function.apply has the words for it
     bound.apply_defaults()
     return len(bound.args) == len(args) and not bound.kwargs
+
+
+def _takes_context(function: type) -> bool:
+    """Whether forward's first argument is ctx: it is not where the class has a setup_context."""
+    return function.setup_context is torch.autograd.Function.setup_context  # type: ignore[attr-defined]
+
+
+def _check_arguments(title: str, function: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Whether forward can be called with as many arguments, and of those names, as the node has.
+
+    Raises:
+        FormatError: It cannot.
+    """
+    try:
+        # The wrapper is what is called: it may take more than the function that it names in __wrapped__.
+        signature = inspect.signature(function.forward, follow_wrapped=False)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        return  # a function of C says nothing of its arguments
+    try:
+        signature.bind(*([None] * _takes_context(function)), *args, **kwargs)
+    except TypeError as error:
+        raise FormatError(
+            f"{title}: forward{signature} cannot be called as the file calls it: {error}.\n"
+            "The Function has changed since the export, or the file is damaged: export the model again"
+        ) from error
 
 
 class PythonOp:
@@ -100,7 +124,7 @@ class PythonOp:
             node_name: The node's name, for messages.
 
         Raises:
-            FormatError, TrustError: The message starts with the node.
+            FormatError, TrustError: The message starts with the node. FormatError too where forward takes other arguments.
         """
         self.title = f"PythonOp {shown(node_name)!r}"
         try:
@@ -121,6 +145,7 @@ class PythonOp:
         self.keeps = any(self.flags)
         # backward answers for the arguments that the caller passed; forward's defaults are not passed again.
         self.args = call.args[: call.passed]
+        _check_arguments(self.title, self.function, self.args, call.kwargs)
         self.apply = _apply_of(self.function, self.args, call.kwargs)
         flat_outputs = call.outputs if type(call.outputs) is tuple else (call.outputs,)
         self.simple_arguments = (

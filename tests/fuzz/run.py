@@ -33,7 +33,8 @@ from tests.fuzz.watch import METER, SPY, frames_of_dump, product_frame, whose
 __all__ = ["Finding", "Summary", "run_cases"]
 
 SECONDS = 5  # of the processor, for one case at one surface
-HANGS = 40  # by the clock
+SECONDS_PER_MIB = 30  # of the model beyond that: onnx_ir reads 0.6 MiB of nested nodes a second, a door may read a file thirteen times
+HANGS = 40  # by the clock, and three times what the model's size allows
 MEMORY = 1024  # MiB that one case may take, ours
 ADDRESSES = 3 << 30  # bytes of addresses that a child may have beyond those of its start
 BATCH = 25
@@ -120,8 +121,9 @@ def _one(surface: int, path: Path) -> dict[str, Any]:
     SPY.folder = str(path.parent)
     METER.start()
     start = time.process_time()
-    faulthandler.dump_traceback_later(HANGS, exit=True, file=_TRACES[0])
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    extra = SECONDS_PER_MIB * path.stat().st_size / 2**20
+    faulthandler.dump_traceback_later(HANGS + 3 * extra, exit=True, file=_TRACES[0])
+    signal.setitimer(signal.ITIMER_PROF, SECONDS + extra)
     try:
         outcome, results = attempt(surface, path)
     finally:
@@ -274,7 +276,7 @@ def _next(running: dict[int, _Running]) -> tuple[int, int]:
                 return pid, status
             with contextlib.suppress(OSError):
                 child.since = max(child.since, time.monotonic() - (time.time() - (child.folder / "log").stat().st_mtime))
-            if time.monotonic() - child.since > HANGS + 20:
+            if time.monotonic() - child.since > 4 * HANGS:  # its own limits should have ended it
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
 

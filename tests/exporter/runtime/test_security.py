@@ -41,9 +41,9 @@ def tampered(model=None, **changes):
     return model
 
 
-def with_arguments(*args, kwargs=None):
+def with_arguments(*args, kwargs=None, cls=F.SavesInput):
     """A model whose call says this, in JSON."""
-    model = forward(record(F.SavesInput, X))
+    model = forward(record(cls, X))
     attribute = next(a for a in model.graph.node[0].attribute if a.name == "call")
     data = json.loads(attribute.s)
     data["args"] = [*data["args"], *args]
@@ -110,6 +110,22 @@ def test_allowed_modules_that_lead_elsewhere(make, name):
 )
 def test_names_among_the_arguments(make, argument, match):
     refused(make, with_arguments(argument), TrustError, match)
+
+
+@pytest.mark.parametrize("make", ENGINES)
+@pytest.mark.parametrize("cls", [F.SavesInput, F.SetupContext])
+@pytest.mark.parametrize(("args", "kwargs"), [((1, 2), {}), ((), {"other": 1})])
+def test_more_arguments_than_forward_takes(make, cls, args, kwargs):
+    """Found where the call is read, as its Function's; a run would have raised Python's TypeError."""
+    message = refused(make, with_arguments(*args, kwargs=kwargs, cls=cls), FormatError, r"cannot be called as the file calls it")
+    assert f"tests.zoo.functions:{cls.__name__}" in message
+    assert "forward(" in message
+    assert "export the model again" in message
+
+
+@pytest.mark.parametrize("make", ENGINES)
+def test_fewer_arguments_than_forward_takes(make):
+    refused(make, tampered(name="tests.zoo.functions:TwoInputs"), FormatError, "missing a required argument: 'b'")
 
 
 def deep(levels):
