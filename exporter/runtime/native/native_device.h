@@ -21,7 +21,7 @@ static PyObject *borrow(Kernel *kernel, const void *value)
     if (look(value, &seen))
         return NULL;
     if (!item_size(seen.kind)) {
-        PyErr_Format(PyExc_TypeError, "tensors of ONNX element type %d have no torch dtype", seen.kind);
+        damaged(kernel->object, "an input comes with an element type that has no torch dtype");
         return NULL;
     }
     if (check(CALL(MEMORY_INFO, Status(*)(const void *, const void **))(value, &info)) ||

@@ -49,8 +49,7 @@ static int gather(Kernel *kernel, const void *value, int mode, Input *input)
         return (input->tensor = strings_of(kernel, value, &seen)) ? 0 : -1;
     size_t size = item_size(seen.kind);
     if (!size) {
-        PyErr_Format(PyExc_TypeError, "tensors of ONNX element type %d have no torch dtype", seen.kind);
-        return -1;
+        return damaged(kernel->object, "an input comes with an element type that has no torch dtype");
     }
     if (bytes_of(seen.dims, seen.rank, size, &input->bytes))
         return -1;

@@ -55,6 +55,16 @@ def test_a_forward_of_another_type(made, declared):
         _assert_refused(model, x)
 
 
+@pytest.mark.parametrize("where", [inference_session, reference_evaluator])
+def test_an_input_of_a_type_that_torch_lacks(where):
+    model = forward(record(F.SavesOutput, torch.randn(4, 2)))
+    (given,) = model.graph.input
+    del model.graph.input[:]
+    model.graph.initializer.append(onnx.helper.make_tensor(given.name, onnx.TensorProto.UINT4, [4, 2], [1] * 8))
+    with pytest.raises(RunError, match="PythonOp.*type"):
+        where(model, ALLOW).run(None, {})
+
+
 @pytest.mark.parametrize("declared", ["BOOL", "DOUBLE", "STRING"])
 def test_a_gradient_of_another_type(declared):
     x = torch.randn(4096, 1, requires_grad=True)
