@@ -25,6 +25,7 @@ __all__ = [
     "check_external",
     "check_location",
     "check_rank",
+    "check_reference",
     "check_tensor",
     "check_texts",
     "operator_of",
@@ -107,6 +108,24 @@ def check_entries(*owners: Any) -> None:
     """
     for owner in owners:
         check_texts(owner.doc_string, *(text for entry in owner.metadata_props for text in (entry.key, entry.value)))
+
+
+def check_reference(operator: str, attribute: str, name: str | None) -> None:
+    """Refuse an attribute outside of functions that refers to one of a function.
+
+    Args:
+        operator: Whose attribute it is.
+        attribute: Its name.
+        name: What it refers to; nothing where it has a value.
+
+    Raises:
+        FormatError: It refers to something.
+    """
+    if name:
+        raise FormatError.damaged(
+            f"the attribute {shown(attribute)!r} of {shown(operator)}",
+            f"it refers to the attribute {shown(name)!r} of a function, and is in none",
+        )
 
 
 def check_rank(name: str, rank: int) -> None:

@@ -12,7 +12,17 @@ import onnx
 import onnx_ir as ir
 from onnx.external_data_helper import load_external_data_for_tensor
 
-from exporter.files.examine import Operator, check_calls, check_entries, check_external, check_rank, check_tensor, check_texts, operator_of
+from exporter.files.examine import (
+    Operator,
+    check_calls,
+    check_entries,
+    check_external,
+    check_rank,
+    check_reference,
+    check_tensor,
+    check_texts,
+    operator_of,
+)
 from exporter.files.tensors import check_data, external_tensors, held_tensors, is_external
 from symbolics.errors import FormatError, PythonopError
 from symbolics.graph.walk import subgraphs, walk
@@ -216,6 +226,9 @@ def _check_proto(proto: onnx.ModelProto, folder: Path | None) -> list[onnx.Tenso
     Returns:
         The tensors whose values are in other files.
     """
+    for node in (node for graph in _inside(proto.graph) for node in graph.node):
+        for attribute in node.attribute:
+            check_reference(node.op_type, attribute.name, attribute.ref_attr_name)
     bodies = {operator_of(function): list(_calls(function)) for function in proto.functions}
     check_calls(_calls(proto.graph) if bodies else (), bodies)
     for graph in graphs(proto):
@@ -247,6 +260,9 @@ def _check_proto(proto: onnx.ModelProto, folder: Path | None) -> list[onnx.Tenso
 
 def _check_model(model: ir.Model, data: bool) -> None:
     """The same on a model in memory, which may have been a file before."""
+    for node in walk(model.graph):
+        for attribute in node.attributes.values():
+            check_reference(node.op_type, attribute.name, attribute.ref_attr_name)
     bodies = {operator_of(function): list(map(operator_of, walk(function))) for function in model.functions.values()}
     check_calls(map(operator_of, walk(model.graph)) if bodies else (), bodies)
     for tensor, *_ in held_tensors(model) if data else ():

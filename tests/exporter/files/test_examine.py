@@ -17,6 +17,7 @@ from exporter.files.examine import check_calls, check_tensor
 from exporter.files.inspect import inspect_model
 from exporter.files.read import open_model, open_proto
 from symbolics.errors import FormatError, RunError
+from symbolics.gradients import RULES, Rule
 from symbolics.node.limits import MAX_CALLS, MAX_EXPANDED, MAX_RANK
 
 READERS = {
@@ -319,16 +320,26 @@ def test_what_attributes_and_declared_shapes_ask_for(inputs, body):
     assert time.process_time() - begin < 20
 
 
-def test_a_damaged_node_is_named():
-    """onnx.checker passes a required attribute that refers to an attribute of a function that is not there."""
-    body = "s = SequenceConstruct(x, w) z = ConcatFromSequence <axis = 0> (s) k = Constant <value = int64[1] {2}> () y = Resize(z, , , k)"
-    proto = model(body)
-    node = proto.graph.node[1]
-    node.name = "the node"
-    node.attribute[0].ClearField("i")
-    node.attribute[0].ref_attr_name = "nowhere"
-    with pytest.raises(FormatError, match=r"the gradient of Concat \(node .* cannot be built") as caught:
-        exporter.build_gradient_graph(proto)
+@pytest.mark.parametrize("open_it", [lambda proto: proto, ir.from_proto], ids=["message", "onnx_ir"])
+def test_an_attribute_that_refers_to_one_of_no_function(open_it):
+    """onnx.checker passes it."""
+    proto = model('v = Resize <mode = "linear"> (x, , w) y = Relu(v)')
+    attribute = proto.graph.node[0].attribute[0]
+    attribute.ClearField("s")
+    attribute.ref_attr_name = "nothing"
+    for surface in (exporter.build_gradient_graph, exporter.load, exporter.inference_session):
+        with pytest.raises(FormatError, match="'mode' of Resize.*refers to the attribute 'nothing' of a function"):
+            surface(open_it(proto))
+
+
+def test_a_damaged_node_is_named(monkeypatch):
+    def broken(op, g, x):
+        raise IndexError("beyond the end")
+
+    broken.__module__ = "symbolics.gradients.broken"
+    monkeypatch.setitem(RULES, ("", "Relu"), Rule(broken))
+    with pytest.raises(FormatError, match=r"the gradient of Relu \(.* cannot be built \(IndexError: beyond the end") as caught:
+        exporter.build_gradient_graph(model("v = Mul(x, w) y = Relu(v)"))
     assert len(str(caught.value).splitlines()) <= 6
 
 
