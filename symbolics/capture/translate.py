@@ -22,9 +22,7 @@ def _translate_call(inputs: Sequence[ir.Value | None], sizes: Sequence[Any], key
     record = record_of(key)
     tensors, dims = iter(inputs), iter(sizes)
     operands = [_size(next(dims)) if slot.kind == "size" else next(tensors) for slot in record.slots]
-    node = ir.Node(ORT_DOMAIN, PYTHON_OP, operands, ir_attributes(record.attributes), num_outputs=1 + len(record.outputs.tensors))
-    private.add_traced_node(node)
-    return node.outputs
+    return private.add_traced_node(ORT_DOMAIN, PYTHON_OP, operands, ir_attributes(record.attributes), 1 + len(record.outputs.tensors))
 
 
 def _size(size: Any) -> ir.Value:
@@ -32,9 +30,7 @@ def _size(size: Any) -> ir.Value:
 
 
 def _translate_stop(x: ir.Value) -> ir.Value:
-    node = ir.Node(MARK_DOMAIN, MARK_OP, [x])
-    private.add_traced_node(node)
-    return node.outputs[0]
+    return private.add_traced_node(MARK_DOMAIN, MARK_OP, [x])[0]
 
 
 def translations() -> dict[Any, Any]:

@@ -32,20 +32,34 @@ def is_refusal(error: BaseException | None) -> bool:
 
 
 def called(
-    call: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], mark: Callable[[torch.Tensor], torch.Tensor]
+    call: Callable[..., Any],
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    mark: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    captured: bool = True,
 ) -> Any:
     """``call(*args, **kwargs)``; where it raises for an argument without a gradient, with gradients stopped at the last arguments.
 
     PyTorch names the argument by the kernel's name for it, which is not the caller's. What has no gradient comes last: the fewest of the last
     tensors that let the call pass are stopped, never the first.
+
+    Args:
+        call, name, args, kwargs: The function, its name and its arguments.
+        mark: Makes of a detached tensor the one that is passed.
+        captured: Whether an exporter sees the calls. Then one that may raise is tried out of its sight first, on copies of what it may write into:
+            it leaves half a node in a trace, which crashes, and in torch.export's graph a call that is kept for what it writes.
     """
     while True:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         open_ = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         try:
-            if private.is_tracing() and any(not isinstance(leaves[i], torch.nn.Parameter) for i in open_[1:]) and _is_suspect(name):
-                with private.paused_capture():  # a call that raises leaves half a node in a trace, which crashes
-                    call(*args, **kwargs)
+            if captured and any(not isinstance(leaves[i], torch.nn.Parameter) for i in open_[1:]) and _is_suspect(name):
+                with private.paused_capture():
+                    copies = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+                    copied_args, copied_kwargs = pytree.tree_unflatten(copies, spec)
+                    call(*copied_args, **copied_kwargs)
             return call(*args, **kwargs)
         except RuntimeError as error:
             if _REFUSAL not in str(error) or not open_ or open_[-1] == 0:
@@ -73,4 +87,4 @@ class StopWhereNone(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if (flag := flag_of_no_leaf(func, args, kwargs or {})) is not None:
             return args[0] if flag else args[0].detach_()
-        return called(func, getattr(func, "__name__", ""), args, kwargs or {}, torch.Tensor.clone)
+        return called(func, getattr(func, "__name__", ""), args, kwargs or {}, torch.Tensor.clone, captured=False)

@@ -6,27 +6,34 @@ from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
-from onnxscript.function_libs.torch_lib.ops.core import aten__native_batch_norm_legit_functional as torchlibs
+from onnxscript.function_libs.torch_lib.ops.core import (
+    aten__native_batch_norm_legit_functional as torchlibs,
+    aten__native_batch_norm_no_training as torchlibs_in_eval_mode,
+)
 
 from symbolics.quirks.opset import number, op
 from symbolics.quirks.quirk import Quirk
 
-__all__ = ["QUIRK", "batch_norm"]
+__all__ = ["QUIRK", "batch_norm", "batch_norm_in_eval_mode"]
 
 QUIRK = Quirk(
     upstream="onnxscript's torchlib",
     seen="0.7.2",
-    wrong="a BatchNorm in train mode is written as one in eval mode: by its running statistics",
+    wrong="a BatchNorm in train mode is written as one in eval mode: by its running statistics; in eval mode it gives them as those of the batch",
 )
 
 
 def batch_norm(
     x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float
 ) -> Sequence[ir.Value]:
-    """aten::_native_batch_norm_legit_functional -> (y, batch mean, batch 1/std, new running mean, new running variance)."""
+    """aten::_native_batch_norm_legit_functional -> (y, batch mean, batch 1/std, new running mean, new running variance).
+
+    The statistics of the batch are empty in eval mode, as the CPU has them.
+    """
     if not training:
-        found: Sequence[ir.Value] = torchlibs(x, weight, bias, running_mean, running_var, training, momentum, eps)
-        return found
+        y, *_, new_mean, new_var = torchlibs(x, weight, bias, running_mean, running_var, training, momentum, eps)
+        nothing = _nothing(x)
+        return y, nothing, nothing, new_mean, new_var
     channels = op.Shape(x, start=1, end=2)
     scale = weight if weight is not None else op.Expand(number(1.0, x), channels)
     shift = bias if bias is not None else op.Expand(number(0.0, x), channels)
@@ -44,3 +51,15 @@ def batch_norm(
     unbiased = op.Div(op.Mul(var, count), op.Sub(count, number(1.0, x)))
     new_var = op.Add(op.Mul(running_var, number(1.0 - momentum, x)), op.Mul(unbiased, number(momentum, x)))
     return y, mean, rstd, new_mean, new_var
+
+
+def batch_norm_in_eval_mode(*args: Any) -> Sequence[ir.Value]:
+    """aten::_native_batch_norm_legit_no_training -> (y, nothing, nothing)."""
+    y, *_ = torchlibs_in_eval_mode(*args)
+    nothing = _nothing(args[0])
+    return y, nothing, nothing
+
+
+def _nothing(x: Any) -> Any:
+    """What the CPU gives as the batch's statistics in eval mode."""
+    return op.Expand(number(0.0, x), op.Constant(value_ints=[0]))

@@ -31,9 +31,7 @@ def hardtanh(x: ir.Value, min_val: float = -1.0, max_val: float = 1.0) -> ir.Val
     """aten::hardtanh, for torch.onnx.export(dynamo=True)."""
     from symbolics.quirks.opset import number  # onnxscript: who only loads a file need not wait for it
 
-    node = ir.Node(MARK_DOMAIN, _HARDTANH, [x, number(min_val, x), number(max_val, x)])
-    private.add_traced_node(node)
-    return node.outputs[0]
+    return private.add_traced_node(MARK_DOMAIN, _HARDTANH, [x, number(min_val, x), number(max_val, x)])[0]
 
 
 def relu6(x: ir.Value) -> ir.Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -74,11 +74,16 @@ def allow_in_dynamo(classes: list[type]) -> Iterator[None]:
             known.remove(id(cls))
 
 
-def add_traced_node(node: ir.Node) -> None:
-    """Append a node to the graph that torch.onnx is translating into."""
-    from torch.onnx._internal.exporter import _core
+def add_traced_node(
+    domain: str, op_type: str, inputs: Sequence[ir.Value | None], attributes: Iterable[ir.Attr] = (), num_outputs: int = 1
+) -> Sequence[ir.Value]:
+    """Append a node to the graph that torch.onnx is translating into; its outputs, with which torchlib's translations may do arithmetic."""
+    from torch.onnx._internal.exporter import _core, _tensors
 
-    _core.current_tracer.nodes.append(node)  # type: ignore[union-attr]
+    tracer = _core.current_tracer
+    outputs = [_tensors.SymbolicTensor(tracer.opset) for _ in range(num_outputs)]  # type: ignore[union-attr]
+    tracer.nodes.append(ir.Node(domain, op_type, inputs, attributes, outputs=outputs))  # type: ignore[union-attr]
+    return outputs
 
 
 def dynamo_exporter() -> Any:

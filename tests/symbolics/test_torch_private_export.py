@@ -7,7 +7,6 @@ import inspect
 import io
 
 import onnx
-import onnx_ir as ir
 import torch
 
 from symbolics import torch_private as private
@@ -125,9 +124,8 @@ def test_add_traced_node():
     torch.library.register_fake("pythonop_test::noted", lambda x: torch.empty_like(x), lib=op)
 
     def translate(x):
-        node = ir.Node("", "Neg", [x])
-        private.add_traced_node(node)
-        return node.outputs[0]
+        (y,) = private.add_traced_node("", "Neg", [x])
+        return y + x  # as torchlib's translations do
 
     class Model(torch.nn.Module):
         def forward(self, x):
@@ -141,7 +139,7 @@ def test_add_traced_node():
         optimize=False,
         custom_translation_table={torch.ops.pythonop_test.noted.default: translate},
     )
-    assert [node.op_type for node in program.model.graph] == ["Neg"]
+    assert [node.op_type for node in program.model.graph] == ["Neg", "Add"]
 
 
 def _is_called(module, name, export):
