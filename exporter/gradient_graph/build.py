@@ -229,12 +229,19 @@ class _Build:
         rule = self.rules.get((node.domain, node.op_type))
         if rule is None:
             raise unsupported(node, "the operator has no rule and no function body")
-        if _is_nothing(node, cotangents):
-            nothing = op.ReduceSum(next(g for g in cotangents if g is not None), keepdims=0)
+        if not node.domain and not subgraphs(node):
             read = [v for v in dict.fromkeys(node.inputs) if v is not None and v in self.scope.active and is_float(v)]
-            return [(v, op.expand_like(op.Cast(nothing, to=v.dtype), v)) for v in read]
+            made = [output for output, g in zip(node.outputs, cotangents) if g is not None]
+            if all(_is_empty(v) for v in made) or (read and all(_is_empty(v) for v in read)):
+                return self.of_nothing(op, read, cotangents)
         with self.explained(node, rule):
             return [self.to_value(op, node, rule, *pair) for pair in rule.gradients(op, node, cotangents) if pair[0] in self.scope.active]
+
+    @staticmethod
+    def of_nothing(op: Builder, read: Iterable[ir.Value], cotangents: Iterable[ir.Value | None]) -> list[tuple[ir.Value, ir.Value]]:
+        """The gradients of a node that made no element of what has a gradient, or read none: what has elements has zeros, the sum of nothing."""
+        nothing = op.ReduceSum(next(g for g in cotangents if g is not None), keepdims=0)
+        return [(v, op.expand_like(op.Cast(nothing, to=v.dtype), v)) for v in read]
 
     @staticmethod
     def to_value(op: Builder, node: ir.Node, rule: Rule, value: ir.Value, g: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -271,11 +278,9 @@ class _Build:
             ) from error
 
 
-def _is_nothing(node: ir.Node, cotangents: Sequence[ir.Value | None]) -> bool:
-    """Whether a standard operator made no element of what has a gradient, as is known: then what it read has a
-    gradient of zeros, the sum of nothing."""
-    made = [output for output, g in zip(node.outputs, cotangents) if g is not None]
-    return not node.domain and not subgraphs(node) and all(output.shape is not None and 0 in output.shape for output in made)
+def _is_empty(value: ir.Value) -> bool:
+    """Whether a value has no element, as is known."""
+    return value.shape is not None and 0 in value.shape
 
 
 def _key(operator: Any) -> Key:

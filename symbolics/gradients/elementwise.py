@@ -59,9 +59,10 @@ formulas(_UNARY)
 
 @gradient("Mish")
 def mish(op: Builder, g: Value, x: Value) -> Value:
-    """x tanh(softplus(x)); the derivative of softplus is sigmoid."""
-    t = op.Tanh(op.Softplus(x))
-    return g * (t + x * op.Sigmoid(x) * (1.0 - t * t))
+    """x tanh(softplus(x)); the derivative of softplus is the sigmoid, which x multiplies: onnxruntime's own has no digits left where it is small."""
+    s = op.Softplus(x)
+    t = op.Tanh(s)
+    return g * (t + x * op.Exp(x - s) * (1.0 - t * t))
 
 
 @gradient("Swish")
@@ -95,7 +96,7 @@ _BROADCAST: dict[str, RuleFunction] = {
     "Add": lambda op, g, a, b: [g, g],
     "Sub": lambda op, g, a, b: [g, -g],
     "Div": lambda op, g, a, b, *, y: [(da := g / b), -(da * y)],
-    "Mod": lambda op, g, a, b, *, y: [g, -(g * op.Round((a - y) / b))],  # a = b * whole + y
+    "Mod": lambda op, g, a, b, *, y: [g, -(g * op.Where(op.Equal(b, 0.0), a / b, op.Round((a - y) / b)))],  # a = b * whole + y
     "Sum": lambda op, g, *xs: [g] * len(xs),
     "Mean": lambda op, g, *xs: [g / float(len(xs))] * len(xs),
 }

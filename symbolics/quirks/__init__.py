@@ -25,9 +25,9 @@ from symbolics.quirks.clamps import clamps_apart
 from symbolics.quirks.conjugates import CONJUGATES
 from symbolics.quirks.data_getter import DATA_GETTER
 from symbolics.quirks.distances import DISTANCES
-from symbolics.quirks.empty_products import EMPTY_PRODUCTS
+from symbolics.quirks.empty_products import EMPTY_PRODUCTS, products_of_nothing
 from symbolics.quirks.empty_reductions import SYMBOLICS as EMPTY_REDUCTIONS, axes_from_the_front, means_of_nothing
-from symbolics.quirks.empty_reshapes import reshapes_with_sizes
+from symbolics.quirks.empty_reshapes import EMPTY_RESHAPES, reshapes_with_sizes
 from symbolics.quirks.equal_draws import kept_apart
 from symbolics.quirks.gaussian_nll import GAUSSIAN_NLL
 from symbolics.quirks.half_results import HALF_RESULTS
@@ -58,6 +58,7 @@ from symbolics.quirks.splits import SPLITS
 from symbolics.quirks.torchscript_gaps import GAPS, UNARY
 from symbolics.quirks.torchscript_scatters import index_put, scatter_reduce
 from symbolics.quirks.truth import TRUTH
+from symbolics.quirks.unsorted import UNSORTED
 from symbolics.quirks.variance import VARIANCE
 from symbolics.quirks.wide_constants import float64_by_default
 
@@ -90,7 +91,7 @@ TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
 REWRITES: dict[Any, Rewrite] = {
     **DATA_GETTER, **CONJUGATES, **MIXED_NORMS, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
-    **DISTANCES, **EMPTY_PRODUCTS, **GAPS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **PADDING, **PLACES, **POOLS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **TRUTH, **VARIANCE,
+    **DISTANCES, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **GAPS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **PADDING, **PLACES, **POOLS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **TRUTH, **UNSORTED, **VARIANCE,
 }  # fmt: skip
 
 #: In place of the symbolic functions of torch.onnx.export(dynamo=False): they take torch's own, then what that takes.
@@ -120,10 +121,11 @@ OPTIMIZED: tuple[GraphPass, ...] = (
     draw_by_uniforms,
     means_of_nothing,
     axes_from_the_front,
+    products_of_nothing,
 )
 
 #: On a file of whatever origin, before onnxruntime runs it.
-LOADED: tuple[GraphPass, ...] = (turn_products_with_vectors, draw_by_uniforms, axes_from_the_front)
+LOADED: tuple[GraphPass, ...] = (turn_products_with_vectors, draw_by_uniforms, axes_from_the_front, products_of_nothing)
 
 
 def apply(passes: Iterable[GraphPass], model: ir.Model) -> list[ir.Node]:
@@ -142,7 +144,7 @@ def apply(passes: Iterable[GraphPass], model: ir.Model) -> list[ir.Node]:
 def translations() -> dict[Any, Callable[..., Any]]:
     """In place of torchlib's: entries for the ``custom_translation_table`` of torch.onnx.export(dynamo=True)."""
     # They are written with onnxscript, which who only loads a file need not wait for.
-    from symbolics.quirks.batch_norm_training import batch_norm
+    from symbolics.quirks.batch_norm_training import batch_norm, batch_norm_in_eval_mode
     from symbolics.quirks.clamps import clamp, clamp_max, clamp_min, clamp_tensor
     from symbolics.quirks.cross_entropy import cross_entropy
     from symbolics.quirks.floor_divide import floor_divide
@@ -151,6 +153,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
     aten = torch.ops.aten
     return {
         aten._native_batch_norm_legit_functional.default: batch_norm,
+        aten._native_batch_norm_legit_no_training.default: batch_norm_in_eval_mode,
         aten.cross_entropy_loss.default: cross_entropy,
         aten.floor_divide.default: floor_divide,
         aten.clamp.Tensor: clamp_tensor,

@@ -18,7 +18,7 @@ QUIRK = Quirk(
     seen="2.13",
     wrong="special.log_ndtr is the logarithm of ndtr, which is 0 below -6 in float32; the gradient of xlogy(0, 0) is NaN; logaddexp is the logarithm of a sum that "
     "overflows; TorchScript has none of them; log1p and expm1 are log(1 + x) and exp(x) - 1, which have no digits of a small x; "
-    "erfcx is a product of what overflows and 0; the gradient of sinc at 0 is NaN",
+    "erfcx is a product of what overflows and 0; the gradients of sinc and of special.entr at 0 are NaN",
 )
 
 
@@ -123,6 +123,16 @@ def _sinc(x: torch.Tensor) -> torch.Tensor:
     return torch.where(none, torch.ones_like(x), torch.sin(angle) / angle)
 
 
+def _entr(x: torch.Tensor) -> torch.Tensor:
+    """-x log(x), whose slope at 0 is infinite, as that of the square root."""
+    if not x.is_floating_point():
+        return NotImplemented
+    none = x == 0
+    some = torch.where(none, torch.ones_like(x), x)
+    product = torch.where(some < 0, torch.full_like(x, -torch.inf), -some * torch.log(some))
+    return torch.where(none, torch.sqrt(torch.where(none, x, torch.ones_like(x))), product)
+
+
 def _log_cum_sum_exp(x: torch.Tensor, dim: int) -> torch.Tensor:
     """Of 1, 2, 4, ... elements up to each, so that no element is lost beside one that is much greater."""
     if not x.is_floating_point() or x.dim() == 0:
@@ -159,5 +169,6 @@ LOGARITHMS = {
     **dict.fromkeys((torch.logaddexp2, torch.Tensor.logaddexp2), instead(_log_add_exp2)),
     **dict.fromkeys((torch.xlogy, torch.Tensor.xlogy, torch.special.xlogy), instead(_xlogy)),
     torch.Tensor.xlogy_: in_place(instead(_xlogy), torch.xlogy),
+    torch.special.entr: instead(_entr),
     torch.special.log_ndtr: instead(_log_ndtr),
 }

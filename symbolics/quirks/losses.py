@@ -10,6 +10,7 @@ import torch
 
 from symbolics import torch_private as private
 from symbolics.quirks.distances import DISTANCES
+from symbolics.quirks.logarithms import log1p
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import Rewrite, instead, instead_in_torchscript
 
@@ -19,7 +20,7 @@ QUIRK = Quirk(
     upstream="torch and onnxscript's torchlib",
     seen="2.13, 0.7.2",
     wrong="TorchScript has no label_smoothing, no probabilities as targets of cross_entropy, and none of huber_loss, l1_loss, smooth_l1_loss, "
-    "margin, poisson and triplet losses; multi_margin_loss without a batch has another shape under dynamo, multilabel_margin_loss another value",
+    "margin, poisson and triplet losses; multi_margin_loss without a batch has another shape under dynamo, multilabel_margin_loss another value; soft_margin_loss has no digits of a small loss",
 )
 
 _MEAN, _SUM = 1, 2  # what the functions of C++ take for reduction=
@@ -48,7 +49,7 @@ def _smooth_l1(x: Tensor, target: Tensor, reduction: int = _MEAN, beta: float = 
 
 
 def _soft_margin(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
-    return _reduced((-x * target).exp().log1p(), reduction)
+    return _reduced(log1p((-x * target).exp()), reduction)
 
 
 def _margin_ranking(a: Tensor, b: Tensor, target: Tensor, margin: float = 0.0, reduction: int = _MEAN) -> Tensor:
@@ -129,10 +130,11 @@ def _cross_entropy(
 
 
 _TRACED: dict[str, Callable[..., Any]] = {
-    "l1_loss": _l1, "huber_loss": _huber, "smooth_l1_loss": _smooth_l1, "soft_margin_loss": _soft_margin, "cross_entropy_loss": _cross_entropy,
+    "l1_loss": _l1, "huber_loss": _huber, "smooth_l1_loss": _smooth_l1, "cross_entropy_loss": _cross_entropy,
 }  # fmt: skip
 LOSSES: dict[Any, Rewrite] = {
     **{private.inner_function(name): instead_in_torchscript(formula) for name, formula in _TRACED.items()},
+    private.inner_function("soft_margin_loss"): instead(_soft_margin),
     private.inner_function("multi_margin_loss"): instead(_multi_margin),
     private.inner_function("multilabel_margin_loss"): instead(_multilabel_margin),
     torch.margin_ranking_loss: instead_in_torchscript(_margin_ranking),

@@ -151,6 +151,7 @@ BOTH = {
     "logcumsumexp": (lambda x: x.logcumsumexp(1), tensor([[-100.0, 100, -20, 20, 0], [20, -200, 3, -3, 7]])),
     "logit": (torch.logit, tensor([0.0, 0.3, 0.5, 1])),
     "logit of a clamped number": (lambda x: torch.logit(x, 0.25), tensor([0.0, 0.25, 0.3, 0.5, 0.75, 1])),
+    "entr": (torch.special.entr, tensor([-2.0, 0, 1e-6, 0.3, 1, 5])),
     "log_ndtr": (torch.special.log_ndtr, tensor([-40.0, -20, -7, -5, -1, 0, 1, 5, 10])),
     # bags
     **{f"embedding_bag {how}, padding": (lambda w, how=how: F.embedding_bag(BAG, w, STARTS, mode=how, padding_idx=0), TABLE) for how in ("sum", "mean", "max")},
@@ -194,6 +195,7 @@ BOTH = {
     **{f"{name} of equals": (lambda x, name=name: getattr(torch, name)(x, 1), torch.ones(2, 3)) for name in ("std", "std_mean")},
     "erfcx": (torch.special.erfcx, tensor([-5.0, -0.5, 0, 0.5, 1, 9, 30, 1e4])),
     "sinc": (torch.sinc, tensor([0.0, 0.5, 1, -2.5])),
+    "fmod by 0": (torch.fmod, tensor([5.0, -5, 0, 7.5, -7.5]), tensor([0.0, 0, 0, 2, 2])),
     # matrices
     "matrix_power of 0": (lambda x: torch.linalg.matrix_power(x, 0) * x, torch.ones(2, 3, 3)),
     # nothing
@@ -204,6 +206,14 @@ BOTH = {
     "pairwise_distance of empty vectors": (F.pairwise_distance, torch.zeros(0), torch.zeros(0)),
     "cdist of nothing": (torch.cdist, torch.zeros(0, 5), torch.zeros(4, 5)),
     "det of nothing": (torch.linalg.det, torch.zeros(0, 2, 2)),
+    **{f"{name} of a matrix of nothing": (getattr(torch, name), torch.zeros(0, 0)) for name in ("det", "logdet")},
+    "images of nothing": (lambda x: F.interpolate(x, (3, 3), mode="bilinear"), torch.zeros(0, 2, 4, 4)),
+    "adaptive_avg_pool2d of nothing": (lambda x: F.adaptive_avg_pool2d(x, (3, 5)), torch.zeros(0, 2, 4, 4)),
+    **{f"product of {a} and {b}": (torch.matmul, torch.zeros(a), torch.zeros(b)) for a, b in [
+        ((3, 4), (0, 4, 5)), ((0, 2, 3, 4), (2, 4, 5)), ((0, 3), (3,)), ((3,), (0, 3, 4)), ((2, 3, 0), (0, 4)), ((0,), (0,)), ((2, 0, 3), (3, 5)),
+    ]},
+    "product of what was turned": (lambda x, w: x.transpose(-1, -2) @ w, torch.zeros(0, 2, 3, 4), torch.zeros(3, 5)),
+    "product of turned batches": (lambda x, w: (x.transpose(0, 1) * 0.5) @ w.permute(1, 2, 0), torch.zeros(0, 1, 2), torch.zeros(1, 1, 2)),
     # without dimensions
     "squeeze of a number": (lambda x: x.squeeze(0) * 2, tensor(0.5)),
     "pairwise_distance of numbers": (F.pairwise_distance, tensor(1.0), tensor(3.0)),
@@ -230,6 +240,7 @@ LOSSES = {
     **{f"huber, {how}": (lambda x, t, how=how: F.huber_loss(x, t, reduction=how, delta=0.75), ROWS, OTHERS) for how in HOW},
     **{f"smooth_l1, {beta}": (lambda x, t, beta=beta: F.smooth_l1_loss(x, t, beta=beta), ROWS, OTHERS) for beta in (0.0, 0.5, 1.0)},
     "l1": (F.l1_loss, ROWS, OTHERS),
+    "soft_margin, far": (lambda x: F.soft_margin_loss(x, tensor([1.0, -1, 1, 1])) * 1e6, tensor([15.0, -16, 20, 40])),
     "soft_margin": (lambda x: F.soft_margin_loss(x, tensor([1.0, -1, 1])), ROWS),
     "margin_ranking": (lambda a, b: F.margin_ranking_loss(a, b, tensor([[1.0, -1, 1]]), margin=0.1), ROWS, OTHERS),
     "hinge_embedding": (lambda x: F.hinge_embedding_loss(x, tensor([1.0, -1, 1]), margin=0.6), ROWS),
@@ -290,6 +301,7 @@ FLAT = {
     "any of a number": (torch.any, tensor(0.3)),
     "signbit of a number": (torch.signbit, tensor(-0.5)),
     "signbit": (torch.signbit, tensor([-0.5, -0.0, 0.0, 2.0])),
+    **{f"unique along {dim}": (lambda x, dim=dim: torch.unique(x, sorted=False, dim=dim), tensor([[3.0, 1.0], [1.0, 2.0], [3.0, 1.0]])) for dim in (0, 1)},
     "argwhere of a number": (torch.argwhere, tensor(2.0)),
     "nonzero of no number": (torch.nonzero, tensor(0.0)),
     "shifts of negative numbers": (lambda x: x >> 1, tensor([-7, -1, 0, 7])),
@@ -311,6 +323,7 @@ NOTHING = {
     "group_norm": (lambda x: F.group_norm(x, 2), torch.zeros(0, 4, 3)),
     "flatten": (lambda x: x.flatten(1), torch.zeros(0, 4, 3)),
     "view": (lambda x: x.view(-1, 2), torch.zeros(0, 4)),
+    "unfold": (lambda x: F.unfold(x, 2, padding=1), torch.zeros(0, 2, 4, 4)),
 }
 
 
@@ -324,10 +337,15 @@ def test_shapes_of_nothing(case):
 def test_a_computed_shape_of_nothing_is_refused():
     script = (
         "import torch, exporter\n"
-        "try: exporter.load(exporter.export(torch.nn.Unfold(2), (torch.zeros(0, 2, 4, 4),), dynamo=False))\n"
-        "except exporter.PythonopError as error: print('refused', error)"
+        "try: exporter.export(torch.nn.MultiheadAttention(4, 2), [torch.zeros(0, 4)] * 3, dynamo=False)\n"
+        "except exporter.ExportError as error: print('refused', error)"
     )
     assert "refused" in python("-W", "ignore", "-c", script).stdout
+
+
+def test_the_slope_of_mish_has_digits_where_it_is_small():
+    """TorchScript writes it as a composition, whose parts have none."""
+    alike(lambda x: F.mish(x) * 1e3, [tensor([-100.0, -20, -8.5, -1, 0, 1, 20, 1e4])], dynamo=True)
 
 
 DRAWS = {

@@ -26,6 +26,7 @@ from tests.symbolics.quirks.canaries import (
     deleted_slices,
     distances,
     embedding,
+    empty_batches,
     empty_names,
     empty_products,
     empty_reductions,
@@ -67,6 +68,7 @@ from tests.symbolics.quirks.canaries import (
     torchscript_gaps,
     torchscript_scatters,
     truth,
+    unsorted,
     variance,
     wide_constants,
     wide_numbers,
@@ -84,7 +86,7 @@ FILES = {
 IN_FILES = (
     angles, attention_dropout, bags_of_embeddings, batch_norm_buffers, bernoulli, batch_norm_momentum, batch_norm_training, binary_cross_entropy, bounds,
     clamps, conjugates, cross_entropy, data_getter, distances, empty_products, empty_reductions, empty_reshapes, equal_draws, floor_divide, gaussian_nll, half_results, half_scatters, instance_norm_statistics, logarithms, losses, lost_initializers, matrix_powers, matrix_vector, mixed_norms, multinomial, normal_draws,
-    near_numbers, open_clips, padding, places_of_numbers, pools, repeats, rounding, scalars, scatters, sizes, softplus_threshold, splits, torchscript_gaps, torchscript_scatters, truth, variance, wide_constants,
+    near_numbers, open_clips, padding, places_of_numbers, pools, repeats, rounding, scalars, scatters, sizes, softplus_threshold, splits, torchscript_gaps, torchscript_scatters, truth, unsorted, variance, wide_constants,
     wide_numbers,
 )  # fmt: skip
 IN_OTHER_ROOMS = (
@@ -99,6 +101,7 @@ IN_OTHER_ROOMS = (
 )
 CANARIES = [
     *((FILES[canary.__name__], canary) for canary in IN_FILES),
+    (FILES["empty_products"], empty_batches),
     (FILES["empty_reductions"], mean_of_nothing),
     *((FILES["own_backward"], canary) for canary in (embedding, extremum, log_sigmoid, std)),
     *((getattr(elsewhere, canary.__name__.upper()), canary) for canary in IN_OTHER_ROOMS),
@@ -112,7 +115,7 @@ def test_upstream_is_still_wrong(quirk, canary, tmp_path):
     assert still_wrong, f"{quirk.upstream} is right now ({canary.__name__}): {cure} may go, where no older release is supported"
 
 
-@pytest.mark.parametrize("canary", [batch_norm_buffers, bernoulli, empty_reductions, matrix_vector, mean_of_nothing])
+@pytest.mark.parametrize("canary", [batch_norm_buffers, bernoulli, empty_batches, empty_reductions, matrix_vector, mean_of_nothing])
 def test_a_pass_over_the_graph_cures(canary):
     assert not canary([*quirks.OPTIMIZED, *quirks.OPTIMIZED])  # twice does no harm
 
