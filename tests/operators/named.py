@@ -72,6 +72,7 @@ _case("nn_functional_max_pool2d", "equal values", lambda x: F.max_pool2d(x, 2), 
 
 _case("nn_functional_cross_entropy", "weights of classes", lambda x, t, w: F.cross_entropy(x, t, w), (3, 4), tensor([0, 3, 1]), tensor([1.0, 2.0, 3.0, 4.0]))  # fmt: skip
 _case("nn_functional_batch_norm", "statistics as arguments", lambda x, m, v: F.batch_norm(x, m, v), (2, 3, 4), (3,), tensor([1.0, 2.0, 3.0]))  # fmt: skip
+_case("nn_functional_batch_norm", "statistics as arguments, training", lambda x, m, v: F.batch_norm(x, m, v, training=True), (2, 3, 4), (3,), tensor([1.0, 2.0, 3.0]))  # fmt: skip
 _case("zeros_like", "constant output", torch.zeros_like, (2, 3))
 _case("scatter_reduce_sum", "rows", lambda x, i, s: x.scatter_reduce(0, i, s, "sum"), (3, 2), tensor([[0, 1], [0, 2]]), (2, 2))
 _case("scatter_reduce_amax", "rows", lambda x, i, s: x.scatter_reduce(0, i, s, "amax"), (3, 2), tensor([[0, 1], [0, 2]]), (2, 2))

@@ -14,6 +14,7 @@ The reference is eager in float64. What float32 may lose there is measured, elem
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -190,7 +191,8 @@ def kink(model: Model, tensors: Sequence[torch.Tensor], seeds: Sequence[torch.Te
 
     Each element must lie between the slopes to both sides; where both agree there is no choice, and eager's own number must be another
     than theirs. And where the function has a derivative along all of them together, they must add up to it: two equal elements
-    may share a gradient in any way, but not both have all of it.
+    may share a gradient in any way, but not both have all of it. Where the function itself is infinite or no number, and has no slope that is
+    eager's, one nan or infinity says as much as another.
 
     Args:
         model: The module.
@@ -215,6 +217,9 @@ def kink(model: Model, tensors: Sequence[torch.Tensor], seeds: Sequence[torch.Te
         for h in (2.0**-22 * (largest or 1.0), -(2.0**-22) * (largest or 1.0)):
             with contextlib.suppress(Exception):  # the function ends here: it has the other slope alone
                 found.append((total([t + h * directions[i] if i in directions else t for i, t in enumerate(wide)]) - here) / h)
+        found = [
+            slope for slope in found if math.isfinite(here) or not math.isnan(slope)
+        ] or found  # of a function that is infinite on both sides
         return (min(found), max(found), 1e-3 * (1 + sum(map(abs, found)))) if found else None
 
     for number, other in others.items():
@@ -225,9 +230,15 @@ def kink(model: Model, tensors: Sequence[torch.Tensor], seeds: Sequence[torch.Te
                 return False
             low, high, slack = both
             got, eager = float(other.found.flatten()[index]), float(other.eager.flatten()[index])
+            if not math.isfinite(here):
+                if math.isfinite(got) or math.isfinite(eager) or eager in (low, high):
+                    return False
+                continue
             choice = high - low > slack or not low - slack <= eager <= high + slack
             if not (choice and low - slack <= got <= high + slack):
                 return False
+    if not math.isfinite(here):
+        return True
     both = slopes({number: other.where.double() for number, other in others.items()})
     if both is None:
         return True

@@ -68,6 +68,11 @@ def _ends_at_0(x: torch.Tensor) -> torch.Tensor:
     return 2 * x
 
 
+def _nowhere(x: torch.Tensor) -> torch.Tensor:
+    """Minus infinity wherever it is looked at."""
+    return torch.log(x * 0)
+
+
 @pytest.mark.parametrize(
     ("function", "x", "found", "eager", "is_kink"),
     [
@@ -81,6 +86,9 @@ def _ends_at_0(x: torch.Tensor) -> torch.Tensor:
         (_ends_at_0, 0.0, 2.0, float("inf"), True),  # one slope, which is not eager's
         (_ends_at_0, 0.0, 1.0, float("inf"), False),
         (torch.exp, 0.0, 0.0, 1.0, False),
+        (torch.log, 0.0, float("nan"), float("inf"), False),  # its slope there is eager's
+        (_nowhere, 1.0, float("nan"), float("inf"), True),
+        (_nowhere, 1.0, 0.0, float("inf"), False),
     ],
 )
 def test_a_kink_is_decided_by_the_slopes_on_both_sides(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import tensor
 
+from symbolics.capture.recorder import active_recorder
 from tests.operators import outcome, samples, sweep
 from tests.processes import python
 
@@ -28,10 +29,15 @@ class _Twice(torch.autograd.Function):
         return g * 3
 
 
+def _found(call: samples.Call, kinds: dict[str, list[torch.Tensor]], name: str = "mine") -> list[outcome.Outcome]:
+    group = samples.Group(call, kinds)
+    return [found for _, found in outcome.outcomes(name, group, dynamo=False) if isinstance(found, outcome.Outcome)]
+
+
 def _words(function: Callable[..., Any], *tensors: torch.Tensor) -> list[str]:
     call = samples.Call.of(function, tensors, {})
-    group = samples.Group(call, {"one": call.tensors, "two": [t + 1 if t.is_floating_point() else t for t in call.tensors]})
-    return [found.word for _, found in outcome.outcomes("mine", group, dynamo=False) if isinstance(found, outcome.Outcome)]
+    kinds = {"one": call.tensors, "two": [t + 1 if t.is_floating_point() else t for t in call.tensors]}
+    return [found.word for found in _found(call, kinds)]
 
 
 def test_what_works():
@@ -76,6 +82,43 @@ def test_what_is_wrong(monkeypatch: pytest.MonkeyPatch):
 def test_a_second_choice_at_a_kink(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(outcome.exporter, "load", lambda path: lambda x: torch.where(x >= 0, x, x * 0))
     assert _words(torch.relu, tensor([0.0, 2.0])) == ["kink", "works"]
+
+
+@pytest.mark.parametrize(("name", "off", "word"), [("sigmoid", 2e-7, "inexact"), ("sigmoid", 4e-7, "wrong"), ("exp", 2e-7, "wrong")])
+def test_what_a_kernel_does_not_promise(monkeypatch: pytest.MonkeyPatch, name: str, off: float, word: str):
+    function = getattr(torch, name)
+    monkeypatch.setattr(outcome.exporter, "load", lambda path: lambda x: function(x) + off)
+    call = samples.Call.of(function, (tensor([-14.0, -15.0]),), {})
+    assert [found.word for found in _found(call, {"one": call.tensors}, name)] == [word]
+
+
+@pytest.mark.parametrize(("counts", "word"), [([2, 1, 1], "works"), ([1, 2, 1], "wrong")])
+def test_an_order_that_nobody_promises(monkeypatch: pytest.MonkeyPatch, counts: list[int], word: str):
+    """Values in another order than eager's, with the places and the counts that belong to them."""
+    results = tensor([3.0, 1.0, 2.0]), tensor([0, 1, 2, 0]), tensor(counts)
+    monkeypatch.setattr(outcome.exporter, "load", lambda path: lambda x: results)
+    call = samples.Call.of(torch.unique, (tensor([3.0, 1.0, 2.0, 3.0]),), {"sorted": False, "return_inverse": True, "return_counts": True})
+    assert [found.word for found in _found(call, {"one": call.tensors})] == [word]
+
+
+def test_a_slope_that_is_drawn():
+    """rrelu of 0 is 0, whatever its slope is."""
+    call = samples.Call.of(lambda x: torch.nn.functional.rrelu(x, training=True), (torch.zeros(2),), {})
+    assert [found.word for found in _found(call, {"one": call.tensors})] == ["random"]
+
+
+def _fails_here_and_dies_alone(x: torch.Tensor) -> torch.Tensor:
+    if torch.jit.is_tracing():
+        if active_recorder() is None:
+            os.kill(os.getpid(), signal.SIGFPE)
+        raise ValueError("not under the hook")
+    return x * 2
+
+
+def test_a_torch_that_dies_takes_none_of_ours_with_it():
+    call = samples.Call.of(_fails_here_and_dies_alone, (torch.ones(2),), {})
+    (found,) = _found(call, {"one": call.tensors})
+    assert (found.word, found.why) == ("torch.onnx fails", "the process died of SIGFPE")
 
 
 def dies(x: torch.Tensor) -> torch.Tensor:
