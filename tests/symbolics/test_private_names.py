@@ -47,6 +47,7 @@ ALLOWED = {
     # An ATen operator that is named so.
     "_unsafe_view",
     "_native_batch_norm_legit_functional",
+    "_native_batch_norm_legit_no_training",
     # namedtuple
     "_fields",
     "_make",
@@ -140,3 +141,4 @@ def test_the_names_that_are_allowed_elsewhere():
     assert _pytree.tree_leaves([1, (2,)]) == [1, 2]
     assert torch.ops.aten._unsafe_view(x, [2, 1]).shape == (2, 1)
     assert torch.ops.aten._native_batch_norm_legit_functional.default
+    assert torch.ops.aten._native_batch_norm_legit_no_training.default
