@@ -14,7 +14,7 @@ import torch
 import symbolics.node.schema  # noqa: F401  (the checker should know the operators of what we write)
 from exporter.forward.fold import fold
 from exporter.forward.state import ModelState, held_out
-from exporter.train_mode.buffers import UNSEEN, add_lost, carry, name_carried
+from exporter.train_mode.buffers import AVERAGED, UNSEEN, add_lost, carry, name_carried
 from symbolics import quirks
 from symbolics.capture.recorder import Recorder
 from symbolics.errors import ExportError
@@ -86,7 +86,8 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
         model.metadata_props[BUFFERS_KEY] = write_changes(
             BufferChanges(name_carried(graph, carried, results), {}, recorder.capture.evaluated)
         )
-    add_lost(model, dict.fromkeys((*written, *recorder.capture.missed), UNSEEN))
+    averages = dict.fromkeys((name for name in state.cumulative if name in carried), AVERAGED)
+    add_lost(model, {**dict.fromkeys((*written, *recorder.capture.missed), UNSEEN), **averages})
     _import_domains(model, nodes)
 
 

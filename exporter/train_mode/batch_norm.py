@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
 import torch
 
-from symbolics.graph.values import attr, name_of, trains
-from symbolics.node.metadata import read_cumulative
+from symbolics.graph.values import array_of, attr, made_by, name_of, trains
+from symbolics.node.metadata import changes_of, read_cumulative
+from symbolics.node.names import NEW_VARIANCE
 from symbolics.quirks import copied, read_copies
 
-__all__ = ["Statistics", "batch_statistics", "counter_of", "kept_statistics"]
+__all__ = ["Statistics", "batch_statistics", "counter_of", "kept_statistics", "plain_statistics", "source_of"]
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,13 @@ def batch_statistics(model: ir.Model) -> list[Statistics]:
     """
     found: list[Statistics] = []
     cumulative = read_cumulative(model.metadata_props)
-    graph = model.graph
+    graph, carried = model.graph, changes_of(model).carried  # of those the graph itself computes the next values
     nodes = [node for node in graph if node.op_type == "BatchNormalization" and trains(node)]
     buffers = [(node, _buffer(node.inputs[3], 3), _buffer(node.inputs[4], 4)) for node in nodes]
     variances = {mean: var for _, mean, var in buffers if var is not None}  # of a later call torch.export computes it
     for node, mean, _ in buffers:
         x, var = node.inputs[0], variances.get(mean)
-        if mean is None or var is None or x is None:
+        if mean is None or var is None or x is None or mean.name in carried:
             continue
         if len(node.outputs) < 3:
             node.resize_outputs(3)
@@ -112,3 +114,78 @@ def kept_statistics(graph: ir.Graph) -> set[str]:
     norms = [node for node in graph if node.op_type == "BatchNormalization" and trains(node)]
     kept = {name_of(found) for node in norms for position in (3, 4) if (found := _buffer(node.inputs[position], position)) is not None}
     return kept | {counter_of(name) for name in kept if name.endswith("running_mean")}
+
+
+def plain_statistics(graph: ir.Graph, following: Mapping[str, ir.Value]) -> set[str]:
+    """Those of them that nothing else of the graph reads or writes: only of these the nodes alone say the next values.
+
+    Args:
+        graph: The graph as it was translated, its outputs the model's results.
+        following: Initializer of a buffer that was seen to change -> its next value.
+    """
+    plain: set[str] = set()
+    calls: dict[str, list[ir.Node]] = {}
+    variances: dict[str, ir.Value] = {}
+    for node in graph:
+        if node.op_type == "BatchNormalization" and trains(node) and (mean := _buffer(node.inputs[3], 3)) is not None:
+            calls.setdefault(name_of(mean), []).append(node)
+            if (var := _buffer(node.inputs[4], 4)) is not None:
+                variances[name_of(mean)] = var
+    for mean_name, nodes in calls.items():
+        var = variances.get(mean_name)
+        if var is None or any(map(_is_read, nodes)):
+            continue
+        mean_after, var_after = following.get(mean_name), following.get(name_of(var))  # None where a trace did not see what changed it
+        if mean_after is not None and _start_of_mean(mean_after).name != mean_name:
+            continue
+        if var_after is not None and _start_of_variance(var_after) is not var:
+            continue
+        plain |= {mean_name, name_of(var)}
+        counter = counter_of(mean_name)
+        if mean_name.endswith("running_mean") and counter in following and _counts(following[counter], counter, len(nodes)):
+            plain.add(counter)
+    return plain
+
+
+def _start_of_mean(value: ir.Value) -> ir.Value:
+    """The running mean before the BatchNormalizations that made this one of it."""
+    value = source_of(value)
+    while (node := made_by(value, "BatchNormalization")) is not None and value.index() == 1 and node.inputs[3] is not None:
+        value = source_of(node.inputs[3])
+    return value
+
+
+def _start_of_variance(value: ir.Value) -> ir.Value:
+    """The running variance before the BatchNormalizations that made this one of it."""
+    value = source_of(value)
+    while (node := value.producer()) is not None and NEW_VARIANCE in node.meta:
+        value = source_of(node.meta[NEW_VARIANCE])
+    return value
+
+
+def _is_read(node: ir.Node) -> bool:
+    """Whether the new running mean of a BatchNormalization is read by anything but the next of the same module."""
+    if len(node.outputs) < 2:
+        return False
+    mean = node.outputs[1]
+    return mean.is_graph_output() or any(
+        user.op_type != "BatchNormalization" or not trains(user) or position != 3 for user, position in mean.uses()
+    )
+
+
+def _counts(value: ir.Value, counter: str, calls: int) -> bool:
+    """Whether a value is that of a counter, plus 1 for each call; or the counter itself, where a trace did not see that."""
+    value, ones = source_of(value), 0
+    while (node := made_by(value, "Add")) is not None and node.inputs[0] is not None:
+        one = array_of(node.inputs[1])
+        if one is not None and (one != 1).any():
+            return False
+        value, ones = source_of(node.inputs[0]), ones + 1
+    return value.name == counter and ones in (0, calls)
+
+
+def source_of(value: ir.Value) -> ir.Value:
+    """What a value is a copy of."""
+    while (node := made_by(value, "Identity")) is not None and (x := node.inputs[0]) is not None:
+        value = x
+    return value

@@ -11,15 +11,16 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from exporter.train_mode.batch_norm import kept_statistics
+from exporter.train_mode.batch_norm import kept_statistics, plain_statistics, source_of
 from symbolics.errors import PythonopWarning
 from symbolics.graph.walk import walk
 from symbolics.node.metadata import StateEntry, changes_of, read_state, write_changes
 from symbolics.node.names import BUFFERS_KEY
 
-__all__ = ["UNSEEN", "add_lost", "carry", "name_carried", "warn_of_lost"]
+__all__ = ["AVERAGED", "UNSEEN", "add_lost", "carry", "name_carried", "warn_of_lost"]
 
 UNSEEN = "its new value is computed where the exporter cannot look"
+AVERAGED = "forward uses this average of all batches itself: give the norm another momentum than None"
 
 
 def carry(graph: ir.Graph, count: int, written: Iterable[str], entries: Mapping[str, StateEntry]) -> list[str]:
@@ -35,13 +36,13 @@ def carry(graph: ir.Graph, count: int, written: Iterable[str], entries: Mapping[
         The initializers of the buffers whose next values are outputs now, in the order of these.
     """
     values = dict(zip((entries[name].initializer for name in written), list(graph.outputs)[count:], strict=True))
-    kept = kept_statistics(graph) if values else set()
     while len(graph.outputs) > count:
         graph.outputs.pop()
+    kept = plain_statistics(graph, values) if values else set()
     carried = []
     for initializer, value in values.items():
         buffer = graph.initializers[initializer]
-        if initializer in kept or _source(value) is buffer:
+        if initializer in kept or source_of(value) is buffer:
             continue  # a trace did not see what changed it
         if value.dtype is not None and value.dtype != buffer.dtype:
             continue
@@ -51,13 +52,6 @@ def carry(graph: ir.Graph, count: int, written: Iterable[str], entries: Mapping[
         graph.outputs.append(node.outputs[0])
         carried.append(initializer)
     return carried
-
-
-def _source(value: ir.Value) -> ir.Value:
-    """What a value is a copy of."""
-    while (node := value.producer()) is not None and node.op_type == "Identity" and (x := node.inputs[0]) is not None:
-        value = x
-    return value
 
 
 def name_carried(graph: ir.Graph, carried: Iterable[str], count: int) -> dict[str, str]:

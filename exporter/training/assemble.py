@@ -152,7 +152,9 @@ class Assembly:
                 "shape and type, return the new value and keep it outside, or put that module into eval mode"
             )
         for initializer, output in changes.carried.items():
-            buffer = self._buffers[initializer] = self.carried.from_initializer(f"buffer.{initializer}", initializer)
+            if initializer not in self._buffers:  # a count of batches that forward sets itself, beside statistics that it does not
+                self._buffers[initializer] = self.carried.from_initializer(f"buffer.{initializer}", initializer)
+            buffer = self._buffers[initializer]
             self.carried.next[buffer] = outputs[output]
 
     def _counted(self, counter: str | None, values: dict[str, ir.Value]) -> ir.Value | None:

@@ -26,6 +26,7 @@ from symbolics.capture.checks import passed
 from symbolics.capture.inlining import stands_in_inlined
 from symbolics.capture.other_hooks import GradFn
 from symbolics.capture.recorder import active_recorder
+from symbolics.capture.running_statistics import RunningStatistics
 from symbolics.capture.undifferentiable import called, flag_of_no_leaf
 from symbolics.errors import ExportError
 from symbolics.node.result import write_structure
@@ -103,6 +104,8 @@ class StopGradients(TorchFunctionMode):
                 return verdict
         if recorder is not None:
             _watch_reads(recorder, name, args, kwargs)
+            if recorder.capture.trace.statistics is not None and name not in _PROPERTIES:
+                recorder.capture.trace.statistics.note(func, args, kwargs)
         if _is_inplace(name):
             result = self._inplace(func, name, args, kwargs)
             if name not in _SAME_VALUES:
@@ -363,6 +366,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         recorder.capture.evaluated = not model.training
         buffers = Buffers(model)
         trace.buffers = buffers if private.is_tracing() else None
+        trace.statistics = RunningStatistics(trace.dirtied, buffers.follow) if private.is_tracing() else None
         try:
             with StopGradients(), private.buffers_assigned_unseen():
                 result = forward(*args, **kwargs)
@@ -375,8 +379,10 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         recorder.capture.outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))
         recorder.capture.results = _types_of(result)
         _watch_reads(recorder, "the model's return", (result,), {})
-        if trace.buffers is None:
+        if trace.buffers is None or trace.statistics is None:
             return result
+        trace.statistics.say(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        trace.statistics.say_touched()
         written = {name: buffer.detach().clone() for name, buffer in trace.buffers.written(trace.dirtied).items()}
         trace.buffers.put_back()
         recorder.capture.written = list(written)

@@ -27,6 +27,7 @@ from symbolics.capture.listener import Listener, active_listener
 from symbolics.capture.opaque_op import Record, forget, remember
 from symbolics.capture.other_hooks import check_module_hooks, check_parameter_hooks
 from symbolics.capture.probe import observe
+from symbolics.capture.running_statistics import RunningStatistics
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.node.attributes import write_attributes
 from symbolics.node.call import Autocast, AutogradCall
@@ -64,6 +65,7 @@ class Trace:
         fed: The names of values that depend on the model's inputs, of those that somebody asked about.
         dirtied: Tensors that a Function changed and said so: the trace leaves them as they were.
         buffers: The model's buffers before its forward.
+        statistics: What batch_norm wrote into running statistics.
     """
 
     anchors: list[torch.Tensor] = field(default_factory=list)
@@ -73,6 +75,7 @@ class Trace:
     fed: set[str] = field(default_factory=set)
     dirtied: list[torch.Tensor] = field(default_factory=list)
     buffers: Buffers | None = None
+    statistics: RunningStatistics | None = None
 
 
 @dataclass
@@ -287,6 +290,8 @@ class Recorder(Listener):
         keywords = {name: slots.take(value) for name, value in sorted(bound.kwargs.items())}
         slots.check(names)
         self.capture.aliases.check_read(slots.tensors)
+        if self.capture.trace.statistics is not None:
+            self.capture.trace.statistics.say(slots.tensors)
         self._check_sizes((*bound.args, *bound.kwargs.values()), names)
         outputs = observe(cls, (bound.args[:passed], bound.kwargs), slots.tensors_and_sizes, self._quietly)
         grad = torch.is_grad_enabled()

@@ -17,6 +17,7 @@ __all__ = [
     "MARK_DOMAIN",
     "MARK_OP",
     "MODULE_PROPERTY",
+    "NEW_VARIANCE",
     "OPEN_PROPERTY",
     "ORT_DOMAIN",
     "OUTPUTS_KEY",
@@ -56,6 +57,9 @@ SOURCE_PROPERTY = "pythonop.source"  # module.name:line of the code that made it
 
 # Metadata of a Clip node that stands for hardtanh or relu6: no gradient flows at its bounds. A clamp's Clip, where it does, has none.
 OPEN_PROPERTY = "pythonop.open"
+
+# In `ir.Node.meta`, during an export alone, of the node that makes a new running variance: the old one.
+NEW_VARIANCE = "pythonop.new_running_variance"
 
 
 def qualified_name(obj: Any) -> str:

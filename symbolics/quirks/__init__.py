@@ -25,6 +25,7 @@ from symbolics.quirks.clamps import clamps_apart
 from symbolics.quirks.conjugates import CONJUGATES
 from symbolics.quirks.data_getter import DATA_GETTER
 from symbolics.quirks.distances import DISTANCES
+from symbolics.quirks.embedding_renorms import EMBEDDING_RENORMS
 from symbolics.quirks.empty_products import EMPTY_PRODUCTS, products_of_nothing
 from symbolics.quirks.empty_reductions import SYMBOLICS as EMPTY_REDUCTIONS, axes_from_the_front, means_of_nothing
 from symbolics.quirks.empty_reshapes import EMPTY_RESHAPES, reshapes_with_sizes
@@ -91,7 +92,7 @@ TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
 REWRITES: dict[Any, Rewrite] = {
     **DATA_GETTER, **CONJUGATES, **MIXED_NORMS, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
-    **DISTANCES, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **GAPS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **PADDING, **PLACES, **POOLS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **TRUTH, **UNSORTED, **VARIANCE,
+    **DISTANCES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **GAPS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **PADDING, **PLACES, **POOLS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **TRUTH, **UNSORTED, **VARIANCE,
 }  # fmt: skip
 
 #: In place of the symbolic functions of torch.onnx.export(dynamo=False): they take torch's own, then what that takes.

@@ -18,15 +18,20 @@ QUIRK = Quirk(
 
 
 def pin_running_statistics(model: ir.Model, nodes: list[ir.Node]) -> bool:
-    """Let each train-mode BatchNormalization whose statistics are buffers of the model read copies of them."""
+    """Let each train-mode BatchNormalization whose statistics are buffers of the model, or values that others read too, read copies of them."""
     found = False
     for node in nodes:
         if node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx") and node.attributes.get_int("training_mode"):
             mean, var = node.inputs[3:5]
-            if mean is not None and var is not None and mean.producer() is None and var.producer() is None:
+            if mean is not None and var is not None and (_is_wanted(mean) or _is_wanted(var)):
                 read_copies(node, mean, var)
                 found = True
     return found
+
+
+def _is_wanted(value: ir.Value) -> bool:
+    """Whether anybody else may read a statistic."""
+    return copied(value) is None and (value.producer() is None or value.is_graph_output() or len(value.uses()) > 1)
 
 
 def read_copies(node: ir.Node, mean: ir.Value, var: ir.Value) -> None:

@@ -11,7 +11,8 @@ from onnxscript.function_libs.torch_lib.ops.core import (
     aten__native_batch_norm_no_training as torchlibs_in_eval_mode,
 )
 
-from symbolics.quirks.opset import number, op
+from symbolics.node.names import NEW_VARIANCE
+from symbolics.quirks.opset import number, op, stopped
 from symbolics.quirks.quirk import Quirk
 
 __all__ = ["QUIRK", "batch_norm", "batch_norm_in_eval_mode"]
@@ -43,13 +44,15 @@ def batch_norm(
     )
     # The rest is pruned where nobody reads it. torch's running variance is the unbiased one, ONNX's is not.
     axes = [0, *range(2, len(x.shape))]
-    mean = op.ReduceMean(x, axes, keepdims=0)
-    centred = op.Sub(x, op.ReduceMean(x, axes))
+    values = op.CastLike(stopped(x), running_var)  # the running statistics are no function to train
+    mean = op.ReduceMean(values, axes, keepdims=0)
+    centred = op.Sub(values, op.ReduceMean(values, axes))
     var = op.ReduceMean(op.Mul(centred, centred), axes, keepdims=0)
-    rstd = op.Reciprocal(op.Sqrt(op.Add(var, number(eps, x))))
-    count = op.CastLike(op.Div(op.Size(x), op.Size(mean)), x)
-    unbiased = op.Div(op.Mul(var, count), op.Sub(count, number(1.0, x)))
-    new_var = op.Add(op.Mul(running_var, number(1.0 - momentum, x)), op.Mul(unbiased, number(momentum, x)))
+    rstd = op.Reciprocal(op.Sqrt(op.Add(var, number(eps, running_var))))
+    count = op.CastLike(op.Div(op.Size(values), op.Size(mean)), running_var)
+    unbiased = op.Div(op.Mul(var, count), op.Sub(count, number(1.0, running_var)))
+    new_var = op.Add(op.Mul(running_var, number(1.0 - momentum, running_var)), op.Mul(unbiased, number(momentum, running_var)))
+    new_var.producer().meta[NEW_VARIANCE] = running_var
     return y, mean, rstd, new_mean, new_var
 
 

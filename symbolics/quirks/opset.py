@@ -7,7 +7,10 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript import opset18
 
-__all__ = ["constant", "number", "op"]
+from symbolics import torch_private as private
+from symbolics.node.names import MARK_DOMAIN, MARK_OP
+
+__all__ = ["constant", "number", "op", "stopped"]
 
 op: Any = opset18  # inside torch.onnx.export it takes lists of ints as well, which its types do not say
 
@@ -23,3 +26,8 @@ def constant(value: float, dtype: ir.DataType) -> Any:
     made = op.Constant(value=ir.tensor(value, dtype=dtype))
     made.type, made.shape = ir.TensorType(dtype), ir.Shape([])
     return made
+
+
+def stopped(x: ir.Value) -> ir.Value:
+    """The value, behind a stop-gradient mark."""
+    return private.add_traced_node(MARK_DOMAIN, MARK_OP, [x])[0]

@@ -284,6 +284,75 @@ class Counted(nn.Module):
         return self.head(self.norm(x)) * (1 + self.total)
 
 
+class ReadNorm(nn.Module):
+    """Its output reads the running statistics that batch norms have just changed, one of them twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.norm, self.other = nn.Linear(4, 2), nn.BatchNorm1d(4), nn.BatchNorm1d(4, affine=False, momentum=0.3)
+
+    def forward(self, x):
+        y = self.norm(self.head.weight[0] * x)
+        y = self.norm(y * (1 + self.norm.running_var))
+        y = self.other(y).relu_() + self.norm.running_mean
+        return self.head(y) / (self.other.running_var.sum() + self.norm.num_batches_tracked)
+
+
+class TouchedNorm(nn.Module):
+    """Running statistics, and a count of batches, that forward itself changes beside the norms."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.norms = nn.Linear(4, 2), nn.ModuleList(nn.BatchNorm1d(4) for _ in range(3))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.norms[0].running_mean.mul_(2)
+            self.norms[1].running_var[1:].clamp_(max=0.5)
+        for norm in self.norms:
+            x = norm(x * self.head.weight.sum(0))
+        self.norms[2].num_batches_tracked.zero_()
+        return self.head(x)
+
+
+class Looked(torch.autograd.Function):
+    """Takes running statistics as an argument."""
+
+    @staticmethod
+    def forward(ctx, x, mean):
+        ctx.save_for_backward(mean)
+        return x * (1 + mean)
+
+    @staticmethod
+    def backward(ctx, g):
+        (mean,) = ctx.saved_tensors
+        return g * (2 + mean), None
+
+
+class LookedNorm(nn.Module):
+    """A Function reads what a batch norm has just changed."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.norm = nn.Linear(4, 2), nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return Looked.apply(self.head(self.norm(x)), self.norm.running_mean[:2])
+
+
+class Renormed(nn.Module):
+    """Looking up rows shortens them in the table, which is then read; a table that is not trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+        self.register_buffer("table", torch.arange(12.0).reshape(3, 4) / 6)
+
+    def forward(self, x):
+        rows = F.embedding((x[:, 0] > 0).long(), self.table, max_norm=0.9, norm_type=3.0)
+        return self.head(x + rows) * self.table.sum()
+
+
 class Shared(nn.Module):
     """Two modules have one buffer."""
 
@@ -340,5 +409,9 @@ MODELS = {
     "by functions": ByFunctions,
     "exchanged": Exchanged,
     "counted": Counted,
+    "read statistics": ReadNorm,
+    "touched statistics": TouchedNorm,
+    "statistics that a Function reads": LookedNorm,
+    "renormed": Renormed,
     "shared": Shared,
 }  # fmt: skip

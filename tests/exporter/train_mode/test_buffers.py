@@ -227,6 +227,14 @@ class TestRefusal:
         with pytest.raises(errors.ExportError, match=f"['\"]{name}['\"]"):
             export_training_step(model, (x,), loss=F.mse_loss, targets=(torch.randn(BATCH[0], 2),), optimizer="sgd", dynamo=dynamo)
 
+    def test_an_average_of_all_batches_that_is_read(self, dynamo):
+        x, model = torch.randn(BATCH), MODELS["read statistics"]().train()
+        model.norm.momentum = None
+        with pytest.warns(errors.PythonopWarning, match="'norm.running_mean'.*another momentum than None"):
+            module = exporter.load(exporter.export(model, (x,), dynamo=dynamo))
+        with pytest.raises(errors.RunError, match="'norm.running_mean'.*another momentum than None"):
+            module(x)
+
     def test_what_is_only_noted_is_no_state(self, dynamo):
         x, model = torch.randn(BATCH), _Notes().train()
         module = exporter.load(exporter.export(model, (x,), dynamo=dynamo))
