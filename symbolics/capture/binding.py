@@ -27,7 +27,7 @@ def _signature(forward: Any) -> inspect.Signature:
 
 
 def bind(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[inspect.BoundArguments, list[str], int]:
-    """Arguments by forward's signature without ctx, defaults applied.
+    """Arguments by forward's signature without ctx, defaults applied to those that can be passed by position.
 
     Returns:
         The bound arguments; the name of each positional one; how many of them the caller passed.
@@ -49,6 +49,9 @@ def bind(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[inspe
         raise ExportError(f"the call does not fit the signature of forward: {error}") from error
     given = set(bound.arguments)
     bound.apply_defaults()
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name not in given:  # apply hands on no keyword: forward has its own default
+            del bound.arguments[name]
     names: list[str] = []
     passed = 0
     for name, parameter in signature.parameters.items():

@@ -228,3 +228,16 @@ class Mapped(torch.autograd.Function):
     def backward(ctx, g):
         (x,) = ctx.saved_tensors
         return g * x.exp() * (x + 1)
+
+
+class Flagged(torch.autograd.Function):
+    """A setting that only a keyword could name, which apply does not hand on: its default holds. Beside its result it returns numbers."""
+
+    @staticmethod
+    def forward(ctx, x, *, times=3, offset=1.0):
+        ctx.times = times
+        return x * times + offset, 7, {"offset": offset}
+
+    @staticmethod
+    def backward(ctx, g, *_):
+        return 2 * ctx.times * g

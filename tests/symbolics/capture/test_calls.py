@@ -52,6 +52,10 @@ def the_call(program):
     return read_attributes(values_of(node))
 
 
+def _weighted(y, seven, rest):
+    return y * seven + rest["offset"]
+
+
 CASES = {
     "parameter and default": lambda m, x: f.Scale.apply(x, m.weight, 0.1),
     "torch code": lambda m, x: f.Scale.apply(x, torch.ones(4)),
@@ -65,6 +69,7 @@ CASES = {
     "shape argument": lambda m, x: f.TakeRows.apply(x, 1, x.shape),
     "list, dict, None, str": lambda m, x: f.Concat.apply([x, x * 2], {"a": x, "b": 3}, x + 1, "side by side", None),
     "keywords": lambda m, x: f.Concat.apply([x], {"a": x, "b": 3}, mode="side by side", extra=x),
+    "defaults of keywords that cannot be passed, numbers among the results": lambda m, x: _weighted(*f.Flagged.apply(x)),
     "several outputs": lambda m, x: f.Halves.apply(x)[0] + f.Halves.apply(x)[3],
     "unused output": lambda m, x: f.Halves.apply(x)[3] * 2,
     "setup_context": lambda m, x: f.Setup.apply(x, power=3),
