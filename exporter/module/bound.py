@@ -95,7 +95,7 @@ class Bound:
         state = {initializer: _lookup(module, name) for initializer, name in self.names.items()}
         for name, value in state.items():
             self._check_state(name, value)
-        if private.in_forward_mode():
+        if private.forward_level() >= 0:
             _refuse_tangents({**inputs, **{self.names[name]: value for name, value in state.items()}})
         wrt: list[str] = []
         if torch.is_grad_enabled():

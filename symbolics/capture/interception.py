@@ -78,12 +78,14 @@ def original_apply(cls: type, args: _Args, kwargs: _Kwargs) -> Any:
 
 @contextlib.contextmanager
 def settled() -> Iterator[None]:
-    """Leave no trace of calls that the block did not finish: Ctrl-C may come between entering a transform and leaving it."""
-    depth = private.transform_depth()
+    """Leave no trace of calls that the block did not finish: Ctrl-C may come between entering a transform and leaving it, and torch leaves a level
+    of forward-mode differentiation open where its exporter fails inside a jvp."""
+    depth, level = private.transform_depth(), private.forward_level()
     try:
         yield
     finally:
         private.leave_transforms(depth)
+        private.leave_forward_levels(level)
         _thread.entered = _thread.looked_up = _thread.passing = None
 
 

@@ -64,6 +64,8 @@ class StopGradients(TorchFunctionMode):
         # By identity: Dynamo of torch 2.14, which traces this for torch.cond, fails at an operator's property.
         if any(func is own for own in _OPERATORS):
             return func(*args, **kwargs)
+        if private.transforms_active() and holds_tensor((args, kwargs)):  # what leaves a transform takes its number
+            _check_transforms()
         if func is torch.Tensor.register_hook:
             return _hook(*args, **kwargs)
         if func is torch.Tensor.register_post_accumulate_grad_hook:
@@ -158,6 +160,17 @@ class StopGradients(TorchFunctionMode):
         if before is not None and target is not None:
             _hide_change(target, before)
         return result
+
+
+def _check_transforms() -> None:
+    """Refuse derivatives by torch.func that neither exporter can see: they fail at them, or keep the example's values."""
+    kinds = private.transform_kinds()
+    if "Grad" in kinds or ("Jvp" in kinds and len(kinds) > 1):
+        _refuse(
+            "torch.func.grad (vjp, jacrev)" if "Grad" in kinds else "torch.func.jacfwd (a jvp inside another transform)",
+            "no exporter sees what it differentiates, a file would hold the example's values: call it in the forward of an autograd Function that is "
+            "not named in inline=, which stays one node; or write the derivative out",
+        )
 
 
 def _change(func: Any, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

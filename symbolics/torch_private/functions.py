@@ -17,14 +17,15 @@ __all__ = [
     "apply_of_base",
     "autograd_kernel",
     "enter_transform",
+    "forward_level",
     "function_of",
     "functions",
     "helpers_of_apply",
-    "in_forward_mode",
     "is_any_autocast_enabled",
     "is_higher_order",
     "is_module_hook",
     "keeps_graph",
+    "leave_forward_levels",
     "leave_transform",
     "leave_transforms",
     "operator_name",
@@ -32,6 +33,7 @@ __all__ = [
     "run_backward",
     "set_grad_enabled",
     "transform_depth",
+    "transform_kinds",
     "transforms_active",
 ]
 
@@ -78,6 +80,22 @@ def leave_transforms(depth: int) -> None:
         torch._C._functorch.pop_dynamic_layer_stack()
 
 
+def transform_kinds() -> list[str]:
+    """The transforms of torch.func that surround this code, the outermost first: Grad (grad, vjp, jacrev), Jvp (jvp, jacfwd), Vmap, Functionalize."""
+    return [interpreter.key().name for interpreter in torch._C._functorch.get_interpreter_stack() or ()]
+
+
+def forward_level() -> int:
+    """The level of forward-mode differentiation (torch.autograd.forward_ad.dual_level) that is open, -1 for none."""
+    return torch.autograd.forward_ad._current_level
+
+
+def leave_forward_levels(level: int) -> None:
+    """Close those that something left open, down to this one: with one of them every jvp fails."""
+    while forward_level() > level:
+        torch.autograd.forward_ad.exit_dual_level()
+
+
 def enter_transform() -> None:
     """Let Function.apply believe that torch.func.grad surrounds it: it then hands its call over to Python."""
     torch._C._functorch._grad_increment_nesting()
@@ -98,11 +116,6 @@ def is_module_hook(cls: type) -> bool:
     from torch.nn.modules._functions import BackwardHookFunction
 
     return cls is BackwardHookFunction
-
-
-def in_forward_mode() -> bool:
-    """Whether a level of forward-mode differentiation (torch.autograd.forward_ad.dual_level) is open."""
-    return torch.autograd.forward_ad._current_level >= 0
 
 
 def keeps_graph() -> bool:

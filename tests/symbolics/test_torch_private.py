@@ -469,8 +469,23 @@ def test_traced_graph():
     assert "aten::mul" in kinds
 
 
-def test_in_forward_mode():
-    assert not private.in_forward_mode()
+def test_forward_level():
+    assert private.forward_level() == -1
     with torch.autograd.forward_ad.dual_level():
-        assert private.in_forward_mode()
-    assert not private.in_forward_mode()
+        assert private.forward_level() == 0
+    assert private.forward_level() == -1
+
+
+def test_leave_forward_levels():
+    torch.autograd.forward_ad.enter_dual_level()
+    private.leave_forward_levels(0)
+    assert private.forward_level() == 0
+    private.leave_forward_levels(-1)
+    assert private.forward_level() == -1
+    assert torch.func.jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))[1].item() == 1
+
+
+def test_transform_kinds():
+    seen = []
+    torch.func.grad(lambda x: torch.func.vmap(lambda y: seen.append(private.transform_kinds()) or y)(x).sum())(torch.ones(2))
+    assert seen == [["Grad", "Vmap"]] and private.transform_kinds() == []

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 
 import pytest
 import torch
 from torch import nn
 
 import exporter
-from symbolics.errors import PythonopWarning
+from symbolics.errors import ExportError, PythonopWarning
+from tests.support import Calls
 from tests.symbolics.capture import functions as f
 from tests.trains import assert_step_alike
 
@@ -199,3 +201,43 @@ def test_gradients_through_vmap(function, dynamo):
     y.sum().backward()
     expected.sum().backward()
     torch.testing.assert_close(x.grad, z.grad)
+
+
+def _cubes(x):
+    return (x**3).sum()
+
+
+class Derived(torch.autograd.Function):
+    """Its forward is a derivative that torch.func takes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.func.grad(_cubes)(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 6 * ctx.saved_tensors[0] * g
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (Derived.apply, "grad"),
+        (torch.func.grad(_cubes), "grad"),
+        (lambda x: torch.func.vjp(torch.exp, x)[1](torch.ones_like(x))[0], "grad"),
+        (torch.func.jacrev(_cubes), "grad"),  # TorchScript kept the example's values
+        (torch.func.vmap(torch.func.grad(_cubes)), "grad"),
+        (torch.func.jacfwd(_cubes), "jacfwd"),  # as here
+        (torch.func.hessian(_cubes), "(grad|jacfwd)"),
+    ],
+    ids=["inlined", "grad", "vjp", "jacrev", "vmap of grad", "jacfwd", "hessian"],
+)
+def test_derivatives_by_torch_func(function, name, dynamo):
+    x, inline = torch.linspace(-1, 1, 6).reshape(2, 3), [Derived] if function == Derived.apply else ()
+    with pytest.raises(ExportError, match=rf"^torch\.func\.{name} .*called in module inner at tests\S+:\d+: .*which stays one node"):
+        exporter.export(nn.Sequential(OrderedDict(inner=Calls(function))), (x,), dynamo=dynamo, inline=inline)
+    # What comes after it is as if nothing had been.
+    for later in (lambda x: torch.func.jvp(torch.exp, (x,), (x,))[1], Derived.apply):
+        y = exporter.load(exporter.export(Calls(later), (x,), dynamo=dynamo), allow=[Derived])(2 * x)
+        torch.testing.assert_close(y, later(2 * x))
