@@ -309,7 +309,7 @@ def _with_gradient(model: ir.Model) -> Iterator[ir.Node]:
         todo += [v for v in node.inputs if v is not None]
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.GRAPH:
-                todo += attribute.as_graph().outputs
+                todo += list(attribute.as_graph().outputs)
             elif attribute.type == ir.AttributeType.GRAPHS:
                 todo += [output for body in attribute.as_graphs() for output in body.outputs]
 

@@ -28,6 +28,7 @@ from symbolics.capture.other_hooks import GradFn
 from symbolics.capture.recorder import active_recorder
 from symbolics.capture.running_statistics import RunningStatistics
 from symbolics.capture.undifferentiable import called, flag_of_no_leaf
+from symbolics.capture.views import without_new_dimensions
 from symbolics.errors import ExportError
 from symbolics.node.result import write_structure
 from symbolics.quirks import REWRITES, Rewrite
@@ -121,8 +122,9 @@ class StopGradients(TorchFunctionMode):
             return out if _write_out(out, result) else func(*args, **kwargs)
         result = called(functools.partial(_rewritten, func, REWRITES.get(func)), name, args, kwargs, torch.ops.pythonop.stop_gradient)
         buffers = None if recorder is None else recorder.capture.trace.buffers
-        if buffers is not None:
+        if recorder is not None and buffers is not None:
             buffers.note_views(func, result)
+            recorder.capture.trace.views.note(func, args, kwargs, result)
         if name in _SHAPE_ONLY or _needs_no_mark(result):
             return result
         if private.transforms_active():  # what torch.func wraps does not say that it needs a gradient
@@ -149,16 +151,17 @@ class StopGradients(TorchFunctionMode):
             with torch.no_grad():
                 result.copy_(stopped)
             return result
-        unseen = not torch.is_grad_enabled() and name not in _SAME_VALUES and _is_computed(target)
-        before = target.clone() if unseen and target is not None else None
+        whole = private.base_of(target) if isinstance(target, torch.Tensor) else target
+        unseen = not torch.is_grad_enabled() and name not in _SAME_VALUES and _is_computed(whole)
+        before = whole.clone() if unseen and whole is not None else None
         if not torch.is_grad_enabled():  # the target stays as it is: the mark goes on what is written into it
             rest = pytree.tree_map_only(
                 torch.Tensor, lambda t: torch.ops.pythonop.stop_gradient(t) if _needs_gradient(t) else t, (args[1:], kwargs)
             )
             args, kwargs = (target, *rest[0]), rest[1]
         result = _change(func, name, target, args, kwargs)
-        if before is not None and target is not None:
-            _hide_change(target, before)
+        if before is not None and whole is not None:
+            _hide_change(whole, before)
         return result
 
 
@@ -179,16 +182,38 @@ def _change(func: Any, name: str, target: Any, args: tuple[Any, ...], kwargs: di
         return _rewritten(func, REWRITES.get(func), *args, **kwargs)
     recorder = active_recorder()
     buffers = None if recorder is None else recorder.capture.trace.buffers
-    if buffers is None or not buffers.has(target):  # torch's own passes follow what is put into parts of a tensor
-        if name == "copy_" and not target._is_view():
-            return private.overwrite_traced(target, args[1] if len(args) > 1 else kwargs["src"])
-        return _rewritten(func, REWRITES.get(func), *args, **kwargs)
+    if buffers is None or not buffers.has(target):
+        shared = recorder is not None and recorder.capture.trace.views.shared(target)
+        if name == "copy_" and (shared or not target._is_view()):
+            return _overwrite(target, args[1] if len(args) > 1 else kwargs["src"], name)
+        if name == "__setitem__" and (index := without_new_dimensions(args[1])) is not None:
+            value = args[2].expand(target[args[1]].shape).reshape(target[index].shape) if isinstance(args[2], torch.Tensor) else args[2]
+            args = (target, index, value)
+        if name in _SAME_VALUES or not shared:
+            return _rewritten(func, REWRITES.get(func), *args, **kwargs)
+        value = target.clone()
+        _rewritten(func, REWRITES.get(func), value, *args[1:], **kwargs)
+        return _overwrite(target, value, name)
     written, result = buffers.write(name, target, args[1:], kwargs), target
     if written is None:
         written, result = target, _rewritten(func, REWRITES.get(func), *args, **kwargs)
     if not buffers.follow(written):
         _refuse(name, "it writes into a view of a buffer that is not contiguous, or in another type: write into the buffer itself")
     return result
+
+
+def _overwrite(target: torch.Tensor, value: torch.Tensor, name: str = "a change in place") -> torch.Tensor:
+    """``target.copy_(value)``; in a trace, what shares the target's memory is told."""
+    if not private.is_tracing():
+        return target.copy_(value)
+    private.overwrite_traced(target, value)
+    if (recorder := active_recorder()) is not None:
+        trace = recorder.capture.trace
+        try:
+            trace.views.follow(target, trace.dynamic)
+        except ExportError as error:
+            recorder.refuse(name, str(error))
+    return target
 
 
 def _rewritten(func: Any, rewrite: Rewrite | None, /, *args: Any, **kwargs: Any) -> Any:
@@ -216,11 +241,7 @@ def _hide_change(target: torch.Tensor, before: torch.Tensor) -> None:
     """Let a tensor that was changed in place under no_grad have the gradients that it had before: autograd has not seen the change."""
     stop = torch.ops.pythonop.stop_gradient
     nothing = torch.where(before.isfinite(), before - stop(before), torch.zeros_like(before))
-    value = stop(target.clone()) + nothing
-    if private.is_tracing() and not target._is_view():
-        private.overwrite_traced(target, value)
-    else:
-        target.copy_(value)
+    _overwrite(target, stop(target.clone()) + nothing)
 
 
 def _write_out(out: Any, result: Any) -> bool:
@@ -233,7 +254,7 @@ def _write_out(out: Any, result: Any) -> bool:
     buffers = None if recorder is None else recorder.capture.trace.buffers
     for into, value in pairs:
         if private.is_tracing():
-            private.overwrite_traced(into, value)
+            _overwrite(into, value)
             if buffers is not None:
                 buffers.follow(into)
         else:

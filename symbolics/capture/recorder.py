@@ -28,6 +28,7 @@ from symbolics.capture.opaque_op import Record, forget, remember
 from symbolics.capture.other_hooks import check_module_hooks, check_parameter_hooks
 from symbolics.capture.probe import observe
 from symbolics.capture.running_statistics import RunningStatistics
+from symbolics.capture.views import Views
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.node.attributes import write_attributes
 from symbolics.node.call import Autocast, AutogradCall
@@ -66,6 +67,7 @@ class Trace:
         dirtied: Tensors that a Function changed and said so: the trace leaves them as they were.
         buffers: The model's buffers before its forward.
         statistics: What batch_norm wrote into running statistics.
+        views: Which tensors look at the memory of which others.
     """
 
     anchors: list[torch.Tensor] = field(default_factory=list)
@@ -76,6 +78,7 @@ class Trace:
     dirtied: list[torch.Tensor] = field(default_factory=list)
     buffers: Buffers | None = None
     statistics: RunningStatistics | None = None
+    views: Views = field(default_factory=Views)
 
 
 @dataclass
@@ -263,7 +266,7 @@ class Recorder(Listener):
         outputs = self.records[key].outputs
         results = self._call_op(slots, key)
         for source_index, output_index in outputs.dirty:
-            results[output_index] = _write_back(slots.values[source_index], results[output_index])
+            results[output_index] = self._write_back(slots.values[source_index], results[output_index])
             self.capture.trace.dirtied.append(slots.values[source_index])
             self.capture.aliases.change(slots.values[source_index], qualified_name(cls))
         for index in outputs.mutated:
@@ -277,6 +280,21 @@ class Recorder(Listener):
                 (one, other, why, "return a copy from that forward (x.clone()), or change a copy of the tensor")
             )
         return fill(outputs.template, lambda leaf: results[leaf.index] if isinstance(leaf, Slot) else leaf)
+
+    def _write_back(self, target: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        """Let a dirty input stand for the output that replaces it; the caller gets the same object, as from eager."""
+        if private.is_tracing():
+            if target._is_view():
+                raise ExportError(
+                    "mark_dirty on a view: torch.onnx.export(dynamo=False) would drop the node without a word. Use dynamo=True, or clone the view first"
+                )
+            with torch.no_grad(), private.paused_capture():
+                target.copy_(result)
+            private.replace_traced(target, result)
+            self.capture.trace.views.follow(target, self.capture.trace.dynamic)
+            return target if target.requires_grad == result.requires_grad else result
+        target.copy_(result)
+        return target
 
     def _record(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str) -> tuple[str, Slots]:
         """File a record of a call; its key, and the tensors and sizes among its arguments."""
@@ -419,17 +437,3 @@ def _autocast() -> Autocast:
     devices = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
     dtypes = {d: str(torch.get_autocast_dtype(d)).removeprefix("torch.") for d in devices}
     return Autocast(dtypes, torch.is_autocast_cache_enabled()) if dtypes else Autocast()
-
-
-def _write_back(target: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """Let a dirty input stand for the output that replaces it; the caller gets the same object, as from eager."""
-    if private.is_tracing():
-        if target._is_view():
-            raise ExportError(
-                "mark_dirty on a view: torch.onnx.export(dynamo=False) would drop the node without a word. Use dynamo=True, or clone the view first"
-            )
-        with torch.no_grad():
-            private.replace_traced(target, result)
-        return result
-    target.copy_(result)
-    return target

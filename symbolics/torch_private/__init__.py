@@ -51,6 +51,7 @@ from symbolics.torch_private.modules import (
     tensor_hooks,
 )
 from symbolics.torch_private.tensors import (
+    base_of,
     from_dlpack,
     has_no_value,
     is_fake,
@@ -96,6 +97,7 @@ __all__ = [
     "answered_draws",
     "apply_of_base",
     "autograd_kernel",
+    "base_of",
     "buffers_assigned_unseen",
     "captured_by_dynamo",
     "detect_fake_mode",

@@ -61,6 +61,11 @@ def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch._C._is_alias_of(a, b))
 
 
+def base_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor is a view of, itself where it is none: autograd knows a change of a view as one of its base. ``_base`` has no public name."""
+    return tensor._base if tensor._is_view() and tensor._base is not None else tensor
+
+
 def has_no_value(tensor: torch.Tensor) -> bool:
     """Whether a tensor has no data, and it is not known what they would be: asking for its truth is an error in torch.export."""
     return is_fake(tensor) and getattr(tensor, "constant", None) is None

@@ -469,6 +469,11 @@ def test_traced_graph():
     assert "aten::mul" in kinds
 
 
+def test_base_of():
+    x = torch.ones(2)
+    assert private.base_of(x[:1].view(1, 1)) is x and private.base_of(x) is x
+
+
 def test_forward_level():
     assert private.forward_level() == -1
     with torch.autograd.forward_ad.dual_level():
