@@ -9,7 +9,7 @@ import torch
 
 from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import in_place, instead
+from symbolics.quirks.rewriting import Rewrite, in_place, instead
 
 __all__ = ["QUIRK", "SCATTERS"]
 
@@ -17,7 +17,8 @@ QUIRK = Quirk(
     upstream="torch and onnxscript's torchlib",
     seen="2.13, 0.7.2",
     wrong="TorchScript's index_add loses what goes to one place twice, dynamo's what is in a tensor without dimensions; scatter_reduce('mean') is the sum under dynamo, and with "
-    "include_self=False its gradient is NaN; index_reduce has no translation; the gradient of index_fill's value counts an index that is given twice",
+    "include_self=False its gradient is NaN; index_reduce has no translation; the gradient of index_fill's value counts an index that is given twice; onnxruntime "
+    "fails at a source that is larger than the index",
 )
 
 
@@ -89,3 +90,31 @@ for _name, _rewrite in {
 }.items():
     SCATTERS[getattr(torch, _name)] = SCATTERS[getattr(torch.Tensor, _name)] = _rewrite
     SCATTERS[getattr(torch.Tensor, f"{_name}_")] = in_place(_rewrite, getattr(torch, _name))
+
+
+def _cut(rewrite: Rewrite | None) -> Rewrite:
+    """The call, or its rewrite, with no more of the source than there are indices: onnxruntime wants both of one shape."""
+
+    def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = {**dict(zip(("input", "dim", "index", "src"), args)), **kwargs}
+        index, source = given.get("index"), given.get("src")
+        if isinstance(source, torch.Tensor) and isinstance(index, torch.Tensor) and source.dim() and _is_larger(source, index):
+            source = source[tuple(slice(0, size) for size in index.shape)]
+            args, kwargs = (
+                (*args[:3], source, *args[4:]) if len(args) > 3 else args,
+                {**kwargs, **({"src": source} if "src" in kwargs else {})},
+            )
+        return func(*args, **kwargs) if rewrite is None else rewrite(func, args, kwargs)
+
+    return called
+
+
+def _is_larger(source: torch.Tensor, index: torch.Tensor) -> bool:
+    """Whether the sizes, or what stands for them, differ."""
+    with private.paused_capture():
+        return [str(size) for size in source.shape] != [str(size) for size in index.shape]
+
+
+for _name in ("scatter", "scatter_add", "scatter_reduce"):
+    for _function in (getattr(torch, _name), getattr(torch.Tensor, _name), getattr(torch.Tensor, f"{_name}_")):
+        SCATTERS[_function] = _cut(SCATTERS.get(_function))

@@ -105,6 +105,11 @@ BOTH = {
     "cosine_embedding_loss": (lambda a, b: F.cosine_embedding_loss(a, b, tensor([1.0, -1, 1, -1])), ROWS, OTHERS),
     "dist of equals": (lambda a: torch.dist(a, a * 1), ROWS),
     # scatters
+    **{
+        f"{name}, a source larger than the index": (lambda x, name=name, more=more: getattr(x, name)(1, tensor([[0, 1], [2, 0]]), TABLE, *more), ROWS)
+        for name, more in {"scatter": (), "scatter_add": (), "scatter_reduce": ("sum",)}.items()
+    },
+    "scatter_add_, a source larger than the index": (_in_place("scatter_add_", 0, tensor([[0], [3]]), TABLE), ROWS),
     "scatter_reduce prod": (lambda x, u: x.scatter_reduce(0, tensor([0, 0, 1, 2]), u, "prod"), tensor([0.0, 2, 3]), tensor([4.0, 0, 3, 0])),
     "scatter_reduce prod, zeros": (
         lambda x, u: x.scatter_reduce(0, tensor([0, 0, 1, 1]), u, "prod"), tensor([5.0, 2, 3]), tensor([0.0, 7, 0, 0]),
