@@ -352,10 +352,6 @@ def distances():
         return differs(gradient(lambda x: torch.linalg.vector_norm(x, 3), torch.zeros(2)))
 
 
-def embedding_renorms():
-    return torchscript_differs(lambda w: functional.embedding(torch.tensor([0]), w * 1.0, max_norm=1.0), torch.ones(2, 2))
-
-
 def empty_products():
     node = helper.make_node("Gemm", ["a", "b", "c"], ["y"], beta=2.0)
     ones = np.ones((2, 3), np.float32)

@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 
 import pytest
+import torch
 
 from symbolics import quirks
 from symbolics.quirks import elsewhere
@@ -26,7 +27,6 @@ from tests.symbolics.quirks.canaries import (
     deleted_slices,
     distances,
     embedding,
-    embedding_renorms,
     empty_batches,
     empty_names,
     empty_products,
@@ -66,6 +66,7 @@ from tests.symbolics.quirks.canaries import (
     softplus_threshold,
     splits,
     std,
+    torchscript_differs,
     torchscript_gaps,
     torchscript_scatters,
     truth,
@@ -78,6 +79,11 @@ from tests.symbolics.quirks.canaries import (
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+def embedding_renorms():
+    return torchscript_differs(lambda w: torch.nn.functional.embedding(torch.tensor([0]), w * 1.0, max_norm=1.0), torch.ones(2, 2))
+
 
 FILES = {
     module.name: importlib.import_module(f"symbolics.quirks.{module.name}").QUIRK
