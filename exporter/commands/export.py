@@ -23,6 +23,7 @@ __all__ = ["export"]
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The ONNX file to write.")
 @shared.dynamo_option
 @shared.inline_option
+@shared.portable_options
 @shared.eager_check_option
 @shared.setup_option
 @shared.opset_option
@@ -39,6 +40,8 @@ def export(
     output: Path,
     dynamo: bool,
     inline: tuple[str, ...],
+    portable: bool,
+    portable_only: tuple[str, ...],
     eager_check: bool,
     setups: tuple[str, ...],
     opset: int | None,
@@ -55,6 +58,7 @@ def export(
         with shared.status(f"importing {target}", as_json):
             shared.run_setups(setups)
             case = shared.load_target(target)
+            wanted = shared.portable_of(case, portable, portable_only)
         with shared.status(f"exporting {type(case.model).__name__}", as_json), shared.explained(context):
             program = exporter.export(
                 case.model,
@@ -64,6 +68,7 @@ def export(
                 dynamo=dynamo,
                 opset_version=opset,
                 inline=(*case.inline, *inline),
+                portable=wanted,
                 eager_check=eager_check,
             )
         with shared.status(f"writing {output}", as_json):
@@ -81,6 +86,7 @@ def export(
             "calls": len(report.rows),
             "functions": dict(counts),
             "inlined": program.inlined,
+            "portable": shared.portable_facts(program),
             "stop_gradients": report.stop_gradients,
             "parameters": report.parameters,
             "trainable": report.trainable,
@@ -91,4 +97,5 @@ def export(
         ]
         if gradients is not None:
             lines.append(f"wrote {clean(str(gradients))} ({gradients.stat().st_size:,} bytes), its training graph")
+        lines += shared.portable_lines(program)
         shared.tell(facts, (*lines, *(f"  {count} x {clean(name)}" for name, count in counts.most_common())), as_json)

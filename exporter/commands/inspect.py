@@ -23,7 +23,7 @@ __all__ = ["inspect", "render"]
 @click.option("--json", "as_json", is_flag=True, help="Print the same as JSON.")
 @click.pass_context
 def inspect(context: click.Context, file: Path, as_json: bool) -> None:
-    """Show the PythonOps of an ONNX FILE. Nothing of the file is run or imported, and torch is not needed."""
+    """Show the calls of autograd Functions in an ONNX FILE. Nothing of the file is run or imported, and torch is not needed."""
     with reported(context):
         facts = inspect_file(file)
         if as_json:
@@ -31,9 +31,12 @@ def inspect(context: click.Context, file: Path, as_json: bool) -> None:
         else:
             Console(highlight=False).print(render(facts, str(file)))
         damaged = sum(row.error is not None for row in facts.rows)
-        if damaged:
-            if as_json is False:
+        links = sum(link.error is not None for link in facts.links)
+        if damaged or links:
+            if damaged and not as_json:
                 click.echo(f"{damaged} of {len(facts.rows)} PythonOps cannot be read", err=True)
+            if links and not as_json:
+                click.echo(f"{links} of {len(facts.links)} links of functions to their backward cannot be read", err=True)
             context.exit(1)
 
 
@@ -46,17 +49,22 @@ def render(facts: FileFacts, title: str = "") -> RenderableType:
         grid.add_row(Text(name), Text(clean(text, 2000)))
     parts: list[RenderableType] = [Text(clean(title), style="bold")] if title else []
     parts.append(grid)
-    if facts.rows:
+    if facts.links:
+        parts.append(_links(facts))
+    if rows := (*facts.portable, *facts.rows):
         table = Table(show_lines=False, pad_edge=False)
         paired = ["Backward: gradients of"] if facts.gradients else []
-        for column in ("#", "Function", "Arguments", "Inputs", "Outputs", *paired, "Flags", "Where"):
+        kinds = ["Is"] if facts.portable or any(row.opaque for row in rows) else []
+        for column in ("#", "Function", *kinds, "Arguments", "Inputs", "Outputs", *paired, "Flags", "Where"):
             table.add_column(column, overflow="fold")
-        for index, row in enumerate(facts.rows):
+        for index, row in enumerate(rows):
             where = [clean(text) for text in (row.graph, row.module, row.source) if text]
+            kind = "an ONNX function" if row.kind == "function" else f"a PythonOp: {clean(row.opaque, 400)}" if row.opaque else "a PythonOp"
             arguments = Text(f"damaged: {clean(row.error, 400)}", style="red") if row.error is not None else _cell(row.arguments)
             table.add_row(
                 str(index),
                 Text(clean(row.function)),
+                *(Text(kind) for _ in kinds),
                 arguments,
                 _cell(row.inputs),
                 _cell(row.outputs),
@@ -65,10 +73,25 @@ def render(facts: FileFacts, title: str = "") -> RenderableType:
                 _cell(where),
             )
         parts.append(table)
-        parts.append(Text("* needs (has) a gradient", style="dim"))
+        if facts.rows:
+            parts.append(Text("* needs (has) a gradient", style="dim"))
     else:
         parts.append(Text("no PythonOp"))
     return Group(*parts)
+
+
+def _links(facts: FileFacts) -> Table:
+    """The ONNX functions that have a backward of their own."""
+    table = Table(show_lines=False, pad_edge=False)
+    for column in ("ONNX function", "Backward", "Differentiable"):
+        table.add_column(column, overflow="fold")
+    for link in facts.links:
+        if link.error is not None:
+            table.add_row(Text(clean(link.name)), Text(f"damaged: {clean(link.error, 400)}", style="red"), Text(""))
+            continue
+        times = "no" if not link.backward else "once" if link.once else "again and again"
+        table.add_row(Text(clean(link.name)), Text(clean(link.backward)), Text(times))
+    return table
 
 
 def _cell(texts: list[str]) -> Text:
@@ -79,7 +102,8 @@ def _lines_of(facts: FileFacts) -> Iterator[tuple[str, str]]:
     version = facts.format_version
     yield "format", f"pythonop {version}" if version is not None else "not written by pythonop"
     yield "ONNX", f"IR {facts.ir_version}, " + ", ".join(f"{domain or 'ai.onnx'} {number}" for domain, number in facts.opsets.items())
-    yield "calls", f"{len(facts.rows)} PythonOp, {facts.gradients} PythonOpGrad{', gradients paired' if facts.training else ''}"
+    portable = f"{len(facts.portable)} ONNX functions with a backward of their own, " if facts.portable else ""
+    yield "calls", f"{portable}{len(facts.rows)} PythonOp, {facts.gradients} PythonOpGrad{', gradients paired' if facts.training else ''}"
     if facts.unchecked:
         yield "not checked", f"against the Functions of an eager run: {facts.unchecked}"
     recorded = facts.stop_gradients_recorded

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import json
 import pkgutil
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import click
@@ -30,6 +32,10 @@ __all__ = [
     "load_target",
     "one_message",
     "opset_option",
+    "portable_facts",
+    "portable_lines",
+    "portable_of",
+    "portable_options",
     "reported",
     "run_setups",
     "setup_option",
@@ -44,6 +50,17 @@ dynamo_option = click.option(
 )
 inline_option = click.option(
     "--inline", multiple=True, metavar="PATTERN", help="Functions to inline: module:qualname or a glob over it. May be repeated."
+)
+_portable = click.option(
+    "--portable",
+    is_flag=True,
+    help="Write the Functions as ONNX functions, so that the file needs no Python; a warning names those that cannot be.",
+)
+_portable_only = click.option(
+    "--portable-only",
+    multiple=True,
+    metavar="PATTERN",
+    help="Write these Functions so: module:qualname or a glob over it. It is an error where one cannot be. May be repeated.",
 )
 eager_check_option = click.option(
     "--eager-check/--no-eager-check",
@@ -189,6 +206,38 @@ def explained(context: click.Context) -> Iterator[None]:
     """Around an export: what torch prints belongs to the progress, and of what it raises the first cause is the news."""
     with contextlib.redirect_stdout(sys.stderr), one_message(context, "the export", root=True):
         yield
+
+
+def portable_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--portable and --portable-only; `portable_of` is what they say together."""
+    return _portable(_portable_only(command))
+
+
+def portable_of(case: exporter.Case, portable: bool, only: tuple[str, ...]) -> Any:
+    """The ``portable=`` of an export: what the command line says, otherwise what the case says.
+
+    Raises:
+        Failure: The command line says both.
+    """
+    if portable and only:
+        raise Failure("--portable means all Functions, --portable-only some: give one of them")
+    return portable or only or case.portable
+
+
+def portable_facts(program: exporter.Program) -> list[dict[str, str]]:
+    """What became of each call that was to be portable, for --json."""
+    return [dataclasses.asdict(call) for call in program.portable]
+
+
+def portable_lines(program: exporter.Program) -> list[str]:
+    """The same in lines for people; none where nothing was to be portable."""
+    made = Counter(call.function for call in program.portable if call.kind == "function")
+    left = Counter((call.function, call.reason) for call in program.portable if call.kind == "PythonOp")
+    if not program.portable:
+        return []
+    lines = [f"calls that became ONNX functions: {made.total()}, that could not: {left.total()}"]
+    lines += [f"  {count} x {clean(name)}" for name, count in made.most_common()]
+    return lines + [f"  {count} x {clean(name)} stays a PythonOp: {clean(reason, 300)}" for (name, reason), count in left.most_common()]
 
 
 def run_setups(setups: tuple[str, ...]) -> None:

@@ -53,6 +53,7 @@ def _hyperparameters(_: click.Context, __: click.Parameter, given: tuple[str, ..
 @click.option("--precision", type=click.Choice(["float16", "bfloat16"]), help="Compute in this type; parameters keep theirs.")
 @shared.dynamo_option
 @shared.inline_option
+@shared.portable_options
 @shared.eager_check_option
 @shared.setup_option
 @shared.opset_option
@@ -70,6 +71,8 @@ def step(
     precision: str | None,
     dynamo: bool,
     inline: tuple[str, ...],
+    portable: bool,
+    portable_only: tuple[str, ...],
     eager_check: bool,
     setups: tuple[str, ...],
     opset: int | None,
@@ -84,18 +87,22 @@ def step(
         with shared.status(f"importing {target}", as_json):
             shared.run_setups(setups)
             case = shared.load_target(target)
+            wanted = shared.portable_of(case, portable, portable_only)
         with shared.status(f"exporting a training step of {type(case.model).__name__}", as_json), shared.explained(context):
             program = exporter.export_training_step(
                 case.model, case.args, case.kwargs, loss=case.loss, targets=case.targets, dynamic_shapes=case.dynamic_shapes,
                 optimizer=optimizer, hyperparameters=hyperparameters, clip_norm=clip_norm, accumulate=accumulate, precision=precision,
-                dynamo=dynamo, opset_version=opset, inline=(*case.inline, *inline), eager_check=eager_check,
+                dynamo=dynamo, opset_version=opset, inline=(*case.inline, *inline), portable=wanted, eager_check=eager_check,
             )  # fmt: skip
         with shared.status(f"writing {output}", as_json):
             program.save(output, external_data=external_data or None)
         layout = program.layout
         assert layout is not None
         nodes = len(list(program.model.graph.all_nodes()))
-        written = {"file": str(output), "initial": str(initial), "bytes": output.stat().st_size, "nodes": nodes, "inlined": program.inlined}
+        written = {
+            "file": str(output), "initial": str(initial), "bytes": output.stat().st_size, "nodes": nodes, "inlined": program.inlined,
+            "portable": shared.portable_facts(program),
+        }  # fmt: skip
         said = {"inputs": layout.inputs, "targets": layout.targets, "carried": layout.carried, "untrained": layout.untrained}
         takes = clean(", ".join((*layout.inputs, *layout.targets)))
         lines = [
@@ -104,6 +111,7 @@ def step(
             f"takes {takes}; {len(layout.parameters)} parameters and the state of {optimizer}",
             f"gives {layout.loss}, and X.next for the {len(layout.carried)} inputs X that go round",
         ]
+        lines += shared.portable_lines(program)
         if layout.untrained:
             lines.append(f"the loss does not depend on {clean(', '.join(layout.untrained))}: they stay as they are")
         shared.tell({**written, **said}, lines, as_json)

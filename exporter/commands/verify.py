@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -19,6 +20,8 @@ __all__ = ["verify"]
 @click.command()
 @click.argument("target")
 @shared.dynamo_option
+@shared.inline_option
+@shared.portable_options
 @click.option("--html", type=click.Path(path_type=Path), help="Also write the report as one self-contained page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--bisect", is_flag=True, help="Where something differs, find the first node that departs.")
@@ -33,6 +36,9 @@ def verify(
     context: click.Context,
     target: str,
     dynamo: bool,
+    inline: tuple[str, ...],
+    portable: bool,
+    portable_only: tuple[str, ...],
     html: Path | None,
     as_json: bool,
     bisect: bool,
@@ -54,6 +60,7 @@ def verify(
         with shared.status(f"importing {target}", as_json):
             shared.run_setups(setups)
             case = shared.load_target(target)
+            case = replace(case, inline=(*case.inline, *inline), portable=shared.portable_of(case, portable, portable_only))
         with shared.status(f"verifying {type(case.model).__name__}", as_json), contextlib.redirect_stdout(sys.stderr):
             with shared.one_message(context, "the comparison"):
                 report = run(case, dynamo=dynamo, setup=setup or target, opset_version=opset, bisect=bisect, timeout=timeout)

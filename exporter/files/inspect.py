@@ -1,15 +1,16 @@
-"""What a file says about its PythonOps, as numbers and texts: for `pythonop inspect` and for programs.
+"""What a file says about its calls of autograd Functions, as numbers and texts: for `pythonop inspect` and for programs.
 
 Nothing of the file runs, no name in it is imported, and no torch is needed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -21,12 +22,16 @@ from symbolics.node.arguments import Described, Unresolved
 from symbolics.node.attributes import SPECS, check_types, read_attributes, tuples_of, values_of
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Partial, Slot
+from symbolics.node.linked import backward_of
 from symbolics.node.metadata import StateEntry, StepLayout, check_version, pairing_of, read_state, step_of
 from symbolics.node.names import (
+    BACKWARD_KEY,
     CALL_ATTRIBUTE,
+    FUNCTION_KEY,
     GRADIENTS_KEY,
     MARK_COUNT_KEY,
     MODULE_PROPERTY,
+    OPAQUE_PROPERTY,
     ORT_DOMAIN,
     PYTHON_OP_GRAD,
     SOURCE_PROPERTY,
@@ -34,15 +39,15 @@ from symbolics.node.names import (
 )
 from symbolics.text import clean
 
-__all__ = ["CallFacts", "FileFacts", "inspect_file", "inspect_model"]
+__all__ = ["CallFacts", "FileFacts", "LinkFacts", "inspect_file", "inspect_model"]
 
 
 @dataclass
 class CallFacts:
-    """One PythonOp, as texts.
+    """One call of an autograd Function, as texts.
 
     Attributes:
-        function: ``module:qualname``.
+        function: ``module:qualname``; of an ONNX function that says none, its own name.
         node, graph: Its name, and where it stands: "" for the main graph.
         arguments: Text of each argument of forward, tensors by the names of their values; keywords as ``name=``.
         inputs, outputs: ``float32[2, N]`` per tensor, with a trailing ``*`` where it needs (or has) a gradient.
@@ -50,6 +55,8 @@ class CallFacts:
         module, source: Where the call came from, "" where the file does not say.
         id: The call's id, None for a node without ``call``.
         backward: The PythonOpGrads of this call: the node and the inputs it gives gradients of.
+        kind: ``"PythonOp"``, or ``"function"`` for an ONNX function of the file with a backward of its own.
+        opaque: Why it is a PythonOp where a portable file was asked for, "" where the file does not say.
         error: What is wrong with it, None for nothing.
     """
 
@@ -64,6 +71,26 @@ class CallFacts:
     source: str = ""
     id: str | None = None
     backward: list[str] = field(default_factory=list)
+    kind: Literal["PythonOp", "function"] = "PythonOp"
+    opaque: str = ""
+    error: str | None = None
+
+
+@dataclass
+class LinkFacts:
+    """An ONNX function of the file with a backward of its own.
+
+    Attributes:
+        name, backward: ``domain::name`` of it and of its backward; "" where it has no gradient.
+        function: ``module:qualname`` of the autograd Function that it was made of, "" where the file does not say.
+        once: Whether its backward must not be differentiated again.
+        error: What is wrong with the link, None for nothing.
+    """
+
+    name: str
+    function: str
+    backward: str = ""
+    once: bool = False
     error: str | None = None
 
 
@@ -80,6 +107,8 @@ class FileFacts:
         parameters, trainable, frozen, buffers, not_persistent: How many names of each.
         tied: Names that share an initializer, one list per group.
         rows: Its PythonOps, subgraphs and functions included.
+        portable: Its calls of ONNX functions that have a backward of their own, likewise.
+        links: These functions.
         step: What the inputs and outputs of a training step are; None for any other file.
         unchecked: Why the Functions of the file were not compared with those of an eager run, "" where they were.
     """
@@ -98,6 +127,8 @@ class FileFacts:
     not_persistent: int
     tied: list[list[str]]
     rows: list[CallFacts]
+    portable: list[CallFacts] = field(default_factory=list)
+    links: list[LinkFacts] = field(default_factory=list)
     step: StepLayout | None = None
     unchecked: str = ""
 
@@ -144,6 +175,8 @@ def inspect_model(model: ir.Model) -> FileFacts:
         not_persistent=sum(not entry.persistent for entry in state.values()),
         tied=_tied(state),
         rows=[_row(graph, node, backward) for graph, node in places if is_python_op(node)],
+        portable=[_portable_row(model, graph, node) for graph, node in places if _is_linked(model, node)],
+        links=[_link(model, function) for function in model.functions.values() if BACKWARD_KEY in function.metadata_props],
         step=step_of(model),
         unchecked=clean(metadata.get(UNCHECKED_KEY, "")),
     )
@@ -193,6 +226,7 @@ def _row(graph: str, node: ir.Node, backward: dict[Any, list[ir.Node]]) -> CallF
         graph,
         module=node.metadata_props.get(MODULE_PROPERTY, ""),
         source=node.metadata_props.get(SOURCE_PROPERTY, ""),
+        opaque=node.metadata_props.get(OPAQUE_PROPERTY, ""),
     )
     try:
         values = values_of(node)
@@ -210,6 +244,43 @@ def _row(graph: str, node: ir.Node, backward: dict[Any, list[ir.Node]]) -> CallF
         given = [source.name or "" for source, output in zip(node.inputs, grad.outputs, strict=False) if source is not None and output.name]
         row.backward.append(f"{grad.name or PYTHON_OP_GRAD}: {', '.join(given) or 'nothing'}")
     return row
+
+
+def _is_linked(model: ir.Model, node: ir.Node) -> bool:
+    function = model.functions.get(node.op_identifier())
+    return function is not None and BACKWARD_KEY in function.metadata_props
+
+
+def _portable_row(model: ir.Model, graph: str, node: ir.Node) -> CallFacts:
+    """A call of an ONNX function: what it keeps for its backward is no output of the Function."""
+    function = model.functions[node.op_identifier()]
+    outputs = list(node.outputs)
+    with contextlib.suppress(FormatError):  # the row of the link says it
+        link = backward_of(model, function)
+        outputs = outputs[: len(function.outputs) - (len(link.kept) if link is not None else 0)]
+    return CallFacts(
+        function.metadata_props.get(FUNCTION_KEY, f"{function.domain}::{function.name}"),
+        node.name or "",
+        graph,
+        arguments=[(value.name or "") if value is not None else "" for value in node.inputs],
+        inputs=[_tensor(value) for value in node.inputs],
+        outputs=[_tensor(value) for value in outputs],
+        module=node.metadata_props.get(MODULE_PROPERTY, ""),
+        source=node.metadata_props.get(SOURCE_PROPERTY, ""),
+        kind="function",
+    )
+
+
+def _link(model: ir.Model, function: ir.Function) -> LinkFacts:
+    facts = LinkFacts(f"{function.domain}::{function.name}", function.metadata_props.get(FUNCTION_KEY, ""))
+    try:
+        link = backward_of(model, function)
+    except FormatError as error:
+        facts.error = str(error)
+        return facts
+    if link is not None and link.name:
+        facts.backward, facts.once = f"{link.domain}::{link.name}", link.once
+    return facts
 
 
 def _decode(values: dict[str, Any]) -> AutogradCall:
@@ -272,15 +343,21 @@ def _tensors(values: list[ir.Value | None], kinds: Any, ranks: Any, flags: Any) 
     out = []
     for i, (kind, rank) in enumerate(zip(kinds, ranks, strict=False)):
         value = values[i] if i < len(values) else None
-        if value is not None and value.shape is not None:
-            dims = [
-                "?" if isinstance(d, ir.SymbolicDim) and d.value is None else str(d.value if isinstance(d, ir.SymbolicDim) else d)
-                for d in value.shape
-            ]
-        else:
-            dims = ["?"] * rank
+        dims = _dims(value.shape) if value is not None and value.shape is not None else ["?"] * rank
         out.append(f"{ir.DataType(kind).name.lower()}[{', '.join(dims)}]{'*' if i < len(flags) and flags[i] else ''}")
     return out
+
+
+def _tensor(value: ir.Value | None) -> str:
+    if value is None or value.dtype is None:
+        return "?"
+    return value.dtype.name.lower() + (f"[{', '.join(_dims(value.shape))}]" if value.shape is not None else "")
+
+
+def _dims(shape: ir.Shape) -> list[str]:
+    return [
+        "?" if isinstance(d, ir.SymbolicDim) and d.value is None else str(d.value if isinstance(d, ir.SymbolicDim) else d) for d in shape
+    ]
 
 
 def _text(value: Any, names: list[str]) -> str:

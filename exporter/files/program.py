@@ -33,12 +33,14 @@ class Program:
     Attributes:
         model: The ONNX model.
         inlined: qualified name -> reason, for Functions that were inlined without being asked to.
+        portable: What became of each call of a Function that was to be portable: `exporter.forward.portable.PortableCall`.
         torch_program: torch's ONNXProgram (dynamo=True), None otherwise.
     """
 
     model: ir.Model
     inlined: dict[str, str] = field(default_factory=dict)
     torch_program: Any = None
+    portable: list[Any] = field(default_factory=list)
 
     @property
     def model_proto(self) -> onnx.ModelProto:

@@ -23,6 +23,7 @@ def export(
     dynamic_shapes: Any = None,
     opset_version: int | None = None,
     inline: Iterable[Any] = (),
+    portable: Any = False,
     eager_check: bool = True,
     **torch_onnx_export_options: Any,
 ) -> Program:
@@ -38,6 +39,8 @@ def export(
         inline: Functions to inline in place of a node: classes, and patterns such as ``mypkg.ops:*``
             (`symbolics.node.patterns.Patterns` has the language). Their own backward is then lost: the gradient is the
             derivative of forward.
+        portable: Functions to write as ONNX functions, their own backward beside them, so that the file runs and trains without
+            Python: True for all that can, or a list as ``inline`` takes it (`hook`). ``program.portable`` says what became of each call.
         eager_check: Run the model once more, in eager mode, and see that each Function that gradients flow through is in the
             file. False saves that run; the file's metadata then says that it was not checked.
         **torch_onnx_export_options: Passed to torch.onnx.export (input_names, optimize, ...), but ``f``.
@@ -58,7 +61,7 @@ def export(
     else:
         options["dynamic_shapes"] = dynamic_shapes
         options.setdefault("verbose", False)
-    with hook(inline=inline, eager_check=eager_check) as handle:
+    with hook(inline=inline, portable=portable, eager_check=eager_check) as handle:
         torch.onnx.export(model, args, kwargs=kwargs, dynamo=dynamo, opset_version=opset_version, **options)
     assert handle.program is not None
     return handle.program

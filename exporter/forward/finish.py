@@ -159,6 +159,7 @@ def _describe_calls(graph: ir.Graph, nodes: list[ir.Node], recorder: Recorder) -
         for attribute in ir_attributes(write_attributes(call, recorder.names)):
             node.attributes[attribute.name] = attribute
         node.metadata_props.pop("pkg.torch.onnx.fx_node", None)  # it shows the number of the capture, another one each time
+        recorder.capture.placed[node] = record
         for key, text in ((MODULE_PROPERTY, record.module), (SOURCE_PROPERTY, record.source)):
             if text:
                 node.metadata_props[key] = text

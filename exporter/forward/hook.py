@@ -36,7 +36,7 @@ _installed: Hook | None = None
 
 
 @contextlib.contextmanager
-def hook(inline: Iterable[Any] = (), *, eager_check: bool = True) -> Iterator[Hook]:
+def hook(inline: Iterable[Any] = (), *, portable: Any = False, eager_check: bool = True) -> Iterator[Hook]:
     """Keep each call of an autograd Function as one PythonOp in what torch.onnx.export makes in this block.
 
     Works for dynamo=True and dynamo=False, for torch.onnx.export called directly or by another library. The model is
@@ -45,6 +45,9 @@ def hook(inline: Iterable[Any] = (), *, eager_check: bool = True) -> Iterator[Ho
     Args:
         inline: Functions to inline in place of a node: classes, and patterns such as ``mypkg.ops:*``
             (`symbolics.node.patterns.Patterns` has the language).
+        portable: Functions to write as ONNX functions, their own backward beside them, in place of PythonOps: such a file runs and
+            trains without Python. True: all that can (a warning says which cannot, and why); or a list as ``inline`` takes it, and
+            then it is an error where one cannot.
         eager_check: Run the model once more, in eager mode, and see that each Function that gradients flow through is in the
             file. False saves that run; the file's metadata then says that it was not checked.
 
@@ -53,13 +56,13 @@ def hook(inline: Iterable[Any] = (), *, eager_check: bool = True) -> Iterator[Ho
 
     Raises:
         ExportError: This torch calls Functions in a way that cannot be caught.
-        ArgumentError: At the end of the block, an entry of ``inline`` means none of the Functions that its exports met.
+        ArgumentError: At the end of the block, an entry of ``inline`` or ``portable`` means none of the Functions that its exports met.
 
     Example:
         >>> with exporter.hook():
         ...     program = torch.onnx.export(model, args, dynamo=True)
     """
-    own = Hook(Patterns(inline), eager_check=eager_check)
+    own = Hook(Patterns(inline), wanted_portable(portable), eager_check=eager_check)
     outer = getattr(_thread, "hook", None)
     _patch()
     try:
@@ -70,15 +73,19 @@ def hook(inline: Iterable[Any] = (), *, eager_check: bool = True) -> Iterator[Ho
             yield own
         if own.program is not None:
             own.inline.check_met()
+            if isinstance(own.portable, Patterns):
+                own.portable.check_met()
     finally:
         _thread.hook = outer
         _unpatch()
 
 
-def install(inline: Iterable[Any] = (), *, eager_check: bool = True) -> None:
+def install(inline: Iterable[Any] = (), *, portable: Any = False, eager_check: bool = True) -> None:
     """Open a hook in every thread, until `uninstall`. A second call replaces the options; they are those of `hook`."""
     global _installed
-    options = Hook(Patterns(inline), eager_check=eager_check)  # first: what is wrong with them must leave nothing patched
+    options = Hook(
+        Patterns(inline), wanted_portable(portable), eager_check=eager_check
+    )  # first: what is wrong with them must leave nothing patched
     with _lock:
         if _installed is None:
             _patch()
@@ -97,6 +104,11 @@ def uninstall() -> None:
         if _installed is not None:
             _installed = None
             _unpatch()
+
+
+def wanted_portable(portable: Any) -> Patterns | bool:
+    """What ``portable=`` says: True, False, or which Functions."""
+    return portable if isinstance(portable, bool) else Patterns(portable, "portable")
 
 
 def _current() -> Hook | None:

@@ -17,6 +17,7 @@ from exporter.files.program import Program, save_model
 from exporter.files.save import writable
 from exporter.files.trust import name_of
 from exporter.forward.eager_graph import EagerGraph, Lost
+from exporter.forward.portable import StaysOpaque, make_portable
 from exporter.forward.unchanged import unchanged
 from exporter.train_mode.buffers import add_lost, warn_of_lost
 from symbolics import torch_private as private
@@ -40,11 +41,13 @@ class Hook:
 
     Attributes:
         inline: Which Functions are inlined.
+        portable: Which Functions become ONNX functions; True: all that can, False: none.
         program: The last model that was exported under it, None before.
         eager_check: Whether the Functions of one eager run are looked for in the file.
     """
 
     inline: Patterns
+    portable: Patterns | bool = False
     program: Program | None = None
     eager_check: bool = True
 
@@ -123,6 +126,19 @@ def judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[
     Raises:
         ExportError: A Function that gradients flow through in eager mode is not in the file.
     """
+    recorder = active_recorder()
+    assert recorder is not None
+    portable = current.portable
+    recorder.portable = portable.matches if isinstance(portable, Patterns) else lambda _: portable
+    recorder.opaque = {}
+    while True:
+        try:
+            return _judged(current, model, args, kwargs, export, training)
+        except StaysOpaque as stays:
+            recorder.opaque[stays.function] = stays.reason
+
+
+def _judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[], Any], training: bool | None) -> Any:
     current.program = None
     eager = _eager_graph(current, model, args, kwargs, training)
     eager.check_saved_tensors()
@@ -142,6 +158,10 @@ def judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[
     if lost:
         result = _again_as_in_eager(current, eager, lost, export, failure)
     assert current.program is not None
+    if current.portable:
+        recorder = active_recorder()
+        assert recorder is not None
+        current.program.portable = make_portable(current.program.model, recorder.capture.placed, current.portable)
     add_lost(current.program.model, eager.state)
     warn_of_lost(current.program.model, stacklevel=5)
     if eager.unchecked:

@@ -16,6 +16,7 @@ from exporter.gradient_graph.inference import infer_shapes
 from exporter.gradient_graph.model import own_copy, remove_marks, set_ir_version
 from symbolics.errors import ArgumentError, FormatError, PythonopError
 from symbolics.gradients import COMPOSITES, NONDIFFERENTIABLE, RULES, Rule, gradient
+from symbolics.gradients.linked import rules_of_functions
 from symbolics.graph.builder import Builder
 from symbolics.graph.collector import without_gc
 from symbolics.graph.copies import function_body, inline, inline_body, replace
@@ -76,7 +77,11 @@ class _Build:
         self.model = model
         self.boundary = Boundary(model, wrt, outputs)
         own = {_key(k): _rule(k, r) for k, r in overrides.items()}
-        self.rules: dict[Key, Rule] = {**RULES, **{(domain, name): r.check(domain, name) for (domain, name), r in own.items()}}
+        self.rules: dict[Key, Rule] = {
+            **rules_of_functions(model),
+            **RULES,
+            **{(domain, name): r.check(domain, name) for (domain, name), r in own.items()},
+        }
         self.scope = Scope(self.boundary.prefix, self.boundary.is_constant)
         self.scope.backward = self.sweep
         self.scope.opset = model.opset_imports[""]

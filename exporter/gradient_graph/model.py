@@ -16,7 +16,7 @@ from symbolics.errors import FormatError
 from symbolics.gradients.control_flow import EXPOSED, OWN_BACKWARD
 from symbolics.graph.values import graph_of, is_mark
 from symbolics.graph.walk import walk
-from symbolics.node.names import MARK_COUNT_KEY, MARK_DOMAIN, MARK_OP
+from symbolics.node.names import BACKWARD_KEY, LINKS_KEY, MARK_COUNT_KEY, MARK_DOMAIN, MARK_OP
 from symbolics.text import shown
 
 __all__ = ["own_copy", "remove_marks", "set_ir_version"]
@@ -51,6 +51,7 @@ def own_copy(source: Any) -> ir.Model:
             value.const_value = ir.tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name)
     _check(model)
     _check_marks(model)
+    _check_links(model)
     versions = model.opset_imports
     if "ai.onnx" in versions:
         versions[""] = versions.pop("ai.onnx")
@@ -90,6 +91,8 @@ def set_ir_version(model: ir.Model) -> None:
         types.update(a.value.dtype for a in node.attributes.values() if a.type is ir.AttributeType.TENSOR and not a.is_ref())
         if node.overload or node.metadata_props:
             needed = max(needed, 10)
+    if any(function.metadata_props for function in model.functions.values()):
+        needed = max(needed, 10)
     model.ir_version = min(model.ir_version, max(needed, *[_IR_OF_TYPE.get(t.name, 0) for t in types if t is not None], 0))
 
 
@@ -136,6 +139,17 @@ def _check_marks(model: ir.Model) -> None:
             f"the file was written with {shown(text)} stop-gradient marks ({MARK_DOMAIN}::{MARK_OP}) and has {found}: something inlined or removed"
             " them, gradients would flow where PyTorch stops them. Build the gradient graph from the file as the exporter saved it,"
             " and optimize the training graph instead."
+        )
+
+
+def _check_links(model: ir.Model) -> None:
+    text = model.metadata_props.get(LINKS_KEY)
+    found = sum(BACKWARD_KEY in function.metadata_props for function in model.functions.values())
+    if text is not None and text != str(found):
+        raise FormatError(
+            f"the file was written with {shown(text)} functions that have a backward of their own and has {found}: something inlined or removed them,"
+            " and the gradients would be those of what is left. Build the gradient graph from the file as the exporter saved it,"
+            " and inline the functions of the training graph instead."
         )
 
 

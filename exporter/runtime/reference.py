@@ -15,6 +15,7 @@ import symbolics.node.schema  # noqa: F401  registers the two operators
 from exporter.files.read import open_proto, reading
 from exporter.files.trust import Gate
 from exporter.runtime.kernels import PythonOp as ForwardKernel, PythonOpGrad as BackwardKernel
+from exporter.runtime.mended_operators import GatherElements
 from exporter.runtime.prepare import drop_unread_contexts
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tensors import to_array, to_tensor
@@ -32,17 +33,6 @@ class _Carried(Exception):
     def __init__(self, error: BaseException) -> None:
         super().__init__()  # not str(error), which is a Function's code as well
         self.error = error
-
-
-class GatherElements(OpRun):
-    """onnx's own takes no axis from the end, and none longer than 64."""
-
-    op_domain = ""
-
-    def _run(self, data: np.ndarray, indices: np.ndarray, axis: int | None = None) -> tuple[np.ndarray]:
-        axis = (axis or 0) % data.ndim
-        part = data[tuple(slice(None) if i == axis else slice(size) for i, size in enumerate(indices.shape))]
-        return (np.take_along_axis(part, indices.astype(np.int64), axis),)
 
 
 def _refusal(error: Exception) -> RunError:

@@ -102,6 +102,7 @@ def export_training_step(
     dynamic_shapes: Any = None,
     opset_version: int | None = None,
     inline: Iterable[Any] = (),
+    portable: Any = False,
     **torch_onnx_export_options: Any,
 ) -> TrainingStep:
     """Export a model, its loss and an optimizer as one ONNX model that makes a training step.
@@ -134,8 +135,8 @@ def export_training_step(
         accumulate: Update every so many runs, by the mean of their gradients.
         precision: "float16" or "bfloat16": compute as under torch.autocast, parameters stay as they are. The loss is
             scaled, and a step whose gradients overflow changes nothing but the scale, as torch.amp.GradScaler does.
-        dynamo, dynamic_shapes, opset_version, inline, **torch_onnx_export_options: As `export`. ``dynamic_shapes`` may
-            name the targets, too (``target``, or ``target_0``, ...); without that their sizes follow from the model.
+        dynamo, dynamic_shapes, opset_version, inline, portable, **torch_onnx_export_options: As `export`. ``dynamic_shapes``
+            may name the targets, too (``target``, or ``target_0``, ...); without that their sizes follow from the model.
 
     Raises:
         ExportError: The model or the loss cannot be exported, changes a buffer that the step cannot, or has nothing to train.
@@ -167,7 +168,7 @@ def export_training_step(
         warnings.filterwarnings("ignore", "Exporting a model while it is in training mode", UserWarning)
         program = export(
             objective, objective.args, dynamo=dynamo, dynamic_shapes=objective.dynamic(dynamic_shapes),
-            opset_version=opset_version, inline=inline, **torch_onnx_export_options,
+            opset_version=opset_version, inline=inline, portable=portable, **torch_onnx_export_options,
         )  # fmt: skip
     forward = program.model
     _rename_state(forward)
@@ -182,7 +183,10 @@ def export_training_step(
     assembly = Assembly(training, groups, clip_norm=clip_norm, accumulate=accumulate, scaled=precision == "float16")
     assembly.run(seed, statistics)
     assembly.describe(objective.names, objective.target_names)
-    return TrainingStep(assembly.model, program.inlined, program.torch_program, assembly.carried.initial, assembly.layout)
+    calls = [replace(call, module="" if call.module == "model" else _key(call.module)) for call in program.portable]
+    return TrainingStep(
+        assembly.model, program.inlined, program.torch_program, calls, initial=assembly.carried.initial, layout=assembly.layout
+    )
 
 
 def _key(name: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from exporter.files.program import Program
 from exporter.forward.case import Case
 from exporter.forward.export import export
 from exporter.verification.bisect import first_departure
@@ -40,6 +41,7 @@ def verify(
     setup: str | None = None,
     allow: Iterable[Any] | None = None,
     inline: Iterable[Any] = (),
+    portable: Any = False,
     dynamic_shapes: Any = None,
     opset_version: int | None = None,
     bisect: bool = False,
@@ -60,7 +62,8 @@ def verify(
         setup: ``package.module:function``, called first in the fresh process: it registers (`exporter.register`) what
             cannot be imported, such as classes of ``__main__`` and classes inside functions.
         allow: What that process may import. Default: what the exported file names, which this process has just written.
-        inline, dynamic_shapes, opset_version: As `exporter.export` takes them.
+        inline, portable, dynamic_shapes, opset_version: As `exporter.export` takes them. Where ``portable`` leaves no PythonOp, the file
+            is to need no class of anybody: that process calls no ``setup`` and may import nothing, whatever ``allow`` says.
         bisect: Where something differs, look for the first node that departs (`Report.first_departure`); not in a model that drops out.
         steps: How often a step is run for the times.
         timeout: Seconds that the fresh process may take.
@@ -72,19 +75,25 @@ def verify(
             eager's gradients are not all zero.
         PythonopError: The model draws random numbers other than Dropout's, so that no two runs are comparable.
     """
-    case = model if isinstance(model, Case) else Case(model, args, kwargs, dynamic_shapes=dynamic_shapes, inline=tuple(inline))
+    case = (
+        model
+        if isinstance(model, Case)
+        else Case(model, args, kwargs, dynamic_shapes=dynamic_shapes, inline=tuple(inline), portable=portable)
+    )
     case = replace(case, args=tuple(case.args) if isinstance(case.args, (tuple, list)) else (case.args,))
     eager = EagerStep.run(case)
     random = draws(case, eager)
     begin = time.perf_counter()
     program = export(
         copy_of(case.model), case.args, case.kwargs, dynamo=dynamo, dynamic_shapes=case.dynamic_shapes, inline=case.inline,
-        opset_version=opset_version,
+        portable=case.portable, opset_version=opset_version,
     )  # fmt: skip
     seconds = {"export": time.perf_counter() - begin}
     eager, masks = with_the_files_masks(case, eager, program.model) if random else (eager, None)
     precise = in_float64(case, eager, masks)
     allowed = [*names_in(program.model), *case.allow] if allow is None else list(allow)
+    if case.portable and not any(is_python_op(node) for node in walk(program.model.graph)):
+        allowed, setup = [], None
     with tempfile.TemporaryDirectory(prefix="pythonop-verify-") as folder:
         path = Path(folder, "model.onnx")
         program.save(path)
@@ -94,7 +103,7 @@ def verify(
     seconds |= {**found.seconds, "eager step": seconds_of_a_step(case, eager, steps)}
     places = places_of_rows(program.model)
     rows = [replace(row, node=places.get((row.kind, row.name), "")) for row in compare(eager, precise, found, found.lost)]
-    report = Report(rows, _facts(case, program.model, dynamo, size, found), _functions(program.model), seconds)
+    report = Report(rows, _facts(case, program.model, dynamo, size, found), _functions(program), seconds)
     if bisect and not report.ok and masks is None:
         report.first_departure = first_departure(program, case, eager.cotangents, allowed)
     return report
@@ -125,6 +134,8 @@ def _facts(case: Case, model: ir.Model, dynamo: bool, size: int, found: FileStep
     }
 
 
-def _functions(model: ir.Model) -> dict[str, int]:
-    calls = (node for node in walk(model.graph) if is_python_op(node) and "name" in node.attributes)
-    return dict(Counter(node.attributes["name"].as_string() for node in calls).most_common())
+def _functions(program: Program) -> dict[str, int]:
+    """How often each Function is called, as a PythonOp or as an ONNX function."""
+    calls = (node for node in walk(program.model.graph) if is_python_op(node) and "name" in node.attributes)
+    names = [node.attributes["name"].as_string() for node in calls]
+    return dict(Counter([*names, *(call.function for call in program.portable if call.kind == "function")]).most_common())

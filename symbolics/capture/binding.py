@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Container
 from typing import Any
 
+import sympy
 import torch
 
 from symbolics import torch_private as private
+from symbolics.capture.outputs import sizes_of
 from symbolics.errors import ExportError
 from symbolics.node.containers import Slot, fill
 from symbolics.node.torch_arguments import PartialSize
@@ -111,6 +114,18 @@ class Slots:
     def tensors_and_sizes(self) -> list[Any]:
         """All slots in order, with traced sizes as ints."""
         return [int(v) if kind == "size" and isinstance(v, torch.Tensor) else v for v, kind in zip(self.values, self.order, strict=True)]
+
+    def dims(self, dynamic: Container[int]) -> list[list[Any]]:
+        """The dims of each slot (of a size its value): an int, or a sympy expression of what may differ between two runs.
+
+        Args:
+            dynamic: The example sizes of dynamic dims, in a trace. It knows numbers alone: where there are such dims, each size from 2 on may come
+                from one.
+        """
+        if not private.is_tracing():
+            return [sizes_of(value) for value in self.values]
+        numbers = [list(v.shape) if kind == "tensor" else [int(v)] for v, kind in zip(self.values, self.order, strict=True)]
+        return [[sympy.Symbol(f"d{n}", integer=True, positive=True) if dynamic and n > 1 else int(n) for n in dims] for dims in numbers]
 
     def path(self, index: int) -> str:
         """Which argument a slot came from."""

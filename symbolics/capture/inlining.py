@@ -13,7 +13,15 @@ import torch
 from symbolics.errors import ExportError
 from symbolics.node.containers import expand_leaves
 
-__all__ = ["InlineContext", "answers_for_parameters", "closed_over", "runs_inlined", "stands_in_inlined", "trainable_module"]
+__all__ = [
+    "InlineContext",
+    "answers_for_parameters",
+    "closed_over",
+    "modules_among",
+    "runs_inlined",
+    "stands_in_inlined",
+    "trainable_module",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -93,6 +101,12 @@ def trainable_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | Non
                         )
                     return str(name)
     return None
+
+
+def modules_among(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.nn.Module]:
+    """The modules that arguments are, belong to, or close over; each once."""
+    found = [m for value in (*args, *kwargs.values()) for leaf in expand_leaves(value) for m, _ in _modules_behind(leaf)]
+    return list(dict.fromkeys(found))
 
 
 def answers_for_parameters(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

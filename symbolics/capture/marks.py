@@ -33,7 +33,7 @@ from symbolics.errors import ExportError
 from symbolics.node.result import write_structure
 from symbolics.quirks import REWRITES, Rewrite
 
-__all__ = ["StopGradients", "differentiable_inputs", "holds_tensor", "marking"]
+__all__ = ["StopGradients", "body_of", "differentiable_inputs", "holds_tensor", "marking"]
 
 # Their results do not depend on the values of their arguments: nothing flows that could be stopped.
 _SHAPE_ONLY = {
@@ -85,7 +85,7 @@ class StopGradients(TorchFunctionMode):
         ):
             node = func(*args, **kwargs)
             return None if node is None else GradFn(node, _refuse)
-        body = None if func in REWRITES else _open(func)
+        body = None if func in REWRITES else body_of(func)
         if body is not None:
             with self:  # what it calls inside may stop gradients too (F.gumbel_softmax)
                 return _rewritten(body, REWRITES.get(func), *args, **kwargs)
@@ -348,7 +348,7 @@ def _mark(tensor: torch.Tensor, sources: list[torch.Tensor]) -> torch.Tensor:
 
 
 @functools.lru_cache(maxsize=1024)
-def _open(func: Any) -> Callable[..., Any] | None:
+def body_of(func: Any) -> Callable[..., Any] | None:
     """A composite written in Python (torch.nn.functional.*), without its dispatch to modes; None for anything else."""
     if not isinstance(func, types.FunctionType):
         return None

@@ -7,7 +7,7 @@ what the ONNX node will say. ``pythonop::stop_gradient`` is an identity through 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,6 +32,11 @@ class Record:
         outputs: Shapes, dtypes and (TorchScript) the tensors of the outputs.
         module: The path of the module that made the call, "" for the root.
         source: ``module.name:line`` of the code that made the call.
+        function: The Function.
+        sizes: The dims of each input (of a size its value): an int, or a sympy expression of what may differ between two runs.
+        traced: The call as it was made, where the node cannot say it: it hides modules, or has an argument that no file can name. Then a
+            function has to stand for it.
+        hidden: The parameters and buffers of modules among its arguments: (module, name, slot).
         removed: Whether it stands for a hook on a gradient that the model took away again.
     """
 
@@ -40,6 +45,10 @@ class Record:
     outputs: Outputs
     module: str
     source: str
+    function: Any = None
+    sizes: list[list[Any]] = field(default_factory=list)
+    traced: AutogradCall | None = None
+    hidden: list[tuple[torch.nn.Module, str, int]] = field(default_factory=list)
     removed: bool = False
 
     @property

@@ -21,7 +21,7 @@ from symbolics.capture.binding import Slots, bind, has_setup_context
 from symbolics.capture.buffers import Buffers
 from symbolics.capture.callsite import Callsites
 from symbolics.capture.gradient_hooks import GradientHook, HookedTensor, arguments_of, changes_nothing, shown_hook, unhook, why_not_portable
-from symbolics.capture.inlining import InlineContext, answers_for_parameters, closed_over, runs_inlined, trainable_module
+from symbolics.capture.inlining import InlineContext, answers_for_parameters, closed_over, modules_among, runs_inlined, trainable_module
 from symbolics.capture.interception import original_apply
 from symbolics.capture.listener import Listener, active_listener
 from symbolics.capture.opaque_op import Record, forget, remember
@@ -102,6 +102,7 @@ class Capture:
         model: The model, None where it was captured before.
         hooks: The hooks on gradients that are carried.
         warned: Identities of backward hooks of modules that were warned of.
+        placed: The node of each call in the finished model.
         trace: What a trace takes beside.
     """
 
@@ -121,6 +122,7 @@ class Capture:
     model: torch.nn.Module | None = None
     hooks: list[HookedTensor] = field(default_factory=list)
     warned: set[int] = field(default_factory=set)
+    placed: dict[Any, Record] = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace)
 
 
@@ -131,6 +133,8 @@ class Recorder(Listener):
         inline: Which Functions are inlined in place of becoming a node.
         names: Names of registered objects, for arguments without a portable form.
         records: key -> Record, in the order of the calls.
+        portable: Which Functions a function of the file may stand for: theirs may hide modules.
+        opaque: Those of them for which none can, and why.
         opened: Operators of torch.library that call Functions: what they run for autograd is exported in their place.
         capture: The export that is running, or the last one.
     """
@@ -139,6 +143,8 @@ class Recorder(Listener):
         super().__init__()
         self.inline = inline or Patterns()
         self.names = names
+        self.portable: Callable[[type], bool] = lambda _: False
+        self.opaque: dict[type, str] = {}
         self.records: dict[str, Record] = {}
         self.opened: set[str] = set()
         self.capture = Capture()
@@ -186,9 +192,13 @@ class Recorder(Listener):
         try:
             if self.inline.matches(cls):
                 return self.run_inline(cls, args, kwargs)
+            if self._is_portable(cls):
+                return self._node(cls, args, kwargs, module, source)
             hidden = trainable_module(args, kwargs)
             if hidden is not None:
                 beside = _OTHER_GRADIENTS if answers_for_parameters(args, kwargs) else ""
+                if cls in self.opaque:
+                    beside += f". No function of the file can stand for it: {self.opaque[cls]}"
                 self._notice(cls, module, f"its argument {hidden} holds trainable parameters, which an opaque node would hide", beside)
                 outer, self.capture.transparent = self.capture.transparent, True
                 try:
@@ -201,6 +211,9 @@ class Recorder(Listener):
                 self.capture.error = type(error)(f"{qualified_name(cls)}, called in module {module or '<root>'} at {source}: {error}")
                 self.capture.error.__cause__ = error.__cause__
             raise self.capture.error from error.__cause__
+
+    def _is_portable(self, cls: type) -> bool:
+        return cls not in self.opaque and self.portable(cls)
 
     # ------------------------------------------------------------------------------------------------------ hooks
 
@@ -306,14 +319,18 @@ class Recorder(Listener):
         slots = Slots()
         positional = tuple(slots.take(value) for value in bound.args)
         keywords = {name: slots.take(value) for name, value in sorted(bound.kwargs.items())}
-        slots.check(names)
+        given = len(slots.values)
+        hidden = _state_of(modules_among(bound.args, bound.kwargs), slots) if self._is_portable(cls) else []
+        slots.check([*names, *{index: name for _, name, index in reversed(hidden) if index >= given}.values()])
         self.capture.aliases.check_read(slots.tensors)
         if self.capture.trace.statistics is not None:
             self.capture.trace.statistics.say(slots.tensors)
         self._check_sizes((*bound.args, *bound.kwargs.values()), names)
-        outputs = observe(cls, (bound.args[:passed], bound.kwargs), slots.tensors_and_sizes, self._quietly)
+        outputs = observe(cls, (bound.args[:passed], bound.kwargs), slots.tensors_and_sizes[:given], self._quietly)
+        outputs.input_sizes += [] if private.is_tracing() else slots.dims(())[given:]
         grad = torch.is_grad_enabled()
         tracked = {id(value) for value in (*bound.args, *bound.kwargs.values()) if isinstance(value, torch.Tensor)}
+        tracked |= {id(slots.values[index]) for *_, index in hidden}
         call = AutogradCall(
             id="",
             name=name,
@@ -333,9 +350,17 @@ class Recorder(Listener):
         )
         key = f"{next(_keys)}"
         call = replace(call, id=key)
-        attributes = write_attributes(
-            call, self.names
-        )  # an argument without a portable form is an error here, where module and line are known
+        traced = None
+        try:  # an argument without a portable form is an error here, where module and line are known
+            attributes = write_attributes(call, self.names)
+        except ExportError:
+            if not self._is_portable(cls):
+                raise
+            traced = call
+        if hidden or traced is not None:
+            every = tuple(Slot(index, kind) for index, kind in enumerate(slots.order))  # type: ignore[arg-type]
+            traced, call = call, replace(call, args=every, kwargs={}, passed=None)
+            attributes = write_attributes(call, self.names)
         if outputs.mutated:
             shown = ", ".join(f"argument {names[int(slots.path(i))]}" for i in outputs.mutated)
             self._warn(
@@ -353,7 +378,8 @@ class Recorder(Listener):
             ]
         for effect in outputs.side_effects:
             self._warn(cls, module, effect)
-        self.records[key] = Record(call, attributes, outputs, module, source)
+        sizes = slots.dims(self.capture.trace.dynamic)
+        self.records[key] = Record(call, attributes, outputs, module, source, cls, sizes, traced, hidden)
         remember(key, self.records[key])
         return key, slots
 
@@ -420,6 +446,19 @@ class Recorder(Listener):
 
     def _warn(self, cls: type, module: str, text: str) -> None:
         warnings.warn(f"{qualified_name(cls)} in module {module or '<root>'}: {text}.", PythonopWarning, stacklevel=2)
+
+
+def _state_of(modules: Iterable[torch.nn.Module], slots: Slots) -> list[tuple[torch.nn.Module, str, int]]:
+    """A slot for each parameter and buffer of some modules, behind those of the arguments; what is an argument as well has its own."""
+    known = {id(value): index for index, value in enumerate(slots.values)}
+    found = []
+    for module in modules:
+        for name, tensor in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)):
+            if id(tensor) not in known:
+                slots.take(tensor)
+                known[id(tensor)] = len(slots.values) - 1
+            found.append((module, name, known[id(tensor)]))
+    return found
 
 
 def belongs_to_torch(cls: type) -> bool:

@@ -8,19 +8,24 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "BACKWARD_KEY",
     "BUFFERS_KEY",
     "CALL_ATTRIBUTE",
     "CUMULATIVE_KEY",
     "FORMAT_VERSION",
+    "FUNCTION_KEY",
     "GRADIENTS_KEY",
+    "LINKS_KEY",
     "MARK_COUNT_KEY",
     "MARK_DOMAIN",
     "MARK_OP",
     "MODULE_PROPERTY",
     "NEW_VARIANCE",
+    "OPAQUE_PROPERTY",
     "OPEN_PROPERTY",
     "ORT_DOMAIN",
     "OUTPUTS_KEY",
+    "PORTABLE_DOMAIN",
     "PYTHON_OP",
     "PYTHON_OP_GRAD",
     "SOURCE_PROPERTY",
@@ -40,6 +45,9 @@ CALL_ATTRIBUTE = "call"
 MARK_DOMAIN = "pythonop"
 MARK_OP = "StopGradient"
 
+# Functions that stand for autograd Functions, forward and backward.
+PORTABLE_DOMAIN = "pythonop.portable"
+
 FORMAT_VERSION = 1
 VERSION_KEY = "pythonop.version"  # the format version of the file
 STATE_KEY = "pythonop.state"  # JSON: state_dict key -> StateEntry
@@ -48,12 +56,18 @@ OUTPUTS_KEY = "pythonop.outputs"  # JSON: forward's result around its tensors (s
 CUMULATIVE_KEY = "pythonop.cumulative"  # JSON: initializers of running means that are averages of all batches (momentum=None)
 BUFFERS_KEY = "pythonop.buffers"  # JSON: BufferChanges; files whose forward changes buffers
 UNCHECKED_KEY = "pythonop.unchecked"  # text: why nobody compared the Functions of the file with those of an eager run
+LINKS_KEY = "pythonop.links"  # how many functions the exporter linked to a backward of their own
 GRADIENTS_KEY = "pythonop.gradients"  # JSON: GradientPairing; training files only
 STEP_KEY = "pythonop.step"  # JSON: StepLayout; training steps only
+
+# Metadata of an ONNX function of the file.
+FUNCTION_KEY = "pythonop.function"  # module:qualname of the autograd Function that it was made of; for people
+BACKWARD_KEY = "pythonop.backward"  # JSON: Backward (symbolics/node/linked.py), its gradient
 
 # Metadata of a PythonOp node: where the call came from. For people; nothing reads them back.
 MODULE_PROPERTY = "pythonop.module"  # path of the module that made the call
 SOURCE_PROPERTY = "pythonop.source"  # module.name:line of the code that made it
+OPAQUE_PROPERTY = "pythonop.opaque"  # why it is a PythonOp where a portable file was asked for
 
 # Metadata of a Clip node that stands for hardtanh or relu6: no gradient flows at its bounds. A clamp's Clip, where it does, has none.
 OPEN_PROPERTY = "pythonop.open"

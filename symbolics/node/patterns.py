@@ -1,4 +1,4 @@
-"""Which classes a list of classes and patterns means: the one language of ``inline=`` and ``allow=``."""
+"""Which classes a list of classes and patterns means: the one language of ``inline=``, ``portable=`` and ``allow=``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Patterns:
       as in ``mypkg.ops:*`` and ``mypkg.*:Fast*``.
     - ``mypkg.ops``: everything in that module. ``mypkg.*``: everything in ``mypkg`` and in all modules below it.
     - ``mypkg.ops.Fn``: also what has this whole name, with a dot for the colon; without wildcards only.
-    - ``Fn`` (no colon, no dot): for ``inline=`` also every class of that name. For ``allow=`` it is a module and nothing
+    - ``Fn`` (no colon, no dot): for ``inline=`` and ``portable=`` also every class of that name. For ``allow=`` it is a module and nothing
       else, and no pattern starts with a wildcard: a file must not choose the package that its code comes from.
 
     Attributes:
         items: The classes, functions and patterns of the list.
     """
 
-    def __init__(self, items: Any = (), option: Literal["inline", "allow"] = "inline") -> None:
+    def __init__(self, items: Any = (), option: Literal["inline", "portable", "allow"] = "inline") -> None:
         """Args:
             items: Classes, functions and patterns; one alone may stand without a list.
             option: Whose list it is.
@@ -69,7 +69,7 @@ class Patterns:
         inside = fnmatchcase(module, own) or (own.endswith(".*") and fnmatchcase(module, own[:-2]))
         if colon:
             return inside and fnmatchcase(qualname, rest)
-        anywhere = self.option == "inline" and "." not in text and fnmatchcase(qualname.rpartition(".")[2], text)
+        anywhere = self.option != "allow" and "." not in text and fnmatchcase(qualname.rpartition(".")[2], text)
         return inside or anywhere or text == f"{module}.{qualname}"
 
     def check_met(self) -> None:

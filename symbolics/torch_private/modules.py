@@ -57,3 +57,16 @@ def module_backward_hooks(module: torch.nn.Module) -> list[tuple[str, Callable[.
         *((old if module._is_full_backward_hook is False else full, hook) for hook in module._backward_hooks.values()),
         *(("register_module_full_backward_hook", hook) for hook in everywhere._global_backward_hooks.values()),
     ]
+
+
+@contextlib.contextmanager
+def holding(module: torch.nn.Module, path: str, value: Any) -> Iterator[None]:
+    """While this is open, a module or one inside it holds another tensor as the parameter or buffer of this name; no hook runs."""
+    owner, _, name = path.rpartition(".")
+    inner = module.get_submodule(owner)
+    place: dict[str, Any] = inner._parameters if name in inner._parameters else inner._buffers
+    before, place[name] = place[name], value
+    try:
+        yield
+    finally:
+        place[name] = before

@@ -19,6 +19,7 @@ from symbolics.node.attributes import GRAD_SPECS
 from symbolics.node.names import GRADIENTS_KEY, MARK_COUNT_KEY, OUTPUTS_KEY, STATE_KEY, STEP_KEY, VERSION_KEY
 from tests.exporter.runtime import build
 from tests.fuzz import functions as F
+from tests.fuzz.links import damaged_links, odd_links
 from tests.fuzz.mutate import Case
 from tests.fuzz.seeds import ABSOLUTE, CANARY
 
@@ -306,6 +307,14 @@ def _functions() -> Iterator[tuple[str, Crasher]]:
         )
 
 
+def _links() -> Iterator[tuple[str, Crasher]]:
+    """Functions whose link to their backward is damaged, and such as are whole and lead nowhere good."""
+    for name, make in damaged_links():
+        yield f"link: {name}", Crasher(make, {2: _REFUSED, 6: _REFUSED})
+    for name, make in odd_links():
+        yield f"link: {name}", Crasher(make)
+
+
 def _renamed_function(domain: str, name: str) -> onnx.ModelProto:
     model = _calls(1, 1, "Exp")
     model.functions[0].domain, model.functions[0].name = domain, name
@@ -462,5 +471,7 @@ def _graphs() -> Iterator[tuple[str, Crasher]]:
 
 
 CORPUS: dict[str, Crasher] = {
-    name: crasher for part in (_types, _lies, _arguments, _metadata, _functions, _tensors, _names, _graphs) for name, crasher in part()
+    name: crasher
+    for part in (_types, _lies, _arguments, _metadata, _functions, _links, _tensors, _names, _graphs)
+    for name, crasher in part()
 }

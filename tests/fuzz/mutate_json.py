@@ -40,8 +40,9 @@ _MARK = "@raw{}@"
 
 
 def texts_of(model: onnx.ModelProto) -> list[tuple[str, Any]]:
-    """Where a model has JSON: what it is, and the metadata entry or the attribute that holds it."""
+    """Where a model has JSON: what it is, and the entry of metadata (functions have some, too) or the attribute that holds it."""
     found: list[tuple[str, Any]] = [(entry.key, entry) for entry in model.metadata_props if entry.key.startswith("pythonop.")]
+    found += [(entry.key, entry) for function in model.functions for entry in function.metadata_props if entry.key.startswith("pythonop.")]
     stack: list[Any] = [model.graph, *model.functions]
     while stack:
         for node in stack.pop().node:

@@ -122,6 +122,18 @@ class Average(nn.Module):
         return F.Sine.apply(x * self.weight) - self.mean
 
 
+class Calls(nn.Module):
+    """Functions that a graph can stand for: with a kept value, an attribute, two results of which one is read, and one twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        a, _ = F.TwoOut.apply(F.Sine.apply(x * self.weight), x)
+        return F.Scale.apply(F.Sine.apply(a), 0.5) + F.Product.apply(x, self.weight[:, None])
+
+
 class One(nn.Module):
     def __init__(self, function: Any) -> None:
         super().__init__()
@@ -157,6 +169,12 @@ def _exported() -> Iterator[tuple[str, Seed]]:
                 if not exported:
                     yield f"{label}-gradient", Seed(ir.to_proto(exporter.build_gradient_graph(program)).SerializeToString())
         yield "external", _saved(program, folder, external_data=True)
+        for exported in (True, False):
+            shapes = ({0: torch.export.Dim("rows")},) if exported else ({0: "rows"},)
+            program = exporter.export(Calls(), (x,), dynamo=exported, dynamic_shapes=shapes, eager_check=False, portable=True)
+            label = f"portable-{'dynamo' if exported else 'torchscript'}"
+            yield label, _saved(program, folder)
+            yield f"{label}-gradient", Seed(ir.to_proto(exporter.build_gradient_graph(program)).SerializeToString())
         for schema in ("documented", "ort-1.15", "ort-1.16", "ort-1.17"):
             yield schema, _saved(exporter.export(One(F.Scale), (x,), dynamo=False, eager_check=False), folder, schema=schema)
         for function in (F.Raises, F.RaisesBackward):

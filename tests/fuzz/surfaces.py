@@ -32,6 +32,7 @@ from symbolics.errors import PythonopError
 from symbolics.graph.values import is_python_op
 from symbolics.node.attributes import read_attributes, read_call, values_of
 from symbolics.node.dialects import DIALECTS
+from symbolics.node.linked import backward_of
 from symbolics.node.metadata import check_version, read_cumulative, read_pairing, read_state, read_step
 from symbolics.node.names import CALL_ATTRIBUTE, OUTPUTS_KEY
 from symbolics.node.result import count_tensors, rebuild
@@ -235,6 +236,7 @@ def _node_level(case: _Case) -> None:
             lambda: repr(rebuild(text, tensors, gate)),
             lambda: rebuild(text, tensors, gate, lambda why: None),
         ]
+    tries += [lambda function=function: repr(backward_of(model, function)) for function in model.functions.values()]
     for graph in (model.graph, *model.functions.values()):
         for node in ir.traversal.RecursiveGraphIterator(graph):
             if is_python_op(node):

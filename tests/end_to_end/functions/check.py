@@ -41,6 +41,9 @@ class Row:
     torchscript: str
     dynamo_says: str = ""
     torchscript_says: str = ""
+    dynamo_portable: str = "works"
+    torchscript_portable: str = "works"
+    portable_says: str = ""
     note: str = ""
     rule: str = ""
 
@@ -53,7 +56,7 @@ class Cell:
     """What became of a row on one exporter.
 
     Attributes:
-        outcome: works, inlined, warned, registered, refused, torch, or wrong.
+        outcome: works, inlined, warned, registered, refused, torch, or wrong; of a portable file also opaque.
         message: The error or the warnings.
         engines: Those that ran it, forward and backward, equal to eager, twice.
     """
@@ -63,7 +66,7 @@ class Cell:
     engines: list[str] = field(default_factory=list)
 
 
-def check_row(name: str, dynamo: bool, worker: Worker, folder: Path) -> Cell:
+def check_row(name: str, dynamo: bool, worker: Worker, folder: Path, portable: bool = False) -> Cell:
     """Export, save, reopen in a fresh process, run forward and backward twice on each engine, compare with eager.
 
     Args:
@@ -71,16 +74,17 @@ def check_row(name: str, dynamo: bool, worker: Worker, folder: Path) -> Cell:
         dynamo: Which exporter.
         worker: The fresh process.
         folder: Where the file goes.
+        portable: Whether the file is to run without Python: then it works where it has no PythonOp and names no class.
     """
     case, before = CASES[name], registered()
     actions = [(case.body.__module__, name, "setup")] if case.setup else []
     if case.setup:
         case.setup()
     try:
-        cell = _check(case, dynamo, worker, folder, actions)
+        cell = _check(case, dynamo, worker, folder, actions, portable)
         if case.register and cell.outcome == "refused":
             case.register()
-            again = _check(case, dynamo, worker, folder, [*actions, (case.body.__module__, name, "register")])
+            again = _check(case, dynamo, worker, folder, [*actions, (case.body.__module__, name, "register")], portable)
             if again.outcome == "works":
                 return Cell("registered", cell.message, again.engines)
             return again
@@ -90,7 +94,7 @@ def check_row(name: str, dynamo: bool, worker: Worker, folder: Path) -> Cell:
             unregister(name)
 
 
-def _check(case: Case, dynamo: bool, worker: Worker, folder: Path, actions: list[tuple[str, str, str]]) -> Cell:
+def _check(case: Case, dynamo: bool, worker: Worker, folder: Path, actions: list[tuple[str, str, str]], portable: bool) -> Cell:
     try:
         runs = [_eager(case, 0), _eager(case, 1)]
     except TypeError as error:  # eager itself takes no such call
@@ -99,7 +103,7 @@ def _check(case: Case, dynamo: bool, worker: Worker, folder: Path, actions: list
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            program = _export(case, dynamo)
+            program = _export(case, dynamo, portable)
         except Exception as error:
             alone = _torch_alone(case, dynamo, folder)
             if alone is not None:
@@ -121,12 +125,14 @@ def _check(case: Case, dynamo: bool, worker: Worker, folder: Path, actions: list
     made = [value.name for value in program.model.graph.outputs]
     following = [(name, made.index(output)) for name, output in changes_of(program.model).carried.items()]
     differentiable = any(run.gradients for run in runs)
+    count = len(nodes(program.model, "PythonOp"))
+    alone = portable and not count
     job = {
         "path": str(path),
-        "actions": actions,
+        "actions": [] if alone else actions,
         "gradient": differentiable or case.raises,
         "engines": engines,
-        "allow": case.allow or ALLOW,
+        "allow": [] if alone else case.allow or ALLOW,
         "runs": [
             (
                 dict(zip(names, run.inputs, strict=True)),
@@ -148,17 +154,19 @@ def _check(case: Case, dynamo: bool, worker: Worker, folder: Path, actions: list
             difference = wrong or _difference(run, returned, gradients, case, [names, case.loose])
             if difference:
                 return Cell("wrong", f"run {number + 1} on {engine}: {difference}; it said {said}")
-    count = len(nodes(program.model, "PythonOp"))
+    if portable and program.portable:
+        opaque = [call.reason for call in program.portable if call.kind == "PythonOp"]
+        return Cell("opaque" if opaque else "works", "\n".join(opaque), engines)
     if not count or count != (runs[0].applies if case.applies is None else case.applies):
         return Cell("inlined", "\n".join(said), engines)
     return Cell("warned" if said else "works", "\n".join(said), engines)
 
 
-def _export(case: Case, dynamo: bool) -> exporter.Program:
+def _export(case: Case, dynamo: bool, portable: bool) -> exporter.Program:
     torch.manual_seed(11)
     inputs = case.inputs()
     shapes = {"inputs": ({0: BATCH}, *[None] * (len(inputs) - 1))} if case.dynamic else None
-    return exporter.export(case.wrap(case.model()), inputs, dynamo=dynamo, dynamic_shapes=shapes)
+    return exporter.export(case.wrap(case.model()), inputs, dynamo=dynamo, dynamic_shapes=shapes, portable=portable)
 
 
 def _torch_alone(case: Case, dynamo: bool, folder: Path) -> str | None:

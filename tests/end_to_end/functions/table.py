@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import tempfile
@@ -10,11 +11,11 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.end_to_end.functions.check import ROWS, Cell, check_row, shown as short
+from tests.end_to_end.functions.check import ROWS, Cell, Row, check_row, shown as short
 from tests.end_to_end.functions.worker import ENGINES, Worker
 from tests.processes import ROOT
 
-__all__ = ["DOCUMENT", "TORCH", "WORKING", "cells_of", "share", "summary", "table_of"]
+__all__ = ["DOCUMENT", "TORCH", "WORKING", "cells_of", "expected_of", "portable_summary", "share", "summary", "table_of"]
 
 DOCUMENT = ROOT / "docs" / "functions.md"
 
@@ -36,9 +37,11 @@ gradients of all parameters and inputs are compared with eager PyTorch, twice in
 | inlined | equal, but the Function's own operations are in the file, and a notice says so |
 | registered | equal once `exporter.register` was called in both processes; refused before, with that remedy |
 | refused | a clear error and no file, or no run |
+| opaque | of a portable file (`portable=True`): a PythonOp stays, and a warning says why |
 | torch | plain `torch.onnx.export` cannot export the model either; the message is torch's own |
 
-No row is wrong. The onnxruntime and reference columns say which engines ran the row, forward and backward.
+No row is wrong. The onnxruntime and reference columns say which engines ran the row, forward and backward. The last two columns are of portable
+files, on dynamo and on TorchScript: a row works where the file has no PythonOp and runs, forward and backward, with an empty `allow`.
 
 A gradient comes to a backward dense and contiguous. autograd hands on views where it has them (the strides of a transpose, 0 of an expand): a backward that
 reads `g.stride()` or `g.is_contiguous()` sees another layout in a file, and another result if it depends on that; `g.contiguous()` makes both the same.
@@ -49,6 +52,18 @@ def cells_of(cell: Cell) -> tuple[str, list[str]]:
     """A cell of an exporter's column, and those of the engines (empty where nothing ran)."""
     engines = ["equal" if engine in cell.engines else "" for engine in reversed(ENGINES)] if cell.engines else []
     return cell.outcome, engines
+
+
+def expected_of(row: Row, dynamo: bool, portable: bool) -> str:
+    """The outcome that rows.toml expects."""
+    if portable:
+        return row.dynamo_portable if dynamo else row.torchscript_portable
+    return row.dynamo if dynamo else row.torchscript
+
+
+def portable_summary(name: str, outcomes: Sequence[str]) -> str:
+    """The document's line on portable files of one exporter."""
+    return f"- **portable=True, {name}**: {Counter(outcomes)['works']} of {len(outcomes)} rows run without Python."
 
 
 def share(outcomes: Sequence[str]) -> float:
@@ -71,15 +86,17 @@ def table_of(text: str) -> dict[tuple[str, str], list[str]]:
         if line.startswith("## "):
             group = line[3:]
         cells = [cell.strip().replace("\\*", "*") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        if group and len(cells) == 5 and cells[1] not in ("dynamo", "---"):
+        if group and len(cells) == 7 and cells[1] not in ("dynamo", "---"):
             found[group, cells[0]] = cells[1:]
     return found
 
 
-def _document(cells: dict[tuple[str, bool], Cell]) -> str:
+def _document(cells: dict[tuple[str, bool, bool], Cell]) -> str:
     lines = [_HEAD]
     for dynamo in (True, False):
-        lines.append(summary(f"dynamo={dynamo}", [cells[row.id, dynamo].outcome for row in ROWS]))
+        lines.append(summary(f"dynamo={dynamo}", [cells[row.id, dynamo, False].outcome for row in ROWS]))
+    for dynamo in (True, False):
+        lines.append(portable_summary(f"dynamo={dynamo}", [cells[row.id, dynamo, True].outcome for row in ROWS]))
     meant = [row for row in ROWS if row.rule]
     lines += [
         "",
@@ -90,14 +107,28 @@ def _document(cells: dict[tuple[str, bool], Cell]) -> str:
         lines.append(f"- {rule}: {'; '.join(row.what for row in meant if row.rule == rule)}")
     messages: list[str] = []
     for group in dict.fromkeys(row.group for row in ROWS):
-        lines += ["", f"## {group}", "", "| | dynamo | TorchScript | onnxruntime | reference |", "|---|---|---|---|---|"]
+        lines += [
+            "",
+            f"## {group}",
+            "",
+            "| | dynamo | TorchScript | onnxruntime | reference | portable: dynamo | TorchScript |",
+            "|---|---|---|---|---|---|---|",
+        ]
         for row in (row for row in ROWS if row.group == group):
-            both = [cells[row.id, dynamo] for dynamo in (True, False)]
+            both = [cells[row.id, dynamo, False] for dynamo in (True, False)]
+            alone = [cells[row.id, dynamo, True] for dynamo in (True, False)]
             ran = next((cells_of(cell)[1] for cell in both if cell.engines), ["", ""])
-            lines.append("| " + " | ".join([row.what.replace("*", "\\*"), *[cell.outcome for cell in both], *ran]) + " |")
+            lines.append(
+                "| "
+                + " | ".join([row.what.replace("*", "\\*"), *[cell.outcome for cell in both], *ran, *[cell.outcome for cell in alone]])
+                + " |"
+            )
+            opaque = next((cell for cell in alone if cell.outcome == "opaque"), None)
             for name, cell in zip(("dynamo", "TorchScript"), both, strict=True):
                 if cell.outcome != "works":
                     messages.append(f"- **{row.what.replace('*', chr(92) + '*')}** ({name}, {cell.outcome}): {_code(short(cell.message))}")
+            if opaque is not None:
+                messages.append(f"- **{row.what.replace('*', chr(92) + '*')}** (portable, opaque): {_code(short(opaque.message))}")
     lines += ["", "# Messages", "", *messages, ""]
     return "\n".join(lines)
 
@@ -112,14 +143,14 @@ def main() -> None:
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         worker = Worker(Path(folder))
-        cells: dict[tuple[str, bool], Cell] = {}
+        cells: dict[tuple[str, bool, bool], Cell] = {}
         for row in ROWS:
-            for dynamo in (True, False):
-                cell = cells[row.id, dynamo] = check_row(row.id, dynamo, worker, Path(folder))
-                expected = row.dynamo if dynamo else row.torchscript
+            for dynamo, portable in itertools.product((True, False), (False, True)):
+                cell = cells[row.id, dynamo, portable] = check_row(row.id, dynamo, worker, Path(folder), portable)
+                expected = expected_of(row, dynamo, portable)
                 if cell.outcome != expected:
                     print(
-                        f"{row.id} ({'dynamo' if dynamo else 'torchscript'}): {cell.outcome}, expected {expected}: {short(cell.message)}",
+                        f"{row.id} ({'dynamo' if dynamo else 'torchscript'}{', portable' if portable else ''}): {cell.outcome}, expected {expected}: {short(cell.message)}",
                         flush=True,
                     )
         worker.close()

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.end_to_end.functions.check import ROWS, Row, check_row
-from tests.end_to_end.functions.table import DOCUMENT, TORCH, WORKING, cells_of, share, summary, table_of
+from tests.end_to_end.functions.table import DOCUMENT, TORCH, WORKING, cells_of, expected_of, portable_summary, share, summary, table_of
 from tests.end_to_end.functions.worker import ENGINES, Worker
 from tests.support import missing
 
@@ -41,7 +41,18 @@ def test_row(row: Row, dynamo, worker, tmp_path):
     line = table_of(DOCUMENT.read_text())[row.group, row.what]
     hint = "docs/functions.md is not current: python -m tests.end_to_end.functions.table"
     assert line[0 if dynamo else 1] == shown, hint
-    assert not engines or engines == line[2:], hint
+    assert not engines or engines == line[2:4], hint
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("row", "dynamo"), CELLS)
+def test_portable_row(row: Row, dynamo, worker, tmp_path):
+    cell = check_row(row.id, dynamo, worker, tmp_path, portable=True)
+    assert cell.outcome == expected_of(row, dynamo, True), cell.message
+    if cell.outcome == "opaque":
+        assert re.search(row.portable_says or "nothing is said of it", cell.message), cell.message
+    line = table_of(DOCUMENT.read_text())[row.group, row.what]
+    assert line[4 if dynamo else 5] == cell.outcome, "docs/functions.md is not current: python -m tests.end_to_end.functions.table"
 
 
 def test_the_table_has_the_rows_of_the_list():
@@ -68,3 +79,11 @@ def test_share_of_rows_that_work(column, name, least):
     outcomes = [cells[column] for cells in table_of(text).values()]
     assert share(outcomes) >= least
     assert summary(name, outcomes) in text.splitlines()
+
+
+@pytest.mark.parametrize(("column", "name", "least"), [(4, "dynamo=True", 110), (5, "dynamo=False", 105)])
+def test_how_many_rows_run_without_python(column, name, least):
+    text = DOCUMENT.read_text()
+    outcomes = [cells[column] for cells in table_of(text).values()]
+    assert outcomes.count("works") >= least
+    assert portable_summary(name, outcomes) in text.splitlines()

@@ -47,6 +47,27 @@ class Local(nn.Module):
         return Scale.apply(x, 1, self.table)
 
 
+class Branches(torch.autograd.Function):
+    """What it does depends on a value, which no graph can say."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2 if x.sum() > 0 else x * 3
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 5
+
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return Branches.apply(Scale.apply(self.linear(x), 0.5))
+
+
 class Crash(nn.Module):
     def forward(self, x):
         raise KeyError("boom in forward")
@@ -62,6 +83,14 @@ def wide():
 
 def case():
     return exporter.Case(Model(), (torch.ones(2, 3),), dynamic_shapes=({0: "batch"},))
+
+
+def portable_case():
+    return exporter.Case(Model(), (torch.ones(2, 3),), dynamic_shapes=({0: "batch"},), portable=True)
+
+
+def mixed():
+    return Mixed(), (torch.ones(2, 3),)
 
 
 def local():
@@ -97,6 +126,17 @@ def register():
 
 
 NO_FUNCTION = 3
+
+
+class Scaled(nn.Module):
+    def forward(self, x):
+        return Scale.apply(x, 0.5)
+
+
+def scaled_step():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), Scaled())
+    return exporter.Case(model, (torch.randn(4, 3),), targets=(torch.tensor([0, 1, 0, 1]),), loss=nn.functional.cross_entropy)
 
 
 def trainable():

@@ -66,6 +66,7 @@ def test_export(run, path, dynamo):
         "calls": 2,
         "functions": {SCALE: 2},
         "inlined": {},
+        "portable": [],
         "stop_gradients": 1,
         "parameters": 4,
         "trainable": 3,
@@ -222,8 +223,7 @@ def test_inspect(run, exported):
         "buffers": 2,
         "not_persistent": 1,
         "tied": [["tied", "linear.weight"]],
-        "step": None,
-        "unchecked": "",
+        **{"portable": [], "links": [], "step": None, "unchecked": ""},
     }
     first, second = rows
     assert first["function"] == SCALE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html.parser
 import json
 
+import onnx_ir as ir
 import pytest
 import torch
 from click.testing import CliRunner
@@ -97,6 +98,46 @@ def test_a_local_class_needs_a_setup():
     with pytest.raises(exporter.TrustError, match=r"fresh process.*tests:Local.*setup='package.module:function'"):
         exporter.verify(model, args)
     assert exporter.verify(model, args, setup="tests.exporter.verification.targets:make_local").ok
+
+
+def test_a_portable_file_needs_no_class(dynamo):
+    """Its process may import nothing and calls no setup: the same class, which nobody can import, needs one otherwise."""
+    report = exporter.verify(
+        *targets.local(), dynamo=dynamo, portable=True, allow=["gone.*"], setup="tests.exporter.verification.targets:fails"
+    )
+    assert report.ok
+    assert report.functions == {"tests:Local": 1}
+    exporter.testing.assert_roundtrip(exporter.Case(*targets.local(), portable=["Local"]), dynamo=dynamo)
+
+
+def test_a_file_that_is_portable_in_part_needs_its_classes():
+    model, args = targets.local()
+    model = nn.Sequential(model, F.Cubic())
+    with pytest.raises(exporter.TrustError, match=r"fresh process.*tests:Local.*setup='package.module:function'"):
+        exporter.verify(model, args, portable=["tests.zoo.functions:*"])
+    report = exporter.verify(model, args, portable=["tests.zoo.functions:*"], setup="tests.exporter.verification.targets:make_local")
+    assert report.ok
+    assert report.functions == {"tests:Local": 1, "tests.zoo.functions:Cube": 1}
+
+
+def test_a_wrong_portable_backward_is_found(monkeypatch):
+    """verify compares with eager, whatever the file is made of."""
+    from exporter.verification import verify as module
+
+    def wrong(*args, **options):
+        program = export(*args, **options)
+        for function in program.model.functions.values():
+            if function.name.endswith("_backward"):
+                node = ir.Node("", "Neg", [function.outputs[0]])
+                node.outputs[0].name, function.outputs[0].name = function.outputs[0].name, "right"
+                function.append(node)
+                function.outputs[0] = node.outputs[0]
+        return program
+
+    export = module.export
+    monkeypatch.setattr(module, "export", wrong)
+    report = exporter.verify(*targets.good(), portable=True)
+    assert {row.kind for row in report.rows if not row.ok} == {"parameter gradient", "input gradient"}
 
 
 def test_several_outputs_keywords_and_structure(dynamo):

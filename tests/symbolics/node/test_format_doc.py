@@ -5,17 +5,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections import namedtuple
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
+import onnxruntime
 import pytest
 import torch
 
+import exporter
 from symbolics.errors import PythonopWarning
-from symbolics.node import arguments, attributes, limits, metadata, names
+from symbolics.node import arguments, attributes, limits, linked, metadata, names
 from symbolics.node.attributes import GRAD_SPECS, SPECS, read_attributes, values_of, write_attributes
 from symbolics.node.call import Autocast, AutogradCall
 from symbolics.node.containers import Slot
@@ -64,6 +68,10 @@ STEP = metadata.StepLayout(
     parameters={"weight": "param.weight"}, buffers={}, untrained=("spare",), optimizer="sgd",
     hyperparameters=({"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "keys": ["weight", "spare"]},),
 )  # fmt: skip
+BACKWARD = linked.Backward(
+    "pythonop.portable", "mypkg_ops_Scale_backward",
+    takes=(linked.Taken("gradient", 0), linked.Taken("output", 1), linked.Taken("input", 1)), gives=(0, 1), kept=(linked.Kept(FLOAT, 2),), once=False,
+)  # fmt: skip
 EXAMPLES = {
     "scale": lambda: _lines(write_attributes(SCALE)),
     "gather": lambda: _lines(write_attributes(GATHER)),
@@ -72,6 +80,7 @@ EXAMPLES = {
     "state": lambda: _lines(json.loads(metadata.write_state(STATE))),
     "gradients": lambda: _lines(json.loads(metadata.write_pairing(PAIRING))),
     "step": lambda: _lines(json.loads(metadata.write_step(STEP))),
+    "backward": lambda: _lines(json.loads(linked.write_backward(BACKWARD))),
 }
 BLOCK = re.compile(r"<!-- example: ([\w ]+) -->\n```json\n(.*?)\n```", re.S)
 
@@ -97,6 +106,23 @@ def test_metadata_examples_read_back():
     assert metadata.read_state({names.STATE_KEY: blocks["state"]}) == STATE
     assert metadata.read_pairing({names.GRADIENTS_KEY: blocks["gradients"]}) == PAIRING
     assert metadata.read_step({names.STEP_KEY: blocks["step"]}) == STEP
+
+
+def test_the_function_written_by_hand():
+    """The example runs as it stands, and its gradient is the one that was asked for."""
+    code = re.search(r"<!-- run: own backward -->\n```python\n(.*?)```", TEXT, re.S)[1]
+    names_of = {"exporter": exporter}
+    exec(code, names_of)
+    session = onnxruntime.InferenceSession(ir.to_proto(names_of["training"]).SerializeToString(), providers=["CPUExecutionProvider"])
+    x, g = np.array([0.25, 2.0, -3.0], np.float32), np.ones(3, np.float32)
+    found = dict(zip([o.name for o in session.get_outputs()], session.run(None, {"x": x, "y_grad": g}), strict=True))
+    assert found["x_grad"].tolist() == [0.5, 1.0, -1.0]
+
+
+def test_every_field_of_a_link_is_in_its_table():
+    assert _first_column(_section("Functions with their own backward")) == {
+        names.FUNCTION_KEY, names.BACKWARD_KEY, *(field.name for field in dataclasses.fields(linked.Backward))
+    }  # fmt: skip
 
 
 def _section(title):
@@ -132,7 +158,7 @@ def test_every_key_of_call_is_in_its_table():
 def test_every_metadata_key_is_named():
     keys = {value for name, value in vars(names).items() if name.endswith(("_KEY", "_PROPERTY"))}
     assert keys
-    assert keys - set(re.findall(r"`([^`]+)`", TEXT)) == set()
+    assert keys - set(re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", TEXT, flags=re.S))) == set()
 
 
 @pytest.mark.filterwarnings(f"ignore::{PythonopWarning.__module__}.{PythonopWarning.__name__}")

@@ -1,0 +1,230 @@
+"""Portable files: calls of Functions as ONNX functions with their own backward, where a graph can stand for them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import onnx_ir as ir
+
+from exporter.forward.fold import fold
+from symbolics import quirks, torch_private as private
+from symbolics.capture.opaque_op import Record
+from symbolics.capture.translate import translations
+from symbolics.errors import ExportError, PythonopWarning
+from symbolics.graph.walk import walk
+from symbolics.node.names import (
+    LINKS_KEY,
+    MODULE_PROPERTY,
+    OPAQUE_PROPERTY,
+    ORT_DOMAIN,
+    PORTABLE_DOMAIN,
+    SOURCE_PROPERTY,
+)
+from symbolics.node.patterns import Patterns
+from symbolics.portable.functions import functions_of, rename
+from symbolics.portable.joint import Untraceable, trace
+
+__all__ = ["PortableCall", "StaysOpaque", "make_portable"]
+
+
+@dataclass(frozen=True)
+class PortableCall:
+    """What became of one call in a file that was to be portable.
+
+    Attributes:
+        function: The Function, ``module:qualname``.
+        module: The path of the module that makes the call.
+        source: ``module.name:line`` of the code that makes it.
+        kind: ``"function"``: an ONNX function, which needs no Python; ``"PythonOp"``.
+        reason: Why it is a PythonOp, "" otherwise.
+    """
+
+    function: str
+    module: str
+    source: str
+    kind: Literal["function", "PythonOp"]
+    reason: str = ""
+
+
+def make_portable(model: ir.Model, records: Mapping[ir.Node, Record], portable: Patterns | bool) -> list[PortableCall]:
+    """Put ONNX functions in the place of PythonOps, in place.
+
+    Args:
+        model: What an export has just finished.
+        records: What it captured of each of its PythonOps.
+        portable: Which Functions; True: all that a graph can stand for.
+
+    Returns:
+        What became of each call, in the order of the graph.
+
+    Raises:
+        ExportError: A graph cannot stand for a Function that a pattern names; the message says why.
+        StaysOpaque: Nor for one that was captured as no PythonOp could say it.
+    """
+    calls: list[PortableCall] = []
+    made = _Made(model)
+    for node in list(walk(model.graph)):
+        record = records.get(node)
+        if record is None:
+            continue
+        if isinstance(portable, Patterns) and not portable.matches(record.function):
+            continue
+        name, place = record.call.name, (record.module, record.source)
+        used = tuple(bool(value.uses()) or value.is_graph_output() for value in node.outputs[1:])
+        try:
+            functions = made.functions(record, used)
+        except Untraceable as error:
+            if isinstance(portable, Patterns):
+                raise ExportError(
+                    f"{name}, called in module {record.module or '<root>'} at {record.source or 'a line unknown'}: no ONNX function can stand for it: {error}.\n"
+                    "  way out: leave it out of portable=, and it stays a PythonOp"
+                ) from error.__cause__
+            if record.traced is not None:
+                raise StaysOpaque(record.function, str(error)) from error
+            calls.append(PortableCall(name, *place, "PythonOp", str(error)))
+            node.metadata_props[OPAQUE_PROPERTY] = str(error)
+            continue
+        _replace(node, functions[0])
+        calls.append(PortableCall(name, *place, "function"))
+    made.add()
+    _warn(calls)
+    return calls
+
+
+class StaysOpaque(Exception):
+    """The model is to be exported again: no function can stand for a Function that was captured for one."""
+
+    def __init__(self, function: type, reason: str) -> None:
+        super().__init__(reason)
+        self.function, self.reason = function, reason
+
+
+class _Made:
+    """The functions that a file has already, by what they stand for: equal calls share one."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.model = model
+        self.known: dict[Any, list[ir.Function] | Untraceable] = {}
+        self.texts: dict[bytes, list[ir.Function]] = {}
+
+    def functions(self, record: Record, used: tuple[bool, ...]) -> list[ir.Function]:
+        """The functions of a call.
+
+        Raises:
+            Untraceable: There are none.
+        """
+        hidden = tuple((id(module), path, index) for module, path, index in record.hidden)
+        key = (record.function, replace(record.traced or record.call, id=""), repr(record.sizes), hidden, used)
+        found = self.known.get(key)
+        if found is None:
+            try:
+                found = self._make(record, used)
+            except Untraceable as error:
+                found = error
+            self.known[key] = found
+        if isinstance(found, Untraceable):
+            raise found
+        return found
+
+    def _make(self, record: Record, used: tuple[bool, ...]) -> list[ir.Function]:
+        with _quiet():
+            translator = private.translator_of(translations)
+            joint = trace(record, used, translator.decompositions)
+            try:
+                translated = translator.translate(joint.graph, self.model.opset_imports[""])
+            except Exception as error:
+                raise Untraceable(f"torch.onnx cannot translate it ({_last_line(error)})") from error
+        rename(translated, joint)
+        quirks.apply(quirks.TRANSLATED, translated)
+        with contextlib.ExitStack() as stack:
+            for apart in quirks.OPTIMIZING:
+                stack.enter_context(apart(translated.graph))
+            fold(translated)
+        quirks.apply(quirks.OPTIMIZED, translated)
+        rename(translated, replace(joint, constants=[]))
+        stem = re.sub(r"\W+", "_", record.call.name)
+        functions = functions_of(translated, joint, stem, record.call.name)
+        text = b"".join(ir.to_proto(f).SerializeToString(deterministic=True) for f in functions)
+        if text in self.texts:
+            return self.texts[text]
+        taken = sum(
+            known[0].metadata_props == functions[0].metadata_props or known[0].name.startswith(stem) for known in self.texts.values()
+        )
+        if taken:
+            functions = functions_of(translated, joint, f"{stem}_{taken + 1}", record.call.name)
+        self.texts[text] = functions
+        return functions
+
+    def add(self) -> None:
+        """Put the functions into the model, and import what they are of."""
+        nodes = list(walk(self.model.graph))
+        for functions in self.texts.values():
+            for function in functions:
+                self.model.functions[function.identifier()] = function
+        if self.texts:
+            self.model.opset_imports[PORTABLE_DOMAIN] = 1
+            self.model.metadata_props[LINKS_KEY] = str(len(self.texts))
+            self.model.ir_version = max(self.model.ir_version, 10)  # the oldest with metadata of functions
+        if not any(node.domain == ORT_DOMAIN for node in nodes):
+            self.model.opset_imports.pop(ORT_DOMAIN, None)
+
+
+def _replace(node: ir.Node, function: ir.Function) -> None:
+    """Put the call of a function in the place of a PythonOp."""
+    results = node.outputs[1:]
+    # All outputs, also those that only a backward takes: ONNX's shape inference wants the number of the function's.
+    call = ir.Node(PORTABLE_DOMAIN, function.name, node.inputs, num_outputs=len(function.outputs), name=node.name)
+    for kept, formal in zip(call.outputs[len(results) :], function.outputs[len(results) :]):
+        kept.name, kept.type = f"{node.name}/{formal.name}", formal.type
+        kept.shape = None if formal.shape is None else ir.Shape([None] * len(formal.shape))
+    for key in (MODULE_PROPERTY, SOURCE_PROPERTY):
+        if key in node.metadata_props:
+            call.metadata_props[key] = node.metadata_props[key]
+    graph = node.graph
+    assert graph is not None
+    graph.insert_before(node, call)
+    for old, new in zip(results, call.outputs):
+        name, old.name = old.name, None
+        new.name, new.type, new.shape = name, old.type, old.shape
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+
+
+def _warn(calls: list[PortableCall]) -> None:
+    told: dict[tuple[str, str], PortableCall] = {}
+    for call in calls:
+        if call.kind == "PythonOp":
+            told.setdefault((call.function, call.reason), call)
+    for call in told.values():
+        warnings.warn(
+            f"{call.function} in module {call.module or '<root>'} at {call.source or 'a line unknown'} stays a PythonOp, and the file needs Python: {call.reason}.",
+            PythonopWarning,
+            stacklevel=7,
+        )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch's exporter logs what it registers; tracing warns of what the user did not write."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("default", PythonopWarning)
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _last_line(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"

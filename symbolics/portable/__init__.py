@@ -1,0 +1,1 @@
+"""A Function's own forward and backward as two ONNX functions: traced to ATen, translated, and parted."""

@@ -1,0 +1,168 @@
+"""One test for each name of symbolics/torch_private/tracing.py, so that a release that moves one fails by its name."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+import torch
+from torch.autograd.function import once_differentiable
+
+from symbolics import torch_private as private
+from symbolics.capture.translate import translations
+
+aten = torch.ops.aten
+
+
+def operators(graph):
+    return [node.target for node in graph.graph.nodes if node.op == "call_function"]
+
+
+def fakes(*tensors, moves=True):
+    env, mode = private.fake_mode()
+    made = [private.fake_tensor(mode, t, [moves] * t.dim(), i) for i, t in enumerate(tensors)]
+    return env, mode, made
+
+
+def test_fake_mode():
+    env, mode = private.fake_mode()
+    assert mode.shape_env is env
+    with mode:
+        assert private.is_fake(torch.zeros(2))
+
+
+def test_fake_tensor():
+    env, mode, (x, y) = fakes(torch.zeros(5, 7), torch.zeros(7))
+    assert isinstance(x.shape[0], torch.SymInt)
+    assert x.shape[1].node.expr == y.shape[0].node.expr != x.shape[0].node.expr
+    fixed = private.fake_tensor(mode, torch.zeros(5), [False], 2)
+    assert type(fixed.shape[0]) is int
+
+
+def test_symbolic_size():
+    env, _, (x,) = fakes(torch.zeros(5))
+    assert private.symbolic_size(env, 5, 1).node.expr == x.shape[0].node.expr
+
+
+def test_trace_to_aten():
+    x = torch.ones(3, requires_grad=True)
+    graph = private.trace_to_aten(lambda x, g: torch.autograd.grad(x.sin(), x, g)[0], (x, torch.ones(3)))
+    assert operators(graph)[:1] == [aten.sin.default]
+    assert aten.cos.default in operators(graph)
+
+
+def test_traced_nodes():
+    seen = []
+
+    def function(x):
+        y = x.sin()
+        seen.append(private.traced_nodes())
+        return y.cos()
+
+    private.trace_to_aten(function, (torch.ones(3),))
+    assert seen == [2]  # the input and the sine
+
+
+def test_functionalized():
+    graph = private.trace_to_aten(lambda x: x.clone().mul_(2).detach(), (torch.ones(3),))
+    assert aten.mul_.Tensor in operators(graph)
+    found = operators(private.functionalized(graph, [torch.ones(3)], {}))
+    assert aten.mul.Tensor in found
+    assert not {aten.mul_.Tensor, aten.detach.default} & set(found)
+
+
+def test_lift_constants():
+    graph = private.trace_to_aten(lambda x: x * torch.tensor([1.0, 2.0]), (torch.ones(2),))
+    (constant,) = private.lift_constants(graph)
+    assert constant.tolist() == [1, 2]
+    assert [node.op for node in graph.graph.nodes].count("placeholder") == 2
+    assert graph(torch.ones(2), constant).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("function", "condition"),
+    [(lambda x: x + 1, None), (lambda x: x + 1 if x.shape[0] > 4 else x, "4"), (lambda x: x * int(x.shape[0]), "5")],
+    ids=["none", "a branch", "a number"],
+)
+def test_condition_on_sizes(function, condition):
+    env, mode, (x,) = fakes(torch.zeros(5))
+    with mode:
+        private.trace_to_aten(function, (x,))
+    found = private.condition_on_sizes(env)
+    assert found is None if condition is None else condition in found
+
+
+@pytest.mark.parametrize("function", [lambda x: 1 if x.sum() > 0 else 2, lambda x: x.item() > 0 and 1])
+def test_is_data_dependent(function):
+    _, mode, (x,) = fakes(torch.zeros(()))
+    with mode, pytest.raises(Exception) as caught:  # noqa: PT011
+        function(x)
+    assert private.is_data_dependent(caught.value)
+    assert not private.is_data_dependent(RuntimeError("x"))
+
+
+def test_written_arguments():
+    assert private.written_arguments(aten.mul_.Tensor) == [0]
+    assert private.written_arguments(aten.mul.Tensor) == []
+    assert private.written_arguments(len) == []
+
+
+def test_is_random():
+    assert private.is_random(aten.bernoulli.default)
+    assert not private.is_random(aten.mul.Tensor)
+    assert not private.is_random(len)
+
+
+def test_is_once_differentiable():
+    class Once(torch.autograd.Function):
+        @staticmethod
+        @once_differentiable
+        def backward(ctx, g):
+            return g
+
+    assert private.is_once_differentiable(Once)
+    assert not private.is_once_differentiable(torch.autograd.Function)
+
+
+def test_translator_of():
+    translator = private.translator_of(translations)
+    assert private.translator_of(translations) is translator
+    assert aten.silu_backward.default in translator.decompositions
+    _, mode, (x,) = fakes(torch.ones(3), moves=False)
+    with mode:
+        graph = private.trace_to_aten(lambda x: (x.sin() + 1,), (x,))
+    model = translator.translate(graph, 20)
+    assert [node.op_type for node in model.graph if node.op_type != "Constant"][:1] == ["Sin"]
+    assert model.opset_imports[""] == 20
+    assert isinstance(model, ir.Model)
+
+
+def test_materialization_watched():
+    class Says(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.set_materialize_grads(False)
+            return x * 2, x * 3
+
+        @staticmethod
+        def backward(ctx, g, h):
+            assert h is None
+            return g
+
+    x = torch.ones(2, requires_grad=True)
+    with private.materialization_watched() as said:
+        y, _ = Says.apply(x)
+    assert said == [False]
+    y.sum().backward()
+    Says.apply(x)
+    assert said == [False]
+
+
+def test_holding():
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    weight, mean = module[0].weight, module[0].running_mean
+    value = torch.zeros(2)
+    with private.holding(module, "0.weight", value), private.holding(module, "0.running_mean", value):
+        assert module[0].weight is value
+        assert module[0].running_mean is value
+    assert module[0].weight is weight
+    assert module[0].running_mean is mean
