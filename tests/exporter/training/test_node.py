@@ -61,7 +61,8 @@ def _node(tmp_path, step, batches):
     if shutil.which("node") is None or not (FOLDER / "node_modules" / "onnxruntime-node").is_dir():
         missing("node", "npm's onnxruntime-node is not installed: `make node` does it where npm is")
     step.save(tmp_path / "step.onnx")
-    (tmp_path / "batches.json").write_text(json.dumps([{"input": _described(x), "target": _described(y)} for x, y in batches]))
+    names = (*step.layout.inputs, *step.layout.targets)
+    (tmp_path / "batches.json").write_text(json.dumps([dict(zip(names, map(_described, batch), strict=True)) for batch in batches]))
     command = ["node", str(ROOT / "examples" / "train.mjs"), str(tmp_path / "step.onnx"), str(tmp_path / "batches.json")]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
