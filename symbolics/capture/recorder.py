@@ -43,7 +43,7 @@ _keys = itertools.count()
 
 _OTHER_GRADIENTS = (
     ", and not what its backward computes: all those parameters are arguments, too, so that it answers for them itself (an adjoint method, say), and eager's "
-    "gradients differ by what it computes otherwise. Compare them with exporter.verify; to keep its backward, pass the parameters alone and let "
+    "gradients differ by what it computes otherwise. Compare them with exporter.verify; to keep its backward, export with portable=True, or pass the parameters alone and let "
     "forward run a function of them (torch.func.functional_call)"
 )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from symbolics import torch_private as private
 from symbolics.capture.interception import original_apply
@@ -20,6 +21,7 @@ from symbolics.capture.opaque_op import Record
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Slot, fill, slots
 from symbolics.node.dtypes import DTYPES
+from symbolics.portable.decompositions import DECOMPOSITIONS
 from symbolics.portable.kept import changed_by, keep
 from symbolics.portable.rewrites import Rewrites
 
@@ -164,7 +166,7 @@ class _Trace:
         more = [private.fake_tensor(self.mode, tensor, [False] * tensor.dim(), -1) for tensor in constants]
         plain = [v.detach() if isinstance(v, torch.Tensor) else v for v in (*self.inputs, *cotangents, *more)]
         with self.mode, torch.no_grad():
-            functional = private.functionalized(traced, plain, decompositions)
+            functional = private.functionalized(traced, plain, {**decompositions, **DECOMPOSITIONS})
         gradients = [i for i, gone in zip(wanted, missing, strict=True) if not gone]
         once = private.is_once_differentiable(self.record.function)
         return Joint(functional, len(self.inputs), len(outputs), differentiated, kept, gradients, once, constants)
@@ -229,6 +231,7 @@ def _alone(call: AutogradCall) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(private.real_tensors())
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # fused ones have a backward that only a library knows
         for device in ("cpu", "cuda"):
             name = call.autocast.dtypes.get(device)
             if name is not None:

@@ -25,11 +25,21 @@ def _random_watch() -> type:
             self.drawn: list[Any] = []
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if _draws(func):
+            kwargs = kwargs or {}
+            if _draws(func) and not _drops_nothing(func, args, kwargs):
                 self.drawn.append(func)
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
 
     return Watch
+
+
+def _drops_nothing(operator: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operator may draw for its dropout alone (fused attention), and was told to drop nothing."""
+    names = [argument.name for argument in operator._schema.arguments]
+    if "dropout_p" not in names:
+        return False
+    place = names.index("dropout_p")
+    return (args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)) == 0.0
 
 
 @functools.lru_cache(maxsize=1024)

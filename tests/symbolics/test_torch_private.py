@@ -211,6 +211,7 @@ def test_shares_memory():
 def test_random_operators():
     with private.random_operators() as drawn:
         torch.ones(2).sin()
+        torch.nn.functional.scaled_dot_product_attention(*[torch.ones(1, 1, 2, 2)] * 3)
         assert not drawn
         torch.nn.functional.dropout(torch.rand(2), 0.5)
     assert len(drawn) >= 2

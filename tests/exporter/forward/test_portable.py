@@ -17,7 +17,7 @@ import exporter
 from symbolics.errors import ArgumentError, ExportError, FormatError, PythonopWarning, UnsupportedOperatorError
 from symbolics.node.names import OPAQUE_PROPERTY, PORTABLE_DOMAIN
 from tests.support import Calls, nodes
-from tests.zoo.hiding import Reversible
+from tests.zoo.hiding import Recomputes, Reversible
 from tests.zoo.portable import AsksForNone, Branches, Checks, Constant, Noise, OnceSquare, ReadsGlobal, Rows, SecondAlone, Square, Surrogate
 
 
@@ -176,6 +176,42 @@ def test_functions_that_somebody_inlined_are_missed(dynamo):
     with pytest.raises(FormatError, match="written with 1 functions that have a backward of their own and has 0"):
         exporter.build_gradient_graph(flat)
     exporter.inference_session(flat).run(None, {flat.graph.input[0].name: torch.ones(3, 4).numpy()})
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x):
+        return self.norm(x + self.attention(x, x, x, need_weights=False)[0])
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (
+            lambda: nn.Sequential(nn.Conv2d(2, 4, 3, stride=2, padding=1, groups=2), nn.GELU(), nn.MaxPool2d(2), nn.GroupNorm(2, 4)),
+            (2, 2, 9, 9),
+        ),
+        (lambda: nn.Sequential(nn.ConvTranspose1d(2, 3, 3, stride=2), nn.SiLU(), nn.AvgPool2d((1, 3))), (1, 2, 6)),
+        (Attention, (2, 5, 8)),
+        (lambda: nn.Sequential(nn.Linear(4, 6), nn.Softmax(-1), nn.RMSNorm(6), nn.Linear(6, 4)), (3, 4)),
+    ],
+    ids=["convolutions", "transposed", "attention", "norms"],
+)
+def test_the_backward_of_a_hidden_module(module, shape, dynamo):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = module()
+
+        def forward(self, x):
+            return Recomputes.apply(x * 2, self.inner)
+
+    torch.manual_seed(0)
+    check(Model(), (torch.randn(*shape),), dynamo)
 
 
 class Buffered(nn.Module):

@@ -1,0 +1,79 @@
+"""Backwards of ATen's operators in operators that torch.onnx translates: it has translations of what forwards call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["DECOMPOSITIONS"]
+
+aten = torch.ops.aten
+_Tensors = tuple[torch.Tensor | None, ...]
+
+
+def _convolution_backward(
+    g: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias_sizes: Any, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    transposed: bool, output_padding: Sequence[int], groups: int, mask: Sequence[bool],
+) -> _Tensors:  # fmt: skip
+    """Gradients of input, weight and bias.
+
+    That of the input is the transposed convolution (and that of a transposed one is the plain one). That of the weight is a convolution of
+    the input with the gradient, batch and channels exchanged, stride and dilation exchanged; one for each group.
+    """
+    axes = range(2, x.dim())
+    of_x = of_w = None
+    if mask[0] and transposed:
+        of_x = aten.convolution.default(g, w, None, stride, padding, dilation, False, [0] * len(axes), groups)
+    elif mask[0]:
+        made = [(g.shape[a] - 1) * stride[a - 2] - 2 * padding[a - 2] + dilation[a - 2] * (w.shape[a] - 1) + 1 for a in axes]
+        rest = [x.shape[a] - size for a, size in zip(axes, made, strict=True)]
+        of_x = aten.convolution.default(g, w, None, stride, padding, dilation, True, rest, groups)
+    if mask[1]:
+        outer, inner = (g, x) if transposed else (x, g)  # the one that is read by windows, the one that has one element a window
+        parts = []
+        for a, b in zip(outer.chunk(groups, 1), inner.chunk(groups, 1), strict=True):
+            part = aten.convolution.default(
+                a.transpose(0, 1), b.transpose(0, 1), None, dilation, padding, stride, False, [0] * len(axes), 1
+            ).transpose(0, 1)
+            for axis in axes:  # what the last windows left over
+                part = part.narrow(axis, 0, w.shape[axis])
+            parts.append(part)
+        of_w = torch.cat(parts, 0)
+    return of_x, of_w, g.sum([0, *axes]) if mask[2] else None
+
+
+def _max_pool2d_backward(
+    g: torch.Tensor, x: torch.Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, indices: torch.Tensor
+) -> torch.Tensor:
+    """Each gradient to the place that its maximum came from; places are counted within a channel."""
+    flat = torch.zeros([*x.shape[:-2], x.shape[-2] * x.shape[-1]], dtype=g.dtype, device=g.device)
+    return flat.scatter_add(-1, indices.flatten(-2), g.flatten(-2)).reshape(x.shape)
+
+
+def _avg_pool2d_backward(
+    g: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool,
+    count_include_pad: bool, divisor: int | None,
+) -> torch.Tensor:  # fmt: skip
+    """The transposed convolution with a window of equal weights, where all windows count alike."""
+    if x.dim() == 3:
+        found = _avg_pool2d_backward(g[None], x[None], kernel, stride, padding, ceil_mode, count_include_pad, divisor)
+        return found if found is NotImplemented else found[0]
+    if ceil_mode or (any(padding) and not count_include_pad and divisor is None):
+        return NotImplemented
+    kernel = list(kernel) * (3 - len(kernel))
+    stride = list(stride or kernel) * (3 - len(stride or kernel))
+    padding = list(padding) * (3 - len(padding))
+    channels = x.shape[1]
+    window = torch.full((channels, 1, *kernel), 1 / (divisor or kernel[0] * kernel[1]), dtype=g.dtype, device=g.device)
+    rest = [x.shape[2 + i] - (g.shape[2 + i] - 1) * stride[i] + 2 * padding[i] - kernel[i] for i in (0, 1)]
+    return aten.convolution.default(g, window, None, stride, padding, [1, 1], True, rest, channels)
+
+
+#: operator -> what it is made of; beside torch's own table.
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    aten.convolution_backward.default: _convolution_backward,
+    aten.avg_pool2d_backward.default: _avg_pool2d_backward,
+    aten.max_pool2d_with_indices_backward.default: _max_pool2d_backward,
+}
