@@ -77,26 +77,6 @@ def _takes_context(function: type) -> bool:
     return function.setup_context is torch.autograd.Function.setup_context  # type: ignore[attr-defined]
 
 
-def _check_arguments(title: str, function: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Whether forward can be called with as many arguments, and of those names, as the node has.
-
-    Raises:
-        FormatError: It cannot.
-    """
-    try:
-        # The wrapper is what is called: it may take more than the function that it names in __wrapped__.
-        signature = inspect.signature(function.forward, follow_wrapped=False)  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
-        return  # a function of C says nothing of its arguments
-    try:
-        signature.bind(*([None] * _takes_context(function)), *args, **kwargs)
-    except TypeError as error:
-        raise FormatError(
-            f"{title}: forward{signature} cannot be called as the file calls it: {error}.\n"
-            "The Function has changed since the export, or the file is damaged: export the model again"
-        ) from error
-
-
 class PythonOp:
     """One PythonOp node, decoded once.
 
@@ -145,7 +125,7 @@ class PythonOp:
         self.keeps = any(self.flags)
         # backward answers for the arguments that the caller passed; forward's defaults are not passed again.
         self.args = call.args[: call.passed]
-        _check_arguments(self.title, self.function, self.args, call.kwargs)
+        self.check_arguments()
         self.apply = _apply_of(self.function, self.args, call.kwargs)
         flat_outputs = call.outputs if type(call.outputs) is tuple else (call.outputs,)
         self.simple_arguments = (
@@ -163,6 +143,25 @@ class PythonOp:
             and HALF not in call.input_types
             and None not in (*self.input_dtypes, *self.output_dtypes)
         )
+
+    def check_arguments(self) -> None:
+        """See that forward can be called with as many arguments, and of those names, as the node has.
+
+        Raises:
+            FormatError: It cannot.
+        """
+        try:
+            # The wrapper is what is called: it may take more than the function that it names in __wrapped__.
+            signature = inspect.signature(self.function.forward, follow_wrapped=False)
+        except (TypeError, ValueError):
+            return  # a function of C says nothing of its arguments
+        try:
+            signature.bind(*([None] * _takes_context(self.function)), *self.args, **self.call.kwargs)
+        except TypeError as error:
+            raise FormatError(
+                f"{self.title}: forward{signature} cannot be called as the file calls it: {error}.\n"
+                "The Function has changed since the export, or the file is damaged: export the model again"
+            ) from error
 
     def run(self, inputs: Sequence[Any], keep: bool) -> tuple[int, list[Any]]:
         """Call Function.apply.

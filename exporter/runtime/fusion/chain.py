@@ -74,6 +74,9 @@ class Chain(PythonOp):
         self.title += f" and what feeds it, {len(self.steps)} calls as one"
         self.apply = self._apply
 
+    def check_arguments(self) -> None:
+        """Those of its calls are seen one by one; its own are the inputs of all."""
+
     def _apply(self, *values: Any) -> Any:
         found, result = [*values, *self.constants], None
         first, versions = len(found), []
