@@ -35,9 +35,14 @@ def _hyperparameters(_: click.Context, __: click.Parameter, given: tuple[str, ..
 @click.option(
     "-o",
     "--output",
-    required=True,
     type=click.Path(path_type=Path),
     help="The training step to write; OUTPUT's stem.init.onnx beside it gives the initial state.",
+)
+@click.option(
+    "--artifacts",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write training.onnx, eval.onnx, initial.onnx and manifest.json into this folder: all that a program in another language needs.",
 )
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", show_default=True)
 @click.option(
@@ -63,7 +68,8 @@ def _hyperparameters(_: click.Context, __: click.Parameter, given: tuple[str, ..
 def step(
     context: click.Context,
     target: str,
-    output: Path,
+    output: Path | None,
+    artifacts: Path | None,
     optimizer: str,
     hyperparameters: dict[str, Any],
     clip_norm: float | None,
@@ -80,37 +86,54 @@ def step(
     as_json: bool,
 ) -> None:
     """Write forward, loss, gradients and optimizer as one ONNX model. TARGET's Case names the loss and example targets."""
-    initial = output.parent / f"{output.stem}.init.onnx"
-    writable(output, shared.Failure)
-    writable(initial, shared.Failure, keep=[output])
+    if output is None and artifacts is None:
+        raise shared.Failure(
+            "nothing to write: give a file for the step (-o), a folder for step, evaluation and manifest (--artifacts), or both"
+        )
+    from exporter.training.artifacts import export_evaluation, places, write_artifacts  # loads torch, which --help does without
+
+    files = [] if output is None else [output, output.parent / f"{output.stem}.init.onnx"]
+    for number, file in enumerate(files):
+        writable(file, shared.Failure, keep=files[:number])
+    folder = [] if artifacts is None else places(artifacts, shared.Failure, keep=files)
     with shared.reported(context):
         with shared.status(f"importing {target}", as_json):
             shared.run_setups(setups)
             case = shared.load_target(target)
             wanted = shared.portable_of(case, portable, portable_only)
+        options: dict[str, Any] = {
+            "targets": case.targets, "dynamic_shapes": case.dynamic_shapes, "precision": precision, "dynamo": dynamo, "opset_version": opset,
+            "inline": (*case.inline, *inline), "portable": wanted, "eager_check": eager_check,
+        }  # fmt: skip
         with shared.status(f"exporting a training step of {type(case.model).__name__}", as_json), shared.explained(context):
             program = exporter.export_training_step(
-                case.model, case.args, case.kwargs, loss=case.loss, targets=case.targets, dynamic_shapes=case.dynamic_shapes,
-                optimizer=optimizer, hyperparameters=hyperparameters, clip_norm=clip_norm, accumulate=accumulate, precision=precision,
-                dynamo=dynamo, opset_version=opset, inline=(*case.inline, *inline), portable=wanted, eager_check=eager_check,
+                case.model, case.args, case.kwargs, loss=case.loss, optimizer=optimizer, hyperparameters=hyperparameters,
+                clip_norm=clip_norm, accumulate=accumulate, **options,
             )  # fmt: skip
-        with shared.status(f"writing {output}", as_json):
-            program.save(output, external_data=external_data or None)
+            evaluation = export_evaluation(case.model, case.args, case.kwargs, **options) if artifacts is not None else None
+        with shared.status(f"writing {output or artifacts}", as_json):
+            if output is not None:
+                program.save(output, external_data=external_data or None)
+            if artifacts is not None and evaluation is not None:
+                write_artifacts(program, evaluation, artifacts, external_data=external_data or None)
+        path, initial = files or (folder[0], folder[2])
         layout = program.layout
         assert layout is not None
         nodes = len(list(program.model.graph.all_nodes()))
         written = {
-            "file": str(output), "initial": str(initial), "bytes": output.stat().st_size, "nodes": nodes, "inlined": program.inlined,
-            "portable": shared.portable_facts(program),
+            "file": str(path), "initial": str(initial), "bytes": path.stat().st_size, "nodes": nodes, "inlined": program.inlined,
+            "artifacts": [str(file) for file in folder], "portable": shared.portable_facts(program),
         }  # fmt: skip
         said = {"inputs": layout.inputs, "targets": layout.targets, "carried": layout.carried, "untrained": layout.untrained}
         takes = clean(", ".join((*layout.inputs, *layout.targets)))
         lines = [
-            f"wrote {clean(str(output))} ({output.stat().st_size:,} bytes, {nodes} nodes)",
+            f"wrote {clean(str(path))} ({path.stat().st_size:,} bytes, {nodes} nodes)",
             f"wrote {clean(str(initial))} ({initial.stat().st_size:,} bytes), which gives the initial state",
             f"takes {takes}; {len(layout.parameters)} parameters and the state of {optimizer}",
             f"gives {layout.loss}, and X.next for the {len(layout.carried)} inputs X that go round",
         ]
+        if artifacts is not None:
+            lines.append(f"wrote {', '.join(file.name for file in folder)} into {clean(str(artifacts))}")
         lines += shared.portable_lines(program)
         if layout.untrained:
             lines.append(f"the loss does not depend on {clean(', '.join(layout.untrained))}: they stay as they are")

@@ -77,8 +77,13 @@ def save_model(model: ir.Model, path: str | os.PathLike[str], *, external_data: 
     save_models([(model, path)], external_data=external_data)
 
 
-def save_models(models: Sequence[tuple[ir.Model, str | os.PathLike[str]]], *, external_data: bool | None = None) -> None:
-    """Write models to their paths as `Program.save` does; where one cannot be written, none is.
+def save_models(
+    models: Sequence[tuple[ir.Model, str | os.PathLike[str]]],
+    *,
+    external_data: bool | None = None,
+    texts: Sequence[tuple[str, str | os.PathLike[str]]] = (),
+) -> None:
+    """Write models to their paths as `Program.save` does, and texts in UTF-8; where one cannot be written, none is.
 
     Raises:
         ExportError: As there.
@@ -86,6 +91,8 @@ def save_models(models: Sequence[tuple[ir.Model, str | os.PathLike[str]]], *, ex
     with saving() as files:
         for model, path in models:
             _write(files, model, path, external_data)
+        for text, path in texts:
+            files.open(path).write(text.encode())
 
 
 def _write(files: Files, model: ir.Model, path: str | os.PathLike[str], external_data: bool | None) -> None:

@@ -1,23 +1,32 @@
-"""A model and its loss as one module: what a training step differentiates."""
+"""A model and its loss as one module: what a training step differentiates, and what its evaluation runs."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
+from exporter.files.program import Program
+from exporter.forward.export import export
 from exporter.forward.inputs import named_tensors
-from symbolics.errors import ExportError
+from symbolics.errors import ArgumentError, ExportError
+from symbolics.node.metadata import read_changes, read_cumulative, read_state, write_changes, write_cumulative, write_state
+from symbolics.node.names import BUFFERS_KEY, CUMULATIVE_KEY, MODULE_PROPERTY, STATE_KEY
 
-__all__ = ["Objective"]
+__all__ = ["Objective", "state_key"]
+
+_PRECISIONS = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class Objective(torch.nn.Module):
-    """forward(*args, *targets) -> the loss, a 0-d tensor.
+    """forward(*args, *targets) -> the loss, a 0-d tensor; for an evaluation forward(*args) -> the model's output.
 
     Its signature has the names of the arguments that are given, then ``target`` (``target_0``, ... where there are
     several): the exporters name the inputs after them.
@@ -25,7 +34,11 @@ class Objective(torch.nn.Module):
     Attributes:
         args: Example arguments, targets included.
         names: The inputs that the model's own arguments become.
-        target_names: The inputs that the targets become.
+        target_names: The inputs that the targets become; none for an evaluation.
+
+    Raises:
+        ExportError: The model's forward does not take these arguments, or has one with the name of a target.
+        ArgumentError: There is no such precision.
     """
 
     def __init__(
@@ -35,9 +48,14 @@ class Objective(torch.nn.Module):
         kwargs: Mapping[str, Any],
         loss: Callable[..., Any] | None,
         targets: tuple[Any, ...],
-        precision: torch.dtype | None,
+        precision: str | None,
+        *,
+        evaluates: bool = False,
     ) -> None:
         super().__init__()
+        if precision not in _PRECISIONS:
+            raise ArgumentError(f"precision is {precision!r}: give 'float16', 'bfloat16' or None")
+        dtype = _PRECISIONS[precision]
         self.training = model.training  # not train(): that would reach into the model
         self.model = model
         self.loss = loss
@@ -47,17 +65,20 @@ class Objective(torch.nn.Module):
         for name in names:
             if name in bound:
                 raise ExportError(f"the model has an argument {name!r}, which is the name of the loss's target: rename it")
+        self._ignored: frozenset[str] = frozenset()
+        if evaluates:
+            self._ignored, names, targets = frozenset(names), [], ()
         self.args = (*(value for _, value in bound.values()), *targets)
         keywords = {name for name, (keyword, _) in bound.items() if keyword}
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         signature = inspect.Signature([inspect.Parameter(name, kind) for name in (*bound, *names)])
 
-        def forward(*given: Any) -> torch.Tensor:
+        def forward(*given: Any) -> Any:
             values = dict(zip(bound, given[:count], strict=True))
             rest = {name: values.pop(name) for name in keywords}
-            with torch.autocast("cpu", precision) if precision is not None else contextlib.nullcontext():
+            with torch.autocast("cpu", dtype) if dtype is not None else contextlib.nullcontext():
                 output = model(*values.values(), **rest)
-                return _scalar(output if loss is None else loss(output, *given[count:]), loss)
+                return output if evaluates else _scalar(output if loss is None else loss(output, *given[count:]), loss)
 
         forward.__signature__ = signature  # type: ignore[attr-defined]
         self.forward = forward
@@ -65,12 +86,33 @@ class Objective(torch.nn.Module):
         ours = sum(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(targets))
         self.names, self.target_names = every[: len(every) - ours], every[len(every) - ours :]
 
+    def export(self, *, dynamic_shapes: Any, **options: Any) -> Program:
+        """Export it; names of state and modules are those in the model, without this module around it.
+
+        Args:
+            dynamic_shapes: As `dynamic`.
+            **options: As `exporter.forward.export.export`.
+
+        Raises:
+            ExportError, ArgumentError: As there.
+        """
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Exporting a model while it is in training mode", UserWarning)
+            program = export(self, self.args, dynamic_shapes=self.dynamic(dynamic_shapes), **options)
+        _rename_state(program.model)
+        for node in program.model.graph.all_nodes():
+            if (path := node.metadata_props.pop(MODULE_PROPERTY, "model")) != "model":
+                node.metadata_props[MODULE_PROPERTY] = state_key(path)
+        program.portable = [replace(call, module="" if call.module == "model" else state_key(call.module)) for call in program.portable]
+        return program
+
     def dynamic(self, shapes: Any) -> Any:
         """``dynamic_shapes`` of the model's arguments for all of this module's; sizes of targets follow where nothing is said."""
         if shapes is None:
             return None
         names = list(inspect.signature(self.forward).parameters)
         given = dict(shapes) if isinstance(shapes, Mapping) else dict(zip(names, shapes, strict=False))
+        given = {name: shape for name, shape in given.items() if name not in self._ignored}
         if unknown := set(given) - set(names):
             raise ExportError(f"dynamic_shapes names {sorted(unknown)}; the step's arguments are {', '.join(names)}")
         every = dict(zip(names, self.args, strict=True))
@@ -130,3 +172,36 @@ def _scalar(loss: Any, function: Any) -> torch.Tensor:
             f"{who} returned a tensor of {loss.dtype} with shape {list(loss.shape)}: a training step needs one floating-point number (reduce it, for example with .mean())"
         )
     return loss.reshape(())
+
+
+def state_key(name: str) -> str:
+    """The model's own name of a parameter; a loss's parameters are under ``loss.``."""
+    return name.removeprefix("model.")
+
+
+def _rename_state(model: ir.Model) -> None:
+    """Give the state the names that it has in the model, without the module around model and loss."""
+    entries = read_state(model.metadata_props) or {}
+    initializers = model.graph.initializers
+    wanted = {state_key(entry.initializer) for entry in entries.values()}
+    for value in [value for node in model.graph.all_nodes() for value in node.outputs if value.name in wanted]:
+        value.name = f"{value.name}/value"
+    renamed = {state_key(name): replace(entry, initializer=state_key(entry.initializer)) for name, entry in entries.items()}
+    if len(renamed) != len(entries):
+        raise ExportError("the model has a submodule `loss` with a parameter of the same name as one of the loss: rename one of them")
+    for name in [entry.initializer for entry in entries.values()]:
+        if name in initializers and state_key(name) != name:
+            value = initializers.pop(name)
+            value.name = state_key(name)
+            initializers[value.name] = value
+    model.metadata_props[STATE_KEY] = write_state(renamed)
+    if cumulative := read_cumulative(model.metadata_props):
+        model.metadata_props[CUMULATIVE_KEY] = write_cumulative(tuple(sorted(map(state_key, cumulative))))
+    if changes := read_changes(model.metadata_props):
+        model.metadata_props[BUFFERS_KEY] = write_changes(
+            replace(
+                changes,
+                carried={state_key(name): output for name, output in changes.carried.items()},
+                lost={state_key(name): why for name, why in changes.lost.items()},
+            )
+        )

@@ -7,9 +7,8 @@ state. Whatever runtime runs it, training is the loop ``outputs = run(inputs)``:
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,17 @@ import onnx_ir as ir
 import torch
 
 from exporter.files.program import Program, save_models
-from exporter.forward.export import export
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.train_mode.batch_norm import batch_statistics
 from exporter.train_mode.dropout import seed_dropout
 from exporter.training.assemble import Assembly
 from exporter.training.groups import groups_of
-from exporter.training.objective import Objective
+from exporter.training.objective import Objective, state_key
 from symbolics.errors import ArgumentError, ExportError
 from symbolics.node.dialects import to_dialect
-from symbolics.node.metadata import StepLayout, read_changes, read_cumulative, read_state, write_changes, write_cumulative, write_state
-from symbolics.node.names import BUFFERS_KEY, CUMULATIVE_KEY, MODULE_PROPERTY, STATE_KEY
+from symbolics.node.metadata import StepLayout
 
 __all__ = ["TrainingStep", "export_training_step"]
-
-_PRECISIONS = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass
@@ -145,8 +140,6 @@ def export_training_step(
     """
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     targets = (targets,) if isinstance(targets, torch.Tensor) else tuple(targets)
-    if precision not in _PRECISIONS:
-        raise ArgumentError(f"precision is {precision!r}: give 'float16', 'bfloat16' or None")
     if not isinstance(accumulate, int) or accumulate < 1:
         raise ArgumentError(f"accumulate is {accumulate!r}: give a number of runs, 1 or more")
     if clip_norm is not None and not clip_norm > 0:
@@ -156,25 +149,23 @@ def export_training_step(
     if not callable(loss) and loss is not None:
         raise ArgumentError(f"loss is a {type(loss).__name__}, not a function or module")
 
-    objective = Objective(model, args, dict(kwargs or {}), loss, targets, _PRECISIONS[precision])
-    trainable = {_key(name): p for name, p in objective.named_parameters(remove_duplicate=True) if p.requires_grad}
+    objective = Objective(model, args, dict(kwargs or {}), loss, targets, precision)
+    trainable = {state_key(name): p for name, p in objective.named_parameters(remove_duplicate=True) if p.requires_grad}
     groups = groups_of(optimizer, hyperparameters, trainable)
     if not any(group.names for group in groups):
         raise ExportError(
             f"{type(model).__name__} has no trainable parameter: there is nothing to train (requires_grad is False everywhere, or the optimizer has none)"
         )
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Exporting a model while it is in training mode", UserWarning)
-        program = export(
-            objective, objective.args, dynamo=dynamo, dynamic_shapes=objective.dynamic(dynamic_shapes),
-            opset_version=opset_version, inline=inline, portable=portable, **torch_onnx_export_options,
-        )  # fmt: skip
+    program = objective.export(
+        dynamo=dynamo,
+        dynamic_shapes=dynamic_shapes,
+        opset_version=opset_version,
+        inline=inline,
+        portable=portable,
+        **torch_onnx_export_options,
+    )
     forward = program.model
-    _rename_state(forward)
-    for node in forward.graph.all_nodes():
-        if (path := node.metadata_props.pop(MODULE_PROPERTY, "model")) != "model":
-            node.metadata_props[MODULE_PROPERTY] = _key(path)
     seed = seed_dropout(forward)
     statistics = batch_statistics(forward)
     training = build_gradient_graph(
@@ -183,40 +174,6 @@ def export_training_step(
     assembly = Assembly(training, groups, clip_norm=clip_norm, accumulate=accumulate, scaled=precision == "float16")
     assembly.run(seed, statistics)
     assembly.describe(objective.names, objective.target_names)
-    calls = [replace(call, module="" if call.module == "model" else _key(call.module)) for call in program.portable]
     return TrainingStep(
-        assembly.model, program.inlined, program.torch_program, calls, initial=assembly.carried.initial, layout=assembly.layout
+        assembly.model, program.inlined, program.torch_program, program.portable, initial=assembly.carried.initial, layout=assembly.layout
     )
-
-
-def _key(name: str) -> str:
-    """The model's own name of a parameter; a loss's parameters are under ``loss.``."""
-    return name.removeprefix("model.")
-
-
-def _rename_state(model: ir.Model) -> None:
-    """Give the state the names that it has in the model, without the module around model and loss."""
-    entries = read_state(model.metadata_props) or {}
-    initializers = model.graph.initializers
-    wanted = {_key(entry.initializer) for entry in entries.values()}
-    for value in [value for node in model.graph.all_nodes() for value in node.outputs if value.name in wanted]:
-        value.name = f"{value.name}/value"
-    renamed = {_key(name): replace(entry, initializer=_key(entry.initializer)) for name, entry in entries.items()}
-    if len(renamed) != len(entries):
-        raise ExportError("the model has a submodule `loss` with a parameter of the same name as one of the loss: rename one of them")
-    for name in [entry.initializer for entry in entries.values()]:
-        if name in initializers and _key(name) != name:
-            value = initializers.pop(name)
-            value.name = _key(name)
-            initializers[value.name] = value
-    model.metadata_props[STATE_KEY] = write_state(renamed)
-    if cumulative := read_cumulative(model.metadata_props):
-        model.metadata_props[CUMULATIVE_KEY] = write_cumulative(tuple(sorted(map(_key, cumulative))))
-    if changes := read_changes(model.metadata_props):
-        model.metadata_props[BUFFERS_KEY] = write_changes(
-            replace(
-                changes,
-                carried={_key(name): output for name, output in changes.carried.items()},
-                lost={_key(name): why for name, why in changes.lost.items()},
-            )
-        )

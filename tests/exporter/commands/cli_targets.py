@@ -139,6 +139,11 @@ def scaled_step():
     return exporter.Case(model, (torch.randn(4, 3),), targets=(torch.tensor([0, 1, 0, 1]),), loss=nn.functional.cross_entropy)
 
 
+def trainable_wide():
+    batch = torch.randn(4, 3)
+    return exporter.Case(Wide(3, 2), (batch,), targets=(torch.tensor([0, 1, 0, 1]),), loss=nn.functional.cross_entropy)
+
+
 def trainable():
     torch.manual_seed(0)
     batch = (torch.randn(4, 3),)

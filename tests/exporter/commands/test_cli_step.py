@@ -80,3 +80,51 @@ def test_a_folder_that_is_not_there(tmp_path):
     result = _run(TARGET, "-o", tmp_path / "no" / "step.onnx")
     assert result.exit_code == 2
     assert "there is no folder" in result.stderr
+
+
+def test_artifacts(tmp_path):
+    result = _run(TARGET, "--artifacts", tmp_path / "made", "--set", "lr=0.5", "--json")
+    assert result.exit_code == 0, (result.output, result.exception)
+    facts = json.loads(result.stdout)
+    assert facts["file"] == str(tmp_path / "made" / "training.onnx")
+    assert facts["initial"] == str(tmp_path / "made" / "initial.onnx")
+    names = ["eval.onnx", "initial.onnx", "manifest.json", "training.onnx"]
+    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == names
+    assert sorted(facts["artifacts"]) == [str(tmp_path / "made" / name) for name in names]
+    manifest = json.loads((tmp_path / "made" / "manifest.json").read_text())
+    assert manifest["hyperparameters"][0]["default"] == 0.5
+    assert manifest["eval"]["inputs"] == [{"name": "input", "dtype": "float32", "shape": ["batch", 3]}]
+
+
+def test_artifacts_beside_a_step_in_the_same_folder(tmp_path):
+    result = _run(TARGET, "-o", tmp_path / "step.onnx", "--artifacts", tmp_path, "--no-dynamo", "--portable")
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "wrote training.onnx, eval.onnx, initial.onnx, manifest.json into" in result.stdout
+    assert len(list(tmp_path.iterdir())) == 6
+    assert (tmp_path / "step.onnx").read_bytes() == (tmp_path / "training.onnx").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "nothing to write: give a file for the step (-o)"),
+        (["--artifacts", "{folder}/no/there"], "there is no folder"),
+        (["--artifacts", "{folder}/file"], "it is not a folder"),
+        (["-o", "{folder}/eval.onnx", "--artifacts", "{folder}"], "this would replace or remove"),
+        (["--artifacts", "{folder}/new", "--clip-norm", "-1"], "clip_norm is -1.0"),
+    ],
+)
+def test_artifacts_that_cannot_be_written(arguments, text, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    result = _run(TARGET, *(argument.format(folder=tmp_path) for argument in arguments))
+    assert result.exit_code == 2
+    assert text in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_artifacts_that_need_python(tmp_path):
+    result = _run("tests.exporter.commands.cli_targets:trainable_wide", "--artifacts", tmp_path / "made", "--no-dynamo")
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "needs Python: tests.exporter.commands.cli_targets:Scale stay PythonOps" in " ".join(result.stderr.split())
+    assert "--portable" in result.stderr
+    assert json.loads((tmp_path / "made" / "manifest.json").read_text())["python"] == ["tests.exporter.commands.cli_targets:Scale"]

@@ -1,0 +1,60 @@
+// Training in JavaScript with what `pythonop step TARGET --artifacts DIR --portable` writes; `ort` is onnxruntime-node or onnxruntime-web.
+//     const model = await Trainer.load(ort, "https://example.org/artifacts"); // in Node a folder, too
+//     const loss = await model.step({ input, target });                       // tensors by the names in manifest.json
+
+const local = (source) => globalThis.process?.versions?.node && !/^(https?|blob|data):/.test(source);
+
+async function read(path) {
+  if (local(path)) return (await import("node:fs/promises")).readFile(path);
+  const answer = await fetch(path);
+  if (!answer.ok) throw new Error(`${path}: ${answer.status} ${answer.statusText}`);
+  return new Uint8Array(await answer.arrayBuffer());
+}
+
+const pick = (names, values) => Object.fromEntries(names.filter((name) => name in values).map((name) => [name, values[name]]));
+const described = (state) => Object.entries(state).map(([name, { type, dims, data }]) => ({ name, type, dims, bytes: data.byteLength }));
+
+export class Trainer {
+  /** Opens the artifacts in a folder (Node) or below a URL; `options` are onnxruntime's for a session. */
+  static async load(ort, source, options = {}) {
+    source = String(source).replace(/\/$/, "");
+    const manifest = JSON.parse(new TextDecoder().decode(await read(`${source}/manifest.json`)));
+    const { format, python, files } = manifest;
+    if (format !== 1) throw new Error(`${source}: manifest.json has format ${format}, this module reads format 1`);
+    if (python.length) throw new Error(`${source} needs Python for ${python.join(", ")}: export with --portable`);
+    const place = (file) => (local(source) ? `${source}/${file}` : read(`${source}/${file}`));
+    const open = async (file) => ort.InferenceSession.create(await place(file), options);
+    const [training, evaluation, initial] = [await open(files.training), await open(files.eval), await open(files.initial)];
+    return Object.assign(new Trainer(), { ort, manifest, training, evaluation, state: { ...(await initial.run({})) } });
+  }
+
+  /** One training step; gives the loss. A batch may also hold a learning_rate for this step. */
+  async step(batch) {
+    const results = await this.training.run(pick(this.training.inputNames, { ...this.state, ...batch }));
+    for (const { name, next } of this.manifest.state) this.state[name] = results[next];
+    return Number(results[this.manifest.loss].data[0]);
+  }
+
+  /** The model's outputs by name, in eval mode and with what was learned so far. */
+  evaluate = (batch) => this.evaluation.run(pick(this.evaluation.inputNames, { ...this.state, ...batch }));
+
+  /** The whole state as bytes: a line of JSON with names, types, sizes, then the values. */
+  save() {
+    const head = new TextEncoder().encode(JSON.stringify(described(this.state)) + "\n");
+    const values = Object.values(this.state).map(({ data }) => new Uint8Array(data.buffer, data.byteOffset, data.byteLength));
+    const saved = new Uint8Array([head, ...values].reduce((sum, part) => sum + part.length, 0));
+    [head, ...values].reduce((at, part) => (saved.set(part, at), at + part.length), 0);
+    return saved;
+  }
+
+  /** Goes on from what save() gave, to the same bits. */
+  restore(saved) {
+    const bytes = new Uint8Array(saved); // a copy: a Buffer of Node shares its memory
+    let at = bytes.indexOf(10) + 1;
+    const head = new TextDecoder().decode(bytes.subarray(0, at)).trim();
+    if (head !== JSON.stringify(described(this.state))) throw new Error("what was saved is the state of another model or optimizer");
+    const tensor = ({ name, type, dims, bytes: size }) =>
+      [name, new this.ort.Tensor(type, new this.state[name].data.constructor(bytes.slice(at, (at += size)).buffer), dims)];
+    this.state = Object.fromEntries(JSON.parse(head).map(tensor));
+  }
+}
