@@ -355,6 +355,8 @@ class PythonOpGrad:
         context = Context.unpack(record)
         if len(gradients) != len(context.roots) or len(self.wanted) != len(context.targets):
             raise RunError.damaged(self.title, "it does not fit its PythonOp")
+        if any(isinstance(g, np.ndarray) for g in gradients):
+            raise RunError.damaged(self.title, "a gradient comes as strings")
         pairs = [(root, grad) for root, grad in zip(context.roots, gradients, strict=True) if root is not None and grad is not None]
         targets = [target for target, want in zip(context.targets, self.wanted, strict=True) if want and target is not None]
         found: Sequence[Any] = [None] * len(targets)

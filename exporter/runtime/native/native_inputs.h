@@ -45,6 +45,8 @@ static int gather(Kernel *kernel, const void *value, int mode, Input *input)
     Seen seen;
     if (look(value, &seen))
         return -1;
+    if (seen.kind == ONNX_STRING && kernel->backward)
+        return damaged(kernel->object, "a gradient comes as strings");
     if (seen.kind == ONNX_STRING)
         return (input->tensor = strings_of(kernel, value, &seen)) ? 0 : -1;
     size_t size = item_size(seen.kind);

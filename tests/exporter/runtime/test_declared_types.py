@@ -65,6 +65,16 @@ def test_an_input_of_a_type_that_torch_lacks(where):
         where(model, ALLOW).run(None, {})
 
 
+def test_a_gradient_of_strings():
+    model = training(record(F.SavesInput, torch.randn(4, 2, requires_grad=True)))
+    gradient = next(value for value in model.graph.input if value.name == "g0")
+    gradient.type.tensor_type.elem_type = onnx.TensorProto.STRING
+    feeds = {"x0": np.ones((4, 2), np.float32), "g0": np.full((4, 2), "x", object)}
+    for make in (reference_evaluator, inference_session):
+        with pytest.raises(RunError, match="PythonOp"):
+            make(model, ALLOW).run(None, feeds)
+
+
 @pytest.mark.parametrize("declared", ["BOOL", "DOUBLE", "STRING"])
 def test_a_gradient_of_another_type(declared):
     x = torch.randn(4096, 1, requires_grad=True)
