@@ -44,6 +44,7 @@ class Row:
     dynamo_portable: str = "works"
     torchscript_portable: str = "works"
     portable_says: str = ""
+    portable_since: str = ""
     note: str = ""
     rule: str = ""
 

@@ -51,6 +51,8 @@ def test_portable_row(row: Row, dynamo, worker, tmp_path):
     assert cell.outcome == expected_of(row, dynamo, True), cell.message
     if cell.outcome == "opaque":
         assert re.search(row.portable_says or "nothing is said of it", cell.message), cell.message
+    if row.portable_since:
+        return  # the document is of the pinned torch
     line = table_of(DOCUMENT.read_text())[row.group, row.what]
     assert line[4 if dynamo else 5] == cell.outcome, "docs/functions.md is not current: python -m tests.end_to_end.functions.table"
 
