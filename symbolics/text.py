@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-__all__ = ["clean", "message", "reason", "said", "shown"]
+__all__ = ["cause", "clean", "message", "reason", "said", "shown"]
 
 _LINES = 6
 
@@ -38,6 +38,18 @@ def said(error: BaseException) -> str:
 
 def reason(error: BaseException) -> str:
     """What the first cause of an exception said, as it may be shown: onnx_ir wraps it in an account of its own steps."""
-    while error.__cause__ is not None:
+    return clean(said(_first(error)), 500)
+
+
+def cause(error: BaseException) -> str:
+    """The first cause of an exception on one line: its class and the first line of what it said."""
+    first = _first(error)
+    return f"{type(first).__name__}: {clean((said(first).strip().splitlines() or [''])[0])}"
+
+
+def _first(error: BaseException) -> BaseException:
+    met = set[int]()
+    while error.__cause__ is not None and id(error) not in met:  # a chain of causes can be a circle
+        met.add(id(error))
         error = error.__cause__
-    return clean(said(error), 500)
+    return error

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import onnx
 import onnx_ir as ir
@@ -17,13 +17,32 @@ from symbolics.errors import ExportError, FormatError, PythonopError
 from symbolics.node.dialects import to_dialect
 from symbolics.text import clean
 
-__all__ = ["Program", "save_model", "save_models"]
+__all__ = ["PortableCall", "Program", "save_model", "save_models"]
 
 # protobuf cannot write more than 2 GiB; torch.onnx switches to external data here, so do we.
 _EXTERNAL_ABOVE = 1536 * 1024 * 1024
 _LARGEST = 2**31
 # Bytes of a tensor that is not worth an entry in another file.
 _SMALL = 256
+
+
+@dataclass(frozen=True)
+class PortableCall:
+    """What became of one call in a file that was to be portable.
+
+    Attributes:
+        function: The Function, ``module:qualname``.
+        module: The path of the module that makes the call.
+        source: ``module.name:line`` of the code that makes it.
+        kind: ``"function"``: an ONNX function, which needs no Python; ``"PythonOp"``.
+        reason: Why it is a PythonOp, "" otherwise.
+    """
+
+    function: str
+    module: str
+    source: str
+    kind: Literal["function", "PythonOp"]
+    reason: str = ""
 
 
 @dataclass
@@ -33,14 +52,14 @@ class Program:
     Attributes:
         model: The ONNX model.
         inlined: qualified name -> reason, for Functions that were inlined without being asked to.
-        portable: What became of each call of a Function that was to be portable: `exporter.forward.portable.PortableCall`.
+        portable: What became of each call of a Function that was to be portable.
         torch_program: torch's ONNXProgram (dynamo=True), None otherwise.
     """
 
     model: ir.Model
     inlined: dict[str, str] = field(default_factory=dict)
     torch_program: Any = None
-    portable: list[Any] = field(default_factory=list)
+    portable: list[PortableCall] = field(default_factory=list)
 
     @property
     def model_proto(self) -> onnx.ModelProto:

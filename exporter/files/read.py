@@ -226,12 +226,9 @@ def _check_proto(proto: onnx.ModelProto, folder: Path | None) -> list[onnx.Tenso
     Returns:
         The tensors whose values are in other files.
     """
-    for node in (node for graph in _inside(proto.graph) for node in graph.node):
-        for attribute in node.attribute:
-            check_reference(node.op_type, attribute.name, attribute.ref_attr_name)
     bodies = {operator_of(function): list(_calls(function)) for function in proto.functions}
     check_calls(_calls(proto.graph) if bodies else (), bodies)
-    for graph in graphs(proto):
+    for part, graph in ((part, graph) for part in (proto.graph, *proto.functions) for graph in _inside(part)):
         if isinstance(graph, onnx.GraphProto):
             for value in (*graph.value_info, *graph.input, *graph.output):
                 check_rank(value.name, len(value.type.tensor_type.shape.dim))
@@ -242,7 +239,10 @@ def _check_proto(proto: onnx.ModelProto, folder: Path | None) -> list[onnx.Tenso
             check_texts(graph.name, graph.domain, graph.overload, *graph.input, *graph.output, *graph.attribute)
         for node in graph.node:
             check_texts(node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
-            check_texts(*(text for attribute in node.attribute for text in (attribute.name, attribute.ref_attr_name)))
+            for attribute in node.attribute:
+                check_texts(attribute.name, attribute.ref_attr_name)
+                if isinstance(part, onnx.GraphProto):
+                    check_reference(node.op_type, attribute.name, attribute.ref_attr_name)
         check_entries(graph, *graph.node)
     check_texts(proto.producer_name, proto.producer_version, proto.domain, *(o.domain for o in proto.opset_import))
     check_entries(proto)

@@ -39,6 +39,7 @@ from symbolics.node.names import (
     qualified_name,
 )
 from symbolics.node.patterns import Patterns
+from symbolics.text import cause
 
 __all__ = ["EagerGraph", "Lost"]
 
@@ -79,7 +80,7 @@ class Lost:
             f"{name}, called in {place}: eager makes {self.eager} call{'s' * (self.eager != 1)} of it that gradients flow through, the file has "
             f"{self.found or 'none'}.\n"
             f"  why: {why}; its own backward would be lost\n"
-            + (f"  told that it runs in eager mode, the export fails: {_first_line(failure)}\n" if failure is not None else "")
+            + (f"  told that it runs in eager mode, the export fails: {cause(failure)}\n" if failure is not None else "")
             + f"  way out: {remedy}; name it in inline= if the derivative of what is exported is right;\n"
             "  or pass eager_check=False and answer for the gradients yourself"
         )
@@ -182,13 +183,13 @@ class EagerGraph:
             return
         if known is None and self.shared:
             raise ExportError(
-                f"forward changes the buffer {self.shared[0]!r}, which is {self.shared[1]!r}, too, and torch's exporter fails ({_first_line(error)}).\n"
+                f"forward changes the buffer {self.shared[0]!r}, which is {self.shared[1]!r}, too, and torch's exporter fails ({cause(error)}).\n"
                 "  way out: export with dynamo=False; or let one module have the buffer, and hand it to the other's forward"
             ) from error
         if known is None:
             return
         raise ExportError(
-            f"forward changes {known[0]!r}, and no file can carry that: {known[1]}. torch's exporter fails there ({_first_line(error)}).\n"
+            f"forward changes {known[0]!r}, and no file can carry that: {known[1]}. torch's exporter fails there ({cause(error)}).\n"
             "  way out: register a buffer of fixed shape in __init__, and let forward write into it (buffer.copy_(...))"
         ) from error
 
@@ -257,12 +258,6 @@ class EagerGraph:
                 first = next(call for call in calls if replace(call, operator="") in missing)
                 found.append(Lost(function, len(calls), len(calls) - missing.total(), first))
         return found
-
-
-def _first_line(error: BaseException) -> str:
-    while error.__cause__ is not None and error.__cause__ is not error:
-        error = error.__cause__
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
 
 
 def _calls(result: Any, survey: Survey) -> dict[type, list[Call]]:

@@ -62,7 +62,7 @@ def hook(inline: Iterable[Any] = (), *, portable: Any = False, eager_check: bool
         >>> with exporter.hook():
         ...     program = torch.onnx.export(model, args, dynamo=True)
     """
-    own = Hook(Patterns(inline), wanted_portable(portable), eager_check=eager_check)
+    own = Hook(Patterns(inline), _wanted_portable(portable), eager_check=eager_check)
     outer = getattr(_thread, "hook", None)
     _patch()
     try:
@@ -83,9 +83,8 @@ def hook(inline: Iterable[Any] = (), *, portable: Any = False, eager_check: bool
 def install(inline: Iterable[Any] = (), *, portable: Any = False, eager_check: bool = True) -> None:
     """Open a hook in every thread, until `uninstall`. A second call replaces the options; they are those of `hook`."""
     global _installed
-    options = Hook(
-        Patterns(inline), wanted_portable(portable), eager_check=eager_check
-    )  # first: what is wrong with them must leave nothing patched
+    # First: what is wrong with them must leave nothing patched.
+    options = Hook(Patterns(inline), _wanted_portable(portable), eager_check=eager_check)
     with _lock:
         if _installed is None:
             _patch()
@@ -106,7 +105,7 @@ def uninstall() -> None:
             _unpatch()
 
 
-def wanted_portable(portable: Any) -> Patterns | bool:
+def _wanted_portable(portable: Any) -> Patterns | bool:
     """What ``portable=`` says: True, False, or which Functions."""
     return portable if isinstance(portable, bool) else Patterns(portable, "portable")
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import onnx_ir as ir
 
+from exporter.files.program import PortableCall
 from exporter.forward.fold import fold
 from symbolics import quirks, torch_private as private
 from symbolics.capture.opaque_op import Record
@@ -29,27 +31,9 @@ from symbolics.node.names import (
 from symbolics.node.patterns import Patterns
 from symbolics.portable.functions import functions_of, rename
 from symbolics.portable.joint import Untraceable, trace
+from symbolics.text import cause
 
-__all__ = ["PortableCall", "StaysOpaque", "make_portable"]
-
-
-@dataclass(frozen=True)
-class PortableCall:
-    """What became of one call in a file that was to be portable.
-
-    Attributes:
-        function: The Function, ``module:qualname``.
-        module: The path of the module that makes the call.
-        source: ``module.name:line`` of the code that makes it.
-        kind: ``"function"``: an ONNX function, which needs no Python; ``"PythonOp"``.
-        reason: Why it is a PythonOp, "" otherwise.
-    """
-
-    function: str
-    module: str
-    source: str
-    kind: Literal["function", "PythonOp"]
-    reason: str = ""
+__all__ = ["StaysOpaque", "make_portable"]
 
 
 def make_portable(model: ir.Model, records: Mapping[ir.Node, Record], portable: Patterns | bool) -> list[PortableCall]:
@@ -112,6 +96,7 @@ class _Made:
         self.model = model
         self.known: dict[Any, list[ir.Function] | Untraceable] = {}
         self.texts: dict[bytes, list[ir.Function]] = {}
+        self.names: set[str] = set()
 
     def functions(self, record: Record, used: tuple[bool, ...]) -> list[ir.Function]:
         """The functions of a call.
@@ -139,7 +124,7 @@ class _Made:
             try:
                 translated = translator.translate(joint.graph, self.model.opset_imports[""])
             except Exception as error:
-                raise Untraceable(f"torch.onnx cannot translate it ({_last_line(error)})") from error
+                raise Untraceable(f"torch.onnx cannot translate it ({cause(error)})") from error
         rename(translated, joint)
         quirks.apply(quirks.TRANSLATED, translated)
         with contextlib.ExitStack() as stack:
@@ -153,11 +138,12 @@ class _Made:
         text = b"".join(ir.to_proto(f).SerializeToString(deterministic=True) for f in functions)
         if text in self.texts:
             return self.texts[text]
-        taken = sum(
-            known[0].metadata_props == functions[0].metadata_props or known[0].name.startswith(stem) for known in self.texts.values()
-        )
-        if taken:
-            functions = functions_of(translated, joint, f"{stem}_{taken + 1}", record.call.name)
+        for number in itertools.count(2):
+            names = {function.name for function in functions}
+            if self.names.isdisjoint(names):
+                break
+            functions = functions_of(translated, joint, f"{stem}_{number}", record.call.name)
+        self.names |= names
         self.texts[text] = functions
         return functions
 
@@ -222,9 +208,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-def _last_line(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"

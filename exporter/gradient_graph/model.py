@@ -50,8 +50,7 @@ def own_copy(source: Any) -> ir.Model:
         if isinstance(tensor, ir.ExternalTensor) and tensor.size <= SMALL and tensor.dtype.is_integer() and os.path.isfile(tensor.path):
             value.const_value = ir.tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name)
     _check(model)
-    _check_marks(model)
-    _check_links(model)
+    _check_counts(model)
     versions = model.opset_imports
     if "ai.onnx" in versions:
         versions[""] = versions.pop("ai.onnx")
@@ -131,26 +130,24 @@ def _marks(model: ir.Model) -> list[ir.Node]:
     return [n for g in graphs for n in walk(g) if is_mark(n)]
 
 
-def _check_marks(model: ir.Model) -> None:
-    text = model.metadata_props.get(MARK_COUNT_KEY)
-    found = len(_marks(model))
-    if text is not None and text != str(found):
-        raise FormatError(
-            f"the file was written with {shown(text)} stop-gradient marks ({MARK_DOMAIN}::{MARK_OP}) and has {found}: something inlined or removed"
-            " them, gradients would flow where PyTorch stops them. Build the gradient graph from the file as the exporter saved it,"
-            " and optimize the training graph instead."
-        )
-
-
-def _check_links(model: ir.Model) -> None:
-    text = model.metadata_props.get(LINKS_KEY)
-    found = sum(BACKWARD_KEY in function.metadata_props for function in model.functions.values())
-    if text is not None and text != str(found):
-        raise FormatError(
-            f"the file was written with {shown(text)} functions that have a backward of their own and has {found}: something inlined or removed them,"
-            " and the gradients would be those of what is left. Build the gradient graph from the file as the exporter saved it,"
-            " and inline the functions of the training graph instead."
-        )
+def _check_counts(model: ir.Model) -> None:
+    """Refuse a model that has lost what its gradients depend on: marks, and links from functions to their backwards."""
+    linked = sum(BACKWARD_KEY in function.metadata_props for function in model.functions.values())
+    counts = {
+        MARK_COUNT_KEY: (
+            len(_marks(model)),
+            f"stop-gradient marks ({MARK_DOMAIN}::{MARK_OP})",
+            "gradients would flow where PyTorch stops them",
+        ),
+        LINKS_KEY: (linked, "functions that have a backward of their own", "the gradients would be those of what is left"),
+    }
+    for key, (found, what, then) in counts.items():
+        text = model.metadata_props.get(key)
+        if text is not None and text != str(found):
+            raise FormatError(
+                f"the file was written with {shown(text)} {what} and has {found}: something inlined or removed them, and {then}."
+                " Build the gradient graph from the file as the exporter saved it, and inline or optimize the training graph instead."
+            )
 
 
 def remove_marks(model: ir.Model) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from symbolics.graph.values import name_of
+from symbolics.graph.walk import reads
 from symbolics.node.linked import Backward, Kept, Taken, write_backward
 from symbolics.node.names import BACKWARD_KEY, FUNCTION_KEY, PORTABLE_DOMAIN
 from symbolics.portable.joint import Joint
@@ -91,15 +92,7 @@ def _read(graph: ir.Graph, ends: Sequence[str], places: dict[str, Taken]) -> set
         if value.name in places:
             met.add(name_of(value))
         elif (node := value.producer()) is not None:
-            todo += [v for v in node.inputs if v is not None]
-            todo += [
-                v
-                for a in node.attributes.values()
-                if a.type is ir.AttributeType.GRAPH
-                for n in a.as_graph().all_nodes()
-                for v in n.inputs
-                if v is not None
-            ]
+            todo += reads(node)
     return met
 
 

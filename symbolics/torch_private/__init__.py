@@ -90,7 +90,6 @@ from symbolics.torch_private.tracing import (
     functionalized,
     is_data_dependent,
     is_once_differentiable,
-    is_random,
     lift_constants,
     materialization_watched,
     symbolic_size,
@@ -102,6 +101,7 @@ from symbolics.torch_private.tracing import (
 from symbolics.torch_private.watching import (
     answered_draws,
     every_result,
+    is_random,
     random_operators,
     unheard,
 )

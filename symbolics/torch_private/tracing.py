@@ -101,11 +101,6 @@ def written_arguments(target: Any) -> list[int]:
     return [i for i, argument in enumerate(target._schema.arguments) if argument.alias_info is not None and argument.alias_info.is_write]
 
 
-def is_random(target: Any) -> bool:
-    """Whether an operator of a graph draws random numbers."""
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
-
-
 def condition_on_sizes(env: Any) -> str | None:
     """A condition on symbolic sizes under which alone a trace holds; None where it holds for all sizes from 2 on."""
     import sympy

@@ -26,7 +26,7 @@ def _random_watch() -> type:
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
-            if _draws(func) and not _drops_nothing(func, args, kwargs):
+            if is_random(func) and not _drops_nothing(func, args, kwargs):
                 self.drawn.append(func)
             return func(*args, **kwargs)
 
@@ -43,8 +43,9 @@ def _drops_nothing(operator: Any, args: Any, kwargs: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _draws(operator: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in operator.tags
+def is_random(operator: Any) -> bool:
+    """Whether an operator draws random numbers."""
+    return isinstance(operator, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in operator.tags
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from symbolics import torch_private as private
 from symbolics.capture.translate import translations
+from tests.zoo.portable import AsksForNone
 
 aten = torch.ops.aten
 
@@ -137,23 +138,12 @@ def test_translator_of():
 
 
 def test_materialization_watched():
-    class Says(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.set_materialize_grads(False)
-            return x * 2, x * 3
-
-        @staticmethod
-        def backward(ctx, g, h):
-            assert h is None
-            return g
-
     x = torch.ones(2, requires_grad=True)
     with private.materialization_watched() as said:
-        y, _ = Says.apply(x)
+        y, _ = AsksForNone.apply(x)
     assert said == [False]
     y.sum().backward()
-    Says.apply(x)
+    AsksForNone.apply(x)
     assert said == [False]
 
 

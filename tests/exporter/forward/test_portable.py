@@ -70,6 +70,30 @@ def test_equal_calls_share_a_function(dynamo):
     assert all("test_portable" in call.source for call in program.portable)
 
 
+def test_names_that_would_meet_are_kept_apart(dynamo):
+    class Foo(Surrogate):
+        pass
+
+    class Foo_2(Surrogate):
+        pass
+
+    class Foo_backward(Surrogate):
+        pass
+
+    for cls in (Foo, Foo_2, Foo_backward):  # the second Foo, and the backward of the first, would have their names
+        cls.__qualname__ = cls.__name__
+    calls = [(Foo_2, 2.0), (Foo, 3.0), (Foo, 5.0), (Foo_backward, 7.0), (Foo, 11.0)]
+
+    class Model(nn.Module):
+        def forward(self, x):
+            for cls, slope in calls:
+                x = cls.apply(x * 0.5, slope) + x
+            return x
+
+    program = check(Model(), (torch.randn(3, 4),), dynamo)
+    assert len(program.model.functions) == 2 * len(calls)
+
+
 def test_two_exports_are_byte_for_byte_alike(dynamo):
     torch.manual_seed(0)
     model = Net(2.0, 3.0)
