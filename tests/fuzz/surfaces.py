@@ -214,7 +214,8 @@ def _check_command(name: str, done: Any) -> None:
         if bad := [c for c in line if not c.isprintable()]:
             raise _Wrong("message", f"{name} prints {bad[0]!r}: {line[:200]!r}")
     if "Traceback" in done.stderr:
-        raise _Wrong("message", f"{name} prints a traceback")
+        told = " / ".join(line.strip() for line in done.stderr.split("Traceback", 1)[1].splitlines())
+        raise _Wrong("message", f"{name} prints a traceback: ...{told[-900:]}")
     if done.exit_code == 2:
         told = done.stderr.partition("error: ")
         if not told[1]:
