@@ -228,22 +228,9 @@ def _check_proto(proto: onnx.ModelProto, folder: Path | None) -> list[onnx.Tenso
     """
     bodies = {operator_of(function): list(_calls(function)) for function in proto.functions}
     check_calls(_calls(proto.graph) if bodies else (), bodies)
-    for part, graph in ((part, graph) for part in (proto.graph, *proto.functions) for graph in _inside(part)):
-        if isinstance(graph, onnx.GraphProto):
-            for value in (*graph.value_info, *graph.input, *graph.output):
-                check_rank(value.name, len(value.type.tensor_type.shape.dim))
-                check_texts(value.name, *(dim.dim_param for dim in value.type.tensor_type.shape.dim))
-            check_texts(graph.name, *(tensor.name for tensor in graph.initializer))
-            check_entries(*graph.value_info, *graph.input, *graph.output)
-        else:
-            check_texts(graph.name, graph.domain, graph.overload, *graph.input, *graph.output, *graph.attribute)
-        for node in graph.node:
-            check_texts(node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
-            for attribute in node.attribute:
-                check_texts(attribute.name, attribute.ref_attr_name)
-                if isinstance(part, onnx.GraphProto):
-                    check_reference(node.op_type, attribute.name, attribute.ref_attr_name)
-        check_entries(graph, *graph.node)
+    for part in (proto.graph, *proto.functions):
+        for graph in _inside(part):
+            _check_graph(graph, called=isinstance(part, onnx.FunctionProto))
     check_texts(proto.producer_name, proto.producer_version, proto.domain, *(o.domain for o in proto.opset_import))
     check_entries(proto)
     if folder is None:
@@ -256,6 +243,25 @@ def _check_proto(proto: onnx.ModelProto, folder: Path | None) -> list[onnx.Tenso
         else:
             check_tensor(tensor)
     return external
+
+
+def _check_graph(graph: onnx.GraphProto | onnx.FunctionProto, called: bool) -> None:
+    """One graph, without the bodies inside it; of a function and what is in one, attributes may refer to those of the call."""
+    if isinstance(graph, onnx.GraphProto):
+        for value in (*graph.value_info, *graph.input, *graph.output):
+            check_rank(value.name, len(value.type.tensor_type.shape.dim))
+            check_texts(value.name, *(dim.dim_param for dim in value.type.tensor_type.shape.dim))
+        check_texts(graph.name, *(tensor.name for tensor in graph.initializer))
+        check_entries(*graph.value_info, *graph.input, *graph.output)
+    else:
+        check_texts(graph.name, graph.domain, graph.overload, *graph.input, *graph.output, *graph.attribute)
+    for node in graph.node:
+        check_texts(node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
+        for attribute in node.attribute:
+            check_texts(attribute.name, attribute.ref_attr_name)
+            if not called:
+                check_reference(node.op_type, attribute.name, attribute.ref_attr_name)
+    check_entries(graph, *graph.node)
 
 
 def _check_model(model: ir.Model, data: bool) -> None:
