@@ -96,6 +96,8 @@ def session_options(allow: Any = (), *, store: ContextStore | None = None, devic
 
     With a plain session, what a Function raises is the text of onnxruntime's failure, and a training graph that
     failed half-way keeps the contexts it had made until ``store.clear()``; `inference_session` does both better.
+    A file without PythonOps needs none of this, and onnxruntime may refuse it with these options ("FusedMatMul(-1) is not a registered
+    function"): it then looks for its own operators in a version that the file does not import. `inference_session` takes both.
     """
     problem = available()
     if problem:
