@@ -12,6 +12,7 @@ import torch
 from exporter.files.program import Program
 from exporter.forward.finish import anchor_calls, finish, refuse_scripted
 from exporter.forward.inputs import check_dynamic
+from exporter.forward.opset import check_opset, opset_asked
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, write
 from exporter.forward.state import ModelState
 from symbolics import torch_private as private
@@ -65,7 +66,9 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
         if options.get("kwargs"):
             options["kwargs"] = differentiable_inputs(options["kwargs"])
     with capturing(current, model, True) as recorder:
-        program = original(model, args, None, optimize=False, verify=False, custom_translation_table=table, **options)
+        with opset_asked(options.get("opset_version"), dynamo=True):
+            program = original(model, args, None, optimize=False, verify=False, custom_translation_table=table, **options)
+        check_opset(program.model, options.get("opset_version"))
         if options.get("dynamic_shapes") and isinstance(model, torch.nn.Module):
             check_dynamic(model, args, options.get("kwargs") or {}, options["dynamic_shapes"], program.model.graph)
         if private.captured_by_dynamo(program):

@@ -79,7 +79,7 @@ def capturing(
                 stack.enter_context(seen_as(model))
         if dynamo:
             stack.enter_context(private.allow_in_dynamo(_all_functions(torch.autograd.Function)))
-            stack.enter_context(private.quiet_registration(translations().values()))
+            stack.enter_context(private.quiet_exporter(translations().values()))
         try:
             yield recorder
             if capture.error is not None:  # torch found another way, which went around what we refused

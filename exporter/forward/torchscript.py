@@ -19,6 +19,7 @@ from exporter.files.program import Program
 from exporter.forward.draft import constants_to_initializers, read_draft
 from exporter.forward.finish import finish, refuse_scripted
 from exporter.forward.inputs import dynamic_sizes, input_names, without_numbers
+from exporter.forward.opset import opset_asked
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, write
 from exporter.forward.state import ModelState, all_buffers_named
 from symbolics import torch_private as private
@@ -92,7 +93,7 @@ def _translate_torchscript(
         # No parameter data: finish() has it at hand. A large model would pass protobuf's 2 GiB for nothing.
         draft = io.BytesIO()
         # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
-        with _drafting(folds=bool(optimize)):
+        with _drafting(folds=bool(optimize)), opset_asked(opset, dynamo=False):
             original(
                 model,
                 args,

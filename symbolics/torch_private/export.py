@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -101,19 +102,33 @@ def translator() -> Any:
 
 
 @contextlib.contextmanager
-def quiet_registration(functions: Iterable[Any]) -> Iterator[None]:
-    """torch.onnx infers a signature for onnxscript functions; that these are none is no news to the user."""
+def quiet_exporter(functions: Iterable[Any]) -> Iterator[None]:
+    """What torch.onnx says on every export and is no news to anybody, unsaid.
+
+    That it infers a signature for our ``functions``, which are none of onnxscript's; that torchvision is not there; that a model in training
+    mode is exported in training mode (a file says its mode); that its own use of treespec is deprecated; that a version was not converted,
+    which `exporter.forward.opset` says.
+    """
     names = {str(function) for function in functions}
-    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
 
     def wanted(record: logging.LogRecord) -> bool:
+        if record.msg.startswith(("torchvision is not installed", "Setting ONNX exporter to use operator set version")):
+            return False
         return not (isinstance(record.args, tuple) and record.args and str(record.args[0]) in names)
 
-    logger.addFilter(wanted)
+    package = "torch.onnx._internal.exporter"
+    filters = [(logging.getLogger(name), wanted) for name in (f"{package}._registration", f"{package}._compat")]
+    filters.append((logging.getLogger("onnxscript.version_converter"), lambda record: False))
+    for logger, function in filters:
+        logger.addFilter(function)
     try:
-        yield
+        with warnings.catch_warnings():
+            for text in ("Exporting a model while it is in training mode", r"`isinstance\(treespec, LeafSpec\)` is deprecated"):
+                warnings.filterwarnings("ignore", text)
+            yield
     finally:
-        logger.removeFilter(wanted)
+        for logger, function in filters:
+            logger.removeFilter(function)
 
 
 def captured_by_dynamo(program: Any) -> bool:

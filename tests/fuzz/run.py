@@ -298,7 +298,7 @@ def _collect(
         done.add((case, surface))
         if end is None:
             end = _death(code, (child.folder / "trace").read_text(errors="replace"))
-            if end["end"] == "finding" and code < 0 and _dies_alone(make(case), child.folder / "alone"):
+            if end["end"] == "finding" and code < 0 and _dies_alone(make(case), surface, child.folder / "alone"):
                 end = {**end, "end": "runtime", "problems": []}
         summary.ends[surface][end["end"]] += 1
         summary.seconds[surface] += end["seconds"]
@@ -317,15 +317,15 @@ def _collect(
     return rest
 
 
-def _dies_alone(case: Case, base: Path) -> bool:
-    """Whether onnxruntime ends the process with this file where nothing of ours is loaded into it."""
+def _dies_alone(case: Case, surface: int, base: Path) -> bool:
+    """Whether the runtime ends the process with this file where nothing of ours is loaded into it."""
     pid = os.fork()
     if pid == 0:
         try:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             signal.alarm(SECONDS)
-            alone(_lay(case, base))
+            alone(_lay(case, base), surface)
         except BaseException:
             os._exit(1)
         os._exit(0)

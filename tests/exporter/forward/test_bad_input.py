@@ -135,3 +135,15 @@ def test_unknown_dialect(tmp_path):
 def test_f_belongs_to_save():
     with pytest.raises(TypeError, match=r"program\.save"):
         exporter.export(Mlp(), (torch.randn(2, 4),), f="model.onnx")
+
+
+@pytest.mark.parametrize("opset", [0, 3, 99])
+def test_an_opset_that_cannot_be_written_is_no_file(opset, dynamo, tmp_path):
+    path = tmp_path / "model.onnx"
+    with exporter.hook(), pytest.raises(exporter.ExportError, match=rf"opset_version={opset}: .*"):
+        torch.onnx.export(Outer(torch.relu), (torch.randn(2, 4),), path, dynamo=dynamo, opset_version=opset)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_opset_that_was_asked_for_is_written(dynamo):
+    assert exporter.export(Outer(torch.relu), (torch.randn(2, 4),), dynamo=dynamo, opset_version=21).model.opset_imports[""] == 21

@@ -1,0 +1,49 @@
+"""The ONNX opset that was asked for is the one that is written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import onnx
+import onnx_ir as ir
+
+from symbolics.errors import ExportError
+
+__all__ = ["check_opset", "opset_asked"]
+
+
+@contextlib.contextmanager
+def opset_asked(opset: int | None, dynamo: bool) -> Iterator[None]:
+    """Around one of torch's exporters: an opset that it cannot write is an error of ours.
+
+    Raises:
+        ExportError: ONNX has no such opset, or the exporter refuses it.
+    """
+    newest = onnx.defs.onnx_opset_version()
+    if opset is not None and not 1 <= opset <= newest:
+        raise ExportError(
+            f"opset_version={opset}: the newest opset that onnx {onnx.__version__} knows is {newest}; leave it out for torch's own"
+        )
+    try:
+        yield
+    except RuntimeError as error:
+        if "Unsupported onnx_opset_version" not in str(error):
+            raise
+        raise _refusal(opset, dynamo, "torch's exporter does not write it") from error
+
+
+def check_opset(model: ir.Model, opset: int | None) -> None:
+    """Refuse a file of another opset than the one that was asked for: torch writes 18 and converts, and only logs where it cannot.
+
+    Raises:
+        ExportError: The opset of the model is another one.
+    """
+    written = model.opset_imports.get("")
+    if opset is not None and written != opset:
+        raise _refusal(opset, True, f"torch's exporter wrote opset {written} and cannot convert the model to {opset}")
+
+
+def _refusal(opset: int | None, dynamo: bool, why: str) -> ExportError:
+    other = "dynamo=False (--no-dynamo) for an older one" if dynamo else "dynamo=True (--dynamo) for a newer one"
+    return ExportError(f"opset_version={opset}: {why}. Ask for another opset, for 18 to 23 of either exporter, or for {other}")
