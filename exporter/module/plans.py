@@ -14,7 +14,7 @@ from exporter.files.read import reading
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.gradient_graph.partition import Partition, forward_part, split
 from exporter.runtime.fusion.link import link
-from exporter.runtime.session import inference_session, session_options
+from exporter.runtime.session import FATAL, inference_session, session_options
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tensors import Runner
 from exporter.train_mode.batch_norm import Statistics, batch_statistics
@@ -124,7 +124,7 @@ class Plans:
 
     def _session(self, model: ir.Model) -> Runner:
         options = session_options(self.allow, store=self.store)
-        options.log_severity_level = 3
+        options.log_severity_level = FATAL
         options.intra_op_num_threads = torch.get_num_threads()
         options.enable_mem_pattern = False
         options.enable_cpu_mem_arena = False

@@ -35,10 +35,13 @@ except ImportError as error:  # told when somebody needs it: onnx.reference runs
     _missing = error
     _Session = object
 
-__all__ = ["Session", "available", "inference_session", "session_options"]
+__all__ = ["FATAL", "Session", "available", "inference_session", "session_options"]
 
 #: The oldest onnxruntime whose function table has what native.c uses.
 OLDEST = "1.17"
+
+#: onnxruntime's log level for what no exception says.
+FATAL = 4
 
 
 def available() -> str | None:
@@ -247,8 +250,9 @@ def inference_session(
         allow: Classes and patterns that the file may name; see `exporter.files.trust.Gate`.
         store: Where contexts go; sessions that share a store share contexts. Default: one of its own,
             ``session.store``.
-        sess_options: Options to start from; the operators are added to them. Default: those of `session_options`, for a
-            training step with an arena that all steps of the process share (`exporter.runtime.arena`). Options of
+        sess_options: Options to start from; the operators are added to them. Default: those of `session_options` without a log of
+            errors, which are raised, and for a training step with an arena that all steps of the process share
+            (`exporter.runtime.arena`). Options of
             `session_options` bring their own gate and store, ``allow`` and ``store`` are then not given.
         providers, kwargs: As onnxruntime.InferenceSession has them; default ``["CPUExecutionProvider"]``.
 
@@ -276,6 +280,7 @@ def inference_session(
     device = "cuda" if "CUDAExecutionProvider" in names else "cpu"
     if sess_options is None:
         options = session_options(allow, store=store, device=device)
+        options.log_severity_level = FATAL  # an error is raised, with the Function's own traceback: onnxruntime would print it, too
         if any(entry.key == STEP_KEY for entry in proto.metadata_props):
             use_training_arena(options)
     else:

@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 import torch
 
+import exporter
 from exporter.runtime.reference import reference_evaluator
 from exporter.runtime.session import inference_session, session_options
 from tests.exporter.runtime.build import forward, record, training
@@ -33,6 +34,17 @@ def _quiet():
 def _throws():
     hostile.Throws.how = ""
     return training(record(hostile.Throws, torch.ones(2, 4, requires_grad=True)))
+
+
+def test_what_is_raised_is_not_printed_as_well(capfd):
+    onnxruntime.set_default_logger_severity(2)
+    x = torch.tensor([1.0], requires_grad=True)
+    model = forward(record(F.Raises, x))
+    with pytest.raises(exporter.TrustError):
+        inference_session(model)
+    with pytest.raises(F.CustomError):
+        inference_session(model, ALLOW).run(None, {"x0": np.array([-1.0], np.float32)})
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("make", [inference_session, reference_evaluator])
