@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from traceback import print_exc
+from traceback import print_exc, print_exception
 from typing import Any
 
 import click
@@ -35,7 +35,11 @@ class _Commands(click.Group):
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(130)  # 128 + SIGINT, as a shell says it
-        except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
+        except click.ClickException as error:
+            if error.__cause__ is not None and ctx.obj is not None and ctx.obj["traceback"]:
+                print_exception(error.__cause__)
+            raise
+        except (click.exceptions.Exit, BrokenPipeError):
             raise
         except Exception:  # a fault of ours, or --traceback
             print_exc()

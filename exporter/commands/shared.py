@@ -147,7 +147,7 @@ def _called(text: str, what: str) -> Any:
     except AttributeError as error:
         raise Failure(f"{what} {text}: {module} has no {name}") from error
     if not callable(function):
-        raise Failure(f"{what} {text}: it is a {type(function).__name__}, not a function")
+        raise Failure(f"{what} {text}: it is no function, but of type {type(function).__name__}")
     try:
         return function()
     except (Exception, SystemExit) as error:
@@ -169,7 +169,9 @@ def load_target(text: str) -> exporter.Case:
         made = Case(*made)
     if not isinstance(made, Case) or not isinstance(made.model, torch.nn.Module):
         inside = f" of {type(made.model).__name__}" if isinstance(made, Case) else ""
-        raise Failure(f"TARGET {text}: it returned a {type(made).__name__}{inside}, not (torch.nn.Module, args) or an exporter.Case")
+        raise Failure(
+            f"TARGET {text}: it returned something of type {type(made).__name__}{inside}, not (torch.nn.Module, args) or an exporter.Case"
+        )
     return made
 
 

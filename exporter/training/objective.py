@@ -165,11 +165,14 @@ def _scalar(loss: Any, function: Any) -> torch.Tensor:
         if function is None
         else f"the loss {getattr(function, '__name__', type(function).__name__)}"
     )
+    way = "reduce it, for example with .mean()" + (
+        "" if function is not None else ", or give loss= and targets= (on the command line, TARGET returns an exporter.Case with both)"
+    )
     if not isinstance(loss, torch.Tensor):
-        raise ExportError(f"{who} returned a {type(loss).__name__}: a training step needs one floating-point number, a tensor")
+        raise ExportError(f"{who} returned a {type(loss).__name__}: a training step needs one floating-point number, a tensor: {way}")
     if loss.numel() != 1 or not loss.is_floating_point():
         raise ExportError(
-            f"{who} returned a tensor of {loss.dtype} with shape {list(loss.shape)}: a training step needs one floating-point number (reduce it, for example with .mean())"
+            f"{who} returned a tensor of {loss.dtype} with shape {list(loss.shape)}: a training step needs one floating-point number: {way}"
         )
     return loss.reshape(())
 

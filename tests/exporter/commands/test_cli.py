@@ -133,20 +133,27 @@ def test_register(run, path):
     [
         ("no_such_package.mod:f", ["cannot import no_such_package.mod", "ModuleNotFoundError"]),
         (f"{TARGETS}:nothing", [f"{TARGETS} has no nothing"]),
-        (f"{TARGETS}:NO_FUNCTION", ["it is a int, not a function"]),
+        (f"{TARGETS}:NO_FUNCTION", ["it is no function, but of type int"]),
         (TARGETS, ["not of the form package.module:name"]),
         ("a b:c", ["not of the form package.module:name"]),
         (f"{TARGETS}:raises", ["it raised RuntimeError: no model today"]),
         (f"{TARGETS}:leaves", ["it raised SystemExit"]),
-        (f"{TARGETS}:wrong", ["it returned a int"]),
-        (f"{TARGETS}:wrong_pair", ["it returned a Case of str, not (torch.nn.Module, args)"]),
-        (f"{TARGETS}:triple", ["it returned a tuple"]),
+        (f"{TARGETS}:wrong", ["it returned something of type int"]),
+        (f"{TARGETS}:wrong_pair", ["it returned something of type Case of str, not (torch.nn.Module, args)"]),
+        (f"{TARGETS}:triple", ["it returned something of type tuple"]),
         (f"{TARGETS}:crash", ["boom in forward", "--traceback"]),
     ],
 )
 def test_bad_targets(run, path, target, texts):
     fails(run("export", target, "-o", path), *texts)
     assert list(path.parent.iterdir()) == []
+
+
+def test_traceback_shows_where_a_target_raises(run, path):
+    result = run("--traceback", "export", f"{TARGETS}:raises", "-o", path)
+    assert result.exit_code == 2
+    assert "in raises" in result.stderr
+    assert "it raised RuntimeError: no model today" in result.stderr.splitlines()[-1]
 
 
 def test_bad_register(run, path):
