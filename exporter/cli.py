@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 import exporter
+from exporter.commands.doctor import doctor
 from exporter.commands.export import export
 from exporter.commands.gradient import gradient
 from exporter.commands.inspect import inspect
@@ -64,7 +65,7 @@ def main(context: click.Context, traceback: bool) -> None:
         sys.path.insert(0, os.getcwd())
 
 
-for _command in (export, gradient, inspect, run, step, verify):
+for _command in (doctor, export, gradient, inspect, run, step, verify):
     main.add_command(_command)
 
 if __name__ == "__main__":

@@ -124,8 +124,9 @@ class Slots:
         """
         if not private.is_tracing():
             return [sizes_of(value) for value in self.values]
-        numbers = [list(v.shape) if kind == "tensor" else [int(v)] for v, kind in zip(self.values, self.order, strict=True)]
-        return [[sympy.Symbol(f"d{n}", integer=True, positive=True) if dynamic and n > 1 else int(n) for n in dims] for dims in numbers]
+        with private.paused_capture():  # a trace hands out sizes as tensors, and warns of who makes them numbers
+            numbers = [list(v.shape) if kind == "tensor" else [int(v)] for v, kind in zip(self.values, self.order, strict=True)]
+        return [[sympy.Symbol(f"d{n}", integer=True, positive=True) if dynamic and n > 1 else n for n in dims] for dims in numbers]
 
     def path(self, index: int) -> str:
         """Which argument a slot came from."""

@@ -149,6 +149,14 @@ def test_bad_targets(run, path, target, texts):
     assert list(path.parent.iterdir()) == []
 
 
+@pytest.mark.parametrize("exporter_of_torch", ["--dynamo", "--no-dynamo"])
+def test_an_export_says_what_is_ours_to_say_and_nothing_else(path, exporter_of_torch):
+    done = python("-m", "exporter.cli", "export", f"{TARGETS}:scaled_step", "-o", str(path), exporter_of_torch)
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"wrote {path}")
+    assert done.stderr == ""
+
+
 def test_traceback_shows_where_a_target_raises(run, path):
     result = run("--traceback", "export", f"{TARGETS}:raises", "-o", path)
     assert result.exit_code == 2

@@ -1,0 +1,84 @@
+"""pythonop doctor."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from exporter.commands.shared import json_option, status
+from symbolics.text import cause, clean
+
+__all__ = ["doctor"]
+
+_PACKAGES = ("torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "numpy", "Jinja2")
+
+
+@dataclass
+class _Finding:
+    """What was looked at, how it is, and what to do where it is not well. ``not there``: something optional."""
+
+    what: str
+    word: Literal["works", "not there", "fails"]
+    text: str
+
+
+@click.command()
+@json_option
+@click.pass_context
+def doctor(context: click.Context, as_json: bool) -> None:
+    """Say which versions are installed, and try here what a file goes through: export, gradient, runtimes. Exit code 1: something fails."""
+    versions = {"python": platform.python_version(), "platform": platform.platform(terse=True), **dict(_versions())}
+    findings: list[_Finding] = []
+    with status("importing torch", as_json):
+        from exporter.verification.trials import TRIALS
+    for what, trial in TRIALS.items():
+        with status(what, as_json):
+            findings.append(_found(what, trial))
+    if as_json:
+        Console().print_json(data={"versions": versions, "findings": [asdict(each) for each in findings]})
+    else:
+        _show(versions, findings)
+    if any(each.word == "fails" for each in findings):
+        context.exit(1)
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in ("pythonop", *_PACKAGES):
+        try:
+            yield name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            yield name, "not installed"
+
+
+def _found(what: str, trial: Callable[[], Any]) -> _Finding:
+    from exporter.verification.trials import NotThere
+
+    try:
+        return _Finding(what, "works", str(trial() or ""))
+    except NotThere as absent:
+        return _Finding(what, "not there", str(absent))
+    except Exception as error:  # whatever this machine's packages raise is the answer
+        return _Finding(what, "fails", cause(error))
+
+
+def _show(versions: dict[str, str], findings: list[_Finding]) -> None:
+    console = Console(highlight=False)
+    grid = Table.grid(padding=(0, 2))
+    for name, version in versions.items():
+        grid.add_row(Text(name, style="dim"), Text(version))
+    console.print(grid)
+    table = Table(pad_edge=False)
+    for column in ("What", "Here", ""):
+        table.add_column(column, overflow="fold")
+    style = {"works": "green", "not there": "yellow", "fails": "bold red"}
+    for each in findings:
+        table.add_row(Text(each.what), Text(each.word, style=style[each.word]), Text(clean(each.text, 500)))
+    console.print(table)
