@@ -92,15 +92,17 @@ class Failure(click.ClickException):
 
 @contextlib.contextmanager
 def reported(context: click.Context) -> Iterator[None]:
-    """Our errors become messages; warnings of ours become lines on stderr."""
+    """Our errors become messages; warnings of ours become lines on stderr, each once: a command may export twice."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     show = warnings.showwarning
+    told: set[str] = set()
 
     def show_ours(message: Warning | str, category: type[Warning], *rest: Any, **options: Any) -> None:
-        if issubclass(category, PythonopWarning):
-            console.print(Text.assemble(("warning: ", "yellow"), clean(str(message), 2000)))
-        else:
+        if not issubclass(category, PythonopWarning):
             show(message, category, *rest, **options)
+        elif str(message) not in told:
+            told.add(str(message))
+            console.print(Text.assemble(("warning: ", "yellow"), clean(str(message), 2000)))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", PythonopWarning)

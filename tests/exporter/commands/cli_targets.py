@@ -144,6 +144,10 @@ def trainable_wide():
     return exporter.Case(Wide(3, 2), (batch,), targets=(torch.tensor([0, 1, 0, 1]),), loss=nn.functional.cross_entropy)
 
 
+def trainable_mixed():
+    return exporter.Case(Mixed(), (torch.randn(4, 3),), targets=(torch.tensor([0, 1, 0, 1]),), loss=nn.functional.cross_entropy)
+
+
 def trainable():
     torch.manual_seed(0)
     batch = (torch.randn(4, 3),)

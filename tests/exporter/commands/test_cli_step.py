@@ -128,3 +128,13 @@ def test_artifacts_that_need_python(tmp_path):
     assert "needs Python: tests.exporter.commands.cli_targets:Scale stay PythonOps" in " ".join(result.stderr.split())
     assert "--portable" in result.stderr
     assert json.loads((tmp_path / "made" / "manifest.json").read_text())["python"] == ["tests.exporter.commands.cli_targets:Scale"]
+
+
+def test_artifacts_warn_once(tmp_path, dynamo):
+    """The step and the evaluation are two exports of one model, which warn of the same."""
+    arguments = ("--artifacts", tmp_path / "made", "--portable", "--dynamo" if dynamo else "--no-dynamo")
+    result = _run("tests.exporter.commands.cli_targets:trainable_mixed", *arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    warned = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
+    assert sum(":Branches in module model at" in line for line in warned) == 1, warned
+    assert len(warned) == len(set(warned)) == 2, "of the call, and of the folder that needs Python"
