@@ -1,0 +1,1 @@
+"""A page that trains a spiking network in the browser: ``python -m examples.web.build OUT``."""
