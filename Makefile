@@ -13,7 +13,8 @@
 #   make test-operators
 #                    all of torch's own operators on both exporters, at samples and extremes, beside eager (an hour or two on
 #                    two cores; one that was stopped goes on); writes docs/operators.md anew
-#   make node        onnxruntime for Node.js, which one test runs a training step with (make test does it where npm is)
+#   make node        onnxruntime for Node.js and for browsers, which tests train with (make test does it where npm is)
+#   make web         a page that trains a network in the browser, in web-output/ (needs npm)
 #   make test-ort    one binary on four releases of onnxruntime, installed below .venv
 #   make asan        the native library built with gcc's sanitizers of addresses and of undefined behaviour, in build/asan, and the
 #                    tests of the runtime, a stress program and the fuzzer on it; about 10 minutes on two cores, needs gcc
@@ -46,7 +47,7 @@ WILD ?= torchsde trampoline torchdiffeq scipy linear_operator gpytorch jaxtyping
 	pytorch_revgrad reformer_pytorch axial_positional_embedding local_attention product_key_memory colt5_attention hyper_connections \
 	efficientnet_pytorch x_transformers
 
-NODE_PACKAGE ?= onnxruntime-node@1.30.0
+NODE_PACKAGES ?= onnxruntime-node@1.30.0 onnxruntime-web@1.30.0
 # The releases on which the native library is tested; tests/exporter/runtime/test_versions.py names the same.
 ORT_VERSIONS ?= 1.20.1 1.23.2 1.27.0 1.31.1
 
@@ -54,7 +55,7 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 DONE := $(VENV)/installed
 BUILT := $(VENV)/built
-NODE := $(VENV)/node/installed
+NODE := $(VENV)/node/installed-node-and-web
 
 # Two processes at most: a test run shares its machine. One thread each: torch takes every core otherwise.
 export OMP_NUM_THREADS ?= 1
@@ -71,7 +72,7 @@ endif
 # What depends on torch's release: everything between a model and its file, and what a file does beside eager.
 TORCH_TESTS ?= tests/test_torchlib.py tests/symbolics/test_torch_private.py tests/symbolics/test_torch_private_export.py tests/symbolics/test_private_names.py tests/end_to_end/torch_versions tests/symbolics/capture tests/exporter/forward tests/end_to_end/functions tests/end_to_end/models tests/exporter/module tests/exporter/verification
 
-.PHONY: test lint pytest quick demo test-torch versions write-versions test-wild test-operators test-ort node asan fuzz bench wheel clean help
+.PHONY: test lint pytest quick demo test-torch versions write-versions test-wild test-operators test-ort node web asan fuzz bench wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -101,10 +102,13 @@ $(BUILT): $(DONE) $(wildcard exporter/runtime/native/*.[ch])
 # Its install script would fetch CUDA; the CPU's library is in the package.
 $(NODE): $(DONE)
 	mkdir -p $(VENV)/node
-	npm install --ignore-scripts --no-audit --no-fund --prefix $(VENV)/node $(NODE_PACKAGE)
+	npm install --ignore-scripts --no-audit --no-fund --prefix $(VENV)/node $(NODE_PACKAGES)
 	touch $@
 
 node: $(NODE)
+
+web: $(BUILT) $(NODE)
+	$(PY) -m examples.web.build web-output
 
 lint: $(DONE)
 	$(BIN)/ruff check .
@@ -191,5 +195,5 @@ wheel: $(DONE)
 	@ls dist
 
 clean:
-	rm -rf $(VENV) .venv-torch-* build dist demo-output fuzz-output benchmarks/results *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* build dist demo-output web-output fuzz-output benchmarks/results *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
 """Make the page: ``python -m examples.web.build OUT``, then ``python -m http.server --directory OUT``.
 
 OUT gets the page, the model's artifacts, a data set that is drawn here, and the files of npm's onnxruntime-web, which
-``make web`` installs and ``npm install --ignore-scripts onnxruntime-web`` too. Nothing is loaded from elsewhere.
+``make node`` installs and ``npm install --ignore-scripts onnxruntime-web`` too. Nothing is loaded from elsewhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PAGE = ["index.html", "style.css", "page.mjs", "draw.mjs"]
 
 
 def packages() -> Path:
-    """Where `make web` installs what comes from npm; the variable PYTHONOP_NODE_DIR names another folder."""
+    """Where `make node` installs what comes from npm; the variable PYTHONOP_NODE_DIR names another folder."""
     return Path(os.environ.get("PYTHONOP_NODE_DIR", Path(sys.prefix, "node")))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 SIZE = 16  # pixels a side
@@ -38,7 +40,7 @@ def _draw(digit: int, random: np.random.Generator) -> np.ndarray:
     distance = np.full(SIZE * SIZE, np.inf)
     for stroke in STROKES[digit]:
         points = (np.array(stroke) - 0.5 + random.normal(0, 0.014, (len(stroke), 2))) @ form.T + shift
-        for a, b in zip(points[:-1], points[1:], strict=True):
+        for a, b in pairwise(points):
             along = np.clip((centres - a) @ (b - a) / ((b - a) @ (b - a) + 1e-9), 0, 1)
             distance = np.minimum(distance, np.linalg.norm(centres - a - along[:, None] * (b - a), axis=1))
     ink = np.clip(1 - (distance - thickness) * SIZE, 0, 1) * random.uniform(0.75, 1)

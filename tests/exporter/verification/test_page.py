@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 
@@ -15,9 +14,8 @@ import pytest
 
 from exporter.verification.report import Report, Row
 from symbolics.errors import PythonopError
-from tests.support import missing
+from tests import browser
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 WIDTH, HEIGHT = 1100, 1700
 
 LONG = "model.transformer.encoder.layers.11.self_attention.output_projection.weight"
@@ -41,11 +39,8 @@ def page(tmp_path_factory):
 
 def chromium(tmp_path, page, *arguments):
     """What a headless browser writes, in a profile of its own and without a network: no name resolves."""
-    if BROWSER is None:
-        missing("chromium", "no Chromium on this machine: the page is parsed in test_verify.py, not rendered")
-    common = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--host-resolver-rules=MAP * ~NOTFOUND")
-    command = [BROWSER, *common, f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={WIDTH},{HEIGHT}", *arguments, page.as_uri()]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    command = [browser.chromium(), *browser.OFFLINE, f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={WIDTH},{HEIGHT}"]
+    return subprocess.run([*command, *arguments, page.as_uri()], check=True, capture_output=True, text=True, timeout=120).stdout
 
 
 def test_the_document_has_rows_and_pictures(page, tmp_path):

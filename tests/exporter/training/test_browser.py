@@ -1,0 +1,143 @@
+"""Artifacts train in a real browser: npm's onnxruntime-web in Chromium, beside Node, Python and eager."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from examples.web import build
+from tests.browser import chromium, told_by
+from tests.exporter.training.javascript import (
+    DRIVER,
+    FOLDER,
+    HELPER,
+    artifacts,
+    assert_in_envelope,
+    evaluated,
+    in_node,
+    network,
+    package,
+    restored,
+    spiking_task,
+    write_batches,
+)
+from tests.exporter.training.loop import run
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+
+# `parts` are trainings one after the other: [first batch, end, number of the part whose state it goes on from, or null].
+_PAGE = """<script type="module">
+import * as ort from "/ort/ort.wasm.bundle.min.mjs";
+import { Trainer } from "/pythonop.mjs";
+import { drive } from "/drive.mjs";
+ort.env.wasm.numThreads = 1;
+const batches = await (await fetch("/batches.json")).json();
+const answers = [];
+for (const [first, end, before] of PARTS)
+  answers.push(await drive(ort, Trainer, "artifacts", { batches, first, end, from: before === null ? null : answers[before].saved }));
+tell(answers.map((answer) => ({ ...answer, saved: btoa(Array.from(answer.saved, (byte) => String.fromCharCode(byte)).join("")) })));
+</script>"""
+
+
+def _in_browser(folder, parts):
+    """What drive.mjs answers for each part, in a new browser; states are bytes."""
+    places = {
+        "/ort": package("onnxruntime-web") / "dist", "/pythonop.mjs": HELPER, "/drive.mjs": DRIVER,
+        "/artifacts": folder / "artifacts", "/batches.json": folder / "batches.json",
+    }  # fmt: skip
+    answers = told_by(_PAGE.replace("PARTS", json.dumps(parts)), places)
+    return [{**answer, "saved": base64.b64decode(answer["saved"])} for answer in answers]
+
+
+def _needed():
+    """Leave the test at once, before anything is exported."""
+    chromium()
+    package("onnxruntime-web")
+
+
+@pytest.mark.parametrize("dynamo", [pytest.param(True, marks=pytest.mark.slow), False], ids=["dynamo", "torchscript"])
+def test_a_browser_trains_a_function_with_a_backward_of_its_own(dynamo, tmp_path):
+    """200 steps of AdamW on the same files: Chromium beside Node, Python's onnxruntime and eager; what it saved goes on to the same bits."""
+    _needed()
+    model, batches = spiking_task()
+    step = artifacts(tmp_path / "artifacts", model, batches[0], portable=True, dynamo=dynamo)
+    write_batches(tmp_path, step, batches)
+    whole, first, second = _in_browser(tmp_path, [[0, 200, None], [0, 77, None], [77, 200, 1]])
+    assert len(whole["losses"]) == 200
+    assert_in_envelope(whole["losses"], model, batches)
+    np.testing.assert_allclose(whole["losses"][:20], run(step, batches[:20])[0], rtol=1e-4)
+    node = in_node(tmp_path, tmp_path / "artifacts", 0, 20)  # a spike more or less makes a curve of its own later on
+    np.testing.assert_allclose(whole["losses"][:20], node["losses"], rtol=1e-4)
+
+    assert [*first["losses"], *second["losses"]] == whole["losses"]
+    assert first["saved"] != whole["saved"]
+    assert second["saved"] == whole["saved"]
+    assert second["output"] == whole["output"] != first["output"]
+
+
+def test_a_browser_trains_what_node_trains(tmp_path):
+    """Without spikes, where nothing leaps: dropout from the seed and running statistics, every loss, and the evaluation."""
+    _needed()
+    batches = [(torch.randn(8, 1, 8, 8), torch.randint(0, 3, (8,))) for _ in range(30)]
+    step = artifacts(tmp_path / "artifacts", network(), batches[0])
+    write_batches(tmp_path, step, batches)
+    (browser,) = _in_browser(tmp_path, [[0, 30, None]])
+    node = in_node(tmp_path, tmp_path / "artifacts", 0, 30)
+    np.testing.assert_allclose(browser["losses"], node["losses"], rtol=1e-4)
+    # Of the same state: AdamW makes whole steps of a gradient that is nothing but rounding, a bias's in front of batch norm.
+    inputs = {step.layout.inputs[0]: batches[0][0].numpy()}
+    expected = evaluated(tmp_path / "artifacts", restored(browser["saved"]), inputs)
+    assert tuple(browser["dims"]) == expected.shape
+    np.testing.assert_allclose(browser["output"], expected.ravel(), rtol=1e-4, atol=1e-5)
+
+
+# The page of examples/web in a frame, used as somebody would: only by what it shows.
+_USED = """<iframe src="/page/index.html?steps=40" width="1100" height="900"></iframe><script>
+const frame = document.querySelector("iframe");
+const id = (name) => frame.contentDocument.getElementById(name);
+const until = async (holds) => { while (!holds()) await new Promise((done) => setTimeout(done, 20)); };
+const status = (pattern) => until(() => pattern.test(id("status")?.textContent ?? ""));
+const seen = () => ({ step: id("step").textContent, print: id("print").textContent, accuracy: parseFloat(id("accuracy").textContent) });
+const steps = async (from, to) => { for (let at = from + 1; at <= to; at++) { id("once").click(); await status(new RegExp(`^Step ${at}\\\\.`)); } };
+(async () => {
+  await status(/^Paused at step 40/);
+  const answer = { trained: seen(), titles: [...frame.contentDocument.querySelectorAll("h2")].map((title) => title.textContent) };
+  id("save").click(), await status(/^Saved step 40/);
+  await steps(40, 45), (answer.later = seen());
+  frame.src = "/page/index.html", await new Promise((done) => frame.addEventListener("load", done, { once: true }));
+  await status(/^Ready/), (answer.again = seen());
+  id("resume").click(), await status(/^Back at step 40/), (answer.resumed = seen());
+  await steps(40, 45), (answer.relived = seen());
+  id("run").click(), await until(() => Number(id("step").textContent) > 60);
+  id("run").click(), await status(/^Paused/), (answer.ran = seen());
+  id("digits").children[3].click(), await until(() => id("digits").children[3].getAttribute("aria-pressed") === "true");
+  answer.unlabelled = [...frame.contentDocument.querySelectorAll("canvas:not([aria-label]):not(button canvas)")].length;
+  tell(answer);
+})();
+</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+def test_the_page_trains_saves_and_resumes(dynamo, tmp_path):
+    _needed()
+    about = build.build(tmp_path / "page", dynamo=dynamo, node=FOLDER)
+    assert about["exporter"] == ("torch.export" if dynamo else "TorchScript")
+    seen = told_by(_USED, {"/page": tmp_path / "page"})
+    assert [seen[name]["step"] for name in ("trained", "later", "again", "resumed", "relived")] == ["40", "45", "0", "40", "45"]
+    assert seen["resumed"] == seen["trained"]
+    assert seen["relived"] == seen["later"]
+    assert len({seen[name]["print"] for name in ("trained", "later", "again", "ran")}) == 4
+    assert seen["again"]["accuracy"] < 40 < seen["trained"]["accuracy"]
+    assert len(seen["titles"]) == 4
+    assert seen["unlabelled"] == 0
+
+
+def test_the_page_names_its_package(tmp_path):
+    with pytest.raises(FileNotFoundError, match="npm install --ignore-scripts --prefix .* onnxruntime-web"):
+        build.build(tmp_path / "page", node=tmp_path)
+    assert list(tmp_path.iterdir()) == []
