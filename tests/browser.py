@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.support import missing
 
-__all__ = ["OFFLINE", "chromium", "told_by"]
+__all__ = ["OFFLINE", "chromium", "installed", "told_by"]
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # No name resolves: a page has what this machine serves it, and nothing else.
@@ -31,9 +31,15 @@ onunhandledrejection = ({ reason }) => tell({ error: String(reason?.stack ?? rea
 """
 
 
+def installed() -> str | None:
+    """The browser that PYTHONOP_CHROMIUM names, otherwise the first that has one of the usual names."""
+    named = os.environ.get("PYTHONOP_CHROMIUM")
+    return next(filter(None, map(shutil.which, [named] if named else _NAMES)), None)
+
+
 def chromium() -> str:
-    """The browser: what PYTHONOP_CHROMIUM names, or the first of the usual names; without one the test is left."""
-    found = next(filter(None, map(shutil.which, filter(None, (os.environ.get("PYTHONOP_CHROMIUM"), *_NAMES)))), None)
+    """The same; without one the test is left."""
+    found = installed()
     if found is None:
         missing("chromium", "no Chromium on this machine (PYTHONOP_CHROMIUM may name one)")
     return found

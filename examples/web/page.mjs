@@ -116,7 +116,7 @@ async function draw() {
   drawNumbers();
   drawTable();
   await drawOne();
-  weights(id("weights"), model.state["param.inner.weight"].data, size, 10);
+  weights(id("weights"), model.state["param.inner.weight"].data, size, 8);
   id("print").textContent = (fingerprint(model.save()) >>> 0).toString(16).padStart(8, "0");
 }
 
