@@ -258,7 +258,17 @@ function ink(event) {
     const distance = Math.hypot((at % size) + 0.5 - x, Math.floor(at / size) + 0.5 - y);
     own[at] = Math.max(value, Math.min(1, Math.max(0, 1.7 - distance)));
   });
-  image(id("look"), own, size);
+  showOwn();
+}
+
+function clear() {
+  own = new Float32Array(digits.area);
+  showOwn();
+}
+
+/** What was drawn by hand; a training that runs shows what it makes of it by itself. */
+function showOwn() {
+  image(id("look"), own, about.size);
   drawTable();
   if (!running) next(drawOne);
 }
@@ -271,7 +281,7 @@ function connect() {
   id("resume").addEventListener("click", () => next(resume));
   id("rate").addEventListener("input", setRate);
   id("backend").addEventListener("change", () => next(() => change(id("backend").value)));
-  id("clear").addEventListener("click", () => ((own = new Float32Array(digits.area)), drawTable(), next(drawOne)));
+  id("clear").addEventListener("click", clear);
   for (const kind of ["pointerdown", "pointermove"]) id("look").addEventListener(kind, ink);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => running || next(draw));
   addEventListener("resize", () => running || next(draw));

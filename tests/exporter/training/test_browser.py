@@ -115,6 +115,9 @@ const steps = async (from, to) => { for (let at = from + 1; at <= to; at++) { id
   id("run").click(), await until(() => Number(id("step").textContent) > 60);
   id("run").click(), await status(/^Paused/), (answer.ran = seen());
   id("digits").children[3].click(), await until(() => id("digits").children[3].getAttribute("aria-pressed") === "true");
+  const refused = new Promise((done) => frame.contentDocument.addEventListener("securitypolicyviolation", ({ blockedURI }) => done(blockedURI)));
+  await frame.contentWindow.fetch("http://example.invalid/picture.png").catch(() => null);
+  answer.refused = await Promise.race([refused, new Promise((done) => setTimeout(done, 5000, "nothing"))]);
   answer.unlabelled = [...frame.contentDocument.querySelectorAll("canvas:not([aria-label]):not(button canvas)")].length;
   tell(answer);
 })();
@@ -135,6 +138,18 @@ def test_the_page_trains_saves_and_resumes(dynamo, tmp_path):
     assert seen["again"]["accuracy"] < 40 < seen["trained"]["accuracy"]
     assert len(seen["titles"]) == 4
     assert seen["unlabelled"] == 0
+    assert seen["refused"] == "http://example.invalid/picture.png", "the page may ask for files of its own folder alone"
+
+
+def test_what_goes_wrong_in_a_page_is_told(tmp_path):
+    """Otherwise each test above would wait for an answer that does not come."""
+    (tmp_path / "there.txt").write_text("there")
+    asked = """<script type="module">const answer = await fetch("/NAME"); if (!answer.ok) throw new Error(`NAME: ${answer.status}`);
+    tell(await answer.text());</script>"""
+    places = {"/there.txt": tmp_path / "there.txt"}
+    assert told_by(asked.replace("NAME", "there.txt"), places) == "there"
+    with pytest.raises(AssertionError, match="other.txt: 404"):
+        told_by(asked.replace("NAME", "other.txt"), places)
 
 
 def test_the_page_names_its_package(tmp_path):
