@@ -32,7 +32,7 @@
 #   PYTEST_ARGS='-k schema'    passed to pytest
 #   PYTHONOP_CHROMIUM=path     the browser of the tests that need one, PYTHONOP_NODE_DIR=path the folder of node_modules
 #   PYTHONOP_NEEDS=node,chromium   tools that must be there: else a test that lacks one is an xfail, which the end names;
-#                              native, node, chromium, packages (test-wild), releases (test-ort), or all
+#                              native, node, chromium, webgpu, packages (test-wild), releases (test-ort), or all
 #   PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and all other variables of pip are honoured: pip reads them itself.
 
 PYTHON ?= python3

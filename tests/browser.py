@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,13 @@ def chromium() -> str:
     return found
 
 
-def told_by(page: str, places: Mapping[str, Path], *, timeout: float = 120) -> Any:
+def told_by(page: str, places: Mapping[str, Path], *, flags: Sequence[str] = (), timeout: float = 120) -> Any:
     """What a page tells by ``tell(answer)``, which it is given, in a new browser with an empty profile.
 
     Args:
         page: The rest of the page's HTML.
         places: Paths of the server, as ``/model``, and the files or folders that lie there.
+        flags: More of the browser's.
         timeout: Seconds; the browser is ended after them.
 
     Raises:
@@ -58,7 +59,7 @@ def told_by(page: str, places: Mapping[str, Path], *, timeout: float = 120) -> A
     """
     browser = chromium()
     with _served(_TELL + page, places) as (url, answers), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        command = [browser, *OFFLINE, f"--user-data-dir={profile}", url]
+        command = [browser, *OFFLINE, *flags, f"--user-data-dir={profile}", url]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             try:
                 answer = answers.get(timeout=timeout)

@@ -26,6 +26,7 @@ from tests.exporter.training.javascript import (
     write_batches,
 )
 from tests.exporter.training.loop import run
+from tests.support import missing
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -80,14 +81,14 @@ def test_a_browser_trains_a_function_with_a_backward_of_its_own(dynamo, tmp_path
 
 
 def test_a_browser_trains_what_node_trains(tmp_path):
-    """Without spikes, where nothing leaps: dropout from the seed and running statistics, every loss, and the evaluation."""
+    """Without spikes, where nothing leaps: dropout from the seed and running statistics, each of 200 losses, and the evaluation."""
     _needed()
-    batches = [(torch.randn(8, 1, 8, 8), torch.randint(0, 3, (8,))) for _ in range(30)]
+    batches = [(torch.randn(8, 1, 8, 8), torch.randint(0, 3, (8,))) for _ in range(200)]
     step = artifacts(tmp_path / "artifacts", network(), batches[0])
     write_batches(tmp_path, step, batches)
-    (browser,) = _in_browser(tmp_path, [[0, 30, None]])
-    node = in_node(tmp_path, tmp_path / "artifacts", 0, 30)
-    np.testing.assert_allclose(browser["losses"], node["losses"], rtol=1e-4)
+    (browser,) = _in_browser(tmp_path, [[0, 200, None]])
+    node = in_node(tmp_path, tmp_path / "artifacts", 0, 200)
+    np.testing.assert_allclose(browser["losses"], node["losses"], rtol=1e-5)
     # Of the same state: AdamW makes whole steps of a gradient that is nothing but rounding, a bias's in front of batch norm.
     inputs = {step.layout.inputs[0]: batches[0][0].numpy()}
     expected = evaluated(tmp_path / "artifacts", restored(browser["saved"]), inputs)
@@ -96,12 +97,15 @@ def test_a_browser_trains_what_node_trains(tmp_path):
 
 
 # The page of examples/web in a frame, used as somebody would: only by what it shows.
-_USED = """<iframe src="/page/index.html?steps=40" width="1100" height="900"></iframe><script>
+_FRAME = """<iframe src="/page/index.html?steps=40" width="1100" height="900"></iframe><script>
 const frame = document.querySelector("iframe");
 const id = (name) => frame.contentDocument.getElementById(name);
 const until = async (holds) => { while (!holds()) await new Promise((done) => setTimeout(done, 20)); };
 const status = (pattern) => until(() => pattern.test(id("status")?.textContent ?? ""));
-const seen = () => ({ step: id("step").textContent, print: id("print").textContent, accuracy: parseFloat(id("accuracy").textContent) });
+"""
+_USED = (
+    _FRAME
+    + """const seen = () => ({ step: id("step").textContent, print: id("print").textContent, accuracy: parseFloat(id("accuracy").textContent) });
 const steps = async (from, to) => { for (let at = from + 1; at <= to; at++) { id("once").click(); await status(new RegExp(`^Step ${at}\\\\.`)); } };
 (async () => {
   await status(/^Paused at step 40/);
@@ -122,6 +126,7 @@ const steps = async (from, to) => { for (let at = from + 1; at <= to; at++) { id
   tell(answer);
 })();
 </script>"""
+)
 
 
 @pytest.mark.slow
@@ -139,6 +144,45 @@ def test_the_page_trains_saves_and_resumes(dynamo, tmp_path):
     assert len(seen["titles"]) == 4
     assert seen["unlabelled"] == 0
     assert seen["refused"] == "http://example.invalid/picture.png", "the page may ask for files of its own folder alone"
+
+
+_MOVED = (
+    _FRAME
+    + """
+const move = async () => {
+  const select = id("backend"), wanted = select.options[1].disabled ? "no adapter" : "WebGPU";
+  select.value = "webgpu";
+  select.dispatchEvent(new Event("change"));
+  await status(/^Runs on|does not train/);
+  const said = id("status").textContent, print = id("print").textContent;
+  id("once").click(), await status(/^Step 41\\./);
+  return { wanted, said, print, loss: Number(id("loss").textContent), runs: select.value };
+};
+(async () => {
+  await status(/^Paused at step 40/);
+  const print = id("print").textContent;
+  tell({ ...(await move()), before: print });
+})();
+</script>"""
+)
+
+
+@pytest.mark.slow
+def test_the_page_goes_on_on_webgpu_or_stays(tmp_path):
+    """Computed by SwiftShader where Chromium brings it; where a file is missing, or there is no adapter, WebAssembly goes on."""
+    _needed()
+    build.build(tmp_path / "page", dynamo=False, node=FOLDER)
+    places = {"/page": tmp_path / "page"}
+    moved = told_by(_MOVED, places, flags=["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"])
+    (tmp_path / "page" / "ort" / "ort.bundle.min.mjs").unlink()
+    stayed = told_by(_MOVED, places)
+    assert (stayed["wanted"], stayed["runs"]) == ("no adapter", "wasm")
+    assert stayed["said"].startswith("WebGPU (not here) does not train this model here, so WebAssembly goes on: ")
+    assert moved["print"] == stayed["print"] == moved["before"], "two steps of trial leave nothing behind"
+    assert abs(moved["loss"] - stayed["loss"]) < 1e-3
+    if moved["wanted"] == "no adapter":
+        missing("webgpu", "this Chromium has no adapter, not even SwiftShader")
+    assert (moved["said"], moved["runs"]) == ("Runs on WebGPU, from step 40.", "webgpu")
 
 
 def test_what_goes_wrong_in_a_page_is_told(tmp_path):
