@@ -20,6 +20,7 @@ from symbolics.errors import FormatError
 from symbolics.graph.values import is_mark, is_python_op
 from symbolics.node.arguments import Described, Unresolved
 from symbolics.node.attributes import SPECS, check_types, read_attributes, tuples_of, values_of
+from symbolics.node.backward import is_backward, targets_of
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Partial, Slot
 from symbolics.node.linked import backward_of
@@ -54,7 +55,7 @@ class CallFacts:
         flags: What is set of: training, inplace, context, autocast=..., passed=...
         module, source: Where the call came from, "" where the file does not say.
         id: The call's id, None for a node without ``call``.
-        backward: The PythonOpGrads of this call: the node and the inputs it gives gradients of.
+        backward: The PythonOpGrads and PythonOpBackwards of this call: the node and what it gives gradients of.
         kind: ``"PythonOp"``, or ``"function"`` for an ONNX function of the file with a backward of its own.
         opaque: Why it is a PythonOp where a portable file was asked for, "" where the file does not say.
         error: What is wrong with it, None for nothing.
@@ -102,7 +103,7 @@ class FileFacts:
         format_version: Of docs/format.md; None for a file that pythonop did not write.
         ir_version, opsets: Of ONNX.
         stop_gradients, stop_gradients_recorded: How many marks the graph has, how many the metadata says.
-        gradients: How many PythonOpGrads the file has.
+        gradients: How many PythonOpGrads and PythonOpBackwards the file has.
         training: Whether the file pairs values with their gradients.
         parameters, trainable, frozen, buffers, not_persistent: How many names of each.
         tied: Names that share an initializer, one list per group.
@@ -166,7 +167,7 @@ def inspect_model(model: ir.Model) -> FileFacts:
         opsets=dict(model.opset_imports),
         stop_gradients=sum(is_mark(node) for _, node in places),
         stop_gradients_recorded=int(recorded) if recorded.isascii() and recorded.isdigit() and len(recorded) < 10 else None,
-        gradients=sum((node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP_GRAD) for _, node in places),
+        gradients=sum(map(len, backward.values())),
         training=GRADIENTS_KEY in metadata,
         parameters=kinds.count("parameter"),
         trainable=sum(entry.trainable for entry in state.values()),
@@ -204,11 +205,11 @@ def _places(model: ir.Model) -> Iterator[tuple[str, ir.Node]]:
 
 
 def _backward(places: list[tuple[str, ir.Node]]) -> dict[Any, list[ir.Node]]:
-    """The PythonOpGrads by what they share with their PythonOp: its context, or, where contexts left a loop, its call."""
+    """PythonOpGrads and PythonOpBackwards by what they share with their PythonOp: its context, or, where contexts left a loop, its call."""
     found: dict[Any, list[ir.Node]] = {}
     for _, node in places:
-        if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP_GRAD) and node.inputs:
-            found.setdefault(_pair_key(node, node.inputs[0]), []).append(node)
+        if (node.domain, node.op_type) == (ORT_DOMAIN, PYTHON_OP_GRAD) or is_backward(node):
+            found.setdefault(_pair_key(node, node.inputs[0] if node.inputs else None), []).append(node)
     return found
 
 
@@ -241,8 +242,9 @@ def _row(graph: str, node: ir.Node, backward: dict[Any, list[ir.Node]]) -> CallF
     except (TypeError, ValueError, LookupError, AttributeError):  # attributes of other types than anybody has written
         row.error = str(FormatError.damaged(f"the attributes of the {node.op_type}", "they are not of the types that docs/format.md says"))
     for grad in backward.get(_pair_key(node, node.outputs[0] if node.outputs else None), []):
-        given = [source.name or "" for source, output in zip(node.inputs, grad.outputs, strict=False) if source is not None and output.name]
-        row.backward.append(f"{grad.name or PYTHON_OP_GRAD}: {', '.join(given) or 'nothing'}")
+        sources = targets_of(grad) if is_backward(grad) else node.inputs
+        given = [source.name or "" for source, output in zip(sources, grad.outputs, strict=False) if source is not None and output.name]
+        row.backward.append(f"{grad.name or grad.op_type}: {', '.join(given) or 'nothing'}")
     return row
 
 

@@ -25,6 +25,7 @@ from symbolics.graph.scope import Scope
 from symbolics.graph.shapes import name_dims
 from symbolics.graph.values import describe, dtype_of, is_float, is_mark, name_of, unsupported
 from symbolics.graph.walk import captured, prune, subgraphs, walk
+from symbolics.node.backward import count_readers, is_backward
 from symbolics.node.metadata import GradientPairing, write_pairing
 from symbolics.node.names import GRADIENTS_KEY
 from symbolics.text import clean
@@ -107,7 +108,8 @@ class _Build:
         graph.outputs.extend(gradients)
         self.scope.register(self.model.graph)
         remove_marks(self.model)
-        for node in walk(op.nodes):
+        count_readers(walk(graph))
+        for node in (*walk(op.nodes), *filter(is_backward, walk(graph))):
             graph.opset_imports.setdefault(node.domain, 1)
         self.model.metadata_props[GRADIENTS_KEY] = write_pairing(
             GradientPairing(

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.gradient_graph.model import own_copy
 from symbolics.errors import PythonopError
-from symbolics.graph.values import dtype_of, is_float, name_of
+from symbolics.graph.values import dtype_of, is_float, is_python_op, name_of
 from symbolics.graph.walk import walk
 from symbolics.node.metadata import pairing_of
 
@@ -30,6 +30,7 @@ def check_gradients(
     wrt: Iterable[str] | None = None,
     inputs: Mapping[str, Any] | None = None,
     overrides: Mapping[Any, Any] | None = None,
+    allow: Any = (),
     samples: int = 24,
     step: float = 1e-4,
     tolerance: float = 1e-4,
@@ -43,6 +44,7 @@ def check_gradients(
         wrt: As in `build_gradient_graph`.
         inputs: Values of graph inputs, where random ones in [-1, 1] (and zeros for integers) do not fit. Symbolic dims are 2.
         overrides: As in `build_gradient_graph`.
+        allow: Functions that the model's PythonOps may name; they run on float64.
         samples: How many elements of each value in wrt are perturbed.
         step: Of the differences.
         tolerance: Of a difference, relative to the largest gradient of its value.
@@ -52,6 +54,7 @@ def check_gradients(
         The largest relative error.
 
     Raises:
+        TrustError: The model has a PythonOp that ``allow`` does not name.
         AssertionError: A gradient differs; the message says which element of what, and both numbers.
     """
     rng = np.random.default_rng(seed)
@@ -64,10 +67,10 @@ def check_gradients(
         pairing = pairing_of(training)
         assert pairing is not None
         targets = list(pairing.outputs)
-        forward = _Function(current, list(pairing.inputs))
+        forward = _Function(current, list(pairing.inputs), allow)
         cotangents = {o: rng.uniform(0.25, 1, np.shape(y)) * rng.choice([-1.0, 1.0], np.shape(y)) for o, y in forward(feeds).items()}
         feeds_in = {**feeds, **{pairing.inputs[o]: c for o, c in cotangents.items()}}
-        gradients = _Function(training, list(pairing.outputs.values()))(feeds_in)
+        gradients = _Function(training, list(pairing.outputs.values()), allow)(feeds_in)
         for name in targets:
             x = np.asarray(feeds[name] if name in feeds else forward.weights[name], np.float64)
             g = np.asarray(gradients[pairing.outputs[name]])
@@ -102,7 +105,7 @@ def _difference(forward: _Function, feeds: _Arrays, cotangents: _Arrays, name: s
 class _Function:
     """A model as a function of inputs and initializers."""
 
-    def __init__(self, model: ir.Model, outputs: list[str]) -> None:
+    def __init__(self, model: ir.Model, outputs: list[str], allow: Any) -> None:
         proto = ir.to_proto(model)
         self.weights = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
         have = {v.name for v in proto.graph.input}
@@ -111,7 +114,13 @@ class _Function:
                 proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
         del proto.graph.initializer[:]
         self.outputs = outputs
-        self.evaluator = ReferenceEvaluator(proto)
+        self.evaluator: ReferenceEvaluator
+        if any(map(is_python_op, walk(model.graph))):
+            from exporter.runtime.reference import reference_evaluator  # the only place here that needs torch
+
+            self.evaluator = reference_evaluator(proto, allow)
+        else:
+            self.evaluator = ReferenceEvaluator(proto)
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         names = self.evaluator.input_names
@@ -146,6 +155,9 @@ def _in_double(model: ir.Model) -> ir.Model:
             elif node.op_type == "Constant" and name in ("value_float", "value_floats"):
                 del node.attributes[name]
                 node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.asarray(attribute.value, np.float64)))
+            elif is_python_op(node) and name in ("input_tensor_types", "output_tensor_types"):
+                kinds = [int(double) if ir.DataType(kind).is_floating_point() else kind for kind in attribute.value]
+                node.attributes[name] = ir.AttrInt64s(name, kinds)
             elif attribute.type is ir.AttributeType.GRAPH:
                 for inner in (*attribute.value.inputs, *attribute.value.outputs):
                     _widen(inner)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from symbolics.errors import FormatError
-from symbolics.graph.values import array_of, is_python_op, made_by, name_of
+from symbolics.graph.values import array_of, made_by, name_of
 from symbolics.graph.walk import reads
+from symbolics.node.backward import context_of
 from symbolics.node.metadata import GradientPairing, pairing_of, results_of
 from symbolics.node.names import GRADIENTS_KEY
 
@@ -36,7 +37,7 @@ class Partition:
             gradient is wanted.
         outputs: Names of the model's outputs.
         residuals: Values that the forward computes and the backward reads.
-        contexts: Those of them that are handles of PythonOps.
+        contexts: Those of them that are handles of contexts.
         reads: Graph inputs and state that the backward reads.
         cotangents: output name -> the input of the backward that takes its cotangent.
         gradients: name -> the output of the backward that is its gradient; unreached names are left out.
@@ -103,7 +104,7 @@ def split(training: ir.Model, state: Iterable[str], extra: Iterable[str] = (), w
         backward=_extract(training, [*kept, *read, *cotangents.values()], list(wanted.values())) if wanted else None,
         outputs=tuple(outputs),
         residuals=tuple(kept),
-        contexts=tuple(name_of(v) for v in residuals if (maker := v.producer()) is not None and is_python_op(maker) and v.index() == 0),
+        contexts=tuple(name_of(v) for v in residuals if (maker := v.producer()) is not None and context_of(maker) is v),
         reads=tuple(read),
         cotangents=cotangents,
         gradients=wanted,

@@ -9,12 +9,14 @@ import threading
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import onnx_ir as ir
 import torch
 
 from exporter.files.trust import Gate
+from exporter.runtime.backward import PythonOpBackward
 from exporter.runtime.fusion.chain import Chain, GradChain, title_of
 from exporter.runtime.fusion.link import LINKED
 from exporter.runtime.kernels import PythonOp, PythonOpGrad
@@ -22,9 +24,10 @@ from exporter.runtime.prepare import ABSENT_INPUTS, KEPT_OUTPUTS
 from exporter.runtime.store import ContextStore, PoolLog, Run
 from symbolics.errors import FormatError, RunError
 from symbolics.node.attributes import GRAD_SPECS, SPECS
+from symbolics.node.backward import BACKWARD_SPECS
 from symbolics.node.containers import Slot
 from symbolics.node.dtypes import DTYPES
-from symbolics.node.names import PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.node.names import PYTHON_OP, PYTHON_OP_BACKWARD, PYTHON_OP_GRAD
 from symbolics.text import clean, shown
 
 __all__ = ["Binding", "KernelPlan"]
@@ -77,8 +80,12 @@ def _attribute_kinds(specs: dict[str, Any], *more: str) -> tuple[tuple[str, str]
 class Binding:
     """What the native library calls: one per SessionOptions. It turns nodes into plans, once, and errors into text."""
 
-    forward_attributes = _attribute_kinds(SPECS, ABSENT_INPUTS)
-    backward_attributes = _attribute_kinds(GRAD_SPECS, ABSENT_INPUTS, KEPT_OUTPUTS)
+    #: operator -> its attributes, and how native.c reads each.
+    attributes: ClassVar[dict[str, tuple[tuple[str, str], ...]]] = {
+        PYTHON_OP: _attribute_kinds(SPECS, ABSENT_INPUTS),
+        PYTHON_OP_GRAD: _attribute_kinds(GRAD_SPECS, ABSENT_INPUTS, KEPT_OUTPUTS),
+        PYTHON_OP_BACKWARD: _attribute_kinds(BACKWARD_SPECS, ABSENT_INPUTS, KEPT_OUTPUTS),
+    }
 
     def __init__(self, gate: Gate, store: ContextStore) -> None:
         self.gate = gate
@@ -95,12 +102,12 @@ class Binding:
         finally:
             del self._made.pool
 
-    def plan(self, backward: bool, attributes: dict[str, Any], node_name: str, inputs: int, outputs: tuple[bool, ...]) -> KernelPlan:
+    def plan(self, operator: str, attributes: dict[str, Any], node_name: str, inputs: int, outputs: tuple[bool, ...]) -> KernelPlan:
         """How a node runs; decoded once, when its session is made.
 
         Args:
-            backward: Whether it is a PythonOpGrad.
-            attributes: name -> value, of those that `forward_attributes` or `backward_attributes` list.
+            operator: PythonOp, PythonOpGrad or PythonOpBackward.
+            attributes: name -> value, of those that `attributes` lists.
             node_name: The node's name, for messages.
             inputs: How many inputs the node has.
             outputs: One per output of the node: whether it has a name.
@@ -108,8 +115,8 @@ class Binding:
         Raises:
             FormatError, TrustError: An attribute is malformed, does not fit the node, or names what is not allowed.
         """
-        title = f"{PYTHON_OP_GRAD if backward else PYTHON_OP} {shown(node_name)!r}"
-        for name, kind in (*self.forward_attributes, *self.backward_attributes):
+        title = f"{operator} {shown(node_name)!r}"
+        for name, kind in self.attributes[operator]:
             # native.c reads what is there, of whatever type; symbolics.node.attributes looks at all but these
             if name in (ABSENT_INPUTS, KEPT_OUTPUTS, LINKED) and not _is_of(attributes.get(name), kind):
                 raise FormatError.damaged(title, f"the attribute {name} is of another type")
@@ -121,7 +128,11 @@ class Binding:
         kept = attributes.pop(KEPT_OUTPUTS, None)
         linked = attributes.pop(LINKED, None)
         kernel: _AnyKernel
-        if backward:
+        if operator == PYTHON_OP_BACKWARD:
+            kernel = PythonOpBackward(attributes, self.store, node_name)
+            plan = _plan_backward(kernel, absent, kept, inputs, outputs)
+            kernel.keeps = len(kernel.wanted) in plan.written
+        elif operator == PYTHON_OP_GRAD:
             kernel = (
                 PythonOpGrad(attributes, self.store, node_name) if linked is None else GradChain(attributes, linked, self.store, node_name)
             )
@@ -286,22 +297,25 @@ def _plan_forward(kernel: PythonOp, absent: Sequence[int], inputs: int, outputs:
 def _plan_backward(
     kernel: PythonOpGrad, absent: Sequence[int], kept: Sequence[int] | None, inputs: int, outputs: Sequence[bool]
 ) -> KernelPlan:
-    count = len(kernel.wanted)
-    if inputs > 1 + 2 * kernel.count:
+    again = isinstance(kernel, PythonOpBackward)
+    wanted = (*kernel.wanted, True) if again else kernel.wanted  # the last output of a PythonOpBackward is its context
+    count, others = len(wanted), len(kernel.wanted) if again else kernel.count
+    if inputs > 1 + kernel.count + others:
         raise FormatError.damaged(
             kernel.title,
-            f"it has {inputs} inputs in the graph, by its attributes a context, {kernel.count} gradients and as many outputs of its PythonOp",
+            f"it has {inputs} inputs in the graph, by its attributes a context, {kernel.count} gradients and {others} values that only order it",
         )
     written = tuple(range(count)) if kept is None else _increasing(kernel, KEPT_OUTPUTS, kept, count)
     if len(outputs) > len(written):
         raise FormatError.damaged(kernel.title, f"it has {len(outputs)} outputs in the graph, {len(written)} by its attributes")
     for place, named in zip(written, outputs, strict=False):
         # Nothing would be written there, and onnxruntime would read it.
-        if named and not kernel.wanted[place]:
+        if named and not wanted[place]:
             raise FormatError.damaged(kernel.title, f"its output {place} has a name, and its attributes say that it is not wanted")
-    kinds = tuple(kind if kind in DTYPES else 0 for kind in kernel.output_types) or (0,) * count
+    kinds = tuple(kind if kind in DTYPES else 0 for kind in kernel.output_types) or (0,) * len(kernel.wanted)
+    kinds = (*kinds, int(ir.DataType.INT64)) if again else kinds
     places = _present(kernel, absent, kernel.count)
-    return KernelPlan(kernel, kernel.wanted, kinds, places, kernel.count, kernel.id, kernel.name, written=written[: len(outputs)])
+    return KernelPlan(kernel, wanted, kinds, places, kernel.count, kernel.id, kernel.name, written=written[: len(outputs)])
 
 
 def _present(kernel: _AnyKernel, absent: Sequence[int], count: int) -> tuple[int, ...]:

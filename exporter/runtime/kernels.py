@@ -27,7 +27,7 @@ from symbolics.node.names import CALL_ATTRIBUTE, PYTHON_OP_GRAD
 from symbolics.node.torch_arguments import by_name
 from symbolics.text import shown
 
-__all__ = ["LARGE", "PythonOp", "PythonOpGrad", "without_leaf"]
+__all__ = ["LARGE", "PythonOp", "PythonOpGrad", "check_element_types", "enter_state", "plain", "root_of", "without_leaf"]
 
 STRING, HALF = ir.DataType.STRING, ir.DataType.FLOAT16
 
@@ -112,7 +112,7 @@ class PythonOp:
             self.function = gate("function", name)
             self.call = call = read_attributes(attributes, gate)
             self.autocast = _autocast(call.autocast.dtypes)
-            _check_element_types((*call.input_types, *call.output_types))
+            check_element_types((*call.input_types, *call.output_types))
         except PythonopError as error:
             raise type(error)(f"{self.title}: {error}") from error
         self.title = f"PythonOp {shown(node_name)!r} ({shown(name)})"
@@ -182,7 +182,7 @@ class PythonOp:
             raise RunError.damaged(self.title, f"it takes {len(self.flags)} tensors, got {len(inputs)}")
         keep = keep or self.store.keep
         with ExitStack() as stack:
-            _enter_state(stack, self.autocast, call.autocast.cache, keep and self.keeps)
+            enter_state(stack, self.autocast, call.autocast.cache, keep and self.keeps)
             values: list[Any] = []
             targets: list[Any] = []
             for value, kind, flag, dtype in zip(inputs, self.kinds, self.flags, self.input_dtypes, strict=True):
@@ -237,12 +237,12 @@ class PythonOp:
         if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
             kind = value.dtype if isinstance(value, torch.Tensor) else "a tensor of strings"
             raise RunError.damaged(self.title, f"its attributes say that an input needs a gradient, and it is {kind}")
-        return _plain(value).requires_grad_()
+        return plain(value).requires_grad_()
 
     def context(self, inputs: Sequence[Any], targets: Sequence[Any], outputs: Sequence[Any]) -> Context:
         """The context of a call that has just run with grad mode on."""
         shapes = [tuple(value.shape) if flag and value is not None else () for value, flag in zip(inputs, self.flags, strict=True)]
-        return Context(self.call.id, self.call.name, tuple(map(_root, outputs)), tuple(targets), tuple(shapes))
+        return Context(self.call.id, self.call.name, tuple(map(root_of, outputs)), tuple(targets), tuple(shapes))
 
     def collect(self, template: Any, result: Any, outputs: list[Any]) -> None:
         """Put the tensors of what apply returned where the template has their slots.
@@ -321,7 +321,7 @@ class PythonOpGrad:
             self.name: str = attributes["name"]
             self.id = read_call(attributes[CALL_ATTRIBUTE], self.name).id if CALL_ATTRIBUTE in attributes else ""
             self.output_types = tuple(attributes.get("output_tensor_types", ()))
-            _check_element_types(self.output_types)
+            check_element_types(self.output_types)
         except FormatError as error:
             raise FormatError(f"{self.title}: {error}") from error
         self.title += f" ({shown(self.name)})"
@@ -362,8 +362,8 @@ class PythonOpGrad:
         found: Sequence[Any] = [None] * len(targets)
         if pairs and targets:
             with ExitStack() as stack:
-                _enter_state(stack, {}, True, False)
-                roots, grads = [root for root, _ in pairs], [_plain(grad) for _, grad in pairs]
+                enter_state(stack, {}, True, False)
+                roots, grads = [root for root, _ in pairs], [plain(grad) for _, grad in pairs]
                 found = torch.autograd.grad(roots, targets, grads, retain_graph=self.store.retain, allow_unused=True)
         return self.finish(record, found)
 
@@ -391,7 +391,8 @@ class PythonOpGrad:
         return gradient.to(self.output_dtypes[index]) if self.output_dtypes else gradient
 
 
-def _check_element_types(kinds: Sequence[int]) -> None:
+def check_element_types(kinds: Sequence[int]) -> None:
+    """Raises FormatError for an ONNX element type that torch has no tensors of."""
     unknown = [kind for kind in kinds if kind not in DTYPES and kind != STRING]
     if unknown:
         raise FormatError(f"the ONNX element type {unknown[0]} has no torch dtype: the file is damaged, or from a newer release")
@@ -404,7 +405,7 @@ def _autocast(dtypes: Mapping[str, str]) -> dict[str, torch.dtype]:
         raise FormatError(f"the recorded autocast state is malformed: {shown(str(error))}") from error
 
 
-def _enter_state(stack: ExitStack, autocast: Mapping[str, torch.dtype], cache: bool, grad: bool) -> None:
+def enter_state(stack: ExitStack, autocast: Mapping[str, torch.dtype], cache: bool, grad: bool) -> None:
     """Exactly the recorded state, whatever the calling thread has: grad mode, inference mode, autocast."""
     if torch.is_inference_mode_enabled():
         stack.enter_context(torch.inference_mode(False))
@@ -416,8 +417,8 @@ def _enter_state(stack: ExitStack, autocast: Mapping[str, torch.dtype], cache: b
             stack.enter_context(torch.autocast(device, enabled=False))
 
 
-def _plain(value: torch.Tensor) -> torch.Tensor:
-    # A caller in inference mode makes tensors that autograd does not take.
+def plain(value: torch.Tensor) -> torch.Tensor:
+    """The tensor, in a copy where a caller in inference mode has made it: autograd does not take those."""
     return value.clone() if value.is_inference() else value
 
 
@@ -431,7 +432,8 @@ def without_leaf(leaf: torch.Tensor) -> torch.Tensor:
     return value
 
 
-def _root(value: Any) -> Any:
+def root_of(value: Any) -> Any:
+    """Where a backward starts for an output: the tensor, or its gradient edge where it is large; None where it has no gradient."""
     if not isinstance(value, torch.Tensor) or not value.requires_grad:
         return None
     return get_gradient_edge(value) if value.nbytes >= LARGE else value

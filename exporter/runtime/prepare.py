@@ -1,12 +1,12 @@
 """What stock onnxruntime needs of a graph, arranged in memory.
 
-1. A PythonOp or PythonOpGrad output without a type gets a value_info with its element type: ORT cannot infer the
+1. An output of a PythonOp, PythonOpGrad or PythonOpBackward without a type gets a value_info with its element type: ORT cannot infer the
    outputs of a variadic operator. No shape: ORT would hold the run to it.
 2. A context output that nobody reads loses its name, so that no context is made.
 3. Empty names among variadic inputs and outputs fail when the model is loaded. They are removed, and an attribute
    remembers their places.
-4. The forward outputs behind the gradients of a PythonOpGrad only order the two nodes, which the context does as
-   well; without them ORT frees those tensors earlier.
+4. What stands behind the gradients of a PythonOpGrad or PythonOpBackward only orders nodes, which the context does as
+   well; without it ORT frees those tensors earlier.
 5. The domain of both operators is imported: with a custom library ORT's own fusions make nodes of it (FusedGemm), and
    fail where the model does not import it.
 6. A function with such a node in it is inlined: the values inside a function cannot be given types.
@@ -21,7 +21,7 @@ import onnx
 import onnx.inliner
 
 from exporter.files.read import graphs
-from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, PYTHON_OP_BACKWARD, PYTHON_OP_GRAD
 
 __all__ = ["ABSENT_INPUTS", "KEPT_OUTPUTS", "drop_unread_contexts", "prepare"]
 
@@ -43,7 +43,7 @@ def prepare(proto: onnx.ModelProto) -> bool:
     if all(imported.domain != ORT_DOMAIN for imported in proto.opset_import):
         proto.opset_import.add(domain=ORT_DOMAIN, version=1)
         changed = True
-    for graph, node in _nodes(proto, PYTHON_OP, PYTHON_OP_GRAD):
+    for graph, node in _nodes(proto, *_OURS):
         changed |= _pack(node)
         changed |= _type_outputs(graph, node)
     return changed
@@ -60,21 +60,25 @@ def drop_unread_contexts(proto: onnx.ModelProto) -> bool:
         read.update(name for node in graph.node for name in node.input)
         read.update(value if isinstance(value, str) else value.name for value in graph.output)
     changed = False
-    for graph, node in _nodes(proto, PYTHON_OP):
-        if node.output and node.output[0] and node.output[0] not in read:
+    for graph, node in _nodes(proto, PYTHON_OP, PYTHON_OP_BACKWARD):
+        place = 0 if node.op_type == PYTHON_OP else len(_ints(node, "output_tensor_types"))
+        if place < len(node.output) and node.output[place] and node.output[place] not in read:
             if isinstance(graph, onnx.GraphProto):
-                for info in [info for info in graph.value_info if info.name == node.output[0]]:
+                for info in [info for info in graph.value_info if info.name == node.output[place]]:
                     graph.value_info.remove(info)
-            node.output[0] = ""
+            node.output[place] = ""
             changed = True
     return changed
+
+
+_OURS = (PYTHON_OP, PYTHON_OP_GRAD, PYTHON_OP_BACKWARD)
 
 
 def _nodes(proto: onnx.ModelProto, *kinds: str) -> Iterator[tuple[Any, onnx.NodeProto]]:
     """(graph, node) for each node of ours of these kinds."""
     for graph in graphs(proto):
         for node in graph.node:
-            if node.domain == ORT_DOMAIN and node.op_type in kinds:
+            if node.op_type in kinds and node.domain == (OWN_DOMAIN if node.op_type == PYTHON_OP_BACKWARD else ORT_DOMAIN):
                 yield graph, node
 
 
@@ -83,7 +87,7 @@ def _inline(proto: onnx.ModelProto) -> bool:
     for function in proto.functions:
         inner = onnx.ModelProto()
         inner.functions.append(function)
-        if any(True for _ in _nodes(inner, PYTHON_OP, PYTHON_OP_GRAD)):
+        if any(True for _ in _nodes(inner, *_OURS)):
             ids.append((function.domain, function.name))
     if not ids:
         return False
@@ -146,6 +150,7 @@ def _type_outputs(graph: Any, node: onnx.NodeProto) -> bool:
     if node.op_type == PYTHON_OP:
         pairs = [(name, kind) for name, kind in zip(node.output, [onnx.TensorProto.INT64, *types], strict=False) if name]
     else:
+        types += [onnx.TensorProto.INT64] * (node.op_type == PYTHON_OP_BACKWARD)  # its context
         kept = _ints(node, KEPT_OUTPUTS) or range(len(types))
         pairs = [(name, types[place]) for name, place in zip(node.output, kept, strict=False) if name and 0 <= place < len(types)]
     known = {value.name for value in (*graph.value_info, *graph.output) if value.type.tensor_type.elem_type}

@@ -1,4 +1,4 @@
-"""PythonOp and PythonOpGrad on onnx.reference: slow, and runs wherever onnx and torch are."""
+"""PythonOp, PythonOpGrad and PythonOpBackward on onnx.reference: slow, and runs wherever onnx and torch are."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from onnx.reference.op_run import OpRun
 import symbolics.node.schema  # noqa: F401  registers the two operators
 from exporter.files.read import open_proto, reading
 from exporter.files.trust import Gate
+from exporter.runtime.backward import PythonOpBackward as AgainKernel
 from exporter.runtime.kernels import PythonOp as ForwardKernel, PythonOpGrad as BackwardKernel
 from exporter.runtime.mended_operators import GatherElements
 from exporter.runtime.prepare import drop_unread_contexts
@@ -21,7 +22,7 @@ from exporter.runtime.store import ContextStore
 from exporter.runtime.tensors import to_array, to_tensor
 from symbolics.errors import FormatError, PythonopError, RunError
 from symbolics.node.attributes import values_of
-from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN
+from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP_BACKWARD
 from symbolics.text import clean, shown
 
 __all__ = ["reference_evaluator"]
@@ -50,6 +51,12 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
         raise FormatError(f"an attribute of the {node.op_type} {shown(node.name)!r} cannot be read: the file is damaged") from error
 
 
+def _tensors(operator: OpRun, inputs: Sequence[Any]) -> list[Any]:
+    """The inputs of a node as tensors, None where absent: onnx.reference gives those the last output that has no name, either."""
+    names = operator.onnx_node.input
+    return [None if value is None or not name else to_tensor(value) for name, value in zip(names, inputs, strict=True)]
+
+
 def _operators(gate: Gate, store: ContextStore) -> list[type[OpRun]]:
     class PythonOp(OpRun):
         op_domain = ORT_DOMAIN
@@ -61,7 +68,7 @@ def _operators(gate: Gate, store: ContextStore) -> list[type[OpRun]]:
 
         def _run(self, *inputs: Any, **_: Any) -> tuple[Any, ...]:
             try:
-                handle, outputs = self.kernel.run([None if value is None else to_tensor(value) for value in inputs], self.keep)
+                handle, outputs = self.kernel.run(_tensors(self, inputs), self.keep)
                 return (np.array(handle, dtype=np.int64), *map(to_array, outputs))[: len(self.output)]
             except Exception as error:
                 raise _Carried(error) from error
@@ -77,13 +84,21 @@ def _operators(gate: Gate, store: ContextStore) -> list[type[OpRun]]:
             try:
                 if np.asarray(context).size != 1:
                     raise RunError(f"{self.kernel.title}: the context is a tensor of shape {np.shape(context)}, not one handle")
-                gradients = [None if value is None else to_tensor(value) for value in inputs[: self.kernel.count]]
+                gradients = _tensors(self, (context, *inputs))[1 : 1 + self.kernel.count]
                 gradients += [None] * (self.kernel.count - len(gradients))
                 found = self.kernel.run(int(np.asarray(context).item()), gradients)
                 # onnx.reference wants an array in every place, also where the node's output has no name.
                 return tuple(np.empty(0, np.float32) if value is None else to_array(value) for value in found)[: len(self.output)]
             except Exception as error:
                 raise _Carried(error) from error
+
+    class PythonOpBackward(PythonOpGrad):
+        op_domain = OWN_DOMAIN
+
+        def __init__(self, onnx_node: onnx.NodeProto, run_params: dict[str, Any], schema: Any = None) -> None:
+            OpRun.__init__(self, onnx_node, run_params, schema)
+            self.kernel = kernel = AgainKernel(_attributes(onnx_node), store, onnx_node.name)
+            self.kernel.keeps = bool(list(onnx_node.output[len(kernel.wanted) : len(kernel.wanted) + 1]) not in ([], [""]))
 
     class StopGradient(OpRun):
         # For files whose mark has no function body yet.
@@ -93,7 +108,8 @@ def _operators(gate: Gate, store: ContextStore) -> list[type[OpRun]]:
             return (x.copy(),)
 
     assert StopGradient.__name__ == MARK_OP
-    return [PythonOp, PythonOpGrad, StopGradient, GatherElements]
+    assert PythonOpBackward.__name__ == PYTHON_OP_BACKWARD
+    return [PythonOp, PythonOpGrad, PythonOpBackward, StopGradient, GatherElements]
 
 
 def reference_evaluator(model: Any, allow: Any = (), *, store: ContextStore | None = None, **options: Any) -> ReferenceEvaluator:

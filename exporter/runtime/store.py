@@ -70,6 +70,9 @@ class ContextStore:
         self.keep = keep
         self.retain = retain
         self.contexts: dict[int, tuple[Any, ...]] = {}
+        # handle -> how many of its several readers have taken it
+        self._taken: dict[int, int] = {}
+        self._lock = threading.Lock()
         # thread -> the run in progress there; the native kernels append to the same lists
         self.runs: dict[int, Run] = {}
 
@@ -98,12 +101,13 @@ class ContextStore:
         self.contexts[handle] = context.pack()
         return handle
 
-    def take(self, handle: int, id: str, name: str) -> tuple[Any, ...]:
-        """The context of a handle, packed, taken out unless the store retains.
+    def take(self, handle: int, id: str, name: str, readers: int = 1) -> tuple[Any, ...]:
+        """The context of a handle, packed, taken out by the last of its readers unless the store retains.
 
         Args:
             handle: What the PythonOp put out.
             id, name: The call and the Function that the PythonOpGrad belongs to.
+            readers: How many nodes take it in a run.
 
         Raises:
             RunError: There is no such context, or it belongs to another call.
@@ -120,17 +124,28 @@ class ContextStore:
                 f"PythonOpGrad of {shown(name)} (call {shown(id)}): the handle {handle} belongs to {shown(context.name)} (call "
                 f"{shown(context.id)}): the graph joins the context of one PythonOp to the PythonOpGrad of another"
             )
-        if not self.retain and self.contexts.pop(handle, None) is None:
+        if self.retain or (readers > 1 and not self._is_last(handle, readers)):
+            return record
+        if self.contexts.pop(handle, None) is None:
             return self.take(handle, id, name)  # another thread was faster: this raises
         return record
+
+    def _is_last(self, handle: int, readers: int) -> bool:
+        with self._lock:
+            count = self._taken.pop(handle, 0) + 1
+            if count < readers:
+                self._taken[handle] = count
+            return count >= readers
 
     def free(self, handle: int) -> None:
         """Drop a context that no backward will use; an unknown handle is no error."""
         self.contexts.pop(handle, None)
+        self._taken.pop(handle, None)
 
     def clear(self) -> None:
         """Drop every context."""
         self.contexts.clear()
+        self._taken.clear()
 
     def running(self) -> bool:
         """Whether this thread is inside `run`."""

@@ -19,6 +19,7 @@ from symbolics.graph.builder import Builder
 from symbolics.graph.copies import clone_nodes
 from symbolics.graph.values import RANDOM, attr, is_float, unsupported
 from symbolics.graph.walk import captured, prune, subgraphs
+from symbolics.node.backward import is_backward
 from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
 
 __all__ = ["EXPOSED", "OWN_BACKWARD"]
@@ -30,7 +31,7 @@ OWN_BACKWARD = "pythonop.backward"  # node.meta: the rule of a Scan that was wri
 # ------------------------------------------------------------------------------------------------- what runs only once
 def _is_impure(op: Builder, node: ir.Node) -> bool:
     """Whether running the node again could give something else, or do something twice."""
-    if node.domain == ORT_DOMAIN and node.op_type in (PYTHON_OP, PYTHON_OP_GRAD):
+    if (node.domain == ORT_DOMAIN and node.op_type in (PYTHON_OP, PYTHON_OP_GRAD)) or is_backward(node):
         return True
     if node.domain == "" and node.op_type == "Dropout":
         mode = node.inputs[2] if len(node.inputs) > 2 else None

@@ -1,4 +1,4 @@
-"""PythonOp: an autograd.Function whose backward is a PythonOpGrad of the same context."""
+"""PythonOp: an autograd.Function whose backward is a PythonOpGrad of the same context; and the gradients of that."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from onnx_ir import Value
 from symbolics.gradients.registry import Grads, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr, unsupported
+from symbolics.graph.values import attr, is_float, unsupported
 from symbolics.node.attributes import python_op_grad
-from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.node.backward import next_order, to_backward
+from symbolics.node.names import ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, PYTHON_OP_BACKWARD, PYTHON_OP_GRAD
+from symbolics.text import shown
 
 __all__: list[str] = []
 
@@ -29,7 +31,10 @@ def python_op(
     incoming = [g if flag else None for g, flag in zip(gs[1:], output_tensor_requires_grads or [1] * len(gs))]
     if not any(g is not None for g in incoming) or not any(wanted):
         return {}
+    is_first = not context.uses()
     grad = op.add(python_op_grad(node, context, incoming, wanted))
+    if grad.name and not is_first:  # another reader of the context, of an order before, has that name
+        grad.name = op.scope.name(grad.name)
     for out, x, kind, flag in zip(grad.outputs, xs, attr(grad, "output_tensor_types"), wanted):
         if flag:  # of the type that the Function saw: torch.jit's exporter sometimes feeds it another, and the engine casts
             out.name = out.name or op.scope.name("PythonOpGrad")
@@ -38,8 +43,34 @@ def python_op(
 
 
 @gradient(PYTHON_OP_GRAD, domain=ORT_DOMAIN)
-def python_op_grad_(op: Builder, node: ir.Node, *_: Value | None) -> Grads:
-    raise unsupported(
-        node,
-        f"a backward of a backward of the Function {attr(node, 'name', '?')!r}: its context serves one backward; export with inline= for it",
-    )
+def python_op_grad_(op: Builder, node: ir.Node, *gs: Value | None) -> Grads:
+    """The node becomes a PythonOpBackward, which leaves a context behind."""
+    try:
+        to_backward(node)
+    except LookupError:
+        raise unsupported(
+            node,
+            f"the backward of the Function {shown(attr(node, 'name', '?'))!r} is differentiated again, and its context comes out of a Loop, Scan or If. "
+            "Way out: export with inline= for that Function, or without the control flow around it",
+        ) from None
+    return python_op_backward(op, node, *gs)
+
+
+@gradient(PYTHON_OP_BACKWARD, domain=OWN_DOMAIN)
+def python_op_backward(op: Builder, node: ir.Node, *gs: Value | None) -> Grads:
+    """The same operator, one order higher, on the context that this one leaves."""
+    count, given = (len(attr(node, f"{side}_tensor_types")) for side in ("output", "input"))
+    cotangents = [*gs[:count], *[None] * (count - len(gs))]
+    places = [*node.inputs[1 + given :], *node.inputs[1 : 1 + given]]
+    wanted = [value is not None and value in op.scope.active and is_float(value) for value in places]
+    if len(places) != count + given or not any(wanted) or not any(g is not None for g in cotangents):
+        return {}
+    context = residual(op, node, count, "context", ir.DataType.INT64, ir.Shape(()))
+    grad = op.add(next_order(node, context, cotangents, wanted))
+    grad.name = op.scope.name(grad.name or PYTHON_OP_BACKWARD)
+    found: dict[Value, Value] = {}
+    for out, value, flag in zip(grad.outputs, places, wanted):
+        if flag and value is not None:
+            out.name, out.shape = op.scope.name(PYTHON_OP_BACKWARD), value.shape
+            found[value] = op.Add(found[value], out) if value in found else out  # one tensor in two arguments
+    return found

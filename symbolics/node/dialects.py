@@ -18,9 +18,10 @@ import onnx_ir as ir
 from symbolics.errors import ExportError, FormatError, PythonopWarning
 from symbolics.node.arguments import Described
 from symbolics.node.attributes import BOOL_FAMILIES, GRAD_SPECS, check_types, family_of, read_attributes, typed_attributes, values_of
+from symbolics.node.backward import is_backward
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Partial, Slot, slots
-from symbolics.node.names import CALL_ATTRIBUTE, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.node.names import CALL_ATTRIBUTE, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_BACKWARD, PYTHON_OP_GRAD
 from symbolics.text import shown
 
 __all__ = ["DIALECTS", "Dialect", "to_dialect"]
@@ -69,7 +70,7 @@ def to_dialect(model: ir.Model, schema: str) -> ir.Model:
         schema: A key of `DIALECTS`.
 
     Raises:
-        ExportError: There is no such dialect, or it cannot say a node at all (no tensor input or output).
+        ExportError: There is no such dialect, or it cannot say a node at all (no tensor input or output, a second derivative).
         FormatError: A PythonOp of the model is damaged.
 
     Warns:
@@ -89,6 +90,11 @@ def to_dialect(model: ir.Model, schema: str) -> ir.Model:
                 writer.forward(node)
             elif node.domain == ORT_DOMAIN and node.op_type == PYTHON_OP_GRAD:
                 writer.backward(node)
+            elif is_backward(node):
+                raise ExportError(
+                    f"the node {shown(node.name or '')!r} is a {PYTHON_OP_BACKWARD}, which schema={schema!r} cannot say: those readers have no "
+                    "gradients of gradients; save without schema=, or save the file of the first order"
+                )
     _fit_versions(out, schema, dialect)
     writer.warn()
     return out

@@ -25,8 +25,10 @@ __all__ = [
     "OPEN_PROPERTY",
     "ORT_DOMAIN",
     "OUTPUTS_KEY",
+    "OWN_DOMAIN",
     "PORTABLE_DOMAIN",
     "PYTHON_OP",
+    "PYTHON_OP_BACKWARD",
     "PYTHON_OP_GRAD",
     "SOURCE_PROPERTY",
     "STATE_KEY",
@@ -41,8 +43,14 @@ PYTHON_OP = "PythonOp"
 PYTHON_OP_GRAD = "PythonOpGrad"
 CALL_ATTRIBUTE = "call"
 
+# Operators that only pythonop has.
+OWN_DOMAIN = "pythonop"
+
+# A PythonOpGrad that can be differentiated, and its gradient, and the gradient of that.
+PYTHON_OP_BACKWARD = "PythonOpBackward"
+
 # The stop-gradient mark. It gets a function body (Identity) only in finished models.
-MARK_DOMAIN = "pythonop"
+MARK_DOMAIN = OWN_DOMAIN
 MARK_OP = "StopGradient"
 
 # Functions that stand for autograd Functions, forward and backward.

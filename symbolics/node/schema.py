@@ -1,4 +1,4 @@
-"""The schemas of com.microsoft PythonOp and PythonOpGrad, registered with onnx.defs on import.
+"""The schemas of com.microsoft PythonOp and PythonOpGrad, and of pythonop PythonOpBackward, registered with onnx.defs on import.
 
 Strict: onnx.checker refuses a node without a required attribute. With type and shape inference: element types and
 ranks come from the node's attributes; dimensions are what value_info says.
@@ -13,7 +13,8 @@ import onnx_ir as ir
 from onnx.defs import OpSchema
 
 from symbolics.node.attributes import GRAD_SPECS, SPECS, wrong_tensors
-from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.node.backward import BACKWARD_SPECS
+from symbolics.node.names import ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, PYTHON_OP_BACKWARD, PYTHON_OP_GRAD
 
 __all__ = ["register"]
 
@@ -72,6 +73,11 @@ def _infer_backward(context: onnx.shape_inference.InferenceContext) -> None:
     _set_outputs(context, 0, _ints(context, "output_tensor_types"), _ints(context, "output_tensor_ranks"))
 
 
+def _infer_again(context: onnx.shape_inference.InferenceContext) -> None:
+    types, ranks = _ints(context, "output_tensor_types"), _ints(context, "output_tensor_ranks")
+    _set_outputs(context, 0, [*types, onnx.TensorProto.INT64], [*ranks, 0])
+
+
 _CONSTRAINTS = [("T", _ALL_TENSORS, "Any tensor."), ("TInt64", ["tensor(int64)"], "The context.")]
 
 
@@ -113,13 +119,40 @@ def _schemas() -> list[OpSchema]:
         attributes=_attributes(GRAD_SPECS),
         node_determinism=OpSchema.NodeDeterminism.NonDeterministic,  # type: ignore[call-arg]  # newer than the stub
     )
+    again = OpSchema(
+        PYTHON_OP_BACKWARD,
+        OWN_DOMAIN,
+        1,
+        "A backward that can be differentiated.",
+        inputs=[
+            _parameter("context", "TInt64", "The context of the PythonOp, or of the PythonOpBackward of one order less.", _ONE),
+            _parameter(
+                "inputs",
+                "T",
+                "N cotangents, empty where absent; then the M values whose gradients it gives, as control dependency, empty where there is none.",
+                _VARIADIC,
+            ),
+        ],
+        outputs=[
+            _parameter(
+                "outputs",
+                "T",
+                "M gradients, empty where none is wanted; then a context, where a gradient of this node reads it.",
+                _VARIADIC,
+            )
+        ],
+        type_constraints=_CONSTRAINTS,
+        attributes=_attributes(BACKWARD_SPECS),
+        node_determinism=OpSchema.NodeDeterminism.NonDeterministic,  # type: ignore[call-arg]  # newer than the stub
+    )
     forward.set_type_and_shape_inference_function(_infer_forward)
     backward.set_type_and_shape_inference_function(_infer_backward)
-    return [forward, backward]
+    again.set_type_and_shape_inference_function(_infer_again)
+    return [forward, backward, again]
 
 
 def register() -> None:
-    """Register both schemas with onnx.defs; schemas of the same name from elsewhere stay."""
+    """Register the schemas with onnx.defs; schemas of the same name from elsewhere stay."""
     for schema in _schemas():
         if not onnx.defs.has(schema.name, schema.domain):
             onnx.defs.register_schema(schema)

@@ -213,6 +213,10 @@ def _nodes() -> Iterator[tuple[str, Seed]]:
     yield "chain", Seed(build.forward(build.record(F.Sine, x), repeat=3).SerializeToString())
     yield "chain-gradient", Seed(build.training(build.record(F.Scale, x, 0.5, "mean"), repeat=3).SerializeToString())
     yield "pair-gradient", Seed(build.training(build.record(F.TwoOut, x, x), absent=[1]).SerializeToString())
+    second = ir.from_proto(build.forward(build.record(F.Product, x, x)))
+    for _ in range(2):
+        second = exporter.build_gradient_graph(second)
+    yield "second-order", Seed(ir.to_proto(second).SerializeToString())
     yield "context", Seed(build.forward(build.record(F.Largest, x), context=True).SerializeToString())
     strings = build.forward(build.record(F.Sine, x))
     for value in (*strings.graph.input, *strings.graph.output):

@@ -1,4 +1,4 @@
-/* PythonOp and PythonOpGrad for stock onnxruntime.
+/* PythonOp, PythonOpGrad and PythonOpBackward for stock onnxruntime.
  *
  * One binary is two things: the Python module exporter.runtime.native._native, and the custom-op library that
  * onnxruntime loads through RegisterCustomOps. There is no ORT header to compile against where people install, so
@@ -46,7 +46,7 @@ static Status compute(void *state, void *context)
     Kernel *kernel = state;
     Status status = NULL;
     PyGILState_STATE gil = PyGILState_Ensure();
-    if (kernel->on_device      ? compute_on_device(kernel, context)
+    if (kernel->by_python  ? compute_by_python(kernel, context)
         : kernel->backward ? compute_backward(kernel, context)
                            : compute_forward(kernel, context))
         status = failure(kernel->binding, kernel->object);
@@ -165,6 +165,8 @@ static void free_binding(Binding *binding)
         return;
     if (binding->domain)
         CALL(RELEASE_DOMAIN, void (*)(void *))(binding->domain);
+    if (binding->own_domain)
+        CALL(RELEASE_DOMAIN, void (*)(void *))(binding->own_domain);
     Py_XDECREF(binding->owner);
     Py_XDECREF(binding->store);
     Py_XDECREF(binding->contexts);
@@ -193,14 +195,21 @@ enum {
     PLAN_APPLY, PLAN_ARGUMENTS, PLAN_POSITIONS, PLAN_LOG
 };
 
+static const char *op_name(const CustomOp *op)
+{
+    return op->kind == PYTHON_OP_BACKWARD ? "PythonOpBackward" : op->kind == PYTHON_OP_GRAD ? "PythonOpGrad" : "PythonOp";
+}
+
 /* Binding.plan decodes the node in Python, once; its answer fills the struct. */
 static Kernel *make_kernel(const CustomOp *op, const void *info)
 {
     Binding *binding = op->binding;
-    PyObject *attributes = PyDict_New(), *plan = NULL, *name = NULL, *specs = NULL, *inputs = NULL, *outputs = NULL, *flags, *kinds;
+    PyObject *attributes = PyDict_New(), *plan = NULL, *name = NULL, *table = NULL, *specs = NULL, *operator = NULL, *inputs = NULL, *outputs = NULL, *flags, *kinds;
     Kernel *kernel = NULL;
     size_t count = 0;
-    specs = PyObject_GetAttrString(binding->owner, op->backward ? "backward_attributes" : "forward_attributes");
+    table = PyObject_GetAttrString(binding->owner, "attributes");
+    operator = PyUnicode_FromString(op_name(op));
+    specs = table && operator ? PyObject_GetItem(table, operator) : NULL;
     if (!attributes || !specs)
         goto done;
     for (Py_ssize_t i = 0; i < PyTuple_Size(specs); i++) {
@@ -230,7 +239,7 @@ static Kernel *make_kernel(const CustomOp *op, const void *info)
     if (!(name = node_name(info)) || !(outputs = named_outputs(info)) || check(CALL(NODE_INPUTS, Status(*)(const void *, size_t *))(info, &count)) ||
         !(inputs = PyLong_FromSize_t(count)))
         goto done;
-    plan = PyObject_CallMethodObjArgs(binding->owner, s_plan, op->backward ? Py_True : Py_False, attributes, name, inputs, outputs, NULL);
+    plan = PyObject_CallMethodObjArgs(binding->owner, s_plan, operator, attributes, name, inputs, outputs, NULL);
     if (!plan)
         goto done;
     if (!PyTuple_Check(plan) || PyTuple_Size(plan) != PLAN_LOG + 1) {
@@ -243,8 +252,9 @@ static Kernel *make_kernel(const CustomOp *op, const void *info)
     }
     kernel->binding = binding;
     binding->count++;
-    kernel->backward = op->backward;
-    kernel->on_device = op->on_device;
+    kernel->backward = op->kind != PYTHON_OP;
+    kernel->again = op->kind == PYTHON_OP_BACKWARD;
+    kernel->by_python = op->on_device || kernel->again;
     PyObject **targets[] = {&kernel->object, &kernel->apply, &kernel->arguments, &kernel->id, &kernel->name, &kernel->log};
     const int parts[] = {PLAN_KERNEL, PLAN_APPLY, PLAN_ARGUMENTS, PLAN_ID, PLAN_NAME, PLAN_LOG};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
@@ -293,7 +303,9 @@ done:
     Py_XDECREF(attributes);
     Py_XDECREF(plan);
     Py_XDECREF(name);
+    Py_XDECREF(table);
     Py_XDECREF(specs);
+    Py_XDECREF(operator);
     Py_XDECREF(inputs);
     Py_XDECREF(outputs);
     if (PyErr_Occurred() && kernel) {
@@ -327,13 +339,13 @@ static void destroy(void *state)
     PyGILState_Release(gil);
 }
 
-/* ---------------------------------------------------------------------------------------- the two operators' shape */
+/* ---------------------------------------------------------------------------------------------- the operators' shape */
 
-static const char *op_name(const CustomOp *op) { return op->backward ? "PythonOpGrad" : "PythonOp"; }
 static const char *provider(const CustomOp *op) { return op->cuda ? "CUDAExecutionProvider" : NULL; } /* NULL: the CPU */
-static size_t input_count(const CustomOp *op) { return op->backward ? 2 : 1; }
-static size_t output_count(const CustomOp *op) { return op->backward ? 1 : 2; }
-static int is_context(const CustomOp *op, size_t index, int input) { return index == 0 && (op->backward ? input : !input); }
+static size_t input_count(const CustomOp *op) { return op->kind ? 2 : 1; }
+static size_t output_count(const CustomOp *op) { return op->kind ? 1 : 2; }
+/* The context that a PythonOpBackward leaves is the last of its variadic outputs. */
+static int is_context(const CustomOp *op, size_t index, int input) { return index == 0 && (op->kind ? input : !input); }
 static int input_type(const CustomOp *op, size_t i) { return is_context(op, i, 1) ? ONNX_INT64 : 0; }
 static int output_type(const CustomOp *op, size_t i) { return is_context(op, i, 0) ? ONNX_INT64 : 0; }
 static int input_kind(const CustomOp *op, size_t i) { return is_context(op, i, 1) ? 0 : 2; }   /* required, else variadic */
@@ -343,7 +355,7 @@ static int zero(const CustomOp *op) { (void)op; return 0; }
 static int first_version(const CustomOp *op) { (void)op; return 1; }
 static int last_version(const CustomOp *op) { (void)op; return INT32_MAX; }
 
-static void fill_op(CustomOp *op, Binding *binding, int backward, int on_device, int cuda)
+static void fill_op(CustomOp *op, Binding *binding, int kind, int on_device, int cuda)
 {
     memset(op, 0, sizeof *op);
     op->version = ORT_API;
@@ -363,7 +375,7 @@ static void fill_op(CustomOp *op, Binding *binding, int backward, int on_device,
     op->start_version = first_version;
     op->end_version = last_version;
     op->binding = binding;
-    op->backward = backward;
+    op->kind = kind;
     op->on_device = on_device;
     op->cuda = cuda;
 }
@@ -380,11 +392,15 @@ EXPORT Status RegisterCustomOps(void *options, const ApiBase *base)
     if (!binding)
         return CALL(CREATE_STATUS, Status(*)(int, const char *))(ORT_FAIL, "this library is registered by exporter.session_options(), not by its path");
     Status status = CALL(CREATE_DOMAIN, Status(*)(const char *, void **))("com.microsoft", &binding->domain);
-    const CustomOp *ops[] = {&binding->forward, &binding->backward, &binding->device_forward, &binding->device_backward};
-    for (int i = 0; !status && i < (binding->device == WITH_CUDA ? 4 : 2); i++)
-        status = CALL(DOMAIN_ADD, Status(*)(void *, const void *))(binding->domain, ops[i]);
+    if (!status)
+        status = CALL(CREATE_DOMAIN, Status(*)(const char *, void **))("pythonop", &binding->own_domain);
+    const CustomOp *ops[] = {&binding->forward, &binding->backward, &binding->again, &binding->device_forward, &binding->device_backward, &binding->device_again};
+    for (int i = 0; !status && i < (binding->device == WITH_CUDA ? 6 : 3); i++)
+        status = CALL(DOMAIN_ADD, Status(*)(void *, const void *))(ops[i]->kind == PYTHON_OP_BACKWARD ? binding->own_domain : binding->domain, ops[i]);
     if (!status)
         status = CALL(ADD_DOMAIN, Status(*)(void *, void *))(options, binding->domain);
+    if (!status)
+        status = CALL(ADD_DOMAIN, Status(*)(void *, void *))(options, binding->own_domain);
     if (!status)
         pending = NULL;
     return status;
@@ -407,10 +423,12 @@ static PyObject *prepare(PyObject *module, PyObject *args)
         return PyErr_NoMemory();
     binding->count = 1;
     binding->device = device;
-    fill_op(&binding->forward, binding, 0, device == BORROW, 0);
-    fill_op(&binding->backward, binding, 1, device == BORROW, 0);
-    fill_op(&binding->device_forward, binding, 0, 1, 1);
-    fill_op(&binding->device_backward, binding, 1, 1, 1);
+    fill_op(&binding->forward, binding, PYTHON_OP, device == BORROW, 0);
+    fill_op(&binding->backward, binding, PYTHON_OP_GRAD, device == BORROW, 0);
+    fill_op(&binding->again, binding, PYTHON_OP_BACKWARD, 1, 0);
+    fill_op(&binding->device_forward, binding, PYTHON_OP, 1, 1);
+    fill_op(&binding->device_backward, binding, PYTHON_OP_GRAD, 1, 1);
+    fill_op(&binding->device_again, binding, PYTHON_OP_BACKWARD, 1, 1);
     PyObject **targets[] = {&binding->owner, &binding->store, &binding->contexts, &binding->runs}, *values[] = {owner, store, contexts, runs};
     for (int i = 0; i < 4; i++) {
         Py_INCREF(values[i]);
@@ -460,7 +478,7 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "PythonOp and PythonOpGrad for onnxruntime.", -1, methods, NULL, NULL, NULL, NULL};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "PythonOp, PythonOpGrad and PythonOpBackward for onnxruntime.", -1, methods, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__native(void)
 {

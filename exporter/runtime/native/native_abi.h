@@ -67,7 +67,7 @@ typedef struct CustomOp { /* OrtCustomOp of API 17, 208 bytes */
     void *may_inplace, *release_may_inplace, *alias_map, *release_alias_map;
     /* ours from here on */
     struct Binding *binding;
-    int backward, on_device, cuda;
+    int kind, on_device, cuda; /* kind: enum Operator */
 } CustomOp;
 
 #define CALL(slot, type) ((type)api[slot])

@@ -1,4 +1,4 @@
-/* PythonOp and PythonOpGrad where tensors live on a device. Part of native.c, its only user.
+/* PythonOp and PythonOpGrad where tensors live on a device, and PythonOpBackward anywhere. Part of native.c, its only user.
  *
  * Nothing is fast-pathed here: inputs are wrapped where they are, Python copies them on ORT's stream, runs the kernels
  * of kernels.py, and copies the results into ORT's outputs. The same code runs on the CPU (device "borrow"), which is
@@ -78,12 +78,13 @@ static int write_device(Kernel *kernel, void *context, size_t index, PyObject *t
     return none ? 0 : -1;
 }
 
-/* The context of a forward whose results could not be written: its handle is the first of them, a tensor. */
-static void drop_first(Kernel *kernel, PyObject *results)
+/* The context of a node whose results could not be written: its handle is the first of a PythonOp's, the last of a PythonOpBackward's. */
+static void drop_handle(Kernel *kernel, PyObject *results)
 {
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
-    PyObject *first = PyList_GetItem(results, 0), *handle = first ? PyObject_CallMethodObjArgs(first, s_item, NULL) : NULL;
+    PyObject *made = PyList_GetItem(results, kernel->backward ? PyList_Size(results) - 1 : 0);
+    PyObject *handle = made && made != Py_None ? PyObject_CallMethodObjArgs(made, s_item, NULL) : NULL;
     if (handle)
         drop_context(kernel, PyLong_AsLongLong(handle));
     Py_XDECREF(handle);
@@ -91,7 +92,7 @@ static void drop_first(Kernel *kernel, PyObject *results)
     PyErr_Restore(type, error, trace);
 }
 
-static int compute_on_device(Kernel *kernel, void *context)
+static int compute_by_python(Kernel *kernel, void *context)
 {
     size_t count = 0, first = kernel->backward ? 1 : 0;
     void *slot = NULL, *gpu_stream = NULL;
@@ -158,8 +159,8 @@ static int compute_on_device(Kernel *kernel, void *context)
     }
     status = 0;
 done:
-    if (status && results && !kernel->backward)
-        drop_first(kernel, results);
+    if (status && results && PyList_Check(results) && PyList_Size(results) && (!kernel->backward || kernel->again))
+        drop_handle(kernel, results);
     Py_XDECREF(inputs);
     Py_XDECREF(results);
     Py_XDECREF(extra);

@@ -426,9 +426,27 @@ def test_python_op_and_its_grad_are_paired():
     assert list(backward.attributes["output_tensor_requires_grads"].value) == [0, 1]
 
 
-def test_a_backward_of_a_python_ops_backward_is_refused():
+def test_a_backward_of_a_python_ops_backward_is_a_node_of_the_next_order():
+    second = build_gradient_graph(build_gradient_graph(python_op_model()))
+    found = [node for node in second.graph if node.op_type == "PythonOpBackward"]
+    assert [node.domain for node in found] == ["pythonop"] * 3
+    assert sorted(node.attributes["order"].as_int() for node in found) == [1, 1, 2]
+    assert [node.attributes["readers"].as_int() for node in found if node.attributes["order"].as_int() == 1] == [2, 2]
+    assert not any(node.op_type == "PythonOpGrad" for node in second.graph)
+    assert second.opset_imports["pythonop"] == 1
+    onnx.checker.check_model(ir.to_proto(second))
+
+
+def test_a_context_out_of_a_loop_is_refused_by_name():
+    """Its PythonOp is in a body that the gradient graph does not see."""
     training = build_gradient_graph(python_op_model())
-    with pytest.raises(UnsupportedOperatorError, match=r"PythonOpGrad.*'pkg:F'"):
+    grad = next(node for node in training.graph if node.op_type == "PythonOpGrad")
+    context = grad.inputs[0]
+    copied = ir.node("Identity", [context])
+    copied.outputs[0].name, copied.outputs[0].type = "carried", context.type
+    training.graph.insert_before(grad, copied)
+    grad.replace_input_with(0, copied.outputs[0])
+    with pytest.raises(UnsupportedOperatorError, match=r"PythonOpGrad.*'?pkg:F'? is differentiated again.*Loop, Scan or If"):
         build_gradient_graph(training)
 
 

@@ -136,3 +136,22 @@ def test_gather_elements_takes_any_axis_of_any_length(shape, axis):
     indices = x.argmax(axis, keepdims=True)
     (y,) = reference.reference_evaluator(model).run(None, {"x": x, "i": indices})
     np.testing.assert_array_equal(y, x.max(axis, keepdims=True))
+
+
+def test_an_absent_gradient_is_absent_behind_an_output_without_a_name():
+    """onnx.reference keeps what the last such output was, under the name of all of them."""
+    model = training(record(F.TwoInputs, torch.ones(2), torch.ones(2, requires_grad=True)))
+    op, grad = model.graph.node
+    assert "" in grad.output
+    again = onnx.NodeProto()
+    again.CopyFrom(op)
+    again.output[:] = ["other_context", "other_0", "other_1"]
+    second = onnx.NodeProto()
+    second.CopyFrom(grad)
+    second.input[:] = ["other_context", "g0", "", *second.input[3:]]
+    second.output[1] = "other_grad"
+    model.graph.node.extend([again, second])
+    model.graph.output.append(onnx.helper.make_tensor_value_info("other_grad", 1, None))
+    feeds = {v.name: np.ones(2, np.float32) for v in model.graph.input}
+    (found,) = reference.reference_evaluator(model, ALLOW).run(["other_grad"], feeds)
+    assert found.tolist() == [2.0, 2.0]

@@ -1,0 +1,162 @@
+"""One PythonOpBackward as plain Python, on torch tensors: what every engine runs. `symbolics.node.backward` says what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd.graph import GradientEdge
+
+from exporter.runtime.kernels import PythonOpGrad, check_element_types, enter_state, plain, root_of
+from exporter.runtime.store import Context, ContextStore
+from symbolics.errors import FormatError, RunError
+from symbolics.node.attributes import check_types, read_call
+from symbolics.node.backward import BACKWARD_SPECS
+from symbolics.node.dtypes import DTYPES
+from symbolics.node.names import CALL_ATTRIBUTE, PYTHON_OP_BACKWARD
+from symbolics.text import shown
+
+__all__ = ["PythonOpBackward"]
+
+
+class PythonOpBackward(PythonOpGrad):
+    """One PythonOpBackward node.
+
+    Attributes:
+        count: N, the number of cotangents that follow the context among the inputs; what comes after them is control
+            dependency only.
+        order, readers: As its attributes.
+        keeps: Whether the node's last output, its own context, has a name. Who makes the node says so.
+    """
+
+    keeps = False
+
+    def __init__(self, attributes: Mapping[str, Any], store: ContextStore, node_name: str = "") -> None:
+        """Args:
+            attributes: name -> value; nothing in them is resolved.
+            store: Where contexts are.
+            node_name: The node's name, for messages.
+
+        Raises:
+            FormatError: An attribute is missing or malformed.
+        """
+        self.title = f"{PYTHON_OP_BACKWARD} {shown(node_name)!r}"
+        try:
+            check_types(attributes, BACKWARD_SPECS, PYTHON_OP_BACKWARD)
+            self.name = attributes["name"]
+            call = read_call(attributes[CALL_ATTRIBUTE], self.name).id if CALL_ATTRIBUTE in attributes else ""
+            self.output_types = tuple(attributes["output_tensor_types"])
+            check_element_types((*self.output_types, *attributes["input_tensor_types"]))
+        except FormatError as error:
+            raise FormatError(f"{self.title}: {error}") from error
+        self.title += f" ({shown(self.name)})"
+        self.wanted = tuple(bool(flag) for flag in attributes["output_tensor_requires_grads"])
+        self.count = len(attributes["input_tensor_requires_grads"])
+        self.order, self.readers = attributes["order"], attributes["readers"]
+        if self.order < 1 or self.readers < 1:
+            raise FormatError.damaged(self.title, f"order is {self.order} and readers is {self.readers}: both count from 1")
+        if len(self.wanted) != len(self.output_types) or self.count != len(attributes["input_tensor_types"]):
+            raise FormatError.damaged(self.title, "its attributes differ in length")
+        self.output_dtypes = [DTYPES.get(kind, torch.float32) for kind in self.output_types]
+        self.id = _id(call, self.order)
+        self.next_id = _id(call, self.order + 1)
+        self.store = store
+
+    def run(self, handle: int, gradients: Sequence[Any]) -> list[Any]:
+        """Run the engine, building a graph of what it does where the node leaves a context.
+
+        Args:
+            handle: The context.
+            gradients: N tensors owned by the call, None where a cotangent is absent.
+
+        Returns:
+            One per gradient, as `PythonOpGrad.run` has them; then the handle of the new context as an int64 scalar, None where
+            there is none.
+
+        Raises:
+            RunError: The context is not there, or the Function's backward is once_differentiable.
+            Exception: What backward raises, as it is.
+        """
+        record = self.store.take(handle, self.id, self.name, self.readers)
+        context = Context.unpack(record)
+        if len(gradients) != len(context.roots) or len(self.wanted) != len(context.targets):
+            raise RunError.damaged(self.title, "it does not fit the node that made its context")
+        if any(isinstance(g, np.ndarray) for g in gradients):
+            raise RunError.damaged(self.title, "a gradient comes as strings")
+        with ExitStack() as stack:
+            enter_state(stack, {}, True, self.keeps)
+            given = [None if g is None else self.leaf(g) if self.keeps else plain(g) for g in gradients]
+            pairs = [(root, g) for root, g in zip(context.roots, given, strict=True) if root is not None and g is not None]
+            # All targets where a context is left: a higher order may want what this one does not.
+            asked = [target is not None and (want or self.keeps) for target, want in zip(context.targets, self.wanted, strict=True)]
+            targets = [target for target, ask in zip(context.targets, asked, strict=True) if ask]
+            answers: Sequence[Any] = [None] * len(targets)
+            if self.once(root for root, _ in pairs):
+                raise RunError(
+                    f"{self.title}: its backward is @once_differentiable, and is differentiated again: it has no second derivative, in eager "
+                    "neither.\n  way out: take the decorator away where backward is made of differentiable operations, or export with inline= "
+                    "for the derivative of its forward"
+                )
+            if pairs and targets:
+                answers = self.differentiate([root for root, _ in pairs], [g for _, g in pairs], targets)
+            results = iter(answers)
+            found = [next(results) if ask else None for ask in asked]
+            new = self.leave(context, found, given) if self.keeps else None
+        wanted = [g for g, want, target in zip(found, self.wanted, context.targets, strict=True) if want and target is not None]
+        return [*self.finish(record, wanted), new]
+
+    def differentiate(self, roots: Sequence[Any], cotangents: Sequence[Any], targets: Sequence[Any]) -> Sequence[Any]:
+        """The engine's answer, None for a target that is not reached.
+
+        Its graph always stays whole: contexts of other orders, and other readers of this one, hold parts of it. It is freed
+        with the last of them.
+        """
+        return torch.autograd.grad(roots, targets, cotangents, retain_graph=True, create_graph=self.keeps, allow_unused=True)
+
+    def once(self, roots: Iterable[Any]) -> bool:
+        """Whether what autograd would go through has the mark of @once_differentiable: a node that raises and leads nowhere.
+
+        Asked for the gradients of some tensors alone, the engine does not come by it, and they would be zeros.
+        """
+        if self.order == 1:
+            return False
+        waiting = [root.node if isinstance(root, GradientEdge) else root.grad_fn for root in roots]
+        seen = set()
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            if node.name() == "torch::autograd::Error":
+                return True
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+        return False
+
+    def leaf(self, value: torch.Tensor) -> torch.Tensor:
+        """A cotangent that the new context is differentiated by.
+
+        Raises:
+            RunError: It is of a type that has no gradient.
+        """
+        if not (value.is_floating_point() or value.is_complex()):
+            raise RunError.damaged(self.title, f"a cotangent is {value.dtype}")
+        return plain(value).requires_grad_()
+
+    def leave(self, context: Context, found: Sequence[Any], given: Sequence[Any]) -> torch.Tensor:
+        """Keep the graph of what has just run.
+
+        Returns:
+            The handle.
+        """
+        shapes = [*(context.shapes or [()] * len(context.targets)), *(() for _ in given)]
+        roots = tuple(map(root_of, found))
+        new = Context(self.next_id, self.name, roots, (*context.targets, *given), tuple(shapes))
+        return torch.tensor(self.store.put(new, self.pool), dtype=torch.int64)
+
+
+def _id(call: str, order: int) -> str:
+    """What the contexts that nodes of an order take are called by; those of order 1 are a PythonOp's."""
+    return call if order == 1 else f"{call}, order {order}"
