@@ -14,7 +14,7 @@ from symbolics.node.backward import context_of
 from symbolics.node.metadata import GradientPairing, pairing_of, results_of
 from symbolics.node.names import GRADIENTS_KEY
 
-__all__ = ["Partition", "forward_part", "split"]
+__all__ = ["Partition", "extract", "forward_part", "reach_of", "split"]
 
 # Nodes that only look at their input in another way: the backward computes them again where it has their inputs anyway, so
 # that the transpose of a weight or the expansion of a mask is not kept from the forward to the backward.
@@ -64,7 +64,7 @@ def forward_part(model: ir.Model, state: Iterable[str], extra: Iterable[str] = (
     """The forward of a model alone, its state as inputs behind the model's; outputs are the model's, then ``extra``."""
     pairing = pairing_of(model) or GradientPairing()
     inputs, outputs = _forward_names(model, pairing)
-    return _extract(model, [*inputs, *_in_order(model, state)], [*outputs, *extra])
+    return extract(model, [*inputs, *_in_order(model, state)], [*outputs, *extra])
 
 
 def split(training: ir.Model, state: Iterable[str], extra: Iterable[str] = (), wrt: Iterable[str] | None = None) -> Partition:
@@ -93,15 +93,15 @@ def split(training: ir.Model, state: Iterable[str], extra: Iterable[str] = (), w
     needed = _ancestors(nodes, gradients)
     backward = [node for node in nodes if node in needed and node not in forward]
     recomputed, residuals = _cut(nodes, forward, backward, gradients)
-    reach = _reach(backward, {k: values[v] for k, v in wanted.items()}, {v: k for k, v in pairing.inputs.items()})
+    reach = reach_of(backward, {k: values[v] for k, v in wanted.items()}, {v: k for k, v in pairing.inputs.items()})
     reached: frozenset[str] = frozenset().union(*reach.values())
     cotangents = {output: name for output, name in pairing.inputs.items() if output in reached}
     used = {value.name for node in (*recomputed, *backward) for value in reads(node)}
     read = [name for name in inputs if name in used]
     kept = [name_of(value) for value in residuals]
     return Partition(
-        forward=_extract(training, inputs, [*outputs, *kept, *extra]),
-        backward=_extract(training, [*kept, *read, *cotangents.values()], list(wanted.values())) if wanted else None,
+        forward=extract(training, inputs, [*outputs, *kept, *extra]),
+        backward=extract(training, [*kept, *read, *cotangents.values()], list(wanted.values())) if wanted else None,
         outputs=tuple(outputs),
         residuals=tuple(kept),
         contexts=tuple(name_of(v) for v in residuals if (maker := v.producer()) is not None and context_of(maker) is v),
@@ -173,7 +173,7 @@ def _cut(
     return recomputed, [value for node in nodes for value in node.outputs if value in residuals]
 
 
-def _reach(backward: Sequence[ir.Node], gradients: dict[str, ir.Value], output_of: dict[str, str]) -> dict[str, frozenset[str]]:
+def reach_of(backward: Sequence[ir.Node], gradients: dict[str, ir.Value], output_of: dict[str, str]) -> dict[str, frozenset[str]]:
     """Through which outputs each gradient comes."""
     known: dict[ir.Value, frozenset[str]] = {}
 
@@ -188,7 +188,7 @@ def _reach(backward: Sequence[ir.Node], gradients: dict[str, ir.Value], output_o
     return {name: of(value) for name, value in gradients.items()}
 
 
-def _extract(model: ir.Model, inputs: Iterable[str], outputs: Iterable[str]) -> ir.Model:
+def extract(model: ir.Model, inputs: Iterable[str], outputs: Iterable[str]) -> ir.Model:
     """A copy of what lies between some values of a model; initializers among the inputs lose their data."""
     try:
         graph = ir.convenience.extract(model.graph, list(dict.fromkeys(inputs)), list(dict.fromkeys(outputs)))

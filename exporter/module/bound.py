@@ -11,8 +11,9 @@ from torch.utils import _pytree as pytree
 
 from exporter.files.trust import Gate
 from exporter.forward.inputs import named_leaves
+from exporter.module.orders import Orders
 from exporter.module.plans import Plan, Plans
-from exporter.module.step import Step, outputs_of, ready
+from exporter.module.step import Run, Step, TransformedStep
 from exporter.train_mode.batch_norm import counter_of
 from exporter.train_mode.dropout import draw_seed
 from symbolics import torch_private as private
@@ -99,23 +100,27 @@ class Bound:
             _refuse_tangents({**inputs, **{self.names[name]: value for name, value in state.items()}})
         wrt: list[str] = []
         if torch.is_grad_enabled():
-            wrt = [name for name, value in inputs.items() if value.requires_grad]
-            if wrt or module.training:
-                wrt += [name for name, value in state.items() if value.requires_grad]
+            wrt = [name for name, value in inputs.items() if private.requires_grad(value)]
+            asked = [name for name, value in state.items() if private.requires_grad(value)]
+            # What functional_call has put in a parameter's place is an argument: its gradient is wanted, in eval() too.
+            if wrt or module.training or not all(isinstance(state[name], torch.nn.Parameter) for name in asked):
+                wrt += asked
         plan = self.plans.plan(module.training, frozenset(wrt))
         feeds = {**inputs, **state}
         if plan.seed is not None:
             feeds[plan.seed] = draw_seed()
         names = list(feeds)
-        box: dict[str, Any] = {}
-        if plan.partition is None or plan.partition.backward is None:
-            results = outputs_of(plan, plan.forward.run(ready(feeds)), box)
-        else:
-            reached = plan.partition.gradients
-            # A parameter that no output depends on gets no edge, so that its grad stays None.
-            values = [value if name in reached else value.detach() for name, value in feeds.items()]
-            results = list(Step.apply(self.plans, plan, names, box, *values))  # type: ignore[no-untyped-call]
-        self._update(module, plan, state, box)
+        reached = {} if plan.partition is None or plan.partition.backward is None else plan.partition.gradients
+        if reached and plan.orders is None:
+            plan.orders = Orders(self.plans, plan, module.training, frozenset(wrt))
+        run = Run(self.plans, plan, names)
+        # A parameter that no output depends on gets no edge, so that its grad stays None.
+        values = [value if name in reached else value.detach() for name, value in feeds.items()]
+        if private.transforms_active():
+            _refuse_updates(plan)
+            return list(TransformedStep.apply(run, *values))[:-1]  # type: ignore[no-untyped-call]
+        results = list(Step.apply(run, *values)) if reached else run(tuple(values))  # type: ignore[no-untyped-call]
+        self._update(module, plan, state, run.updates)
         return results
 
     def _check_mode(self, training: bool) -> None:
@@ -243,6 +248,16 @@ def _refuse_tangents(tensors: dict[str, torch.Tensor]) -> None:
                 f"{name!r} has a tangent (torch.autograd.forward_ad), and a loaded file has no forward-mode derivative: its result would have none. "
                 "Run the model that was exported in its place, or take the product with the Jacobian from gradients (torch.autograd.functional.vjp)"
             )
+
+
+def _refuse_updates(plan: Plan) -> None:
+    """Raises RunError where a run changes buffers: a transform would do it once for each of a batch, or behind its back."""
+    names = [*plan.buffers, *(entry.mean for entry in plan.statistics)]
+    if names:
+        raise RunError(
+            f"the forward changes {shown(names[0])!r}{f' and {len(names) - 1} more' if len(names) > 1 else ''}, under a transform of torch.func. "
+            "Call eval() first: the transform then sees a function of its arguments"
+        )
 
 
 def _check_type(value: ir.Value) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 import torch
@@ -39,6 +39,8 @@ class Plan:
         buffers: initializer of a buffer that a run changes -> the output that holds its next value.
         seed: The name of the input for Dropout's seed, None where nothing drops.
         outputs: The names of the model's outputs.
+        unread: Those of its inputs and state that no backward reads.
+        orders: The `exporter.module.orders.Orders` of its gradients, once it ran with gradients.
     """
 
     forward: Runner
@@ -48,6 +50,16 @@ class Plan:
     buffers: dict[str, str]
     seed: str | None
     outputs: tuple[str, ...]
+    unread: tuple[str, ...] = ()
+    orders: Any = None
+
+
+class _Training(NamedTuple):
+    """A file in a mode, with its gradient graph; what is updated beside it; the name of the input for Dropout's seed."""
+
+    model: ir.Model
+    statistics: Sequence[Statistics]
+    seed: str | None
 
 
 class Plans:
@@ -82,7 +94,8 @@ class Plans:
         """How many nodes the largest gradient graph has."""
         return max((plan.partition.size for plan in self._plans.values() if plan.partition is not None), default=0)
 
-    def _make(self, training: bool, wrt: frozenset[str]) -> Plan:
+    def training_model(self, training: bool, wrt: frozenset[str]) -> _Training:
+        """The file as it runs in a mode, with the gradients of these names, made anew: it is the same each time."""
         with reading(self.model):
             model = self.model.clone()
             seed = None
@@ -100,29 +113,37 @@ class Plans:
                 f"the training file has no gradient of {sorted(wrt - set(pairing.outputs))}: it has those of {sorted(pairing.outputs)[:20]}. "
                 "Load the forward file it was made from, or freeze what should stay as it is (requires_grad_(False))"
             )
+        if wrt:
+            with reading(self.model):
+                link(model)  # before the two part: a context that one gives to the other is a value that the graph gives out
+        return _Training(model, statistics, seed)
+
+    def _make(self, training: bool, wrt: frozenset[str]) -> Plan:
+        model, statistics, seed = self.training_model(training, wrt)
         changes = changes_of(model)
         buffers = changes.carried if training or changes.always else {}
         extra = [*(name for entry in statistics for name in entry.values), *buffers.values()]
         if not wrt:
             with reading(self.model):
                 part = forward_part(model, self.state, extra)
-            forward = self._session(part)
+            forward = self.session(part)
             outputs = tuple(name for name in forward.names if name not in extra)
             return Plan(forward, None, None, statistics, buffers, seed, outputs)
         with reading(self.model):
-            link(model)  # before the two part: a context that one gives to the other is a value that the graph gives out
             partition = split(model, self.state, extra, wrt)
-        forward = self._session(partition.forward)
+        forward = self.session(partition.forward)
         backward = None
         if partition.backward is not None:
             for value in partition.backward.graph.inputs:
                 kind = forward.types.get(value.name)  # what ONNX's inference did not find out, onnxruntime's did
                 if value.type is None and kind is not None:
                     value.type = ir.TensorType(ir.DataType(kind))
-            backward = self._session(partition.backward)
-        return Plan(forward, backward, partition, statistics, buffers, seed, partition.outputs)
+            backward = self.session(partition.backward)
+        unread = tuple(name for name in forward.inputs if name not in set(partition.reads))
+        return Plan(forward, backward, partition, statistics, buffers, seed, partition.outputs, unread)
 
-    def _session(self, model: ir.Model) -> Runner:
+    def session(self, model: ir.Model) -> Runner:
+        """A session on a part of the file, which shares the contexts of the others."""
         options = session_options(self.allow, store=self.store)
         options.log_severity_level = FATAL
         options.intra_op_num_threads = torch.get_num_threads()

@@ -1,15 +1,14 @@
-"""The forward and the backward of a loaded file as one node of autograd, and what the first leaves for the second."""
+"""The forward and the backward of a loaded file as one node of autograd."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
+from exporter.module.higher import Versions, differentiate, looped, no_forward_mode
 from exporter.module.plans import Plan, Plans
-from exporter.runtime.store import ContextStore
+from exporter.module.residuals import Residuals, ready
 from exporter.runtime.tensors import tensor
 from exporter.train_mode.batch_norm import counter_of
 from symbolics import torch_private as private
@@ -17,107 +16,181 @@ from symbolics.errors import FormatError, RunError
 from symbolics.node.names import GRADIENTS_KEY
 from symbolics.text import shown
 
-__all__ = ["Residuals", "Step", "outputs_of", "ready"]
+__all__ = ["Run", "Step", "TransformedStep"]
 
 
-class Residuals:
-    """What one forward leaves for its backward: values, and contexts of PythonOps, which are freed with it."""
+class Run:
+    """One run of a forward beside its tensors. A plain object: torch.func hands it on as it is.
 
-    def __init__(self, values: dict[str, Any], handles: Sequence[int], store: ContextStore) -> None:
-        self.values: dict[str, Any] | None = values
-        self.close = weakref.finalize(self, _free, store, tuple(handles))
+    Attributes:
+        plans, plan: The sessions.
+        names: The inputs and the state, in the order of the tensors.
+        updates: The values that buffers get, and what their statistics are made of.
+        kept: What the forward has left for a backward; under vmap one for each of the batch.
+    """
+
+    def __init__(self, plans: Plans, plan: Plan, names: list[str]) -> None:
+        self.plans = plans
+        self.plan = plan
+        self.names = names
+        self.updates: dict[str, torch.Tensor] = {}
+        self.kept: list[Residuals] = []
+
+    def __call__(self, values: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        """The model's outputs; the rest stays here."""
+        plan, partition = self.plan, self.plan.partition
+        found = plan.forward.run(ready(dict(zip(self.names, values, strict=True))))
+        for entry in plan.statistics:
+            self.updates.update((name, tensor(found[name])) for name in entry.values)
+        self.updates.update((name, tensor(found[name])) for name in plan.buffers.values())
+        if partition is not None and partition.backward is not None:
+            handles = [int(found[name].numpy()) for name in partition.contexts]
+            self.kept.append(Residuals({name: found[name] for name in partition.residuals}, handles, self.plans.store))
+        return [tensor(found[name]) for name in plan.outputs]
 
 
-def _free(store: ContextStore, handles: Iterable[int]) -> None:
-    for handle in handles:
-        store.free(handle)
+def _keep(ctx: Any, run: Run, values: tuple[torch.Tensor, ...], results: tuple[torch.Tensor, ...], key: torch.Tensor | None) -> None:
+    """What a backward will need; outputs without a gradient are marked so."""
+    plan, partition = run.plan, run.plan.partition
+    assert partition is not None
+    by_name = dict(zip(run.names, values, strict=True))
+    # Tensors that the caller knows are watched by autograd: a change in place before the backward is an error there.
+    own = [results[plan.outputs.index(name)] for name in partition.residuals if name in plan.outputs]
+    # A buffer gets its next value before the backward, which reads this one.
+    updated = {*plan.buffers, *(name for entry in plan.statistics for name in (entry.mean, entry.var, counter_of(entry.mean)))}
+    read = (by_name[name].clone() if name in updated else by_name[name] for name in partition.reads)
+    ctx.save_for_backward(*read, *own)
+    # Only a gradient of a gradient reads the others. Not saved: whoever changes them in place before a plain backward may.
+    ctx.others = Versions({name: by_name[name] for name in plan.unread})
+    ctx.run, ctx.key, ctx.freed = run, key, False
+    ctx.likes = [(result.shape, result.dtype) for result in results]
+    ctx.shapes = {name: value.shape for name, value in by_name.items()}
+    ctx.mark_non_differentiable(*(r for name, r in zip(plan.outputs, results, strict=True) if name not in partition.cotangents))
+    ctx.set_materialize_grads(False)
 
 
-def ready(feeds: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors as a session reads them; the caller's list of them must live until the run is over."""
-    return {name: value.detach().resolve_conj().resolve_neg().contiguous() for name, value in feeds.items()}
+def _backward(ctx: Any, cotangents: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
+    """One run of the gradient graph; absent cotangents stay absent.
+
+    Raises:
+        RuntimeError: What the forward has left is used up, or a tensor was changed in place.
+        FormatError: The file's gradient of a value has another shape than the value.
+        RunError: A cotangent is a batch of autograd's own making.
+    """
+    run, plan = ctx.run, ctx.run.plan
+    partition = plan.partition
+    by_output = zip(plan.outputs, cotangents, strict=False)
+    given = {name: g for name, g in by_output if g is not None and name in partition.cotangents}
+    watched = ctx.saved_tensors
+    if ctx.freed:
+        raise RuntimeError("Trying to backward through the graph a second time: call backward(retain_graph=True) the first time")
+    if not given:
+        return [None] * len(run.names)
+    if any(map(private.is_legacy_batch, given.values())):
+        raise RunError(
+            "a loaded file takes no batch of cotangents (is_grads_batched=True, vectorize=True).\n"
+            "  way out: torch.func.jacrev, which runs it once for each, or vectorize=False"
+        )
+    reads = dict(zip(partition.reads, watched, strict=False))
+    differentiated = torch.is_grad_enabled() or private.transforms_active()
+    find = _differentiable if differentiated else _plain
+    wanted = find(ctx, reads, watched[len(reads) :], given)
+    return [wanted.get(name) if ctx.needs_input_grad[i + 1] else None for i, name in enumerate(run.names)]
 
 
-def outputs_of(plan: Plan, values: dict[str, Any], box: dict[str, Any]) -> list[torch.Tensor]:
-    """The model's outputs; what updates buffers goes into the box."""
-    for entry in plan.statistics:
-        box.update((name, tensor(values[name])) for name in entry.values)
-    box.update((name, tensor(values[name])) for name in plan.buffers.values())
-    return [tensor(values[name]) for name in plan.outputs]
+def _plain(
+    ctx: Any, reads: dict[str, torch.Tensor], own: tuple[torch.Tensor, ...], given: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    run, plan, plans = ctx.run, ctx.run.plan, ctx.run.plans
+    partition = plan.partition
+    residuals = run.kept[0 if ctx.key is None else int(ctx.key)]
+    feeds: dict[str, Any] = {**residuals.values, **ready(reads)}
+    for name, (shape, dtype) in zip(plan.outputs, ctx.likes, strict=False):
+        if name in partition.cotangents:
+            g = given.get(name)
+            feeds[partition.cotangents[name]] = torch.zeros(shape, dtype=dtype, device=plans.device) if g is None else g.contiguous()
+    keep = private.keeps_graph()
+    if not keep:
+        ctx.freed, ctx.others = True, None
+        if not residuals.shared:
+            residuals.values = None
+    with plans.lock:
+        plans.store.retain = keep or residuals.shared
+        try:
+            found = plan.backward.run(feeds)
+        finally:
+            plans.store.retain = False
+    if not keep and not residuals.shared:
+        residuals.close()
+    wanted = {name: tensor(found[output]) for name, output in partition.gradients.items() if partition.reach[name] & given.keys()}
+    for name, g in wanted.items():
+        shape = ctx.shapes[name]
+        if g.shape != shape:
+            raise FormatError.damaged(
+                f"metadata {GRADIENTS_KEY}",
+                f"what it names as the gradient of {shown(name)!r} has the shape {list(g.shape)}, not {list(shape)}",
+            )
+    return wanted
+
+
+def _differentiable(
+    ctx: Any, reads: dict[str, torch.Tensor], own: tuple[torch.Tensor, ...], given: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The gradients as results of a `Gradient`, which has a gradient itself."""
+    run, plan = ctx.run, ctx.run.plan
+    operands = Versions(reads)
+    operands.add(ctx.others)
+    watched = Versions({str(i): value for i, value in enumerate(own)})
+    likes = dict(zip(plan.outputs, ctx.likes, strict=False))
+    ctx.freed = not (private.keeps_graph() or torch.is_grad_enabled())
+    return differentiate(plan.orders, 1, run.kept, ctx.key, operands, watched, given, likes)
 
 
 class Step(torch.autograd.Function):
     """The forward and the backward of a file as one node of autograd."""
 
     @staticmethod
-    def forward(
-        ctx: Any, plans: Plans, plan: Plan, names: list[str], box: dict[str, Any], *values: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        """One run of the forward; outputs without a gradient are marked so."""
-        partition = plan.partition
-        assert partition is not None
-        found = plan.forward.run(ready(dict(zip(names, values, strict=True))))
-        results = outputs_of(plan, found, box)
-        by_name = dict(zip(names, values, strict=True))
-        # Tensors that the caller knows are watched by autograd: a change in place before the backward is an error there.
-        own = [name for name in partition.residuals if name in plan.outputs]
-        # A buffer gets its next value before the backward, which reads this one.
-        updated = {*plan.buffers, *(name for entry in plan.statistics for name in (entry.mean, entry.var, counter_of(entry.mean)))}
-        read = (by_name[name].clone() if name in updated else by_name[name] for name in partition.reads)
-        ctx.save_for_backward(*read, *(results[plan.outputs.index(name)] for name in own))
-        handles = [int(found[name].numpy()) for name in partition.contexts]
-        ctx.residuals = Residuals({name: found[name] for name in partition.residuals}, handles, plans.store)
-        ctx.plans, ctx.plan, ctx.names = plans, plan, names
-        ctx.shapes = {name: value.shape for name, value in by_name.items()}
-        ctx.likes = [(result.shape, result.dtype) for result in results]
-        ctx.mark_non_differentiable(*(r for name, r in zip(plan.outputs, results, strict=True) if name not in partition.cotangents))
-        ctx.set_materialize_grads(False)
-        return tuple(results)
+    def forward(ctx: Any, run: Run, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """One run of the forward."""
+        results = tuple(run(values))
+        _keep(ctx, run, values, results, None)
+        return results
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """One run of the gradient graph; absent cotangents stay absent.
+        """One run of the gradient graph, or of a `Gradient` where that will be differentiated."""
+        return (None, *_backward(ctx, cotangents))
 
-        Raises:
-            RunError: With create_graph=True: what it returned would be constants for a second backward.
-            FormatError: The file's gradient of a value has another shape than the value.
+
+class TransformedStep(torch.autograd.Function):
+    """The same as torch.func takes it: forward without ctx. Outside of a transform it would be slower, by torch's way of calling it."""
+
+    @staticmethod
+    def forward(run: Run, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """One run of the forward; then the number of what it has left."""
+        results = run(values)
+        return (*results, torch.tensor(len(run.kept) - 1))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        """As `Step`."""
+        run, *values = inputs
+        *results, key = output
+        if run.plan.orders is None:
+            ctx.mark_non_differentiable(*output)
+            return
+        _keep(ctx, run, tuple(values), tuple(results), key)
+
+    backward = Step.backward
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        """One run for each of the batch."""
+        return looped(TransformedStep.apply, info, in_dims, args)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Raises:
+        RunError: There is no forward mode.
         """
-        if torch.is_grad_enabled():
-            raise RunError(
-                "a loaded file has no second derivative: create_graph=True needs the gradient of its gradient graph. Build that as a file "
-                "(build_gradient_graph of build_gradient_graph's model), or take second derivatives in the model it was exported from"
-            )
-        plans, plan = ctx.plans, ctx.plan
-        partition = plan.partition
-        given = {name for name, g in zip(plan.outputs, cotangents, strict=True) if g is not None and name in partition.cotangents}
-        none = (None, None, None, None)
-        watched = ctx.saved_tensors
-        residuals = ctx.residuals
-        if residuals.values is None:
-            raise RuntimeError("Trying to backward through the graph a second time: call backward(retain_graph=True) the first time")
-        if not given:
-            return (*none, *(None for _ in ctx.names))
-        feeds: dict[str, Any] = dict(residuals.values)
-        feeds.update(ready(dict(zip(partition.reads, watched, strict=False))))
-        for name, g, (shape, dtype) in zip(plan.outputs, cotangents, ctx.likes, strict=True):
-            if name in partition.cotangents:
-                feeds[partition.cotangents[name]] = (torch.zeros(shape, dtype=dtype, device=plans.device) if g is None else g).contiguous()
-        keep = private.keeps_graph()
-        if not keep:
-            residuals.values = None
-        with plans.lock:
-            plans.store.retain = keep
-            try:
-                found = plan.backward.run(feeds)
-            finally:
-                plans.store.retain = False
-        if not keep:
-            residuals.close()
-        wanted = {name: tensor(found[output]) for name, output in partition.gradients.items() if partition.reach[name] & given}
-        for name, g in wanted.items():
-            if g.shape != ctx.shapes[name]:
-                raise FormatError.damaged(
-                    f"metadata {GRADIENTS_KEY}",
-                    f"what it names as the gradient of {shown(name)!r} has the shape {list(g.shape)}, not {list(ctx.shapes[name])}",
-                )
-        return (*none, *(wanted.get(name) if ctx.needs_input_grad[i + 4] else None for i, name in enumerate(ctx.names)))
+        no_forward_mode()

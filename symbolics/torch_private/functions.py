@@ -23,6 +23,7 @@ __all__ = [
     "helpers_of_apply",
     "is_any_autocast_enabled",
     "is_higher_order",
+    "is_legacy_batch",
     "is_module_hook",
     "keeps_graph",
     "leave_forward_levels",
@@ -30,6 +31,7 @@ __all__ = [
     "leave_transforms",
     "operator_name",
     "replace_helpers_of_apply",
+    "requires_grad",
     "run_backward",
     "set_grad_enabled",
     "transform_depth",
@@ -104,6 +106,18 @@ def enter_transform() -> None:
 def leave_transform() -> None:
     """Undo `enter_transform`, before any operator runs."""
     torch._C._functorch._grad_decrement_nesting()
+
+
+def is_legacy_batch(value: torch.Tensor) -> bool:
+    """Whether a tensor is a batch of torch.autograd's own making (is_grads_batched=True), which no transform of torch.func is about."""
+    return bool(torch._C._functorch.is_legacy_batchedtensor(value))
+
+
+def requires_grad(value: torch.Tensor) -> bool:
+    """Whether a gradient of a tensor is wanted, also by a transform outside of the innermost one: the tensor itself says the latter's."""
+    while not value.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return value.requires_grad
 
 
 def function_of(node: Any) -> type | None:

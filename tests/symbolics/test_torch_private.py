@@ -113,6 +113,39 @@ def test_transforms_active():
     assert not private.transforms_active()
 
 
+def test_requires_grad():
+    """Of a batch inside of grad, the batch itself says no."""
+    seen = []
+
+    def inner(x):
+        seen.append((x.requires_grad, private.requires_grad(x)))
+        return x * 2
+
+    torch.func.grad(lambda x: torch.func.vmap(inner)(x).sum())(torch.ones(2))
+    torch.func.vmap(inner)(torch.ones(2))
+    inner(torch.ones(2, requires_grad=True))
+    assert seen == [(False, True), (False, False), (True, True)]
+
+
+def test_is_legacy_batch():
+    seen = []
+
+    class Ask(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append((private.is_legacy_batch(grad), private.transforms_active()))
+            return grad
+
+    x = torch.ones(2, requires_grad=True)
+    torch.autograd.grad(Ask.apply(x), x, torch.eye(2), is_grads_batched=True)
+    torch.autograd.grad(Ask.apply(x), x, torch.ones(2))
+    assert seen == [(True, False), (False, False)]
+
+
 def test_enter_transform():
     private.enter_transform()
     try:

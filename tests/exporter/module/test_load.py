@@ -166,12 +166,6 @@ def test_a_parameter_changed_in_place_between_forward_and_backward_is_torchs_err
         y.sum().backward()
 
 
-def test_double_backward_is_refused():
-    module, x = loaded(F.Cubic(), (torch.randn(3, 4),)), torch.randn(3, 4, requires_grad=True)
-    with pytest.raises(exporter.RunError, match="second derivative"):
-        torch.autograd.grad(module(x).sum(), x, create_graph=True)
-
-
 def test_freezing_and_thawing_after_loading(dynamo):
     model, x = F.Cubic(), torch.randn(3, 4)
     module = loaded(model, (x,), dynamo=dynamo)

@@ -1,0 +1,213 @@
+"""The gradients of a loaded file as nodes of autograd of their own: create_graph=True, and the transforms of torch.func.
+
+A node holds the tensors that its run has read and what that has left; its backward is a node of the next order. Under torch.func a
+backward gets tensors of transforms, of which some are batches; they become plain ones by a Function's way through torch.func, and what
+a run has left is found by a number, a tensor of its own: of a batch it is one number for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from exporter.module.orders import Orders
+from exporter.module.residuals import Residuals, ready
+from exporter.runtime.tensors import tensor
+from symbolics import torch_private as private
+from symbolics.errors import FormatError, RunError
+from symbolics.node.names import GRADIENTS_KEY
+from symbolics.text import shown
+
+__all__ = ["Gradient", "Versions", "differentiate", "looped", "no_forward_mode"]
+
+_USED_UP = "Trying to backward through the graph a second time: call backward(retain_graph=True) the first time"
+
+
+class Versions:
+    """Tensors as they were, so that one that was changed in place since is an error."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.tensors = dict(tensors)
+        self._before = {name: _version(value) for name, value in tensors.items()}
+
+    def add(self, others: Versions) -> None:
+        """Those too, as they were then."""
+        self.tensors |= others.tensors
+        self._before |= others._before
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raises RuntimeError, torch's own, where one of these was changed."""
+        for name in names:
+            if name in self._before and _version(self.tensors[name]) != self._before[name]:
+                raise RuntimeError(
+                    f"one of the variables needed for gradient computation has been modified by an inplace operation: {name!r} of a loaded file"
+                )
+
+
+def _version(value: torch.Tensor) -> int:
+    return 0 if value.is_inference() else value._version
+
+
+@dataclass
+class _Call:
+    """What a `Gradient` takes beside tensors; torch.func hands it on as it is.
+
+    Attributes:
+        orders, order: Which session runs.
+        source: What the runs of the order below have left.
+        kept: What the runs of this call leave.
+        keyed: Whether a number says which of them.
+        read: Tensors that other nodes hold and that must not change, either.
+    """
+
+    orders: Orders
+    order: int
+    source: Sequence[Residuals]
+    keyed: bool
+    read: Versions
+    kept: list[Residuals] = field(default_factory=list)
+
+
+class Gradient(torch.autograd.Function):
+    """One run of the gradients of some order."""
+
+    @staticmethod
+    def forward(call: _Call, key: torch.Tensor | None, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The gradients, then the number of what the run has left where one is wanted."""
+        order, plans = call.orders[call.order], call.orders.plans
+        source = call.source[0 if key is None else int(key)]
+        if source.values is None:
+            raise RuntimeError(_USED_UP)
+        given = ready(dict(zip(order.operands, tensors, strict=True)))
+        with plans.lock:
+            plans.store.retain = True  # whoever holds what a run has left frees it
+            try:
+                found = order.runner.run({**source.values, **given})
+            finally:
+                plans.store.retain = False
+        handles = [int(found[name].numpy()) for name in order.contexts]
+        left = Residuals({**source.values, **{name: found[name] for name in order.left}}, handles, plans.store)
+        left.below = source
+        call.kept.append(left)
+        results = [tensor(found[name]) for name in order.results]
+        return (*results, torch.tensor(len(call.kept) - 1)) if call.keyed else tuple(results)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        """Keep the tensors, which the next order reads."""
+        call, _, *tensors = inputs
+        ctx.call = call
+        ctx.key = output[-1] if call.keyed else None
+        ctx.versions = Versions(dict(zip(call.orders[call.order].operands, tensors, strict=True)))
+        if call.keyed:
+            ctx.mark_non_differentiable(output[-1])
+        ctx.set_materialize_grads(False)
+        ctx.freed = False
+        ctx.likes = [(value.shape, value.dtype) for value in output]
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[Any, ...]:
+        """The next order."""
+        call = ctx.call
+        if ctx.freed:
+            raise RuntimeError(_USED_UP)
+        order = call.orders[call.order]
+        given = {name: g for name, g in zip(order.results, cotangents, strict=False) if g is not None}
+        if not given:
+            return (None, None, *(None for _ in order.operands))
+        likes = dict(zip(order.results, ctx.likes, strict=False))
+        found = differentiate(call.orders, call.order + 1, call.kept, ctx.key, ctx.versions, call.read, given, likes)
+        ctx.freed = not (private.keeps_graph() or torch.is_grad_enabled())
+        if ctx.freed:
+            ctx.versions = None
+        return (None, None, *(found.get(name) if ctx.needs_input_grad[i + 2] else None for i, name in enumerate(order.operands)))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        """One run for each of the batch."""
+        return looped(Gradient.apply, info, in_dims, args)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Raises:
+        RunError: There is no forward mode.
+        """
+        no_forward_mode()
+
+
+def differentiate(
+    orders: Orders,
+    number: int,
+    source: Sequence[Residuals],
+    key: torch.Tensor | None,
+    operands: Versions,
+    read: Versions,
+    cotangents: Mapping[str, torch.Tensor],
+    likes: Mapping[str, tuple[Any, torch.dtype]],
+) -> dict[str, torch.Tensor]:
+    """The gradients of some order, in a way that they can be differentiated where grad mode is on.
+
+    Args:
+        orders, number: Which.
+        source: What the runs of the order below have left.
+        key: Which of them: a number, None for the first.
+        operands: The tensors of the order below by name.
+        read: Tensors that must not have changed, either.
+        cotangents: Of the outputs of the order below; those that are missing are zeros.
+        likes: Shapes and types of all these outputs.
+
+    Returns:
+        operand -> gradient; those that the given cotangents do not reach are missing.
+
+    Raises:
+        RuntimeError: A tensor has been changed in place, or what was left is used up.
+        UnsupportedOperatorError, RunError: From `Orders`.
+    """
+    order = orders[number]
+    operands.check([name for name in order.runner.inputs if name in operands.tensors])
+    read.check(list(read.tensors))
+    device = orders.plans.device
+    incoming = []
+    for output in order.cotangents:
+        shape, dtype = likes[output]
+        g = cotangents.get(output)
+        incoming.append(torch.zeros(shape, dtype=dtype, device=device) if g is None else g)
+    for residuals in source:
+        residuals.shared = True
+    call = _Call(orders, number, source, key is not None or private.transforms_active(), read)
+    tensors = [operands.tensors[name] for name in order.operands if name in operands.tensors]
+    results = dict(zip(order.results, Gradient.apply(call, key, *tensors, *incoming), strict=False))  # type: ignore[no-untyped-call]
+    found = {name: results[output] for name, output in order.gradients.items() if order.reach.get(name, frozenset()) & cotangents.keys()}
+    for name, g in found.items():
+        if name in operands.tensors and g.shape != operands.tensors[name].shape:
+            raise FormatError.damaged(
+                f"metadata {GRADIENTS_KEY}",
+                f"what it names as the gradient of {shown(name)!r} has the shape {list(g.shape)}, not {list(operands.tensors[name].shape)}",
+            )
+    return found
+
+
+def looped(apply: Callable[..., tuple[torch.Tensor, ...]], info: Any, in_dims: Sequence[Any], args: Sequence[Any]) -> tuple[Any, Any]:
+    """A Function's vmap: a session takes no batch of what is not one to its graph, so it runs once for each.
+
+    Raises:
+        RunError: The batch has no element: nothing says what shapes the outputs have.
+    """
+    if not info.batch_size:
+        raise RunError("torch.func.vmap of a loaded file runs it once for each element of the batch, and this batch has none")
+    rows = [
+        apply(*(value if dim is None else value.select(dim, i) for value, dim in zip(args, in_dims, strict=True)))
+        for i in range(info.batch_size)
+    ]
+    return tuple(torch.stack(column) for column in zip(*rows, strict=True)), tuple(0 for _ in rows[0])
+
+
+def no_forward_mode() -> None:
+    """Raises RunError: forward mode was asked for inside of a transform."""
+    raise RunError(
+        "a loaded file has no forward-mode derivative here (torch.func.jvp, jacfwd, and torch.func.hessian, which is jacfwd of jacrev).\n"
+        "  way out: reverse mode gives the same numbers: jacrev in place of jacfwd, jacrev(jacrev(f)) in place of hessian(f)"
+    )

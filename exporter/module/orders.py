@@ -1,0 +1,213 @@
+"""The sessions of a loaded file's gradients: those of order 1, differentiable, and of the orders above.
+
+Order 1 is the backward of a `Plan`. Order k + 1 is the gradient graph of the gradient graph of order k, cut where that ran:
+what earlier runs have left is an input. Of them, pure nodes may run again. PythonOps, their gradients and random draws never do: their
+outputs are among what is left, so every order sees what the one forward has drawn and saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from exporter.files.read import reading
+from exporter.gradient_graph.build import build_gradient_graph
+from exporter.gradient_graph.partition import extract, reach_of
+from exporter.module.plans import Plan, Plans
+from exporter.runtime.fusion.link import LINKED
+from exporter.runtime.tensors import Runner
+from symbolics.errors import RunError
+from symbolics.graph.values import RANDOM, describe, is_python_op, name_of, trains
+from symbolics.graph.walk import reads, walk
+from symbolics.node.attributes import values_of
+from symbolics.node.backward import context_of, is_backward, to_backward
+from symbolics.node.metadata import pairing_of
+from symbolics.node.names import ORT_DOMAIN, PYTHON_OP_GRAD
+
+__all__ = ["Order", "Orders"]
+
+
+@dataclass
+class Order:
+    """One order of gradients of a plan.
+
+    Attributes:
+        model: The graph whose last gradients these are, every PythonOpGrad in it a PythonOpBackward.
+        operands: Names of the tensors that a run takes: inputs, state, and the cotangents of all orders so far.
+        sources: Those of them that the next order's gradients are with respect to.
+        gradients: operand -> the output that holds its gradient.
+        reach: operand -> the outputs of the order below through which its gradient comes.
+        cotangents: output of the order below -> the operand that takes its cotangent.
+        left: Outputs that are kept for higher orders.
+        contexts: Those of them that are handles.
+        known: Values that the forward, this order and those between leave.
+        types: Element types of values that sessions have given out.
+        runner: The session.
+    """
+
+    model: ir.Model
+    operands: tuple[str, ...]
+    sources: tuple[str, ...]
+    gradients: dict[str, str]
+    reach: dict[str, frozenset[str]]
+    cotangents: dict[str, str]
+    left: tuple[str, ...]
+    contexts: tuple[str, ...]
+    known: frozenset[str]
+    types: dict[str, int | None]
+    runner: Runner
+
+    @property
+    def results(self) -> list[str]:
+        """The outputs that hold gradients."""
+        return list(dict.fromkeys(self.gradients.values()))
+
+
+class Orders:
+    """The orders of one plan, made when they are first needed.
+
+    Args:
+        plans, plan: The sessions of the file.
+        training, wrt: What the plan was made for.
+    """
+
+    def __init__(self, plans: Plans, plan: Plan, training: bool, wrt: frozenset[str]) -> None:
+        self.plans = plans
+        self.plan = plan
+        self._asked = training, wrt
+        self._made: list[Order] = []
+
+    def __getitem__(self, order: int) -> Order:
+        """The sessions of an order, from 1 on.
+
+        Raises:
+            UnsupportedOperatorError: An operator on the way has no gradient.
+            RunError: They need what the forward has not left.
+        """
+        with self.plans.lock:
+            while len(self._made) < order:
+                self._made.append(self._next(self._made[-1]) if self._made else self._first())
+            return self._made[order - 1]
+
+    def _first(self) -> Order:
+        partition = self.plan.partition
+        assert partition is not None
+        model = self.plans.training_model(*self._asked).model
+        for node in walk(model.graph):
+            node.attributes.pop(LINKED, None)
+        operands = (*self.plan.forward.inputs, *partition.cotangents.values())
+        sources = (*partition.gradients, *partition.cotangents.values())
+        known, types = frozenset(partition.residuals), dict(self.plan.forward.types)
+        return self._order(model, operands, sources, partition.gradients, partition.cotangents, known, types)
+
+    def _next(self, below: Order) -> Order:
+        model = build_gradient_graph(below.model, wrt=below.sources, outputs=below.results)
+        pairing = pairing_of(model)
+        assert pairing is not None
+        gradients = {name: output for name, output in pairing.outputs.items() if name not in pairing.unreached}
+        more = pairing.inputs.values()
+        return self._order(model, (*below.operands, *more), (*below.sources, *more), gradients, pairing.inputs, below.known, below.types)
+
+    def _order(
+        self,
+        model: ir.Model,
+        operands: tuple[str, ...],
+        sources: tuple[str, ...],
+        gradients: Mapping[str, str],
+        cotangents: Mapping[str, str],
+        known: frozenset[str],
+        types: dict[str, int | None],
+    ) -> Order:
+        with reading(self.plans.model):
+            _leave_contexts(model)
+            part = _without_order(model)
+            nodes, given = _between(part, {*operands, *known}, gradients.values())
+            made = [value for node in nodes if is_backward(node) for value in node.outputs if value.name]
+            contexts = tuple(name_of(v) for v in made if (maker := v.producer()) is not None and context_of(maker) is v)
+            left = tuple(dict.fromkeys(map(name_of, made)))
+            values = {name_of(v): v for node in nodes for v in node.outputs}
+            reached = reach_of(nodes, {n: values[g] for n, g in gradients.items() if g in values}, {v: k for k, v in cotangents.items()})
+            session = extract(part, given, [*gradients.values(), *left])
+            for value in session.graph.inputs:
+                kind = types.get(name_of(value))
+                if value.type is None and kind is not None:
+                    value.type = ir.TensorType(ir.DataType(kind))
+        runner = self.plans.session(session)
+        return Order(
+            model,
+            operands,
+            sources,
+            dict(gradients),
+            reached,
+            dict(cotangents),
+            left,
+            contexts,
+            known.union(left),
+            {**types, **runner.types},
+            runner,
+        )
+
+
+def _leave_contexts(model: ir.Model) -> None:
+    """Every PythonOpGrad becomes a PythonOpBackward that leaves a context: whatever it is differentiated by, backward runs once."""
+    nodes = list(walk(model.graph))
+    taken = {value.name for node in nodes for value in node.outputs} | {value.name for value in model.graph.inputs}
+    count = 0
+    for node in nodes:
+        if node.domain == ORT_DOMAIN and node.op_type == PYTHON_OP_GRAD:
+            try:
+                to_backward(node)
+            except LookupError:  # out of a Loop: it has no next order, and this one needs none
+                continue
+        if is_backward(node) and len(node.outputs) == len(values_of(node)["output_tensor_types"]):
+            node.resize_outputs(len(node.outputs) + 1)
+            while (name := f"left/context_{count}") in taken:
+                count += 1
+            taken.add(name)
+            context = node.outputs[-1]
+            context.name, context.type, context.shape = name, ir.TensorType(ir.DataType.INT64), ir.Shape(())
+            if node.graph is model.graph:
+                model.opset_imports.setdefault(node.domain, 1)
+
+
+def _without_order(model: ir.Model) -> ir.Model:
+    """A copy in which gradients of PythonOps read their contexts and cotangents alone: what orders them has run."""
+    copy = model.clone()
+    for node in walk(copy.graph):
+        if is_backward(node) or (node.domain == ORT_DOMAIN and node.op_type == PYTHON_OP_GRAD):
+            count = 1 + len(values_of(node)["input_tensor_requires_grads"])
+            for place in range(count, len(node.inputs)):
+                node.replace_input_with(place, None)
+            node.resize_inputs(min(count, len(node.inputs)))
+    return copy
+
+
+def _between(model: ir.Model, known: Collection[str], ends: Iterable[str]) -> tuple[list[ir.Node], list[str]]:
+    """The nodes that compute values from known ones, and the names of these.
+
+    Raises:
+        RunError: One of them must not run a second time.
+    """
+    needed, nodes = dict.fromkeys(ends), []
+    for node in reversed(list(model.graph)):
+        if any(value.name in needed and value.name not in known for value in node.outputs):
+            if (impure := _impure(node)) is not None:
+                raise RunError(
+                    f"a gradient of a gradient reads what {describe(impure)} made, which the forward has not left and which must not run a second time.\n"
+                    "  way out: differentiate the file (build_gradient_graph twice) and run that, or the model it was exported from"
+                )
+            nodes.append(node)
+            needed.update((name_of(value), None) for value in reads(node))
+    nodes.reverse()
+    again = {value.name for node in nodes for value in node.outputs}  # of a node that runs anyway all outputs are its own
+    return nodes, [name for name in needed if name in known and name not in again]
+
+
+def _impure(node: ir.Node) -> ir.Node | None:
+    """The node, or one in a body of it, that calls a Function's forward or draws random numbers."""
+    for inner in walk([node]):
+        if is_python_op(inner) or (inner.domain == "" and (trains(inner) if inner.op_type == "Dropout" else inner.op_type in RANDOM)):
+            return inner
+    return None
