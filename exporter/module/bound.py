@@ -99,9 +99,11 @@ class Bound:
         if private.forward_level() >= 0:
             _refuse_tangents({**inputs, **{self.names[name]: value for name, value in state.items()}})
         wrt: list[str] = []
+        transformed = private.transforms_active()
         if torch.is_grad_enabled():
-            wrt = [name for name, value in inputs.items() if private.requires_grad(value)]
-            asked = [name for name, value in state.items() if private.requires_grad(value)]
+            wanted = private.requires_grad if transformed else _requires_grad
+            wrt = [name for name, value in inputs.items() if wanted(value)]
+            asked = [name for name, value in state.items() if wanted(value)]
             # What functional_call has put in a parameter's place is an argument: its gradient is wanted, in eval() too.
             if wrt or module.training or not all(isinstance(state[name], torch.nn.Parameter) for name in asked):
                 wrt += asked
@@ -115,11 +117,11 @@ class Bound:
             plan.orders = Orders(self.plans, plan, module.training, frozenset(wrt))
         run = Run(self.plans, plan, names)
         # A parameter that no output depends on gets no edge, so that its grad stays None.
-        values = [value if name in reached else value.detach() for name, value in feeds.items()]
-        if private.transforms_active():
+        values = [value if name in reached else value.detach() for name, value in feeds.items()] if reached else list(feeds.values())
+        if transformed:
             _refuse_updates(plan)
             return list(TransformedStep.apply(run, *values))[:-1]  # type: ignore[no-untyped-call]
-        results = list(Step.apply(run, *values)) if reached else run(tuple(values))  # type: ignore[no-untyped-call]
+        results = list(Step.apply(run, *values)) if reached else run(values)  # type: ignore[no-untyped-call]
         self._update(module, plan, state, run.updates)
         return results
 
@@ -248,6 +250,10 @@ def _refuse_tangents(tensors: dict[str, torch.Tensor]) -> None:
                 f"{name!r} has a tangent (torch.autograd.forward_ad), and a loaded file has no forward-mode derivative: its result would have none. "
                 "Run the model that was exported in its place, or take the product with the Jacobian from gradients (torch.autograd.functional.vjp)"
             )
+
+
+def _requires_grad(value: torch.Tensor) -> bool:
+    return value.requires_grad
 
 
 def _refuse_updates(plan: Plan) -> None:

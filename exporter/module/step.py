@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class Run:
         self.updates: dict[str, torch.Tensor] = {}
         self.kept: list[Residuals] = []
 
-    def __call__(self, values: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    def __call__(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The model's outputs; the rest stays here."""
         plan, partition = self.plan, self.plan.partition
         found = plan.forward.run(ready(dict(zip(self.names, values, strict=True))))

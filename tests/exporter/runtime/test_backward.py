@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -17,6 +18,7 @@ from exporter.runtime.store import ContextStore
 from symbolics.errors import FormatError, RunError
 from symbolics.node.backward import is_backward
 from tests.exporter.runtime.orders import close, graph, numbers
+from tests.processes import python
 from tests.zoo import functions as F
 
 ALLOW = ["tests.zoo.functions:*", "tests.exporter.runtime.test_backward:*"]
@@ -94,6 +96,8 @@ CASES = {
     "input returned": (F.ReturnsInput, [double(2, 3)]),
     "setup_context": (F.SetupContext, [double(2, 3), 4]),
     "all": (Both, [double(2, 3), double(2, 3)]),
+    "a view": (F.ReturnsView, [double(2, 3)]),
+    "more than tensors": (F.OddOutputs, [double(2, 3)]),
     "no element": (F.SavesInput, [double(0, 3)]),
     "scalar": (F.SavesOutput, [double()]),
     "large": (Both, [double(96, 96), double(96, 96)]),
@@ -264,3 +268,18 @@ class Small(torch.nn.Module):
 
     def forward(self, x):
         return F.SavesInput.apply(F.SavesOutput.apply(x * self.weight) * x)
+
+
+def test_a_saved_file_runs_in_a_fresh_process(tmp_path):
+    args = CASES["all"][1]
+    onnx.save(ir.to_proto(graph(Both, *args)), tmp_path / "second.onnx")
+    feeds, wanted = numbers(Both, *args)
+    np.savez(tmp_path / "feeds.npz", **feeds)
+    np.savez(tmp_path / "wanted.npz", **wanted)
+    done = python(
+        "-m", "tests.exporter.runtime.fresh", *(str(tmp_path / name) for name in ("second.onnx", "feeds.npz", "wanted.npz", "out.npz"))
+    )
+    assert done.returncode == 0, done.stderr
+    found = np.load(tmp_path / "out.npz")
+    for runtime in ("onnxruntime", "onnx.reference"):
+        close({name: found[f"{runtime}/{name}"] for name in wanted}, wanted)
