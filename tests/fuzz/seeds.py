@@ -213,7 +213,8 @@ def _nodes() -> Iterator[tuple[str, Seed]]:
     yield "chain", Seed(build.forward(build.record(F.Sine, x), repeat=3).SerializeToString())
     yield "chain-gradient", Seed(build.training(build.record(F.Scale, x, 0.5, "mean"), repeat=3).SerializeToString())
     yield "pair-gradient", Seed(build.training(build.record(F.TwoOut, x, x), absent=[1]).SerializeToString())
-    second = ir.from_proto(build.forward(build.record(F.Product, x, x)))
+    square = torch.ones(4, 4, requires_grad=True)
+    second = ir.from_proto(build.forward(build.record(F.Product, square, square)))
     for _ in range(2):
         second = exporter.build_gradient_graph(second)
     yield "second-order", Seed(ir.to_proto(second).SerializeToString())

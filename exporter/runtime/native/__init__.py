@@ -1,1 +1,1 @@
-"""The native library: the kernels of both operators for onnxruntime, and the functions of torch that it calls."""
+"""The native library: the kernels of our operators for onnxruntime, and the functions of torch that it calls."""
