@@ -141,6 +141,9 @@ class EagerGraph:
                 if training is not None:
                     model.train(training)
                 changes, drawn = Changes(model), torch.get_rng_state()
+                for leaf in pytree.tree_leaves((inputs, keywords)):  # the user's are leaves: backward() inside forward leaves a .grad there
+                    if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                        leaf.retain_grad()
                 result = model(*inputs, **keywords)
                 found = cls(_calls(result, survey), changed=list(survey.changed))
                 del result

@@ -1,7 +1,7 @@
 """hook(): while it is open, torch.onnx.export keeps autograd Functions, in this thread.
 
 Names of torch are replaced while at least one hook is open: those that calls of ``apply`` go through (symbolics/capture/interception.py), the two
-functions that torch.onnx.export hands over to, and four that these call. Each replacement acts only in a thread with an
+functions that torch.onnx.export hands over to, those that these call, and what torch.func does its work with. Each replacement acts only in a thread with an
 open hook (or when `install` was called), so a training thread beside an export sees nothing.
 """
 
@@ -21,6 +21,7 @@ from symbolics import torch_private as private
 from symbolics.capture.interception import intercept, settled
 from symbolics.capture.listener import captured_apply, wanted
 from symbolics.capture.recorder import Recorder, active_recorder
+from symbolics.capture.transforms import STAND_INS
 from symbolics.capture.tripwire import prove_capture, uncaught
 from symbolics.errors import ExportError
 from symbolics.node.names import qualified_name
@@ -133,6 +134,9 @@ def _patch() -> None:
 
 def _replace_all() -> None:
     _replace(private.functions(), "custom_function_call", _refuse_transforms)
+    for name, transform in _TRANSFORMS.items():
+        _replace(private.functional_transforms(), name, transform)
+    _replace(private.stateless(), "_functional_call", _functional_call)
     _replace(private.dynamo_exporter(), "export_compat", export_dynamo)
     _replace(private.translator(), "_exported_program_to_onnx_program", anchor_translation)
     _replace(private.torchscript_exporter(), "export", export_torchscript)
@@ -157,7 +161,7 @@ def _replace(owner: Any, name: str, stand_in: Any) -> None:
     _restore.append(lambda: setattr(owner, name, original))
 
 
-@functools.lru_cache(maxsize=32)  # every hook replaces the same few
+@functools.lru_cache(maxsize=64)  # every hook replaces the same few
 def _guarded(original: Any, stand_in: Any) -> Any:
     @functools.wraps(original)
     def patched(*args: Any, **kwargs: Any) -> Any:
@@ -165,6 +169,26 @@ def _guarded(original: Any, stand_in: Any) -> Any:
         return original(*args, **kwargs) if current is None else stand_in(current, original, *args, **kwargs)
 
     return patched
+
+
+def _transformed(stand_in: Any, current: Hook, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """A derivative that a forward takes by torch.func, while it is exported."""
+    recorder = active_recorder()
+    return original(*args, **kwargs) if recorder is None or not recorder.listening() else stand_in(recorder, *args, **kwargs)
+
+
+_TRANSFORMS = {name: functools.partial(_transformed, stand_in) for name, stand_in in STAND_INS.items()}
+
+
+def _functional_call(
+    current: Hook, original: Any, module: Any, tensors: Any, args: Any = None, kwargs: Any = None, *, tie_weights: bool = True, strict: bool = False
+) -> Any:
+    """torch.func.functional_call, also in a TorchScript trace: what torch refuses there are modules that were traced before."""
+    recorder = active_recorder()
+    if recorder is None or not recorder.listening() or not private.is_tracing():
+        return original(module, tensors, args, kwargs, tie_weights=tie_weights, strict=strict)
+    with private.stateless()._reparametrize_module(module, tensors, tie_weights=tie_weights, strict=strict):
+        return module(*(args if isinstance(args, tuple) else () if args is None else (args,)), **(kwargs or {}))
 
 
 def _refuse_transforms(current: Hook, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:

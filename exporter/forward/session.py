@@ -19,6 +19,7 @@ from exporter.files.trust import name_of
 from exporter.forward.eager_graph import EagerGraph, Lost
 from exporter.forward.portable import StaysOpaque, make_portable
 from exporter.forward.unchanged import unchanged
+from exporter.gradient_graph.inside import expand_gradients
 from exporter.train_mode.buffers import add_lost, warn_of_lost
 from symbolics import torch_private as private
 from symbolics.capture.disguise import as_in_eager
@@ -162,6 +163,7 @@ def _judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[
         recorder = active_recorder()
         assert recorder is not None
         current.program.portable = make_portable(current.program.model, recorder.capture.placed, current.portable)
+    expand_gradients(current.program.model)
     add_lost(current.program.model, eager.state)
     warn_of_lost(current.program.model, stacklevel=5)
     if eager.unchecked:

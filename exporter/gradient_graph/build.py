@@ -71,27 +71,22 @@ def build_gradient_graph(
         return build.run()
 
 
-class _Build:
+class _Build(Engine):
     """One build: expand what has no rule, sweep, join."""
 
     def __init__(self, model: ir.Model, wrt: Iterable[str] | None, outputs: Iterable[str] | None, overrides: Mapping[Any, Any]) -> None:
-        self.model = model
         self.boundary = Boundary(model, wrt, outputs)
         own = {_key(k): _rule(k, r) for k, r in overrides.items()}
-        self.rules: dict[Key, Rule] = {
+        rules: dict[Key, Rule] = {
             **rules_of_functions(model),
             **RULES,
             **{(domain, name): r.check(domain, name) for (domain, name), r in own.items()},
         }
-        self.scope = Scope(self.boundary.prefix, self.boundary.is_constant)
-        self.scope.backward = self.sweep
-        self.scope.opset = model.opset_imports[""]
-        self.expanded: list[ir.Node] = []
-        self.of_user: BaseException | None = None  # what a rule from outside raised
+        super().__init__(model, rules, Scope(self.boundary.prefix, self.boundary.is_constant))
 
     def run(self) -> ir.Model:
         graph, boundary = self.model.graph, self.boundary
-        self.expand_all()
+        self.expand_all(boundary.wrt, lambda: boundary.outputs)
         cotangents = {v: ir.Value(name=boundary.input_name(v), type=v.type, shape=v.shape) for v in boundary.outputs}
         boundary.check_reached(self.active(graph, boundary.wrt)[0])
         op = Builder(self.scope)
@@ -120,174 +115,6 @@ class _Build:
         )
         set_ir_version(self.model)
         return self.model
-
-    # ---------------------------------------------------------------------------------------------------- the expansion
-    def expand_all(self) -> None:
-        """Expand until every node on the path has a rule, and know all types and shapes that can be known."""
-        infer_shapes(self.model, only_where_missing=True)
-        while self.expand(self.boundary.wrt):
-            folded = True
-            while folded:  # what folds makes ranks known, and known ranks fold
-                self.scope.register(self.model.graph)
-                infer_shapes(self.model)
-                self.expanded, folded = fold(Builder(self.scope), self.expanded)
-        name_dims(self.model.graph, self.scope.const)
-
-    def expand(self, targets: Sequence[ir.Value]) -> bool:
-        """Put bodies in place of the calls on the path that have no rule. Whether there were any."""
-        found = False
-        for node in self.path(self.model.graph, targets, self.boundary.outputs):
-            found |= self.expand_node(node)
-            for inner in [n for graph in subgraphs(node) for n in walk(graph)]:
-                if not self.is_flat(inner) and any(o.type is None or is_float(o) for o in inner.outputs):
-                    found |= self.expand_node(inner)
-        self.scope.active.clear()
-        return found
-
-    def expand_node(self, node: ir.Node) -> bool:
-        """Put the body of a node in its place. Whether it has one, and needs it."""
-        if node.graph is None or (body := self.body_of(node)) is None:
-            return False
-        self.expanded += walk(replace(self.scope, node, *body))
-        return True
-
-    def body_of(self, node: ir.Node) -> tuple[list[ir.Node], Sequence[ir.Value | None]] | None:
-        """The nodes that compute what a node does, and their results: the taken branch of an If, a composition, a function."""
-        with self.explained(node):
-            return self._body_of(node)
-
-    def _body_of(self, node: ir.Node) -> tuple[list[ir.Node], Sequence[ir.Value | None]] | None:
-        key, op = (node.domain, node.op_type), Builder(self.scope)
-        if (branch := taken_branch(op, node)) is not None:
-            return inline_body(op, branch, ())
-        if key in COMPOSITES and self.rules.get(key) is RULES.get(key):  # no override
-            with op.arithmetic():
-                composed = COMPOSITES[key](op, node)
-            return None if composed is None else (op.nodes, composed)
-        function = None if key in self.rules else function_body(node, self.model.functions, self.scope.opset)
-        return None if function is None else inline(self.scope, node, function)
-
-    # ------------------------------------------------------------------------------------------------------- the path
-    def active(self, nodes: Iterable[ir.Node], targets: Iterable[ir.Value]) -> tuple[set[ir.Value], list[ir.Node]]:
-        """Values that depend on the targets in a differentiable way, and the nodes that make them."""
-        active, makers = set(targets) | self.scope.active, []
-        for node in nodes:
-            if self.is_flat(node):
-                continue
-            if any(v in active for v in self.reads(node)):
-                rule = self.rules.get((node.domain, node.op_type))
-                through = rule is not None and rule.straight_through
-                made = [o for o in node.outputs if through or o.type is None or is_float(o)]
-                if made:
-                    active.update(made)
-                    makers.append(node)
-        return active, makers
-
-    def path(self, nodes: Iterable[ir.Node], targets: Iterable[ir.Value], ends: Iterable[ir.Value]) -> list[ir.Node]:
-        """The nodes on a way from the targets to the ends; `Scope.active` grows by the values on it."""
-        active, makers = self.active(nodes, targets)
-        self.scope.active |= active
-        needed, found = set(ends), []
-        for node in reversed(makers):
-            if any(o in needed for o in node.outputs):
-                needed.update(v for v in self.reads(node) if v in active)
-                found.append(node)
-        found.reverse()
-        return found
-
-    def reads(self, node: ir.Node) -> Sequence[ir.Value | None]:
-        """What a gradient of the node's outputs could go to."""
-        rule = self.rules.get((node.domain, node.op_type))
-        inputs = node.inputs if rule is None else rule.inputs(node)
-        return (*inputs, *captured(node)) if subgraphs(node) else inputs
-
-    def is_flat(self, node: ir.Node) -> bool:
-        """Whether no gradient flows through a node: its operator is flat almost everywhere, or it is a stop-gradient mark."""
-        key = (node.domain, node.op_type)
-        return key not in self.rules and (node.op_type in NONDIFFERENTIABLE if node.domain == "" else is_mark(node))
-
-    # -------------------------------------------------------------------------------------------------------- the sweep
-    def sweep(
-        self, op: Builder, nodes: Iterable[ir.Node], cotangents: Mapping[ir.Value, ir.Value], targets: Iterable[ir.Value]
-    ) -> dict[ir.Value, ir.Value]:
-        """Reverse mode: from the cotangents of some values to the gradients of the targets; nodes go to ``op``.
-
-        A target that nothing reaches has none.
-        """
-        targets = list(targets)
-        parts: dict[ir.Value, list[ir.Value]] = {v: [g] for v, g in cotangents.items()}  # what each value's cotangent is the sum of
-
-        def total(value: ir.Value) -> ir.Value | None:
-            found = parts.get(value)
-            if found is not None and len(found) > 1:
-                found[:] = [op.add_up(found, value)]
-            return None if found is None else found[0]
-
-        with op.arithmetic():
-            for node in reversed(self.path(nodes, targets, cotangents)):
-                incoming = [total(o) for o in node.outputs]
-                if any(g is not None for g in incoming):
-                    for value, g in self.apply(op, node, incoming):
-                        parts.setdefault(value, []).append(g)
-            return {v: found for v in targets if (found := total(v)) is not None}
-
-    def apply(self, op: Builder, node: ir.Node, cotangents: list[ir.Value | None]) -> list[tuple[ir.Value, ir.Value]]:
-        """Cotangents of what the node reads, from those of its outputs; summed and cast to the values they belong to."""
-        rule = self.rules.get((node.domain, node.op_type))
-        if rule is None:
-            raise unsupported(node, "the operator has no rule and no function body")
-        if not node.domain and not subgraphs(node):
-            read = [v for v in dict.fromkeys(node.inputs) if v is not None and v in self.scope.active and is_float(v)]
-            made = [output for output, g in zip(node.outputs, cotangents) if g is not None]
-            if all(_is_empty(v) for v in made) or (read and all(_is_empty(v) for v in read)):
-                return self.of_nothing(op, read, cotangents)
-        with self.explained(node, rule):
-            return [self.to_value(op, node, rule, *pair) for pair in rule.gradients(op, node, cotangents) if pair[0] in self.scope.active]
-
-    @staticmethod
-    def of_nothing(op: Builder, read: Iterable[ir.Value], cotangents: Iterable[ir.Value | None]) -> list[tuple[ir.Value, ir.Value]]:
-        """The gradients of a node that made no element of what has a gradient, or read none: what has elements has zeros, the sum of nothing."""
-        nothing = op.ReduceSum(next(g for g in cotangents if g is not None), keepdims=0)
-        return [(v, op.expand_like(op.Cast(nothing, to=v.dtype), v)) for v in read]
-
-    @staticmethod
-    def to_value(op: Builder, node: ir.Node, rule: Rule, value: ir.Value, g: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """A gradient as its rule gives it, in the shape and type of the value that it belongs to."""
-        if rule.broadcast:
-            g = op.sum_to(g, value, node.outputs[0], [v for v in node.inputs if v is not None and v is not value])
-        if is_float(value):
-            g = op.Cast(g, to=value.dtype)
-        if g.shape is None:
-            g.shape = value.shape
-        return value, g
-
-    # ------------------------------------------------------------------------------------------------------- the errors
-    @contextlib.contextmanager
-    def explained(self, node: ir.Node | None = None, rule: Rule | None = None) -> Iterator[None]:
-        """Around what raises where a model is not as ONNX has it: the checker leaves much to those who read it.
-
-        Raises:
-            FormatError: In place of anything that is not one of our errors, nor of a rule that somebody else has written.
-        """
-        try:
-            yield
-        except PythonopError:
-            raise
-        except Exception as error:
-            if rule is not None and not rule.function.__module__.startswith("symbolics."):
-                self.of_user = error
-            if error is self.of_user:
-                raise
-            what = "the gradient of the model" if node is None else f"the gradient of {describe(node)}"
-            raise FormatError(
-                f"{what} cannot be built ({type(error).__name__}: {clean(str(error))}): the model is not as ONNX has it, which "
-                "onnx.checker.check_model(model, full_check=True) may explain, or it is valid, and this is a fault of pythonop"
-            ) from error
-
-
-def _is_empty(value: ir.Value) -> bool:
-    """Whether a value has no element, as is known."""
-    return value.shape is not None and 0 in value.shape
 
 
 def _key(operator: Any) -> Key:

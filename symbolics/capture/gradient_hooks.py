@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from symbolics import torch_private as private
+from symbolics.capture.gradient_ops import is_pin
 from symbolics.capture.inlining import closed_over
 from symbolics.capture.opaque_op import record_of
 from symbolics.errors import ExportError
@@ -65,17 +66,17 @@ class GradientHook(torch.autograd.Function):
 
 @dataclass
 class HookedTensor:
-    """A hook that was registered in a forward that is being captured.
+    """A hook that was registered in a forward that is being captured, or a tensor that the forward takes a gradient with respect to.
 
     Attributes:
-        key: Of the record of its call of `GradientHook`.
+        key: Of the record of its call of `GradientHook`; None for a tensor that is pinned by ``pythonop::variable``.
         tensor: The tensor, from then on.
         value: What stood for the tensor in TorchScript's trace when the hook came, None under torch.export.
         result: What the call returned: what stands for the tensor to its readers.
         handle: What removes the hook, None for one that was there before the export.
     """
 
-    key: str
+    key: str | None
     tensor: torch.Tensor
     value: Any
     result: torch.Tensor
@@ -170,11 +171,12 @@ def unhook(hooked: Iterable[HookedTensor]) -> None:
     """End a capture's forward: forget the hooks that were removed, and let the readers of TorchScript's trace read the others."""
     by_value: dict[str, list[HookedTensor]] = {}
     for each in hooked:
-        record_of(each.key).removed = each.removed
+        if each.key is not None:
+            record_of(each.key).removed = each.removed
         if each.value is not None and not each.removed:
             by_value.setdefault(each.value.debugName(), []).append(each)
-    for group in by_value.values():
-        _read_through_traced(group)
+    for group in by_value.values():  # a gradient with respect to a tensor is what its hooks make of it: what pins it stands before them
+        _read_through_traced(sorted(group, key=lambda each: each.key is None))
 
 
 def _read_through_traced(group: list[HookedTensor]) -> None:
@@ -232,8 +234,11 @@ def read_through_hooks(program: Any) -> None:
         program: The program about to be translated, in which all changes in place are gone: a value is a value.
     """
     graph = program.graph
-    groups: dict[Any, list[Any]] = {}
+    hooks: dict[Any, list[Any]] = {}
+    pins: dict[Any, list[Any]] = {}
     for node in list(graph.nodes):
+        if node.target is torch.ops.pythonop.variable.default and is_pin(node.args[1]):
+            pins.setdefault(node.args[0], []).append(node)
         if node.target is not torch.ops.pythonop.call.default:
             continue
         record = record_of(node.args[2])
@@ -244,21 +249,24 @@ def read_through_hooks(program: Any) -> None:
                 graph.erase_node(user)
             graph.erase_node(node)
         else:
-            groups.setdefault(node.args[0][0], []).append(node)
+            hooks.setdefault(node.args[0][0], []).append(node)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    for value, calls in groups.items():
-        results = []
+    for value in {**hooks, **pins}:
         place = value if value.op != "placeholder" else inputs[-1]
-        below = value
-        for call in reversed(calls):  # the hook that came first runs first: it stands nearest to the readers
+        below, inside = value, set()
+        for pin in pins.get(value, ()):  # a gradient with respect to a tensor is what its hooks make of it: it is pinned before them
+            place.append(pin)
+            pin.args = (below, *pin.args[1:])
+            place = below = pin
+            inside.add(pin)
+        for call in reversed(hooks.get(value, ())):  # the hook that came first runs first: it stands nearest to the readers
             place.append(call)
             with graph.inserting_after(call):
                 place = graph.call_function(operator.getitem, (call, 1))
             place.meta["val"] = call.meta["val"][1]
             call.args = ([below], *call.args[1:])
             below = place
-            results.append(place)
-        inside = {*calls, *results}
+            inside |= {call, place}
         value.replace_all_uses_with(below, delete_user_cb=lambda user, inside=inside: user not in inside)
         for spec in program.graph_signature.output_specs:
             if spec.arg.name == value.name:

@@ -20,6 +20,8 @@ from torch.utils import _pytree as pytree
 
 import symbolics.capture.opaque_op  # noqa: F401  (it defines the two operators)
 from symbolics import torch_private as private
+from symbolics.capture import gradients_in_forward
+from symbolics.capture.accumulation import ACCUMULATING, accumulate
 from symbolics.capture.binding import is_traced_size
 from symbolics.capture.buffers import Buffers
 from symbolics.capture.checks import passed
@@ -54,6 +56,7 @@ def _stops(func: Any) -> bool:
 
 _OPERATORS = (
     torch.ops.pythonop.call, torch.ops.pythonop.call.default, torch.ops.pythonop.stop_gradient, torch.ops.pythonop.stop_gradient.default,
+    torch.ops.pythonop.gradient, torch.ops.pythonop.gradient.default, torch.ops.pythonop.variable, torch.ops.pythonop.variable.default,
 )  # fmt: skip
 
 
@@ -67,6 +70,13 @@ class StopGradients(TorchFunctionMode):
             return func(*args, **kwargs)
         if private.transforms_active() and holds_tensor((args, kwargs)):  # what leaves a transform takes its number
             _check_transforms()
+        if (recorder := active_recorder()) is not None:
+            if func is torch.autograd.grad:
+                return gradients_in_forward.grad(recorder, *args, **kwargs)
+            if func in ACCUMULATING:
+                return ACCUMULATING[func](recorder, *args, **kwargs)
+            if (held := accumulate(recorder, func, args)) is not None:
+                return held[0]
         if func is torch.Tensor.register_hook:
             return _hook(*args, **kwargs)
         if func is torch.Tensor.register_post_accumulate_grad_hook:
@@ -398,6 +408,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
                 recorder.hook(parameter, hook, parameter=name)
         trace = recorder.capture.trace
         recorder.capture.evaluated = not model.training
+        recorder.capture.taken.given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         buffers = Buffers(model)
         trace.buffers = buffers if private.is_tracing() else None
         trace.statistics = RunningStatistics(trace.dirtied, buffers.follow) if private.is_tracing() else None

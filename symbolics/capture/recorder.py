@@ -21,6 +21,7 @@ from symbolics.capture.binding import Slots, bind, has_setup_context
 from symbolics.capture.buffers import Buffers
 from symbolics.capture.callsite import Callsites
 from symbolics.capture.gradient_hooks import GradientHook, HookedTensor, arguments_of, changes_nothing, shown_hook, unhook, why_not_portable
+from symbolics.capture.gradient_ops import Taken
 from symbolics.capture.inlining import InlineContext, answers_for_parameters, closed_over, modules_among, runs_inlined, trainable_module
 from symbolics.capture.interception import original_apply
 from symbolics.capture.listener import Listener, active_listener
@@ -100,7 +101,8 @@ class Capture:
         aliases: Tensors that share memory in eager mode alone, and those whose value in the graph is stale.
         classes: name -> the class that has it.
         model: The model, None where it was captured before.
-        hooks: The hooks on gradients that are carried.
+        hooks: The hooks on gradients that are carried, and the tensors that forward takes gradients with respect to.
+        taken: The gradients that forward has taken.
         warned: Identities of backward hooks of modules that were warned of.
         placed: The node of each call in the finished model.
         trace: What a trace takes beside.
@@ -121,6 +123,7 @@ class Capture:
     classes: dict[str, type] = field(default_factory=dict)
     model: torch.nn.Module | None = None
     hooks: list[HookedTensor] = field(default_factory=list)
+    taken: Taken = field(default_factory=Taken)
     warned: set[int] = field(default_factory=set)
     placed: dict[Any, Record] = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace)

@@ -15,10 +15,11 @@ import onnx_ir as ir
 import torch
 
 from symbolics import torch_private as private
+from symbolics.capture.gradient_ops import gradient_attributes
 from symbolics.capture.opaque_op import record_of
 from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.node.attributes import ir_attributes
-from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
+from symbolics.node.names import GRADIENT_OP, INNER_DOMAIN, MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, VARIABLE_OP
 from symbolics.quirks import MISSING, SYMBOLICS, float64_by_default, reshapes_with_sizes
 
 __all__ = ["symbolics_registered"]
@@ -67,13 +68,29 @@ def _stop(g: Any, x: Any) -> Any:
     return g.op(f"{MARK_DOMAIN}::{MARK_OP}", x).setType(x.type())
 
 
+def _gradient(g: Any, outputs: Any, inputs: Any, cotangents: Any, key: Any) -> Any:
+    lists = [list(each.node().inputs()) for each in (outputs, inputs, cotangents)]
+    results = g.op(f"{INNER_DOMAIN}::{GRADIENT_OP}", *lists[0], *lists[1], *lists[2], outputs=len(lists[1]))
+    results = results if isinstance(results, (tuple, list)) else [results]
+    for attribute in gradient_attributes(key.node().s("value"), len(lists[0])):
+        getattr(results[0].node(), _SETTERS[attribute.type])(attribute.name, attribute.value)
+    for result, x in zip(results, lists[1], strict=True):
+        result.setType(x.type())
+    return g.op("prim::ListConstruct", *results)
+
+
+def _variable(g: Any, x: Any, key: Any) -> Any:
+    return g.op(f"{INNER_DOMAIN}::{VARIABLE_OP}", x, id_s=key.node().s("value")).setType(x.type())
+
+
 @contextlib.contextmanager
 def symbolics_registered(opset: int) -> Iterator[None]:
-    """Register both symbolics, those that replace torch's own, and those that it lacks, with the TorchScript exporter while the block runs."""
-    names: dict[str, tuple[int, Any]] = {"pythonop::call": (opset, _call), "pythonop::stop_gradient": (opset, _stop)}
+    """Register the symbolics of our operators, those that replace torch's own, and those that it lacks, with the TorchScript exporter while the block runs."""
+    own = {"call": _call, "stop_gradient": _stop, "gradient": _gradient, "variable": _variable}
+    names: dict[str, tuple[int, Any]] = {f"pythonop::{name}": (opset, function) for name, function in own.items()}
     for name, function in SYMBOLICS.items():
-        if (own := private.torchscript_symbolic(name)) is not None:
-            newest, original = own
+        if (theirs := private.torchscript_symbolic(name)) is not None:
+            newest, original = theirs
             names[name] = (newest, functools.partial(function, original))
     names |= {name: (opset, function) for name, function in MISSING.items() if not private.torchscript_has(name, opset)}
     for name, (since, function) in names.items():

@@ -10,9 +10,10 @@ import torch
 from onnxscript import opset18 as op
 
 from symbolics import torch_private as private
+from symbolics.capture.gradient_ops import gradient_attributes
 from symbolics.capture.opaque_op import record_of
 from symbolics.node.attributes import ir_attributes
-from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
+from symbolics.node.names import GRADIENT_OP, INNER_DOMAIN, MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, VARIABLE_OP
 from symbolics.quirks import translations as mended_translations
 
 __all__ = ["translations"]
@@ -33,10 +34,23 @@ def _translate_stop(x: ir.Value) -> ir.Value:
     return private.add_traced_node(MARK_DOMAIN, MARK_OP, [x])[0]
 
 
+def _translate_gradient(
+    outputs: Sequence[ir.Value], inputs: Sequence[ir.Value], cotangents: Sequence[ir.Value], key: str
+) -> Sequence[ir.Value]:
+    attributes = gradient_attributes(key, len(outputs))
+    return private.add_traced_node(INNER_DOMAIN, GRADIENT_OP, [*outputs, *inputs, *cotangents], attributes, len(inputs))
+
+
+def _translate_variable(x: ir.Value, key: str) -> ir.Value:
+    return private.add_traced_node(INNER_DOMAIN, VARIABLE_OP, [x], [ir.AttrString("id", key)])[0]
+
+
 def translations() -> dict[Any, Any]:
     """The entries for torch.onnx.export's ``custom_translation_table``."""
     return {
         torch.ops.pythonop.call.default: _translate_call,
         torch.ops.pythonop.stop_gradient.default: _translate_stop,
+        torch.ops.pythonop.gradient.default: _translate_gradient,
+        torch.ops.pythonop.variable.default: _translate_variable,
         **mended_translations(),
     }

@@ -15,6 +15,8 @@ __all__ = [
     "FORMAT_VERSION",
     "FUNCTION_KEY",
     "GRADIENTS_KEY",
+    "GRADIENT_OP",
+    "INNER_DOMAIN",
     "LINKS_KEY",
     "MARK_COUNT_KEY",
     "MARK_DOMAIN",
@@ -34,6 +36,7 @@ __all__ = [
     "STATE_KEY",
     "STEP_KEY",
     "UNCHECKED_KEY",
+    "VARIABLE_OP",
     "VERSION_KEY",
     "qualified_name",
 ]
@@ -52,6 +55,11 @@ PYTHON_OP_BACKWARD = "PythonOpBackward"
 # The stop-gradient mark. It gets a function body (Identity) only in finished models.
 MARK_DOMAIN = OWN_DOMAIN
 MARK_OP = "StopGradient"
+
+# During an export alone: a gradient that the forward itself takes, and an identity that is a value of its own to take it with respect to.
+INNER_DOMAIN = "pythonop.inner"
+GRADIENT_OP = "Gradient"  # inputs: the outputs that are differentiated, what with respect to, a cotangent for each output
+VARIABLE_OP = "Variable"
 
 # Functions that stand for autograd Functions, forward and backward.
 PORTABLE_DOMAIN = "pythonop.portable"

@@ -19,6 +19,7 @@ __all__ = [
     "enter_transform",
     "forward_level",
     "function_of",
+    "functional_transforms",
     "functions",
     "helpers_of_apply",
     "is_any_autocast_enabled",
@@ -34,6 +35,7 @@ __all__ = [
     "requires_grad",
     "run_backward",
     "set_grad_enabled",
+    "stateless",
     "transform_depth",
     "transform_kinds",
     "transforms_active",
@@ -64,6 +66,22 @@ def helpers_of_apply() -> tuple[Callable[..., Any], Callable[..., Any]]:
 def replace_helpers_of_apply(bind: Callable[..., Any], call: Callable[..., Any]) -> None:
     """Put others in the place of `helpers_of_apply`."""
     functions()._bind_default_args, functions()._call_custom_function_call = bind, call
+
+
+def functional_transforms() -> Any:
+    """The module in which torch.func's grad, vjp, jvp, jacrev, jacfwd and hessian look up, at each call, what does the work:
+    ``grad_and_value_impl``, ``_vjp_with_argnums``, ``_jvp_with_argnums``, ``vmap``, ``_chunked_standard_basis_for_``."""
+    from torch._functorch import eager_transforms
+
+    return eager_transforms
+
+
+def stateless() -> Any:
+    """The module in which torch.func.functional_call looks up ``_functional_call``, which refuses to run in a TorchScript trace, and
+    ``_reparametrize_module``, by which it does its work."""
+    import torch.nn.utils.stateless
+
+    return torch.nn.utils.stateless
 
 
 def transforms_active() -> bool:
