@@ -181,7 +181,15 @@ _TRANSFORMS = {name: functools.partial(_transformed, stand_in) for name, stand_i
 
 
 def _functional_call(
-    current: Hook, original: Any, module: Any, tensors: Any, args: Any = None, kwargs: Any = None, *, tie_weights: bool = True, strict: bool = False
+    current: Hook,
+    original: Any,
+    module: Any,
+    tensors: Any,
+    args: Any = None,
+    kwargs: Any = None,
+    *,
+    tie_weights: bool = True,
+    strict: bool = False,
 ) -> Any:
     """torch.func.functional_call, also in a TorchScript trace: what torch refuses there are modules that were traced before."""
     recorder = active_recorder()

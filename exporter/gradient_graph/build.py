@@ -1,10 +1,9 @@
-"""The gradient of an ONNX model as an ONNX model: one reverse sweep over onnx_ir. The rules are in symbolics/gradients."""
+"""The gradient of an ONNX model as an ONNX model: one reverse sweep (`exporter.gradient_graph.engine`) from its outputs to its inputs."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import onnx
@@ -12,27 +11,22 @@ import onnx_ir as ir
 
 from exporter.files.read import reading
 from exporter.gradient_graph.boundary import Boundary
-from exporter.gradient_graph.inference import infer_shapes
+from exporter.gradient_graph.engine import Engine, Key
 from exporter.gradient_graph.model import own_copy, remove_marks, set_ir_version
-from symbolics.errors import ArgumentError, FormatError, PythonopError
-from symbolics.gradients import COMPOSITES, NONDIFFERENTIABLE, RULES, Rule, gradient
+from symbolics.errors import ArgumentError
+from symbolics.gradients import RULES, Rule, gradient
 from symbolics.gradients.linked import rules_of_functions
 from symbolics.graph.builder import Builder
 from symbolics.graph.collector import without_gc
-from symbolics.graph.copies import function_body, inline, inline_body, replace
-from symbolics.graph.folding import fold, taken_branch
 from symbolics.graph.scope import Scope
-from symbolics.graph.shapes import name_dims
-from symbolics.graph.values import describe, dtype_of, is_float, is_mark, name_of, unsupported
-from symbolics.graph.walk import captured, prune, subgraphs, walk
+from symbolics.graph.values import dtype_of, name_of
+from symbolics.graph.walk import prune, walk
 from symbolics.node.backward import count_readers, is_backward
 from symbolics.node.metadata import GradientPairing, write_pairing
 from symbolics.node.names import GRADIENTS_KEY
-from symbolics.text import clean
 
 __all__ = ["build_gradient_graph", "gradient"]
 
-Key = tuple[str, str]
 ModelLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Any
 
 

@@ -50,7 +50,12 @@ def _backward(
 
 
 def _method(
-    recorder: Recorder, tensor: torch.Tensor, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
+    recorder: Recorder,
+    tensor: torch.Tensor,
+    gradient: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
 ) -> None:
     _backward(recorder, [tensor], None if gradient is None else [gradient], retain_graph, create_graph, inputs=inputs)
 
@@ -80,7 +85,9 @@ def accumulate(recorder: Recorder, func: Any, args: tuple[Any, ...]) -> tuple[An
         warnings.simplefilter("ignore")  # that of a tensor that is no leaf is None
         before = tensor.grad
     if before is not None:
-        recorder.refuse(".grad", "it was there before this forward, and a file would hold its values of today: set it to None before the export")
+        recorder.refuse(
+            ".grad", "it was there before this forward, and a file would hold its values of today: set it to None before the export"
+        )
     return (None,)
 
 

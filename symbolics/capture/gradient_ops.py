@@ -21,6 +21,7 @@ __all__ = ["PIN", "Taken", "gradient_attributes", "is_pin", "keep_results"]
 #: How the key of a variable begins that stands for a tensor to all who read it.
 PIN = "pin"
 
+
 @dataclass
 class Taken:
     """What one forward has taken gradients of.

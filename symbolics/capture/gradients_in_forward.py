@@ -44,9 +44,12 @@ def grad(
     """
     if is_grads_batched:
         recorder.refuse(
-            "torch.autograd.grad", "is_grads_batched=True has no place in a file: call it once for each row of grad_outputs, and stack what it returns"
+            "torch.autograd.grad",
+            "is_grads_batched=True has no place in a file: call it once for each row of grad_outputs, and stack what it returns",
         )
-    cotangents = [None] * len(outputs) if grad_outputs is None else [grad_outputs] if isinstance(grad_outputs, torch.Tensor) else list(grad_outputs)
+    cotangents = (
+        [None] * len(outputs) if grad_outputs is None else [grad_outputs] if isinstance(grad_outputs, torch.Tensor) else list(grad_outputs)
+    )
     if len(cotangents) != len(outputs):
         recorder.refuse("torch.autograd.grad", f"got {len(outputs)} tensors and {len(cotangents)} gradients")
     found = gradients(recorder, "torch.autograd.grad", outputs, inputs, cotangents, create_graph=create_graph)
@@ -80,7 +83,10 @@ def gradients(
         if not isinstance(each, torch.Tensor):
             recorder.refuse(what, f"a {type(each).__name__} among outputs or inputs: pass the tensor itself")
         if each.is_complex():
-            recorder.refuse(what, "the gradient of complex tensors has no place in a file: take that of their real and imaginary parts (torch.view_as_real)")
+            recorder.refuse(
+                what,
+                "the gradient of complex tensors has no place in a file: take that of their real and imaginary parts (torch.view_as_real)",
+            )
     with private.unheard():
         cotangents = [_cotangent(recorder, what, i, y, g) for i, (y, g) in enumerate(zip(outputs, cotangents, strict=True))]
         if not all(x.requires_grad for x in inputs):

@@ -33,7 +33,9 @@ def _grad_and_value(recorder: Recorder, func: Any, argnums: Any, has_aux: bool, 
         if has_aux:
             output, aux = _with_aux(recorder, what, output)
         if not isinstance(output, torch.Tensor) or output.dim():
-            recorder.refuse(what, f"the function returns {_shown(output)}, it has to return a scalar tensor: take torch.func.vjp or jacrev of another")
+            recorder.refuse(
+                what, f"the function returns {_shown(output)}, it has to return a scalar tensor: take torch.func.vjp or jacrev of another"
+            )
         found = _zero_filled(recorder, what, [output], chosen, [None])
     gradient, output, aux = leave((pytree.tree_unflatten(found, spec), output, aux))
     return (gradient, (output, aux)) if has_aux else (gradient, output)
@@ -215,4 +217,6 @@ def _check_floats(recorder: Recorder, what: str, results: Sequence[Any]) -> None
 
 
 def _shown(value: Any) -> str:
-    return f"a tensor of {value.dim()} dimensions and type {value.dtype}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+    return (
+        f"a tensor of {value.dim()} dimensions and type {value.dtype}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+    )
