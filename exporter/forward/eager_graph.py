@@ -7,6 +7,7 @@ node of a Function there must be a PythonOp of the file, or was inlined with a n
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 import threading
 import warnings
@@ -26,6 +27,7 @@ from exporter.train_mode.buffers import UNSEEN
 from symbolics import torch_private as private
 from symbolics.capture.callsite import Call
 from symbolics.capture.gradient_hooks import GradientHook, is_portable, is_removed
+from symbolics.capture.gradient_ops import Answers
 from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.recorder import belongs_to_torch
 from symbolics.capture.survey import Survey
@@ -97,6 +99,7 @@ class EagerGraph:
         changed: The saved_tensors_hooks that give back something else than they were given, as text.
         state: What the run changed in the model, by name -> why a file may not carry it.
         shared: The names of a buffer that has several, and that the run changed.
+        taken: What each call of torch.autograd.grad that the forward made gave, by module and line.
         refused: Those of them that no file can be right about, not even once -> why, and the way out.
     """
 
@@ -105,6 +108,7 @@ class EagerGraph:
     failed: bool = False
     changed: list[str] = field(default_factory=list)
     state: dict[str, str] = field(default_factory=dict)
+    taken: Answers = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     shared: tuple[str, ...] = ()
 
@@ -145,7 +149,7 @@ class EagerGraph:
                     if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                         leaf.retain_grad()
                 result = model(*inputs, **keywords)
-                found = cls(_calls(result, survey), changed=list(survey.changed))
+                found = cls(_calls(result, survey), changed=list(survey.changed), taken=copy.deepcopy(survey.taken))
                 del result
 
                 def again() -> None:
@@ -171,6 +175,24 @@ class EagerGraph:
         """
         for name, why in self.refused.items():
             raise ExportError(f"forward changes {name!r} {why}")
+
+    def check_taken(self, calls: Counter[tuple[str, str]]) -> None:
+        """Refuse a file for which the model took fewer gradients than in eager mode.
+
+        Args:
+            calls: How many calls of torch.autograd.grad the export has seen, by module and line.
+
+        Raises:
+            ExportError: It has seen none on a line that makes some in eager mode.
+        """
+        for (module, source), answers in self.taken.items():
+            if not calls[module, source]:
+                raise ExportError(
+                    f"torch.autograd.grad, called in module {module or '<root>'} at {source}: eager makes {len(answers)} call{'s' * (len(answers) != 1)} of it, "
+                    "the export has seen none.\n"
+                    "  why: under an exporter the model takes another way, or runs where the exporter cannot look\n"
+                    "  way out: let it take the gradient there, too (look for is_tracing, is_exporting, is_in_onnx_export); or pass eager_check=False"
+                )
 
     def explain(self, error: Exception) -> None:
         """Say what of the model an exporter stumbled over, where that is known.

@@ -144,6 +144,9 @@ def _judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[
     eager = _eager_graph(current, model, args, kwargs, training)
     eager.check_saved_tensors()
     eager.check_changes()
+    recorder = active_recorder()
+    assert recorder is not None
+    recorder.answers = eager.taken
     written = [parameter for name, parameter in _parameters(model) if name in eager.state]
     if written:
         export = unchanged(*written)(export)
@@ -159,9 +162,8 @@ def _judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[
     if lost:
         result = _again_as_in_eager(current, eager, lost, export, failure)
     assert current.program is not None
+    eager.check_taken(recorder.capture.taken.calls)
     if current.portable:
-        recorder = active_recorder()
-        assert recorder is not None
         current.program.portable = make_portable(current.program.model, recorder.capture.placed, current.portable)
     expand_gradients(current.program.model)
     add_lost(current.program.model, eager.state)

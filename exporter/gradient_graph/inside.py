@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 
 import onnx_ir as ir
@@ -10,15 +11,15 @@ import onnx_ir as ir
 from exporter.gradient_graph.boundary import Boundary
 from exporter.gradient_graph.engine import Engine
 from exporter.gradient_graph.inference import infer_shapes
-from symbolics.errors import ExportError, PythonopError, UnsupportedOperatorError
+from symbolics.errors import ExportError, PythonopError, PythonopWarning, UnsupportedOperatorError
 from symbolics.gradients import RULES, Rule
 from symbolics.gradients.linked import rules_of_functions
 from symbolics.graph.builder import Builder
 from symbolics.graph.collector import without_gc
 from symbolics.graph.copies import replace
 from symbolics.graph.scope import Scope
-from symbolics.graph.values import attr, dtype_of
-from symbolics.graph.walk import discard, walk
+from symbolics.graph.values import attr, dtype_of, is_mark
+from symbolics.graph.walk import discard, reads, walk
 from symbolics.node.names import GRADIENT_OP, INNER_DOMAIN, VARIABLE_OP
 
 __all__ = ["expand_gradients"]
@@ -54,13 +55,14 @@ class _Inside(Engine):
     """The sweeps inside one model."""
 
     def __init__(self, model: ir.Model) -> None:
-        boundary = Boundary(model, (), ())
+        boundary = self.boundary = Boundary(model, (), ())
         variable = {(INNER_DOMAIN, VARIABLE_OP): Rule(lambda op, g, x: g)}
         super().__init__(model, {**rules_of_functions(model), **RULES, **variable}, Scope(boundary.prefix, boundary.is_constant))
 
     def run(self, taken: list[ir.Node], variables: list[ir.Node]) -> None:
         """Put a sweep in the place of each gradient, in the order of the graph, and the values themselves in that of the variables."""
         graph = self.model.graph
+        needless = {name for name, value in graph.initializers.items() if value.uses()}
         self.type_all([*taken, *variables])
         for node in taken:
             with _told(node), self.explained():
@@ -76,6 +78,10 @@ class _Inside(Engine):
             y.replace_all_uses_with(x)
             discard(variable)
             graph.remove(variable)
+        for name in needless:  # cotangents that are plain to see are in no node
+            value = graph.initializers[name]
+            if self.boundary.is_constant(value) and not (value.uses() or value.is_graph_output() or value.is_graph_input()):
+                del graph.initializers[name]
         graph.opset_imports.pop(INNER_DOMAIN, None)
         for inner in walk(graph):
             graph.opset_imports.setdefault(inner.domain, 1)
@@ -95,7 +101,8 @@ class _Inside(Engine):
     def put(self, node: ir.Node) -> None:
         """The sweep of one gradient."""
         graph, count = self.model.graph, attr(node, "outputs")
-        targets = _targets(node)
+        given = _targets(node)
+        targets = [x for x, y in zip(given, node.outputs, strict=True) if y.uses() or y.is_graph_output()]
         self.scope.active.clear()
         self.expand_all(targets, lambda: [v for v in node.inputs[:count] if v is not None])
         self.scope.active.clear()
@@ -107,12 +114,15 @@ class _Inside(Engine):
         op = Builder(self.scope)
         cotangents: dict[ir.Value, ir.Value] = {}
         with op.arithmetic():
-            for y, g in zip(node.inputs[:count], node.inputs[count + len(targets) :], strict=True):
+            for y, g in zip(node.inputs[:count], node.inputs[count + len(given) :], strict=True):
                 assert y is not None and g is not None
                 cotangents[y] = op.Add(cotangents[y], g) if y in cotangents else g
         found = self.sweep(op, before, cotangents, targets)
-        values = [found[x] if x in found else op.zeros(op.Shape(x), dtype_of(x)) for x in targets]
-        replace(self.scope, node, op.nodes, values)
+        for x in targets:
+            if x not in found:
+                _check_path(node, before, x)
+                found[x] = op.zeros(op.Shape(x), dtype_of(x))
+        replace(self.scope, node, op.nodes, [found.get(x) for x in given])
         self.scope.register(graph)
 
 
@@ -120,6 +130,21 @@ def _targets(node: ir.Node) -> list[ir.Value]:
     """What a gradient or a variable gives out has the types and shapes of these inputs."""
     first = attr(node, "outputs") if node.op_type == GRADIENT_OP else 0
     return [v for v in node.inputs[first : first + len(node.outputs)] if v is not None]
+
+
+def _check_path(node: ir.Node, before: list[ir.Node], target: ir.Value) -> None:
+    """Warn where nothing leads from a value to what is differentiated: eager has a gradient there. Through what is flat, it is zero."""
+    behind = {target}
+    for each in before:
+        if not is_mark(each) and not behind.isdisjoint(reads(each)):
+            behind.update(each.outputs)
+    if behind.isdisjoint(node.inputs[: attr(node, "outputs")]):
+        warnings.warn(
+            f"{_place(node)} is zero in the file: in its graph nothing leads from one of the tensors to what is differentiated, and in eager mode "
+            "something does. Compare with exporter.verify.",
+            PythonopWarning,
+            stacklevel=2,
+        )
 
 
 def _place(node: ir.Node) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ def _retain(recorder: Recorder, tensor: torch.Tensor) -> None:
 
 
 #: What stands in for functions of torch that leave gradients in ``.grad``; each takes the recorder first.
-ACCUMULATING = {torch.Tensor.backward: _method, torch.autograd.backward: _backward, torch.Tensor.retain_grad: _retain}
+ACCUMULATING: dict[Any, Callable[..., None]] = {torch.Tensor.backward: _method, torch.autograd.backward: _backward, torch.Tensor.retain_grad: _retain}
 
 
 def accumulate(recorder: Recorder, func: Any, args: tuple[Any, ...]) -> tuple[Any] | None:

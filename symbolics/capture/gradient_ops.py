@@ -7,6 +7,7 @@ differentiate with respect to, which no optimizer takes for the value that it wa
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +17,15 @@ import torch
 
 from symbolics.errors import ExportError
 
-__all__ = ["PIN", "Taken", "gradient_attributes", "is_pin", "keep_results"]
+__all__ = ["PIN", "Answers", "Taken", "gradient_attributes", "is_pin", "keep_results"]
 
 #: How the key of a variable begins that stands for a tensor to all who read it.
 PIN = "pin"
+
+
+#: Module and line of calls of torch.autograd.grad -> for each of them, in their order: for each input None where it gave None, else whether
+#: gradients flow through what it gave. Empty where that cannot be told.
+Answers = dict[tuple[str, str], list[tuple[bool | None, ...]]]
 
 
 @dataclass
@@ -31,6 +37,7 @@ class Taken:
         accumulated: Tensors with the ``.grad`` that ``backward()`` gave them, by identity.
         given: The model's inputs: in eager mode they are leaves.
         retained: Where retain_grad() was called.
+        calls: How many calls of torch.autograd.grad it has made, by module and line.
         shared: What the rows of the Jacobian that is being taken share, None outside of one.
     """
 
@@ -38,6 +45,7 @@ class Taken:
     accumulated: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=dict)
     given: list[torch.Tensor] = field(default_factory=list)
     retained: list[torch.Tensor] = field(default_factory=list)
+    calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     shared: dict[Any, Any] | None = None
 
 

@@ -52,7 +52,11 @@ def grad(
     )
     if len(cotangents) != len(outputs):
         recorder.refuse("torch.autograd.grad", f"got {len(outputs)} tensors and {len(cotangents)} gradients")
-    found = gradients(recorder, "torch.autograd.grad", outputs, inputs, cotangents, create_graph=create_graph)
+    site = recorder.capture.sites.here()
+    answers = recorder.answers.get(site, [])[recorder.capture.taken.calls[site] :][:1]
+    recorder.capture.taken.calls[site] += 1
+    answer = answers[0] if answers and len(answers[0]) == len(inputs) else None
+    found = gradients(recorder, "torch.autograd.grad", outputs, inputs, cotangents, create_graph=create_graph, answer=answer)
     if materialize_grads:
         return tuple(torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True))
     if any(g is None for g in found) and not allow_unused:
@@ -64,7 +68,14 @@ def grad(
 
 
 def gradients(
-    recorder: Recorder, what: str, outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Any], *, create_graph: bool
+    recorder: Recorder,
+    what: str,
+    outputs: Sequence[Any],
+    inputs: Sequence[Any],
+    cotangents: Sequence[Any],
+    *,
+    create_graph: bool,
+    answer: tuple[bool | None, ...] | None = None,
 ) -> list[torch.Tensor | None]:
     """The gradient of some tensors with respect to others, None for one that they do not depend on.
 
@@ -75,6 +86,7 @@ def gradients(
         inputs: What with respect to.
         cotangents: The gradient of each output, None for the 1 of a scalar.
         create_graph: Whether gradients flow through the result.
+        answer: What eager has for each input: None, or whether gradients flow through it. None where that is not known.
 
     Raises:
         ExportError: What eager raises.
@@ -92,6 +104,14 @@ def gradients(
         if not all(x.requires_grad for x in inputs):
             recorder.refuse(what, "One of the differentiated Tensors does not require grad")
         reached = _reached(outputs, inputs)
+        for index, (here, there) in enumerate(zip(reached, answer or ())):
+            if there is not None and not here:
+                recorder.refuse(
+                    what,
+                    f"in eager mode input {index} has a gradient, and under the exporter nothing leads to it: the model takes another way there (look for "
+                    "is_tracing, is_exporting, is_in_onnx_export)",
+                )
+            reached[index] = here and (answer is None or there is not None)
         targets = [x for x, found in zip(inputs, reached, strict=True) if found]
         if not targets:
             return [None] * len(inputs)
@@ -106,8 +126,11 @@ def gradients(
             results = torch.ops.pythonop.gradient(list(outputs), pins, cotangents, key)
         if not create_graph:
             results = [torch.ops.pythonop.stop_gradient(g) for g in results]
-        elif real is not None:  # a trace knows them by their values: they may have the autograd graph of eager's
-            results = [_standing_for(g, r) for g, r in zip(real, results, strict=True)]
+        elif answer is not None:
+            flows = [flow for flow, found in zip(answer, reached, strict=True) if found]
+            results = [g if flow else torch.ops.pythonop.stop_gradient(g) for g, flow in zip(results, flows, strict=True)]
+        if create_graph and real is not None:  # a trace knows them by their values: they may have the autograd graph of eager's
+            results = [_standing_for(g, r) if r.requires_grad else r for g, r in zip(real, results, strict=True)]
     each = iter(results)
     return [next(each) if found else None for found in reached]
 

@@ -25,6 +25,7 @@ from symbolics.capture.accumulation import ACCUMULATING, accumulate
 from symbolics.capture.binding import is_traced_size
 from symbolics.capture.buffers import Buffers
 from symbolics.capture.checks import passed
+from symbolics.capture.gradient_ops import Taken
 from symbolics.capture.inlining import stands_in_inlined
 from symbolics.capture.other_hooks import GradFn
 from symbolics.capture.recorder import active_recorder
@@ -408,7 +409,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
                 recorder.hook(parameter, hook, parameter=name)
         trace = recorder.capture.trace
         recorder.capture.evaluated = not model.training
-        recorder.capture.taken.given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        recorder.capture.taken = Taken(given=[leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)])
         buffers = Buffers(model)
         trace.buffers = buffers if private.is_tracing() else None
         trace.statistics = RunningStatistics(trace.dirtied, buffers.follow) if private.is_tracing() else None

@@ -21,7 +21,7 @@ from symbolics.capture.binding import Slots, bind, has_setup_context
 from symbolics.capture.buffers import Buffers
 from symbolics.capture.callsite import Callsites
 from symbolics.capture.gradient_hooks import GradientHook, HookedTensor, arguments_of, changes_nothing, shown_hook, unhook, why_not_portable
-from symbolics.capture.gradient_ops import Taken
+from symbolics.capture.gradient_ops import Answers, Taken
 from symbolics.capture.inlining import InlineContext, answers_for_parameters, closed_over, modules_among, runs_inlined, trainable_module
 from symbolics.capture.interception import original_apply
 from symbolics.capture.listener import Listener, active_listener
@@ -138,6 +138,7 @@ class Recorder(Listener):
         records: key -> Record, in the order of the calls.
         portable: Which Functions a function of the file may stand for: theirs may hide modules.
         opaque: Those of them for which none can, and why.
+        answers: What torch.autograd.grad gave in eager mode.
         opened: Operators of torch.library that call Functions: what they run for autograd is exported in their place.
         capture: The export that is running, or the last one.
     """
@@ -149,6 +150,7 @@ class Recorder(Listener):
         self.portable: Callable[[type], bool] = lambda _: False
         self.opaque: dict[type, str] = {}
         self.records: dict[str, Record] = {}
+        self.answers: Answers = {}
         self.opened: set[str] = set()
         self.capture = Capture()
 

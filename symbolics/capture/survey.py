@@ -3,19 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
+import types
 from collections.abc import Iterator
 from typing import Any, Self
 
 import torch
+from torch.overrides import TorchFunctionMode
 
+from symbolics import torch_private as private
 from symbolics.capture.callsite import Call, Callsites
+from symbolics.capture.gradient_ops import Answers
 from symbolics.capture.interception import original_apply
 from symbolics.capture.listener import Listener
 from symbolics.capture.other_hooks import saved_tensors_compared
 from symbolics.node.containers import expand_leaves
 
 __all__ = ["Survey"]
+
+
+class _GradientsNoted(TorchFunctionMode):
+    """Notes what torch.autograd.grad gives; not that of torch.func, which says of nothing that it has no gradient."""
+
+    def __init__(self, taken: Answers, sites: Callsites) -> None:
+        super().__init__()
+        self.taken = taken
+        self.sites = sites
+
+    def __torch_function__(self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.autograd.grad and not _is_of_transform(sys._getframe(1)):
+            wanted = not (kwargs or {}).get("materialize_grads")
+            answer = tuple(None if g is None else g.requires_grad for g in result) if wanted else ()
+            self.taken.setdefault(self.sites.here(), []).append(answer)
+        return result
+
+
+def _is_of_transform(frame: types.FrameType | None) -> bool:
+    """Whether torch.func makes a call of torch.autograd.grad."""
+    while frame is not None and frame.f_globals.get("__name__") in ("torch.overrides", "torch.autograd"):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__", "").startswith("torch._functorch")
 
 
 class Survey(Listener):
@@ -25,6 +54,7 @@ class Survey(Listener):
         made: The autograd node of each tensor that a call returned, and the call.
         hooked: The autograd node of each tensor that the model hooked, the hook, what removes it, and where.
         changed: The saved_tensors_hooks that give back something else than they were given, as text.
+        taken: What each call of torch.autograd.grad that the forward made gave, by module and line.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -32,11 +62,13 @@ class Survey(Listener):
         self.made: list[tuple[Any, Call]] = []
         self.hooked: list[tuple[Any, Any, Any, Call]] = []
         self.changed: list[str] = []
+        self.taken: Answers = {}
         self._sites = Callsites(model)
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         self._open.enter_context(self._hooks_noted())
+        self._open.enter_context(_GradientsNoted(self.taken, self._sites))
         self.changed = self._open.enter_context(saved_tensors_compared())
         return super().__enter__()
 
@@ -49,7 +81,8 @@ class Survey(Listener):
         thread, original = threading.get_ident(), torch.Tensor.register_hook
 
         def register_hook(tensor: torch.Tensor, hook: Any) -> Any:
-            handle = original(tensor, hook)  # type: ignore[no-untyped-call]
+            with private.unheard():  # a mode would be handed this very function again
+                handle = original(tensor, hook)  # type: ignore[no-untyped-call]
             if threading.get_ident() == thread and tensor.grad_fn is not None:
                 self.hooked.append((tensor.grad_fn, hook, handle, self._sites.call()))
             return handle

@@ -8,6 +8,7 @@ which is linear in its cotangent, with respect to that cotangent. A Jacobian run
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -113,7 +114,7 @@ def _rows(recorder: Recorder, func: Any, in_dims: Any = 0, out_dims: Any = 0, ra
         count = next(leaf.shape[0] for leaf in pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor))
         outer, recorder.capture.taken.shared = recorder.capture.taken.shared, {}
         try:
-            rows = [func(*pytree.tree_map_only(torch.Tensor, lambda leaf, i=i: leaf[i], args)) for i in range(count)]
+            rows = [func(*pytree.tree_map_only(torch.Tensor, operator.itemgetter(i), args)) for i in range(count)]
         finally:
             recorder.capture.taken.shared = outer
         return pytree.tree_map(lambda *parts: torch.stack(parts), *rows)
