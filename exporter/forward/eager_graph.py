@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 import sys
 import threading
 import warnings
@@ -201,11 +202,17 @@ class EagerGraph:
             error: What torch's exporter raised.
 
         Raises:
-            ExportError: The forward changes state that no exporter carries.
+            ExportError: The forward changes state that no exporter carries, or takes a gradient where it cannot look.
         """
         known = next(((name, why) for name, why in self.state.items() if why != UNSEEN), None)
         if isinstance(error, PythonopError):
             return
+        if "using `torch.autograd.grad`" in str(error):  # by Dynamo, which captures bodies
+            line = re.findall(r'File "([^"]+)", line (\d+)', str(error))
+            raise ExportError(
+                f"torch.autograd.grad is called in the body of torch.cond, a loop or a scan{' at {}:{}'.format(*line[-1]) if line else ''}, which torch's "
+                "exporter captures apart.\n  way out: take the gradient outside, of what torch.cond returns; or export with dynamo=False"
+            ) from error
         if known is None and self.shared:
             raise ExportError(
                 f"forward changes the buffer {self.shared[0]!r}, which is {self.shared[1]!r}, too, and torch's exporter fails ({cause(error)}).\n"

@@ -65,7 +65,11 @@ def _retain(recorder: Recorder, tensor: torch.Tensor) -> None:
 
 
 #: What stands in for functions of torch that leave gradients in ``.grad``; each takes the recorder first.
-ACCUMULATING: dict[Any, Callable[..., None]] = {torch.Tensor.backward: _method, torch.autograd.backward: _backward, torch.Tensor.retain_grad: _retain}
+ACCUMULATING: dict[Any, Callable[..., None]] = {
+    torch.Tensor.backward: _method,
+    torch.autograd.backward: _backward,
+    torch.Tensor.retain_grad: _retain,
+}
 
 
 def accumulate(recorder: Recorder, func: Any, args: tuple[Any, ...]) -> tuple[Any] | None:

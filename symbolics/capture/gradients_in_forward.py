@@ -59,11 +59,12 @@ def grad(
     found = gradients(recorder, "torch.autograd.grad", outputs, inputs, cotangents, create_graph=create_graph, answer=answer)
     if materialize_grads:
         return tuple(torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True))
-    if any(g is None for g in found) and not allow_unused:
-        recorder.refuse(
-            "torch.autograd.grad",
-            "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if this is the desired behavior.",
-        )
+    for index, g in enumerate(found):
+        if g is None and not allow_unused:
+            recorder.refuse(
+                "torch.autograd.grad",
+                f"The differentiated Tensor at index {index} appears to not have been used in the graph. Set allow_unused=True if this is the desired behavior.",
+            )
     return tuple(found)
 
 
@@ -125,10 +126,10 @@ def gradients(
             pins = [_pinned(recorder, x) for x in targets]
             results = torch.ops.pythonop.gradient(list(outputs), pins, cotangents, key)
         if not create_graph:
-            results = [torch.ops.pythonop.stop_gradient(g) for g in results]
+            results = [torch.ops.pythonop.stop_gradient(g.detach()) for g in results]
         elif answer is not None:
             flows = [flow for flow, found in zip(answer, reached, strict=True) if found]
-            results = [g if flow else torch.ops.pythonop.stop_gradient(g) for g, flow in zip(results, flows, strict=True)]
+            results = [g if flow else torch.ops.pythonop.stop_gradient(g.detach()) for g, flow in zip(results, flows, strict=True)]
         if create_graph and real is not None:  # a trace knows them by their values: they may have the autograd graph of eager's
             results = [_standing_for(g, r) if r.requires_grad else r for g, r in zip(real, results, strict=True)]
     each = iter(results)
@@ -151,7 +152,7 @@ def _cotangent(recorder: Recorder, what: str, index: int, output: torch.Tensor, 
     if not output.requires_grad:
         recorder.refuse(what, f"element {index} of tensors does not require grad and does not have a grad_fn")
     with private.paused_capture():
-        shape, other = tuple(output.shape), None if given is None else tuple(given.shape)
+        shape, other = output.shape, None if given is None else given.shape
     if given is None:
         if any(type(n) is not int or n != 1 for n in shape):
             recorder.refuse(what, "grad can be implicitly created only for scalar outputs")

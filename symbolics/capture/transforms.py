@@ -177,7 +177,7 @@ def _level() -> Iterator[Callable[[Any], Any]]:
 
 def _stopped(tree: Any) -> Any:
     def stop(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.ops.pythonop.stop_gradient(tensor) if tensor.requires_grad else tensor
+        return torch.ops.pythonop.stop_gradient(tensor.detach()) if tensor.requires_grad else tensor
 
     return pytree.tree_map_only(torch.Tensor, stop, tree)
 

@@ -1,0 +1,199 @@
+"""Models that take gradients in their forward: their files give what eager gives, and have eager's gradients, on both exporters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import exporter
+from symbolics.errors import ExportError
+from symbolics.node.names import INNER_DOMAIN
+from tests.exporter.training.loop import eager, run
+from tests.support import nodes
+from tests.trains import assert_same_grads, loaded
+from tests.zoo import differentiating as zoo
+
+ALLOW = ["tests.zoo.*", "symbolics.capture.gradient_hooks"]
+EXACT = 1e-9
+
+
+def outputs_of(model, args):
+    results = model(*args)
+    return results if isinstance(results, tuple) else (results,)
+
+
+def assert_equal(module, model, args, *, gradients=True):
+    """Outputs, and the gradients of all parameters and inputs, of a loaded file and of eager."""
+    ours, theirs = ([x.clone().requires_grad_() if x.is_floating_point() else x for x in args] for _ in range(2))
+    got, want = outputs_of(module, ours), outputs_of(model, theirs)
+    for y, z in zip(got, want, strict=True):
+        torch.testing.assert_close(y, z, rtol=EXACT, atol=EXACT)
+    if not gradients:
+        return
+    for results in (got, want):
+        sum((y * torch.arange(1.0, y.numel() + 1).reshape(y.shape)).sin().sum() for y in results if y.requires_grad).backward()
+    assert_same_grads(module, model, EXACT)
+    for x, other in zip(ours, theirs, strict=True):
+        assert (x.grad is None) == (other.grad is None)
+        if x.grad is not None:
+            torch.testing.assert_close(x.grad, other.grad, rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("cls", zoo.MODELS, ids=lambda cls: cls.__name__)
+def test_as_in_eager(cls, dynamo):
+    model = cls()
+    args = model.args()
+    module = loaded(model, args, dynamo=dynamo, allow=())
+    assert_equal(module, model, args)
+
+
+@pytest.mark.parametrize("cls", [zoo.CustomEnergy, zoo.Hooked, zoo.BackwardOfInput], ids=lambda cls: cls.__name__)
+def test_outputs_as_in_eager(cls, dynamo):
+    """A Function in what is differentiated: its backward runs in the forward of the file. (.grad of an input adds up in eager, where a caller's is.)"""
+    model = cls()
+    args = model.args()
+    module = loaded(model, args, dynamo=dynamo, allow=ALLOW)
+    assert_equal(module, model, args, gradients=False)
+
+
+def test_a_function_in_the_energy_runs_everywhere(dynamo):
+    """Its context is read in the forward: session and reference evaluator run it, and leave none behind."""
+    model = zoo.CustomEnergy()
+    args = model.args()
+    program = exporter.export(model, args, dynamo=dynamo)
+    assert [len(nodes(program.model, kind)) for kind in ("PythonOp", "PythonOpGrad")] == [1, 1]
+    want = model(args[0].clone()).detach().numpy()
+    feeds = {program.model.graph.inputs[0].name: args[0].numpy()}
+    session = exporter.inference_session(program.model_proto, allow=ALLOW)
+    evaluator = exporter.reference_evaluator(program.model_proto, allow=ALLOW)
+    for _ in range(2):
+        for runner in (session, evaluator):
+            assert abs(runner.run(None, feeds)[0] - want).max() < EXACT
+
+
+def test_a_portable_function_in_the_energy(dynamo):
+    """As an ONNX function it has gradients of every order."""
+    model = zoo.CustomForces()
+    args = model.args()
+    module = loaded(model, args, dynamo=dynamo, allow=(), portable=True)
+    assert_equal(module, model, args)
+
+
+@pytest.mark.parametrize("cls", [zoo.Forces, zoo.Residual, zoo.Pushed], ids=lambda cls: cls.__name__)
+def test_a_dynamic_batch(cls, dynamo):
+    model = cls()
+    args = model.args()
+    shapes = tuple({0: torch.export.Dim("batch", min=2)} for _ in args)
+    module = loaded(model, args, dynamo=dynamo, allow=(), dynamic_shapes=shapes)
+    for batch in (2, 7):
+        assert_equal(module, model, [torch.randn(batch, *x.shape[1:], dtype=x.dtype) for x in args])
+        model.zero_grad()
+        module.zero_grad()
+
+
+@pytest.mark.parametrize(("cls", "dynamo"), [(zoo.Forces, True), (zoo.CustomEnergy, False)], ids=["forces", "custom"])
+def test_in_a_fresh_process(cls, dynamo, quick_verify):
+    model = cls()
+    report = exporter.verify(model, model.args(), dynamo=dynamo, setup="tests.zoo.differentiating:setup")
+    assert report.ok, report
+
+
+def test_a_training_step_on_forces(dynamo):
+    """Three steps of SGD on a loss of energies and forces."""
+    batches = [(torch.randn(4, 3, dtype=zoo.F64), torch.randn(4, 3, dtype=zoo.F64)) for _ in range(3)]
+
+    def loss(result, forces):
+        energy, found = result
+        return (found - forces).square().mean() + 0.01 * energy.square()
+
+    model = zoo.Forces()
+    step = exporter.export_training_step(
+        model, batches[0][:1], loss=loss, targets=batches[0][1:], optimizer="sgd", hyperparameters={"lr": 0.1}, dynamo=dynamo
+    )
+    losses, state = run(step, batches)
+    want = eager(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), batches)
+    assert losses == pytest.approx(want, abs=EXACT)
+    for name, parameter in model.named_parameters():
+        assert abs(state[f"param.{name}"] - parameter.detach().numpy()).max() < EXACT
+
+
+class Critics(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.critic = zoo.Net().net
+
+    def forward(self, real, fake):
+        return self.critic(real), self.critic(fake)
+
+
+def test_a_gradient_penalty_in_the_loss(dynamo):
+    """WGAN-GP: it is the loss of the training step that takes the gradient."""
+    model = Critics()
+
+    def loss(result, mixed):
+        real, fake = result
+        mixed = mixed.requires_grad_(True)
+        score = model.critic(mixed)
+        (gradient,) = torch.autograd.grad(score, mixed, torch.ones_like(score), create_graph=True)
+        return fake.mean() - real.mean() + 10 * ((gradient.norm(dim=1) - 1) ** 2).mean()
+
+    batches = [tuple(torch.randn(4, 3, dtype=zoo.F64) for _ in range(3)) for _ in range(3)]
+    step = exporter.export_training_step(
+        model, batches[0][:2], loss=loss, targets=batches[0][2:], optimizer="sgd", hyperparameters={"lr": 0.1}, dynamo=dynamo
+    )
+    losses, _ = run(step, batches)
+    assert losses == pytest.approx(eager(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), batches, arguments=2), abs=EXACT)
+
+
+class Dropping(zoo.Net):
+    """The gradient goes through the mask that this very forward draws."""
+
+    def forward(self, x):
+        x.requires_grad_(True)
+        y = nn.functional.dropout(x, 0.5, training=True)
+        return y, torch.autograd.grad((y * y).sum(), x, create_graph=True)[0]
+
+
+def test_dropout_in_training_mode(dynamo):
+    x = torch.rand(64, 3, dtype=zoo.F64) + 1
+    program = exporter.export(Dropping(), (x,), dynamo=dynamo)
+    y, gradient = exporter.inference_session(program.model_proto).run(None, {program.model.graph.inputs[0].name: x.numpy()})
+    assert 0 < (y == 0).sum() < y.size
+    assert abs(gradient - 4 * y).max() < EXACT  # d(y*y) is 2y times the mask, which is 0 or 2: where y is not 0, 2
+
+
+def test_hook_and_export_give_equal_files(tmp_path, dynamo):
+    model = zoo.Forces()
+    args = model.args()
+    with exporter.hook():
+        torch.onnx.export(model, args, tmp_path / "hook.onnx", dynamo=dynamo)
+    program = exporter.export(model, args, dynamo=dynamo)
+    program.save(tmp_path / "export.onnx")
+    assert (tmp_path / "hook.onnx").read_bytes() == (tmp_path / "export.onnx").read_bytes()
+    assert all(node.domain != INNER_DOMAIN for node in nodes(program.model))
+
+
+def test_check_gradients_by_differences():
+    """The gradient of what takes a gradient, by finite differences."""
+    model = zoo.Residual().float()
+    program = exporter.export(model, tuple(x.float() for x in zoo.Residual().args()))
+    assert exporter.check_gradients(program, order=1) < 1e-4
+
+
+class GoesAround(zoo.Net):
+    def forward(self, x):
+        if torch.compiler.is_exporting() or torch.jit.is_tracing():
+            return self.net(x)
+        x.requires_grad_(True)
+        y = self.net(x)
+        return y + torch.autograd.grad(y.sum(), x)[0].sum()
+
+
+def test_a_gradient_that_the_export_does_not_take(dynamo):
+    model = GoesAround()
+    with pytest.raises(
+        ExportError, match=r"torch.autograd.grad, called in module <root> at .*test_gradients_in_forward:\d+: eager makes 1 call of it"
+    ):
+        exporter.export(model, model.args(), dynamo=dynamo)
+    exporter.export(model, model.args(), dynamo=dynamo, eager_check=False)

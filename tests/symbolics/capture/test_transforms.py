@@ -1,0 +1,106 @@
+"""torch.func inside a forward that is exported: values as in eager, and what is refused by name."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from symbolics.errors import ExportError
+from tests.symbolics.capture.test_gradients_in_forward import exported, results
+
+F64 = torch.float64
+X = torch.tensor([0.5, -1.5, 2.0], dtype=F64)
+
+
+def cube(x):
+    return (x**3).sum()
+
+
+def with_aux(x):
+    return cube(x), x * 7
+
+
+def pair(x):
+    return x**2, x.sin()
+
+
+CASES = {
+    "grad": lambda x: torch.func.grad(cube)(x),
+    "grad_of_second": lambda x: torch.func.grad(lambda a, b: (a * b * b).sum(), argnums=1)(x, x),
+    "grad_of_both": lambda x: torch.func.grad(lambda a, b: (a * b * b).sum(), argnums=(0, 1))(x, x + 1),
+    "grad_of_dict": lambda x: torch.func.grad(lambda d: (d["a"] * d["b"]).sum())({"a": x, "b": 2 * x})["a"],
+    "grad_with_aux": lambda x: torch.func.grad(with_aux, has_aux=True)(x),
+    "grad_and_value": lambda x: torch.func.grad_and_value(cube)(x),
+    "grad_of_constant": lambda x: torch.func.grad(lambda z: x.sum())(x),
+    "inner_variable": lambda x: torch.func.grad(lambda a: torch.func.grad(lambda b: (a * b * b).sum())(x).sum())(x),
+    "vjp": lambda x: torch.func.vjp(pair, x)[1]((x, x))[0],
+    "vjp_with_aux": lambda x: torch.func.vjp(with_aux, x, has_aux=True)[2],
+    "jvp": lambda x: torch.func.jvp(pair, (x,), (x,))[1],
+    "jvp_of_constant": lambda x: torch.func.jvp(lambda z: torch.ones_like(z), (x,), (x,)),
+    "jacrev": lambda x: torch.func.jacrev(pair)(x),
+    "jacrev_in_chunks": lambda x: torch.func.jacrev(pair, chunk_size=2)(x)[0],
+    "jacfwd": lambda x: torch.func.jacfwd(pair)(x),
+    "jacfwd_with_aux": lambda x: torch.func.jacfwd(with_aux, has_aux=True)(x),
+    "hessian": lambda x: torch.func.hessian(cube)(x),
+    "not_differentiable_input": lambda x: torch.func.grad(lambda z: (z * x).sum())(torch.arange(3, dtype=F64)),
+}
+
+
+def _leaves(result):
+    return torch.utils._pytree.tree_leaves(result)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_torchscript_gives_eagers_values(name):
+    function = CASES[name]
+    got = results(exported(function, X, dynamo=False), X)
+    for y, z in zip(got, _leaves(function(X)), strict=True):
+        torch.testing.assert_close(torch.from_numpy(y), z, rtol=1e-12, atol=1e-12)
+
+
+def test_dynamo_gives_eagers_values():
+    """All at once: an export is what takes the time."""
+
+    def forward(x):
+        return tuple(leaf for function in CASES.values() for leaf in _leaves(function(x)))
+
+    got = results(exported(forward, X), X)
+    for y, z in zip(got, forward(X), strict=True):
+        torch.testing.assert_close(torch.from_numpy(y), z, rtol=1e-12, atol=1e-12)
+
+
+def made_before(x):
+    return MADE(x)
+
+
+MADE = torch.func.jacrev(pair)  # before any hook was open
+
+
+def test_a_transform_that_was_made_before(dynamo):
+    got = results(exported(made_before, X, dynamo=dynamo), X)
+    for y, z in zip(got, made_before(X), strict=True):
+        torch.testing.assert_close(torch.from_numpy(y), z)
+
+
+REFUSED = {
+    "vmap": (lambda x: torch.func.vmap(torch.func.grad(lambda z: z**2))(x), "call it outside vmap, on the sum over the batch"),
+    "no_scalar": (lambda x: torch.func.grad(lambda z: z * 2)(x), "it has to return a scalar tensor"),
+    "integers": (lambda x: torch.func.vjp(lambda z: z.long(), x)[0], "it has to return floating point tensors"),
+    "no_aux": (lambda x: torch.func.grad(cube, has_aux=True)(x), r"has to return a tuple \(output, aux\)"),
+    "structure": (lambda x: torch.func.vjp(pair, x)[1](x), "not in the structure of the outputs"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_by_name(name, dynamo):
+    function, says = REFUSED[name]
+    with pytest.raises(ExportError, match=says) as error:
+        exported(function, X, dynamo=dynamo)
+    assert re.search(r"called in module .* at tests.symbolics.capture.test_transforms:\d+", str(error.value))
+
+
+def test_a_jacobian_of_a_dynamic_size(dynamo):
+    with pytest.raises(ExportError, match="a dynamic dimension"):
+        exported(lambda x: torch.func.jacrev(pair)(x)[0], X, dynamo=dynamo, dynamic_shapes=(({0: torch.export.Dim("n")},),))
