@@ -195,7 +195,7 @@ def _functional_call(
     recorder = active_recorder()
     if recorder is None or not recorder.listening() or not private.is_tracing():
         return original(module, tensors, args, kwargs, tie_weights=tie_weights, strict=strict)
-    with private.stateless()._reparametrize_module(module, tensors, tie_weights=tie_weights, strict=strict):
+    with private.reparametrized(module, tensors, tie_weights=tie_weights, strict=strict):
         return module(*(args if isinstance(args, tuple) else () if args is None else (args,)), **(kwargs or {}))
 
 

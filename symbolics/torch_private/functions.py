@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ __all__ = [
     "leave_transform",
     "leave_transforms",
     "operator_name",
+    "reparametrized",
     "replace_helpers_of_apply",
     "requires_grad",
     "run_backward",
@@ -77,11 +79,15 @@ def functional_transforms() -> Any:
 
 
 def stateless() -> Any:
-    """The module in which torch.func.functional_call looks up ``_functional_call``, which refuses to run in a TorchScript trace, and
-    ``_reparametrize_module``, by which it does its work."""
+    """The module in which torch.func.functional_call looks up ``_functional_call``, which refuses to run in a TorchScript trace."""
     import torch.nn.utils.stateless
 
     return torch.nn.utils.stateless
+
+
+def reparametrized(module: torch.nn.Module, tensors: Any, *, tie_weights: bool, strict: bool) -> contextlib.AbstractContextManager[Any]:
+    """Tensors in the place of a module's parameters and buffers: what functional_call does around a call. There is no public way that a trace may take."""
+    return stateless()._reparametrize_module(module, tensors, tie_weights=tie_weights, strict=strict)
 
 
 def transforms_active() -> bool:

@@ -269,8 +269,14 @@ def test_stateless(monkeypatch):
     weights = {"weight": torch.zeros(1, 1), "bias": torch.ones(1)}
     assert torch.func.functional_call(module, weights, (torch.ones(1),)).item() == 1
     assert seen == [module], "torch.func.functional_call looks _functional_call up elsewhere"
-    with private.stateless()._reparametrize_module(module, weights, tie_weights=True, strict=False):
+
+
+def test_reparametrized():
+    module = torch.nn.Linear(1, 1)
+    weight = module.weight
+    with private.reparametrized(module, {"weight": torch.zeros(1, 1), "bias": torch.ones(1)}, tie_weights=True, strict=False):
         assert module(torch.ones(1)).item() == 1
+    assert module.weight is weight
 
 
 def test_shares_memory():

@@ -1,0 +1,82 @@
+"""The recipes of docs/derivatives.md, run as they stand there and compared with eager."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import exporter
+from tests.exporter.training.loop import eager, run
+from tests.processes import ROOT
+
+SECTIONS = {
+    part.partition("\n")[0]: re.findall(r"```python\n(.*?)```", part, re.S)
+    for part in (ROOT / "docs" / "derivatives.md").read_text().split("\n## ")[1:]
+}
+
+
+def recipe(title: str) -> dict[str, Any]:
+    """What the code below a heading defines."""
+    namespace: dict[str, Any] = {"torch": torch, "exporter": exporter}
+    exec("".join(SECTIONS[title]), namespace)
+    return namespace
+
+
+def assert_results(made: dict[str, Any], names: str, *args: torch.Tensor) -> None:
+    results = made["model"](*(x.clone() for x in args))
+    for name, want in zip(names.split(), results if isinstance(results, tuple) else (results,), strict=True):
+        np.testing.assert_allclose(made[name], want.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def assert_step(made: dict[str, Any], loss: Any, batch: tuple[torch.Tensor, ...], arguments: int, optimizer: Any) -> None:
+    losses, state = run(made["step"], [batch] * 3)
+    assert losses == pytest.approx(eager(made["model"], loss, optimizer, [batch] * 3, arguments=arguments), rel=1e-4)
+    for name, parameter in made["model"].named_parameters():
+        assert (f"param.{name}" in state) == (parameter.grad is not None or bool(optimizer.state[parameter])), name
+        if f"param.{name}" in state:
+            np.testing.assert_allclose(state[f"param.{name}"], parameter.detach().numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_energy_and_forces():
+    made = recipe("Energy and forces")
+    assert_results(made, "energy forces", made["positions"])
+    more = torch.randn(9, 3)
+    made["energy"], made["forces"] = made["session"].run(None, {"positions": more.numpy()})
+    assert_results(made, "energy forces", more)
+    optimizer = torch.optim.SGD(made["model"].parameters(), lr=0.1)
+    assert_step(made, made["loss"], (made["positions"], made["reference"]), 1, optimizer)
+
+
+def test_a_pinn():
+    made = recipe("A PINN with second derivatives")
+    optimizer = torch.optim.AdamW(made["model"].parameters(), lr=1e-2)
+    assert_step(made, lambda residual: residual.square().mean(), (made["t"], made["x"]), 2, optimizer)
+
+
+def test_a_gradient_penalty():
+    made = recipe("A gradient penalty (WGAN-GP)")
+    optimizer = torch.optim.SGD(made["model"].parameters(), lr=0.1)
+    assert_step(made, made["loss"], (made["real"], made["fake"], made["mixed"]), 2, optimizer)
+
+
+def test_guidance():
+    made = recipe("Guidance by a classifier")
+    assert_results(made, "moved", made["x"], made["label"])
+
+
+def test_a_jacobian():
+    made = recipe("A Jacobian")
+    assert_results(made, "y jacobian", made["x"])
+
+
+def test_adapting_weights():
+    made = recipe("Adapting weights (MAML)")
+    args = made["x"], made["y"], made["query"]
+    for runner in (made["model"], made["module"]):
+        runner(*args).square().sum().backward()
+    for one, other in zip(made["model"].parameters(), made["module"].parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
