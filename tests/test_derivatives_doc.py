@@ -33,12 +33,12 @@ def assert_results(made: dict[str, Any], names: str, *args: torch.Tensor) -> Non
 
 
 def assert_step(made: dict[str, Any], loss: Any, batch: tuple[torch.Tensor, ...], arguments: int, optimizer: Any) -> None:
+    before = {name: parameter.detach().clone() for name, parameter in made["model"].named_parameters()}
     losses, state = run(made["step"], [batch] * 3)
     assert losses == pytest.approx(eager(made["model"], loss, optimizer, [batch] * 3, arguments=arguments), rel=1e-4)
     for name, parameter in made["model"].named_parameters():
-        assert (f"param.{name}" in state) == (parameter.grad is not None or bool(optimizer.state[parameter])), name
-        if f"param.{name}" in state:
-            np.testing.assert_allclose(state[f"param.{name}"], parameter.detach().numpy(), rtol=1e-3, atol=1e-4)
+        got = state.get(f"param.{name}", before[name].numpy())  # nothing depends on the last bias of a PINN: it is no state
+        np.testing.assert_allclose(got, parameter.detach().numpy(), rtol=1e-3, atol=1e-4)
 
 
 def test_energy_and_forces():

@@ -163,7 +163,8 @@ def _check(recorder: Recorder, what: str) -> None:
         recorder.refuse(
             what,
             "under torch.func.vmap the gradient of each sample would be one of its own: call it outside vmap, on the sum over the batch (the gradient of "
-            "sum(f(x)) with respect to x has each sample's in its row, where samples do not mix)",
+            "sum(f(x)) with respect to x has each sample's in its row, where samples do not mix), or in the forward of an autograd Function that is not named "
+            "in inline=, which stays one node",
         )
 
 
