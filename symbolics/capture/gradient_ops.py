@@ -37,6 +37,8 @@ class Taken:
         accumulated: Tensors with the ``.grad`` that ``backward()`` gave them, by identity.
         given: The model's inputs: in eager mode they are leaves.
         retained: Where retain_grad() was called.
+        outputs: What was differentiated.
+        hooked: Keys of the hooks on gradients that stood on the way of a gradient when it was taken.
         calls: How many calls of torch.autograd.grad it has made, by module and line.
         shared: What the rows of the Jacobian that is being taken share, None outside of one.
     """
@@ -45,6 +47,8 @@ class Taken:
     accumulated: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=dict)
     given: list[torch.Tensor] = field(default_factory=list)
     retained: list[torch.Tensor] = field(default_factory=list)
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    hooked: set[str] = field(default_factory=set)
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     shared: dict[Any, Any] | None = None
 

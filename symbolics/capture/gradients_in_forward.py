@@ -20,7 +20,7 @@ from symbolics.capture.gradient_hooks import HookedTensor
 from symbolics.capture.gradient_ops import PIN, keep_results
 from symbolics.capture.recorder import Recorder
 
-__all__ = ["edges_behind", "grad", "gradients", "variable"]
+__all__ = ["check_later_hook", "edges_behind", "grad", "gradients", "variable"]
 
 _keys = itertools.count()
 
@@ -116,7 +116,8 @@ def gradients(
         targets = [x for x, found in zip(inputs, reached, strict=True) if found]
         if not targets:
             return [None] * len(inputs)
-        _check_hooks(recorder, what, targets)
+        _check_hooks(recorder, what, outputs, targets)
+        recorder.capture.taken.outputs += outputs
         key, real = _key(recorder), None
         if private.is_tracing():
             real = _real(outputs, targets, cotangents, create_graph)
@@ -188,9 +189,28 @@ def edges_behind(outputs: Sequence[torch.Tensor], ends: Sequence[torch.Tensor] =
     return edges
 
 
-def _check_hooks(recorder: Recorder, what: str, targets: Sequence[torch.Tensor]) -> None:
+def check_later_hook(recorder: Recorder, tensor: torch.Tensor) -> None:
+    """Refuse a hook that comes after a gradient was taken through its tensor: in the file, whoever reads the tensor reads it through its hooks.
+
+    Raises:
+        ExportError: It does.
+    """
+    outputs = recorder.capture.taken.outputs
+    with private.unheard():
+        if outputs and tensor.requires_grad and edges_behind(outputs).intersection(_edges([tensor])):
+            recorder.refuse(
+                "register_hook",
+                "forward has taken a gradient through this tensor before, which would go through the hook in a file: register the hook first, or on a view of "
+                "the tensor (x.view_as(x)) that only what follows reads",
+            )
+
+
+def _check_hooks(recorder: Recorder, what: str, outputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
     """Autograd runs a tensor's hook before it gives out the tensor's gradient, unless it goes on to another one that is asked for."""
-    hooked = {id(each.tensor) for each in recorder.capture.hooks if each.key is not None and not each.removed}
+    live = [each for each in recorder.capture.hooks if each.key is not None and not each.removed]
+    behind = edges_behind(outputs) if live else set()
+    recorder.capture.taken.hooked.update(each.key for each in live if each.key is not None and behind.intersection(_edges([each.tensor])))
+    hooked = {id(each.tensor) for each in live}
     for x in targets:
         if id(x) in hooked and edges_behind([x]).intersection(_edges([other for other in targets if other is not x])):
             recorder.refuse(

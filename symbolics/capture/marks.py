@@ -275,9 +275,11 @@ def _write_out(out: Any, result: Any) -> bool:
 
 
 def _hook(self: torch.Tensor, hook: Any) -> Any:
+    recorder = active_recorder()
+    if recorder is not None:
+        gradients_in_forward.check_later_hook(recorder, self)
     with private.unheard():
         handle = self.register_hook(hook)
-    recorder = active_recorder()
     if recorder is not None:
         recorder.hook(self, hook, handle)
     return handle

@@ -262,6 +262,12 @@ class Recorder(Listener):
 
     def end_forward(self) -> None:
         """The model's forward returned: what was registered and not removed is there to stay."""
+        if any(each.removed and each.key in self.capture.taken.hooked for each in self.capture.hooks):
+            self.refuse(
+                "a hook on the gradient of a tensor",
+                "forward takes a gradient through it and then removes it, which no file can say: register it on a view of the tensor (x.view_as(x)) that only "
+                "that gradient goes through, and leave it there",
+            )
         gone = {id(each.result) for each in self.capture.hooks if each.removed}
         anchors = self.capture.trace.anchors
         anchors[:] = [anchor for anchor in anchors if id(anchor) not in gone]

@@ -153,9 +153,7 @@ class Functional(Matrices):
         return (
             a.jacobian(self.net, x, create_graph=True),
             a.hessian(self.scalar, x, create_graph=True),
-            a.vjp(self.scalar, x, create_graph=True)[1],
             a.jvp(self.net, x, x, create_graph=True)[1],
-            a.hvp(self.scalar, x, x, create_graph=True)[1],
         )
 
 

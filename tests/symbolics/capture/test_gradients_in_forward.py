@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import exporter
-from symbolics.errors import ExportError, PythonopWarning
+from symbolics.errors import ExportError
 from tests.support import Calls, nodes
 from tests.zoo import differentiating as zoo
 
@@ -169,6 +169,29 @@ def test_a_hook_before_another_gradient_of_the_same_call(dynamo):
         exported(forward, dynamo=dynamo)
 
 
+def later_hook(x):
+    h = x * 3
+    (gradient,) = torch.autograd.grad(h.square().sum(), x, create_graph=True)
+    h.register_hook(double)
+    return h.sin() + gradient
+
+
+def hook_taken_away(x):
+    h = x * 3
+    handle = h.register_hook(double)
+    (gradient,) = torch.autograd.grad(h.square().sum(), x, create_graph=True)
+    handle.remove()
+    return h + gradient
+
+
+@pytest.mark.parametrize(
+    ("function", "says"), [(later_hook, "register the hook first"), (hook_taken_away, "and then removes it")], ids=["later", "removed"]
+)
+def test_hooks_that_serve_one_gradient_and_not_another(function, says, dynamo):
+    with pytest.raises(ExportError, match=says):
+        exported(function, dynamo=dynamo)
+
+
 def test_eager_has_a_gradient_where_the_export_has_none(dynamo):
     def forward(x):
         other = x * 2
@@ -178,18 +201,3 @@ def test_eager_has_a_gradient_where_the_export_has_none(dynamo):
 
     with pytest.raises(ExportError, match="in eager mode input 0 has a gradient, and under the exporter nothing leads to it"):
         exported(forward, dynamo=dynamo)
-
-
-def test_no_path_in_the_file_is_warned_of():
-    """The graph behind the tensors has one; the file's has lost it on the way."""
-
-    def forward(x):
-        y = torch.full_like(x, 2.0) * x.detach() + 0 * x
-        return torch.autograd.grad(y.sum(), x)[0] + x
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        program = exporter.export(Calls(forward), (X,))
-    torch.testing.assert_close(torch.from_numpy(results(program)[0]), X)
-    told = [str(w.message) for w in caught if issubclass(w.category, PythonopWarning)]
-    assert not told or any("is zero in the file" in text for text in told)
