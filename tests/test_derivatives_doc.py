@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import exporter
+from exporter.files import trust
 from tests.exporter.training.loop import eager, run
 from tests.processes import ROOT
 
@@ -21,9 +22,15 @@ SECTIONS = {
 
 def recipe(title: str) -> dict[str, Any]:
     """What the code below a heading defines."""
-    namespace: dict[str, Any] = {"torch": torch, "exporter": exporter}
+    namespace: dict[str, Any] = {"__name__": __name__, "torch": torch, "exporter": exporter}
     exec("".join(SECTIONS[title]), namespace)
     return namespace
+
+
+@pytest.fixture(autouse=True)
+def _registry(monkeypatch):
+    monkeypatch.setattr(trust, "_objects", dict(trust._objects))
+    monkeypatch.setattr(trust, "_names", dict(trust._names))
 
 
 def assert_results(made: dict[str, Any], names: str, *args: torch.Tensor) -> None:
@@ -80,3 +87,32 @@ def test_adapting_weights():
         runner(*args).square().sum().backward()
     for one, other in zip(made["model"].parameters(), made["module"].parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_hessian_vector_product():
+    made = recipe("Hessian-vector products")
+    energy, x = made["Energy"](), torch.tensor(made["x"], dtype=torch.float64)
+    want = torch.autograd.functional.hvp(energy, x, torch.ones(4, dtype=torch.float64))[1]
+    np.testing.assert_allclose(made["found"], want.numpy(), rtol=1e-6)
+
+
+def test_loaded_modules():
+    made = recipe("Loaded modules in torch.func")
+    model, x = made["model"], made["x"].detach()
+
+    def energy(x):
+        return model(x).square().sum()
+
+    def loss(parameters, x):
+        return torch.func.functional_call(model, parameters, (x,)).square().sum()
+
+    hessian = torch.func.hessian(energy)(x)
+    torch.testing.assert_close(made["hessian"], hessian, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(made["times_ones"], hessian.sum((2, 3)), rtol=1e-3, atol=1e-5)
+    leaf = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(leaf).sum(), leaf, create_graph=True)
+    (gradient.norm(dim=-1) - 1).square().sum().backward()
+    torch.testing.assert_close(made["x"].grad, leaf.grad, rtol=1e-3, atol=1e-5)
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(made["parameters"], made["samples"])
+    for name, value in each.items():
+        torch.testing.assert_close(made["each"][name], value, rtol=1e-3, atol=1e-5)

@@ -20,6 +20,7 @@ from symbolics.graph.copies import replace
 from symbolics.graph.scope import Scope
 from symbolics.graph.values import attr, dtype_of, is_mark
 from symbolics.graph.walk import discard, reads, walk
+from symbolics.node.backward import count_readers
 from symbolics.node.names import GRADIENT_OP, INNER_DOMAIN, VARIABLE_OP
 
 __all__ = ["expand_gradients"]
@@ -82,6 +83,7 @@ class _Inside(Engine):
             value = graph.initializers[name]
             if self.boundary.is_constant(value) and not (value.uses() or value.is_graph_output() or value.is_graph_input()):
                 del graph.initializers[name]
+        count_readers(walk(graph))
         graph.opset_imports.pop(INNER_DOMAIN, None)
         for inner in walk(graph):
             graph.opset_imports.setdefault(inner.domain, 1)

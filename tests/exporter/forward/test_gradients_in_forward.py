@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -70,6 +72,20 @@ def test_a_function_in_the_energy_runs_everywhere(dynamo):
     for _ in range(2):
         for runner in (session, evaluator):
             assert abs(runner.run(None, feeds)[0] - want).max() < EXACT
+
+
+@pytest.mark.parametrize("cls", [zoo.CustomEnergy, zoo.CustomForces], ids=lambda cls: cls.__name__)
+def test_a_function_on_the_way_of_forces_trains(cls, dynamo):
+    """Its backward runs in the forward, and is differentiated; where the energy is an output, it runs once more."""
+    model = cls()
+    args = model.args()
+    module = loaded(model, args, dynamo=dynamo, allow=ALLOW)
+    for _ in range(2):
+        module.zero_grad()
+        model.zero_grad()
+        assert_equal(module, model, args)
+    gc.collect()
+    assert len(module._onnx.plans.store) == 0
 
 
 def test_a_portable_function_in_the_energy(dynamo):
