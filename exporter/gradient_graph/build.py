@@ -12,7 +12,7 @@ import onnx_ir as ir
 from exporter.files.read import reading
 from exporter.gradient_graph.boundary import Boundary
 from exporter.gradient_graph.engine import Engine, Key
-from exporter.gradient_graph.model import own_copy, remove_marks, set_ir_version
+from exporter.gradient_graph.model import own_copy, set_ir_version
 from symbolics.errors import ArgumentError
 from symbolics.gradients import RULES, Rule, gradient
 from symbolics.gradients.linked import rules_of_functions
@@ -96,7 +96,6 @@ class _Build(Engine):
         graph.inputs.extend(cotangents.values())
         graph.outputs.extend(gradients)
         self.scope.register(self.model.graph)
-        remove_marks(self.model)
         count_readers(walk(graph))
         for node in (*walk(op.nodes), *filter(is_backward, walk(graph))):
             graph.opset_imports.setdefault(node.domain, 1)

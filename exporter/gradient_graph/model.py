@@ -151,7 +151,7 @@ def _check_counts(model: ir.Model) -> None:
 
 
 def remove_marks(model: ir.Model) -> None:
-    """Marks become what they mark; the count becomes 0."""
+    """Marks become what they mark, and the count 0, where nobody takes a gradient any more."""
     for mark in _marks(model):
         x, y = mark.inputs[0], mark.outputs[0]
         if y.is_graph_output() or x is None:  # its name stays

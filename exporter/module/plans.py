@@ -12,6 +12,7 @@ import torch
 
 from exporter.files.read import reading
 from exporter.gradient_graph.build import build_gradient_graph
+from exporter.gradient_graph.model import remove_marks
 from exporter.gradient_graph.partition import Partition, forward_part, split
 from exporter.runtime.fusion.link import link
 from exporter.runtime.session import FATAL, inference_session, session_options
@@ -130,6 +131,7 @@ class Plans:
             outputs = tuple(name for name in forward.names if name not in extra)
             return Plan(forward, None, None, statistics, buffers, seed, outputs)
         with reading(self.model):
+            remove_marks(model)
             partition = split(model, self.state, extra, wrt)
         forward = self.session(partition.forward)
         backward = None

@@ -18,6 +18,7 @@ import torch
 
 from exporter.files.program import Program, save_models
 from exporter.gradient_graph.build import build_gradient_graph
+from exporter.gradient_graph.model import remove_marks
 from exporter.train_mode.batch_norm import batch_statistics
 from exporter.train_mode.dropout import seed_dropout
 from exporter.training.assemble import Assembly
@@ -171,6 +172,7 @@ def export_training_step(
     training = build_gradient_graph(
         forward, wrt=[name for group in groups for name in group.names], outputs=[str(forward.graph.outputs[0].name)]
     )
+    remove_marks(training)
     assembly = Assembly(training, groups, clip_norm=clip_norm, accumulate=accumulate, scaled=precision == "float16")
     assembly.run(seed, statistics)
     assembly.describe(objective.names, objective.target_names)

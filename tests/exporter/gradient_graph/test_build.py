@@ -189,16 +189,19 @@ def test_quantization_is_straight_through_within_its_range():
 MARKS = ', "pythonop" : 1'
 
 
-def test_marks_stop_gradients_and_go():
-    model = parse("s = pythonop.StopGradient(x) y = Mul(s, x)", domains=MARKS)
+def test_marks_stop_gradients_of_every_order():
+    model = parse("s = pythonop.StopGradient(x) z = Mul(s, x) y = Mul(z, x)", domains=MARKS)
     oh.set_model_props(model, {MARK_COUNT_KEY: "1"})
     body = oh.make_function("pythonop", "StopGradient", ["x"], ["y"], [oh.make_node("Identity", ["x"], ["y"])], [oh.make_opsetid("", 20)])
     model.functions.append(body)
     training = build_gradient_graph(model)
-    assert not training.functions
-    assert all(n.domain == "" for n in training.graph)
+    assert training.metadata_props[MARK_COUNT_KEY] == "1"
     got = run(training, {"x": np.array([2, 3], np.float32), "y_grad": np.ones(2, np.float32)})
-    np.testing.assert_array_equal(got["x_grad"], [2, 3])
+    np.testing.assert_array_equal(got["x_grad"], [8, 18])  # 2 s x, s = x
+    second = build_gradient_graph(training, wrt=["x"], outputs=["x_grad"])
+    taken, given = read_pairing(second.metadata_props).inputs["x_grad"], read_pairing(second.metadata_props).outputs["x"]
+    got = run(second, {"x": np.array([2, 3], np.float32), "y_grad": np.ones(2, np.float32), taken: np.ones(2, np.float32)})
+    np.testing.assert_array_equal(got[given], [4, 6])  # 2 s
 
 
 def test_a_marked_output_keeps_its_name():

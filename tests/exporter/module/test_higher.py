@@ -186,6 +186,25 @@ def test_the_third_order(name):
     assert contexts(module) == 0
 
 
+class Stops(nn.Module):
+    """Half of it is a constant to every derivative."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            still = x.sin()
+        return (x.detach() ** 2 * x**3 + still * x**2).sum()
+
+
+def test_gradients_of_every_order_stop_where_eager_stops_them(dynamo):
+    model, x = Stops(), torch.randn(3, dtype=torch.float64, requires_grad=True)
+    loaded = exporter.load(exporter.export(model, (x.detach(),), dynamo=dynamo))
+    ours, theirs = loaded(x), model(x)
+    for _ in range(3):
+        ours, theirs = (torch.autograd.grad(y.sum(), x, create_graph=True)[0] for y in (ours, theirs))
+        torch.testing.assert_close(ours, theirs)
+    assert theirs.abs().max() > 0
+
+
 def test_convolution_and_batch_norm_in_float32():
     """onnxruntime has no convolution of doubles."""
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Softplus(), nn.Flatten(), nn.Linear(8, 1)).eval()
