@@ -1,7 +1,7 @@
 """Which names of a file may become Python objects.
 
 A file is data from somewhere else. It names Function classes, and sometimes enums, dataclasses, named tuples and
-callables among their arguments; none of these names means anything until the caller says so, with `register` or
+callables among their arguments, or an operator of torch.library; none of these names means anything until the caller says so, with `register` or
 with ``allow=``. Allowing a class means trusting its ``forward`` and ``backward`` with arguments that the file chose.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from symbolics.errors import PythonopWarning, TrustError
 from symbolics.node.classes import find, is_class, own_name, tuple_fields, value_fields
-from symbolics.node.names import qualified_name
+from symbolics.node.names import is_operator, qualified_name
 from symbolics.node.patterns import Patterns
 from symbolics.text import said, shown
 
@@ -183,6 +183,48 @@ class Gate:
         """Whether a name passes the registry, the classes or the patterns, without importing anything."""
         return name in _objects or name in self._classes or name in _OWN or (":" in name and self._patterns.match_name(name))
 
+    def check_operator(self, name: str, module: str) -> None:
+        """See that an operator may be called.
+
+        Args:
+            name: ``namespace::name.overload``.
+            module: What the file says registers it.
+
+        Raises:
+            TrustError: No pattern names it.
+        """
+        if len(name) > _MAX_NAME:
+            raise TrustError.damaged("the name of an operator", f"it has {len(name)} characters")
+        if not self._patterns.match_name(name):
+            pattern = shown(name.partition("::")[0] + "::*")
+            beside = f", and {shown(module)!r} for the module that registers it" if module else ""
+            raise TrustError(
+                f"the file names the operator {shown(name)}, which is not allowed: pass allow=[{pattern!r}] if you trust its code with what the file "
+                f"says{beside}"
+            )
+
+    def import_for_operator(self, name: str, module: str) -> None:
+        """Import the module that registers an operator which this process does not have.
+
+        Args:
+            name: The operator, which is allowed.
+            module: What the file says registers it.
+
+        Raises:
+            TrustError: The module is not allowed, or cannot be imported.
+        """
+        missing = f"the operator {shown(name)} is allowed, but nothing registers it here"
+        if not module or not all(part.isidentifier() for part in module.split(".")) or "__main__" in module.split("."):
+            raise TrustError(
+                f"{missing}, and the file names no module that does (at the export it was {shown(module) or 'unknown'}): import what registers it first, or let "
+                "setup='pkg.mod:function' do so"
+            )
+        if not self._patterns.match_module(module):
+            raise TrustError(
+                f"{missing}. At the export it was registered by {shown(module)}: import that first, or let the file do so: add {shown(module)!r} to allow="
+            )
+        _names_of(module, name)
+
     def _import(self, wanted: str, name: str) -> Any:
         module, colon, qualname = name.partition(":")
         parts = qualname.split(".")
@@ -232,5 +274,5 @@ def _names_of(module: str, name: str) -> dict[str, Any]:
     except BaseException as error:  # SystemExit, too: a script that was meant to be run, not imported
         raise TrustError(
             f"{shown(name)} is allowed, but the module {shown(module)} cannot be imported here ({type(error).__name__}: {shown(said(error))}): "
-            "install it, or register the class with exporter.register(cls)"
+            "install it" + ("" if is_operator(name) else ", or register the class with exporter.register(cls)")
         ) from error

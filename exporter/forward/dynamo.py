@@ -13,7 +13,7 @@ from exporter.files.program import Program
 from exporter.forward.finish import anchor_calls, finish, refuse_scripted
 from exporter.forward.inputs import check_dynamic
 from exporter.forward.opset import check_opset, opset_asked
-from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, write
+from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
 from exporter.forward.state import ModelState
 from symbolics import torch_private as private
 from symbolics.capture.gradient_hooks import read_through_hooks
@@ -46,6 +46,7 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
     else:
         refuse_scripted(model)
     with surroundings(current):
+        translates(set(options.get("custom_translation_table") or ()), None)
         program = judged(current, model, args, options.get("kwargs"), lambda: _translate_dynamo(current, original, model, args, **options))
     assert current.program is not None
     if verify:

@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,9 +29,9 @@ from symbolics import torch_private as private
 from symbolics.capture.callsite import Call
 from symbolics.capture.gradient_hooks import GradientHook, is_portable, is_removed
 from symbolics.capture.gradient_ops import Answers
+from symbolics.capture.interception import belongs_to_torch
 from symbolics.capture.marks import differentiable_inputs
-from symbolics.capture.recorder import belongs_to_torch
-from symbolics.capture.survey import Survey
+from symbolics.capture.survey import OperatorCall, Survey
 from symbolics.capture.undifferentiable import StopWhereNone, is_refusal
 from symbolics.errors import ExportError, PythonopError
 from symbolics.graph.values import is_mark, is_python_op
@@ -41,6 +41,7 @@ from symbolics.node.names import (
     SOURCE_PROPERTY,
     qualified_name,
 )
+from symbolics.node.operators import Operator
 from symbolics.node.patterns import Patterns
 from symbolics.text import cause
 
@@ -49,18 +50,26 @@ __all__ = ["EagerGraph", "Lost"]
 _lock = threading.RLock()
 
 
+class CppFunction:
+    """An autograd::Function of C++, which has no class in Python."""
+
+    def __init__(self, name: str) -> None:
+        """Args: its name in C++."""
+        self.__module__, self.__qualname__ = "C++", name
+
+
 @dataclass
 class Lost:
     """A Function that eager calls more often than the file does.
 
     Attributes:
-        function: The class.
+        function: The class, the `Operator`, or the `CppFunction`.
         eager: How many of its calls hang on eager's outputs.
         found: How many the file holds with a gradient.
         call: Where the first was made.
     """
 
-    function: type
+    function: Any
     eager: int
     found: int
     call: Call
@@ -73,9 +82,9 @@ class Lost:
         """
         name = "a hook on the gradient of a tensor" if self.function is GradientHook else qualified_name(self.function)
         place = f"module {self.call.module or '<root>'} at {self.call.source or 'a line unknown'}"
-        if self.call.operator:
-            why = f"it is called inside the operator {self.call.operator}, which the exporter sees as one"
-            remedy = f"call the Function in place of {self.call.operator}"
+        if isinstance(self.function, CppFunction):
+            why = "it is an autograd::Function of C++, called without an operator, so that no exporter sees the call"
+            remedy = "register an operator whose Autograd kernel calls it (TORCH_LIBRARY_IMPL(mylib, Autograd, m))"
         else:
             why = "under an exporter the model takes another way, or runs where the exporter cannot look"
             remedy = "let it call the Function there, too (look for is_tracing, is_exporting, is_in_onnx_export)"
@@ -94,7 +103,7 @@ class EagerGraph:
     """The Functions of one eager run.
 
     Attributes:
-        calls: Function class -> its calls that hang on an output by gradients.
+        calls: Function class or operator -> its calls that hang on an output by gradients.
         unchecked: Why there is nothing to compare with, "" where there is.
         failed: Whether that is because the run raised.
         changed: The saved_tensors_hooks that give back something else than they were given, as text.
@@ -104,7 +113,7 @@ class EagerGraph:
         refused: Those of them that no file can be right about, not even once -> why, and the way out.
     """
 
-    calls: dict[type, list[Call]] = field(default_factory=dict)
+    calls: dict[Any, list[Call]] = field(default_factory=dict)
     unchecked: str = ""
     failed: bool = False
     changed: list[str] = field(default_factory=list)
@@ -122,6 +131,7 @@ class EagerGraph:
         *,
         training: bool | None = None,
         stopping: bool = False,
+        keeps: Callable[[Operator], bool] = lambda _: False,
     ) -> EagerGraph:
         """Run a model once and look at the graph behind its outputs; model, arguments and random state stay as they were.
 
@@ -130,6 +140,7 @@ class EagerGraph:
             args, kwargs: Example arguments; float tensors count as needing a gradient.
             training: The mode to run it in; None for its own.
             stopping: Whether gradients stop at arguments that PyTorch has none for.
+            keeps: Which operators become nodes.
         """
         inputs, keywords = differentiable_inputs((args, kwargs))
         mode = StopWhereNone() if stopping else contextlib.nullcontext()
@@ -140,7 +151,7 @@ class EagerGraph:
                 unchanged(model, inputs, keywords),
                 _quiet(),
                 torch.enable_grad(),
-                Survey(model) as survey,
+                Survey(model, keeps) as survey,
                 mode,
             ):
                 if training is not None:
@@ -164,7 +175,7 @@ class EagerGraph:
             raise
         except Exception as error:
             if not stopping and is_refusal(error):
-                return cls.of(model, args, kwargs, training=training, stopping=True)
+                return cls.of(model, args, kwargs, training=training, stopping=True, keeps=keeps)
             return cls(unchecked=f"an eager run raised {type(error).__name__}: {' '.join(str(error).split())[:200]}", failed=True)
         return found
 
@@ -238,19 +249,9 @@ class EagerGraph:
                 "  way out: export without them (the gradients are then the exact ones); or put what they change into the backward of an autograd Function"
             )
 
-    @property
-    def operators(self) -> set[str]:
-        """The operators of torch.library that call Functions."""
-        return {call.operator for calls in self.calls.values() for call in calls if call.operator}
-
-    def inside_operators(self) -> list[Lost]:
-        """The Functions that operators call, for an export that failed."""
-        found = ((function, calls, next((call for call in calls if call.operator), None)) for function, calls in self.calls.items())
-        return [Lost(function, len(calls), 0, call) for function, calls, call in found if call is not None]
-
     def translated(self, model: ir.Model, names: Callable[[Any], str | None]) -> list[tuple[type, str]]:
         """The Functions that only operators call, and that operator, where a model exists and has no call of the Function at all."""
-        held = {node.attributes["name"].as_string() for node in model.graph.all_nodes() if is_python_op(node)} if self.operators else set()
+        held = {node.attributes["name"].as_string() for node in model.graph.all_nodes() if is_python_op(node)}
         return [
             (function, calls[0].operator)
             for function, calls in self.calls.items()
@@ -292,7 +293,7 @@ class EagerGraph:
         return found
 
 
-def _calls(result: Any, survey: Survey) -> dict[type, list[Call]]:
+def _calls(result: Any, survey: Survey) -> dict[Any, list[Call]]:
     """The calls that hang on a result by gradients; all calls that were made where nobody can find tensors in the result."""
     made_by = {id(node): call for node, call in survey.made}
     hooked: dict[int, list[Call]] = {}
@@ -300,10 +301,23 @@ def _calls(result: Any, survey: Survey) -> dict[type, list[Call]]:
         if not is_removed(handle) and is_portable(hook, name_of):
             hooked.setdefault(id(node), []).append(call)
     outputs = _tensors(result)
-    calls: dict[type, list[Call]] = {}
-    for node in _nodes(outputs) if outputs else {id(node): node for node, _ in survey.made}.values():
+    ends = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    calls: dict[Any, list[Call]] = {}
+    operators = {id(node): each for each in survey.operators for node in each.made}
+    inside = {id(node) for each in survey.operators if not each.kept for node in _nodes(each.made, each.sources)}
+    counted: set[int] = set()
+    cpps: dict[str, CppFunction] = {}
+    for node in _nodes(ends, operators=operators) if outputs else {id(node): node for node, _ in survey.made}.values():
         if id(node) in hooked:
             calls.setdefault(GradientHook, []).extend(hooked[id(node)])
+        operator = operators.get(id(node))
+        if operator is not None and operator.kept:
+            if id(operator) not in counted:
+                counted.add(id(operator))
+                calls.setdefault(operator.operator, []).append(operator.call)
+            continue
+        if id(node) not in inside and (cpp := private.cpp_function_of(node)):
+            calls.setdefault(cpps.setdefault(cpp, CppFunction(cpp)), []).append(Call())
         function = private.function_of(node)
         if function is not None and not belongs_to_torch(function):
             calls.setdefault(function, []).append(made_by.get(id(node), Call()))
@@ -351,14 +365,15 @@ def _tensors(result: Any, depth: int = 0) -> list[torch.Tensor]:
     return found
 
 
-def _nodes(outputs: list[torch.Tensor]) -> Iterator[Any]:
-    """Every node of the graph behind some tensors, once."""
-    seen = {t.grad_fn for t in outputs if t.grad_fn is not None}
-    todo = list(seen)
+def _nodes(outputs: Iterable[Any], ends: Iterable[Any] = (), operators: Mapping[int, OperatorCall] | None = None) -> Iterator[Any]:
+    """Every node of the graph behind some nodes, once, up to others; what hangs inside a kept operator is passed over."""
+    todo = list(dict.fromkeys(outputs))
+    seen = {*todo, *ends}
     while todo:
         node = todo.pop()
         yield node
-        for below, _ in node.next_functions:
+        operator = (operators or {}).get(id(node))
+        for below in operator.sources if operator is not None and operator.kept else [below for below, _ in node.next_functions]:
             if below is not None and below not in seen:
                 seen.add(below)
                 todo.append(below)

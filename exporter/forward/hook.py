@@ -19,7 +19,8 @@ from exporter.forward.session import Hook
 from exporter.forward.torchscript import decide_folding, export_torchscript, fold_constants, infer_node, infer_shapes
 from symbolics import torch_private as private
 from symbolics.capture.interception import intercept, settled
-from symbolics.capture.listener import captured_apply, wanted
+from symbolics.capture.listener import captured_apply, captured_operator, wanted
+from symbolics.capture.operator_calls import UNDER_TRANSFORMS, intercept_operators
 from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.capture.transforms import STAND_INS
 from symbolics.capture.tripwire import prove_capture, uncaught
@@ -126,6 +127,7 @@ def _patch() -> None:
             return
         try:
             _restore.append(intercept(captured_apply, wanted))
+            _restore.append(intercept_operators(captured_operator, wanted))
             _replace_all()
         except AttributeError as error:
             _unpatch()
@@ -207,6 +209,6 @@ def _refuse_transforms(current: Hook, original: Any, cls: Any, *args: Any, **kwa
             return recorder.run_inline(cls, args, kwargs)
         recorder.refuse(
             qualified_name(cls),
-            "it is called under torch.func (vmap, grad, jvp), where there is no single call to keep: call it outside, on the whole batch, or name it in inline=",
+            UNDER_TRANSFORMS,
         )
     return original(cls, *args, **kwargs)

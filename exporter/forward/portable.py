@@ -62,6 +62,8 @@ def make_portable(model: ir.Model, records: Mapping[ir.Node, Record], portable: 
         name, place = record.call.name, (record.module, record.source)
         used = tuple(bool(value.uses()) or value.is_graph_output() for value in node.outputs[1:])
         try:
+            if record.call.operator is not None:
+                raise Untraceable("it is an operator of torch.library, whose backward nobody traces yet")
             functions = made.functions(record, used)
         except Untraceable as error:
             if isinstance(portable, Patterns):

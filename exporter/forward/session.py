@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,10 @@ from exporter.gradient_graph.inside import expand_gradients
 from exporter.train_mode.buffers import add_lost, warn_of_lost
 from symbolics import torch_private as private
 from symbolics.capture.disguise import as_in_eager
-from symbolics.capture.interception import settled
+from symbolics.capture.interception import belongs_to_torch, settled
 from symbolics.capture.marks import marking
-from symbolics.capture.recorder import Recorder, active_recorder, belongs_to_torch
+from symbolics.capture.operator_calls import is_translated
+from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.capture.translate import translations
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.graph.collector import without_gc
@@ -33,7 +34,7 @@ from symbolics.node.names import UNCHECKED_KEY, qualified_name
 from symbolics.node.patterns import Patterns
 from symbolics.quirks import TRACED
 
-__all__ = ["Hook", "capturing", "check_place", "judged", "surroundings", "write"]
+__all__ = ["Hook", "capturing", "check_place", "judged", "surroundings", "translates", "write"]
 
 
 @dataclass
@@ -63,6 +64,13 @@ def surroundings(current: Hook) -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         yield
+
+
+def translates(given: Collection[Any] | None, opset: int | None) -> None:
+    """Tell the recorder which operators of torch.library the exporter has translations of, as `is_translated` takes them."""
+    recorder = active_recorder()
+    assert recorder is not None
+    recorder.translated = lambda overload: is_translated(overload, given, opset)
 
 
 @contextlib.contextmanager
@@ -115,8 +123,8 @@ def _all_functions(base: type) -> list[type]:
 def judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[], Any], *, training: bool | None = None) -> Any:
     """Export, and let eager's own graph judge the file.
 
-    What got lost because the model asks whether it is traced, or stands inside an operator of torch.library, is exported
-    once more: what leads to the Function is told that it is not traced, then all of the model; the operator makes way for what it runs.
+    What got lost because the model asks whether it is traced is exported once more: what leads to the Function is told that it is
+    not traced, then all of the model.
 
     Args:
         current: The hook.
@@ -150,17 +158,15 @@ def _judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[
     written = [parameter for name, parameter in _parameters(model) if name in eager.state]
     if written:
         export = unchanged(*written)(export)
-    result, failure = None, None
+    result = None
     try:
         result = export()
         lost = _lost(current, eager)
     except Exception as error:
-        if not eager.operators:
-            eager.explain(error)
-            raise
-        lost, failure = eager.inside_operators(), error
+        eager.explain(error)
+        raise
     if lost:
-        result = _again_as_in_eager(current, eager, lost, export, failure)
+        result = _again_as_in_eager(current, eager, lost, export)
     assert current.program is not None
     eager.check_taken(recorder.capture.taken.calls)
     if current.portable:
@@ -179,9 +185,8 @@ def _judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[
     return result
 
 
-def _again_as_in_eager(current: Hook, eager: EagerGraph, lost: list[Lost], export: Callable[[], Any], failure: Exception | None) -> Any:
-    recorder = active_recorder()
-    assert recorder is not None
+def _again_as_in_eager(current: Hook, eager: EagerGraph, lost: list[Lost], export: Callable[[], Any]) -> Any:
+    failure: Exception | None = None
     names, before = ", ".join(sorted(qualified_name(each.function) for each in lost)), _inputs(current)
     way = {code for each in lost for code in each.call.code}
     # Who asks on the way to the Function; by a helper of its own; anybody. The fewer are told so, the less else changes.
@@ -192,13 +197,10 @@ def _again_as_in_eager(current: Hook, eager: EagerGraph, lost: list[Lost], expor
     ):
         try:
             with as_in_eager(told):
-                recorder.opened = eager.operators
                 result = export()
         except Exception as error:
             failure = failure or error
             continue
-        finally:
-            recorder.opened = set()
         if still := _lost(current, eager):
             lost = still
         elif before is not None and _inputs(current) != before:
@@ -236,7 +238,8 @@ def _eager_graph(current: Hook, model: Any, args: Any, kwargs: Any, training: bo
     if not kwargs and args and isinstance(args[-1], dict) and not _binds(model, args):  # torch's older way to pass keyword arguments
         *rest, kwargs = args
         args = tuple(rest)
-    return EagerGraph.of(model, args, kwargs, training=training)
+    recorder = active_recorder()
+    return EagerGraph.of(model, args, kwargs, training=training, keeps=recorder.keeps if recorder is not None else lambda _: False)
 
 
 def _binds(model: torch.nn.Module, args: tuple[Any, ...]) -> bool:

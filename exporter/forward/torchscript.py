@@ -20,7 +20,7 @@ from exporter.forward.draft import constants_to_initializers, read_draft
 from exporter.forward.finish import finish, refuse_scripted
 from exporter.forward.inputs import dynamic_sizes, input_names, without_numbers
 from exporter.forward.opset import opset_asked
-from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, write
+from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
 from exporter.forward.state import ModelState, all_buffers_named
 from symbolics import torch_private as private
 from symbolics.capture.marks import differentiable_inputs, holds_tensor
@@ -55,6 +55,7 @@ def export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: A
         *rest, keywords = args
         args = tuple(rest)
     with surroundings(current):
+        translates(None, options.get("opset_version"))
         judged(
             current,
             model,

@@ -18,12 +18,14 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from exporter.files.trust import Gate
+from exporter.runtime.operators import check_operator, find_operator
 from exporter.runtime.store import Context, ContextStore, PoolLog
 from symbolics.errors import FormatError, PythonopError, RunError
 from symbolics.node.attributes import GRAD_SPECS, check_types, read_attributes, read_call
 from symbolics.node.containers import Partial, Slot, fill, slots
 from symbolics.node.dtypes import DTYPES
-from symbolics.node.names import CALL_ATTRIBUTE, PYTHON_OP_GRAD
+from symbolics.node.names import CALL_ATTRIBUTE, PYTHON_OP_GRAD, is_operator
+from symbolics.node.operators import Operator
 from symbolics.node.torch_arguments import by_name
 from symbolics.text import shown
 
@@ -50,17 +52,19 @@ def _fresh(value: Any) -> Any:
     return value.copy() if isinstance(value, (np.ndarray, set, OrderedDict)) else value
 
 
-def _apply_of(function: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+def _apply_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
     """``Function.apply`` of a class, never an override of it: that prepares arguments, and those of a file are prepared.
 
     Where forward's defaults need no filling in, it is what ``Function.apply`` ends in, 6 us against 8: a runtime's tensors
-    are no functorch wrappers, which the rest looks for.
+    are no functorch wrappers, which the rest looks for. Of an operator, what calls it.
     """
-    if not kwargs and (_takes_context(function) or _binds_all(function.forward, args)):  # type: ignore[attr-defined]
-        return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    if isinstance(function, Operator):
+        return function.apply
+    if not kwargs and (_takes_context(function) or _binds_all(function.forward, args)):
+        return super(torch.autograd.Function, function).apply
     # Where apply is a method of C, that binds the defaults itself.
     apply = getattr(torch.autograd.Function.apply, "__func__", None)
-    return super(torch.autograd.Function, function).apply if apply is None else MethodType(apply, function)  # type: ignore[misc]
+    return super(torch.autograd.Function, function).apply if apply is None else MethodType(apply, function)
 
 
 def _binds_all(forward: Callable[..., Any], args: tuple[Any, ...]) -> bool:
@@ -82,9 +86,9 @@ class PythonOp:
 
     Attributes:
         call: The AutogradCall.
-        function: The Function class.
+        function: The Function class, or the `Operator`.
         args: The positional arguments that the caller passed.
-        apply: ``Function.apply`` of that class, never an override of it.
+        apply: ``Function.apply`` of that class, never an override of it; or what calls the operator.
         title: How messages name the node.
         simple: Whether the native library may run it on its own: no containers, sizes, kwargs or autocast, and
             tensors as outputs.
@@ -108,8 +112,9 @@ class PythonOp:
         """
         self.title = f"PythonOp {shown(node_name)!r}"
         try:
-            name = read_attributes(attributes).name  # names stay text: a malformed node imports nothing
-            self.function = gate("function", name)
+            plain = read_attributes(attributes)  # names stay text: a malformed node imports nothing
+            name = plain.name
+            self.function: Any = find_operator(plain, gate) if is_operator(name) else gate("function", name)
             self.call = call = read_attributes(attributes, gate)
             self.autocast = _autocast(call.autocast.dtypes)
             check_element_types((*call.input_types, *call.output_types))
@@ -150,6 +155,9 @@ class PythonOp:
         Raises:
             FormatError: It cannot.
         """
+        if isinstance(self.function, Operator):
+            check_operator(self.title, self.function, self.call, self.args)
+            return
         try:
             # The wrapper is what is called: it may take more than the function that it names in __wrapped__.
             signature = inspect.signature(self.function.forward, follow_wrapped=False)

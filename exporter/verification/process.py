@@ -19,6 +19,7 @@ from symbolics.errors import FormatError, RunError, TrustError
 from symbolics.graph.values import is_python_op
 from symbolics.graph.walk import walk
 from symbolics.node.names import CALL_ATTRIBUTE, OUTPUTS_KEY, qualified_name
+from symbolics.node.patterns import Patterns
 
 __all__ = ["FileStep", "names_in", "run_in_a_fresh_process"]
 
@@ -47,7 +48,7 @@ class FileStep:
 
 
 def names_in(model: ir.Model) -> list[str]:
-    """The classes that a file names: Functions, and the types of their arguments and of the model's result."""
+    """What a file names: Functions, operators and the modules that register them, the types of their arguments and of the model's result."""
     found: dict[str, None] = {}
 
     def visit(data: Any) -> None:
@@ -66,7 +67,10 @@ def names_in(model: ir.Model) -> list[str]:
         if is_python_op(node) and "name" in node.attributes:
             found[node.attributes["name"].as_string()] = None
             if CALL_ATTRIBUTE in node.attributes:
-                visit(json.loads(node.attributes[CALL_ATTRIBUTE].as_string()))
+                call = json.loads(node.attributes[CALL_ATTRIBUTE].as_string())
+                if call.get("operator"):
+                    found[f"{call['operator']['module']}:*"] = None
+                visit(call)
     if OUTPUTS_KEY in model.metadata_props:
         visit(json.loads(model.metadata_props[OUTPUTS_KEY]))
     return [name for name in found if ":" in name]
@@ -79,7 +83,7 @@ def run_in_a_fresh_process(path: Path, eager: EagerStep, allow: Iterable[Any], s
         RunError: It does not end in time, or leaves no result.
         TrustError, FormatError, RunError: As it raised them.
     """
-    patterns = [entry if isinstance(entry, str) else qualified_name(entry) for entry in allow]
+    patterns = [entry if isinstance(entry, str) else qualified_name(entry) for entry in Patterns(allow, "allow").items]
     job = {
         "path": str(path), "allow": patterns, "setup": setup, "inputs": eager.inputs, "cotangents": eager.cotangents, "steps": steps, "seed": SEED,
         "buffers": list(eager.buffers), "threads": torch.get_num_threads(),

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from symbolics import torch_private as private
+from symbolics.node.call import Autocast
 
-__all__ = ["Call", "Callsites"]
+__all__ = ["Call", "Callsites", "autocast_state"]
 
 
 @dataclass(frozen=True)
@@ -61,3 +62,10 @@ class Callsites:
                 operator = private.operator_name(frame.f_locals.get("self"))
             frame = frame.f_back
         return Call(*self.here(), operator, frozenset(code))
+
+
+def autocast_state() -> Autocast:
+    """The autocast state around this code."""
+    devices = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    dtypes = {d: str(torch.get_autocast_dtype(d)).removeprefix("torch.") for d in devices}
+    return Autocast(dtypes, torch.is_autocast_cache_enabled()) if dtypes else Autocast()

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from symbolics.capture.binding import Slots
 from symbolics.errors import ExportError
 from symbolics.node.containers import expand_leaves
 
@@ -20,6 +21,7 @@ __all__ = [
     "modules_among",
     "runs_inlined",
     "stands_in_inlined",
+    "state_of",
     "trainable_module",
 ]
 
@@ -143,3 +145,16 @@ def closed_over(function: Any) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):
         with contextlib.suppress(ValueError):  # an empty cell
             yield name, cell.cell_contents
+
+
+def state_of(modules: Iterable[torch.nn.Module], slots: Slots) -> list[tuple[torch.nn.Module, str, int]]:
+    """A slot for each parameter and buffer of some modules, behind those of the arguments; what is an argument as well has its own."""
+    known = {id(value): index for index, value in enumerate(slots.values)}
+    found = []
+    for module in modules:
+        for name, tensor in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)):
+            if id(tensor) not in known:
+                slots.take(tensor)
+                known[id(tensor)] = len(slots.values) - 1
+            found.append((module, name, known[id(tensor)]))
+    return found

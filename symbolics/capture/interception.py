@@ -32,7 +32,7 @@ import torch
 
 from symbolics import torch_private as private
 
-__all__ = ["TESTED", "intercept", "is_method_of_c", "original_apply", "settled"]
+__all__ = ["TESTED", "belongs_to_torch", "intercept", "is_method_of_c", "original_apply", "settled"]
 
 #: The releases of torch that the whole suite has run on; pyproject.toml says the same.
 TESTED = ("2.13", "2.14", "2.15")
@@ -74,6 +74,17 @@ def original_apply(cls: type, args: _Args, kwargs: _Kwargs) -> Any:
         return private.apply_of_base(cls)(*args, **kwargs)
     finally:
         _thread.passing = None
+
+
+def belongs_to_torch(cls: type) -> bool:
+    """Whether a Function is part of how torch works, rather than something that a model calls.
+
+    Those of torch's public packages are a model's as any other: torch.nn's CrossMapLRN2d, torch.distributed's collectives.
+    """
+    parts = cls.__module__.split(".")
+    if parts[0] != "torch":
+        return False
+    return parts[1:2] == ["autograd"] or (len(parts) > 1 and parts[1].startswith("_")) or private.is_module_hook(cls)
 
 
 @contextlib.contextmanager

@@ -1,13 +1,13 @@
-"""Who hears of calls of ``Function.apply`` in a thread: a Recorder, or for a moment a Survey or a test of the capture itself."""
+"""Who hears of calls of ``Function.apply`` and of operators in a thread: a Recorder, or for a moment a Survey or a test of the capture itself."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-__all__ = ["Listener", "active_listener", "captured_apply", "wanted"]
+__all__ = ["Listener", "active_listener", "captured_apply", "captured_operator", "wanted"]
 
 _thread = threading.local()
 
@@ -43,6 +43,10 @@ class Listener:
         """Stand in for ``cls.apply(*args, **kwargs)``."""
         raise NotImplementedError
 
+    def operator(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
+        """Stand in for ``overload(*args, **kwargs)``, which ``call`` makes."""
+        return call()
+
 
 def active_listener() -> Listener | None:
     """The listener of this thread, None where nobody listens."""
@@ -54,6 +58,13 @@ def captured_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
     listener = active_listener()
     assert listener is not None
     return listener.apply(cls, args, kwargs)
+
+
+def captured_operator(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
+    """What stands in for a call of an operator that is `wanted`."""
+    listener = active_listener()
+    assert listener is not None
+    return listener.operator(overload, args, kwargs, call)
 
 
 def wanted() -> bool:

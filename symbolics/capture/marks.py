@@ -101,12 +101,6 @@ class StopGradients(TorchFunctionMode):
             with self:  # what it calls inside may stop gradients too (F.gumbel_softmax)
                 return _rewritten(body, REWRITES.get(func), *args, **kwargs)
         recorder = active_recorder()
-        if recorder is not None and recorder.opened and private.operator_name(func) in recorder.opened:
-            tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            kernel = private.autograd_kernel(func, tensors)
-            if kernel is not None:
-                with self:
-                    return kernel(*args, **kwargs)
         if recorder is not None and recorder.capture.transparent and args and _stops(func) and stands_in_inlined(sys._getframe(1)):
             if func is private.set_grad_enabled:
                 return None

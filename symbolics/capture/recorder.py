@@ -1,4 +1,4 @@
-"""Recorder: turns a call of ``Function.apply`` during an export into an AutogradCall and one opaque op.
+"""Recorder: turns a call of ``Function.apply``, or of an operator, during an export into an AutogradCall and one opaque op.
 
 Both exporters share it. While a recorder is the listener of a thread, each outermost call comes to it. It runs forward once,
 unseen by the exporter, to learn the outputs, files a `Record` under a key and calls
@@ -7,9 +7,10 @@ unseen by the exporter, to learn the outputs, files a `Record` under a key and c
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -18,27 +19,35 @@ import torch
 from symbolics import torch_private as private
 from symbolics.capture.aliases import Aliases
 from symbolics.capture.binding import Slots, bind, has_setup_context
-from symbolics.capture.buffers import Buffers
-from symbolics.capture.callsite import Callsites
+from symbolics.capture.callsite import Callsites, autocast_state
 from symbolics.capture.gradient_hooks import GradientHook, HookedTensor, arguments_of, changes_nothing, shown_hook, unhook, why_not_portable
 from symbolics.capture.gradient_ops import Answers, Taken
-from symbolics.capture.inlining import InlineContext, answers_for_parameters, closed_over, modules_among, runs_inlined, trainable_module
-from symbolics.capture.interception import original_apply
+from symbolics.capture.inlining import (
+    InlineContext,
+    answers_for_parameters,
+    closed_over,
+    modules_among,
+    runs_inlined,
+    state_of,
+    trainable_module,
+)
+from symbolics.capture.interception import belongs_to_torch, original_apply
 from symbolics.capture.listener import Listener, active_listener
 from symbolics.capture.opaque_op import Record, forget, remember
+from symbolics.capture.operator_calls import UNDER_TRANSFORMS, origin_of, run_inlined
 from symbolics.capture.other_hooks import check_module_hooks, check_parameter_hooks
 from symbolics.capture.probe import observe
-from symbolics.capture.running_statistics import RunningStatistics
-from symbolics.capture.views import Views
+from symbolics.capture.trace import Trace
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.node.attributes import write_attributes
-from symbolics.node.call import Autocast, AutogradCall
+from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Slot, expand_leaves, fill
 from symbolics.node.dtypes import onnx_type
 from symbolics.node.names import qualified_name
+from symbolics.node.operators import Operator
 from symbolics.node.patterns import Patterns
 
-__all__ = ["Capture", "Recorder", "Trace", "active_recorder", "belongs_to_torch"]
+__all__ = ["Capture", "Recorder", "active_recorder"]
 
 _keys = itertools.count()
 
@@ -53,33 +62,6 @@ def active_recorder() -> Recorder | None:
     """The recorder that listens in this thread, None outside a hook."""
     listener = active_listener()
     return listener if isinstance(listener, Recorder) else None
-
-
-@dataclass
-class Trace:
-    """What TorchScript's trace takes beside the calls.
-
-    Attributes:
-        anchors: A traced tensor per call: as outputs of the graph they keep calls whose results nobody reads.
-        dynamic: Example sizes of the dimensions that are declared dynamic.
-        frozen: Those that the model turned into Python ints (torch.export keeps them symbolic, or fails).
-        state: The names of the model's parameters and buffers.
-        fed: The names of values that depend on the model's inputs, of those that somebody asked about.
-        dirtied: Tensors that a Function changed and said so: the trace leaves them as they were.
-        buffers: The model's buffers before its forward.
-        statistics: What batch_norm wrote into running statistics.
-        views: Which tensors look at the memory of which others.
-    """
-
-    anchors: list[torch.Tensor] = field(default_factory=list)
-    dynamic: set[int] = field(default_factory=set)
-    frozen: set[int] = field(default_factory=set)
-    state: Container[str] = ()
-    fed: set[str] = field(default_factory=set)
-    dirtied: list[torch.Tensor] = field(default_factory=list)
-    buffers: Buffers | None = None
-    statistics: RunningStatistics | None = None
-    views: Views = field(default_factory=Views)
 
 
 @dataclass
@@ -139,7 +121,7 @@ class Recorder(Listener):
         portable: Which Functions a function of the file may stand for: theirs may hide modules.
         opaque: Those of them for which none can, and why.
         answers: What torch.autograd.grad gave in eager mode.
-        opened: Operators of torch.library that call Functions: what they run for autograd is exported in their place.
+        translated: Which operators of torch.library the exporter has a translation of: they stay what they are.
         capture: The export that is running, or the last one.
     """
 
@@ -151,7 +133,7 @@ class Recorder(Listener):
         self.opaque: dict[type, str] = {}
         self.records: dict[str, Record] = {}
         self.answers: Answers = {}
-        self.opened: set[str] = set()
+        self.translated: Callable[[Any], bool] = lambda _: False
         self.capture = Capture()
 
     def __exit__(self, *_: object) -> None:
@@ -194,7 +176,7 @@ class Recorder(Listener):
         if self.capture.error is not None:  # torch tries a second strategy after an error; it cannot do better
             raise self.capture.error
         module, source = self.capture.sites.here()
-        try:
+        with self._told_where(cls, module, source):
             if self.inline.matches(cls):
                 return self.run_inline(cls, args, kwargs)
             if self._is_portable(cls):
@@ -211,14 +193,47 @@ class Recorder(Listener):
                 finally:
                     self.capture.transparent = outer
             return self._node(cls, args, kwargs, module, source)
+
+    @contextlib.contextmanager
+    def _told_where(self, cls: Any, module: str, source: str) -> Iterator[None]:
+        """Errors of the block say what was called, and where."""
+        try:
+            yield
         except ExportError as error:
             if self.capture.error is None:
                 self.capture.error = type(error)(f"{qualified_name(cls)}, called in module {module or '<root>'} at {source}: {error}")
                 self.capture.error.__cause__ = error.__cause__
             raise self.capture.error from error.__cause__
 
-    def _is_portable(self, cls: type) -> bool:
-        return cls not in self.opaque and self.portable(cls)
+    def _is_portable(self, cls: Any) -> bool:
+        return isinstance(cls, type) and cls not in self.opaque and self.portable(cls)
+
+    def keeps(self, operator: Operator) -> bool:
+        """Whether a call of an operator becomes a node: no exporter knows it, it is not inlined, and autograd sees it as one."""
+        return (
+            operator.takes_tensors
+            and not self.translated(operator.overload)
+            and not self.inline.matches(operator)  # type: ignore[arg-type]
+            and not private.is_composite(operator.overload)
+        )
+
+    def operator(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
+        """Stand in for ``overload(*args, **kwargs)``."""
+        if self.capture.error is not None:
+            raise self.capture.error
+        operator = Operator.of(overload)
+        if not operator.takes_tensors:
+            return self._quietly(call)
+        if self.translated(overload):
+            with self.deaf():  # what it calls belongs to it
+                return call()
+        module, source = self.capture.sites.here()
+        with self._told_where(operator, module, source):
+            if not self.keeps(operator):
+                return run_inlined(operator, args, kwargs)
+            if private.transforms_active():
+                raise ExportError(UNDER_TRANSFORMS)
+            return operator.result_of(self._node(operator, args, kwargs, module, source))
 
     # ------------------------------------------------------------------------------------------------------ hooks
 
@@ -284,7 +299,7 @@ class Recorder(Listener):
             stacklevel=2,
         )
 
-    def _node(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str) -> Any:
+    def _node(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str) -> Any:
         with private.unheard():  # reading a tensor's properties would cost a call of each mode
             key, slots = self._record(cls, args, kwargs, module, source)
         outputs = self.records[key].outputs
@@ -323,7 +338,8 @@ class Recorder(Listener):
     def _record(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str) -> tuple[str, Slots]:
         """File a record of a call; its key, and the tensors and sizes among its arguments."""
         bound, names, passed = bind(cls, args, kwargs)
-        name = self._name(cls)
+        name, operator = self._name(cls), cls if isinstance(cls, Operator) else None
+        passed = passed if operator is None else len(bound.args)
         for variable in [name for name, value in closed_over(cls.forward) if isinstance(value, (torch.Tensor, torch.nn.Module))]:
             # It is no argument: autograd gives it no gradient, and neither do we.
             self._warn(cls, module, f"forward closes over {variable!r}; it is not in the file and gets no gradient: pass it as an argument")
@@ -331,7 +347,7 @@ class Recorder(Listener):
         positional = tuple(slots.take(value) for value in bound.args)
         keywords = {name: slots.take(value) for name, value in sorted(bound.kwargs.items())}
         given = len(slots.values)
-        hidden = _state_of(modules_among(bound.args, bound.kwargs), slots) if self._is_portable(cls) else []
+        hidden = state_of(modules_among(bound.args, bound.kwargs), slots) if self._is_portable(cls) else []
         slots.check([*names, *{index: name for _, name, index in reversed(hidden) if index >= given}.values()])
         self.capture.aliases.check_read(slots.tensors)
         if self.capture.trace.statistics is not None:
@@ -340,7 +356,8 @@ class Recorder(Listener):
         outputs = observe(cls, (bound.args[:passed], bound.kwargs), slots.tensors_and_sizes[:given], self._quietly)
         outputs.input_sizes += [] if private.is_tracing() else slots.dims(())[given:]
         grad = torch.is_grad_enabled()
-        tracked = {id(value) for value in (*bound.args, *bound.kwargs.values()) if isinstance(value, torch.Tensor)}
+        given_tensors = (*bound.args, *bound.kwargs.values()) if operator is None else slots.tensors  # autograd sees those in lists, too
+        tracked = {id(value) for value in given_tensors if isinstance(value, torch.Tensor)}
         tracked |= {id(slots.values[index]) for *_, index in hidden}
         call = AutogradCall(
             id="",
@@ -356,8 +373,9 @@ class Recorder(Listener):
             output_requires_grads=tuple(o.requires_grad for o in outputs.tensors),
             inplace=bool(outputs.dirty),
             training=self.capture.training,
-            autocast=_autocast(),
+            autocast=autocast_state(),
             passed=None if passed == len(bound.args) else passed,
+            operator=None if operator is None else origin_of(operator, source),
         )
         key = f"{next(_keys)}"
         call = replace(call, id=key)
@@ -373,17 +391,20 @@ class Recorder(Listener):
             traced, call = call, replace(call, args=every, kwargs={}, passed=None)
             attributes = write_attributes(call, self.names)
         if outputs.mutated:
+            declared = "ctx.mark_dirty" if operator is None else "mutates_args, or (a!) in its schema"
             shown = ", ".join(f"argument {names[int(slots.path(i))]}" for i in outputs.mutated)
             self._warn(
                 cls,
                 module,
-                f"its forward changes {shown} in place without ctx.mark_dirty; the node leaves it as it was: declare the change",
+                f"its forward changes {shown} in place without {declared}; the node leaves it as it was: declare the change",
             )
             self.capture.aliases.stale += [
                 (
                     slots.values[i],
-                    f"{qualified_name(cls)} changes it in place without ctx.mark_dirty",
-                    "call ctx.mark_dirty in that forward, and return it",
+                    f"{qualified_name(cls)} changes it in place without {declared}",
+                    "call ctx.mark_dirty in that forward, and return it"
+                    if operator is None
+                    else "declare the change where it is registered",
                 )
                 for i in outputs.mutated
             ]
@@ -394,7 +415,7 @@ class Recorder(Listener):
         remember(key, self.records[key])
         return key, slots
 
-    def _name(self, cls: type) -> str:
+    def _name(self, cls: Any) -> str:
         """What the file calls a Function: one name, one class."""
         name = self.names(cls) or qualified_name(cls)
         other = self.capture.classes.setdefault(name, cls)
@@ -455,35 +476,5 @@ class Recorder(Listener):
             self.capture.inlined[qualified_name(cls)] = why
             self._warn(cls, module, f"inlined, because {why}. Its gradient is the derivative of its forward{beside}")
 
-    def _warn(self, cls: type, module: str, text: str) -> None:
+    def _warn(self, cls: Any, module: str, text: str) -> None:
         warnings.warn(f"{qualified_name(cls)} in module {module or '<root>'}: {text}.", PythonopWarning, stacklevel=2)
-
-
-def _state_of(modules: Iterable[torch.nn.Module], slots: Slots) -> list[tuple[torch.nn.Module, str, int]]:
-    """A slot for each parameter and buffer of some modules, behind those of the arguments; what is an argument as well has its own."""
-    known = {id(value): index for index, value in enumerate(slots.values)}
-    found = []
-    for module in modules:
-        for name, tensor in (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)):
-            if id(tensor) not in known:
-                slots.take(tensor)
-                known[id(tensor)] = len(slots.values) - 1
-            found.append((module, name, known[id(tensor)]))
-    return found
-
-
-def belongs_to_torch(cls: type) -> bool:
-    """Whether a Function is part of how torch works, rather than something that a model calls.
-
-    Those of torch's public packages are a model's as any other: torch.nn's CrossMapLRN2d, torch.distributed's collectives.
-    """
-    parts = cls.__module__.split(".")
-    if parts[0] != "torch":
-        return False
-    return parts[1:2] == ["autograd"] or (len(parts) > 1 and parts[1].startswith("_")) or private.is_module_hook(cls)
-
-
-def _autocast() -> Autocast:
-    devices = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
-    dtypes = {d: str(torch.get_autocast_dtype(d)).removeprefix("torch.") for d in devices}
-    return Autocast(dtypes, torch.is_autocast_cache_enabled()) if dtypes else Autocast()

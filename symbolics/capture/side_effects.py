@@ -111,7 +111,7 @@ def same_values(one: torch.Tensor, two: torch.Tensor) -> bool:
 def _state(cls: type, arguments: Any) -> dict[str, Any]:
     """name -> a shallow picture of each thing that can remember: the attributes of the class, and mutable arguments."""
     found: dict[str, Any] = {}
-    for owner in cls.__mro__:
+    for owner in cls.__mro__ if isinstance(cls, type) else ():
         if owner is torch.autograd.Function:
             break
         for name, value in vars(owner).items():

@@ -6,10 +6,12 @@ import contextlib
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from symbolics import torch_private as private
@@ -19,8 +21,28 @@ from symbolics.capture.interception import original_apply
 from symbolics.capture.listener import Listener
 from symbolics.capture.other_hooks import saved_tensors_compared
 from symbolics.node.containers import expand_leaves
+from symbolics.node.operators import Operator
 
-__all__ = ["Survey"]
+__all__ = ["OperatorCall", "Survey"]
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorCall:
+    """A call of an operator in eager mode: the part of the autograd graph that is its own.
+
+    Attributes:
+        operator: The operator.
+        kept: Whether it becomes one node of the file; else what it runs is judged by itself, or a translation stands for it.
+        made: The autograd nodes of what it returned and changed.
+        sources: Those of its arguments: there its own part ends.
+        call: Where it was made.
+    """
+
+    operator: Operator
+    kept: bool
+    made: tuple[Any, ...]
+    sources: tuple[Any, ...]
+    call: Call
 
 
 class _GradientsNoted(TorchFunctionMode):
@@ -53,12 +75,19 @@ class Survey(Listener):
     Attributes:
         made: The autograd node of each tensor that a call returned, and the call.
         hooked: The autograd node of each tensor that the model hooked, the hook, what removes it, and where.
+        operators: The calls of operators that are not torch's own.
         changed: The saved_tensors_hooks that give back something else than they were given, as text.
         taken: What each call of torch.autograd.grad that the forward made gave, by module and line.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, keeps: Callable[[Operator], bool] = lambda _: False) -> None:
+        """Args:
+        model: The model that runs.
+        keeps: Which operators become one node of the file.
+        """
         super().__init__()
+        self._keeps = keeps
+        self.operators: list[OperatorCall] = []
         self.made: list[tuple[Any, Call]] = []
         self.hooked: list[tuple[Any, Any, Any, Call]] = []
         self.changed: list[str] = []
@@ -100,3 +129,27 @@ class Survey(Listener):
         call = self._sites.call()
         self.made += [(t.grad_fn, call) for t in expand_leaves(result) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
         return result
+
+    def operator(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
+        """Make the call; what a kept one calls inside belongs to it."""
+        operator = Operator.of(overload)
+        kept = self._keeps(operator)
+        sources = _nodes_of((args, kwargs))
+        if kept:
+            with self.deaf():
+                result = call()
+        else:
+            result = call()
+        known = set(map(id, sources))
+        made = tuple(node for node in _nodes_of((result, args, kwargs)) if id(node) not in known)
+        if made:
+            self.operators.append(OperatorCall(operator, kept, made, sources, self._sites.call()))
+        return result
+
+
+def _nodes_of(values: Any) -> tuple[Any, ...]:
+    return tuple(
+        t.grad_fn if t.grad_fn is not None else get_gradient_edge(t).node
+        for t in expand_leaves(values)
+        if isinstance(t, torch.Tensor) and t.requires_grad
+    )

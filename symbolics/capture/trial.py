@@ -14,6 +14,7 @@ from symbolics.capture.outputs import Output, Outputs
 from symbolics.capture.side_effects import watched
 from symbolics.errors import ExportError
 from symbolics.node.containers import Slot, fill
+from symbolics.node.operators import Operator
 
 __all__ = ["Call", "Trial", "forward_raised", "stand_in_for", "trial"]
 
@@ -81,7 +82,7 @@ def stand_in_for(tensor: torch.Tensor) -> torch.Tensor:
     return fresh
 
 
-def trial(cls: type, call: Call, values: Sequence[Any], stand_ins: Sequence[Any]) -> Trial:
+def trial(cls: Any, call: Call, values: Sequence[Any], stand_ins: Sequence[Any]) -> Trial:
     """Run apply with other tensors and sizes in the places of its own."""
     by_id = {id(value): stand_in for value, stand_in in zip(values, stand_ins, strict=True)}
     sizes = iter([s for v, s in zip(values, stand_ins, strict=True) if not isinstance(v, torch.Tensor) and not isinstance(s, torch.Tensor)])
@@ -98,7 +99,7 @@ def trial(cls: type, call: Call, values: Sequence[Any], stand_ins: Sequence[Any]
 
     args, kwargs = fill(tuple(call[0]), leaf), fill(dict(call[1]), leaf)
     with watched(cls, (args, kwargs), stand_ins) as seen:
-        result = original_apply(cls, args, kwargs)
+        result = cls.apply(*args, **kwargs) if isinstance(cls, Operator) else original_apply(cls, args, kwargs)
     return Trial(result, list(stand_ins), seen.changed, seen.warnings)
 
 

@@ -15,10 +15,10 @@ import onnx_ir as ir
 
 from symbolics.errors import ExportError, FormatError
 from symbolics.node.arguments import Resolver, decode, encode, loads, unresolved
-from symbolics.node.call import Autocast, AutogradCall
+from symbolics.node.call import Autocast, AutogradCall, OperatorOrigin
 from symbolics.node.containers import Slot, slots
 from symbolics.node.limits import MAX_BYTES, MAX_ITEMS, MAX_RANK
-from symbolics.node.names import CALL_ATTRIBUTE, FORMAT_VERSION, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.node.names import CALL_ATTRIBUTE, FORMAT_VERSION, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD, is_operator
 from symbolics.node.records import read_record
 from symbolics.text import shown
 
@@ -47,7 +47,7 @@ _INT, _INTS, _FLOATS, _STRING = ir.AttributeType.INT, ir.AttributeType.INTS, ir.
 
 #: attribute -> (type, required, meaning): the attributes of PythonOp, in the order they are written.
 SPECS: dict[str, tuple[ir.AttributeType, bool, str]] = {
-    "name": (_STRING, True, "The Function class as module:qualname."),
+    "name": (_STRING, True, "The Function class as module:qualname, or the operator as namespace::name.overload."),
     "input_convention": (_STRING, True, "A letter per argument of apply: 'd' a tensor, 'c' anything else."),
     "input_requires_grads": (_INTS, True, "A flag per argument, tensor or not: whether it needs a gradient."),
     "input_tensor_types": (_INTS, True, "ONNX element types of the tensor arguments."),
@@ -190,6 +190,8 @@ def _write_call(call: AutogradCall, names: Callable[[Any], str | None]) -> str:
         data["autocast"] = {"dtypes": dict(sorted(call.autocast.dtypes.items())), "cache": call.autocast.cache}
     if call.passed is not None and call.passed != len(call.args):
         data["passed"] = call.passed
+    if call.operator is not None:
+        data["operator"] = vars(call.operator)
     text = json.dumps(data, separators=(",", ":"))
     if len(text) > MAX_BYTES:
         raise ExportError(
@@ -251,6 +253,7 @@ def read_attributes(attributes: Mapping[str, Any], resolver: Resolver = unresolv
         training=bool(attributes.get("training_mode", 0)),
         autocast=record.autocast if record else Autocast(),
         passed=record.passed if record else None,
+        operator=record.operator if record else None,
     )
     _check_call(call, convention)
     return call
@@ -348,10 +351,11 @@ class CallRecord:
     outputs: Any
     autocast: Autocast
     passed: int | None
+    operator: OperatorOrigin | None
 
 
 # What ``call`` may leave out.
-_DEFAULTS: dict[str, Any] = {"autocast": {"dtypes": {}, "cache": True}, "passed": None}
+_DEFAULTS: dict[str, Any] = {"autocast": {"dtypes": {}, "cache": True}, "passed": None, "operator": None}
 
 
 def read_call(text: str, name: str) -> CallRecord:
@@ -384,6 +388,7 @@ def _check_call(call: AutogradCall, convention: str) -> None:
         and len(call.input_types) == len(call.input_ranks) == len(inputs)
         and call.output_slots == [Slot(i) for i in range(len(call.output_types))]
         and len(call.output_ranks) == len(call.output_requires_grads) == len(call.output_types)
+        and (call.operator is None or is_operator(call.name))
     )
     if not ok:
         raise FormatError.damaged(shown(call.name), "its call attribute and its other attributes contradict each other")

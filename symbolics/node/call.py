@@ -1,4 +1,4 @@
-"""AutogradCall: one recorded call of ``torch.autograd.Function.apply``.
+"""AutogradCall: one recorded call of ``torch.autograd.Function.apply``, or of an operator that ONNX does not know.
 
 Either exporter makes one per call, `symbolics.node.attributes` writes it into a node and reads it back, the runtimes
 run it. No torch here.
@@ -15,7 +15,7 @@ from typing import Any
 from symbolics.node.arguments import encode, has_codec
 from symbolics.node.containers import Slot, expand, slots
 
-__all__ = ["Autocast", "AutogradCall"]
+__all__ = ["Autocast", "AutogradCall", "OperatorOrigin"]
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,28 @@ class Autocast:
     cache: bool = True
 
 
+@dataclass(frozen=True)
+class OperatorOrigin:
+    """Of a call of an operator, what another process needs to find it.
+
+    Attributes:
+        schema: Its schema, as torch writes it.
+        module: The Python module whose import registers it.
+    """
+
+    schema: str
+    module: str
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AutogradCall:
-    """One call of ``Function.apply``, without its tensors.
+    """One call of ``Function.apply``, or of an operator of torch.library, without its tensors.
 
     Two calls are equal when they are written alike, so types count (``1`` is not ``True``) and nan equals nan.
 
     Attributes:
         id: Unique in the model and deterministic; it keeps optimizers from merging two calls.
-        name: ``module:qualname`` of the Function class.
+        name: ``module:qualname`` of the Function class, or ``namespace::name.overload`` of the operator.
         args: forward's positional arguments without ctx, ``*args`` in place. Tensors and symbolic sizes are `Slot`s
             that count the node's inputs 0, 1, ... in order.
         kwargs: What forward takes as ``**kwargs``, in name order.
@@ -51,6 +64,8 @@ class AutogradCall:
         autocast: The autocast state around the call.
         passed: How many of ``args`` the caller passed; forward's defaults supplied the others. backward answers for
             as many, so a runner passes as many. None: all of them.
+        operator: Where the operator comes from; None for a Function. What it changes in place and does not return stands in ``outputs``
+            behind its result.
     """
 
     id: str
@@ -68,6 +83,7 @@ class AutogradCall:
     training: bool = False
     autocast: Autocast = Autocast()
     passed: int | None = None
+    operator: OperatorOrigin | None = None
 
     def flat(self) -> Iterator[Any]:
         """The flat list of arguments that letters, flags and positions index."""
@@ -93,7 +109,10 @@ class AutogradCall:
 
 def _text(call: AutogradCall) -> str:
     # Objects without a portable form are compared by identity.
-    fields = {f.name: getattr(call, f.name) for f in dataclasses.fields(call) if f.name != "autocast"}
+    fields = {f.name: getattr(call, f.name) for f in dataclasses.fields(call) if f.name not in ("autocast", "operator")}
+    origin = None if call.operator is None else [call.operator.schema, call.operator.module]
     return json.dumps(
-        encode([fields, sorted(call.autocast.dtypes.items()), call.autocast.cache], lambda v: None if has_codec(v) else f"id {id(v)}")
+        encode(
+            [fields, sorted(call.autocast.dtypes.items()), call.autocast.cache, origin], lambda v: None if has_codec(v) else f"id {id(v)}"
+        )
     )

@@ -38,6 +38,7 @@ __all__ = [
     "UNCHECKED_KEY",
     "VARIABLE_OP",
     "VERSION_KEY",
+    "is_operator",
     "qualified_name",
 ]
 
@@ -90,6 +91,11 @@ OPEN_PROPERTY = "pythonop.open"
 
 # In `ir.Node.meta`, during an export alone, of the node that makes a new running variance: the old one.
 NEW_VARIANCE = "pythonop.new_running_variance"
+
+
+def is_operator(name: str) -> bool:
+    """Whether a name is an operator's, ``namespace::name.overload``, and not a class's."""
+    return "::" in name
 
 
 def qualified_name(obj: Any) -> str:

@@ -9,7 +9,7 @@ from types import NoneType
 from typing import Any, Literal
 
 from symbolics.errors import ArgumentError
-from symbolics.node.names import qualified_name
+from symbolics.node.names import is_operator, qualified_name
 
 __all__ = ["Patterns"]
 
@@ -23,6 +23,9 @@ class Patterns:
     - ``mypkg.ops.Fn``: also what has this whole name, with a dot for the colon; without wildcards only.
     - ``Fn`` (no colon, no dot): for ``inline=`` and ``portable=`` also every class of that name. For ``allow=`` it is a module and nothing
       else, and no pattern starts with a wildcard: a file must not choose the package that its code comes from.
+
+    - ``mylib::op``: an operator of torch.library, all its overloads; ``mylib::op.overload``, ``mylib::*``. The namespace stands without
+      wildcards, and nothing else means an operator.
 
     Attributes:
         items: The classes, functions and patterns of the list.
@@ -38,7 +41,7 @@ class Patterns:
             ArgumentError: A pattern lacks one of its parts, or starts with a wildcard in ``allow=``.
         """
         alone = isinstance(items, str) or callable(items) or not isinstance(items, (Iterable, NoneType))
-        self.option, self.items = option, [items] if alone else list(items or ())
+        self.option, self.items = option, [_pattern_of(item) for item in ([items] if alone else items or ())]
         self._idle, self._met = list(self.items), dict[str, None]()
         for item in self.items:
             if not isinstance(item, str):
@@ -46,10 +49,16 @@ class Patterns:
                     kinds = "classes, functions" if option == "allow" else "Function classes"
                     raise TypeError(f"{option}= takes {kinds} and patterns like 'mypkg.ops:*', not {type(item).__name__}")
                 continue
-            module, colon, qualname = item.partition(":")
+            module, colon, qualname = item.partition("::") if is_operator(item) else item.partition(":")
+            if is_operator(item) and set("*?[") & set(module):
+                raise ArgumentError(f"{option}={item!r}: the namespace of operators is written out, as in 'mylib::*'")
             if not module or (colon and not qualname) or (option == "allow" and module[0] in "*?["):
                 start = "starts with a package name" if option == "allow" else "has a module"
                 raise ArgumentError(f"{option}={item!r}: a pattern {start}, as in 'mypkg.*', 'mypkg.ops:*' or 'mypkg.ops:MyFunction'")
+
+    def match_module(self, module: str) -> bool:
+        """Whether a pattern means everything in a module, as ``mypkg.ops`` and ``mypkg.*`` do; nothing is imported."""
+        return any(isinstance(item, str) and not is_operator(item) and self._means(item, f"{module}:") for item in self.items)
 
     def match_name(self, name: str) -> bool:
         """Whether a pattern means ``module:qualname``; nothing is imported."""
@@ -64,6 +73,11 @@ class Patterns:
         return bool(meant)
 
     def _means(self, text: str, name: str) -> bool:
+        if is_operator(name) or is_operator(text):
+            namespace, _, own = text.partition("::")
+            return name.startswith(f"{namespace}::") and any(
+                fnmatchcase(spelling, own) for spelling in (name[len(namespace) + 2 :], name[len(namespace) + 2 :].rpartition(".")[0])
+            )
         module, _, qualname = name.partition(":")
         own, colon, rest = text.partition(":")
         inside = fnmatchcase(module, own) or (own.endswith(".*") and fnmatchcase(module, own[:-2]))
@@ -87,3 +101,12 @@ class Patterns:
                 f"{self.option}={text!r} means none of the Functions that the export met: "
                 + (f"did you mean {names}?" if near else f"it met {names}" if names else "it met none at all")
             )
+
+
+def _pattern_of(item: Any) -> Any:
+    """An operator as its name; anything else as it is."""
+    if type(item).__module__ == "torch._ops":
+        return str(item).replace(".", "::", 1)
+    if type(item).__name__ == "CustomOpDef":
+        return repr(item).removeprefix("<CustomOpDef(").removesuffix(")>")
+    return item

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ __all__ = [
     "FunctionMeta",
     "SingleLevelFunction",
     "apply_of_base",
-    "autograd_kernel",
+    "cpp_function_of",
     "enter_transform",
     "forward_level",
     "function_of",
@@ -31,7 +30,6 @@ __all__ = [
     "leave_forward_levels",
     "leave_transform",
     "leave_transforms",
-    "operator_name",
     "reparametrized",
     "replace_helpers_of_apply",
     "requires_grad",
@@ -149,6 +147,15 @@ def function_of(node: Any) -> type | None:
     return getattr(type(node), "_forward_cls", None)
 
 
+def cpp_function_of(node: Any) -> str:
+    """The name of the autograd::Function of C++ that a node of an autograd graph is the backward of; "" for any other, and for torch's own."""
+    name = node.name()
+    if not name.startswith("torch::autograd::CppNode<"):
+        return ""
+    inner = name.partition("<")[2].removesuffix(">")
+    return "" if inner.startswith(("torch::", "at::", "c10::", "c10d::")) else inner
+
+
 def is_module_hook(cls: type) -> bool:
     """Whether a Function is the one by which modules call their full backward hooks: an identity."""
     from torch.nn.modules._functions import BackwardHookFunction
@@ -172,31 +179,6 @@ run_backward = torch.autograd.Variable._execution_engine.run_backward
 
 #: Whether autocast is on for any device, in one call.
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled
-
-
-def operator_name(called: Any) -> str:
-    """``namespace::name`` of what torch._ops calls, "" for torch's own operators and anything else."""
-    name = getattr(called, "_qualified_op_name", None) or getattr(getattr(called, "_schema", None), "name", "")
-    return "" if str(name).split("::")[0] in ("", "aten", "prims", "prim", "pythonop") else str(name)
-
-
-def autograd_kernel(called: Any, tensors: Sequence[torch.Tensor]) -> Callable[..., Any] | None:
-    """What an operator of torch.library runs where autograd is on: what the exporters' modes stand in front of.
-
-    Returns:
-        The kernel for the device of the tensors; None where the operator has several overloads, or no such kernel.
-    """
-    overload = (
-        called if not hasattr(called, "overloads") else getattr(called, called.overloads()[0]) if len(called.overloads()) == 1 else None
-    )
-    if overload is None or not tensors:
-        return None
-    try:
-        kernel = torch.library.get_kernel(overload.name(), f"Autograd{tensors[0].device.type.upper()}")
-    except RuntimeError:
-        return None
-    keys = functools.reduce(lambda a, b: a | b, (torch._C._dispatch_keys(t) for t in tensors))
-    return functools.partial(kernel.call_boxed, keys)
 
 
 def is_higher_order(func: Any) -> bool:

@@ -203,28 +203,9 @@ def test_is_module_hook(monkeypatch):
     assert not private.is_module_hook(Double)
 
 
-@pytest.fixture
-def operator():
-    library = torch.library.Library("private_names", "DEF")
-    library.define("double(Tensor x) -> Tensor")
-    library.impl("double", lambda x: x * 2, "CPU")
-    library.impl("double", lambda x: Double.apply(x), "Autograd")
-    yield torch.ops.private_names.double
-    library._destroy()
-
-
-def test_operator_name(operator):
-    assert private.operator_name(operator) == private.operator_name(operator.default) == "private_names::double"
-    assert private.operator_name(torch.ops.aten.sin.default) == private.operator_name(torch.sin) == private.operator_name(None) == ""
-
-
-def test_autograd_kernel(operator):
+def test_cpp_function_of():
     x = torch.ones(1, requires_grad=True)
-    for called in (operator, operator.default):
-        y = private.autograd_kernel(called, [x])(x)
-        assert y.item() == 2 and private.function_of(y.grad_fn) is Double
-    assert private.autograd_kernel(torch.ops.aten.add, [x]) is None, "several overloads"
-    assert private.autograd_kernel(operator, []) is None
+    assert private.cpp_function_of((x * 2).grad_fn) == private.cpp_function_of(Double.apply(x).grad_fn) == ""
 
 
 def test_functions(monkeypatch):

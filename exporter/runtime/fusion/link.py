@@ -146,6 +146,7 @@ def _join(
         lines.append(json.dumps({"node": node.name or "", "attributes": attributes, "places": found}))
     last = calls[root]
     call = AutogradCall(
+        operator=last.operator,
         id=last.id,
         name=last.name,
         args=tuple(map(Slot, range(len(outside)))),

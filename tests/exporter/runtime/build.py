@@ -14,15 +14,16 @@ import symbolics.node.schema
 import symbolics.node.torch_arguments  # noqa: F401
 from exporter.files.trust import name_of
 from symbolics.node.attributes import ir_attributes, python_op_grad, write_attributes
-from symbolics.node.call import Autocast, AutogradCall
+from symbolics.node.call import Autocast, AutogradCall, OperatorOrigin
 from symbolics.node.containers import Slot, fill
 from symbolics.node.dtypes import DTYPES
 from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, qualified_name
+from symbolics.node.operators import Operator
 
 ELEMENT_TYPES = {dtype: kind for kind, dtype in DTYPES.items()}
 
 
-def record(cls: type, *args: Any, id: str = "0", autocast: Autocast | None = None, **fields: Any) -> AutogradCall:
+def record(cls: Any, *args: Any, id: str = "0", autocast: Autocast | None = None, **fields: Any) -> AutogradCall:
     """What an exporter records: the call with its tensors taken out, run once to see its outputs."""
     tensors: list[torch.Tensor] = []
 
@@ -50,6 +51,7 @@ def record(cls: type, *args: Any, id: str = "0", autocast: Autocast | None = Non
         name=name_of(cls) or qualified_name(cls),
         args=slotted,
         outputs=structure,
+        operator=OperatorOrigin(cls.schema, "") if isinstance(cls, Operator) else None,
         input_types=tuple(ELEMENT_TYPES[t.dtype] for t in tensors),
         input_ranks=tuple(t.dim() for t in tensors),
         input_requires_grads=tuple(t.requires_grad for t in tensors),

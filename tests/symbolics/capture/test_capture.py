@@ -190,11 +190,6 @@ def operator():
     library._destroy()
 
 
-def test_an_operator_that_calls_a_function(operator, dynamo):
-    model, x = Call(operator), torch.randn(3, 4)
-    assert_kept(exporter.export(model, (x,), dynamo=dynamo), model, x)
-
-
 def test_an_operator_with_a_translation_is_inlined_by_choice(operator):
     def steep(g, x):
         return g.op("Mul", g.op("Round", x), g.op("Constant", value_t=torch.tensor(2.0)))

@@ -27,7 +27,7 @@ from symbolics.node.attributes import (
     write_attributes,
     wrong_tensors,
 )
-from symbolics.node.call import Autocast, AutogradCall
+from symbolics.node.call import Autocast, AutogradCall, OperatorOrigin
 from symbolics.node.containers import Slot, fill, slots
 from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_INT_BITS, MAX_ITEMS
 from symbolics.node.names import ORT_DOMAIN
@@ -71,8 +71,9 @@ def calls(draw):
 
     types, ranks, flags = st.sampled_from([1, 7, 10, 11, 16]), st.integers(0, 5), st.booleans()
     passed = draw(st.none() | st.integers(0, max(len(args) - 1, 0))) if args else None
+    operator = draw(st.none() | st.builds(OperatorOrigin, st.text(max_size=3), st.text(max_size=3)))
     return AutogradCall(
-        id=draw(st.text(max_size=3)), name="pkg.mod:Outer.Fn", args=tuple(args), kwargs=kwargs, outputs=outputs,
+        id=draw(st.text(max_size=3)), name="pkg.mod:Outer.Fn" if operator is None else "pkg::op.default", operator=operator, args=tuple(args), kwargs=kwargs, outputs=outputs,
         input_types=many(n, types), input_ranks=many(n, ranks), input_requires_grads=many(n, flags),
         output_types=many(m, types), output_ranks=many(m, ranks), output_requires_grads=many(m, flags),
         inplace=draw(flags), training=draw(flags), passed=passed,
@@ -402,9 +403,9 @@ def test_any_attribute_is_read_or_refused(name, value):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.dictionaries(st.sampled_from(["version", "id", "args", "kwargs", "outputs", "autocast", "passed", "x"]), st.recursive(
+@given(st.dictionaries(st.sampled_from(["version", "id", "args", "kwargs", "outputs", "autocast", "passed", "operator", "x"]), st.recursive(
     st.none() | st.booleans() | st.integers(-2, 2) | st.floats() | st.text(max_size=3),
-    lambda c: st.lists(c, max_size=3) | st.dictionaries(st.sampled_from(["$tensor", "$tuple", "dtypes", "cache", "cpu", "a"]), c, max_size=2), max_leaves=6)))  # fmt: skip
+    lambda c: st.lists(c, max_size=3) | st.dictionaries(st.sampled_from(["$tensor", "$tuple", "dtypes", "cache", "cpu", "schema", "module", "a"]), c, max_size=2), max_leaves=6)))  # fmt: skip
 def test_any_call_is_read_or_refused(changes):
     try:
         read_attributes(_call(**changes))

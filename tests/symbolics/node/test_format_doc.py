@@ -21,7 +21,7 @@ import exporter
 from symbolics.errors import PythonopWarning
 from symbolics.node import arguments, attributes, limits, linked, metadata, names
 from symbolics.node.attributes import GRAD_SPECS, SPECS, read_attributes, values_of, write_attributes
-from symbolics.node.call import Autocast, AutogradCall
+from symbolics.node.call import Autocast, AutogradCall, OperatorOrigin
 from symbolics.node.containers import Slot
 from symbolics.node.dialects import DIALECTS, to_dialect
 from symbolics.node.result import write_structure
@@ -151,7 +151,9 @@ def test_every_attribute_is_in_its_table(title, specs):
 
 
 def test_every_key_of_call_is_in_its_table():
-    call = AutogradCall(id="", name="", args=(1,), passed=0, autocast=Autocast({"cpu": "bfloat16"}), outputs=None)
+    call = AutogradCall(
+        id="", name="", args=(1,), passed=0, autocast=Autocast({"cpu": "bfloat16"}), outputs=None, operator=OperatorOrigin("", "")
+    )
     assert _first_column(_section("The call attribute")) == set(json.loads(write_attributes(call)["call"]))
 
 

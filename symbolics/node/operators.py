@@ -1,0 +1,96 @@
+"""An operator of torch.library, or of a C++ extension, as what a PythonOp calls: in the place of a Function class."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+from symbolics import torch_private as private
+
+__all__ = ["Operator", "is_foreign"]
+
+#: Namespaces of torch's own: what stands there torch.onnx knows, or no model's gradient flows through it.
+_OWN = frozenset(
+    "aten prims prim pythonop onnx onnx_symbolic _operator math higher_order profiler inductor export rngprims debugprims "
+    "c10d c10d_functional _c10d_functional _c10d_functional_autograd fsdp symm_mem streams static_runtime cuda".split()
+)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_foreign(called: Any) -> bool:
+    """Whether an operator (or a packet of overloads) is somebody else's than torch's."""
+    return private.operator_name(called).split("::")[0] not in ("", *_OWN)
+
+
+class Operator:
+    """One overload of an operator, with what a Function class says of itself: a name, a forward with a signature.
+
+    A call returns what the operator returns. Where that lacks tensors that the operator changes in place, it is a tuple: the result, then
+    each changed argument; so a graph has the new values.
+
+    Attributes:
+        overload: The operator.
+        name: ``namespace::name.overload``, as files have it.
+        schema: Its schema, as text.
+        changes: The names of the arguments that it changes in place and does not return.
+    """
+
+    #: There is a setup_context, as to say that forward takes no ctx.
+    setup_context = None
+
+    def __init__(self, overload: Any) -> None:
+        """Args: the overload (``torch.ops.mylib.op.default``)."""
+        self.overload = overload
+        schema = overload._schema
+        self.name = f"{schema.name}.{schema.overload_name or 'default'}"
+        # As `module:qualname` this is the name.
+        self.__module__, _, rest = self.name.partition(":")
+        self.__qualname__ = self.__name__ = rest
+        self.schema = str(schema)
+        returned = {alias for value in schema.returns if value.alias_info is not None for alias in value.alias_info.before_set}
+        written = [value for value in schema.arguments if value.alias_info is not None and value.alias_info.is_write]
+        self.changes = tuple(value.name for value in written if not returned.intersection(value.alias_info.before_set))
+        self.takes_tensors = any("Tensor" in str(value.type) for value in (*schema.arguments, *schema.returns))
+        self.signature = inspect.Signature([_parameter(value) for value in schema.arguments])
+        call = private.unwrapped_operator(overload)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return call(*args, **kwargs)
+
+        def changing(*args: Any, **kwargs: Any) -> Any:
+            arguments = self.signature.bind(*args, **kwargs).arguments
+            return call(*args, **kwargs), *(arguments.get(name) for name in self.changes)
+
+        #: What runs it.
+        self.apply = changing if self.changes else call
+        self.forward = forward
+        self.forward.__signature__ = self.signature  # type: ignore[attr-defined]
+
+    @classmethod
+    @functools.lru_cache(maxsize=4096)
+    def of(cls, overload: Any) -> Operator:
+        """The one for an overload."""
+        return cls(overload)
+
+    def result_of(self, returned: Any) -> Any:
+        """What the operator itself returns, of what `apply` returned."""
+        return returned[0] if self.changes else returned
+
+    def misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """Why the operator does not take arguments, by its schema alone; None where it does.
+
+        Args:
+            args, kwargs: The arguments, any tensors in the places of its tensors.
+        """
+        try:
+            private.check_schema(self.overload, args, kwargs)
+        except (RuntimeError, TypeError) as error:
+            return str(error).split("\n")[0]
+        return None
+
+
+def _parameter(argument: Any) -> inspect.Parameter:
+    default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
+    kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(argument.name, kind, default=default)

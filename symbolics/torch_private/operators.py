@@ -1,0 +1,146 @@
+"""Operators of the dispatcher: torch.library's, and those that C++ extensions register."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+__all__ = [
+    "check_schema",
+    "definition_of",
+    "find_overload",
+    "has_autograd_kernel",
+    "is_composite",
+    "kernel_of",
+    "operator_classes",
+    "operator_name",
+    "overload_of",
+    "registered_at",
+    "torchlib_operators",
+    "unwrapped_operator",
+]
+
+
+def operator_classes() -> tuple[type, ...]:
+    """The classes whose ``__call__`` is a call of an operator from Python: ``torch.ops.mylib.op.default`` and ``torch.ops.mylib.op``."""
+    from torch._ops import OpOverload, OpOverloadPacket
+
+    return OpOverload, OpOverloadPacket
+
+
+def operator_name(called: Any) -> str:
+    """``namespace::name`` of what torch._ops calls, "" for torch's own operators and anything else."""
+    name = getattr(called, "_qualified_op_name", None) or getattr(getattr(called, "_schema", None), "name", "")
+    return "" if str(name).split("::")[0] in ("", "aten", "prims", "prim", "pythonop") else str(name)
+
+
+def overload_of(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The overload that a call of ``torch.ops.mylib.op`` means.
+
+    Raises:
+        RuntimeError: None takes these arguments.
+    """
+    if not hasattr(called, "overloads"):
+        return called
+    names = called.overloads()
+    if len(names) == 1:
+        return getattr(called, names[0])
+    return getattr(called, torch._C._jit_resolve_packet(called._qualified_op_name, *args, **kwargs) or "default")
+
+
+def find_overload(name: str, overload: str) -> Any:
+    """The operator that the dispatcher of this process has under a name; None where it has none. Nothing is imported.
+
+    Args:
+        name: ``namespace::operator``.
+        overload: Its overload, "default" for the one without a name.
+    """
+    try:
+        torch._C._get_schema(name, "" if overload == "default" else overload)
+    except RuntimeError:
+        return None
+    namespace, _, rest = name.partition("::")
+    return getattr(getattr(getattr(torch.ops, namespace), rest), overload)
+
+
+def unwrapped_operator(op: Any) -> Callable[..., Any]:
+    """What a call of an overload ends in, without the Python around it."""
+    return op._op
+
+
+def check_schema(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """See that an operator takes arguments; it is not called.
+
+    Raises:
+        RuntimeError: It does not; the message names the argument.
+    """
+    torch._C._check_schema_allow_fake_script_object(op._schema, *args, **kwargs)
+
+
+def definition_of(op: Any) -> Callable[..., Any] | None:
+    """The Python function that torch.library.custom_op or triton_op made an operator of; None for any other."""
+    from torch._library.custom_ops import OPDEFS
+
+    found = OPDEFS.get(op._schema.name)
+    return None if found is None else found._init_fn
+
+
+def registered_at(op: Any) -> str:
+    """The source file that registered an operator: of Python its path, of C++ what the compiler called it."""
+    found = re.search(r"^debug: registered at (.*):\d+$", torch._C._dispatch_dump(op.name()), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _has_kernel(op: Any, key: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+
+
+def has_autograd_kernel(op: Any) -> bool:
+    """Whether an operator brings code of its own for autograd."""
+    return any(_has_kernel(op, key) for key in ("Autograd", "AutogradCPU", "AutogradCUDA"))
+
+
+def is_composite(op: Any) -> bool:
+    """Whether an operator is a function of other operators, and autograd differentiates those."""
+    return _has_kernel(op, "CompositeImplicitAutograd") and not has_autograd_kernel(op)
+
+
+def kernel_of(op: Any, key: str, tensors: Sequence[torch.Tensor]) -> Callable[..., Any] | None:
+    """What an operator runs for tensors of a device, without what stands before it in the dispatcher.
+
+    Args:
+        op: The overload.
+        key: "Autograd" for what it runs where autograd is on, "" for the computation itself.
+        tensors: Its tensor arguments.
+
+    Returns:
+        The kernel; None where there are no tensors, or no such kernel.
+    """
+    if not tensors:
+        return None
+    try:
+        kernel = torch.library.get_kernel(op.name(), key + tensors[0].device.type.upper())
+    except RuntimeError:
+        return None
+    keys = functools.reduce(lambda a, b: a | b, (torch._C._dispatch_keys(t) for t in tensors))
+    return functools.partial(kernel.call_boxed, keys)
+
+
+@functools.cache
+def torchlib_operators() -> frozenset[str]:
+    """The operators, ``namespace::name`` or ``namespace::name.overload``, that torch.onnx's exporter has translations of by itself."""
+    from torch.onnx._internal._lazy_import import onnxscript_apis
+    from torch.onnx._internal.exporter import _torchlib  # noqa: F401  (it fills the registry)
+    from torch.onnx._internal.exporter._torchlib import _torchlib_registry
+
+    own = (meta.fx_target for meta in _torchlib_registry.get_torchlib_ops())
+    return frozenset(
+        [
+            *(target.name() for target in own if isinstance(target, operator_classes()[0])),
+            *(m.qualified_name for m in onnxscript_apis.get_torchlib_ops()),
+        ]
+    )

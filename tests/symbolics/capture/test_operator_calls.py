@@ -1,0 +1,187 @@
+"""Calls of operators during an export: what is kept, what goes first, what belongs to whom."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from onnxscript import opset18 as op
+from torch import Tensor, nn
+
+import exporter
+from exporter.verification.eager import SEED
+from symbolics.capture.operator_calls import origin_of
+from symbolics.errors import ExportError
+from symbolics.node.attributes import read_attributes, values_of
+from symbolics.node.operators import Operator
+from tests.support import nodes
+from tests.zoo.steep import Steep
+
+LIBRARY = torch.library.Library("operator_calls", "DEF")
+HELPED = torch.library.Library("operator_" + "helped", "DEF")
+HELPED.define("op(Tensor x) -> Tensor")
+
+
+@torch.library.custom_op("operator_calls::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    return x + x
+
+
+twice.register_fake(lambda x: torch.empty_like(x))
+twice.register_autograd(lambda ctx, g: g * 5)
+
+LIBRARY.define("steep(Tensor x) -> Tensor")
+LIBRARY.impl("steep", lambda x: torch.round(x) * 2, "CompositeExplicitAutograd")
+LIBRARY.impl("steep", lambda x: Steep.apply(x), "Autograd")
+LIBRARY.define("made(int n) -> Tensor")
+LIBRARY.impl("made", lambda n: torch.ones(n), "CompositeExplicitAutograd")
+LIBRARY.define("version() -> int")
+LIBRARY.impl("version", lambda: 3, "CompositeExplicitAutograd")
+LIBRARY.define("over(Tensor x) -> Tensor")
+LIBRARY.define("over.scaled(Tensor x, float factor) -> Tensor")
+for _name in ("over", "over.scaled"):
+    LIBRARY.impl(_name, lambda x, factor=2.0: x * factor, "CompositeExplicitAutograd")
+
+
+class Call(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body, self.weight = body, nn.Parameter(torch.tensor([0.5, 1.0, -1.5, 2.0]))
+
+    def forward(self, x):
+        return self.body(x * self.weight)
+
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(SEED))
+
+
+def names(program):
+    return [read_attributes(values_of(node)).name for node in nodes(program.model, "PythonOp")]
+
+
+def gradients(model, x=X):
+    x = x.clone().requires_grad_()
+    y = model(x)
+    return y, *torch.autograd.grad(y.sum(), [x, *model.parameters()], allow_unused=True)
+
+
+def assert_equal(model, program, allow=("operator_calls::*",)):
+    torch.testing.assert_close(gradients(exporter.load(program, allow=allow)), gradients(model))
+
+
+def test_one_node(dynamo):
+    for body in (twice, torch.ops.operator_calls.twice, torch.ops.operator_calls.twice.default):
+        model = Call(body)
+        program = exporter.export(model, (X,), dynamo=dynamo)
+        assert names(program) == ["operator_calls::twice.default"]
+        (node,) = nodes(program.model, "PythonOp")
+        call = read_attributes(values_of(node))
+        assert call.operator.module == __name__ and call.operator.schema == "operator_calls::twice(Tensor x) -> Tensor"
+        assert call.input_requires_grads == (True,) == call.output_requires_grads
+        assert_equal(model, program)
+
+
+def test_the_overload_that_the_arguments_mean(dynamo):
+    program = exporter.export(Call(lambda x: torch.ops.operator_calls.over(torch.ops.operator_calls.over(x, 3.0))), (X,), dynamo=dynamo)
+    assert names(program) == ["operator_calls::over.scaled", "operator_calls::over.default"]
+
+
+def test_a_function_inside_belongs_to_the_operator(dynamo):
+    model = Call(torch.ops.operator_calls.steep)
+    program = exporter.export(model, (X,), dynamo=dynamo)
+    assert names(program) == ["operator_calls::steep.default"]
+    assert_equal(model, program)
+
+
+def test_inlined_it_is_what_it_is_made_of(dynamo):
+    program = exporter.export(Call(torch.ops.operator_calls.steep), (X,), dynamo=dynamo, inline=["operator_calls::steep"])
+    assert names(program) == [f"{Steep.__module__}:Steep"]
+    model = Call(twice)
+    program = exporter.export(model, (X,), dynamo=dynamo, inline=["operator_calls::*"])
+    assert not names(program) and nodes(program.model, "Add")
+
+
+def test_an_inline_pattern_that_means_none(dynamo):
+    with pytest.raises(ValueError, match="operator_calls::twise.*did you mean operator_calls::twice"):
+        exporter.export(Call(twice), (X,), dynamo=dynamo, inline=["operator_calls::twise"])
+
+
+def test_a_translation_goes_first():
+    table = {torch.ops.operator_calls.twice.default: lambda x: op.Mul(x, op.Constant(value_float=2.0))}
+    program = exporter.export(Call(twice), (X,), dynamo=True, custom_translation_table=table)
+    assert not names(program) and len(nodes(program.model, "Mul")) == 2
+    assert names(exporter.export(Call(twice), (X,), dynamo=True)) == ["operator_calls::twice.default"], "the next export has no table"
+    torch.onnx.register_custom_op_symbolic("operator_calls::twice", lambda g, x: g.op("Add", x, x), 18)
+    try:
+        program = exporter.export(Call(twice), (X,), dynamo=False, opset_version=18)
+    finally:
+        torch.onnx.unregister_custom_op_symbolic("operator_calls::twice", 18)
+    assert not names(program) and nodes(program.model, "Add")
+
+
+def test_what_has_no_tensors_is_a_number_of_the_export(dynamo):
+    model = Call(lambda x: x * torch.ops.operator_calls.version())
+    program = exporter.export(model, (X,), dynamo=dynamo)
+    assert not names(program)
+    assert_equal(model, program)
+
+
+def test_what_takes_no_tensor_is_a_node(dynamo):
+    model = Call(lambda x: x + torch.ops.operator_calls.made(4))
+    program = exporter.export(model, (X,), dynamo=dynamo)
+    assert names(program) == ["operator_calls::made.default"]
+    assert_equal(model, program)
+
+
+def test_no_gradient_under_no_grad(dynamo):
+    def body(x):
+        with torch.no_grad():
+            y = twice(x)
+        return y + x
+
+    model = Call(body)
+    assert_equal(model, exporter.export(model, (X,), dynamo=dynamo))
+
+
+def test_under_torch_func(dynamo):
+    with pytest.raises(ExportError, match="operator_calls::twice.default, called in module .*torch.func.*inline="):
+        exporter.export(Call(torch.func.vmap(twice)), (X,), dynamo=dynamo)
+
+
+def test_portable_it_stays_opaque(dynamo):
+    with pytest.warns(exporter.PythonopWarning, match="operator_calls::twice.default .* stays a PythonOp"):
+        program = exporter.export(Call(twice), (X,), dynamo=dynamo, portable=True)
+    assert names(program) == ["operator_calls::twice.default"]
+    with pytest.raises(ExportError, match="operator_calls::twice.default.*operator of torch.library"):
+        exporter.export(Call(twice), (X,), dynamo=dynamo, portable=["operator_calls::*"])
+
+
+def test_other_threads_and_afterwards():
+    with exporter.hook():
+        assert torch.equal(twice(X), X + X)
+    kinds = [type(torch.ops.operator_calls.twice), type(torch.ops.operator_calls.twice.default)]
+    assert all("operator_calls.py" not in kind.__call__.__code__.co_filename for kind in kinds)
+
+
+def test_verify(dynamo):
+    report = exporter.verify(Call(lambda x: twice(x)), (X,), dynamo=dynamo)
+    assert report.ok and report.functions == {"operator_calls::twice.default": 1}
+
+
+@torch.library.triton_op("operator_calls::on_triton", mutates_args=())
+def on_triton(x: Tensor) -> Tensor:
+    return x + x
+
+
+@pytest.mark.parametrize(
+    ("overload", "caller", "module"),
+    [
+        (torch.ops.operator_calls.twice.default, "somebody:1", __name__),
+        (torch.ops.operator_calls.steep.default, "somebody:1", __name__),
+        (torch.ops.operator_calls.on_triton.default, "somebody:1", __name__),
+        # What the source of this module does not name, a helper registered for whoever calls it.
+        (getattr(torch.ops, "operator_" + "helped").op.default, "somebody:1", "somebody"),
+        (getattr(torch.ops, "operator_" + "helped").op.default, "", __name__),
+    ],
+)
+def test_the_module_that_registers_an_operator(overload, caller, module):
+    assert origin_of(Operator.of(overload), caller).module == module

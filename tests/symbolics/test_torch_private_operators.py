@@ -1,0 +1,91 @@
+"""The private names of torch around operators of the dispatcher: a test each, as in test_torch_private.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from symbolics import torch_private as private
+from tests.zoo.functions import Double
+
+
+@pytest.fixture
+def operator():
+    library = torch.library.Library("private_names", "DEF")
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", lambda x: x * 2, "CPU")
+    library.impl("double", lambda x: Double.apply(x), "Autograd")
+    yield torch.ops.private_names.double
+    library._destroy()
+
+
+def test_operator_name(operator):
+    assert private.operator_name(operator) == private.operator_name(operator.default) == "private_names::double"
+    assert private.operator_name(torch.ops.aten.sin.default) == private.operator_name(torch.sin) == private.operator_name(None) == ""
+
+
+def test_kernel_of(operator):
+    x = torch.ones(1, requires_grad=True)
+    y = private.kernel_of(operator.default, "Autograd", [x])(x)
+    assert y.item() == 2 and private.function_of(y.grad_fn) is Double
+    assert private.kernel_of(operator.default, "", [x])(x).item() == 2
+    assert private.kernel_of(operator.default, "Autograd", []) is None
+
+
+def test_find_overload(operator):
+    assert private.find_overload("private_names::double", "default") is operator.default
+    assert private.find_overload("private_names::double", "other") is private.find_overload("private_names::nothing", "default") is None
+    assert private.find_overload("load_library::x", "default") is None, "what torch.ops itself has is no namespace"
+
+
+def test_overload_of(operator):
+    x = torch.ones(1)
+    assert private.overload_of(operator, (x,), {}) is private.overload_of(operator.default, (x,), {}) is operator.default
+    assert private.overload_of(torch.ops.aten.add, (x, 1), {}) is torch.ops.aten.add.Tensor
+    with pytest.raises(RuntimeError):
+        private.overload_of(torch.ops.aten.add, ("x",), {})
+
+
+def test_operator_classes(operator):
+    overload, packet = private.operator_classes()
+    assert type(operator) is packet and type(operator.default) is overload
+
+
+def test_unwrapped_operator(operator):
+    assert private.unwrapped_operator(operator.default)(torch.ones(1)).item() == 2
+
+
+def test_check_schema(operator):
+    private.check_schema(operator.default, (torch.empty(()),), {})
+    for args in ((), (1,), (torch.empty(()), 2)):
+        with pytest.raises((RuntimeError, TypeError)):
+            private.check_schema(operator.default, args, {})
+
+
+def test_definition_of(operator):
+    def triple(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    made = torch.library.custom_op("private_names_custom::triple", triple, mutates_args=())
+    assert private.definition_of(torch.ops.private_names_custom.triple.default) is triple
+    assert private.definition_of(operator.default) is None
+    assert made is not None
+
+
+def test_registered_at(operator):
+    assert private.registered_at(operator.default) == __file__
+
+
+def test_kinds_of_kernels(operator):
+    library = torch.library.Library("private_names", "FRAGMENT")
+    library.define("composite(Tensor x) -> Tensor")
+    library.impl("composite", lambda x: x * 2, "CompositeImplicitAutograd")
+    composite = torch.ops.private_names.composite.default
+    assert private.has_autograd_kernel(operator.default) and not private.has_autograd_kernel(composite)
+    assert private.is_composite(composite) and not private.is_composite(operator.default)
+    library._destroy()
+
+
+def test_torchlib_operators():
+    found = private.torchlib_operators()
+    assert {"aten::add.Tensor", "torchvision::roi_align"} & found >= {"torchvision::roi_align"} and "private_names::double" not in found
