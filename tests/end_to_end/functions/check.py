@@ -20,7 +20,7 @@ from exporter.files.trust import registered, unregister
 from exporter.runtime.session import available
 from symbolics.errors import PythonopWarning
 from symbolics.node.metadata import changes_of
-from tests.end_to_end.functions import arguments, backward, callables, calls, ctx_api, outputs, warned  # noqa: F401  (they fill CASES)
+from tests.end_to_end.functions import arguments, backward, callables, calls, ctx_api, operators, outputs, warned  # noqa: F401  (they fill CASES)
 from tests.end_to_end.functions.case import CASES, Case
 from tests.end_to_end.functions.worker import ALLOW, ENGINES, Worker, seed
 from tests.support import counted_applies, nodes

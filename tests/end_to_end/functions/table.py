@@ -28,7 +28,7 @@ TORCH = {"torch"}  # set apart: torch's own exporter cannot trace it either
 _HEAD = """\
 # Functions, habit by habit
 
-What becomes of everything that an `autograd.Function` can do, on both exporters and both engines. Each row is a small model
+What becomes of everything that an `autograd.Function` can do, and an [operator](#operators) of torch.library or of a C++ extension, on both exporters and both engines. Each row is a small model
 (`tests/end_to_end/functions/`) that is exported, saved, and opened in a fresh process, which builds the gradient graph; outputs and the
 gradients of all parameters and inputs are compared with eager PyTorch, twice in a row. `make test` keeps the table:
 `python -m tests.end_to_end.functions.table` writes it anew.

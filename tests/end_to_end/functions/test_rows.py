@@ -6,7 +6,10 @@ import re
 
 import pytest
 
+from tests.end_to_end.functions.case import CASES
 from tests.end_to_end.functions.check import ROWS, Row, check_row
+from tests.end_to_end.functions.extension import available
+from tests.end_to_end.functions.operators import extension
 from tests.end_to_end.functions.table import DOCUMENT, TORCH, WORKING, cells_of, expected_of, portable_summary, share, summary, table_of
 from tests.end_to_end.functions.worker import ENGINES, Worker
 from tests.support import missing
@@ -19,18 +22,28 @@ def worker(tmp_path_factory):
     worker.close()
 
 
+#: Rows of the C++ extension, which takes a minute to build.
+BUILT = {name for name, case in CASES.items() if case.setup is extension}
 FIRST = {row.group: row.id for row in reversed(ROWS)}
 #: torch.export takes most of the time of the table: by it, a quick run makes the first row of each group.
 CELLS = [
-    pytest.param(row, dynamo, id=f"{kind}-{row.id}", marks=[pytest.mark.slow] * (dynamo and FIRST[row.group] != row.id))
+    pytest.param(
+        row, dynamo, id=f"{kind}-{row.id}", marks=[pytest.mark.slow] * ((dynamo and FIRST[row.group] != row.id) or row.id in BUILT)
+    )
     for kind, dynamo in (("dynamo", True), ("torchscript", False))
     for row in ROWS
 ]
 
 
+def _needs_a_compiler(row: Row) -> None:
+    if row.id in BUILT and not available():
+        missing("compiler", "no g++ or ninja, and the row is of a C++ extension")
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("row", "dynamo"), CELLS)
 def test_row(row: Row, dynamo, worker, tmp_path):
+    _needs_a_compiler(row)
     expected, says = (row.dynamo, row.dynamo_says) if dynamo else (row.torchscript, row.torchscript_says)
     cell = check_row(row.id, dynamo, worker, tmp_path)
     assert cell.outcome == expected, cell.message
@@ -47,6 +60,7 @@ def test_row(row: Row, dynamo, worker, tmp_path):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("row", "dynamo"), CELLS)
 def test_portable_row(row: Row, dynamo, worker, tmp_path):
+    _needs_a_compiler(row)
     cell = check_row(row.id, dynamo, worker, tmp_path, portable=True)
     assert cell.outcome == expected_of(row, dynamo, True), cell.message
     if cell.outcome == "opaque":
