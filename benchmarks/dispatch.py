@@ -31,6 +31,7 @@ from torch.autograd import Function
 
 from benchmarks._report import Figure, tell
 from exporter.runtime.session import inference_session, session_options
+from symbolics.node.operators import Operator
 from tests.exporter.runtime import build
 
 
@@ -58,6 +59,16 @@ class Scale(Function):
     def backward(ctx, g):
         (x,) = ctx.saved_tensors
         return g * x
+
+
+@torch.library.custom_op("pythonop_benchmarks::scale", mutates_args=())
+def scale(x: torch.Tensor) -> torch.Tensor:
+    """Scale as an operator."""
+    return x * 2
+
+
+scale.register_fake(torch.empty_like)
+scale.register_autograd(lambda ctx, g: g * ctx.saved_tensors[0], setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
 
 
 def alternate(sides: dict[str, Callable[[], object]], number: int, rounds: int) -> dict[str, float]:
@@ -107,6 +118,28 @@ def pair_chain(length: int, rounds: int) -> dict[str, float]:
     found = alternate({"onnxruntime": lambda: session.run(None, feeds), "eager": eager}, max(1, 1000 // length), rounds)
     above = (found["onnxruntime"] - found["eager"]) / length * 1e6
     return {**found, "above_us": above, "ratio": found["onnxruntime"] / found["eager"], "live_contexts": len(session.store)}
+
+
+def operator_chain(length: int, rounds: int) -> dict[str, float]:
+    """Pairs of an operator in a chain, beside those of a Function: what each costs above eager's calls of the same."""
+    x, seed = torch.randn(2, 4, requires_grad=True), torch.ones(2, 4)
+    operator = Operator.of(torch.ops.pythonop_benchmarks.scale.default)
+    feeds, sides = {"x0": x.detach().numpy(), "g0": seed.numpy()}, {}
+    for name, call, called in (("function", Scale, Scale.apply), ("operator", operator, scale)):
+        model = build.training(build.record(call, x), repeat=length)
+        session = inference_session(model, sess_options=_quiet(session_options([Scale, "pythonop_benchmarks::*"])))
+        sides[name] = lambda session=session: session.run(None, feeds)
+
+        def eager(called=called) -> None:
+            y = x
+            for _ in range(length):
+                y = called(y)
+            torch.autograd.grad(y, x, seed)
+
+        sides[f"eager {name}"] = eager
+    found = alternate(sides, max(1, 1000 // length), rounds)
+    ratios = {name: found[name] / found[f"eager {name}"] for name in ("function", "operator")}
+    return {**found, "eager": found["eager operator"], "ratio": ratios["operator"] / ratios["function"]}
 
 
 def pairs_apart(length: int, rounds: int) -> dict[str, float]:
@@ -203,6 +236,7 @@ TARGETS: dict[str, tuple[Callable[[int], dict[str, float]], str, float]] = {
     "forward, chain of 100": (lambda rounds: forward_chain(100, rounds), "above_us", 3.0),
     "pair, chain of 100: us": (lambda rounds: pair_chain(100, rounds), "above_us", 6.0),
     "pair, chain of 100: ratio": (lambda rounds: pair_chain(100, rounds), "ratio", 1.4),
+    "pair of an operator, chain of 100: ratio to a Function's": (lambda rounds: operator_chain(100, rounds), "ratio", 1.2),
     "pairs apart: us above engine calls": (lambda rounds: pairs_apart(100, rounds), "above_us", 12.0),
     "64 MB, memcpys above the call": (lambda rounds: large(rounds), "memcpys_above", 1.3),
 }

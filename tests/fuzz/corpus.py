@@ -19,6 +19,7 @@ from symbolics.node.attributes import GRAD_SPECS
 from symbolics.node.names import GRADIENTS_KEY, MARK_COUNT_KEY, OUTPUTS_KEY, STATE_KEY, STEP_KEY, VERSION_KEY
 from tests.exporter.runtime import build
 from tests.fuzz import functions as F
+from tests.fuzz.library import damaged_operators
 from tests.fuzz.links import damaged_links, odd_links
 from tests.fuzz.mutate import Case
 from tests.fuzz.seeds import ABSOLUTE, CANARY
@@ -404,6 +405,10 @@ def _tensors() -> Iterator[tuple[str, Crasher]]:
             ))  # fmt: skip
 
 
+def _operators() -> Iterator[tuple[str, Crasher]]:
+    yield from ((name, Crasher(make, _NOT_RUN)) for name, make in damaged_operators())
+
+
 def _names() -> Iterator[tuple[str, Crasher]]:
     """Names that are no UTF-8, at every place that has one."""
     for bad in (b"\xff\xfe\xc0\x80\xed\xa0\x80\xf5", b"\0\0\0\0\0\0\0\0", b"\x1b[2J\x07\r\n "):
@@ -472,6 +477,6 @@ def _graphs() -> Iterator[tuple[str, Crasher]]:
 
 CORPUS: dict[str, Crasher] = {
     name: crasher
-    for part in (_types, _lies, _arguments, _metadata, _functions, _links, _tensors, _names, _graphs)
+    for part in (_types, _lies, _arguments, _metadata, _functions, _links, _tensors, _operators, _names, _graphs)
     for name, crasher in part()
 }

@@ -157,6 +157,18 @@ class Scale(Function):
         return g * ctx.factor, None, None
 
 
+@torch.library.custom_op("fuzz_operators::scaled", mutates_args=())
+def scaled(x: torch.Tensor, factor: float, sizes: list[int], mode: str) -> torch.Tensor:
+    """An operator of a file; its sizes and mode are not used."""
+    return x * factor
+
+
+scaled.register_fake(lambda x, factor, sizes, mode: torch.empty_like(x))
+scaled.register_autograd(lambda ctx, g: (g * 5, None, None, None))
+# The first call of a custom_op imports Dynamo, which makes a folder of its own.
+scaled(torch.ones(1, requires_grad=True), 1.0, [], "").sum().backward()
+
+
 class Sine(Function):
     @staticmethod
     def forward(ctx, x):

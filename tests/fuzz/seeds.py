@@ -19,13 +19,14 @@ from torch import nn
 
 import exporter
 from symbolics.node.names import MARK_COUNT_KEY, OUTPUTS_KEY, STATE_KEY, VERSION_KEY
+from symbolics.node.operators import Operator
 from tests.exporter.runtime import build
 from tests.fuzz import functions as F
 from tests.fuzz.operators import operator_models
 
 __all__ = ["ABSOLUTE", "ALLOW", "CANARY", "Seed", "make_seeds"]
 
-ALLOW = ["tests.fuzz.functions:*"]
+ALLOW = ["tests.fuzz.functions:*", "fuzz_operators::*"]
 CANARY = b"CANARY:5f1d7c:this lies outside the folder of the model:" * 8
 #: Stands for the absolute path of the canary, which has as many characters there: slashes fill it up.
 ABSOLUTE = "@secret".ljust(160, "@")
@@ -218,6 +219,8 @@ def _nodes() -> Iterator[tuple[str, Seed]]:
     for _ in range(2):
         second = exporter.build_gradient_graph(second)
     yield "second-order", Seed(ir.to_proto(second).SerializeToString())
+    operator = Operator.of(torch.ops.fuzz_operators.scaled.default)
+    yield "operator", Seed(build.training(build.record(operator, x, 0.5, [1, 2], "up"), repeat=2).SerializeToString())
     yield "context", Seed(build.forward(build.record(F.Largest, x), context=True).SerializeToString())
     strings = build.forward(build.record(F.Sine, x))
     for value in (*strings.graph.input, *strings.graph.output):
