@@ -48,6 +48,7 @@ from symbolics.quirks.own_backward import OWN_BACKWARD
 from symbolics.quirks.padding import PADDING
 from symbolics.quirks.places_of_numbers import PLACES
 from symbolics.quirks.pools import POOLS
+from symbolics.quirks.regions import stop_at_regions
 from symbolics.quirks.repeats import REPEATS
 from symbolics.quirks.rewriting import Rewrite
 from symbolics.quirks.rounding import ROUNDING
@@ -107,7 +108,7 @@ SYMBOLICS: dict[str, Callable[..., Any]] = {
 MISSING: dict[str, Callable[..., Any]] = {**UNARY}
 
 #: On what torch translated, before it is optimized.
-TRANSLATED: tuple[GraphPass, ...] = (say_that_attention_drops,)
+TRANSLATED: tuple[GraphPass, ...] = (say_that_attention_drops, stop_at_regions)
 
 #: While it is optimized. Takes the graph.
 OPTIMIZING: tuple[Callable[[ir.Graph], AbstractContextManager[None]], ...] = (kept_apart, clamps_apart, near_numbers_apart)

@@ -20,9 +20,10 @@ from torch.nn import functional
 import exporter
 from exporter.runtime.prepare import prepare
 from exporter.runtime.session import session_options
+from symbolics.node.metadata import pairing_of
 from tests.exporter.runtime.build import forward, record
 from tests.processes import python
-from tests.support import Calls
+from tests.support import Calls, missing
 from tests.zoo import functions as F
 
 FLOAT = onnx.TensorProto.FLOAT
@@ -415,6 +416,16 @@ def half_scatters():
     except Exception:
         return True
     return False
+
+
+def regions():
+    try:
+        from torchvision.ops import roi_align
+    except ImportError:
+        missing("packages", "torchvision is not installed")
+    boxes = torch.tensor([[0, 0.3, 0.4, 5.1, 4.7]])
+    training = exporter.build_gradient_graph(translated(lambda b, x: roi_align(x, b, 2), boxes, torch.randn(1, 2, 8, 8)), wrt=["args_0"])
+    return not pairing_of(training).unreached
 
 
 def repeats():
