@@ -46,16 +46,20 @@ class OperatorCall:
 
 
 class _GradientsNoted(TorchFunctionMode):
-    """Notes what torch.autograd.grad gives; not that of torch.func, which says of nothing that it has no gradient."""
+    """Notes what torch.autograd.grad gives; not that of torch.func, which says of nothing that it has no gradient.
 
-    def __init__(self, taken: Answers, sites: Callsites) -> None:
+    Nor that of a Function's own forward, which is the Function's: while it runs, nobody listens.
+    """
+
+    def __init__(self, taken: Answers, sites: Callsites, listening: Callable[[], bool]) -> None:
         super().__init__()
         self.taken = taken
         self.sites = sites
+        self.listening = listening
 
     def __torch_function__(self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is torch.autograd.grad and not _is_of_transform(sys._getframe(1)):
+        if func is torch.autograd.grad and self.listening() and not _is_of_transform(sys._getframe(1)):
             wanted = not (kwargs or {}).get("materialize_grads")
             answer = tuple(None if g is None else g.requires_grad for g in result) if wanted else ()
             self.taken.setdefault(self.sites.here(), []).append(answer)
@@ -97,7 +101,7 @@ class Survey(Listener):
 
     def __enter__(self) -> Self:
         self._open.enter_context(self._hooks_noted())
-        self._open.enter_context(_GradientsNoted(self.taken, self._sites))
+        self._open.enter_context(_GradientsNoted(self.taken, self._sites, self.listening))
         self.changed = self._open.enter_context(saved_tensors_compared())
         return super().__enter__()
 

@@ -1,5 +1,7 @@
 """``python -m tests.end_to_end.torch_versions.table``: run the functions and the models on this torch, keep what came out, and write docs/versions.md.
 
+With ``--missing`` only what the record of this torch lacks.
+
 Run it once in the environment of each torch (``make versions TORCH=2.15.0``): each leaves a record beside this file, and the
 page is made of all of them.
 """
@@ -10,6 +12,7 @@ import json
 import logging
 import platform
 import re
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -35,7 +38,8 @@ _HEAD = """\
 Which torch the package was run on, and what of it works there. Each line is one run of the whole
 [functions table](functions.md) and of all [models](models.md), on both exporters: exported, saved, opened in a fresh process,
 outputs and every gradient compared with eager PyTorch of the same release. `make versions TORCH=2.15.0` runs them on a torch
-and writes this page anew; `make test` holds the page against the table, and `make test-torch TORCH=2.15.0` runs the
+and writes this page anew; A line of fewer rows is a run from before the others
+were added. `make test` holds the page against the table, and `make test-torch TORCH=2.15.0` runs the
 tests of export, functions, models, loaded modules and verification on that torch.
 
 | torch | Python | exporter | `Function.apply` is | functions as in the table | models equal | onnxruntime |
@@ -115,17 +119,21 @@ def main() -> None:
     """Run everything on this torch, keep the record, write the page."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
+    path = RECORDS / f"{release()}.json"
+    known = json.loads(path.read_text()) if "--missing" in sys.argv[1:] and path.exists() else {"functions": {}, "models": {}}
     functions: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         worker = Worker(Path(folder))
         for row in ROWS:
-            functions[row.id] = [check_row(row.id, dynamo, worker, Path(folder)).outcome for dynamo in (True, False)]
+            functions[row.id] = known["functions"].get(row.id) or [
+                check_row(row.id, dynamo, worker, Path(folder)).outcome for dynamo in (True, False)
+            ]
             if functions[row.id] != expected()[row.id]:
                 print(f"{row.id}: {functions[row.id]}, in the table {expected()[row.id]}", flush=True)
         worker.close()
     models = {}
     for name in NAMES:
-        models[name] = [_model(name, dynamo) for dynamo in EXPORTERS.values()]
+        models[name] = known["models"].get(name) or [_model(name, dynamo) for dynamo in EXPORTERS.values()]
         print(f"{name}: {models[name]}", flush=True)
     record = {
         "torch": torch.__version__.split("+")[0],
@@ -136,7 +144,7 @@ def main() -> None:
         "models": models,
     }
     RECORDS.mkdir(exist_ok=True)
-    (RECORDS / f"{release()}.json").write_text(json.dumps(record, indent=1) + "\n")
+    path.write_text(json.dumps(record, indent=1) + "\n")
     DOCUMENT.write_text(page())
 
 

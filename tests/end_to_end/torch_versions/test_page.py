@@ -19,10 +19,13 @@ def test_the_page_is_made_of_the_records():
     assert table.DOCUMENT.read_text() == table.page(), "python -m tests.end_to_end.torch_versions.table"
 
 
-def test_every_release_that_is_called_tested_has_a_record_of_every_row_and_model():
+def test_every_release_that_is_called_tested_has_a_record_of_rows_that_are_there_and_of_every_model():
     assert {".".join(record["torch"].split(".")[:2]) for record in table.records()} == set(TESTED)
     for record in table.records():
-        assert list(record["functions"]) == list(table.expected()), f"{record['torch']}: python -m tests.end_to_end.torch_versions.table"
+        rows = table.expected()  # those of a release that is not at hand may be fewer: what was added since
+        assert list(record["functions"]) == [row for row in rows if row in record["functions"]], (
+            f"{record['torch']}: python -m tests.end_to_end.torch_versions.table"
+        )
         assert list(record["models"]) == list(NAMES), f"{record['torch']}: python -m tests.end_to_end.torch_versions.table"
 
 

@@ -53,8 +53,7 @@ def gradients_equal(model, dynamo, x=None, **options):
 
 @pytest.mark.parametrize("model", [c[0] for c in STOPPED if c[0].__name__ != "Gumbel"], ids=lambda c: c.__name__)
 def test_gradients_stop_where_eager_stops_them(model, dynamo):
-    training = gradients_equal(model(), dynamo, torch.randn(5, 4) * 3)
-    assert not [n for n in training.graph if n.op_type == "StopGradient"]
+    gradients_equal(model(), dynamo, torch.randn(5, 4) * 3)
 
 
 CALLS = {
