@@ -13,6 +13,8 @@
 #   make test-operators
 #                    all of torch's own operators on both exporters, at samples and extremes, beside eager (an hour or two on
 #                    two cores; one that was stopped goes on); writes docs/operators.md anew
+#   make test-tangents
+#                    forward mode on all of ONNX's node tests that have a gradient, about 2 minutes (make test runs one an operator)
 #   make node        onnxruntime for Node.js and for browsers, which tests train with (make test does it where npm is)
 #   make web         a page that trains a network in the browser, in web-output/ (needs npm)
 #   make test-ort    one binary on four releases of onnxruntime, installed below .venv
@@ -73,7 +75,7 @@ endif
 # What depends on torch's release: everything between a model and its file, and what a file does beside eager.
 TORCH_TESTS ?= tests/test_torchlib.py tests/symbolics/test_torch_private.py tests/symbolics/test_torch_private_export.py tests/symbolics/test_private_names.py tests/end_to_end/torch_versions tests/symbolics/capture tests/exporter/forward tests/end_to_end/functions tests/end_to_end/models tests/exporter/module tests/exporter/verification
 
-.PHONY: test lint pytest quick demo test-torch versions write-versions test-wild test-operators test-ort node web asan fuzz bench wheel clean help
+.PHONY: test lint pytest quick demo test-torch versions write-versions test-wild test-operators test-tangents test-ort node web asan fuzz bench wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -150,6 +152,9 @@ test-wild: $(BUILT)
 test-operators: $(BUILT)
 	$(PY) -m tests.operators.sweep --anew --jobs $(WORKERS)
 	$(PY) -m tests.operators.table
+
+test-tangents: $(BUILT)
+	PYTHONOP_TANGENTS=all $(PYTEST) tests/symbolics/gradients/test_tangents.py $(PYTEST_ARGS)
 
 test-ort: $(BUILT)
 	@for version in $(ORT_VERSIONS); do \

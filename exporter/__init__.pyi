@@ -16,6 +16,7 @@ from .forward.export import export as export
 from .forward.hook import hook as hook, install as install, uninstall as uninstall
 from .gradient_graph.build import build_gradient_graph as build_gradient_graph, gradient as gradient
 from .gradient_graph.check import check_gradients as check_gradients
+from .gradient_graph.tangents import build_tangent_graph as build_tangent_graph
 from .module.load import load as load
 from .runtime.reference import reference_evaluator as reference_evaluator
 from .runtime.session import inference_session as inference_session, session_options as session_options

@@ -21,6 +21,7 @@ from exporter.commands.gradient import gradient
 from exporter.commands.inspect import inspect
 from exporter.commands.run import run
 from exporter.commands.step import step
+from exporter.commands.tangent import tangent
 from exporter.commands.verify import verify
 
 __all__ = ["main"]
@@ -65,7 +66,7 @@ def main(context: click.Context, traceback: bool) -> None:
         sys.path.insert(0, os.getcwd())
 
 
-for _command in (doctor, export, gradient, inspect, run, step, verify):
+for _command in (doctor, export, gradient, inspect, run, step, tangent, verify):
     main.add_command(_command)
 
 if __name__ == "__main__":

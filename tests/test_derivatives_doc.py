@@ -116,3 +116,14 @@ def test_loaded_modules():
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(made["parameters"], made["samples"])
     for name, value in each.items():
         torch.testing.assert_close(made["each"][name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_forward_mode(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = recipe("Forward mode")
+    direction = torch.from_numpy(made["direction"])
+    value, moved = torch.func.jvp(made["model"], (made["x"],), (direction,))
+    for y, tangent in ((made["y"], made["moved"]), (made["value"].detach(), made["moved_again"].detach())):
+        np.testing.assert_allclose(y, value.detach(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(tangent, moved.detach(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(made["difference"], moved.detach(), atol=1e-2)

@@ -1,10 +1,13 @@
-"""pythonop gradient."""
+"""pythonop gradient, and what it shares with pythonop tangent."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
+import onnx_ir as ir
 
 import exporter
 from exporter.commands.shared import Failure, external_data_option, json_option, reported, status, tell
@@ -12,49 +15,79 @@ from exporter.files.program import save_model
 from exporter.files.read import open_model
 from exporter.files.save import writable
 from exporter.files.tensors import data_files
-from symbolics.node.metadata import pairing_of
+from symbolics.node.metadata import GradientPairing, TangentPairing, pairing_of
 from symbolics.text import clean
 
-__all__ = ["gradient"]
+__all__ = ["derivative_options", "gradient", "write_derivative"]
+
+
+def derivative_options(what: str, moves: str, of: str) -> Callable[[Any], Any]:
+    """The options of a command that writes a file with a derivative: where to, with respect to what, of which outputs."""
+
+    def add(function: Any) -> Any:
+        for option in (
+            json_option,
+            external_data_option,
+            click.option("--of", "outputs", multiple=True, metavar="NAME", help=f"{of} May be repeated. Default: every float output."),
+            click.option(
+                "--wrt",
+                multiple=True,
+                metavar="NAME",
+                help=f"An initializer or input {moves} May be repeated. Default: trainable parameters and float inputs.",
+            ),
+            click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help=f"The {what} to write."),
+            click.argument("file", type=click.Path(path_type=Path)),
+        ):
+            function = option(function)
+        return function
+
+    return add
+
+
+def write_derivative(
+    context: click.Context,
+    file: Path,
+    output: Path,
+    external_data: bool,
+    as_json: bool,
+    what: str,
+    build: Callable[[ir.Model], ir.Model],
+    pairing_of: Callable[[ir.Model], GradientPairing | TangentPairing | None],
+) -> None:
+    """Read a model, build what ``what`` names, write it, and tell of it."""
+    writable(output, Failure, keep=[file])
+    with reported(context):
+        with status(f"building the {what} graph of {file}", as_json):
+            model = open_model(file)
+            writable(output, Failure, keep=data_files(model))
+            forward = len(list(model.graph.all_nodes()))
+            built = build(model)
+        with status(f"writing {output}", as_json):
+            save_model(built, output, external_data=external_data or None)
+        pairing = pairing_of(built)
+        assert pairing is not None
+        nodes = len(list(built.graph.all_nodes()))
+        written = {"file": str(output), "bytes": output.stat().st_size, "nodes": nodes, "forward_nodes": forward}
+        pairs = {"inputs": dict(pairing.inputs), "outputs": dict(pairing.outputs), "unreached": list(pairing.unreached)}
+        why = "nothing depends on them" if isinstance(pairing, GradientPairing) else "they depend on nothing that moves"
+        zero = f", {len(pairing.unreached)} of them zero: {why}" if pairing.unreached else ""
+        lines = (
+            f"wrote {clean(str(output))} ({written['bytes']:,} bytes, {nodes} nodes; forward {forward})",
+            f"takes {', '.join(clean(name) for name in pairing.inputs.values())}",
+            f"gives {len(pairing.outputs)} {what}s{zero}",
+        )
+        tell({**written, **pairs}, lines, as_json)
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The training graph to write.")
-@click.option(
-    "--wrt",
-    multiple=True,
-    metavar="NAME",
-    help="An initializer or input to differentiate with respect to. May be repeated. Default: trainable parameters and float inputs.",
-)
-@click.option(
-    "--of", "outputs", multiple=True, metavar="NAME", help="An output to differentiate. May be repeated. Default: every float output."
-)
-@external_data_option
-@json_option
+@derivative_options("training graph", "to differentiate with respect to.", "An output to differentiate.")
 @click.pass_context
 def gradient(
     context: click.Context, file: Path, output: Path, wrt: tuple[str, ...], outputs: tuple[str, ...], external_data: bool, as_json: bool
 ) -> None:
     """Write the gradient graph of an ONNX FILE: any model, from any exporter."""
-    writable(output, Failure, keep=[file])
-    with reported(context):
-        with status(f"building the gradient graph of {file}", as_json):
-            model = open_model(file)
-            writable(output, Failure, keep=data_files(model))
-            forward = len(list(model.graph.all_nodes()))
-            training = exporter.build_gradient_graph(model, wrt=wrt or None, outputs=outputs or None)
-        with status(f"writing {output}", as_json):
-            save_model(training, output, external_data=external_data or None)
-        pairing = pairing_of(training)
-        assert pairing is not None
-        nodes = len(list(training.graph.all_nodes()))
-        written = {"file": str(output), "bytes": output.stat().st_size, "nodes": nodes, "forward_nodes": forward}
-        pairs = {"inputs": dict(pairing.inputs), "outputs": dict(pairing.outputs), "unreached": list(pairing.unreached)}
-        zero = f", {len(pairing.unreached)} of them zero: nothing depends on them" if pairing.unreached else ""
-        lines = (
-            f"wrote {clean(str(output))} ({written['bytes']:,} bytes, {nodes} nodes; forward {forward})",
-            f"takes {', '.join(clean(name) for name in pairing.inputs.values())}",
-            f"gives {len(pairing.outputs)} gradients{zero}",
-        )
-        tell({**written, **pairs}, lines, as_json)
+
+    def build(model: ir.Model) -> ir.Model:
+        return exporter.build_gradient_graph(model, wrt=wrt or None, outputs=outputs or None)
+
+    write_derivative(context, file, output, external_data, as_json, "gradient", build, pairing_of)

@@ -54,12 +54,13 @@ def render(facts: FileFacts, title: str = "") -> RenderableType:
     if rows := (*facts.portable, *facts.rows):
         table = Table(show_lines=False, pad_edge=False)
         paired = ["Backward: gradients of"] if facts.gradients else []
-        kinds = ["Is"] if facts.portable or any(row.opaque for row in rows) else []
+        kinds = ["Is"] if facts.portable or any(row.opaque or row.kind == "PythonOpTangent" for row in rows) else []
         for column in ("#", "Function", *kinds, "Arguments", "Inputs", "Outputs", *paired, "Flags", "Where"):
             table.add_column(column, overflow="fold")
         for index, row in enumerate(rows):
             where = [clean(text) for text in (row.graph, row.module, row.source) if text]
-            kind = "an ONNX function" if row.kind == "function" else f"a PythonOp: {clean(row.opaque, 400)}" if row.opaque else "a PythonOp"
+            kind = "an ONNX function" if row.kind == "function" else f"a {row.kind}"
+            kind += f": {clean(row.opaque, 400)}" if row.opaque else ""
             arguments = Text(f"damaged: {clean(row.error, 400)}", style="red") if row.error is not None else _cell(row.arguments)
             table.add_row(
                 str(index),
@@ -103,7 +104,14 @@ def _lines_of(facts: FileFacts) -> Iterator[tuple[str, str]]:
     yield "format", f"pythonop {version}" if version is not None else "not written by pythonop"
     yield "ONNX", f"IR {facts.ir_version}, " + ", ".join(f"{domain or 'ai.onnx'} {number}" for domain, number in facts.opsets.items())
     portable = f"{len(facts.portable)} ONNX functions with a backward of their own, " if facts.portable else ""
-    yield "calls", f"{portable}{len(facts.rows)} PythonOp, {facts.gradients} PythonOpGrad{', gradients paired' if facts.training else ''}"
+    tangents = sum(row.kind == "PythonOpTangent" for row in facts.rows)
+    counts = [
+        f"{len(facts.rows) - tangents} PythonOp",
+        f"{facts.gradients} PythonOpGrad",
+        *([f"{tangents} PythonOpTangent"] if tangents else []),
+    ]
+    pairs = [f"{what} paired" for what, there in (("gradients", facts.training), ("tangents", facts.tangents)) if there]
+    yield "calls", portable + ", ".join((*counts, *pairs))
     if facts.unchecked:
         yield "not checked", f"against the Functions of an eager run: {facts.unchecked}"
     recorded = facts.stop_gradients_recorded

@@ -17,14 +17,14 @@ import onnx_ir as ir
 
 from exporter.files.read import open_model
 from symbolics.errors import FormatError
-from symbolics.graph.values import is_mark, is_python_op
+from symbolics.graph.values import is_mark, is_python_op, is_python_op_tangent
 from symbolics.node.arguments import Described, Unresolved
 from symbolics.node.attributes import SPECS, check_types, read_attributes, tuples_of, values_of
 from symbolics.node.backward import is_backward, targets_of
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Partial, Slot
 from symbolics.node.linked import backward_of
-from symbolics.node.metadata import StateEntry, StepLayout, check_version, pairing_of, read_state, step_of
+from symbolics.node.metadata import StateEntry, StepLayout, check_version, pairing_of, read_state, step_of, tangents_of
 from symbolics.node.names import (
     BACKWARD_KEY,
     CALL_ATTRIBUTE,
@@ -56,7 +56,7 @@ class CallFacts:
         module, source: Where the call came from, "" where the file does not say.
         id: The call's id, None for a node without ``call``.
         backward: The PythonOpGrads and PythonOpBackwards of this call: the node and what it gives gradients of.
-        kind: ``"PythonOp"``, or ``"function"`` for an ONNX function of the file with a backward of its own.
+        kind: ``"PythonOp"``; ``"PythonOpTangent"`` where tangents pass the call too; ``"function"`` for an ONNX function of the file with a backward of its own.
         opaque: Why it is a PythonOp where a portable file was asked for, "" where the file does not say.
         error: What is wrong with it, None for nothing.
     """
@@ -72,7 +72,7 @@ class CallFacts:
     source: str = ""
     id: str | None = None
     backward: list[str] = field(default_factory=list)
-    kind: Literal["PythonOp", "function"] = "PythonOp"
+    kind: Literal["PythonOp", "PythonOpTangent", "function"] = "PythonOp"
     opaque: str = ""
     error: str | None = None
 
@@ -105,9 +105,10 @@ class FileFacts:
         stop_gradients, stop_gradients_recorded: How many marks the graph has, how many the metadata says.
         gradients: How many PythonOpGrads and PythonOpBackwards the file has.
         training: Whether the file pairs values with their gradients.
+        tangents: Whether it pairs values with their tangents.
         parameters, trainable, frozen, buffers, not_persistent: How many names of each.
         tied: Names that share an initializer, one list per group.
-        rows: Its PythonOps, subgraphs and functions included.
+        rows: Its PythonOps and PythonOpTangents, subgraphs and functions included.
         portable: Its calls of ONNX functions that have a backward of their own, likewise.
         links: These functions.
         step: What the inputs and outputs of a training step are; None for any other file.
@@ -128,6 +129,7 @@ class FileFacts:
     not_persistent: int
     tied: list[list[str]]
     rows: list[CallFacts]
+    tangents: bool = False
     portable: list[CallFacts] = field(default_factory=list)
     links: list[LinkFacts] = field(default_factory=list)
     step: StepLayout | None = None
@@ -161,6 +163,7 @@ def inspect_model(model: ir.Model) -> FileFacts:
     backward = _backward(places)
     recorded = metadata.get(MARK_COUNT_KEY, "")
     pairing_of(model)  # a damaged one is an error here, too
+    tangents = tangents_of(model)
     return FileFacts(
         format_version=check_version(metadata),
         ir_version=int(model.ir_version or 0),
@@ -175,7 +178,8 @@ def inspect_model(model: ir.Model) -> FileFacts:
         buffers=kinds.count("buffer"),
         not_persistent=sum(not entry.persistent for entry in state.values()),
         tied=_tied(state),
-        rows=[_row(graph, node, backward) for graph, node in places if is_python_op(node)],
+        rows=[_row(graph, node, backward) for graph, node in places if is_python_op(node) or is_python_op_tangent(node)],
+        tangents=tangents is not None,
         portable=[_portable_row(model, graph, node) for graph, node in places if _is_linked(model, node)],
         links=[_link(model, function) for function in model.functions.values() if BACKWARD_KEY in function.metadata_props],
         step=step_of(model),
@@ -228,6 +232,7 @@ def _row(graph: str, node: ir.Node, backward: dict[Any, list[ir.Node]]) -> CallF
         module=node.metadata_props.get(MODULE_PROPERTY, ""),
         source=node.metadata_props.get(SOURCE_PROPERTY, ""),
         opaque=node.metadata_props.get(OPAQUE_PROPERTY, ""),
+        kind="PythonOp" if is_python_op(node) else "PythonOpTangent",
     )
     try:
         values = values_of(node)
@@ -241,7 +246,7 @@ def _row(graph: str, node: ir.Node, backward: dict[Any, list[ir.Node]]) -> CallF
         row.error = str(error)
     except (TypeError, ValueError, LookupError, AttributeError):  # attributes of other types than anybody has written
         row.error = str(FormatError.damaged(f"the attributes of the {node.op_type}", "they are not of the types that docs/format.md says"))
-    for grad in backward.get(_pair_key(node, node.outputs[0] if node.outputs else None), []):
+    for grad in () if row.kind != "PythonOp" else backward.get(_pair_key(node, node.outputs[0] if node.outputs else None), []):
         sources = targets_of(grad) if is_backward(grad) else node.inputs
         given = [source.name or "" for source, output in zip(sources, grad.outputs, strict=False) if source is not None and output.name]
         row.backward.append(f"{grad.name or grad.op_type}: {', '.join(given) or 'nothing'}")
@@ -305,8 +310,8 @@ def _fill_from_call(row: CallFacts, node: ir.Node, call: AutogradCall) -> None:
     row.arguments = [_text(value, names) for value in call.args]
     row.arguments += [f"{key}={_text(value, names)}" for key, value in call.kwargs.items()]
     row.inputs = _tensors(list(node.inputs), call.input_types, call.input_ranks, call.input_requires_grads)
-    row.outputs = _tensors(list(node.outputs[1:]), call.output_types, call.output_ranks, call.output_requires_grads)
-    flags = {"training": call.training, "inplace": call.inplace, "context": bool(node.outputs and node.outputs[0].name)}
+    row.outputs = _tensors(_outputs(node), call.output_types, call.output_ranks, call.output_requires_grads)
+    flags = {"training": call.training, "inplace": call.inplace, "context": _has_context(node)}
     row.flags = [name for name, on in flags.items() if on]
     row.flags += [f"autocast={','.join(f'{d}:{t}' for d, t in call.autocast.dtypes.items())}"] if call.autocast.dtypes else []
     row.flags += [f"passed={call.passed}"] if call.passed is not None else []
@@ -331,14 +336,23 @@ def _fill_from_attributes(row: CallFacts, node: ir.Node, values: dict[str, Any])
     needed = [bool(flag) for flag, letter in zip(flags, convention, strict=False) if letter == "d"]
     row.inputs = _tensors(list(node.inputs), values.get("input_tensor_types", ()), values.get("input_tensor_ranks", ()), needed)
     row.outputs = _tensors(
-        list(node.outputs[1:]),
+        _outputs(node),
         values.get("output_tensor_types", ()),
         values.get("output_tensor_ranks", ()),
         values.get("output_tensor_requires_grads", ()),
     )
     row.flags = [flag for flag, key in (("training", "training_mode"), ("inplace", "inplace")) if values.get(key)]
-    row.flags += ["context"] if node.outputs and node.outputs[0].name else []
+    row.flags += ["context"] if _has_context(node) else []
     row.flags.append("no call")
+
+
+def _outputs(node: ir.Node) -> list[ir.Value | None]:
+    """The tensor outputs of a call, which stand behind the context."""
+    return list(node.outputs[is_python_op(node) :])
+
+
+def _has_context(node: ir.Node) -> bool:
+    return is_python_op(node) and bool(node.outputs and node.outputs[0].name)
 
 
 def _tensors(values: list[ir.Value | None], kinds: Any, ranks: Any, flags: Any) -> list[str]:

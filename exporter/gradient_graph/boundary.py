@@ -1,4 +1,4 @@
-"""What is differentiated with respect to what, and the names of the gradients."""
+"""What is differentiated with respect to what, and the names of the gradients or tangents."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ class Boundary:
         model: The model.
         wrt: Names of what to differentiate with respect to; None: the default of `build_gradient_graph`.
         outputs: Names of the outputs to differentiate; None: all float outputs.
+        stem: What the names of gradients end in, and those of the new nodes begin with.
+        lenient: Whether an output may depend on nothing in wrt, though the caller named it.
+        variable: Names of further initializers that are no constants.
 
     Attributes:
         wrt: The values to differentiate with respect to.
@@ -31,7 +34,16 @@ class Boundary:
         ArgumentError: A name does not exist, stands twice or has no gradient.
     """
 
-    def __init__(self, model: ir.Model, wrt: Iterable[str] | None, outputs: Iterable[str] | None) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        wrt: Iterable[str] | None,
+        outputs: Iterable[str] | None,
+        *,
+        stem: str = "grad",
+        lenient: bool = False,
+        variable: Iterable[str] = (),
+    ) -> None:
         graph = self._graph = model.graph
         state = read_state(model.metadata_props)
         sources = {name_of(v): v for v in (*graph.inputs, *graph.initializers.values())}
@@ -44,7 +56,7 @@ class Boundary:
         self.wrt = _named("wrt", wrt, sources, "input or initializer")
         ends = {name_of(v): v for v in graph.outputs}
         results = {name_of(v) for v in results_of(model)}
-        self._explicit = outputs is not None
+        self._strict = outputs is not None and not lenient
         self._names = set(
             map(
                 name_of,
@@ -55,11 +67,12 @@ class Boundary:
         )
         targets = set(map(name_of, self.wrt))
         self._both = targets & self._names
-        self._variable = targets | {e.initializer for e in (state or {}).values()}
+        self._variable = {*targets, *variable, *(e.initializer for e in (state or {}).values())}
         self._taken = {*sources, *ends, *(o.name for node in walk(graph) for o in node.outputs if o.name)}
-        before = [n for n in self._taken if n.startswith("grad")]
-        generation = next(i for i in range(len(before) + 1) if not any(n.startswith(f"grad{i or ''}/") for n in before))
-        self.prefix = f"grad{generation or ''}/"
+        self._stem = stem
+        before = [n for n in self._taken if n.startswith(stem)]
+        generation = next(i for i in range(len(before) + 1) if not any(n.startswith(f"{stem}{i or ''}/") for n in before))
+        self.prefix = f"{stem}{generation or ''}/"
 
     @property
     def outputs(self) -> list[ir.Value]:
@@ -71,15 +84,15 @@ class Boundary:
         return value.name not in self._variable and (not is_float(value) or rank_of(value) == 0)
 
     def input_name(self, value: ir.Value) -> str:
-        """The name of the input that takes the gradient of an output."""
-        return self._fresh(name_of(value), "_grad_in")
+        """The name of the input that takes the gradient of an output, or the tangent of a target."""
+        return self._fresh(name_of(value), f"_{self._stem}_in")
 
     def output_name(self, value: ir.Value) -> str:
-        """The name of the output that gives the gradient of a target."""
-        return self._fresh(name_of(value), "_grad_out")
+        """The name of the output that gives the gradient of a target, or the tangent of an output."""
+        return self._fresh(name_of(value), f"_{self._stem}_out")
 
     def _fresh(self, name: str, other: str) -> str:
-        found = f"{name}_grad"
+        found = f"{name}_{self._stem}"
         if name in self._both or found in self._taken:
             found = f"{name}{other}"
         count = 1
@@ -91,7 +104,7 @@ class Boundary:
 
     def check_reached(self, active: set[ir.Value]) -> None:
         """Refuse an output that no target reaches, where the caller named it."""
-        if self._explicit and (idle := [v.name for v in self.outputs if v not in active]):
+        if self._strict and (idle := [v.name for v in self.outputs if v not in active]):
             raise ArgumentError(
                 f"the outputs {idle} depend on nothing in wrt in a differentiable way: leave them out of outputs, or extend wrt"
             )

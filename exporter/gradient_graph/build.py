@@ -25,7 +25,7 @@ from symbolics.node.backward import count_readers, is_backward
 from symbolics.node.metadata import GradientPairing, write_pairing
 from symbolics.node.names import GRADIENTS_KEY
 
-__all__ = ["build_gradient_graph", "gradient"]
+__all__ = ["build_gradient_graph", "differentiate", "gradient"]
 
 ModelLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Any
 
@@ -60,7 +60,12 @@ def build_gradient_graph(
     """
     with reading(model):
         copy = own_copy(model)
-    build = _Build(copy, wrt, outputs, overrides or {})
+    return differentiate(copy, Boundary(copy, wrt, outputs), overrides or {})
+
+
+def differentiate(model: ir.Model, boundary: Boundary, overrides: Mapping[Any, Any]) -> ir.Model:
+    """Add the gradient graph to a model of `own_copy`, in place; arguments and errors are those of `build_gradient_graph`."""
+    build = _Build(model, boundary, overrides)
     with build.explained():
         return build.run()
 
@@ -68,8 +73,8 @@ def build_gradient_graph(
 class _Build(Engine):
     """One build: expand what has no rule, sweep, join."""
 
-    def __init__(self, model: ir.Model, wrt: Iterable[str] | None, outputs: Iterable[str] | None, overrides: Mapping[Any, Any]) -> None:
-        self.boundary = Boundary(model, wrt, outputs)
+    def __init__(self, model: ir.Model, boundary: Boundary, overrides: Mapping[Any, Any]) -> None:
+        self.boundary = boundary
         own = {_key(k): _rule(k, r) for k, r in overrides.items()}
         rules: dict[Key, Rule] = {
             **rules_of_functions(model),

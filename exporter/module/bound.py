@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -14,6 +15,7 @@ from exporter.forward.inputs import named_leaves
 from exporter.module.orders import Orders
 from exporter.module.plans import Plan, Plans
 from exporter.module.step import Run, Step, TransformedStep
+from exporter.module.tangents import Tangents, taken_apart
 from exporter.train_mode.batch_norm import counter_of
 from exporter.train_mode.dropout import draw_seed
 from symbolics import torch_private as private
@@ -38,6 +40,7 @@ class Bound:
         counters: running mean -> num_batches_tracked, both by initializer.
         changes: The buffers that the forward changes.
         plans: The sessions.
+        tangents: Those of forward mode.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Bound:
                 )
         self.changes = changes_of(model)
         self.plans = Plans(model, tuple(names), allow, device, providers)
+        self.tangents = Tangents(self.plans)
         self._warned: set[str] = set()
 
     def __deepcopy__(self, memo: Any) -> Bound:
@@ -96,10 +100,13 @@ class Bound:
         state = {initializer: _lookup(module, name) for initializer, name in self.names.items()}
         for name, value in state.items():
             self._check_state(name, value)
-        if private.forward_level() >= 0:
-            _refuse_tangents({**inputs, **{self.names[name]: value for name, value in state.items()}})
-        wrt: list[str] = []
+        tangents: dict[str, torch.Tensor] = {}
         transformed = private.transforms_active()
+        forward_mode = private.forward_level() >= 0
+        if forward_mode and (not transformed or private.transform_kinds()[-1] == "Jvp"):
+            plain, tangents = taken_apart({**inputs, **state})
+            inputs, state = ({name: plain[name] for name in part} for part in (inputs, state))
+        wrt: list[str] = []
         if torch.is_grad_enabled():
             wanted = private.requires_grad if transformed else _requires_grad
             wrt = [name for name, value in inputs.items() if wanted(value)]
@@ -107,21 +114,32 @@ class Bound:
             # What functional_call has put in a parameter's place is an argument: its gradient is wanted, in eval() too.
             if wrt or module.training or not all(isinstance(state[name], torch.nn.Parameter) for name in asked):
                 wrt += asked
+            if wrt and forward_mode and transformed:  # the gradients may get tangents: they have to be differentiable by what moves
+                wrt += [
+                    name
+                    for name, value in {**inputs, **state}.items()
+                    if name not in wrt and value.is_floating_point() and private.may_move(value)
+                ]
         plan = self.plans.plan(module.training, frozenset(wrt))
         feeds = {**inputs, **state}
         if plan.seed is not None:
             feeds[plan.seed] = draw_seed()
+        if transformed:
+            _refuse_updates(plan)
+            if tangents:
+                return self.tangents.outputs(module.training, feeds, tangents)
         names = list(feeds)
         reached = {} if plan.partition is None or plan.partition.backward is None else plan.partition.gradients
         if reached and plan.orders is None:
             plan.orders = Orders(self.plans, plan, module.training, frozenset(wrt))
-        run = Run(self.plans, plan, names)
+        run = Run(self.plans, plan, names, functools.partial(self.tangents.of, module.training), apart=bool(tangents))
         # A parameter that no output depends on gets no edge, so that its grad stays None.
         values = [value if name in reached else value.detach() for name, value in feeds.items()] if reached else list(feeds.values())
         if transformed:
-            _refuse_updates(plan)
             return list(TransformedStep.apply(run, *values))[:-1]  # type: ignore[no-untyped-call]
         results = list(Step.apply(run, *values)) if reached else run(values)  # type: ignore[no-untyped-call]
+        if tangents:
+            results = self.tangents.added(module.training, feeds, tangents, plan.outputs, results)
         self._update(module, plan, state, run.updates)
         return results
 
@@ -240,16 +258,6 @@ class Bound:
         if why not in self._warned:
             self._warned.add(why)
             warnings.warn(f"the model's result comes as a plain tuple or dict: {why}", PythonopWarning, stacklevel=5)
-
-
-def _refuse_tangents(tensors: dict[str, torch.Tensor]) -> None:
-    """Raises RunError for a dual tensor: a session computes no tangents."""
-    for name, value in tensors.items():
-        if torch.autograd.forward_ad.unpack_dual(value).tangent is not None:
-            raise RunError(
-                f"{name!r} has a tangent (torch.autograd.forward_ad), and a loaded file has no forward-mode derivative: its result would have none. "
-                "Run the model that was exported in its place, or take the product with the Jacobian from gradients (torch.autograd.functional.vjp)"
-            )
 
 
 def _requires_grad(value: torch.Tensor) -> bool:

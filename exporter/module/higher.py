@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from exporter.module.orders import Orders
 from exporter.module.residuals import Residuals, ready
@@ -21,7 +22,7 @@ from symbolics.errors import FormatError, RunError
 from symbolics.node.names import GRADIENTS_KEY
 from symbolics.text import shown
 
-__all__ = ["Gradient", "Versions", "differentiate", "looped", "no_forward_mode"]
+__all__ = ["Gradient", "Versions", "differentiate", "looped"]
 
 _USED_UP = "Trying to backward through the graph a second time: call backward(retain_graph=True) the first time"
 
@@ -131,11 +132,31 @@ class Gradient(torch.autograd.Function):
         return looped(Gradient.apply, info, in_dims, args)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        """Raises:
-        RunError: There is no forward mode.
+    def jvp(ctx: Any, _call: None, _key: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """The tangents of the gradients: the next order is linear in its cotangents, and its own gradient by these is the tangent.
+
+        Raises:
+            RunError: A tensor moves that the gradients cannot be differentiated by.
+            UnsupportedOperatorError, RunError: From `Orders`.
         """
-        no_forward_mode()
+        call = ctx.call
+        order = call.orders[call.order]
+        directions = {name: t for name, t in zip(order.operands, tangents, strict=True) if t is not None}
+        call.orders.check_differentiable(order, directions)
+        likes = dict(zip(order.results, ctx.likes, strict=False))
+        # Without their tangents: those would ask for the tangents of the next order, and so on.
+        operands = Versions({name: forward_ad.unpack_dual(value).primal for name, value in ctx.versions.tensors.items()})
+
+        def transposed(*cotangents: torch.Tensor) -> dict[str, torch.Tensor]:
+            given = dict(zip(order.results, cotangents, strict=True))
+            found = differentiate(call.orders, call.order + 1, call.kept, ctx.key, operands, call.read, given, likes)
+            return {name: found[name] for name in directions if name in found}
+
+        device = call.orders.plans.device
+        zeros = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in likes.values()]
+        reached, product = torch.func.vjp(transposed, *zeros)[:2]
+        found = product({name: directions[name] for name in reached}) if reached else zeros
+        return (*found, None) if call.keyed else tuple(found)
 
 
 def differentiate(
@@ -203,11 +224,3 @@ def looped(apply: Callable[..., tuple[torch.Tensor, ...]], info: Any, in_dims: S
         for i in range(info.batch_size)
     ]
     return tuple(torch.stack(column) for column in zip(*rows, strict=True)), tuple(0 for _ in rows[0])
-
-
-def no_forward_mode() -> None:
-    """Raises RunError: forward mode was asked for inside of a transform."""
-    raise RunError(
-        "a loaded file has no forward-mode derivative here (torch.func.jvp, jacfwd, and torch.func.hessian, which is jacfwd of jacrev).\n"
-        "  way out: reverse mode gives the same numbers: jacrev in place of jacfwd, jacrev(jacrev(f)) in place of hessian(f)"
-    )

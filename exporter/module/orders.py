@@ -25,6 +25,7 @@ from symbolics.node.attributes import values_of
 from symbolics.node.backward import context_of, is_backward, to_backward
 from symbolics.node.metadata import pairing_of
 from symbolics.node.names import ORT_DOMAIN, PYTHON_OP_GRAD
+from symbolics.text import shown
 
 __all__ = ["Order", "Orders"]
 
@@ -90,6 +91,15 @@ class Orders:
             while len(self._made) < order:
                 self._made.append(self._next(self._made[-1]) if self._made else self._first())
             return self._made[order - 1]
+
+    def check_differentiable(self, order: Order, names: Iterable[str]) -> None:
+        """Raises RunError where one of these operands could change the gradients of an order, and the next does not know it."""
+        for name in names:
+            if name not in order.sources and name not in self._asked[1]:
+                raise RunError(
+                    f"{shown(name)!r} has a tangent that it did not have, and a gradient that was not wanted, when the loaded file ran: its gradients "
+                    "have no tangent by it.\n  way out: torch.func.jvp of torch.func.grad, around the call of the module"
+                )
 
     def _first(self) -> Order:
         partition = self.plan.partition

@@ -91,6 +91,15 @@ class Plans:
                 found = self._plans[training, wrt] = self._make(training, wrt)
             return found
 
+    def prepared(self, training: bool) -> tuple[ir.Model, str | None, Sequence[Statistics]]:
+        """A copy of the model as the mode has it, its seed, and the statistics that its BatchNormalizations update."""
+        model = self.model.clone()
+        if not training:
+            inference_mode(model)
+            return model, None, []
+        seed = seed_dropout(model)
+        return model, seed, batch_statistics(model)  # before gradients, which take what the batch says from there
+
     def backward_nodes(self) -> int:
         """How many nodes the largest gradient graph has."""
         return max((plan.partition.size for plan in self._plans.values() if plan.partition is not None), default=0)
@@ -98,13 +107,7 @@ class Plans:
     def training_model(self, training: bool, wrt: frozenset[str]) -> _Training:
         """The file as it runs in a mode, with the gradients of these names, made anew: it is the same each time."""
         with reading(self.model):
-            model = self.model.clone()
-            seed = None
-            if training:
-                seed = seed_dropout(model)
-            else:
-                inference_mode(model)
-            statistics = batch_statistics(model) if training else []  # first: gradients take what the batch says from there
+            model, seed, statistics = self.prepared(training)
         pairing = pairing_of(model)
         if wrt and pairing is None:
             order = [name for name in dict.fromkeys((*(v.name for v in model.graph.inputs), *model.graph.initializers)) if name in wrt]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from exporter.module.higher import Versions, differentiate, looped, no_forward_mode
+from exporter.module.higher import Versions, differentiate, looped
 from exporter.module.plans import Plan, Plans
 from exporter.module.residuals import Residuals, ready
 from exporter.runtime.tensors import tensor
@@ -20,20 +20,27 @@ from symbolics.text import shown
 __all__ = ["Run", "Step", "TransformedStep"]
 
 
+_Tangents = Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
+
+
 class Run:
     """One run of a forward beside its tensors. A plain object: torch.func hands it on as it is.
 
     Attributes:
         plans, plan: The sessions.
         names: The inputs and the state, in the order of the tensors.
+        tangents: Gives the tangents of the outputs by name, from the tensors and the tangents of those that move.
+        apart: Whether the tensors are dual tensors whose tangents somebody else passes on.
         updates: The values that buffers get, and what their statistics are made of.
         kept: What the forward has left for a backward; under vmap one for each of the batch.
     """
 
-    def __init__(self, plans: Plans, plan: Plan, names: list[str]) -> None:
+    def __init__(self, plans: Plans, plan: Plan, names: list[str], tangents: _Tangents, apart: bool) -> None:
         self.plans = plans
         self.plan = plan
         self.names = names
+        self.tangents = tangents
+        self.apart = apart
         self.updates: dict[str, torch.Tensor] = {}
         self.kept: list[Residuals] = []
 
@@ -76,7 +83,7 @@ def _backward(ctx: Any, cotangents: tuple[torch.Tensor | None, ...]) -> list[tor
     Raises:
         RuntimeError: What the forward has left is used up, or a tensor was changed in place.
         FormatError: The file's gradient of a value has another shape than the value.
-        RunError: A cotangent is a batch of autograd's own making.
+        RunError: A cotangent is a batch of autograd's own making; or the gradients would have tangents that nobody computes.
     """
     run, plan = ctx.run, ctx.run.plan
     partition = plan.partition
@@ -92,8 +99,14 @@ def _backward(ctx: Any, cotangents: tuple[torch.Tensor | None, ...]) -> list[tor
             "a loaded file takes no batch of cotangents (is_grads_batched=True, vectorize=True).\n"
             "  way out: torch.func.jacrev, which runs it once for each, or vectorize=False"
         )
+    forward_mode = private.forward_level() >= 0
+    if forward_mode and run.apart:
+        raise RunError(
+            "a gradient of a loaded file, inside of a torch.autograd.forward_ad.dual_level() in which the file was given dual tensors: it would have "
+            "no tangent.\n  way out: torch.func.jvp of torch.func.grad (torch.func.hessian), or take the gradient when the level is closed"
+        )
     reads = dict(zip(partition.reads, watched, strict=False))
-    differentiated = torch.is_grad_enabled() or private.transforms_active()
+    differentiated = torch.is_grad_enabled() or private.transforms_active() or (forward_mode and any(map(private.may_move, given.values())))
     find = _differentiable if differentiated else _plain
     wanted = find(ctx, reads, watched[len(reads) :], given)
     return [wanted.get(name) if ctx.needs_input_grad[i + 1] else None for i, name in enumerate(run.names)]
@@ -177,8 +190,10 @@ class TransformedStep(torch.autograd.Function):
         """As `Step`."""
         run, *values = inputs
         *results, key = output
+        ctx.run = run
+        ctx.save_for_forward(*values)
         if run.plan.orders is None:
-            ctx.mark_non_differentiable(*output)
+            ctx.mark_non_differentiable(*(output if run.plan.partition is not None else (o for o in output if not o.is_floating_point())))
             return
         _keep(ctx, run, tuple(values), tuple(results), key)
 
@@ -190,8 +205,9 @@ class TransformedStep(torch.autograd.Function):
         return looped(TransformedStep.apply, info, in_dims, args)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        """Raises:
-        RunError: There is no forward mode.
-        """
-        no_forward_mode()
+    def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """One run of the tangent graph."""
+        run = ctx.run
+        moved = {name: t for name, t in zip(run.names, tangents, strict=True) if t is not None}
+        found = run.tangents(dict(zip(run.names, ctx.saved_tensors, strict=True)), moved)
+        return (*(found.get(name) for name in run.plan.outputs), None)

@@ -22,17 +22,19 @@ from exporter.runtime.fusion.link import LINKED
 from exporter.runtime.kernels import PythonOp, PythonOpGrad
 from exporter.runtime.prepare import ABSENT_INPUTS, KEPT_OUTPUTS
 from exporter.runtime.store import ContextStore, PoolLog, Run
+from exporter.runtime.tangent import PythonOpTangent
 from symbolics.errors import FormatError, RunError
 from symbolics.node.attributes import GRAD_SPECS, SPECS
 from symbolics.node.backward import BACKWARD_SPECS
 from symbolics.node.containers import Slot
 from symbolics.node.dtypes import DTYPES
-from symbolics.node.names import PYTHON_OP, PYTHON_OP_BACKWARD, PYTHON_OP_GRAD
+from symbolics.node.names import PYTHON_OP, PYTHON_OP_BACKWARD, PYTHON_OP_GRAD, PYTHON_OP_TANGENT
 from symbolics.text import clean, shown
 
 __all__ = ["Binding", "KernelPlan"]
 
 _AnyKernel = PythonOp | PythonOpGrad
+_COMPLEX = (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
 # How native.c reads an attribute of each type.
 _KINDS = {"STRING": "s", "INT": "i", "INTS": "I", "FLOATS": "F"}
 # Exceptions that wait for somebody who may never ask: those of a plain InferenceSession.
@@ -85,6 +87,7 @@ class Binding:
         PYTHON_OP: _attribute_kinds(SPECS, ABSENT_INPUTS),
         PYTHON_OP_GRAD: _attribute_kinds(GRAD_SPECS, ABSENT_INPUTS, KEPT_OUTPUTS),
         PYTHON_OP_BACKWARD: _attribute_kinds(BACKWARD_SPECS, ABSENT_INPUTS, KEPT_OUTPUTS),
+        PYTHON_OP_TANGENT: _attribute_kinds(SPECS, ABSENT_INPUTS, KEPT_OUTPUTS),
     }
 
     def __init__(self, gate: Gate, store: ContextStore) -> None:
@@ -106,7 +109,7 @@ class Binding:
         """How a node runs; decoded once, when its session is made.
 
         Args:
-            operator: PythonOp, PythonOpGrad or PythonOpBackward.
+            operator: A key of `attributes`.
             attributes: name -> value, of those that `attributes` lists.
             node_name: The node's name, for messages.
             inputs: How many inputs the node has.
@@ -132,6 +135,9 @@ class Binding:
             kernel = PythonOpBackward(attributes, self.store, node_name)
             plan = _plan_backward(kernel, absent, kept, inputs, outputs)
             kernel.keeps = len(kernel.wanted) in plan.written
+        elif operator == PYTHON_OP_TANGENT:
+            kernel = PythonOpTangent(attributes, self.gate, self.store, node_name)
+            plan = _plan_tangent(kernel, absent, kept, inputs, outputs)
         elif operator == PYTHON_OP_GRAD:
             kernel = (
                 PythonOpGrad(attributes, self.store, node_name) if linked is None else GradChain(attributes, linked, self.store, node_name)
@@ -209,6 +215,8 @@ class Binding:
             if isinstance(kernel, PythonOpGrad):
                 return kernel.run(extra, own)
             handle, outputs = kernel.run(own, extra)
+            if isinstance(kernel, PythonOpTangent):
+                return outputs
             return [torch.tensor(handle, dtype=torch.int64), *outputs]
 
     def device_write(self, target: torch.Tensor, value: torch.Tensor, stream: int) -> None:
@@ -291,6 +299,38 @@ def _plan_forward(kernel: PythonOp, absent: Sequence[int], inputs: int, outputs:
         apply=kernel.apply,
         arguments=tuple(None if isinstance(value, Slot) else value for value in kernel.args),
         positions=positions if kernel.simple else (0,) * count,
+    )
+
+
+def _plan_tangent(
+    kernel: PythonOpTangent, absent: Sequence[int], kept: Sequence[int] | None, inputs: int, outputs: Sequence[bool]
+) -> KernelPlan:
+    call, count = kernel.call, 2 * len(kernel.flags)
+    kinds = (*call.output_types, *call.output_types)
+    places = _present(kernel, absent, count)
+    if not absent and inputs < count:  # onnxruntime leaves out empty names at the end
+        places = places[:inputs]
+    if inputs != len(places):
+        raise FormatError.damaged(kernel.title, f"the graph gives it {inputs} tensors, its attributes say {len(places)}")
+    written = tuple(range(len(kinds))) if kept is None else _increasing(kernel, KEPT_OUTPUTS, kept, len(kinds))
+    if len(outputs) > len(written):
+        raise FormatError.damaged(kernel.title, f"it has {len(outputs)} outputs in the graph, {len(written)} by its attributes")
+    for place, named in zip(written, outputs, strict=False):
+        kind = ir.DataType(kinds[place])
+        if named and place >= len(call.output_types) and not (kind.is_floating_point() or kind in _COMPLEX):
+            # Nothing would be written there, and onnxruntime would read it.
+            raise FormatError.damaged(kernel.title, f"its output {place} has a name, and is the tangent of an output of type {kind.name}")
+    return KernelPlan(
+        kernel,
+        (False,) * count,
+        kinds=kinds,
+        places=places,
+        inputs=count,
+        written=written[: len(outputs)],
+        id=call.id,
+        name=call.name,
+        fast=False,
+        positions=(0,) * count,
     )
 
 

@@ -1,4 +1,4 @@
-"""One PythonOp and one PythonOpGrad as plain Python, on torch tensors: what every engine runs.
+"""One PythonOp and one PythonOpGrad as plain Python, on torch tensors: what every engine runs. PythonOpTangent: `exporter.runtime.tangent`.
 
 The native library has the same for the calls that are simple enough; `PythonOp.simple` says which.
 """
@@ -24,12 +24,12 @@ from symbolics.errors import FormatError, PythonopError, RunError
 from symbolics.node.attributes import GRAD_SPECS, check_types, read_attributes, read_call
 from symbolics.node.containers import Partial, Slot, fill, slots
 from symbolics.node.dtypes import DTYPES
-from symbolics.node.names import CALL_ATTRIBUTE, PYTHON_OP_GRAD, is_operator
+from symbolics.node.names import CALL_ATTRIBUTE, PYTHON_OP, PYTHON_OP_GRAD, is_operator
 from symbolics.node.operators import Operator
 from symbolics.node.torch_arguments import by_name
 from symbolics.text import shown
 
-__all__ = ["LARGE", "PythonOp", "PythonOpGrad", "check_element_types", "enter_state", "plain", "root_of", "without_leaf"]
+__all__ = ["LARGE", "PythonOp", "PythonOpGrad", "check_element_types", "enter_state", "plain", "root_of", "target_of", "without_leaf"]
 
 STRING, HALF = ir.DataType.STRING, ir.DataType.FLOAT16
 
@@ -97,6 +97,7 @@ class PythonOp:
         pool: The log of its session, None in a plain one and on onnx.reference.
     """
 
+    op_type = PYTHON_OP
     titles: Mapping[str, str] = {}
     pool: PoolLog | None = None
 
@@ -110,7 +111,7 @@ class PythonOp:
         Raises:
             FormatError, TrustError: The message starts with the node. FormatError too where forward takes other arguments.
         """
-        self.title = f"PythonOp {shown(node_name)!r}"
+        self.title = f"{self.op_type} {shown(node_name)!r}"
         try:
             plain = read_attributes(attributes)  # names stay text: a malformed node imports nothing
             name = plain.name
@@ -120,7 +121,7 @@ class PythonOp:
             check_element_types((*call.input_types, *call.output_types))
         except PythonopError as error:
             raise type(error)(f"{self.title}: {error}") from error
-        self.title = f"PythonOp {shown(node_name)!r} ({shown(name)})"
+        self.title = f"{self.op_type} {shown(node_name)!r} ({shown(name)})"
         self.store = store
         self.convention = call.convention
         self.flags = call.input_requires_grads
@@ -194,37 +195,57 @@ class PythonOp:
             values: list[Any] = []
             targets: list[Any] = []
             for value, kind, flag, dtype in zip(inputs, self.kinds, self.flags, self.input_dtypes, strict=True):
-                if dtype is torch.float16 and value is not None and value.dtype is torch.float32:
-                    value = value.half()  # onnxruntime widens a float16 node between two that it runs in float32
-                if value is None:
-                    pass  # an absent input: forward sees None
-                elif kind == "size":
-                    value = self.size(value)
-                elif flag:
-                    value = self.leaf(value)
-                if call.inplace and isinstance(value, torch.Tensor):
-                    value = value.clone()  # autograd allows no in-place change of a leaf
-                elif keep and flag and value is not None and value.nbytes >= LARGE:
+                value = self.argument(value, kind, flag, dtype)
+                if keep and flag and not call.inplace and value is not None and value.nbytes >= LARGE:
                     value = without_leaf(value)
                 values.append(value)
                 # Before apply: an output that is a dirty input takes its edge over.
-                targets.append(_target(value) if keep and flag and value is not None else None)
-
-            def place(leaf: Any) -> Any:
-                return values[leaf.index] if isinstance(leaf, Slot) else _fresh(leaf)
-
-            args = [fill(value, place) for value in self.args]
-            kwargs = {key: fill(value, place) for key, value in call.kwargs.items()}
-            try:
-                result = self.apply(*args, **kwargs)
-            except RuntimeError as error:
-                if call.inplace or "leaf Variable" not in str(error):
-                    raise  # forward's own
-                raise RunError.damaged(self.title, "its forward changes an input in place, inplace=0 says that it does not") from error
-            outputs: list[Any] = [None] * len(call.output_types)
-            self.collect(call.outputs, result, outputs)
+                targets.append(target_of(value) if keep and flag and value is not None else None)
+            outputs = self.outputs_of(values)
             handle = self.store.put(self.context(values, targets, outputs), self.pool) if keep else 0
         return handle, [value.detach() if isinstance(value, torch.Tensor) else value for value in outputs]
+
+    def argument(self, value: Any, kind: str, flag: bool, dtype: torch.dtype | None) -> Any:
+        """What forward gets for a tensor argument: ``kind``, ``flag`` and ``dtype`` are those of its slot.
+
+        Raises:
+            RunError: It is not what they say.
+        """
+        if dtype is torch.float16 and value is not None and value.dtype is torch.float32:
+            value = value.half()  # onnxruntime widens a float16 node between two that it runs in float32
+        if value is None:
+            pass  # an absent input: forward sees None
+        elif kind == "size":
+            value = self.size(value)
+        elif flag:
+            value = self.leaf(value)
+        if self.call.inplace and isinstance(value, torch.Tensor):
+            value = value.clone()  # autograd allows no in-place change of a leaf
+        return value
+
+    def outputs_of(self, values: Sequence[Any]) -> list[Any]:
+        """Call Function.apply: its tensor outputs, with their autograd graph.
+
+        Raises:
+            RunError: They are not what the file says.
+            Exception: What forward raises, as it is.
+        """
+        call = self.call
+
+        def place(leaf: Any) -> Any:
+            return values[leaf.index] if isinstance(leaf, Slot) else _fresh(leaf)
+
+        args = [fill(value, place) for value in self.args]
+        kwargs = {key: fill(value, place) for key, value in call.kwargs.items()}
+        try:
+            result = self.apply(*args, **kwargs)
+        except RuntimeError as error:
+            if call.inplace or "leaf Variable" not in str(error):
+                raise  # forward's own
+            raise RunError.damaged(self.title, "its forward changes an input in place, inplace=0 says that it does not") from error
+        outputs: list[Any] = [None] * len(call.output_types)
+        self.collect(call.outputs, result, outputs)
+        return outputs
 
     def size(self, value: Any) -> int:
         """The number that a tensor of one element stands for.
@@ -447,5 +468,6 @@ def root_of(value: Any) -> Any:
     return get_gradient_edge(value) if value.nbytes >= LARGE else value
 
 
-def _target(value: torch.Tensor) -> Any:
+def target_of(value: torch.Tensor) -> Any:
+    """What the engine takes for the value that a gradient is wanted of."""
     return value if value.is_leaf else get_gradient_edge(value)

@@ -1,13 +1,13 @@
 """What stock onnxruntime needs of a graph, arranged in memory.
 
-1. An output of a PythonOp, PythonOpGrad or PythonOpBackward without a type gets a value_info with its element type: ORT cannot infer the
+1. An output of a node of ours (`_DOMAINS`) without a type gets a value_info with its element type: ORT cannot infer the
    outputs of a variadic operator. No shape: ORT would hold the run to it.
 2. A context output that nobody reads loses its name, so that no context is made.
 3. Empty names among variadic inputs and outputs fail when the model is loaded. They are removed, and an attribute
    remembers their places.
 4. What stands behind the gradients of a PythonOpGrad or PythonOpBackward only orders nodes, which the context does as
    well; without it ORT frees those tensors earlier.
-5. The domain of both operators is imported: with a custom library ORT's own fusions make nodes of it (FusedGemm), and
+5. The domain of PythonOp is imported: with a custom library ORT's own fusions make nodes of it (FusedGemm), and
    fail where the model does not import it.
 6. A function with such a node in it is inlined: the values inside a function cannot be given types.
 """
@@ -21,13 +21,22 @@ import onnx
 import onnx.inliner
 
 from exporter.files.read import graphs
-from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, PYTHON_OP_BACKWARD, PYTHON_OP_GRAD
+from symbolics.node.names import (
+    MARK_DOMAIN,
+    MARK_OP,
+    ORT_DOMAIN,
+    OWN_DOMAIN,
+    PYTHON_OP,
+    PYTHON_OP_BACKWARD,
+    PYTHON_OP_GRAD,
+    PYTHON_OP_TANGENT,
+)
 
 __all__ = ["ABSENT_INPUTS", "KEPT_OUTPUTS", "drop_unread_contexts", "prepare"]
 
-#: Places (among the tensor arguments, or the gradients) whose input is absent.
+#: Places (among the tensor arguments, with a tangent's behind them, or the gradients) whose input is absent.
 ABSENT_INPUTS = "pythonop_absent_inputs"
-#: Places (among the tensor arguments) whose gradient is an output of the node.
+#: Places (among the tensor arguments, or the outputs and tangents) whose gradient, or which itself, is an output of the node.
 KEPT_OUTPUTS = "pythonop_kept_outputs"
 
 
@@ -43,7 +52,7 @@ def prepare(proto: onnx.ModelProto) -> bool:
     if all(imported.domain != ORT_DOMAIN for imported in proto.opset_import):
         proto.opset_import.add(domain=ORT_DOMAIN, version=1)
         changed = True
-    for graph, node in _nodes(proto, *_OURS):
+    for graph, node in _nodes(proto, *_DOMAINS):
         changed |= _pack(node)
         changed |= _type_outputs(graph, node)
     return changed
@@ -71,14 +80,14 @@ def drop_unread_contexts(proto: onnx.ModelProto) -> bool:
     return changed
 
 
-_OURS = (PYTHON_OP, PYTHON_OP_GRAD, PYTHON_OP_BACKWARD)
+_DOMAINS = {PYTHON_OP: ORT_DOMAIN, PYTHON_OP_GRAD: ORT_DOMAIN, PYTHON_OP_BACKWARD: OWN_DOMAIN, PYTHON_OP_TANGENT: OWN_DOMAIN}
 
 
 def _nodes(proto: onnx.ModelProto, *kinds: str) -> Iterator[tuple[Any, onnx.NodeProto]]:
     """(graph, node) for each node of ours of these kinds."""
     for graph in graphs(proto):
         for node in graph.node:
-            if node.op_type in kinds and node.domain == (OWN_DOMAIN if node.op_type == PYTHON_OP_BACKWARD else ORT_DOMAIN):
+            if node.op_type in kinds and node.domain == _DOMAINS[node.op_type]:
                 yield graph, node
 
 
@@ -87,7 +96,7 @@ def _inline(proto: onnx.ModelProto) -> bool:
     for function in proto.functions:
         inner = onnx.ModelProto()
         inner.functions.append(function)
-        if any(True for _ in _nodes(inner, *_OURS)):
+        if any(True for _ in _nodes(inner, *_DOMAINS)):
             ids.append((function.domain, function.name))
     if not ids:
         return False
@@ -126,8 +135,9 @@ def _pack(node: onnx.NodeProto) -> bool:
         inputs = list(node.input)
         first: list[str] = []
     else:
-        first = list(node.input[:1])
-        inputs = list(node.input[1 : 1 + len(_ints(node, "input_tensor_requires_grads"))])
+        backward = node.op_type != PYTHON_OP_TANGENT
+        first = list(node.input[:1]) if backward else []
+        inputs = list(node.input[1 : 1 + len(_ints(node, "input_tensor_requires_grads"))] if backward else node.input)
         kept = [i for i, name in enumerate(node.output) if name]
         if len(kept) < len(node.output):
             outputs = [name for name in node.output if name]
@@ -150,6 +160,8 @@ def _type_outputs(graph: Any, node: onnx.NodeProto) -> bool:
     if node.op_type == PYTHON_OP:
         pairs = [(name, kind) for name, kind in zip(node.output, [onnx.TensorProto.INT64, *types], strict=False) if name]
     else:
+        if node.op_type == PYTHON_OP_TANGENT:
+            types = types * 2
         types += [onnx.TensorProto.INT64] * (node.op_type == PYTHON_OP_BACKWARD)  # its context
         kept = _ints(node, KEPT_OUTPUTS) or range(len(types))
         pairs = [(name, types[place]) for name, place in zip(node.output, kept, strict=False) if name and 0 <= place < len(types)]

@@ -1,4 +1,4 @@
-"""PythonOp, PythonOpGrad and PythonOpBackward on onnx.reference: slow, and runs wherever onnx and torch are."""
+"""PythonOp, PythonOpGrad, PythonOpBackward and PythonOpTangent on onnx.reference: slow, and runs wherever onnx and torch are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-import symbolics.node.schema  # noqa: F401  registers the two operators
+import symbolics.node.schema  # noqa: F401  registers the operators
 from exporter.files.read import open_proto, reading
 from exporter.files.trust import Gate
 from exporter.runtime.backward import PythonOpBackward as AgainKernel
@@ -19,10 +19,11 @@ from exporter.runtime.kernels import PythonOp as ForwardKernel, PythonOpGrad as 
 from exporter.runtime.mended_operators import GatherElements
 from exporter.runtime.prepare import drop_unread_contexts
 from exporter.runtime.store import ContextStore
+from exporter.runtime.tangent import PythonOpTangent as TangentKernel
 from exporter.runtime.tensors import to_array, to_tensor
 from symbolics.errors import FormatError, PythonopError, RunError
 from symbolics.node.attributes import values_of
-from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP_BACKWARD
+from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP_BACKWARD, PYTHON_OP_TANGENT
 from symbolics.text import clean, shown
 
 __all__ = ["reference_evaluator"]
@@ -100,6 +101,24 @@ def _operators(gate: Gate, store: ContextStore) -> list[type[OpRun]]:
             self.kernel = kernel = AgainKernel(_attributes(onnx_node), store, onnx_node.name)
             self.kernel.keeps = bool(list(onnx_node.output[len(kernel.wanted) : len(kernel.wanted) + 1]) not in ([], [""]))
 
+    class PythonOpTangent(OpRun):
+        op_domain = OWN_DOMAIN
+
+        def __init__(self, onnx_node: onnx.NodeProto, run_params: dict[str, Any], schema: Any = None) -> None:
+            super().__init__(onnx_node, run_params, schema)
+            self.kernel = TangentKernel(_attributes(onnx_node), gate, store, onnx_node.name)
+
+        def _run(self, *inputs: Any, **_: Any) -> tuple[Any, ...]:
+            try:
+                given = _tensors(self, inputs)
+                given += [None] * (2 * len(self.kernel.flags) - len(given))  # onnx leaves out empty names at the end
+                found = self.kernel.run(given)[1]
+                if any(value is None and name for value, name in zip(found, self.output)):
+                    raise RunError.damaged(self.kernel.title, "a tangent is wanted of an output of a type that has none")
+                return tuple(np.empty(0, np.float32) if value is None else to_array(value) for value in found)[: len(self.output)]
+            except Exception as error:
+                raise _Carried(error) from error
+
     class StopGradient(OpRun):
         # For files whose mark has no function body yet.
         op_domain = MARK_DOMAIN
@@ -109,11 +128,12 @@ def _operators(gate: Gate, store: ContextStore) -> list[type[OpRun]]:
 
     assert StopGradient.__name__ == MARK_OP
     assert PythonOpBackward.__name__ == PYTHON_OP_BACKWARD
-    return [PythonOp, PythonOpGrad, PythonOpBackward, StopGradient, GatherElements]
+    assert PythonOpTangent.__name__ == PYTHON_OP_TANGENT
+    return [PythonOp, PythonOpGrad, PythonOpBackward, PythonOpTangent, StopGradient, GatherElements]
 
 
 def reference_evaluator(model: Any, allow: Any = (), *, store: ContextStore | None = None, **options: Any) -> ReferenceEvaluator:
-    """An onnx.reference.ReferenceEvaluator that runs PythonOp and PythonOpGrad.
+    """An onnx.reference.ReferenceEvaluator that runs the operators of docs/format.md.
 
     Args:
         model: A path, an onnx.ModelProto, an onnx_ir.Model or a Program.

@@ -42,7 +42,7 @@ def to_tensor(array: Any) -> Any:
         return torch.from_numpy(array.copy(order="C"))
     except TypeError as error:
         raise RunError(
-            f"a PythonOp or PythonOpGrad is given a tensor of type {array.dtype}, which torch does not have: Cast it to int8 or float in the graph"
+            f"a PythonOp, PythonOpGrad or PythonOpTangent is given a tensor of type {array.dtype}, which torch does not have: Cast it to int8 or float in the graph"
         ) from error
 
 

@@ -17,10 +17,10 @@ from symbolics.gradients.registry import Grads, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import clone_nodes
-from symbolics.graph.values import RANDOM, attr, is_float, unsupported
+from symbolics.graph.values import RANDOM, attr, is_float, is_python_op, is_python_op_tangent, unsupported
 from symbolics.graph.walk import captured, prune, subgraphs
 from symbolics.node.backward import is_backward
-from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD
+from symbolics.node.names import ORT_DOMAIN, PYTHON_OP_GRAD
 
 __all__ = ["EXPOSED", "OWN_BACKWARD"]
 
@@ -31,7 +31,12 @@ OWN_BACKWARD = "pythonop.backward"  # node.meta: the rule of a Scan that was wri
 # ------------------------------------------------------------------------------------------------- what runs only once
 def _is_impure(op: Builder, node: ir.Node) -> bool:
     """Whether running the node again could give something else, or do something twice."""
-    if (node.domain == ORT_DOMAIN and node.op_type in (PYTHON_OP, PYTHON_OP_GRAD)) or is_backward(node):
+    if (
+        is_python_op(node)
+        or is_backward(node)
+        or is_python_op_tangent(node)
+        or (node.domain == ORT_DOMAIN and node.op_type == PYTHON_OP_GRAD)
+    ):
         return True
     if node.domain == "" and node.op_type == "Dropout":
         mode = node.inputs[2] if len(node.inputs) > 2 else None
@@ -46,7 +51,7 @@ def _complete(op: Builder, node: ir.Node) -> None:
     """Let an impure node make all that its rule will read."""
     if node.op_type == "Dropout":
         residual(op, node, 1, "mask", ir.DataType.BOOL, node.outputs[0].shape)
-    if node.op_type == PYTHON_OP:
+    if is_python_op(node):
         residual(op, node, 0, "context", ir.DataType.INT64, ir.Shape(()))
     if subgraphs(node):
         _prepare(op, node)

@@ -14,19 +14,23 @@ from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
 from symbolics.graph.values import dtype_of, static_shape, unsupported
 
-__all__: list[str] = []
+__all__ = ["normalized", "statistics", "through_softmax", "without_nan"]
 
 
 @gradient("Softmax")
 def softmax(op: Builder, g: Value, x: Value, *, y: Value, axis: int) -> Value:
     """y * (g - sum(g * y)). A fully masked row is NaN; where the model replaces it, its gradient is 0, as in torch's attention."""
-    y = _without_nan(op, y)
+    return through_softmax(op, g, without_nan(op, y), axis)
+
+
+def through_softmax(op: Builder, g: Value, y: Value, axis: int) -> Value:
+    """The Jacobian of Softmax, which is symmetric, times a gradient or a tangent; y without NaN."""
     if y.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):  # the difference cancels: torch takes it in float32 too
         y, g = op.Cast(y, to=ir.DataType.FLOAT), op.Cast(g, to=ir.DataType.FLOAT)
     return y * (g - op.ReduceSum(g * y, [axis], keepdims=1))
 
 
-def _without_nan(op: Builder, y: Value) -> Value:
+def without_nan(op: Builder, y: Value) -> Value:
     """y with 0 for NaN, where the model itself replaces elements of y; its own replacement where it says just that."""
     for user in y.consumers():
         if user.op_type == "Where" and user.inputs[2] is y and is_masked_softmax(op, user.inputs[0], user.inputs[1], y):
@@ -43,7 +47,7 @@ def log_softmax(op: Builder, g: Value, x: Value, *, y: Value, axis: int) -> Valu
     return g - op.Exp(y) * op.ReduceSum(g, [axis], keepdims=1)
 
 
-def _normalized(op: Builder, g: Value, normal: Value, inverse: Value, axes: list[int]) -> Value:
+def normalized(op: Builder, g: Value, normal: Value, inverse: Value, axes: list[int]) -> Value:
     """The gradient through (x - mean) / deviation: what is left of g without its mean and its part along the result."""
     centered = g - op.ReduceMean(g, axes, keepdims=1)
     return (centered - normal * op.ReduceMean(g * normal, axes, keepdims=1)) * inverse
@@ -65,19 +69,13 @@ def layer_normalization(
     if plain and g is not None and gmean is ginverse is None and axis == rank - 1 and static_shape(scale) == plain[axis:]:
         if rank > 2 and (matrix := op.matrix_of(g)) is not None and (static_shape(matrix) or ())[-1:] == plain[-1:]:
             return _rows_of_layer_normalization(op, x, plain[-1], scale, bias, matrix, settings)
-    if kind is ir.DataType.DOUBLE:  # the operator's own statistics may be of a narrower type
-        stash = kind
-        mean = op.ReduceMean(x, axes, keepdims=1)
-        inverse = 1.0 / op.Sqrt(op.ReduceMean((x - mean) * (x - mean), axes, keepdims=1) + epsilon)
-    else:
-        shape = ir.Shape([*(x.shape or ())[:axis], *[1] * (rank - axis)])
-        mean, inverse = (residual(op, node, i, stem, stash, shape) for i, stem in ((1, "mean"), (2, "inverse")))
+    stash, mean, inverse = statistics(op, node, x, axis, epsilon, stash)
     if plain is not None:  # one node for two
         normal = op.LayerNormalization(x, op.ones(plain[axis:], dtype_of(x)), axis=axis, **settings)
     else:
         normal = (op.Cast(x, to=stash) - mean) * inverse
     g = op.zeros_like(y) if g is None else op.Cast(g, to=stash)
-    dx = _normalized(op, g * op.Cast(scale, to=stash), normal, inverse, axes)
+    dx = normalized(op, g * op.Cast(scale, to=stash), normal, inverse, axes)
     if gmean is not None:
         dx = dx + gmean / op.count_over(x, axes, gmean)
     if ginverse is not None:
@@ -87,6 +85,19 @@ def layer_normalization(
     return [dx, dscale, None if bias is None else _sum_leading(op, g, bias, x)]
 
 
+def statistics(op: Builder, node: ir.Node, x: Value, axis: int, epsilon: float, stash: ir.DataType) -> tuple[ir.DataType, Value, Value]:
+    """The type that a LayerNormalization computes in, and mean and inverse deviation of its input: outputs of the node."""
+    rank = op.rank(node, x)
+    axis %= rank
+    if x.dtype is ir.DataType.DOUBLE:  # the operator's own statistics may be of a narrower type
+        axes = list(range(axis, rank))
+        mean = op.ReduceMean(x, axes, keepdims=1)
+        return x.dtype, mean, 1.0 / op.Sqrt(op.ReduceMean((x - mean) * (x - mean), axes, keepdims=1) + epsilon)
+    shape = ir.Shape([*(x.shape or ())[:axis], *[1] * (rank - axis)])
+    mean, inverse = (residual(op, node, i, stem, stash, shape) for i, stem in ((1, "mean"), (2, "inverse")))
+    return stash, mean, inverse
+
+
 def _rows_of_layer_normalization(
     op: Builder, x: Value, width: int, scale: Value, bias: Value | None, g: Value, settings: dict[str, Any]
 ) -> Grads:
@@ -94,7 +105,7 @@ def _rows_of_layer_normalization(
     ones = op.ones([width], dtype_of(x))
     normal, _, inverse = op.node("LayerNormalization", [op.rows(x, width), ones], outputs=3, **settings)
     inverse.type = x.type
-    dx = _normalized(op, g * scale, normal, inverse, [1])
+    dx = normalized(op, g * scale, normal, inverse, [1])
     dx.shape = g.shape
     dbias = None if bias is None else op.ReduceSum(g, [0], keepdims=0)
     return [op.reshape_like(dx, x), op.ReduceSum(g * normal, [0], keepdims=0), dbias]
@@ -157,7 +168,7 @@ def instance_normalization(op: Builder, g: Value, x: Value, scale: Value, bias: 
     centered = x - op.ReduceMean(x, axes, keepdims=1)
     inverse = 1.0 / op.Sqrt(op.ReduceMean(centered * centered, axes, keepdims=1) + epsilon)
     normal = centered * inverse
-    dx = _normalized(op, g * _channels(op, scale, rank), normal, inverse, axes)
+    dx = normalized(op, g * _channels(op, scale, rank), normal, inverse, axes)
     return [dx, op.ReduceSum(g * normal, [0, *axes], keepdims=0), op.ReduceSum(g, [0, *axes], keepdims=0)]
 
 

@@ -13,7 +13,7 @@ from symbolics.graph.builder import Builder
 from symbolics.graph.values import attr, is_float, unsupported
 from symbolics.node.attributes import python_op_grad
 from symbolics.node.backward import next_order, to_backward
-from symbolics.node.names import ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, PYTHON_OP_BACKWARD, PYTHON_OP_GRAD
+from symbolics.node.names import ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, PYTHON_OP_BACKWARD, PYTHON_OP_GRAD, PYTHON_OP_TANGENT
 from symbolics.text import shown
 
 __all__: list[str] = []
@@ -74,3 +74,11 @@ def python_op_backward(op: Builder, node: ir.Node, *gs: Value | None) -> Grads:
             out.name, out.shape = op.scope.name(PYTHON_OP_BACKWARD), value.shape
             found[value] = op.Add(found[value], out) if value in found else out  # one tensor in two arguments
     return found
+
+
+@gradient(PYTHON_OP_TANGENT, domain=OWN_DOMAIN)
+def python_op_tangent(op: Builder, node: ir.Node, *_: Value | None) -> Grads:
+    raise unsupported(
+        node,
+        f"a derivative of a tangent of the Function {shown(attr(node, 'name', '?'))!r}, of which a file has none; export with inline= for it",
+    )

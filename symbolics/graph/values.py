@@ -11,11 +11,11 @@ import onnx_ir as ir
 
 from symbolics.errors import FormatError, UnsupportedOperatorError
 from symbolics.node.limits import MAX_UNROLLED
-from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP
+from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, PYTHON_OP_TANGENT
 from symbolics.text import shown
 
 __all__ = [
-    "RANDOM", "array_of", "attr", "check_unrolled", "describe", "dtype_of", "graph_of", "is_float", "is_mark", "is_python_op", "is_static", "made_by", "name_of",
+    "RANDOM", "array_of", "attr", "check_unrolled", "describe", "dtype_of", "graph_of", "is_float", "is_mark", "is_python_op", "is_python_op_tangent", "is_static", "made_by", "name_of",
     "rank_of", "static_shape", "trains", "unsupported",
 ]  # fmt: skip
 
@@ -55,6 +55,11 @@ def _schema_default(domain: str, op_type: str, name: str) -> Any:
 def is_python_op(node: ir.Node) -> bool:
     """Whether a node is the forward of a call of a torch.autograd.Function."""
     return node.op_type == PYTHON_OP and node.domain == ORT_DOMAIN
+
+
+def is_python_op_tangent(node: ir.Node) -> bool:
+    """Whether a node is such a call with tangents."""
+    return node.op_type == PYTHON_OP_TANGENT and node.domain == OWN_DOMAIN
 
 
 def is_mark(node: ir.Node) -> bool:

@@ -21,7 +21,7 @@ from symbolics.node.attributes import BOOL_FAMILIES, GRAD_SPECS, check_types, fa
 from symbolics.node.backward import is_backward
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Partial, Slot, slots
-from symbolics.node.names import CALL_ATTRIBUTE, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_BACKWARD, PYTHON_OP_GRAD
+from symbolics.node.names import CALL_ATTRIBUTE, ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, PYTHON_OP_BACKWARD, PYTHON_OP_GRAD, PYTHON_OP_TANGENT
 from symbolics.text import shown
 
 __all__ = ["DIALECTS", "Dialect", "to_dialect"]
@@ -70,7 +70,7 @@ def to_dialect(model: ir.Model, schema: str) -> ir.Model:
         schema: A key of `DIALECTS`.
 
     Raises:
-        ExportError: There is no such dialect, or it cannot say a node at all (no tensor input or output, a second derivative).
+        ExportError: There is no such dialect, or it cannot say a node at all (no tensor input or output, a second derivative, a tangent).
         FormatError: A PythonOp of the model is damaged.
 
     Warns:
@@ -94,6 +94,11 @@ def to_dialect(model: ir.Model, schema: str) -> ir.Model:
                 raise ExportError(
                     f"the node {shown(node.name or '')!r} is a {PYTHON_OP_BACKWARD}, which schema={schema!r} cannot say: those readers have no "
                     "gradients of gradients; save without schema=, or save the file of the first order"
+                )
+            elif node.domain == OWN_DOMAIN and node.op_type == PYTHON_OP_TANGENT:
+                raise ExportError(
+                    f"the node {shown(node.name or '')!r} is a {PYTHON_OP_TANGENT}, which schema={schema!r} cannot say: those readers have no "
+                    "forward-mode derivative; save without schema=, or save the file that build_tangent_graph was given"
                 )
     _fit_versions(out, schema, dialect)
     writer.warn()

@@ -13,7 +13,16 @@ from typing import Any, Literal, TypeVar
 import onnx_ir as ir
 
 from symbolics.errors import FormatError
-from symbolics.node.names import BUFFERS_KEY, CUMULATIVE_KEY, FORMAT_VERSION, GRADIENTS_KEY, STATE_KEY, STEP_KEY, VERSION_KEY
+from symbolics.node.names import (
+    BUFFERS_KEY,
+    CUMULATIVE_KEY,
+    FORMAT_VERSION,
+    GRADIENTS_KEY,
+    STATE_KEY,
+    STEP_KEY,
+    TANGENTS_KEY,
+    VERSION_KEY,
+)
 from symbolics.node.records import parse, read_record
 from symbolics.text import shown
 
@@ -22,6 +31,7 @@ __all__ = [
     "GradientPairing",
     "StateEntry",
     "StepLayout",
+    "TangentPairing",
     "changes_of",
     "check_version",
     "pairing_of",
@@ -30,14 +40,17 @@ __all__ = [
     "read_pairing",
     "read_state",
     "read_step",
+    "read_tangents",
     "results_of",
     "state_of",
     "step_of",
+    "tangents_of",
     "write_changes",
     "write_cumulative",
     "write_pairing",
     "write_state",
     "write_step",
+    "write_tangents",
 ]
 
 
@@ -84,6 +97,21 @@ class GradientPairing:
         inputs: forward output name -> name of the graph input that takes its gradient.
         outputs: name in wrt -> name of the graph output that holds its gradient.
         unreached: names in wrt that no output depends on; their gradient outputs are zeros.
+    """
+
+    inputs: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
+    unreached: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TangentPairing:
+    """Which value of a tangent graph is the tangent of which.
+
+    Attributes:
+        inputs: name in wrt -> name of the graph input that takes its tangent.
+        outputs: forward output name -> name of the graph output that holds its tangent.
+        unreached: outputs that depend on nothing in wrt; their tangents are zeros.
     """
 
     inputs: dict[str, str] = field(default_factory=dict)
@@ -159,6 +187,8 @@ def _entry(key: str, kind: type[T]) -> tuple[Callable[[Mapping[str, str]], T | N
 read_state, write_state = _entry(STATE_KEY, dict[str, StateEntry])
 #: The pairing of a training file.
 read_pairing, write_pairing = _entry(GRADIENTS_KEY, GradientPairing)
+#: The pairing of a file with a forward-mode derivative.
+read_tangents, write_tangents = _entry(TANGENTS_KEY, TangentPairing)
 #: The layout of a training step.
 read_step, write_step = _entry(STEP_KEY, StepLayout)
 #: The buffers that a forward changes.
@@ -225,18 +255,38 @@ def pairing_of(model: ir.Model) -> GradientPairing | None:
     """
     pairing = read_pairing(model.metadata_props)
     if pairing is not None:
-        inputs, outputs = _names(model.graph.inputs), _names(model.graph.outputs)
-        for what, names, known in (
-            ("output", pairing.inputs, outputs),
-            ("input", pairing.inputs.values(), inputs),
-            ("input or initializer", pairing.outputs, inputs | model.graph.initializers.keys()),
-            ("output", pairing.outputs.values(), outputs),
-            ("gradient", pairing.unreached, pairing.outputs.keys()),
-        ):
-            _check_names(GRADIENTS_KEY, what, names, known)
-        if outputs <= set(pairing.outputs.values()):
-            raise FormatError.damaged(f"metadata {GRADIENTS_KEY}", "it leaves the model without an output of its own")
+        _check_pairing(model, GRADIENTS_KEY, pairing, results=pairing.inputs, sources=pairing.outputs)
     return pairing
+
+
+def tangents_of(model: ir.Model) -> TangentPairing | None:
+    """`read_tangents` of a model that has all these values; each is the tangent of one.
+
+    Raises:
+        FormatError: The text is damaged, names a value that the graph lacks, or one value as two tangents.
+    """
+    pairing = read_tangents(model.metadata_props)
+    if pairing is not None:
+        _check_pairing(model, TANGENTS_KEY, pairing, results=pairing.outputs, sources=pairing.inputs)
+    return pairing
+
+
+def _check_pairing(
+    model: ir.Model, key: str, pairing: GradientPairing | TangentPairing, results: Collection[str], sources: Collection[str]
+) -> None:
+    """See that a pairing names outputs of the model (``results``), and inputs and initializers (``sources``), each with a value of its own."""
+    inputs, outputs = _names(model.graph.inputs), _names(model.graph.outputs)
+    kind = "gradient" if isinstance(pairing, GradientPairing) else "tangent"
+    for what, names, known in (
+        ("output", results, outputs),
+        ("input", pairing.inputs.values(), inputs),
+        ("input or initializer", sources, inputs | model.graph.initializers.keys()),
+        ("output", pairing.outputs.values(), outputs),
+        (kind, pairing.unreached, pairing.outputs.keys()),
+    ):
+        _check_names(key, what, names, known)
+    if outputs <= set(pairing.outputs.values()):
+        raise FormatError.damaged(f"metadata {key}", "it leaves the model without an output of its own")
 
 
 def step_of(model: ir.Model) -> StepLayout | None:

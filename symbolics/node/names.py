@@ -32,9 +32,11 @@ __all__ = [
     "PYTHON_OP",
     "PYTHON_OP_BACKWARD",
     "PYTHON_OP_GRAD",
+    "PYTHON_OP_TANGENT",
     "SOURCE_PROPERTY",
     "STATE_KEY",
     "STEP_KEY",
+    "TANGENTS_KEY",
     "UNCHECKED_KEY",
     "VARIABLE_OP",
     "VERSION_KEY",
@@ -52,6 +54,9 @@ OWN_DOMAIN = "pythonop"
 
 # A PythonOpGrad that can be differentiated, and its gradient, and the gradient of that.
 PYTHON_OP_BACKWARD = "PythonOpBackward"
+
+# A PythonOp with tangents.
+PYTHON_OP_TANGENT = "PythonOpTangent"
 
 # The stop-gradient mark. It gets a function body (Identity) only in finished models.
 MARK_DOMAIN = OWN_DOMAIN
@@ -75,6 +80,7 @@ BUFFERS_KEY = "pythonop.buffers"  # JSON: BufferChanges; files whose forward cha
 UNCHECKED_KEY = "pythonop.unchecked"  # text: why nobody compared the Functions of the file with those of an eager run
 LINKS_KEY = "pythonop.links"  # how many functions the exporter linked to a backward of their own
 GRADIENTS_KEY = "pythonop.gradients"  # JSON: GradientPairing; training files only
+TANGENTS_KEY = "pythonop.tangents"  # JSON: TangentPairing; files with a forward-mode derivative only
 STEP_KEY = "pythonop.step"  # JSON: StepLayout; training steps only
 
 # Metadata of an ONNX function of the file.

@@ -1,4 +1,4 @@
-"""The schemas of com.microsoft PythonOp and PythonOpGrad, and of pythonop PythonOpBackward, registered with onnx.defs on import.
+"""The schemas of com.microsoft PythonOp and PythonOpGrad, and of pythonop PythonOpBackward and PythonOpTangent, registered with onnx.defs on import.
 
 Strict: onnx.checker refuses a node without a required attribute. With type and shape inference: element types and
 ranks come from the node's attributes; dimensions are what value_info says.
@@ -14,7 +14,7 @@ from onnx.defs import OpSchema
 
 from symbolics.node.attributes import GRAD_SPECS, SPECS, wrong_tensors
 from symbolics.node.backward import BACKWARD_SPECS
-from symbolics.node.names import ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, PYTHON_OP_BACKWARD, PYTHON_OP_GRAD
+from symbolics.node.names import ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, PYTHON_OP_BACKWARD, PYTHON_OP_GRAD, PYTHON_OP_TANGENT
 
 __all__ = ["register"]
 
@@ -76,6 +76,10 @@ def _infer_backward(context: onnx.shape_inference.InferenceContext) -> None:
 def _infer_again(context: onnx.shape_inference.InferenceContext) -> None:
     types, ranks = _ints(context, "output_tensor_types"), _ints(context, "output_tensor_ranks")
     _set_outputs(context, 0, [*types, onnx.TensorProto.INT64], [*ranks, 0])
+
+
+def _infer_tangent(context: onnx.shape_inference.InferenceContext) -> None:
+    _set_outputs(context, 0, _ints(context, "output_tensor_types") * 2, _ints(context, "output_tensor_ranks") * 2)
 
 
 _CONSTRAINTS = [("T", _ALL_TENSORS, "Any tensor."), ("TInt64", ["tensor(int64)"], "The context.")]
@@ -145,10 +149,26 @@ def _schemas() -> list[OpSchema]:
         attributes=_attributes(BACKWARD_SPECS),
         node_determinism=OpSchema.NodeDeterminism.NonDeterministic,  # type: ignore[call-arg]  # newer than the stub
     )
+    tangent = OpSchema(
+        PYTHON_OP_TANGENT,
+        OWN_DOMAIN,
+        1,
+        "One call of torch.autograd.Function.apply with tangents.",
+        inputs=[
+            _parameter(
+                "inputs", "T", "The N tensor arguments of apply, then their N tangents; empty where an argument does not move.", _VARIADIC
+            )
+        ],
+        outputs=[_parameter("outputs", "T", "The M tensor outputs, then their M tangents; empty where one is not wanted.", _VARIADIC)],
+        type_constraints=_CONSTRAINTS[:1],
+        attributes=_attributes(SPECS),
+        node_determinism=OpSchema.NodeDeterminism.NonDeterministic,  # type: ignore[call-arg]  # newer than the stub
+    )
     forward.set_type_and_shape_inference_function(_infer_forward)
     backward.set_type_and_shape_inference_function(_infer_backward)
     again.set_type_and_shape_inference_function(_infer_again)
-    return [forward, backward, again]
+    tangent.set_type_and_shape_inference_function(_infer_tangent)
+    return [forward, backward, again, tangent]
 
 
 def register() -> None:

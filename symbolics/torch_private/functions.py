@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 # The bases of all Functions, where symbolics.capture.interception stands; `apply` of the first is what Function.apply ends in.
 from torch.autograd.function import FunctionMeta, _SingleLevelFunction as SingleLevelFunction
@@ -18,6 +20,7 @@ __all__ = [
     "cpp_function_of",
     "enter_transform",
     "forward_level",
+    "forward_mode",
     "function_of",
     "functional_transforms",
     "functions",
@@ -30,6 +33,7 @@ __all__ = [
     "leave_forward_levels",
     "leave_transform",
     "leave_transforms",
+    "may_move",
     "reparametrized",
     "replace_helpers_of_apply",
     "requires_grad",
@@ -114,6 +118,11 @@ def forward_level() -> int:
     return torch.autograd.forward_ad._current_level
 
 
+def forward_mode() -> AbstractContextManager[None]:
+    """Forward-mode differentiation switched on: within the forward of a Function, which may run a session, it is off."""
+    return torch.autograd.forward_ad._set_fwd_grad_enabled(True)
+
+
 def leave_forward_levels(level: int) -> None:
     """Close those that something left open, down to this one: with one of them every jvp fails."""
     while forward_level() > level:
@@ -140,6 +149,17 @@ def requires_grad(value: torch.Tensor) -> bool:
     while not value.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(value):
         value = torch._C._functorch.get_unwrapped(value)
     return value.requires_grad
+
+
+def may_move(value: torch.Tensor) -> bool:
+    """Whether a tensor has a tangent (forward mode), or could have one in a transform outside of the innermost one, where nothing tells."""
+    levels = {interpreter.level() for interpreter in torch._C._functorch.get_interpreter_stack() or () if interpreter.key().name == "Jvp"}
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        if torch._C._functorch.maybe_get_level(value) in levels:
+            return True
+        value = torch._C._functorch.get_unwrapped(value)
+    with temporarily_clear_interpreter_stack():
+        return torch.autograd.forward_ad.unpack_dual(value).tangent is not None
 
 
 def function_of(node: Any) -> type | None:

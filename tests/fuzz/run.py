@@ -204,7 +204,7 @@ def run_cases(
         tell: Called with each finding, at once.
         expected: How a case may end at a surface; nothing for anything.
     """
-    for door in ("inference_session", "load", "reference_evaluator", "build_gradient_graph"):
+    for door in ("inference_session", "load", "reference_evaluator", "build_gradient_graph", "build_tangent_graph"):
         getattr(exporter, door)  # imported here, not once in each child
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page

@@ -169,6 +169,7 @@ def _exported() -> Iterator[tuple[str, Seed]]:
                 yield label, _saved(program, folder)
                 if not exported:
                     yield f"{label}-gradient", Seed(ir.to_proto(exporter.build_gradient_graph(program)).SerializeToString())
+                    yield f"{label}-tangent", Seed(ir.to_proto(exporter.build_tangent_graph(program)).SerializeToString())
         yield "external", _saved(program, folder, external_data=True)
         for exported in (True, False):
             shapes = ({0: torch.export.Dim("rows")},) if exported else ({0: "rows"},)

@@ -1,4 +1,4 @@
-"""The eight doors that a stranger's file comes through, and what is found wrong behind each.
+"""The nine doors that a stranger's file comes through, and what is found wrong behind each.
 
 A surface opens the file, runs it where it can, and returns what came out. What it raises is judged by whose it is: ours, that
 of a Function which the file runs, the runtime's (fine where somebody made an onnxruntime.InferenceSession himself, a finding
@@ -107,6 +107,11 @@ def _inspect(case: _Case) -> None:
 
 def _gradient(case: _Case) -> None:
     model = exporter.build_gradient_graph(case.path)
+    case.results.append(ir.to_proto(model).SerializeToString())
+
+
+def _tangent(case: _Case) -> None:
+    model = exporter.build_tangent_graph(case.path)
     case.results.append(ir.to_proto(model).SerializeToString())
 
 
@@ -290,6 +295,7 @@ SURFACES: dict[int, tuple[str, Callable[[_Case], None]]] = {
     6: ("load", _load),
     7: ("command line", _command),
     8: ("readers and writers of nodes", _node_level),
+    9: ("build_tangent_graph", _tangent),
 }
 
 

@@ -489,22 +489,6 @@ def test_base_of():
     assert private.base_of(x[:1].view(1, 1)) is x and private.base_of(x) is x
 
 
-def test_forward_level():
-    assert private.forward_level() == -1
-    with torch.autograd.forward_ad.dual_level():
-        assert private.forward_level() == 0
-    assert private.forward_level() == -1
-
-
-def test_leave_forward_levels():
-    torch.autograd.forward_ad.enter_dual_level()
-    private.leave_forward_levels(0)
-    assert private.forward_level() == 0
-    private.leave_forward_levels(-1)
-    assert private.forward_level() == -1
-    assert torch.func.jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))[1].item() == 1
-
-
 def test_transform_kinds():
     seen = []
     torch.func.grad(lambda x: torch.func.vmap(lambda y: seen.append(private.transform_kinds()) or y)(x).sum())(torch.ones(2))

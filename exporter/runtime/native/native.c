@@ -1,4 +1,4 @@
-/* PythonOp, PythonOpGrad and PythonOpBackward for stock onnxruntime.
+/* PythonOp, PythonOpGrad, PythonOpBackward and PythonOpTangent for stock onnxruntime.
  *
  * One binary is two things: the Python module exporter.runtime.native._native, and the custom-op library that
  * onnxruntime loads through RegisterCustomOps. There is no ORT header to compile against where people install, so
@@ -195,10 +195,9 @@ enum {
     PLAN_APPLY, PLAN_ARGUMENTS, PLAN_POSITIONS, PLAN_LOG
 };
 
-static const char *op_name(const CustomOp *op)
-{
-    return op->kind == PYTHON_OP_BACKWARD ? "PythonOpBackward" : op->kind == PYTHON_OP_GRAD ? "PythonOpGrad" : "PythonOp";
-}
+static const char *const OPERATORS[] = {"PythonOp", "PythonOpGrad", "PythonOpBackward", "PythonOpTangent"}; /* as enum Operator */
+static const char *op_name(const CustomOp *op) { return OPERATORS[op->kind]; }
+static int takes_context(const CustomOp *op) { return op->kind == PYTHON_OP_GRAD || op->kind == PYTHON_OP_BACKWARD; }
 
 /* Binding.plan decodes the node in Python, once; its answer fills the struct. */
 static Kernel *make_kernel(const CustomOp *op, const void *info)
@@ -252,8 +251,9 @@ static Kernel *make_kernel(const CustomOp *op, const void *info)
     }
     kernel->binding = binding;
     binding->count++;
-    kernel->backward = op->kind != PYTHON_OP;
+    kernel->backward = takes_context(op);
     kernel->again = op->kind == PYTHON_OP_BACKWARD;
+    kernel->tangent = op->kind == PYTHON_OP_TANGENT;
     kernel->by_python = op->on_device || kernel->again;
     PyObject **targets[] = {&kernel->object, &kernel->apply, &kernel->arguments, &kernel->id, &kernel->name, &kernel->log};
     const int parts[] = {PLAN_KERNEL, PLAN_APPLY, PLAN_ARGUMENTS, PLAN_ID, PLAN_NAME, PLAN_LOG};
@@ -342,10 +342,10 @@ static void destroy(void *state)
 /* ---------------------------------------------------------------------------------------------- the operators' shape */
 
 static const char *provider(const CustomOp *op) { return op->cuda ? "CUDAExecutionProvider" : NULL; } /* NULL: the CPU */
-static size_t input_count(const CustomOp *op) { return op->kind ? 2 : 1; }
-static size_t output_count(const CustomOp *op) { return op->kind ? 1 : 2; }
+static size_t input_count(const CustomOp *op) { return takes_context(op) ? 2 : 1; }
+static size_t output_count(const CustomOp *op) { return op->kind == PYTHON_OP ? 2 : 1; }
 /* The context that a PythonOpBackward leaves is the last of its variadic outputs. */
-static int is_context(const CustomOp *op, size_t index, int input) { return index == 0 && (op->kind ? input : !input); }
+static int is_context(const CustomOp *op, size_t index, int input) { return index == 0 && (input ? takes_context(op) : op->kind == PYTHON_OP); }
 static int input_type(const CustomOp *op, size_t i) { return is_context(op, i, 1) ? ONNX_INT64 : 0; }
 static int output_type(const CustomOp *op, size_t i) { return is_context(op, i, 0) ? ONNX_INT64 : 0; }
 static int input_kind(const CustomOp *op, size_t i) { return is_context(op, i, 1) ? 0 : 2; }   /* required, else variadic */
@@ -394,9 +394,10 @@ EXPORT Status RegisterCustomOps(void *options, const ApiBase *base)
     Status status = CALL(CREATE_DOMAIN, Status(*)(const char *, void **))("com.microsoft", &binding->domain);
     if (!status)
         status = CALL(CREATE_DOMAIN, Status(*)(const char *, void **))("pythonop", &binding->own_domain);
-    const CustomOp *ops[] = {&binding->forward, &binding->backward, &binding->again, &binding->device_forward, &binding->device_backward, &binding->device_again};
-    for (int i = 0; !status && i < (binding->device == WITH_CUDA ? 6 : 3); i++)
-        status = CALL(DOMAIN_ADD, Status(*)(void *, const void *))(ops[i]->kind == PYTHON_OP_BACKWARD ? binding->own_domain : binding->domain, ops[i]);
+    const CustomOp *ops[] = {&binding->forward,        &binding->backward,        &binding->again,        &binding->tangent,
+                             &binding->device_forward, &binding->device_backward, &binding->device_again, &binding->device_tangent};
+    for (int i = 0; !status && i < (binding->device == WITH_CUDA ? 8 : 4); i++)
+        status = CALL(DOMAIN_ADD, Status(*)(void *, const void *))(ops[i]->kind >= PYTHON_OP_BACKWARD ? binding->own_domain : binding->domain, ops[i]);
     if (!status)
         status = CALL(ADD_DOMAIN, Status(*)(void *, void *))(options, binding->domain);
     if (!status)
@@ -426,9 +427,11 @@ static PyObject *prepare(PyObject *module, PyObject *args)
     fill_op(&binding->forward, binding, PYTHON_OP, device == BORROW, 0);
     fill_op(&binding->backward, binding, PYTHON_OP_GRAD, device == BORROW, 0);
     fill_op(&binding->again, binding, PYTHON_OP_BACKWARD, 1, 0);
+    fill_op(&binding->tangent, binding, PYTHON_OP_TANGENT, device == BORROW, 0);
     fill_op(&binding->device_forward, binding, PYTHON_OP, 1, 1);
     fill_op(&binding->device_backward, binding, PYTHON_OP_GRAD, 1, 1);
     fill_op(&binding->device_again, binding, PYTHON_OP_BACKWARD, 1, 1);
+    fill_op(&binding->device_tangent, binding, PYTHON_OP_TANGENT, 1, 1);
     PyObject **targets[] = {&binding->owner, &binding->store, &binding->contexts, &binding->runs}, *values[] = {owner, store, contexts, runs};
     for (int i = 0; i < 4; i++) {
         Py_INCREF(values[i]);
@@ -478,7 +481,7 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "PythonOp, PythonOpGrad and PythonOpBackward for onnxruntime.", -1, methods, NULL, NULL, NULL, NULL};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "PythonOp, PythonOpGrad, PythonOpBackward and PythonOpTangent for onnxruntime.", -1, methods, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__native(void)
 {

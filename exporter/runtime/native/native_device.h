@@ -1,4 +1,4 @@
-/* PythonOp and PythonOpGrad where tensors live on a device, and PythonOpBackward anywhere. Part of native.c, its only user.
+/* PythonOp, PythonOpGrad and PythonOpTangent where tensors live on a device, and PythonOpBackward anywhere. Part of native.c, its only user.
  *
  * Nothing is fast-pathed here: inputs are wrapped where they are, Python copies them on ORT's stream, runs the kernels
  * of kernels.py, and copies the results into ORT's outputs. The same code runs on the CPU (device "borrow"), which is
@@ -95,6 +95,7 @@ static void drop_handle(Kernel *kernel, PyObject *results)
 static int compute_by_python(Kernel *kernel, void *context)
 {
     size_t count = 0, first = kernel->backward ? 1 : 0;
+    int has_context = !kernel->backward && !kernel->tangent; /* among its outputs */
     void *slot = NULL, *gpu_stream = NULL;
     const void *value = NULL;
     PyObject *inputs = PyList_New(kernel->inputs), *results = NULL, *extra = NULL, *stream = NULL;
@@ -123,7 +124,7 @@ static int compute_by_python(Kernel *kernel, void *context)
         memcpy(&handle, seen.data, sizeof handle);
         extra = PyLong_FromLongLong(handle);
     } else {
-        if (check(CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, 0, NULL, 0, &slot)))
+        if (has_context && check(CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, 0, NULL, 0, &slot)))
             goto done;
         if (count != (size_t)kernel->place_count) {
             damaged(kernel->object, "the graph gives it another number of tensors than its attributes say");
@@ -142,11 +143,11 @@ static int compute_by_python(Kernel *kernel, void *context)
     }
     /* One item an output of the call, None where there is none to write; a forward's first is its context. */
     results = extra ? PyObject_CallMethodObjArgs(kernel->binding->owner, s_device_run, kernel->object, inputs, extra, stream, NULL) : NULL;
-    if (!results || !PyList_Check(results) || PyList_Size(results) != kernel->outputs + !kernel->backward) {
+    if (!results || !PyList_Check(results) || PyList_Size(results) != kernel->outputs + has_context) {
         internal("what device_run returned");
         goto done;
     }
-    if (kernel->backward) {
+    if (!has_context) {
         for (Py_ssize_t i = 0; i < kernel->written_count; i++) {
             PyObject *tensor = PyList_GetItem(results, kernel->written[i]);
             if (!tensor || (tensor != Py_None && write_device(kernel, context, (size_t)i, tensor, NULL, stream)))
@@ -159,7 +160,7 @@ static int compute_by_python(Kernel *kernel, void *context)
     }
     status = 0;
 done:
-    if (status && results && PyList_Check(results) && PyList_Size(results) && (!kernel->backward || kernel->again))
+    if (status && results && PyList_Check(results) && PyList_Size(results) && (has_context || kernel->again))
         drop_handle(kernel, results);
     Py_XDECREF(inputs);
     Py_XDECREF(results);

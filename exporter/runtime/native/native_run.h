@@ -1,4 +1,4 @@
-/* One run of a PythonOp or a PythonOpGrad. Part of native.c, its only user. */
+/* One run of a PythonOp, a PythonOpTangent or a PythonOpGrad. Part of native.c, its only user. */
 #ifndef PYTHONOP_NATIVE_RUN_H
 #define PYTHONOP_NATIVE_RUN_H
 
@@ -205,6 +205,7 @@ static int slow_forward(Kernel *kernel, Input *inputs, int keep, PyObject **resu
     return status ? internal("what a PythonOp returned") : 0;
 }
 
+/* Of a PythonOpTangent too: a forward without a context, whose outputs are those of the Function and their tangents. */
 static int compute_forward(Kernel *kernel, void *context)
 {
     int64_t handle = 0;
@@ -213,10 +214,10 @@ static int compute_forward(Kernel *kernel, void *context)
     int status = -1;
     PyObject *record = NULL;
     /* The context is made only where the node's first output has a name. */
-    if (check(CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, 0, NULL, 0, &slot)) ||
+    if ((!kernel->tangent && check(CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, 0, NULL, 0, &slot))) ||
         check(CALL(INPUT_COUNT, Status(*)(const void *, size_t *))(context, &count)))
         return -1;
-    int keep = slot ? 1 : store_flag(kernel->binding, s_keep);
+    int keep = slot ? 1 : kernel->tangent ? 0 : store_flag(kernel->binding, s_keep);
     int grad = 0, special = keep < 0 ? -1 : special_state(&grad);
     if (special < 0)
         return -1;
@@ -247,10 +248,15 @@ static int compute_forward(Kernel *kernel, void *context)
     }
     if (fast ? fast_forward(kernel, inputs, keep, grad, results, &record) : slow_forward(kernel, inputs, keep, results, &handle))
         goto done;
+    Py_ssize_t node_output = 0;
     for (Py_ssize_t i = 0; i < kernel->outputs; i++) {
         bytes = 0;
-        if ((i < kernel->written_count && write_tensor(kernel, context, (size_t)i + 1, results[i], kernel->kinds[i], i, &bytes)) ||
-            (fast && keep && add_root(record, i, results[i], bytes)))
+        if (node_output < kernel->written_count && kernel->written[node_output] == i) {
+            if (write_tensor(kernel, context, (size_t)node_output + !kernel->tangent, results[i], kernel->kinds[i], i, &bytes))
+                goto done;
+            node_output++;
+        }
+        if (fast && keep && add_root(record, i, results[i], bytes))
             goto done;
     }
     if (fast && keep && !(handle = finish_context(kernel, record)))

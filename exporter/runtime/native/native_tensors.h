@@ -13,16 +13,16 @@ static PyObject *s_requires_grad, *s_run, *s_retain, *s_keep, *s_finish, *s_take
     *s_failed, *s_title, *s_shape, *s_device_run, *s_device_write, *s_let_go, *s_free, *s_item;
 static size_t large = 1 << 16;
 
-/* What a kernel runs. PythonOpBackward has no path of its own: it is run as a PythonOpGrad on a device is, by Python. */
-enum Operator { PYTHON_OP = 0, PYTHON_OP_GRAD, PYTHON_OP_BACKWARD };
+/* What a kernel runs. PythonOpBackward has no path of its own: it is run as a PythonOpGrad on a device is, by Python. PythonOpTangent is run as a PythonOp that is not simple. */
+enum Operator { PYTHON_OP = 0, PYTHON_OP_GRAD, PYTHON_OP_BACKWARD, PYTHON_OP_TANGENT }; /* from PYTHON_OP_BACKWARD on: of the domain pythonop */
 
 /* Which operators a binding registers: for the CPU; for CUDA as well; for the CPU by the device path, for tests. */
 enum Device { CPU_ONLY = 0, WITH_CUDA, BORROW };
 
-/* One set of options: its gate and store as Python objects, its three operators. Kernels and options count. */
+/* One set of options: its gate and store as Python objects, its operators. Kernels and options count. */
 typedef struct Binding {
     Py_ssize_t count;
-    CustomOp forward, backward, again, device_forward, device_backward, device_again;
+    CustomOp forward, backward, again, tangent, device_forward, device_backward, device_again, device_tangent;
     int device; /* enum Device */
     void *domain, *own_domain; /* com.microsoft, and pythonop */
     PyObject *owner;    /* exporter.runtime.session.Binding */
@@ -37,8 +37,8 @@ enum { UNKNOWN = 0, VIEW, COPY };
 
 typedef struct Kernel {
     Binding *binding;
-    PyObject *object; /* kernels.PythonOp, kernels.PythonOpGrad or backward.PythonOpBackward */
-    int backward, again, by_python, fast, single; /* backward: no PythonOp; again: a PythonOpBackward; by_python: on a device, or a PythonOpBackward */
+    PyObject *object; /* kernels.PythonOp, kernels.PythonOpGrad, backward.PythonOpBackward or tangent.PythonOpTangent */
+    int backward, again, tangent, by_python, fast, single; /* backward: takes a context; again: a PythonOpBackward; by_python: on a device, or a PythonOpBackward */
     PyObject *apply, *arguments; /* fast forward: the bound method, the tuple of arguments with None at the slots */
     Py_ssize_t inputs, outputs;  /* tensors in (without the context), tensors out of the call */
     Py_ssize_t *positions;       /* fast forward: where each input stands among the arguments */

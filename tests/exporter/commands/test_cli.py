@@ -193,7 +193,7 @@ def test_an_old_file_survives_a_failure(run, path):
 
 
 def test_only_what_works_is_offered(run):
-    assert set(main.commands) >= {"export", "gradient", "inspect", "run"}
+    assert set(main.commands) >= {"export", "gradient", "inspect", "run", "tangent"}
     assert run("--help").exit_code == 0
     assert run("--version").stdout.strip().endswith(exporter.__version__)
 
@@ -232,6 +232,7 @@ def test_inspect(run, exported):
         "stop_gradients": 1,
         "stop_gradients_recorded": 1,
         "gradients": 0,
+        "tangents": False,
         "training": False,
         "parameters": 4,
         "trainable": 3,
@@ -468,6 +469,7 @@ def test_ctrl_c_is_no_answer(run, path, monkeypatch):
         ["step", "a:b", "-o", path],
         ["inspect", path],
         ["gradient", path, "-o", path.with_name("training.onnx")],
+        ["tangent", path, "-o", path.with_name("tangent.onnx")],
         ["run", path],
     ):
         result = run(*arguments)

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 import exporter
 from exporter.cli import main
-from symbolics.node.metadata import read_pairing
+from symbolics.node.metadata import read_pairing, read_tangents
 from tests.symbolics.capture.functions import Mlp
 
 
@@ -65,6 +65,33 @@ def test_gradient_of_nothing(file, tmp_path, arguments, message):
     assert result.exit_code == 2
     assert message in result.stderr
     assert not (tmp_path / "training.onnx").exists()
+
+
+def test_tangent(file, tmp_path):
+    result = cli("tangent", file, "-o", tmp_path / "tangent.onnx", "--wrt", "x", "--json")
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    written = onnx.load(tmp_path / "tangent.onnx")
+    onnx.checker.check_model(written, full_check=True)
+    pairing = read_tangents({p.key: p.value for p in written.metadata_props})
+    assert (
+        (facts["inputs"], facts["outputs"]) == (pairing.inputs, pairing.outputs) == ({"x": "x_tangent"}, {"linear_1": "linear_1_tangent"})
+    )
+    assert facts["nodes"] > facts["forward_nodes"] == 4
+    (row,) = json.loads(cli("inspect", tmp_path / "tangent.onnx", "--json").stdout)["rows"]
+    assert row["kind"] == "PythonOpTangent"
+    shown = cli("inspect", tmp_path / "tangent.onnx").stdout
+    assert "0 PythonOp, 0 PythonOpGrad, 1 PythonOpTangent, tangents paired" in " ".join(shown.split())
+    text = cli("tangent", file, "-o", tmp_path / "tangent.onnx", "--of", "linear_1").stdout
+    assert "takes weight_tangent" in text and "gives 1 tangents" in text
+
+
+@pytest.mark.parametrize(("arguments", "message"), [(["--wrt", "nobody"], "nobody"), (["--of", "nobody"], "nobody")])
+def test_tangent_of_nothing(file, tmp_path, arguments, message):
+    result = cli("tangent", file, "-o", tmp_path / "tangent.onnx", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not (tmp_path / "tangent.onnx").exists()
 
 
 def test_export_with_gradients(tmp_path):

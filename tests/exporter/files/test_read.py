@@ -23,6 +23,7 @@ READERS = {
     "model": open_model,
     "proto": open_proto,
     "gradient": exporter.build_gradient_graph,
+    "tangent": exporter.build_tangent_graph,
     "tangents of a check": exporter.check_gradients,
     "load": exporter.load,
     "reference": exporter.reference_evaluator,

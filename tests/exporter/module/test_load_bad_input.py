@@ -378,18 +378,3 @@ def test_text_that_is_no_text():
     model._onnx.plans.model.producer_version = b"\xb1"  # as protobuf's Python leaves it
     with pytest.raises(exporter.FormatError, match="cannot be written as ONNX"):
         model(torch.ones(2))
-
-
-@pytest.mark.parametrize("grad", [True, False])
-def test_forward_mode_is_refused(saved, grad):
-    """A session computes no tangents: without a word the result had none."""
-    module = exporter.load(saved, allow=ALLOW)
-    x = torch.randn(3, 4, requires_grad=grad)
-    with torch.autograd.forward_ad.dual_level():
-        with pytest.raises(exporter.RunError, match=r"'x' has a tangent.*forward_ad"):
-            module(torch.autograd.forward_ad.make_dual(x, torch.ones(3, 4)))
-        module(x)
-        weight = next(iter(module.parameters()))
-        name = next(name for name, p in module.named_parameters() if p is weight)
-        with pytest.raises(exporter.RunError, match=f"{name}.*has a tangent"):
-            torch.func.functional_call(module, {name: torch.autograd.forward_ad.make_dual(weight, torch.ones_like(weight))}, (x,))

@@ -17,7 +17,7 @@ from symbolics.node.attributes import ir_attributes, python_op_grad, write_attri
 from symbolics.node.call import Autocast, AutogradCall, OperatorOrigin
 from symbolics.node.containers import Slot, fill
 from symbolics.node.dtypes import DTYPES
-from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, qualified_name
+from symbolics.node.names import ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, qualified_name
 from symbolics.node.operators import Operator
 
 ELEMENT_TYPES = {dtype: kind for kind, dtype in DTYPES.items()}
@@ -129,7 +129,7 @@ def finish(inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], nodes: Seque
     for output in outputs:
         if output.name and output.name.endswith("context"):
             output.shape = ir.Shape([])
-    graph = ir.Graph(inputs, outputs, nodes=nodes, opset_imports={"": 20, ORT_DOMAIN: 1}, name="test")
+    graph = ir.Graph(inputs, outputs, nodes=nodes, opset_imports={"": 20, ORT_DOMAIN: 1, OWN_DOMAIN: 1}, name="test")
     return ir.to_proto(ir.Model(graph, ir_version=10))
 
 

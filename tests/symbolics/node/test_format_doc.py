@@ -52,6 +52,7 @@ STATE = {
     "mask": metadata.StateEntry("mask", "buffer", trainable=False, persistent=False),
 }
 PAIRING = metadata.GradientPairing({"y": "y_grad"}, {"embed.weight": "embed.weight_grad", "x": "x_grad"}, ("x",))
+TANGENTS = metadata.TangentPairing({"embed.weight": "embed.weight_tangent", "x": "x_tangent"}, {"y": "y_tangent", "z": "z_tangent"}, ("z",))
 
 
 Result = namedtuple("Result", ["loss", "more"], module="mypkg.models")
@@ -79,6 +80,7 @@ EXAMPLES = {
     "result": lambda: _lines(json.loads(write_structure(RESULT, lambda leaf: isinstance(leaf, torch.Tensor)))),
     "state": lambda: _lines(json.loads(metadata.write_state(STATE))),
     "gradients": lambda: _lines(json.loads(metadata.write_pairing(PAIRING))),
+    "tangents": lambda: _lines(json.loads(metadata.write_tangents(TANGENTS))),
     "step": lambda: _lines(json.loads(metadata.write_step(STEP))),
     "backward": lambda: _lines(json.loads(linked.write_backward(BACKWARD))),
 }
@@ -105,6 +107,7 @@ def test_metadata_examples_read_back():
     blocks = dict(BLOCK.findall(TEXT))
     assert metadata.read_state({names.STATE_KEY: blocks["state"]}) == STATE
     assert metadata.read_pairing({names.GRADIENTS_KEY: blocks["gradients"]}) == PAIRING
+    assert metadata.read_tangents({names.TANGENTS_KEY: blocks["tangents"]}) == TANGENTS
     assert metadata.read_step({names.STEP_KEY: blocks["step"]}) == STEP
 
 
