@@ -21,7 +21,7 @@ from symbolics.graph.scope import Scope
 from symbolics.graph.values import attr, dtype_of, is_mark
 from symbolics.graph.walk import discard, reads, walk
 from symbolics.node.backward import count_readers
-from symbolics.node.names import GRADIENT_OP, INNER_DOMAIN, VARIABLE_OP
+from symbolics.node.names import GRADIENT_OP, INNER_DOMAIN, OWN_DOMAIN, VARIABLE_OP
 
 __all__ = ["expand_gradients"]
 
@@ -64,6 +64,8 @@ class _Inside(Engine):
         """Put a sweep in the place of each gradient, in the order of the graph, and the values themselves in that of the variables."""
         graph = self.model.graph
         needless = {name for name, value in graph.initializers.items() if value.uses()}
+        imported = set(graph.opset_imports)
+        graph.opset_imports.setdefault(OWN_DOMAIN, 1)  # gradients of gradients of Functions: types are inferred between two sweeps
         self.type_all([*taken, *variables])
         for node in taken:
             with _told(node), self.explained():
@@ -85,8 +87,11 @@ class _Inside(Engine):
                 del graph.initializers[name]
         count_readers(walk(graph))
         graph.opset_imports.pop(INNER_DOMAIN, None)
-        for inner in walk(graph):
-            graph.opset_imports.setdefault(inner.domain, 1)
+        domains = {inner.domain for inner in walk(graph)}
+        for domain in domains - set(graph.opset_imports):
+            graph.opset_imports[domain] = 1
+        if OWN_DOMAIN not in imported | domains:
+            del graph.opset_imports[OWN_DOMAIN]
 
     def type_all(self, inner: list[ir.Node]) -> None:
         """Types and shapes of all values; those of what stands for a gradient or a variable are those of its inputs."""

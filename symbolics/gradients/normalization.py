@@ -128,18 +128,26 @@ def batch_normalization(
     op: Builder, gs: Sequence[Value | None], x: Value, scale: Value, bias: Value, mean: Value, variance: Value, *,
     ys: Sequence[Value], node: ir.Node, epsilon: float, momentum: float, training_mode: int,
 ) -> Grads:  # fmt: skip
-    g = gs[0]
-    if g is None:
-        return {}  # the running statistics are no function to train
+    g, gmean, gspread = [*gs, None, None][:3]
+    # The batch's own statistics, which a gradient of this node reads. Running ones are no function to train.
+    own = training_mode and momentum == 0 and len(ys) == 3 and all(o.name for o in ys)
+    if not own:
+        gmean = gspread = None
+    if g is gmean is gspread is None:
+        return {}
     rank = op.rank(node, x)
     if rank == 1:
         raise unsupported(node, "an input of rank 1 has no channels")
     axes = [0, *range(2, rank)]
     kind = mean.dtype  # statistics may be of a wider type
-    wide, wide_x = op.Cast(g, to=kind), op.Cast(x, to=kind)
+    wide_x = op.Cast(x, to=kind)
+    if own and g is None:
+        return [_through_statistics(op, x, wide_x - _channels(op, ys[1], rank), gmean, gspread, rank), None, None, None, None]
+    assert g is not None
+    wide = op.Cast(g, to=kind)
     if training_mode:
-        if momentum == 0 and len(ys) == 3 and all(o.name for o in ys):
-            _, mean_x, spread = ys  # the batch's own, as they are
+        if own:
+            _, mean_x, spread = ys
             centered = wide_x - _channels(op, mean_x, rank)
         else:
             mean_x = op.ReduceMean(wide_x, axes, keepdims=0)
@@ -152,13 +160,27 @@ def batch_normalization(
         share = factor / op.count_over(x, axes, dbias)
         # Few passes over what is large: a BatchNormalization takes dscale * normal + dbias from wide_x in one.
         rest = op.BatchNormalization(wide_x, share * dscale, share * dbias, mean_x, spread, epsilon=epsilon)
-        return [wide * _channels(op, factor, rank) - rest, dscale, dbias, None, None]
+        dx = wide * _channels(op, factor, rank) - rest
+        if gmean is not None or gspread is not None:
+            dx = dx + _through_statistics(op, x, centered, gmean, gspread, rank)
+        return [dx, dscale, dbias, None, None]
     inverse = 1.0 / op.Sqrt(variance + epsilon)
     factor = op.Cast(scale, to=kind) * inverse
     normal = (wide_x - _channels(op, mean, rank)) * _channels(op, inverse, rank)
     dbias, dscale = op.ReduceSum(wide, axes, keepdims=0), op.ReduceSum(wide * normal, axes, keepdims=0)
     dvariance = dscale * (factor * inverse) * -0.5
     return [wide * _channels(op, factor, rank), dscale, dbias, -(dbias * factor), dvariance]
+
+
+def _through_statistics(op: Builder, x: Value, centered: Value, gmean: Value | None, gspread: Value | None, rank: int) -> Value:
+    """The gradient by x of its mean and of its biased variance over all axes but the channels'."""
+    axes, parts = [0, *range(2, rank)], list[Value]()
+    if gspread is not None:
+        parts.append(centered * _channels(op, 2.0 * gspread / op.count_over(x, axes, gspread), rank))
+    if gmean is not None:
+        share = _channels(op, gmean / op.count_over(x, axes, gmean), rank)
+        parts.append(share if parts else op.expand_like(share, centered))
+    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
 @gradient("InstanceNormalization")

@@ -280,6 +280,14 @@ class CustomForces(Net):
         return energy, torch.autograd.grad(energy, x, create_graph=True)[0]
 
 
+class CustomHessian(Net):
+    """Two orders through a Function, one after the other."""
+
+    def forward(self, x):
+        x.requires_grad_(True)
+        return torch.autograd.functional.hessian(lambda z: SavesInput.apply(self.net(z)).sum(), x[0], create_graph=True).sum(0)
+
+
 def doubled(g: torch.Tensor) -> torch.Tensor:
     return 2 * g
 

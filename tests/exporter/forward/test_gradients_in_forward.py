@@ -74,7 +74,7 @@ def test_a_function_in_the_energy_runs_everywhere(dynamo):
             assert abs(runner.run(None, feeds)[0] - want).max() < EXACT
 
 
-@pytest.mark.parametrize("cls", [zoo.CustomEnergy, zoo.CustomForces], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", [zoo.CustomEnergy, zoo.CustomForces, zoo.CustomHessian], ids=lambda cls: cls.__name__)
 def test_a_function_on_the_way_of_forces_trains(cls, dynamo):
     """Its backward runs in the forward, and is differentiated; where the energy is an output, it runs once more."""
     model = cls()

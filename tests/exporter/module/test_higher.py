@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import warnings
 
@@ -216,6 +217,21 @@ def test_convolution_and_batch_norm_in_float32():
     torch.testing.assert_close(x.grad.double(), theirs.grad, rtol=1e-3, atol=1e-4)
     for ours, want in zip(module.parameters(), double.parameters(), strict=True):
         torch.testing.assert_close(ours.grad.double(), want.grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (2, 3, 5)], ids=str)
+def test_a_second_order_goes_through_the_batchs_own_statistics(shape):
+    """As nn.BatchNorm in train() has it; its gradient reads the statistics that the node gives out for the buffers."""
+    norm = (nn.BatchNorm1d(3)).double().train()
+    loaded = exporter.load(exporter.export(copy.deepcopy(norm), (torch.randn(shape, dtype=torch.float64),))).train()
+    x, weights = torch.randn(shape, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
+    found = []
+    for module in (loaded, norm):
+        leaf = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad((module(leaf) ** 3).sum(), leaf, create_graph=True)
+        (gradient * weights).sum().backward()
+        found.append(leaf.grad)
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)  # ONNX's epsilon is a float32
 
 
 class Noisy(Function):
