@@ -64,8 +64,8 @@ def check_operator(title: str, operator: Operator, call: AutogradCall, args: tup
         return leaf if not isinstance(leaf, Slot) else 1 if leaf.kind == "size" else torch.empty(())
 
     why = operator.misfit(tuple(fill(value, place) for value in args), {key: fill(value, place) for key, value in call.kwargs.items()})
-    if why is None and operator.changes and not call.inplace:
-        why = f"it changes {', '.join(operator.changes)} in place, inplace=0 says that it changes nothing"
+    if why is None and not call.inplace and (changed := operator.changed_by(args, call.kwargs)):
+        why = f"it changes {', '.join(changed)} in place, inplace=0 says that it changes nothing"
     if why is None:
         return
     before = call.operator.schema if call.operator is not None else ""

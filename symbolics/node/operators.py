@@ -7,6 +7,7 @@ import inspect
 from typing import Any
 
 from symbolics import torch_private as private
+from symbolics.node.containers import slots
 
 __all__ = ["Operator", "is_foreign"]
 
@@ -76,6 +77,15 @@ class Operator:
     def result_of(self, returned: Any) -> Any:
         """What the operator itself returns, of what `apply` returned."""
         return returned[0] if self.changes else returned
+
+    def changed_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+        """Those of `changes` that hold a tensor in a call: an optional one may be None, a list may be empty.
+
+        Args:
+            args, kwargs: Arguments that the operator takes, with `Slot`s in place of tensors.
+        """
+        given = self.signature.bind(*args, **kwargs).arguments
+        return tuple(name for name in self.changes if slots(given.get(name)))
 
     def misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """Why the operator does not take arguments, by its schema alone; None where it does.

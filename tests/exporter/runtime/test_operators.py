@@ -34,6 +34,28 @@ def grow(x: Tensor) -> None:
     x.mul_(2)
 
 
+@torch.library.custom_op("runtime_operators::add_up", mutates_args=("count", "more"))
+def add_up(x: Tensor, count: Tensor | None, more: list[Tensor]) -> Tensor:
+    for each in (count, *more):
+        if each is not None:
+            each.add_(1)
+    return x * 2
+
+
+add_up.register_fake(lambda x, count, more: torch.empty_like(x))
+
+
+class AddsUp(torch.nn.Module):
+    def __init__(self, counted):
+        super().__init__()
+        self.counted = counted
+
+    def forward(self, x):
+        count = x.detach() + 1
+        y = add_up(x, count if self.counted else None, [])
+        return y * count
+
+
 class Scales(torch.nn.Module):
     def forward(self, x):
         return scale(x, 3.0)
@@ -181,6 +203,14 @@ def test_a_call_that_says_it_changes_nothing():
     program = exporter.export(Grows(), (torch.randn(2, 3),), dynamo=False)
     text = said(edited(program, inplace=0), ["runtime_operators::*"], FormatError)
     assert "it changes x in place" in text
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_an_argument_to_change_that_is_left_out(counted, dynamo):
+    model, x = AddsUp(counted), torch.randn(2, 3)
+    program = exporter.export(model, (x,), dynamo=dynamo)
+    loaded = exporter.load(program, allow=["runtime_operators::*"])
+    torch.testing.assert_close(loaded(x), model(x))
 
 
 def test_an_origin_of_a_class(program):
