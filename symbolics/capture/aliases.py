@@ -6,8 +6,9 @@ makes of ``x.detach()``. Nothing is lost until one of the two is changed in plac
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -49,6 +50,37 @@ class Aliases:
                     rest.append(pair)
             left = rest
 
+    def check_apart(self, changed: Iterable[int], tensors: Sequence[Any], name: Callable[[int], str]) -> None:
+        """Refuse a call that changes an argument which shares memory with another one: a node gets each in memory of its own.
+
+        Args:
+            changed: Which of the arguments the call changes in place.
+            tensors: Its arguments; what is no tensor has no memory.
+            name: The name of an argument, by number.
+
+        Raises:
+            ExportError: One of them does.
+        """
+        for i in changed:
+            reach = self._reached_from(tensors[i])
+            for j, other in enumerate(tensors):
+                if j != i and isinstance(other, torch.Tensor) and any(_overlap(each, other) for each in reach):
+                    whose = "another tensor of that argument" if name(i) == name(j) else f"argument {name(j)}"
+                    raise ExportError(
+                        f"it changes argument {name(i)} in place, which shares memory with {whose}: in eager mode a change of one is a change of both, "
+                        "and a node gets each in memory of its own: pass a copy of one of them (x.clone())"
+                    )
+
+    def _reached_from(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """A tensor, and those that share its memory in eager mode alone."""
+        reach = [tensor]
+        for one in reach:
+            for a, b, *_ in self.pairs:
+                other = b if _are_one(one, a) else a if _are_one(one, b) else None
+                if other is not None and not any(other is each for each in reach):
+                    reach.append(other)
+        return reach
+
     def check_read(self, tensors: Iterable[torch.Tensor]) -> None:
         """Refuse to read what is stale.
 
@@ -59,6 +91,27 @@ class Aliases:
             for stale, why, way_out in self.stale:
                 if _are_one(tensor, stale):
                     raise ExportError(f"a tensor is read after {why}, and a file would read its old value: {way_out}")
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have an element in common; True where sizes are not known."""
+    if not _are_one(one, other):
+        return False
+    with private.paused_capture(), private.real_tensors():
+        ends = []
+        for tensor in (one, other):
+            start, shape, strides = tensor.storage_offset(), tensor.shape, tensor.stride()
+            if any(type(n) is not int for n in (start, *shape, *strides)) or tensor.itemsize != one.itemsize:
+                return True
+            if 0 in shape:
+                return False
+            ends.append((start, start + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))))
+        (first, last), (start, end) = ends
+        if last < start or end < first:
+            return False
+        marked = torch.zeros(max(last, end) + 1 - min(first, start), dtype=torch.bool)
+        marked.as_strided(one.shape, one.stride(), first - min(first, start)).fill_(True)
+        return bool(marked.as_strided(other.shape, other.stride(), start - min(first, start)).any())
 
 
 def _are_one(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -354,6 +354,8 @@ class Recorder(Listener):
             self.capture.trace.statistics.say(slots.tensors)
         self._check_sizes((*bound.args, *bound.kwargs.values()), names)
         outputs = observe(cls, (bound.args[:passed], bound.kwargs), slots.tensors_and_sizes[:given], self._quietly)
+        changed = [*(i for i, _ in outputs.dirty), *outputs.mutated]
+        self.capture.aliases.check_apart(changed, slots.values, lambda i: names[int(slots.path(i))])
         outputs.input_sizes += [] if private.is_tracing() else slots.dims(())[given:]
         grad = torch.is_grad_enabled()
         given_tensors = (*bound.args, *bound.kwargs.values()) if operator is None else slots.tensors  # autograd sees those in lists, too

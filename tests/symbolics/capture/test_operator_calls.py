@@ -42,6 +42,41 @@ for _name in ("over", "over.scaled"):
     LIBRARY.impl(_name, lambda x, factor=2.0: x * factor, "CompositeExplicitAutograd")
 
 
+@torch.library.custom_op("operator_calls::add_into", mutates_args=("x",))
+def add_into(x: Tensor, y: Tensor) -> Tensor:
+    x.add_(y)
+    return x * y
+
+
+add_into.register_fake(lambda x, y: torch.empty_like(x))
+
+
+@torch.library.custom_op("operator_calls::scale_all", mutates_args=("each",))
+def scale_all(each: list[Tensor]) -> None:
+    for tensor in each:
+        tensor.mul_(2)
+
+
+class AddInto(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        x.add_(y)
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, g
+
+
+class Hidden(AddInto):
+    """Returns another tensor, and says nothing of the change."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        return x.add_(y) * y
+
+
 class Call(nn.Module):
     def __init__(self, body):
         super().__init__()
@@ -165,6 +200,54 @@ def test_other_threads_and_afterwards():
 def test_verify(dynamo):
     report = exporter.verify(Call(lambda x: twice(x)), (X,), dynamo=dynamo)
     assert report.ok and report.functions == {"operator_calls::twice.default": 1}
+
+
+def run(change):
+    """A body that changes a copy, and returns what depends on it."""
+
+    def body(h):
+        base = h.clone()
+        result = change(base)
+        return base if result is None else result + base
+
+    return body
+
+
+ONE_MEMORY = {
+    "the same": lambda h: add_into(h, h),
+    "a part": lambda h: add_into(h, h[0]),
+    "of a part": lambda h: add_into(h[0], h[0]).sum(),
+    "parts that overlap": lambda h: add_into(h[:2], h[1:]).sum(),
+    "detached": lambda h: add_into(h, h.detach()),
+    "a list": lambda h: scale_all([h, h]),
+    "a list with a part": lambda h: scale_all([h, h[0]]),
+    "of a Function": lambda h: AddInto.apply(h, h[0]),
+    "of a Function, the same": lambda h: AddInto.apply(h, h),
+    "undeclared": lambda h: Hidden.apply(h, h),
+}
+
+
+@pytest.mark.parametrize("change", ONE_MEMORY.values(), ids=ONE_MEMORY)
+@pytest.mark.filterwarnings("ignore:.*without ctx.mark_dirty")
+def test_what_is_changed_shares_no_memory_with_another_argument(change, dynamo):
+    place = rf"{__name__}.*:{change.__code__.co_firstlineno}"
+    with pytest.raises(ExportError, match=rf"{place}.* changes argument (x|y|each) in place.* shares memory .*clone"), torch.no_grad():
+        exporter.export(Call(run(change)), (X,), dynamo=dynamo)
+
+
+APART = {
+    "copies": lambda h: add_into(h, h.clone()),
+    "rows": lambda h: add_into(h[:1], h[1:2]).sum(),
+    "columns": lambda h: scale_all([h[:, :1], h[:, 1:]]),
+    "read twice": lambda h: add_into(h.clone(), h) + add_into(h * 2, h),
+}
+
+
+@pytest.mark.parametrize("change", APART.values(), ids=APART)
+def test_what_is_changed_is_apart_from_the_others(change):
+    model = Call(run(change)).requires_grad_(False)
+    program = exporter.export(model, (X,), dynamo=True)
+    torch.testing.assert_close(exporter.load(program, allow=("operator_calls::*",))(X), model(X))
 
 
 @torch.library.triton_op("operator_calls::on_triton", mutates_args=())
