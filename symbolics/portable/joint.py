@@ -16,11 +16,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from symbolics import torch_private as private
-from symbolics.capture.interception import original_apply
+from symbolics.capture.interception import belongs_to_torch, original_apply
+from symbolics.capture.listener import Listener
 from symbolics.capture.opaque_op import Record
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Slot, fill, slots
 from symbolics.node.dtypes import DTYPES
+from symbolics.node.names import qualified_name
 from symbolics.portable.decompositions import DECOMPOSITIONS
 from symbolics.portable.kept import changed_by, keep
 from symbolics.portable.rewrites import Rewrites
@@ -130,7 +132,7 @@ class _Trace:
 
     def joint(self, decompositions: dict[Any, Any]) -> Joint:
         """Both directions as one graph."""
-        call, missing = self.call, list[bool]()
+        call, missing, nested = self.call, list[bool](), _Nested()
         with self.mode, torch.enable_grad(), self.held(self.inputs), Rewrites(self.record), private.materialization_watched() as said:
             outputs = self.run(self.inputs)
             flags = zip(call.output_requires_grads, self.used, outputs, strict=True)
@@ -150,7 +152,8 @@ class _Trace:
                 found: list[torch.Tensor | None] = []
                 if wanted:
                     targets = [inputs[i] for i in wanted]
-                    found = list(torch.autograd.grad([results[i] for i in differentiated], targets, list(grads), allow_unused=True))
+                    with nested:
+                        found = list(torch.autograd.grad([results[i] for i in differentiated], targets, list(grads), allow_unused=True))
                     found = [_sum(g, target) for g, target in zip(found, targets, strict=True)]
             missing[:] = [g is None for g in found]
             return (*[r.detach() for r in results], *[g for g in found if g is not None])
@@ -158,6 +161,9 @@ class _Trace:
         with self.mode:
             traced = private.trace_to_aten(both, (*self.inputs, *cotangents))
         self.check(traced)
+        once = private.is_once_differentiable(self.record.function)
+        if nested.met and not once:
+            self.check_second(differentiated, [self.inputs[i] for i in wanted])
         try:
             kept = keep(traced, self.boundary, len(outputs))
         except ValueError as error:
@@ -168,8 +174,40 @@ class _Trace:
         with self.mode, torch.no_grad():
             functional = private.functionalized(traced, plain, {**decompositions, **DECOMPOSITIONS})
         gradients = [i for i, gone in zip(wanted, missing, strict=True) if not gone]
-        once = private.is_once_differentiable(self.record.function)
         return Joint(functional, len(self.inputs), len(outputs), differentiated, kept, gradients, once, constants)
+
+    def check_second(self, differentiated: Sequence[int], targets: Sequence[torch.Tensor]) -> None:
+        """Refuse a backward whose own derivative is that of another Function: a graph has what that one computes, and not its backward.
+
+        Args:
+            differentiated: The outputs that have a gradient, by number.
+            targets: The inputs that backward has a gradient for.
+
+        Raises:
+            Untraceable: Eager's second derivatives go through another Function.
+        """
+        with self.mode, torch.enable_grad(), self.held(self.inputs), Rewrites(self.record):
+            outputs = [output for i, output in enumerate(self.run(self.inputs)) if i in differentiated]
+            cotangents = [torch.empty_like(output, requires_grad=True) for output in outputs]
+            found: list[torch.Tensor | None] = list(torch.autograd.grad(outputs, targets, cotangents, create_graph=True, allow_unused=True))
+            for target in targets:  # what torch.autograd.backward inside has added
+                found.append(target.grad)
+                target.grad = None
+        own = {output.grad_fn for output in outputs}
+        waiting = [gradient.grad_fn for gradient in found if gradient is not None]
+        seen = set[Any]()
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen or node in own:
+                continue
+            seen.add(node)
+            function = private.function_of(node)
+            if function is not None and not belongs_to_torch(function):
+                raise Untraceable(
+                    f"its backward applies the Function {qualified_name(function)}, whose own backward a graph of it would not have in second derivatives "
+                    "(where there are none, once_differentiable says so)"
+                )
+            waiting += [following for following, _ in node.next_functions]
 
     @contextlib.contextmanager
     def held(self, inputs: Sequence[Any]) -> Iterator[None]:
@@ -207,6 +245,23 @@ def _sum(gradient: torch.Tensor | None, target: torch.Tensor) -> torch.Tensor | 
         return own if gradient is None else gradient
     with torch.no_grad():
         return gradient + own
+
+
+class _Nested(Listener):
+    """Hears, while it is open, whether a backward applies a Function.
+
+    Attributes:
+        met: Whether it does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met = False
+
+    def apply(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Let the call go its way."""
+        self.met = self.met or not belongs_to_torch(cls)
+        return original_apply(cls, args, kwargs)
 
 
 class _Examples:

@@ -10,6 +10,11 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 __all__ = [
+    "AppliesInBackward",
+    "AppliesInForward",
+    "AppliesItself",
+    "AppliesOnce",
+    "AppliesUnseen",
     "AsksForNone",
     "Branches",
     "Checks",
@@ -19,6 +24,7 @@ __all__ = [
     "ReadsGlobal",
     "Rows",
     "SecondAlone",
+    "Slope",
     "Square",
     "Surrogate",
 ]
@@ -37,6 +43,74 @@ class Surrogate(Function):
     def backward(ctx, g):
         (x,) = ctx.saved_tensors
         return 7 * g / (1 + (ctx.slope * x) ** 2), None
+
+
+class Slope(Function):
+    """What a backward applies: another one than the derivative of its forward is its own."""
+
+    @staticmethod
+    def forward(ctx, x, g):
+        ctx.save_for_backward(x, g)
+        return 3 * g * x**2
+
+    @staticmethod
+    def backward(ctx, g):
+        x, before = ctx.saved_tensors
+        return 50 * g * before, 3 * g * x**2
+
+
+class AppliesInBackward(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        return Slope.apply(*ctx.saved_tensors, g)
+
+
+class AppliesItself(Function):
+    """The derivative of exp, times 2: the backward's own derivative goes through a call of it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * AppliesItself.apply(*ctx.saved_tensors)
+
+
+class AppliesOnce(AppliesInBackward):
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        return Slope.apply(*ctx.saved_tensors, g)
+
+
+class AppliesInForward(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return Square.apply(x) + 1
+
+    @staticmethod
+    def backward(ctx, g):
+        return 5 * g * ctx.saved_tensors[0]
+
+
+class AppliesUnseen(AppliesInForward):
+    """Its backward applies a Function of which no gradient is asked: it runs again what forward ran, and takes a gradient of that."""
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            again = x.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(Square.apply(again), again, torch.ones_like(g))
+        return g * gradient
 
 
 class Branches(Function):

@@ -18,7 +18,24 @@ from symbolics.errors import ArgumentError, ExportError, FormatError, PythonopWa
 from symbolics.node.names import OPAQUE_PROPERTY, PORTABLE_DOMAIN
 from tests.support import Calls, nodes
 from tests.zoo.hiding import Recomputes, Reversible
-from tests.zoo.portable import AsksForNone, Branches, Checks, Constant, Noise, OnceSquare, ReadsGlobal, Rows, SecondAlone, Square, Surrogate
+from tests.zoo.portable import (
+    AppliesInBackward,
+    AppliesInForward,
+    AppliesItself,
+    AppliesOnce,
+    AppliesUnseen,
+    AsksForNone,
+    Branches,
+    Checks,
+    Constant,
+    Noise,
+    OnceSquare,
+    ReadsGlobal,
+    Rows,
+    SecondAlone,
+    Square,
+    Surrogate,
+)
 
 
 @pytest.fixture(params=[pytest.param(True, marks=pytest.mark.slow), False], ids=["dynamo", "torchscript"])
@@ -140,8 +157,10 @@ def test_a_gradient_of_one_output_alone(function, dynamo):
         (ReadsGlobal.apply, "reads a tensor that is none of its arguments"),
         (Noise.apply, "draws random numbers"),
         (lambda x: torch.stack(AsksForNone.apply(x)), "set_materialize_grads"),
+        (AppliesInBackward.apply, "applies the Function tests.zoo.portable:Slope, whose own backward"),
+        (AppliesItself.apply, "applies the Function tests.zoo.portable:AppliesItself, whose own backward"),
     ],
-    ids=["branch", "global tensor", "random", "asks for None"],
+    ids=["branch", "global tensor", "random", "asks for None", "Function in backward", "itself in backward"],
 )
 def test_who_stays_a_PythonOp(function, why, dynamo):
     model, x = Calls(lambda x: function(x * 2)), torch.randn(3, 4)
@@ -186,6 +205,12 @@ def test_a_second_derivative_is_that_of_eager(dynamo):
     feeds[of_gradient] = torch.ones(4).numpy()
     found = dict(zip([value.name for value in session.get_outputs()], session.run(None, feeds), strict=True))
     assert any(torch.allclose(torch.from_numpy(value), second) for name, value in found.items() if "grad" in name), (found, second)
+
+
+@pytest.mark.parametrize("function", [AppliesInForward, AppliesOnce, AppliesUnseen])
+def test_a_Function_inside_that_no_second_derivative_goes_through(function, dynamo):
+    program = check(Calls(lambda x: function.apply(x * 2)), (torch.linspace(0.5, 1.5, 4),), dynamo)
+    assert [call.kind for call in program.portable] == ["function"]
 
 
 def test_once_differentiable_stays_so(dynamo):
