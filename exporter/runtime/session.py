@@ -209,13 +209,16 @@ def _refusal(error: Exception) -> RunError | None:
     if isinstance(error, RunError) or not (its_own or kind in (RuntimeError, UnicodeDecodeError)):  # the last: of its own message
         return None
     text = clean(" ".join(str(error).split()), 1000)
-    hint = ". A type without a kernel (bfloat16 on the CPU): export the model in another one" if "NOT_IMPLEMENTED" in text else ""
+    hint = f". {_NO_KERNEL}" if "NOT_IMPLEMENTED" in text else ""
     if its_own and kind not in _REFUSALS:
         _REFUSALS[kind] = type(kind.__name__, (RunError, kind), {"__doc__": "A RunError that is onnxruntime's own class, too."})
     refusal = _REFUSALS.get(kind, RunError)(f"onnxruntime cannot run the model: {text}{hint}")
     refusal.__cause__ = error
     return refusal
 
+
+#: onnxruntime names the operator, and not the type that it lacks.
+_NO_KERNEL = "It has no kernel of that operator for its types here (on the CPU hardly one for bfloat16, of some operators none for float64): export the model in float32"
 
 _REFUSALS: dict[type[Exception], type[RunError]] = {}
 

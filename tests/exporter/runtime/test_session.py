@@ -135,6 +135,13 @@ def test_a_mark_without_a_body_is_identity():
         np.testing.assert_allclose(y, x.detach().sin().numpy(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["double", "bfloat16"])
+def test_a_type_without_a_kernel_says_the_way_out(kind):
+    text = f'<ir_version: 10, opset_import: ["": 22]> g ({kind}[1, 1, 3] x, {kind}[1, 1, 2] w) => ({kind}[1, 1, 2] y) {{ y = Conv(x, w) }}'
+    with pytest.raises(RunError, match=r"Conv.*no kernel of that operator for its types.*export the model in float32"):
+        inference_session(onnx.parser.parse_model(text))
+
+
 def test_nested_sessions():
     x = torch.randn(4, requires_grad=True)
     RunsSession.session = inference_session(forward(record(F.SavesInput, x)), ALLOW)
