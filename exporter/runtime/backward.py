@@ -80,7 +80,7 @@ class PythonOpBackward(PythonOpGrad):
             RunError: The context is not there, or the Function's backward is once_differentiable.
             Exception: What backward raises, as it is.
         """
-        record = self.store.take(handle, self.id, self.name, self.readers)
+        record = self.store.take(handle, self.id, self.name, self.readers, PYTHON_OP_BACKWARD)
         context = Context.unpack(record)
         if len(gradients) != len(context.roots) or len(self.wanted) != len(context.targets):
             raise RunError.damaged(self.title, "it does not fit the node that made its context")

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from symbolics.errors import RunError
+from symbolics.node.names import PYTHON_OP_GRAD
 from symbolics.text import shown
 
 __all__ = ["Context", "ContextStore", "PoolLog", "Run"]
@@ -101,13 +102,14 @@ class ContextStore:
         self.contexts[handle] = context.pack()
         return handle
 
-    def take(self, handle: int, id: str, name: str, readers: int = 1) -> tuple[Any, ...]:
+    def take(self, handle: int, id: str, name: str, readers: int = 1, op: str = PYTHON_OP_GRAD) -> tuple[Any, ...]:
         """The context of a handle, packed, taken out by the last of its readers unless the store retains.
 
         Args:
             handle: What the PythonOp put out.
-            id, name: The call and the Function that the PythonOpGrad belongs to.
+            id, name: The call and the Function that the node which takes it belongs to.
             readers: How many nodes take it in a run.
+            op: What that node is, for messages.
 
         Raises:
             RunError: There is no such context, or it belongs to another call.
@@ -115,19 +117,19 @@ class ContextStore:
         record = self.contexts.get(handle)
         if record is None:
             raise RunError(
-                f"PythonOpGrad of {shown(name)}: no context has the handle {handle}. Its backward has run already (run the forward again, or "
+                f"{op} of {shown(name)}: no context has the handle {handle}. Its backward has run already (run the forward again, or "
                 "retain contexts: the store's retain=True, retain_graph=True of a loaded module), or it comes from another session or run"
             )
         context = Context.unpack(record)
         if context.id != id or context.name != name:
             raise RunError(
-                f"PythonOpGrad of {shown(name)} (call {shown(id)}): the handle {handle} belongs to {shown(context.name)} (call "
-                f"{shown(context.id)}): the graph joins the context of one PythonOp to the PythonOpGrad of another"
+                f"{op} of {shown(name)} (call {shown(id)}): the handle {handle} belongs to {shown(context.name)} (call "
+                f"{shown(context.id)}): the graph joins the context of one call, or order, to the {op} of another"
             )
         if self.retain or (readers > 1 and not self._is_last(handle, readers)):
             return record
         if self.contexts.pop(handle, None) is None:
-            return self.take(handle, id, name)  # another thread was faster: this raises
+            return self.take(handle, id, name, op=op)  # another thread was faster: this raises
         return record
 
     def _is_last(self, handle: int, readers: int) -> bool:

@@ -336,7 +336,7 @@ def test_the_gradient_of_another_call():
     model.graph.node[0].output.insert(0, "unread")
     model.graph.node.insert(0, ir.to_proto(python_op(with_id(two, 0), [x0], "op1", context=True)))
     model.graph.node[2].input[0] = "op1_context"
-    with pytest.raises(RunError, match="joins the context of one PythonOp to the PythonOpGrad of another"):
+    with pytest.raises(RunError, match="joins the context of one call, or order, to the PythonOpGrad of another"):
         _run(inference_session(model, ALLOW))
 
 
