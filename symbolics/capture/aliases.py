@@ -65,10 +65,17 @@ class Aliases:
             reach = self._reached_from(tensors[i])
             for j, other in enumerate(tensors):
                 if j != i and isinstance(other, torch.Tensor) and any(_overlap(each, other) for each in reach):
-                    whose = "another tensor of that argument" if name(i) == name(j) else f"argument {name(j)}"
+                    one, two = sorted((name(i), name(j)))
+                    places = f"twice in argument {one}" if one == two else f"as argument {one} and as argument {two}"
+                    rest = "another tensor of that argument" if one == two else f"argument {name(j)}"
+                    what = (
+                        f"a tensor in place that it is given {places}"  # nobody can tell as which of them it was changed
+                        if other is tensors[i]
+                        else f"argument {name(i)} in place, which shares memory with {rest}"
+                    )
                     raise ExportError(
-                        f"it changes argument {name(i)} in place, which shares memory with {whose}: in eager mode a change of one is a change of both, "
-                        "and a node gets each in memory of its own: pass a copy of one of them (x.clone())"
+                        f"it changes {what}: in eager mode a change of one is a change of both, and a node gets each in memory of its own: "
+                        "pass a copy of one of them (x.clone())"
                     )
 
     def _reached_from(self, tensor: torch.Tensor) -> list[torch.Tensor]:
