@@ -77,7 +77,7 @@ class Survey(Listener):
     """Notes where each call of apply was made, while it is open.
 
     Attributes:
-        made: The autograd node of each tensor that a call returned, and the call.
+        made: The autograd nodes of each tensor that a call returned (one for each level of torch.func), and the call.
         hooked: The autograd node of each tensor that the model hooked, the hook, what removes it, and where.
         operators: The calls of operators that are not torch's own.
         changed: The saved_tensors_hooks that give back something else than they were given, as text.
@@ -131,7 +131,7 @@ class Survey(Listener):
         with self.deaf():
             result = original_apply(cls, args, kwargs)
         call = self._sites.call()
-        self.made += [(t.grad_fn, call) for t in expand_leaves(result) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
+        self.made += [(t.grad_fn, call) for t in _layers(result) if t.grad_fn is not None]
         return result
 
     def operator(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
@@ -152,8 +152,11 @@ class Survey(Listener):
 
 
 def _nodes_of(values: Any) -> tuple[Any, ...]:
-    return tuple(
-        t.grad_fn if t.grad_fn is not None else get_gradient_edge(t).node
-        for t in expand_leaves(values)
-        if isinstance(t, torch.Tensor) and t.requires_grad
-    )
+    return tuple(t.grad_fn if t.grad_fn is not None else get_gradient_edge(t).node for t in _layers(values) if t.requires_grad)
+
+
+def _layers(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors among some values, and under torch.func what each of them wraps: gradients of the result flow through the plain ones."""
+    for leaf in expand_leaves(values):
+        if isinstance(leaf, torch.Tensor):
+            yield from private.layers_of(leaf)

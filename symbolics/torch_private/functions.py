@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -30,6 +30,7 @@ __all__ = [
     "is_legacy_batch",
     "is_module_hook",
     "keeps_graph",
+    "layers_of",
     "leave_forward_levels",
     "leave_transform",
     "leave_transforms",
@@ -106,6 +107,14 @@ def leave_transforms(depth: int) -> None:
     """Take away the transforms that something left behind, down to so many: with one of them every Function fails."""
     while transform_depth() > depth:
         torch._C._functorch.pop_dynamic_layer_stack()
+
+
+def layers_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A tensor, and those that transforms of torch.func have wrapped in it, down to the plain one: each has an autograd graph of its own."""
+    yield tensor
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+        yield tensor
 
 
 def transform_kinds() -> list[str]:

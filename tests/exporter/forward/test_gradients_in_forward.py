@@ -213,3 +213,65 @@ def test_a_gradient_that_the_export_does_not_take(dynamo):
     ):
         exporter.export(model, model.args(), dynamo=dynamo)
     exporter.export(model, model.args(), dynamo=dynamo, eager_check=False)
+
+
+class Steep(torch.autograd.Function):
+    """x ** 3, with a backward of its own, in the form that torch.func takes."""
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 5 * g * ctx.saved_tensors[0] ** 2
+
+
+class Weighted(nn.Module):
+    """What a test writes as a function of a weight and an input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.tensor([0.7, -1.3, 0.4], dtype=zoo.F64))
+
+    def forward(self, x):
+        return self.function(self.weight, x)
+
+
+HERE = [*ALLOW, __name__, f"{__name__}:*", "tests.exporter.forward.*"]
+POINT = torch.tensor([0.5, -1.5, 2.0], dtype=zoo.F64)
+
+TRANSFORMED = {
+    "grad": lambda w, x: torch.func.grad(lambda z: Steep.apply(z * w).square().sum())(x),
+    "twice": lambda w, x: torch.func.grad(lambda z: torch.func.grad(lambda y: Steep.apply(y * w).square().sum())(z).sum())(x),
+    "vjp": lambda w, x: torch.func.vjp(lambda z: Steep.apply(z * w).square(), x)[1](x)[0],
+    "jacrev": lambda w, x: torch.func.jacrev(lambda z: Steep.apply(z * w).square())(x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_a_function_under_torch_func(name, dynamo):
+    """Gradients flow through what it returns, which is what the check of the export asks."""
+    model = Weighted(TRANSFORMED[name])
+    module = loaded(model, (POINT,), dynamo=dynamo, allow=HERE)
+    assert_equal(module, model, (POINT,))
+
+
+RUNS: list[torch.Tensor] = []  # what a forward closes over is put back after an eager run
+
+
+def test_a_function_under_torch_func_that_the_export_loses(dynamo):
+    RUNS.clear()
+
+    def forward(w, x):
+        RUNS.append(x)
+        apply = Steep.apply if len(RUNS) == 1 else lambda z: z**3  # only the run in eager mode makes the call
+        return torch.func.grad(lambda z: apply(z * w).square().sum())(x)
+
+    with pytest.raises(ExportError, match=r"Steep, called in module <root> at .*test_gradients_in_forward:\d+: eager makes 1 call of it"):
+        exporter.export(Weighted(forward), (POINT,), dynamo=dynamo)
