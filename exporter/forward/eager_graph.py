@@ -304,10 +304,11 @@ def _calls(result: Any, survey: Survey) -> dict[Any, list[Call]]:
     ends = [t.grad_fn for t in outputs if t.grad_fn is not None]
     calls: dict[Any, list[Call]] = {}
     operators = {id(node): each for each in survey.operators for node in each.made}
+    behind = {id(node): running for node, running in survey.behind}
     inside = {id(node) for each in survey.operators if not each.kept for node in _nodes(each.made, each.sources)}
-    counted: set[int] = set()
+    counted = {id(each) for each in survey.operators if not behind.keys().isdisjoint(map(id, each.made))}
     cpps: dict[str, CppFunction] = {}
-    for node in _nodes(ends, operators=operators) if outputs else {id(node): node for node, _ in survey.made}.values():
+    for node in _nodes(ends, operators=operators, behind=behind) if outputs else {id(node): node for node, _ in survey.made}.values():
         if id(node) in hooked:
             calls.setdefault(GradientHook, []).extend(hooked[id(node)])
         operator = operators.get(id(node))
@@ -319,7 +320,7 @@ def _calls(result: Any, survey: Survey) -> dict[Any, list[Call]]:
         if id(node) not in inside and (cpp := private.cpp_function_of(node)):
             calls.setdefault(cpps.setdefault(cpp, CppFunction(cpp)), []).append(Call())
         function = private.function_of(node)
-        if function is not None and not belongs_to_torch(function):
+        if function is not None and not belongs_to_torch(function) and id(node) not in behind:
             calls.setdefault(function, []).append(made_by.get(id(node), Call()))
     return calls
 
@@ -365,15 +366,24 @@ def _tensors(result: Any, depth: int = 0) -> list[torch.Tensor]:
     return found
 
 
-def _nodes(outputs: Iterable[Any], ends: Iterable[Any] = (), operators: Mapping[int, OperatorCall] | None = None) -> Iterator[Any]:
-    """Every node of the graph behind some nodes, once, up to others; what hangs inside a kept operator is passed over."""
+def _nodes(
+    outputs: Iterable[Any],
+    ends: Iterable[Any] = (),
+    operators: Mapping[int, OperatorCall] | None = None,
+    behind: Mapping[int, Any] | None = None,
+) -> Iterator[Any]:
+    """Every node of the graph behind some nodes, once, up to others; what hangs inside a kept operator is passed over.
+
+    Behind a node that a backward made is the node whose backward that was, too: in the file it is that which the gradient hangs on.
+    """
     todo = list(dict.fromkeys(outputs))
     seen = {*todo, *ends}
     while todo:
         node = todo.pop()
         yield node
         operator = (operators or {}).get(id(node))
-        for below in operator.sources if operator is not None and operator.kept else [below for below, _ in node.next_functions]:
+        following = list(operator.sources) if operator is not None and operator.kept else [below for below, _ in node.next_functions]
+        for below in (*following, (behind or {}).get(id(node))):
             if below is not None and below not in seen:
                 seen.add(below)
                 todo.append(below)

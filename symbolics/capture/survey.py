@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -48,7 +48,7 @@ class OperatorCall:
 class _GradientsNoted(TorchFunctionMode):
     """Notes what torch.autograd.grad gives; not that of torch.func, which says of nothing that it has no gradient.
 
-    Nor that of a Function's own forward, which is the Function's: while it runs, nobody listens.
+    Nor that of a Function's own forward, which is the Function's: while it runs, nobody listens. Nor that of its backward.
     """
 
     def __init__(self, taken: Answers, sites: Callsites, listening: Callable[[], bool]) -> None:
@@ -59,7 +59,7 @@ class _GradientsNoted(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is torch.autograd.grad and self.listening() and not _is_of_transform(sys._getframe(1)):
+        if func is torch.autograd.grad and self.listening() and private.running_node() is None and not _is_of_transform(sys._getframe(1)):
             wanted = not (kwargs or {}).get("materialize_grads")
             answer = tuple(None if g is None else g.requires_grad for g in result) if wanted else ()
             self.taken.setdefault(self.sites.here(), []).append(answer)
@@ -77,6 +77,7 @@ class Survey(Listener):
     """Notes where each call of apply was made, while it is open.
 
     Attributes:
+        behind: The autograd nodes of what was called while a backward ran, and the node whose backward, or hook, it was: in the file they are inside of that.
         made: The autograd nodes of each tensor that a call returned (one for each level of torch.func), and the call.
         hooked: The autograd node of each tensor that the model hooked, the hook, what removes it, and where.
         operators: The calls of operators that are not torch's own.
@@ -92,6 +93,7 @@ class Survey(Listener):
         super().__init__()
         self._keeps = keeps
         self.operators: list[OperatorCall] = []
+        self.behind: list[tuple[Any, Any]] = []
         self.made: list[tuple[Any, Call]] = []
         self.hooked: list[tuple[Any, Any, Any, Call]] = []
         self.changed: list[str] = []
@@ -131,7 +133,9 @@ class Survey(Listener):
         with self.deaf():
             result = original_apply(cls, args, kwargs)
         call = self._sites.call()
-        self.made += [(t.grad_fn, call) for t in _layers(result) if t.grad_fn is not None]
+        made = [(t.grad_fn, call) for t in _layers(result) if t.grad_fn is not None]
+        self.made += made
+        self._note_backward(node for node, _ in made)
         return result
 
     def operator(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
@@ -148,7 +152,13 @@ class Survey(Listener):
         made = tuple(node for node in _nodes_of((result, args, kwargs)) if id(node) not in known)
         if made:
             self.operators.append(OperatorCall(operator, kept, made, sources, self._sites.call()))
+        self._note_backward(made)
         return result
+
+    def _note_backward(self, made: Iterable[Any]) -> None:
+        running = private.running_node()
+        if running is not None:
+            self.behind += [(node, running) for node in made]
 
 
 def _nodes_of(values: Any) -> tuple[Any, ...]:

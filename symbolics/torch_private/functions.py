@@ -39,6 +39,7 @@ __all__ = [
     "replace_helpers_of_apply",
     "requires_grad",
     "run_backward",
+    "running_node",
     "set_grad_enabled",
     "stateless",
     "transform_depth",
@@ -190,6 +191,11 @@ def is_module_hook(cls: type) -> bool:
     from torch.nn.modules._functions import BackwardHookFunction
 
     return cls is BackwardHookFunction
+
+
+def running_node() -> Any:
+    """The node of the autograd graph whose backward, or whose hook, runs in this thread; None outside a backward."""
+    return torch._C._current_autograd_node()
 
 
 def keeps_graph() -> bool:

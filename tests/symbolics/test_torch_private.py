@@ -309,6 +309,28 @@ def test_keeps_graph(keep):
     assert seen == [keep]
 
 
+def test_running_node():
+    seen = []
+
+    class Ask(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(private.running_node())
+            return grad
+
+    x = torch.ones(1, requires_grad=True)
+    h = x * 2
+    y = Ask.apply(h)
+    h.register_hook(lambda grad: seen.append(private.running_node()))
+    y.backward()
+    assert seen == [y.grad_fn, h.grad_fn]
+    assert private.running_node() is None
+
+
 def test_layers_of():
     """Under a transform of torch.func, the autograd graph of the surrounding code hangs on the innermost."""
     weight, seen = torch.ones(2, requires_grad=True), []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 
 import pytest
@@ -274,4 +275,111 @@ def test_a_function_under_torch_func_that_the_export_loses(dynamo):
         return torch.func.grad(lambda z: apply(z * w).square().sum())(x)
 
     with pytest.raises(ExportError, match=r"Steep, called in module <root> at .*test_gradients_in_forward:\d+: eager makes 1 call of it"):
+        exporter.export(Weighted(forward), (POINT,), dynamo=dynamo)
+
+
+class Slope(torch.autograd.Function):
+    """The backward of `Chained`, with one of its own."""
+
+    @staticmethod
+    def forward(ctx, x, g):
+        ctx.save_for_backward(x, g)
+        return 3 * x**2 * g
+
+    @staticmethod
+    def backward(ctx, h):
+        x, g = ctx.saved_tensors
+        return 9 * x * g * h, 3 * x**2 * h
+
+
+class Chained(torch.autograd.Function):
+    """x ** 3; its backward applies a Function."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        return Slope.apply(ctx.saved_tensors[0], g)
+
+
+class Relaying(torch.autograd.Function):
+    """x ** 3; its backward takes a gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            (found,) = torch.autograd.grad(2 * x**3, x, g, create_graph=True)
+        return found
+
+
+@torch.library.custom_op("gradients_in_forward::slope", mutates_args=())
+def slope(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    return 3 * x**2 * g
+
+
+slope.register_fake(lambda x, g: torch.empty_like(x))
+slope.register_autograd(
+    lambda ctx, h: (9 * ctx.saved_tensors[0] * ctx.saved_tensors[1] * h, 3 * ctx.saved_tensors[0] ** 2 * h),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+@torch.library.custom_op("gradients_in_forward::outer", mutates_args=())
+def outer(x: torch.Tensor) -> torch.Tensor:
+    return x**3
+
+
+outer.register_fake(lambda x: torch.empty_like(x))
+outer.register_autograd(
+    lambda ctx, g: slope(ctx.saved_tensors[0], g), setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+)
+
+
+def of_operator(x):
+    return outer(x)
+
+
+def sloped(g):
+    return slope(g, g)
+
+
+def hooked(x):
+    y = x * 2
+    y.register_hook(sloped)
+    return y.square()
+
+
+CALLING = {"function": Chained.apply, "operator": of_operator, "hook": hooked, "gradient": Relaying.apply}
+
+
+def gradient_of(function, w, x):
+    x.requires_grad_(True)
+    return torch.autograd.grad(function(x * w).sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_what_a_backward_calls_belongs_to_it(name, dynamo):
+    """In the file it is inside of the outer one's backward, and no call of the forward."""
+    model = Weighted(functools.partial(gradient_of, CALLING[name]))
+    module = loaded(model, (POINT,), dynamo=dynamo, allow=[*HERE, "gradients_in_forward::*"])
+    assert_equal(module, model, (POINT,))
+
+
+def test_a_function_that_only_a_gradient_hangs_on_and_the_export_loses(dynamo):
+    RUNS.clear()
+
+    def forward(w, x):
+        RUNS.append(x)
+        return gradient_of(Chained.apply if len(RUNS) == 1 else lambda z: z**3, w, x)
+
+    with pytest.raises(ExportError, match=r"Chained, called in module <root> at .*test_gradients_in_forward:\d+: eager makes 1 call of it"):
         exporter.export(Weighted(forward), (POINT,), dynamo=dynamo)
