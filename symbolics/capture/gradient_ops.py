@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,7 @@ class Taken:
         outputs: What was differentiated.
         hooked: Keys of the hooks on gradients that stood on the way of a gradient when it was taken.
         calls: How many calls of torch.autograd.grad it has made, by module and line.
+        pushing: For each jvp that is being taken: what looks at a call of a Function inside of what it differentiates.
         shared: What the rows of the Jacobian that is being taken share, None outside of one.
     """
 
@@ -50,6 +51,7 @@ class Taken:
     outputs: list[torch.Tensor] = field(default_factory=list)
     hooked: set[str] = field(default_factory=set)
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
+    pushing: list[Callable[[type, Any], None]] = field(default_factory=list)
     shared: dict[Any, Any] | None = None
 
 

@@ -179,6 +179,8 @@ class Recorder(Listener):
         with self._told_where(cls, module, source):
             if self.inline.matches(cls):
                 return self.run_inline(cls, args, kwargs)
+            for check in self.capture.taken.pushing:
+                check(cls, (args, kwargs))
             if self._is_portable(cls):
                 return self._node(cls, args, kwargs, module, source)
             hidden = trainable_module(args, kwargs)

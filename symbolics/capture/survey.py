@@ -48,7 +48,7 @@ class OperatorCall:
 class _GradientsNoted(TorchFunctionMode):
     """Notes what torch.autograd.grad gives; not that of torch.func, which says of nothing that it has no gradient.
 
-    Nor that of a Function's own forward, which is the Function's: while it runs, nobody listens. Nor that of its backward.
+    Nor that of a Function's own forward, which is the Function's: while it runs, nobody listens.
     """
 
     def __init__(self, taken: Answers, sites: Callsites, listening: Callable[[], bool]) -> None:
@@ -59,7 +59,7 @@ class _GradientsNoted(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is torch.autograd.grad and self.listening() and private.running_node() is None and not _is_of_transform(sys._getframe(1)):
+        if func is torch.autograd.grad and self.listening() and not _is_of_transform(sys._getframe(1)):
             wanted = not (kwargs or {}).get("materialize_grads")
             answer = tuple(None if g is None else g.requires_grad for g in result) if wanted else ()
             self.taken.setdefault(self.sites.here(), []).append(answer)

@@ -16,8 +16,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
-from symbolics.capture.gradients_in_forward import gradients, variable
+from symbolics.capture.gradients_in_forward import edges_behind, gradients, variable
 from symbolics.capture.recorder import Recorder
+from symbolics.errors import ExportError
 
 __all__ = ["STAND_INS"]
 
@@ -94,7 +95,8 @@ def _jvp(recorder: Recorder, func: Any, primals: Any, tangents: Any, argnums: An
 def _pushed(recorder: Recorder, what: str, func: Any, primals: Any, argnums: Any, has_aux: bool) -> Any:
     """A function run once, and its vjp at cotangents that stand for any."""
     args, chosen, _ = _varied(primals, argnums)
-    output, aux = func(*args), None
+    with _own_jvps_refused(recorder, chosen):
+        output, aux = func(*args), None
     if has_aux:
         output, aux = _with_aux(recorder, what, output)
     results = pytree.tree_leaves(output)
@@ -105,6 +107,27 @@ def _pushed(recorder: Recorder, what: str, func: Any, primals: Any, argnums: Any
     if open_:
         pulled = gradients(recorder, what, [y for y, _ in open_], chosen, [u for _, u in open_], create_graph=True)
     return output, aux, results, pulled, dummies
+
+
+@contextlib.contextmanager
+def _own_jvps_refused(recorder: Recorder, variables: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Eager pushes tangents through a Function by its jvp; what stands in for that knows its backward alone."""
+
+    def check(cls: type, arguments: Any) -> None:
+        tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        with private.unheard():
+            if private.has_own_jvp(cls) and edges_behind(tensors) & edges_behind(variables, variables):
+                raise ExportError(
+                    "it has a jvp of its own, which torch.func.jvp (jacfwd, hessian) runs in eager mode, and a file would have the derivative by its backward.\n"
+                    "  way out: take torch.func.vjp or jacrev, which run its backward; name it in inline= if the derivative of its forward is right; or take "
+                    "the jvp in the forward of an autograd Function, which stays one node"
+                )
+
+    recorder.capture.taken.pushing.append(check)
+    try:
+        yield
+    finally:
+        recorder.capture.taken.pushing.pop()
 
 
 def _rows(recorder: Recorder, func: Any, in_dims: Any = 0, out_dims: Any = 0, randomness: str = "error", **options: Any) -> Any:

@@ -24,6 +24,7 @@ __all__ = [
     "function_of",
     "functional_transforms",
     "functions",
+    "has_own_jvp",
     "helpers_of_apply",
     "is_any_autocast_enabled",
     "is_higher_order",
@@ -175,6 +176,11 @@ def may_move(value: torch.Tensor) -> bool:
 def function_of(node: Any) -> type | None:
     """The Function class whose call a node of an autograd graph is the backward of; None for torch's own operators."""
     return getattr(type(node), "_forward_cls", None)
+
+
+def has_own_jvp(cls: type) -> bool:
+    """Whether a Function says itself how tangents go through it; the base class has a jvp that refuses."""
+    return getattr(cls, "jvp", None) is not SingleLevelFunction.jvp
 
 
 def cpp_function_of(node: Any) -> str:

@@ -309,6 +309,19 @@ def test_keeps_graph(keep):
     assert seen == [keep]
 
 
+def test_has_own_jvp():
+    class Without(torch.autograd.Function):
+        pass
+
+    class Having(torch.autograd.Function):
+        @staticmethod
+        def jvp(ctx, tangent):
+            return tangent
+
+    assert not private.has_own_jvp(Without)
+    assert private.has_own_jvp(Having)
+
+
 def test_running_node():
     seen = []
 

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+import exporter
 from symbolics.errors import ExportError
 from tests.symbolics.capture.test_gradients_in_forward import exported, results
 
@@ -113,3 +114,61 @@ def test_refused_by_name(name, dynamo):
 def test_a_jacobian_of_a_dynamic_size(dynamo):
     with pytest.raises(ExportError, match="a dynamic dimension"):
         exported(lambda x: torch.func.jacrev(pair)(x)[0], X, dynamo=dynamo, dynamic_shapes=(({0: torch.export.Dim("n")},),))
+
+
+class Pushes(torch.autograd.Function):
+    """sin(x), with a jvp that is not the derivative."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0].cos()
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return 5 * tangent * ctx.saved_tensors[0].cos()
+
+
+OWN_JVP = {
+    "jvp": lambda x: torch.func.jvp(Pushes.apply, (x,), (torch.ones_like(x),))[1],
+    "jacfwd": lambda x: torch.func.jacfwd(lambda z: Pushes.apply(z * x))(x),
+    "hessian": lambda x: torch.func.hessian(lambda z: Pushes.apply(z).sum())(x),
+    "detached": lambda x: torch.func.jvp(lambda z: Pushes.apply(z * 2), (x,), (torch.ones_like(x),))[1].detach() * x,
+}
+
+
+@pytest.mark.parametrize("name", OWN_JVP)
+def test_a_function_with_a_jvp_of_its_own(name, dynamo):
+    """Eager runs it; a vjp of a vjp would give other numbers."""
+    says = r"Pushes, called in module <root> at .*test_transforms:\d+: it has a jvp of its own, which torch.func.jvp"
+    with pytest.raises(ExportError, match=says):
+        exported(OWN_JVP[name], X, dynamo=dynamo)
+
+
+def around(x):
+    y = Pushes.apply(x)
+    return torch.func.jvp(lambda z: z * y * Pushes.apply(x), (x,), (torch.ones_like(x),))[1]
+
+
+def test_a_jvp_of_its_own_that_no_tangent_reaches(dynamo):
+    program = exported(around, X, dynamo=dynamo)
+    got = exporter.inference_session(program.model_proto, allow=[f"{__name__}:*"]).run(
+        None, {program.model.graph.inputs[0].name: X.numpy()}
+    )
+    torch.testing.assert_close(torch.from_numpy(got[0]), around(X))
+
+
+def test_a_jvp_of_its_own_that_is_inlined(dynamo):
+    """The derivative of its forward, which was asked for."""
+    got = results(exported(OWN_JVP["jvp"], X, dynamo=dynamo, inline=[f"{__name__}:Pushes"]), X)
+    torch.testing.assert_close(torch.from_numpy(got[0]), X.cos())
