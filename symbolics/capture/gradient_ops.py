@@ -1,7 +1,8 @@
 """What stands in a captured graph where a forward takes gradients: two operators, which ``exporter/gradient_graph/inside.py`` puts a sweep in place of.
 
 ``pythonop::gradient`` stands for one call of torch.autograd.grad. ``pythonop::variable`` is an identity: a value of its own to
-differentiate with respect to, which no optimizer takes for the value that it was made of.
+differentiate with respect to, which no optimizer takes for the value that it was made of. In a trace it reads an input of the model
+beside (``fed``), for nothing: what reads constants alone, TorchScript's exporter runs, and takes for one.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Taken:
 
 _library = torch.library.Library("pythonop", "FRAGMENT")
 _library.define("gradient(Tensor[] outputs, Tensor[] inputs, Tensor[] cotangents, str key) -> Tensor[]")
-_library.define("variable(Tensor x, str key) -> Tensor")
+_library.define("variable(Tensor x, str key, Tensor? fed=None) -> Tensor")
 
 #: What eager computes where a trace runs for real, until the operator gives it out.
 _results: dict[str, list[torch.Tensor]] = {}
@@ -105,17 +106,17 @@ torch.library.register_autograd("pythonop::gradient", _no_backward)
 
 
 @torch.library.impl("pythonop::variable", "CompositeExplicitAutograd")
-def _variable_real(x: torch.Tensor, key: str) -> torch.Tensor:
+def _variable_real(x: torch.Tensor, key: str, fed: torch.Tensor | None = None) -> torch.Tensor:
     return x.detach().clone()
 
 
 @torch.library.register_fake("pythonop::variable")  # type: ignore[untyped-decorator]
-def _variable_fake(x: torch.Tensor, key: str) -> torch.Tensor:
+def _variable_fake(x: torch.Tensor, key: str, fed: torch.Tensor | None = None) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def _variable_backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None]:
-    return g, None
+def _variable_backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    return g, None, None
 
 
 torch.library.register_autograd("pythonop::variable", _variable_backward)

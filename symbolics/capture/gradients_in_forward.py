@@ -140,8 +140,18 @@ def gradients(
 def variable(x: torch.Tensor, key: str = "") -> torch.Tensor:
     """A tensor of the same values to differentiate with respect to, which the gradient passes on to ``x`` where that needs one."""
     with private.unheard(), torch.enable_grad():
-        result: torch.Tensor = torch.ops.pythonop.variable(x, f"{key}{next(_keys)}")
+        result: torch.Tensor = torch.ops.pythonop.variable(x, f"{key}{next(_keys)}", _fed() if private.is_tracing() else None)
         return result if result.requires_grad else result.requires_grad_()
+
+
+def _fed() -> torch.Tensor | None:
+    """A tensor that stands for an input of the graph that is being traced, None where that has none."""
+    value = next((each for each in private.traced_graph().inputs() if each.type().kind() == "TensorType"), None)
+    if value is None:
+        return None
+    tensor = torch.empty(0)
+    private.set_traced_value(tensor, value)
+    return tensor
 
 
 def _key(recorder: Recorder) -> str:

@@ -79,7 +79,7 @@ def _gradient(g: Any, outputs: Any, inputs: Any, cotangents: Any, key: Any) -> A
     return g.op("prim::ListConstruct", *results)
 
 
-def _variable(g: Any, x: Any, key: Any) -> Any:
+def _variable(g: Any, x: Any, key: Any, fed: Any) -> Any:
     return g.op(f"{INNER_DOMAIN}::{VARIABLE_OP}", x, id_s=key.node().s("value")).setType(x.type())
 
 

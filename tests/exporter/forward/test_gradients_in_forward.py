@@ -383,3 +383,30 @@ def test_a_function_that_only_a_gradient_hangs_on_and_the_export_loses(dynamo):
 
     with pytest.raises(ExportError, match=r"Chained, called in module <root> at .*test_gradients_in_forward:\d+: eager makes 1 call of it"):
         exporter.export(Weighted(forward), (POINT,), dynamo=dynamo)
+
+
+LEAVES = {
+    "linspace": lambda: torch.linspace(0, 1, 3, dtype=zoo.F64).requires_grad_(True),
+    "ones": lambda: torch.ones(3, dtype=zoo.F64, requires_grad=True),
+    "arange": lambda: torch.arange(3, dtype=zoo.F64).requires_grad_(True),
+    "full": lambda: torch.full((3,), 2.0, dtype=zoo.F64).requires_grad_(True),
+    "parameter": lambda: nn.Parameter(torch.ones(3, dtype=zoo.F64)),
+}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_a_leaf_that_the_forward_makes_of_constants(name, dynamo):
+    """Read more than once: what is computed from it alone is no constant."""
+    make = LEAVES[name]
+
+    def forward(w, x):
+        u = make()
+        return torch.autograd.grad((x * u**2 * w).sum(), u, create_graph=True)[0] * u.sin()
+
+    model = Weighted(forward)
+    assert_equal(loaded(model, (POINT,), dynamo=dynamo, allow=()), model, (POINT,))
+
+
+def test_torch_func_with_respect_to_constants(dynamo):
+    model = Weighted(lambda w, x: torch.func.grad(lambda u: (x * u**2 * w).sum())(torch.arange(1, 4, dtype=zoo.F64)))
+    assert_equal(loaded(model, (POINT,), dynamo=dynamo, allow=()), model, (POINT,))
