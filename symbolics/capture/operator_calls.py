@@ -71,7 +71,7 @@ def is_translated(overload: Any, given: Any, opset: int | None) -> bool:
         opset: The opset of the export, where TorchScript's translations are asked for.
     """
     if given is None:
-        return private.torchscript_has(overload._schema.name, opset or 9)
+        return private.torchscript_has(private.schema_of(overload).name, opset or 9)
     return overload in given or overload.name() in private.torchlib_operators()
 
 

@@ -43,7 +43,7 @@ class Operator:
     def __init__(self, overload: Any) -> None:
         """Args: the overload (``torch.ops.mylib.op.default``)."""
         self.overload = overload
-        schema = overload._schema
+        schema = private.schema_of(overload)
         self.name = f"{schema.name}.{schema.overload_name or 'default'}"
         # As `module:qualname` this is the name.
         self.__module__, _, rest = self.name.partition(":")

@@ -71,6 +71,7 @@ from symbolics.torch_private.operators import (
     operator_name,
     overload_of,
     registered_at,
+    schema_of,
     torchlib_operators,
     unwrapped_operator,
 )
@@ -204,6 +205,7 @@ __all__ = [
     "requires_grad",
     "run_backward",
     "running_node",
+    "schema_of",
     "set_grad_enabled",
     "set_traced_value",
     "shares_memory",

@@ -99,6 +99,11 @@ def _has_kernel(op: Any, key: str) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
 
 
+def schema_of(op: Any) -> Any:
+    """The schema of an overload: its name, arguments and returns."""
+    return op._schema
+
+
 def has_autograd_kernel(op: Any) -> bool:
     """Whether an operator brings code of its own for autograd."""
     return any(_has_kernel(op, key) for key in ("Autograd", "AutogradCPU", "AutogradCUDA"))

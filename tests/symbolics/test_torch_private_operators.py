@@ -76,14 +76,28 @@ def test_registered_at(operator):
     assert private.registered_at(operator.default) == __file__
 
 
-def test_kinds_of_kernels(operator):
+@pytest.fixture
+def composite(operator):
     library = torch.library.Library("private_names", "FRAGMENT")
     library.define("composite(Tensor x) -> Tensor")
     library.impl("composite", lambda x: x * 2, "CompositeImplicitAutograd")
-    composite = torch.ops.private_names.composite.default
-    assert private.has_autograd_kernel(operator.default) and not private.has_autograd_kernel(composite)
-    assert private.is_composite(composite) and not private.is_composite(operator.default)
+    yield torch.ops.private_names.composite
     library._destroy()
+
+
+def test_has_autograd_kernel(operator, composite):
+    assert private.has_autograd_kernel(operator.default)
+    assert not private.has_autograd_kernel(composite.default)
+
+
+def test_is_composite(operator, composite):
+    assert private.is_composite(composite.default)
+    assert not private.is_composite(operator.default)
+
+
+def test_schema_of(operator):
+    assert private.schema_of(operator.default).name == "private_names::double"
+    assert [argument.name for argument in private.schema_of(operator.default).arguments] == ["x"]
 
 
 def test_torchlib_operators():
