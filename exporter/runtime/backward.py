@@ -13,11 +13,8 @@ from torch.autograd.graph import GradientEdge
 from exporter.runtime.kernels import PythonOpGrad, check_element_types, enter_state, plain, root_of
 from exporter.runtime.store import Context, ContextStore
 from symbolics.errors import FormatError, RunError
-from symbolics.node.attributes import check_types, read_call
 from symbolics.node.backward import BACKWARD_SPECS
-from symbolics.node.dtypes import DTYPES
-from symbolics.node.names import CALL_ATTRIBUTE, PYTHON_OP_BACKWARD
-from symbolics.text import shown
+from symbolics.node.names import PYTHON_OP_BACKWARD
 
 __all__ = ["PythonOpBackward"]
 
@@ -32,6 +29,7 @@ class PythonOpBackward(PythonOpGrad):
         keeps: Whether the node's last output, its own context, has a name. Who makes the node says so.
     """
 
+    kind, specs = PYTHON_OP_BACKWARD, BACKWARD_SPECS
     keeps = False
 
     def __init__(self, attributes: Mapping[str, Any], store: ContextStore, node_name: str = "") -> None:
@@ -43,27 +41,18 @@ class PythonOpBackward(PythonOpGrad):
         Raises:
             FormatError: An attribute is missing or malformed.
         """
-        self.title = f"{PYTHON_OP_BACKWARD} {shown(node_name)!r}"
+        super().__init__(attributes, store, node_name)
         try:
-            check_types(attributes, BACKWARD_SPECS, PYTHON_OP_BACKWARD)
-            self.name = attributes["name"]
-            call = read_call(attributes[CALL_ATTRIBUTE], self.name).id if CALL_ATTRIBUTE in attributes else ""
-            self.output_types = tuple(attributes["output_tensor_types"])
-            check_element_types((*self.output_types, *attributes["input_tensor_types"]))
+            check_element_types(attributes["input_tensor_types"])
         except FormatError as error:
             raise FormatError(f"{self.title}: {error}") from error
-        self.title += f" ({shown(self.name)})"
-        self.wanted = tuple(bool(flag) for flag in attributes["output_tensor_requires_grads"])
-        self.count = len(attributes["input_tensor_requires_grads"])
         self.order, self.readers = attributes["order"], attributes["readers"]
         if self.order < 1 or self.readers < 1:
             raise FormatError.damaged(self.title, f"order is {self.order} and readers is {self.readers}: both count from 1")
         if len(self.wanted) != len(self.output_types) or self.count != len(attributes["input_tensor_types"]):
             raise FormatError.damaged(self.title, "its attributes differ in length")
-        self.output_dtypes = [DTYPES.get(kind, torch.float32) for kind in self.output_types]
-        self.id = _id(call, self.order)
+        call, self.id = self.id, _id(self.id, self.order)
         self.next_id = _id(call, self.order + 1)
-        self.store = store
 
     def run(self, handle: int, gradients: Sequence[Any]) -> list[Any]:
         """Run the engine, building a graph of what it does where the node leaves a context.

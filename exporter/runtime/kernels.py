@@ -330,10 +330,12 @@ class PythonOpGrad:
         wanted: One per output: whether a gradient is wanted there.
         id, name: The call and the Function whose contexts it takes.
         titles, pool: As a PythonOp's.
+        kind, specs: The operator, and what its attributes must be.
     """
 
     titles: Mapping[str, str] = {}
     pool: PoolLog | None = None
+    kind, specs = PYTHON_OP_GRAD, GRAD_SPECS
 
     def __init__(self, attributes: Mapping[str, Any], store: ContextStore, node_name: str = "") -> None:
         """Args:
@@ -344,9 +346,9 @@ class PythonOpGrad:
         Raises:
             FormatError: An attribute is missing or malformed.
         """
-        self.title = f"PythonOpGrad {shown(node_name)!r}"
+        self.title = f"{self.kind} {shown(node_name)!r}"
         try:
-            check_types(attributes, GRAD_SPECS, PYTHON_OP_GRAD)
+            check_types(attributes, self.specs, self.kind)
             self.name: str = attributes["name"]
             self.id = read_call(attributes[CALL_ATTRIBUTE], self.name).id if CALL_ATTRIBUTE in attributes else ""
             self.output_types = tuple(attributes.get("output_tensor_types", ()))
