@@ -215,6 +215,8 @@ def test_a_context_of_another_order_is_refused():
         ("order", -(1 << 60)),
         ("readers", 0),
         ("output_tensor_requires_grads", [1, 1]),
+        ("output_tensor_requires_grads", [2]),
+        ("input_tensor_requires_grads", [-1]),
         ("output_tensor_types", [1 << 40]),
         ("name", 3),
     ],
