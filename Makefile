@@ -1,6 +1,7 @@
 # Everything sets itself up: `make test` on a machine with Python 3.11 and nothing else makes .venv and fills it.
 #
-#   make test        ruff, mypy, import contracts, pytest
+#   make test        ruff, mypy, import contracts, pytest without what only the newest torch runs
+#   make pytest      all of pytest
 #   make quick       pytest without the slow tests: every room, in under 3 minutes on two cores
 #   make demo        the main job: two transformers models, exported, reopened elsewhere, compared; two networks trained
 #                    from their files; a picture of the curves and the report as a page in demo-output/
@@ -128,7 +129,8 @@ pytest: $(BUILT) $(if $(shell command -v npm),$(NODE))
 quick: $(BUILT)
 	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
-test: lint pytest
+test: lint $(BUILT) $(if $(shell command -v npm),$(NODE))
+	$(PYTEST) -m 'not newest' $(PYTEST_ARGS)
 
 demo: $(BUILT)
 	$(PY) -m examples.demo

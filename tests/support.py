@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -57,6 +59,33 @@ class Calls(torch.nn.Module):
 def nodes(model: ir.Model, op_type: str | None = None) -> list[ir.Node]:
     """The nodes of a model, subgraphs included."""
     return [n for n in ir.traversal.RecursiveGraphIterator(model.graph) if op_type is None or n.op_type == op_type]
+
+
+def _loop() -> float:
+    """Seconds of processor for a loop that takes 0.02 on the machine that the limits were written on."""
+    begin = time.process_time()
+    sum(map(abs, range(700_000)))
+    return time.process_time() - begin
+
+
+@contextlib.contextmanager
+def processor_time(most: float) -> Iterator[None]:
+    """Fail where the body takes more seconds of processor than that, on a machine of ordinary speed.
+
+    A slow or a busy machine is given as much more as a loop takes on it before and after. What earlier tests left to the garbage
+    collector is not looked through again in the body.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        slow = _loop()
+        begin = time.process_time()
+        yield
+        taken = time.process_time() - begin
+        slow = max(slow, _loop(), 0.02) / 0.02
+    finally:
+        gc.unfreeze()
+    assert taken < most * slow, f"{taken:.2f} s of processor, at most {most} times {slow:.2f}"
 
 
 def missing(tool: str, reason: str) -> NoReturn:

@@ -57,8 +57,14 @@ def test_row(row: Row, dynamo, worker, tmp_path):
     assert not engines or engines == line[2:4], hint
 
 
+#: torch.export again: make test leaves these to make test-torch, whose torch is newer, and has the TorchScript column.
+PORTABLE_CELLS = [
+    pytest.param(*cell.values, id=cell.id, marks=[*cell.marks, *([pytest.mark.newest] if cell.values[1] else [])]) for cell in CELLS
+]
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("row", "dynamo"), CELLS)
+@pytest.mark.parametrize(("row", "dynamo"), PORTABLE_CELLS)
 def test_portable_row(row: Row, dynamo, worker, tmp_path):
     _needs_a_compiler(row)
     cell = check_row(row.id, dynamo, worker, tmp_path, portable=True)

@@ -23,6 +23,7 @@ from symbolics.node.containers import Slot, expand, fill, slots
 from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_EQUAL_HASHES, MAX_INT_BITS, MAX_ITEMS
 from symbolics.node.torch_arguments import PartialSize
 from tests.processes import python
+from tests.support import processor_time
 from tests.symbolics.node import values as v
 from tests.symbolics.node.exact import same
 
@@ -433,9 +434,8 @@ def test_no_text_takes_long_or_much_memory(text):
         except FormatError as error:
             assert len(str(error)) < 1000
 
-    begin = time.process_time()
-    read()
-    assert time.process_time() - begin < 2  # a busy machine: half of it alone
+    with processor_time(2):
+        read()
     tracemalloc.start()
     read()
     _, peak = tracemalloc.get_traced_memory()
@@ -474,14 +474,14 @@ def test_any_payload_of_any_tag_is_read_or_refused(tag, payload):
         except KeyError:
             raise TrustError(name[:20]) from None
 
-    begin = time.process_time()
+    begin = time.process_time()  # 600 times: too often for a measure of the machine
     for data in ({tag: payload}, {"$tuple": [{tag: payload}]}, {"$set": [{tag: payload}]}):
         for resolver in (known, arguments.unresolved):
             try:
                 decode(data, resolver)
             except (FormatError, TrustError, RunError):
                 pass
-    assert time.process_time() - begin < 2
+    assert time.process_time() - begin < 10
 
 
 def test_no_name_reaches_a_resolver_by_accident():
