@@ -156,7 +156,7 @@ def _tensor(tensor: torch.Tensor) -> Undo:
     if private.is_fake(tensor) or tensor.is_meta or tensor.layout != torch.strided or torch.nn.parameter.is_lazy(tensor):
         return lambda: None
     memory, gradient = tensor.data, tensor.grad if tensor.is_leaf else None  # .data: what is put back counts as no change to autograd
-    values = memory.clone()
+    values, flag = memory.clone(), tensor.requires_grad
 
     def back() -> None:
         with torch.no_grad():
@@ -166,6 +166,8 @@ def _tensor(tensor: torch.Tensor) -> Undo:
                 memory.copy_(values)
             if tensor.is_leaf and tensor.grad is not gradient:
                 tensor.grad = gradient
+            if tensor.is_leaf and tensor.requires_grad != flag:
+                tensor.requires_grad_(flag)
 
     return back
 

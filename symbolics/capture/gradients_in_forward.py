@@ -104,6 +104,12 @@ def gradients(
         cotangents = [_cotangent(recorder, what, i, y, g) for i, (y, g) in enumerate(zip(outputs, cotangents, strict=True))]
         if not all(x.requires_grad for x in inputs):
             recorder.refuse(what, "One of the differentiated Tensors does not require grad")
+        if create_graph and edges_behind(outputs).intersection(recorder.capture.flags.given_back()):
+            recorder.refuse(
+                what,
+                "it differentiates what was computed while requires_grad of a tensor was False, which is True again: in eager mode its second derivative flows "
+                "to that tensor, its first does not. Set the flag back after this call",
+            )
         reached = _reached(outputs, inputs)
         for index, (here, there) in enumerate(zip(reached, answer or ())):
             if there is not None and not here:

@@ -25,12 +25,13 @@ from symbolics.capture.accumulation import ACCUMULATING, accumulate
 from symbolics.capture.binding import is_traced_size
 from symbolics.capture.buffers import Buffers
 from symbolics.capture.checks import passed
+from symbolics.capture.flags import Flags
 from symbolics.capture.gradient_ops import Taken
 from symbolics.capture.inlining import stands_in_inlined
 from symbolics.capture.other_hooks import GradFn
 from symbolics.capture.recorder import active_recorder
 from symbolics.capture.running_statistics import RunningStatistics
-from symbolics.capture.undifferentiable import called, flag_of_no_leaf
+from symbolics.capture.undifferentiable import called
 from symbolics.capture.views import without_new_dimensions
 from symbolics.errors import ExportError
 from symbolics.node.result import write_structure
@@ -62,13 +63,28 @@ _OPERATORS = (
 
 
 class StopGradients(TorchFunctionMode):
-    """Marks the places where gradients stop. Enter it around the model's own forward."""
+    """Marks the places where gradients stop. Enter it around the model's own forward.
+
+    Args:
+        flags: The ``requires_grad`` flags of that forward.
+    """
+
+    def __init__(self, flags: Flags) -> None:
+        super().__init__()
+        self._flags = flags
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         # By identity: Dynamo of torch 2.14, which traces this for torch.cond, fails at an operator's property.
         if any(func is own for own in _OPERATORS):
             return func(*args, **kwargs)
+        if (done := self._flags.change(func, args, kwargs)) is not None:
+            return done[0]
+        read = self._flags.read(func, args, kwargs)
+        if read.copies:
+            result = self.__torch_function__(func, types, read.args, read.kwargs)
+            self._flags.note(read, result)
+            return read.result(result)
         if private.transforms_active() and holds_tensor((args, kwargs)):  # what leaves a transform takes its number
             _check_transforms()
         if (recorder := active_recorder()) is not None:
@@ -85,12 +101,6 @@ class StopGradients(TorchFunctionMode):
                 "register_post_accumulate_grad_hook",
                 "it runs on .grad, which is the training loop's and in no file: call it there, after backward()",
             )
-        if (flag := flag_of_no_leaf(func, args, kwargs)) is not None:
-            if flag:
-                return args[0]
-            if args[0]._is_view():
-                _refuse("requires_grad = False", "a view cannot be cut off in place: use x.detach()")
-            return self._inplace(torch.Tensor.detach_, "detach_", args[:1], {})
         if getattr(func, "__self__", None) is _GETTER_OF_GRAD_FN and not sys._getframe(1).f_globals.get("__name__", "").startswith(
             "torch."
         ):
@@ -387,6 +397,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
     hooks = {name: found for name, p in model.named_parameters() if p.requires_grad and (found := private.tensor_hooks(p))}
 
     refused: list[bool] = []
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
 
     @functools.wraps(forward)
     def marked(*args: Any, **kwargs: Any) -> Any:
@@ -410,7 +421,8 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         trace.buffers = buffers if private.is_tracing() else None
         trace.statistics = RunningStatistics(trace.dirtied, buffers.follow) if private.is_tracing() else None
         try:
-            with StopGradients(), private.buffers_assigned_unseen():
+            recorder.capture.flags = Flags(torch.ops.pythonop.stop_gradient)
+            with StopGradients(recorder.capture.flags), private.buffers_assigned_unseen():
                 result = forward(*args, **kwargs)
         except ExportError:
             refused.append(True)
@@ -441,6 +453,8 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
             del model.__dict__["forward"]
         else:
             model.__dict__["forward"] = own
+        for parameter, flag in flags:  # those that forward leaves without
+            parameter.requires_grad_(flag)
 
 
 def _types_of(result: Any) -> list[tuple[torch.dtype, list[int | None]]]:

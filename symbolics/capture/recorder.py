@@ -20,6 +20,7 @@ from symbolics import torch_private as private
 from symbolics.capture.aliases import Aliases
 from symbolics.capture.binding import Slots, bind, has_setup_context
 from symbolics.capture.callsite import Callsites, autocast_state
+from symbolics.capture.flags import Flags
 from symbolics.capture.gradient_hooks import GradientHook, HookedTensor, arguments_of, changes_nothing, shown_hook, unhook, why_not_portable
 from symbolics.capture.gradient_ops import Answers, Taken
 from symbolics.capture.inlining import (
@@ -88,6 +89,7 @@ class Capture:
         warned: Identities of backward hooks of modules that were warned of.
         placed: The node of each call in the finished model.
         trace: What a trace takes beside.
+        flags: The requires_grad flags that the forward has taken away.
     """
 
     sites: Callsites = field(default_factory=Callsites)
@@ -109,6 +111,7 @@ class Capture:
     warned: set[int] = field(default_factory=set)
     placed: dict[Any, Record] = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace)
+    flags: Flags = field(default_factory=lambda: Flags(torch.Tensor.clone))
 
 
 class Recorder(Listener):
@@ -175,6 +178,11 @@ class Recorder(Listener):
             return original_apply(cls, args, kwargs)
         if self.capture.error is not None:  # torch tries a second strategy after an error; it cannot do better
             raise self.capture.error
+        read = self.capture.flags.read(None, args, kwargs)
+        if read.copies:
+            result = self.apply(cls, read.args, read.kwargs)
+            self.capture.flags.note(read, result)
+            return result
         module, source = self.capture.sites.here()
         with self._told_where(cls, module, source):
             if self.inline.matches(cls):

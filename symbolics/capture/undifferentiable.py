@@ -1,7 +1,8 @@
 """Where an input that needs a gradient may not go: an export takes every float input as one, for a gradient graph may be asked for it later.
 
 PyTorch has no gradient for some arguments: class weights, ``pos_weight``, running statistics. A call that raises for such an argument is made again
-with the gradient stopped there, as the user's own call has it. And ``h.requires_grad = True`` is for leaves: what is made of the user's own input is one.
+with the gradient stopped there, as the user's own call has it. And flags are for leaves (`symbolics.capture.flags`): what is made of the user's own
+input is one.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
+from symbolics.capture.flags import Flags
 
-__all__ = ["StopWhereNone", "called", "flag_of_no_leaf", "is_refusal"]
+__all__ = ["StopWhereNone", "called", "is_refusal"]
 
 _REFUSAL = "is not differentiable with respect to argument"
 _NO_LEAF = "you can only change requires_grad flags of leaf variables"
-_FLAG = torch.Tensor.requires_grad
 
 
 def is_refusal(error: BaseException | None) -> bool:
@@ -68,14 +69,6 @@ def called(
             args, kwargs = pytree.tree_unflatten(leaves, spec)
 
 
-def flag_of_no_leaf(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
-    """The flag, where a call sets ``requires_grad`` of a tensor that is no leaf; None for any other call."""
-    setter = func is torch.Tensor.requires_grad_ or (getattr(func, "__self__", None) is _FLAG and func.__name__ == "__set__")
-    if not setter or not args or args[0].is_leaf:
-        return None
-    return bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
-
-
 def _is_suspect(name: str) -> bool:
     """Whether a function may have such arguments, by its name."""
     return any(word in name for word in ("loss", "norm", "entropy"))
@@ -84,7 +77,12 @@ def _is_suspect(name: str) -> bool:
 class StopWhereNone(TorchFunctionMode):
     """Makes the calls of an eager run so."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._flags = Flags(torch.Tensor.clone)
+
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if (flag := flag_of_no_leaf(func, args, kwargs or {})) is not None:
-            return args[0] if flag else args[0].detach_()
-        return called(func, getattr(func, "__name__", ""), args, kwargs or {}, torch.Tensor.clone, captured=False)
+        if (done := self._flags.change(func, args, kwargs or {})) is not None:
+            return done[0]
+        read = self._flags.read(func, args, kwargs or {})
+        return read.result(called(func, getattr(func, "__name__", ""), read.args, read.kwargs, torch.Tensor.clone, captured=False))
