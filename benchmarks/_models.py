@@ -131,11 +131,57 @@ def chain() -> Sample:
     return Sample(_Chain().train(), (torch.randn(4, 4),), lambda y: y.mean(), ())
 
 
+class _Bloom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        import transformers
+
+        config = transformers.BloomConfig(
+            vocab_size=1024, hidden_size=256, n_layer=4, n_head=4, hidden_dropout=0.0, attention_dropout=0.0, use_cache=False,
+            attn_implementation="eager",
+        )  # fmt: skip
+        self.inner = transformers.BloomForCausalLM(config)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.inner(input_ids=ids).logits
+
+
+def bloom() -> Sample:
+    """4 layers of 256 units, a batch of 2 x 128; in training mode its GeLU is an autograd Function."""
+    ids = torch.randint(0, 1024, (2, 128))
+    return Sample(_Bloom().train(), (ids,), _next_token, (ids,))
+
+
+class _Spiking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        import snntorch
+
+        self.first, self.second = nn.Linear(128, 256), nn.Linear(256, 10)
+        surrogate = snntorch.surrogate.atan(alpha=2.0)
+        self.hidden, self.output = snntorch.Leaky(beta=0.9, spike_grad=surrogate), snntorch.Leaky(beta=0.8, spike_grad=surrogate)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        membrane, potential, spikes = self.hidden.init_leaky(), self.output.init_leaky(), 0
+        for step in x:
+            spike, membrane = self.hidden(self.first(step), membrane)
+            spike, potential = self.output(self.second(spike), potential)
+            spikes = spikes + potential
+        return spikes
+
+
+def snn() -> Sample:
+    """snntorch: two layers of Leaky neurons over 25 steps, a batch of 64, 128 features."""
+    return Sample(_Spiking().train(), (torch.randn(25, 64, 128),), F.cross_entropy, (torch.randint(0, 10, (64,)),))
+
+
 MODELS: dict[str, Callable[[], Sample]] = {
     "gpt-b8": lambda: gpt(8),
     "gpt-b2": lambda: gpt(2),
     "gpt-b2-gelu": lambda: gpt(2, _CustomGelu),
+    "bloom": bloom,
     "resnet": resnet,
     "lstm": lstm,
+    "snntorch": snn,
     "chain-100": chain,
 }
