@@ -20,11 +20,6 @@ def run(*arguments):
     return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "model.onnx"
-
-
 def operators(path):
     return {(node.domain, node.op_type) for node in onnx.load(path).graph.node}
 
