@@ -186,7 +186,8 @@ asan: $(BUILT)
 	cd $(ASAN) && CC=gcc CFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" $(abspath $(PY)) setup.py -q build_ext --inplace
 	$(SANITIZED) -m pytest -q -m 'not slow' -k 'not ($(NOT_SANITIZED))' --ignore tests/exporter/runtime/test_versions.py tests/exporter/runtime || $(FINDING)
 	$(SANITIZED) -m tests.exporter.runtime.stress --steps 20000 || $(FINDING)
-	if [ -d tests/fuzz ]; then $(SANITIZED) -m tests.fuzz --cases 2000 --seed 7 || $(FINDING); fi
+	@# The doors behind which the native library runs: inference_session and load.
+	if [ -d tests/fuzz ]; then $(SANITIZED) -m tests.fuzz --cases 2000 --seed 7 --surface 3 --surface 6 --patience 10 || $(FINDING); fi
 CASES ?= 20000
 SEED ?= 1
 

@@ -8,14 +8,15 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-import onnx_ir.passes.common as passes
 
 from exporter.files.read import open_model
-from exporter.gradient_graph.inference import SMALL, is_weight, skeleton
+from exporter.files.weights import lift_initializers, lift_weights
+from exporter.gradient_graph.inference import SMALL, infer_shapes, is_weight, skeleton
 from symbolics.errors import FormatError
 from symbolics.gradients.control_flow import EXPOSED, OWN_BACKWARD
 from symbolics.graph.values import graph_of, is_mark
 from symbolics.graph.walk import walk
+from symbolics.node.metadata import read_state
 from symbolics.node.names import BACKWARD_KEY, LINKS_KEY, MARK_COUNT_KEY, MARK_DOMAIN, MARK_OP
 from symbolics.text import shown
 
@@ -39,6 +40,7 @@ _MARK = (MARK_DOMAIN, MARK_OP)
 def own_copy(source: Any) -> ir.Model:
     """The model in a copy that may be changed, in an opset that the rules know."""
     model = open_model(source)
+    lift_weights(model)
     for node in walk(model.graph):
         for key in (EXPOSED, OWN_BACKWARD):  # of an earlier build: to this one all outputs are alike
             node.meta.pop(key, None)
@@ -57,9 +59,24 @@ def own_copy(source: Any) -> ir.Model:
     version = versions.setdefault("", OPSET)
     model = _converted(model, version) if version < OPSET else model
     if any(n.op_type in ("If", "Loop", "Scan") for n in model.graph):  # so that a body may be copied without its weights
-        passes.LiftSubgraphInitializersToMainGraphPass()(model)
+        lift_initializers(model)
     model.ir_version = max(model.ir_version, _OLDEST_IR)
+    if read_state(model.metadata_props) is None:
+        _doubt_outputs(model)
     return model
+
+
+def _doubt_outputs(model: ir.Model) -> None:
+    """Take back the rank that a file declares for an output where its nodes make another: runtimes warn of that, and refuse a gradient of that rank."""
+    declared = [
+        (value, value.shape) for value in dict.fromkeys(model.graph.outputs) if value.shape is not None and value.producer() is not None
+    ]
+    for value, _ in declared:
+        value.shape = None
+    infer_shapes(model)
+    for value, shape in declared:
+        if value.shape is None or len(value.shape) == len(shape):
+            value.shape = shape
 
 
 def _check(model: ir.Model) -> None:

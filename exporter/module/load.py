@@ -12,6 +12,7 @@ import torch
 
 from exporter.files.read import check_complete, open_model
 from exporter.files.trust import Gate
+from exporter.files.weights import foreign_weights, lift_weights
 from exporter.module.bound import Bound
 from exporter.runtime.tensors import to_tensor
 from symbolics.errors import FormatError
@@ -75,6 +76,7 @@ class OnnxModule(torch.nn.Module):
         place = torch.device("cpu" if device is None else device)
         gate = Gate(allow)
         opened = open_model(model)
+        lift_weights(opened)
         check_complete(opened)
         if STEP_KEY in opened.metadata_props:
             raise FormatError(
@@ -121,14 +123,14 @@ class _Part(torch.nn.Module):
 
 
 def _entries(model: ir.Model) -> dict[str, StateEntry]:
-    """The names of the module's state; those of a foreign model are its float initializers of rank 1 or more."""
+    """The names of the module's state; that of a foreign model are its float initializers of rank 1 or more, running statistics among them as buffers."""
     entries = state_of(model)
     if entries is not None:
         return entries
-    initializers = model.graph.initializers
-    floats = [(name, value.const_value) for name, value in initializers.items() if value.const_value is not None]
+    weights = set(foreign_weights(model))
+    floats = [(name, value.const_value) for name, value in model.graph.initializers.items() if value.const_value is not None]
     return {
-        name: StateEntry(name, "parameter", True, True)
+        name: StateEntry(name, "parameter", True, True) if name in weights else StateEntry(name, "buffer", False, True)
         for name, array in floats
         if array.dtype.is_floating_point() and len(array.shape) >= 1
     }

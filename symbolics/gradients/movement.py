@@ -59,10 +59,10 @@ def tile(op: Builder, g: Value, x: Value, repeats: Value, *, node: ir.Node) -> V
 
 # ---------------------------------------------------------------------------------------------------- join and cut
 @gradient("Concat")
-def concat(op: Builder, g: Value, *xs: Value, node: ir.Node, axis: int) -> Grads:
+def concat(op: Builder, g: Value, *xs: Value, axis: int) -> Grads:
     if len(xs) == 1:
         return g
-    return op.Split(g, op.vector([op.dim(x, axis % op.rank(node, x)) for x in xs]), axis=axis, outputs=len(xs))
+    return op.Split(g, op.vector([op.dim(x, axis) for x in xs]), axis=axis, outputs=len(xs))
 
 
 @gradient("Slice")

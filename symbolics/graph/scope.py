@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from symbolics.graph.values import attr, name_of, static_shape
+from symbolics.graph.values import attr, constant_of, name_of, static_shape
 
 __all__ = ["Scope"]
 
@@ -93,7 +93,7 @@ class Scope:
         if node.domain != "":
             return None
         if node.op_type == "Constant":
-            tensor = ir.convenience.get_const_tensor(node.outputs[0])
+            tensor = constant_of(node.outputs[0])
             return None if tensor is None or tensor.dtype is ir.DataType.STRING else [tensor.numpy()]
         if node.op_type == "Shape" and (dims := static_shape(node.inputs[0])) is not None:
             return [np.array(dims[slice(attr(node, "start"), attr(node, "end"))], np.int64)]

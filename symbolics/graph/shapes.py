@@ -33,13 +33,46 @@ _SAME = frozenset(
 def guess_ranks(graph: ir.Graph) -> bool:
     """Fill in ranks and types; whether anything was found."""
     found = False
-    for node in list(walk(graph))[::-1] + list(walk(graph)):  # bodies stand behind their node, and read what is before it
+    nodes = list(walk(graph))
+    for node in nodes[::-1] + nodes:  # bodies stand behind their node, and read what is before it
+        for given, rank in zip(node.inputs, _asked(node)):
+            if given is not None and given.shape is None and rank is not None and 0 <= rank <= MAX_RANK:
+                given.shape = ir.Shape([None] * rank)
+                found = True
         if node.domain == "" and any(o.shape is None for o in node.outputs):
             for out, rank in zip(node.outputs, _ranks(node)):
                 if rank is not None and 0 <= rank <= MAX_RANK and out.shape is None:
                     out.shape = ir.Shape([None] * rank)
                     found = True
     return found
+
+
+#: The ranks that an operator takes its inputs with, and no others.
+_TAKES: dict[str, tuple[int | None, ...]] = {
+    "LSTM": (3, 3, 3, 2, 1, 3, 3, 2),
+    "GRU": (3, 3, 3, 2, 1, 3),
+    "RNN": (3, 3, 3, 2, 1, 3),
+    "Gemm": (2, 2),
+    "BatchNormalization": (None, 1, 1, 1, 1),
+}
+
+
+def _asked(node: ir.Node) -> Sequence[int | None]:
+    """The ranks of the inputs, as the operator asks for them, or as its output tells."""
+    if node.domain != "" or node.op_type in _TAKES:
+        return _TAKES.get(node.op_type, ()) if node.domain == "" else ()
+    if node.op_type in ("Conv", "ConvTranspose"):
+        known = [rank for v in node.inputs[:2] if (rank := rank_of(v)) is not None]
+        return known[:1] * 2
+    out = rank_of(node.outputs[0]) if node.outputs else None
+    if out is None:
+        return ()
+    if node.op_type in _SAME:
+        return [out]
+    length = _length(node.inputs[1]) if len(node.inputs) > 1 else None
+    if node.op_type in ("Squeeze", "Unsqueeze") and length is not None:
+        return [out - length if node.op_type == "Unsqueeze" else out + length]
+    return ()
 
 
 def _ranks(node: ir.Node) -> list[int | None]:

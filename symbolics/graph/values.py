@@ -15,7 +15,7 @@ from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, OWN_DOMAIN, P
 from symbolics.text import shown
 
 __all__ = [
-    "RANDOM", "array_of", "attr", "check_unrolled", "describe", "dtype_of", "graph_of", "is_float", "is_mark", "is_python_op", "is_python_op_tangent", "is_static", "made_by", "name_of",
+    "RANDOM", "array_of", "attr", "check_unrolled", "constant_of", "describe", "dtype_of", "graph_of", "is_float", "is_mark", "is_python_op", "is_python_op_tangent", "is_static", "made_by", "name_of",
     "rank_of", "static_shape", "trains", "unsupported",
 ]  # fmt: skip
 
@@ -110,9 +110,21 @@ def dtype_of(value: ir.Value) -> ir.DataType:
     return value.dtype
 
 
+def constant_of(value: ir.Value) -> ir.TensorProtocol | None:
+    """The tensor of an initializer, or of a Constant node.
+
+    onnx_ir's own function names the tensor of a Constant anew, which may be the caller's.
+    """
+    node = value.producer()
+    attribute = None if node is None or node.op_type != "Constant" or node.domain else node.attributes.get("value")
+    if attribute is not None and isinstance(attribute.value, ir.TensorProtocol):
+        return attribute.value
+    return ir.convenience.get_const_tensor(value)
+
+
 def array_of(value: ir.Value | None) -> np.ndarray | None:
     """What an initializer or the output of a Constant holds, None for any other value."""
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    tensor = None if value is None else constant_of(value)
     return None if tensor is None else tensor.numpy()
 
 

@@ -45,12 +45,15 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", metavar="CASE", help="this case alone, a number or a name of the corpus, at every surface")
-    parser.add_argument("--surface", type=int, choices=SURFACES, help="this surface alone")
+    parser.add_argument("--surface", type=int, choices=SURFACES, action="append", help="this surface alone; may be given more than once")
+    parser.add_argument("--patience", type=int, default=1, help="how many times as long a case may take, under a sanitizer for example")
     parser.add_argument("--corpus", action="store_true", help="the corpus in place of mutated files")
     parser.add_argument("--honest", action="store_true", help="the seeds themselves: each must give a result wherever it can")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, help="a folder for the files that something was found with")
     options = parser.parse_args()
+    run.SECONDS *= options.patience
+    run.HANGS *= options.patience
 
     start = time.monotonic()
     named = options.corpus or (options.only is not None and not options.only.isdigit())
@@ -66,7 +69,7 @@ def main() -> int:
 
     def at(number: int) -> list[int]:
         if options.surface:
-            return [options.surface]
+            return list(options.surface)
         if named or options.honest or options.only is not None:
             return list(SURFACES)
         # The doors that cost much see every third file each.
