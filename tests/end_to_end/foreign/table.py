@@ -1,0 +1,81 @@
+"""Run every file, and write docs/foreign-models.md.
+
+python -m tests.end_to_end.foreign.table FOLDER          # where the packages' wheels are unpacked (make test-foreign says how)
+python -m tests.end_to_end.foreign.table FOLDER silero   # only the rows whose path has this; the others stay as they are
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from tests.end_to_end.foreign.check import Outcome, check
+from tests.end_to_end.foreign.files import FILES, Foreign
+from tests.processes import ROOT
+
+DOCUMENT = ROOT / "docs" / "foreign-models.md"
+_HEAD = """# ONNX models without PyTorch code
+
+Networks that packages ship as ONNX files, written by other tools. `exporter.load("model.onnx")` makes a trainable `torch.nn.Module` of each:
+
+```python
+import exporter, torch
+
+module = exporter.load("model.onnx")
+head = [p for name, p in module.named_parameters() if name.startswith("head.")]  # or all: module.parameters()
+optimizer = torch.optim.Adam(head, lr=1e-3)
+for x, labels in batches:
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(module(x), labels).backward()
+    optimizer.step()
+```
+
+Such a file says nothing of what is trained. Parameters are its float initializers of rank 1 or more, but for running statistics and settings (the mean and the variance of a
+BatchNormalization, the scales of a Resize, bounds, scales of quantization): these are buffers. Where a file has no such initializer, its float constants
+are the parameters, also those in the branches of an `If`. `requires_grad_(False)` and `module.named_parameters()` choose among them.
+
+What was checked, by `make test-foreign` (`tests/end_to_end/foreign/`): the outputs beside those of plain onnxruntime (the largest difference over the largest
+element); a directional derivative of all parameters and float inputs at once, beside central differences of the forward in float32 (the relative error, median
+of three directions); and that eight steps of Adam lower a loss. A row is fine where these are at most 1e-4 and 1e-3, and the loss falls.
+
+| package | file | network | written by | parameters | outputs | gradient | loss | |
+|---|---|---|---|---|---|---|---|---|
+"""
+_FOOT = """
+Without a gradient: files that a tool has quantized to operators that compute in integers (`com.microsoft::DynamicQuantizeLSTM` in ddddocr's `common_old.onnx`). The
+error names the operator and the node; a rule of your own ([translations.md](translations.md)) or `wrt=` behind the operator is the way out.
+"""
+
+
+def line_of(foreign: Foreign, outcome: Outcome) -> str:
+    """The row of a file."""
+    before, after = outcome.losses
+    cells = [foreign.package, _within(foreign), foreign.what, foreign.maker, f"{outcome.parameters:,}"]
+    cells += [f"{outcome.outputs:.0e}", f"{outcome.gradient:.0e}", f"{before:.3g} to {after:.3g}", "fine" if outcome.fine else "not fine"]
+    return f"| {' | '.join(cells)} |"
+
+
+def _within(foreign: Foreign) -> str:
+    """The file's path within its package, without folders that say nothing."""
+    return re.sub(r"^[^/]+/(?:(?:models|resources|data|assets)/)?", "", foreign.path)
+
+
+def main(folder: Path, *wanted: str) -> int:
+    """Write the document; the number of rows that are not fine."""
+    written = DOCUMENT.read_text().splitlines() if DOCUMENT.exists() else []
+    lines, bad = [], 0
+    for foreign in FILES:
+        start = f"| {foreign.package} | {_within(foreign)} |"
+        line = next((each for each in written if each.startswith(start)), None)
+        if line is None or not wanted or any(each in foreign.path for each in wanted):  # what is new is run in any case
+            line = line_of(foreign, check(folder / foreign.path, foreign.feeds()))
+            print(line, flush=True)
+        bad += not line.endswith("| fine |")
+        lines.append(line)
+    DOCUMENT.write_text(_HEAD + "\n".join(lines) + "\n" + _FOOT)
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))
