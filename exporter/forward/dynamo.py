@@ -47,7 +47,9 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
         refuse_scripted(model)
     with surroundings(current):
         translates(set(options.get("custom_translation_table") or ()), None)
-        program = judged(current, model, args, options.get("kwargs"), lambda: _translate_dynamo(current, original, model, args, **options))
+        program = judged(
+            current, model, args, options.get("kwargs"), lambda: _translate_dynamo(current, original, model, args, **options), fakes=True
+        )
     assert current.program is not None
     if verify:
         onnx.checker.check_model(current.program.model_proto, full_check=True)

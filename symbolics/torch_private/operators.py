@@ -17,6 +17,7 @@ __all__ = [
     "find_overload",
     "generated_formula",
     "has_autograd_kernel",
+    "has_fake_kernel",
     "is_composite",
     "is_generated",
     "is_python_kernel",
@@ -160,6 +161,11 @@ def schema_of(op: Any) -> Any:
 def has_autograd_kernel(op: Any) -> bool:
     """Whether an operator brings code of its own for autograd."""
     return any(_has_kernel(op, key) for key in ("Autograd", "AutogradCPU", "AutogradCUDA"))
+
+
+def has_fake_kernel(op: Any) -> bool:
+    """Whether an operator says what shapes and dtypes it returns (register_fake, or a kernel for the device "meta")."""
+    return _has_kernel(op, "Meta")
 
 
 def is_composite(op: Any) -> bool:

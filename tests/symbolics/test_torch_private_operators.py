@@ -133,6 +133,12 @@ def test_has_autograd_kernel(operator, composite):
     assert not private.has_autograd_kernel(composite.default)
 
 
+def test_has_fake_kernel(operator):
+    assert not private.has_fake_kernel(operator.default)
+    torch.library.register_fake("private_names::double", torch.empty_like)
+    assert private.has_fake_kernel(operator.default)
+
+
 def test_is_composite(operator, composite):
     assert private.is_composite(composite.default)
     assert not private.is_composite(operator.default)
