@@ -16,6 +16,7 @@ from exporter.forward.opset import check_opset, opset_asked
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
 from exporter.forward.state import ModelState
 from symbolics import torch_private as private
+from symbolics.capture.captured_program import place_operators
 from symbolics.capture.gradient_hooks import read_through_hooks
 from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.recorder import Recorder, active_recorder
@@ -69,6 +70,8 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
         if options.get("kwargs"):
             options["kwargs"] = differentiable_inputs(options["kwargs"])
     with capturing(current, model, True) as recorder:
+        if isinstance(model, torch.export.ExportedProgram):
+            model = place_operators(model, recorder)
         with opset_asked(options.get("opset_version"), dynamo=True):
             program = original(model, args, None, optimize=False, verify=False, custom_translation_table=table, **options)
         check_opset(program.model, options.get("opset_version"))

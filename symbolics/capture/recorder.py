@@ -245,6 +245,13 @@ class Recorder(Listener):
                 raise ExportError(UNDER_TRANSFORMS)
             return operator.result_of(self._node(operator, args, kwargs, module, source))
 
+    def record_operator(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str
+    ) -> tuple[str, Slots]:
+        """File the record of a call that stands in a graph captured before; its key, and the tensors and sizes among its arguments."""
+        with self._told_where(operator, module, source):
+            return self._record(operator, args, kwargs, module, source)
+
     # ------------------------------------------------------------------------------------------------------ hooks
 
     def hook(self, tensor: torch.Tensor, hook: Any, handle: Any = None, parameter: str = "") -> None:
