@@ -55,7 +55,8 @@ class FakeKernels:
             raise ExportError(
                 f"{operator.name}, called in module {call.module or '<root>'} at {call.source or 'a line unknown'}: its fake kernel says {what}.\n"
                 "  why: torch's exporter has shapes and dtypes from the fake kernel, so that the file would say what is not so\n"
-                "  way out: mend the function that was given to register_fake; torch.library.opcheck(operator, args) tests it"
+                "  way out: mend the function that was given to register_fake (torch.library.opcheck(operator, args) tests it), or the operator;\n"
+                "  or export with dynamo=False, which asks no fake kernel"
             )
 
 

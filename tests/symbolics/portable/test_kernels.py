@@ -18,7 +18,8 @@ LIBRARY = torch.library.Library("portable_kernels", "DEF")
 
 def operator(name, function, formula=None, setup_context=None):
     """An operator of a Python function, its fake kernel that says nothing of values, and perhaps a backward."""
-    made = torch.library.custom_op(f"portable_kernels::{name}", function, mutates_args=())
+    arguments = "Tensor x, Tensor g" if function.__code__.co_argcount == 2 else "Tensor x"
+    made = torch.library.custom_op(f"portable_kernels::{name}", function, mutates_args=(), schema=f"({arguments}) -> Tensor")
     made.register_fake(lambda x, *rest: torch.empty_like(x))
     if formula is not None:
         made.register_autograd(formula, setup_context=setup_context)
@@ -88,6 +89,30 @@ class Tenfold(Function):
         return 10 * g
 
 
+class Squares(Function):
+    """Its backward calls an operator that has no backward."""
+
+    slope = slope
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @classmethod
+    def backward(cls, ctx, g):
+        return cls.slope(ctx.saved_tensors[0], g)
+
+
+class BentSquares(Squares):
+    slope = bent_slope
+
+
+GLOBAL = torch.tensor(3.0)
+with_global = operator("with_global", lambda x: x * GLOBAL, lambda ctx, g: 5 * g)
+noisy = operator("noisy", lambda x: x + torch.rand_like(x), lambda ctx, g: 5 * g)
+branching = operator("branching", lambda x: x * 2 if x.sum() > 0 else x * 3, lambda ctx, g: 5 * g)
+
 for _name in ("of_library", "plain", "around"):
     LIBRARY.define(f"{_name}(Tensor x) -> Tensor")
     LIBRARY.impl(_name, lambda x: x * x, "CompositeExplicitAutograd")
@@ -118,6 +143,11 @@ def grown(x):
     return y + x
 
 
+def in_cpp(x):
+    rows = torch.ops.quantized.embedding_bag_byte_unpack(torch.cat([x.detach().abs()] * 3, 1).to(torch.uint8))
+    return x * (rows[:, :1] > 1)
+
+
 def gradients(model, x, order):
     """The outputs, and the gradients of order 1 (and 2) of the input and the parameters."""
     x = x.clone().requires_grad_()
@@ -136,6 +166,7 @@ PORTABLE = {
     "of a Library": (ops.of_library, 2),
     "a Function on the Autograd key": (ops.of_function, 2),
     "in a Function": (Tenfold.apply, 2),
+    "in the backward of a Function": (Squares.apply, 1),
     "without a gradient": (lambda x: unknown(x.detach()) + x, 2),
     "without a tensor": (lambda x: x * ops.ones(4), 2),
 }
@@ -153,7 +184,9 @@ def test_a_function_with_the_backward_of_the_operator(body, order, dynamo):
     np.testing.assert_allclose(session.run(None, {session.get_inputs()[0].name: X.numpy()})[0], model(X).detach().numpy(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("body", [square, once_square], ids=["a backward without a backward", "once_differentiable"])
+@pytest.mark.parametrize(
+    "body", [square, once_square, Squares.apply], ids=["a backward without a backward", "once_differentiable", "of a Function"]
+)
 def test_where_eager_has_no_second_derivative_the_file_has_none(body):
     model = Call(body)
     (first,) = torch.autograd.grad((model(X) ** 2).sum(), [model.weight], create_graph=True)
@@ -169,7 +202,10 @@ OPAQUE = {
     "no backward": (unknown, "no autograd formula was registered"),
     "numpy": (on_numpy, r"\.numpy\(\)"),
     "a second derivative of another": (bent_square, "its backward calls an operator .*whose own backward"),
-    "C++": (lambda x: torch.ops.quantized.embedding_bag_byte_prepack(x.detach()) * 1.0 + x.sum(), "no Python function"),
+    "a global tensor": (with_global, "reads a tensor that is none of its arguments"),
+    "random": (noisy, "draws random numbers"),
+    "a branch": (branching, "depends on the values of a tensor"),
+    "C++": (in_cpp, "no Python function"),
     "differentiated inside": (ops.plain, "no single backward.*inline="),
     "around a Function": (ops.around, "no single backward.*inline="),
 }
@@ -186,6 +222,11 @@ def test_who_stays_a_PythonOp(body, why, dynamo):
         ExportError, match=rf"(?s)(portable_kernels|quantized)::.*called in module .*no ONNX function can stand for it.*{why}.*way out"
     ):
         exporter.export(model, (X,), dynamo=dynamo, portable=["portable_kernels::*", "quantized::*"])
+
+
+def test_a_Function_whose_backward_calls_an_operator_with_another_backward():
+    with pytest.warns(PythonopWarning, match="BentSquares.* stays a PythonOp.*its backward calls an operator .*whose own backward"):
+        exporter.export(Call(BentSquares.apply), (X,), dynamo=False, portable=True)
 
 
 def test_patterns_choose(dynamo):
