@@ -45,7 +45,9 @@ def place_operators(program: torch.export.ExportedProgram, recorder: Recorder) -
         if operator is not None:
             _place(node, operator, recorder, flags)
     if (rest := next((node for node in _nodes(module) if _operator_of(node, recorder) is not None), None)) is not None:
-        raise _refused(rest, "it is called in a body (of torch.cond, a loop, or a block under no_grad), and " + _CAPTURED_BEFORE)
+        raise _refused(
+            rest, "it is called in a body (of torch.cond, a loop, or a block under no_grad or autocast), and " + _CAPTURED_BEFORE
+        )
     module.graph.lint()
     module.recompile()
     return torch.export.ExportedProgram(
@@ -57,6 +59,7 @@ def place_operators(program: torch.export.ExportedProgram, recorder: Recorder) -
         program.module_call_graph,
         program.example_inputs,
         program.constants,
+        verifiers=program.verifiers,  # those of what torch.export makes let operators change a buffer
     )
 
 

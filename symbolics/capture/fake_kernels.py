@@ -67,8 +67,10 @@ def _faked(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     def fake(leaf: Any) -> Any:
         return private.fake_tensor(mode, leaf.detach(), [False] * leaf.dim(), 0) if isinstance(leaf, torch.Tensor) else leaf
 
-    with private.unheard(), torch.no_grad(), mode:
-        return private.unwrapped_operator(operator.overload)(*pytree.tree_map(fake, args), **pytree.tree_map(fake, kwargs))
+    with private.unheard(), torch.no_grad():
+        args, kwargs = pytree.tree_map(fake, args), pytree.tree_map(fake, kwargs)
+        with mode:
+            return private.unwrapped_operator(operator.overload)(*args, **kwargs)
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:

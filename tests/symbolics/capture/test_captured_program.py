@@ -89,6 +89,27 @@ def test_they_may_be_portable():
     torch.testing.assert_close(gradients(exporter.load(program), X), gradients(model, X))
 
 
+class Counts(Net):
+    """Changes a buffer, which no operator of its own does, and returns one of two outputs."""
+
+    def __init__(self):
+        super().__init__(lambda net, x: {"y": halves([net.linear(x), x], 3)[0] * net.count, "count": net.count})
+        self.register_buffer("count", torch.ones(()))
+
+    def forward(self, x):
+        self.count.add_(1)
+        return super().forward(x)
+
+
+def test_beside_a_buffer_that_changes():
+    model = Counts()
+    program = exporter.export(torch.export.export(model, (X,)), ())
+    model.count.fill_(1)
+    loaded = exporter.load(program, allow=["captured_program::*"])
+    for _ in range(2):
+        torch.testing.assert_close(tuple(loaded(X)), tuple(model(X).values()))
+
+
 def test_what_is_frozen_gets_no_gradient():
     model = Net(lambda net, x: scaled(net.linear(x), net.weight))
     model.weight.requires_grad_(False)
@@ -101,6 +122,12 @@ def _grown(net, x):
     y = net.linear(x).detach()
     grow(y)
     return y
+
+
+def _still(net, x):
+    with torch.no_grad():
+        y = scaled(x, net.weight)
+    return y + x
 
 
 REFUSED = {
