@@ -24,7 +24,7 @@ class Case:
         loss: ``loss(output, *targets)``; None where the model returns its loss.
         inline: Functions to inline: classes, ``module:qualname`` or globs.
         allow: What a process that opens the file may import: classes and patterns.
-        portable: Functions to write as ONNX functions, so that the file needs no Python: True for all that can, or a list as ``inline``.
+        portable: Functions and operators to write as ONNX functions, so that the file needs no Python: True for all that can, or a list as ``inline``.
     """
 
     model: torch.nn.Module

@@ -15,7 +15,9 @@ from exporter.forward.inputs import check_dynamic
 from exporter.forward.opset import check_opset, opset_asked
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
 from exporter.forward.state import ModelState
+from exporter.forward.translations import name_untranslated
 from symbolics import torch_private as private
+from symbolics.capture.captured_program import place_operators
 from symbolics.capture.gradient_hooks import read_through_hooks
 from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.recorder import Recorder, active_recorder
@@ -47,7 +49,9 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
         refuse_scripted(model)
     with surroundings(current):
         translates(set(options.get("custom_translation_table") or ()), None)
-        program = judged(current, model, args, options.get("kwargs"), lambda: _translate_dynamo(current, original, model, args, **options))
+        program = judged(
+            current, model, args, options.get("kwargs"), lambda: _translate_dynamo(current, original, model, args, **options), fakes=True
+        )
     assert current.program is not None
     if verify:
         onnx.checker.check_model(current.program.model_proto, full_check=True)
@@ -57,7 +61,8 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
 
 
 def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optimize: bool = True, **options: Any) -> Any:
-    table = {**translations(), **(options.pop("custom_translation_table", None) or {})}
+    given = options.pop("custom_translation_table", None) or {}
+    table = {**translations(), **given}
     if isinstance(model, torch.export.ExportedProgram):
         state = ModelState.of(model.module())
     else:
@@ -67,8 +72,15 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
         if options.get("kwargs"):
             options["kwargs"] = differentiable_inputs(options["kwargs"])
     with capturing(current, model, True) as recorder:
+        if isinstance(model, torch.export.ExportedProgram):
+            model = place_operators(model, recorder)
         with opset_asked(options.get("opset_version"), dynamo=True):
-            program = original(model, args, None, optimize=False, verify=False, custom_translation_table=table, **options)
+            try:
+                program = original(model, args, None, optimize=False, verify=False, custom_translation_table=table, **options)
+            except Exception as error:
+                if recorder.capture.error is None:
+                    name_untranslated(error, recorder, given)
+                raise
         check_opset(program.model, options.get("opset_version"))
         if options.get("dynamic_shapes") and isinstance(model, torch.nn.Module):
             check_dynamic(model, args, options.get("kwargs") or {}, options["dynamic_shapes"], program.model.graph)

@@ -132,6 +132,7 @@ class EagerGraph:
         training: bool | None = None,
         stopping: bool = False,
         keeps: Callable[[Operator], bool] = lambda _: False,
+        fakes: bool = False,
     ) -> EagerGraph:
         """Run a model once and look at the graph behind its outputs; model, arguments and random state stay as they were.
 
@@ -141,6 +142,10 @@ class EagerGraph:
             training: The mode to run it in; None for its own.
             stopping: Whether gradients stop at arguments that PyTorch has none for.
             keeps: Which operators become nodes.
+            fakes: Whether the exporter has shapes and dtypes from their fake kernels.
+
+        Raises:
+            ExportError: A fake kernel says what is not so, or the loss of a training step cannot be exported.
         """
         inputs, keywords = differentiable_inputs((args, kwargs))
         mode = StopWhereNone() if stopping else contextlib.nullcontext()
@@ -151,7 +156,7 @@ class EagerGraph:
                 unchanged(model, inputs, keywords),
                 _quiet(),
                 torch.enable_grad(),
-                Survey(model, keeps) as survey,
+                Survey(model, keeps, fakes) as survey,
                 mode,
             ):
                 if training is not None:
@@ -171,11 +176,11 @@ class EagerGraph:
 
                 found.state = changes.found(again)
                 found.refused, found.shared = changes.refused, changes.shared
-        except ExportError:  # the loss of a training step: it names what is wrong
+        except ExportError:  # a fake kernel, the loss of a training step: it names what is wrong
             raise
         except Exception as error:
             if not stopping and is_refusal(error):
-                return cls.of(model, args, kwargs, training=training, stopping=True, keeps=keeps)
+                return cls.of(model, args, kwargs, training=training, stopping=True, keeps=keeps, fakes=fakes)
             return cls(unchecked=f"an eager run raised {type(error).__name__}: {' '.join(str(error).split())[:200]}", failed=True)
         return found
 

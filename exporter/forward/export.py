@@ -39,7 +39,7 @@ def export(
         inline: Functions to inline in place of a node: classes, and patterns such as ``mypkg.ops:*``
             (`symbolics.node.patterns.Patterns` has the language). Their own backward is then lost: the gradient is the
             derivative of forward.
-        portable: Functions to write as ONNX functions, their own backward beside them, so that the file runs and trains without
+        portable: Functions and operators to write as ONNX functions, their own backward beside them, so that the file runs and trains without
             Python: True for all that can, or a list as ``inline`` takes it (`hook`). ``program.portable`` says what became of each call.
         eager_check: Run the model once more, in eager mode, and see that each Function that gradients flow through is in the
             file. False saves that run; the file's metadata then says that it was not checked.

@@ -47,7 +47,7 @@ def hook(inline: Iterable[Any] = (), *, portable: Any = False, eager_check: bool
     Args:
         inline: Functions to inline in place of a node: classes, and patterns such as ``mypkg.ops:*``
             (`symbolics.node.patterns.Patterns` has the language).
-        portable: Functions to write as ONNX functions, their own backward beside them, in place of PythonOps: such a file runs and
+        portable: Functions and operators to write as ONNX functions, their own backward beside them, in place of PythonOps: such a file runs and
             trains without Python. True: all that can (a warning says which cannot, and why); or a list as ``inline`` takes it, and
             then it is an error where one cannot.
         eager_check: Run the model once more, in eager mode, and see that each Function that gradients flow through is in the

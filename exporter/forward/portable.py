@@ -1,4 +1,4 @@
-"""Portable files: calls of Functions as ONNX functions with their own backward, where a graph can stand for them."""
+"""Portable files: calls of Functions and operators as ONNX functions with their own backward, where a graph can stand for them."""
 
 from __future__ import annotations
 
@@ -62,8 +62,6 @@ def make_portable(model: ir.Model, records: Mapping[ir.Node, Record], portable: 
         name, place = record.call.name, (record.module, record.source)
         used = tuple(bool(value.uses()) or value.is_graph_output() for value in node.outputs[1:])
         try:
-            if record.call.operator is not None:
-                raise Untraceable("it is an operator of torch.library, whose backward nobody traces yet")
             functions = made.functions(record, used)
         except Untraceable as error:
             if isinstance(portable, Patterns):

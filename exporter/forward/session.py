@@ -120,7 +120,9 @@ def _all_functions(base: type) -> list[type]:
     return found
 
 
-def judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[], Any], *, training: bool | None = None) -> Any:
+def judged(
+    current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[], Any], *, training: bool | None = None, fakes: bool = False
+) -> Any:
     """Export, and let eager's own graph judge the file.
 
     What got lost because the model asks whether it is traced is exported once more: what leads to the Function is told that it is
@@ -131,6 +133,7 @@ def judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[
         model, args, kwargs: The model and its example arguments.
         export: Makes ``current.program``.
         training: The mode that the export puts the model into; None for its own.
+        fakes: Whether the exporter has shapes and dtypes from the fake kernels of operators.
 
     Raises:
         ExportError: A Function that gradients flow through in eager mode is not in the file.
@@ -142,14 +145,14 @@ def judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[
     recorder.opaque = {}
     while True:
         try:
-            return _judged(current, model, args, kwargs, export, training)
+            return _judged(current, model, args, kwargs, export, training, fakes)
         except StaysOpaque as stays:
             recorder.opaque[stays.function] = stays.reason
 
 
-def _judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[], Any], training: bool | None) -> Any:
+def _judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[], Any], training: bool | None, fakes: bool) -> Any:
     current.program = None
-    eager = _eager_graph(current, model, args, kwargs, training)
+    eager = _eager_graph(current, model, args, kwargs, training, fakes)
     eager.check_saved_tensors()
     eager.check_changes()
     recorder = active_recorder()
@@ -228,7 +231,7 @@ def _inputs(current: Hook) -> list[str | None] | None:
     return [value.name for value in current.program.model.graph.inputs if value.uses() or value.is_graph_output()]
 
 
-def _eager_graph(current: Hook, model: Any, args: Any, kwargs: Any, training: bool | None) -> EagerGraph:
+def _eager_graph(current: Hook, model: Any, args: Any, kwargs: Any, training: bool | None, fakes: bool) -> EagerGraph:
     if not isinstance(model, torch.nn.Module):
         return EagerGraph(unchecked="it was captured before")
     if not current.eager_check:
@@ -239,7 +242,8 @@ def _eager_graph(current: Hook, model: Any, args: Any, kwargs: Any, training: bo
         *rest, kwargs = args
         args = tuple(rest)
     recorder = active_recorder()
-    return EagerGraph.of(model, args, kwargs, training=training, keeps=recorder.keeps if recorder is not None else lambda _: False)
+    keeps = recorder.keeps if recorder is not None else lambda _: False
+    return EagerGraph.of(model, args, kwargs, training=training, keeps=keeps, fakes=fakes)
 
 
 def _binds(model: torch.nn.Module, args: tuple[Any, ...]) -> bool:

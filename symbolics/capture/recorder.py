@@ -88,6 +88,7 @@ class Capture:
         taken: The gradients that forward has taken.
         warned: Identities of backward hooks of modules that were warned of.
         placed: The node of each call in the finished model.
+        translated: Where an operator that the exporter translates was called first, by its name.
         trace: What a trace takes beside.
         flags: The requires_grad flags that the forward has taken away.
     """
@@ -110,6 +111,7 @@ class Capture:
     taken: Taken = field(default_factory=Taken)
     warned: set[int] = field(default_factory=set)
     placed: dict[Any, Record] = field(default_factory=dict)
+    translated: dict[str, tuple[str, str]] = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace)
     flags: Flags = field(default_factory=lambda: Flags(torch.Tensor.clone))
 
@@ -234,16 +236,24 @@ class Recorder(Listener):
         operator = Operator.of(overload)
         if not operator.takes_tensors:
             return self._quietly(call)
-        if self.translated(overload):
+        module, source = self.capture.sites.here()
+        if self.translated(overload) and not self.inline.matches(operator):  # type: ignore[arg-type]
+            self.capture.translated.setdefault(operator.name, (module, source))
             with self.deaf():  # what it calls belongs to it
                 return call()
-        module, source = self.capture.sites.here()
         with self._told_where(operator, module, source):
             if not self.keeps(operator):
                 return run_inlined(operator, args, kwargs)
             if private.transforms_active():
                 raise ExportError(UNDER_TRANSFORMS)
             return operator.result_of(self._node(operator, args, kwargs, module, source))
+
+    def record_operator(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str
+    ) -> tuple[str, Slots]:
+        """File the record of a call that stands in a graph captured before; its key, and the tensors and sizes among its arguments."""
+        with self._told_where(operator, module, source):
+            return self._record(operator, args, kwargs, module, source)
 
     # ------------------------------------------------------------------------------------------------------ hooks
 
@@ -410,16 +420,9 @@ class Recorder(Listener):
                 module,
                 f"its forward changes {shown} in place without {declared}; the node leaves it as it was: declare the change",
             )
-            self.capture.aliases.stale += [
-                (
-                    slots.values[i],
-                    f"{qualified_name(cls)} changes it in place without {declared}",
-                    "call ctx.mark_dirty in that forward, and return it"
-                    if operator is None
-                    else "declare the change where it is registered",
-                )
-                for i in outputs.mutated
-            ]
+            why = f"{qualified_name(cls)} changes it in place without {declared}"
+            way = "call ctx.mark_dirty in that forward, and return it" if operator is None else "declare the change where it is registered"
+            self.capture.aliases.stale += [(slots.values[i], why, way) for i in outputs.mutated]
         for effect in outputs.side_effects:
             self._warn(cls, module, effect)
         sizes = slots.dims(self.capture.trace.dynamic)

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from symbolics import torch_private as private
 from symbolics.capture.callsite import Call, Callsites
+from symbolics.capture.fake_kernels import FakeKernels
 from symbolics.capture.gradient_ops import Answers
 from symbolics.capture.interception import original_apply
 from symbolics.capture.listener import Listener
@@ -85,13 +86,15 @@ class Survey(Listener):
         taken: What each call of torch.autograd.grad that the forward made gave, by module and line.
     """
 
-    def __init__(self, model: torch.nn.Module, keeps: Callable[[Operator], bool] = lambda _: False) -> None:
+    def __init__(self, model: torch.nn.Module, keeps: Callable[[Operator], bool] = lambda _: False, fakes: bool = False) -> None:
         """Args:
         model: The model that runs.
         keeps: Which operators become one node of the file.
+        fakes: Whether the exporter believes fake kernels: they are compared with what the operators return.
         """
         super().__init__()
         self._keeps = keeps
+        self._fakes = FakeKernels() if fakes else None
         self.operators: list[OperatorCall] = []
         self.behind: list[tuple[Any, Any]] = []
         self.made: list[tuple[Any, Call]] = []
@@ -146,6 +149,8 @@ class Survey(Listener):
         if kept:
             with self.deaf():
                 result = call()
+                if self._fakes is not None:
+                    self._fakes.check(operator, args, kwargs, result, self._sites.call())
         else:
             result = call()
         known = set(map(id, sources))

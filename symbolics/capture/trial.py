@@ -16,7 +16,7 @@ from symbolics.errors import ExportError
 from symbolics.node.containers import Slot, fill
 from symbolics.node.operators import Operator
 
-__all__ = ["Call", "Trial", "forward_raised", "stand_in_for", "trial"]
+__all__ = ["Call", "Trial", "apply", "forward_raised", "stand_in_for", "trial"]
 
 #: The positional and keyword arguments of a call.
 Call = tuple[Sequence[Any], dict[str, Any]]
@@ -99,8 +99,13 @@ def trial(cls: Any, call: Call, values: Sequence[Any], stand_ins: Sequence[Any])
 
     args, kwargs = fill(tuple(call[0]), leaf), fill(dict(call[1]), leaf)
     with watched(cls, (args, kwargs), stand_ins) as seen:
-        result = cls.apply(*args, **kwargs) if isinstance(cls, Operator) else original_apply(cls, args, kwargs)
+        result = apply(cls, args, kwargs)
     return Trial(result, list(stand_ins), seen.changed, seen.warnings)
+
+
+def apply(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a Function, or an `Operator`, past whoever listens."""
+    return cls.apply(*args, **kwargs) if isinstance(cls, Operator) else original_apply(cls, args, kwargs)
 
 
 def forward_raised(error: Exception) -> ExportError:

@@ -1,4 +1,4 @@
-"""One call of a Function as a graph of ATen operators: its forward, and what its own backward then does.
+"""One call of a Function, or of an operator, as a graph of ATen operators: its forward, and what its own backward then does.
 
 PyTorch runs the call on fake tensors and its tracer writes down the operators of both (``torch.fx.experimental.proxy_tensor.make_fx``).
 A graph holds neither Python nor branches, so a call is refused, with the reason, where a graph would say less than its code.
@@ -7,7 +7,7 @@ A graph holds neither Python nor branches, so a call is refused, with the reason
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,21 +19,20 @@ from symbolics import torch_private as private
 from symbolics.capture.interception import belongs_to_torch, original_apply
 from symbolics.capture.listener import Listener
 from symbolics.capture.opaque_op import Record
+from symbolics.capture.trial import apply
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Slot, fill, slots
 from symbolics.node.dtypes import DTYPES
 from symbolics.node.names import qualified_name
+from symbolics.node.operators import Operator
 from symbolics.portable.decompositions import DECOMPOSITIONS
 from symbolics.portable.kept import changed_by, keep
+from symbolics.portable.kernels import Untraceable, check_nodes, check_operator, kernels_run
 from symbolics.portable.rewrites import Rewrites
 
 __all__ = ["Joint", "Untraceable", "trace"]
 
 _FRESH = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
-
-
-class Untraceable(Exception):
-    """A call that no graph can stand for; the text says why."""
 
 
 @dataclass
@@ -72,6 +71,8 @@ def trace(record: Record, used: Sequence[bool], decompositions: dict[Any, Any]) 
     Raises:
         Untraceable: A graph cannot stand for it.
     """
+    if isinstance(record.function, Operator):
+        check_operator(record.function)
     for effect in record.outputs.side_effects:
         raise Untraceable(effect)
     with _alone(record.call):
@@ -123,7 +124,7 @@ class _Trace:
 
         args = tuple(fill(value, place) for value in self.call.args[: self.call.passed])
         kwargs = {name: fill(value, place) for name, value in self.call.kwargs.items()}
-        result = original_apply(self.record.function, args, kwargs)
+        result = apply(self.record.function, args, kwargs)
         outputs: list[torch.Tensor] = []
         fill(result, lambda leaf: outputs.append(leaf) if isinstance(leaf, torch.Tensor) else None)
         if len(outputs) != len(self.call.output_types):
@@ -133,7 +134,7 @@ class _Trace:
     def joint(self, decompositions: dict[Any, Any]) -> Joint:
         """Both directions as one graph."""
         call, missing, nested = self.call, list[bool](), _Nested()
-        with self.mode, torch.enable_grad(), self.held(self.inputs), Rewrites(self.record), private.materialization_watched() as said:
+        with self.mode, torch.enable_grad(), self.seen(self.inputs), private.materialization_watched() as said:
             outputs = self.run(self.inputs)
             flags = zip(call.output_requires_grads, self.used, outputs, strict=True)
             differentiated = [i for i, (flag, used, output) in enumerate(flags) if flag and used and output.requires_grad]
@@ -146,7 +147,7 @@ class _Trace:
 
         def both(*values: Any) -> tuple[Any, ...]:
             inputs, grads = values[: len(self.inputs)], values[len(self.inputs) :]
-            with torch.enable_grad(), self.held(inputs), Rewrites(self.record):
+            with torch.enable_grad(), self.seen(inputs):
                 results = self.run(inputs)
                 self.boundary = private.traced_nodes()
                 found: list[torch.Tensor | None] = []
@@ -161,9 +162,11 @@ class _Trace:
         with self.mode:
             traced = private.trace_to_aten(both, (*self.inputs, *cotangents))
         self.check(traced)
+        if is_operator := isinstance(self.record.function, Operator):
+            check_nodes([outputs[i] for i in differentiated], self.inputs)
         once = private.is_once_differentiable(self.record.function)
-        if nested.met and not once:
-            self.check_second(differentiated, [self.inputs[i] for i in wanted])
+        if differentiated and not once and (nested.met or is_operator):
+            once = self.check_second(differentiated, [self.inputs[i] for i in wanted])
         try:
             kept = keep(traced, self.boundary, len(outputs))
         except ValueError as error:
@@ -176,17 +179,21 @@ class _Trace:
         gradients = [i for i, gone in zip(wanted, missing, strict=True) if not gone]
         return Joint(functional, len(self.inputs), len(outputs), differentiated, kept, gradients, once, constants)
 
-    def check_second(self, differentiated: Sequence[int], targets: Sequence[torch.Tensor]) -> None:
-        """Refuse a backward whose own derivative is that of another Function: a graph has what that one computes, and not its backward.
+    def check_second(self, differentiated: Sequence[int], targets: Sequence[torch.Tensor]) -> bool:
+        """Refuse a backward whose own derivative is that of another Function or operator: a graph has what that one computes, and not its backward.
 
         Args:
             differentiated: The outputs that have a gradient, by number.
             targets: The inputs that backward has a gradient for.
 
+        Returns:
+            Whether eager has no second derivatives: they raise (``once_differentiable``, or an operator without a backward).
+
         Raises:
             Untraceable: Eager's second derivatives go through another Function.
         """
-        with self.mode, torch.enable_grad(), self.held(self.inputs), Rewrites(self.record):
+        once = False
+        with self.mode, torch.enable_grad(), self.seen(self.inputs):
             outputs = [output for i, output in enumerate(self.run(self.inputs)) if i in differentiated]
             cotangents = [torch.empty_like(output, requires_grad=True) for output in outputs]
             found: list[torch.Tensor | None] = list(torch.autograd.grad(outputs, targets, cotangents, create_graph=True, allow_unused=True))
@@ -202,19 +209,30 @@ class _Trace:
                 continue
             seen.add(node)
             function = private.function_of(node)
-            if function is not None and not belongs_to_torch(function):
+            generated = function is not None and private.is_generated(function)
+            if node.name() == "torch::autograd::Error" or (generated and private.generated_formula(function) is None):  # type: ignore[arg-type]
+                once = True
+                continue
+            if function is not None and (generated or not belongs_to_torch(function)):
+                what = f"calls an operator ({node.name()})" if generated else f"applies the Function {qualified_name(function)}"
                 raise Untraceable(
-                    f"its backward applies the Function {qualified_name(function)}, whose own backward a graph of it would not have in second derivatives "
+                    f"its backward {what}, whose own backward a graph of it would not have in second derivatives "
                     "(where there are none, once_differentiable says so)"
                 )
             waiting += [following for following, _ in node.next_functions]
+        return once
 
     @contextlib.contextmanager
-    def held(self, inputs: Sequence[Any]) -> Iterator[None]:
-        """While this is open, the modules among the arguments hold the inputs that stand for their parameters and buffers."""
+    def seen(self, inputs: Sequence[Any]) -> Iterator[None]:
+        """While this is open, the call runs as a tracer can see it.
+
+        The modules among the arguments hold the inputs that stand for their parameters and buffers.
+        """
         with contextlib.ExitStack() as stack:
             for module, path, index in self.record.hidden:
                 stack.enter_context(private.holding(module, path, inputs[index]))
+            stack.enter_context(kernels_run())
+            stack.enter_context(Rewrites(self.record))
             yield
 
     def check(self, traced: torch.fx.GraphModule) -> None:
@@ -248,7 +266,7 @@ def _sum(gradient: torch.Tensor | None, target: torch.Tensor) -> torch.Tensor | 
 
 
 class _Nested(Listener):
-    """Hears, while it is open, whether a backward applies a Function.
+    """Hears, while it is open, whether a backward applies a Function, or calls an operator that ONNX does not know.
 
     Attributes:
         met: Whether it does.
@@ -262,6 +280,11 @@ class _Nested(Listener):
         """Let the call go its way."""
         self.met = self.met or not belongs_to_torch(cls)
         return original_apply(cls, args, kwargs)
+
+    def operator(self, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
+        """Let the call go its way."""
+        self.met = True
+        return call()
 
 
 class _Examples:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -10,11 +11,16 @@ from typing import Any
 import torch
 
 __all__ = [
+    "below_autograd",
     "check_schema",
     "definition_of",
     "find_overload",
+    "generated_formula",
     "has_autograd_kernel",
+    "has_fake_kernel",
     "is_composite",
+    "is_generated",
+    "is_python_kernel",
     "kernel_of",
     "operator_classes",
     "operator_name",
@@ -99,6 +105,54 @@ def _has_kernel(op: Any, key: str) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
 
 
+def is_python_kernel(op: Any, key: str) -> bool:
+    """Whether what an operator runs for a dispatch key ("CPU", "AutogradCPU") is a Python function: the dispatcher tells only which file registered it."""
+    found = re.search(rf"^{key}: registered at (.*):\d+ \[", torch._C._dispatch_dump_table(op.name()), re.MULTILINE)
+    return found is not None and (found[1].endswith(".py") or found[1].startswith("<"))  # <stdin>, <string>
+
+
+@functools.cache
+def _handing_over() -> type:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class HandingOver(TorchDispatchMode):
+        def __init__(self, stand_in: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.stand_in = stand_in
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+            return self.stand_in(func, args, kwargs or {})
+
+    return HandingOver
+
+
+def below_autograd(stand_in: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> contextlib.AbstractContextManager[Any]:
+    """While it is open, each operator is given to a function, with its arguments, where autograd is done with it; within the function it is closed.
+
+    The class behind it is in a module with an underscore, though torch's own documentation names it.
+    """
+    found: contextlib.AbstractContextManager[Any] = _handing_over()(stand_in)
+    return found
+
+
+def is_generated(cls: type) -> bool:
+    """Whether a Function is one that torch makes of a backward that an operator was given (register_autograd)."""
+    from torch._library import autograd
+
+    return cls.__module__ == autograd.__name__
+
+
+def generated_formula(cls: type) -> Any:
+    """The backward that an operator was given, of the Function that torch made of it; None for a custom_op that was given none."""
+    function: Any = getattr(cls, "backward", None)
+    while function is not None:
+        closed = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__ or ()), strict=True))
+        if "info" in closed:
+            return closed["info"]._backward_fn
+        function = closed.get("orig_backward")  # of an operator that takes or returns lists of tensors
+    return None
+
+
 def schema_of(op: Any) -> Any:
     """The schema of an overload: its name, arguments and returns."""
     return op._schema
@@ -107,6 +161,11 @@ def schema_of(op: Any) -> Any:
 def has_autograd_kernel(op: Any) -> bool:
     """Whether an operator brings code of its own for autograd."""
     return any(_has_kernel(op, key) for key in ("Autograd", "AutogradCPU", "AutogradCUDA"))
+
+
+def has_fake_kernel(op: Any) -> bool:
+    """Whether an operator says what shapes and dtypes it returns (register_fake, or a kernel for the device "meta")."""
+    return _has_kernel(op, "Meta")
 
 
 def is_composite(op: Any) -> bool:

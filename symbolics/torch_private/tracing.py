@@ -78,12 +78,13 @@ def lift_constants(graph: torch.fx.GraphModule) -> list[torch.Tensor]:
     """Make the tensors that a graph holds its last inputs: torch.onnx translates graphs that hold none."""
     lifted: dict[str, torch.fx.Node] = {}
     tensors: list[torch.Tensor] = []
-    behind = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
-    for node in list(graph.graph.nodes):
+    nodes = list(graph.graph.nodes)
+    behind = next((node for node in reversed(nodes) if node.op == "placeholder"), None)
+    for node in nodes:
         if node.op != "get_attr":
             continue
         if node.target not in lifted:
-            with graph.graph.inserting_after(behind):
+            with graph.graph.inserting_before(nodes[0]) if behind is None else graph.graph.inserting_after(behind):
                 behind = lifted[node.target] = graph.graph.placeholder(f"constant_{len(lifted)}")
             tensor = getattr(graph, node.target)
             tensors.append(tensor)

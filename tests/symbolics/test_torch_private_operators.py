@@ -72,6 +72,49 @@ def test_definition_of(operator):
     assert made is not None
 
 
+def test_below_autograd(operator):
+    seen = []
+
+    def run(func, args, kwargs):
+        seen.append((func, torch.is_grad_enabled(), kwargs))
+        return func(*args, **kwargs)
+
+    x = torch.ones(1, requires_grad=True)
+    with private.below_autograd(run):
+        y = operator(x)
+    assert y.grad_fn is not None, "autograd is done with it"
+    assert [(func, grad) for func, grad, _ in seen if func is torch.ops.aten.mul.Tensor] == [(torch.ops.aten.mul.Tensor, False)]
+
+
+def test_is_python_kernel(operator):
+    assert private.is_python_kernel(operator.default, "CPU") and private.is_python_kernel(operator.default, "AutogradCPU")
+    assert not private.is_python_kernel(torch.ops.aten.sin.default, "CPU")
+    assert not private.is_python_kernel(torch.ops.aten.sin.default, "AutogradCPU")
+
+
+def test_generated_formula():
+    def backward(ctx, *g):
+        return g
+
+    for kind in (torch.Tensor, list[torch.Tensor]):
+
+        def same(x):
+            return x[0].clone() if isinstance(x, list) else x.clone()
+
+        same.__annotations__ = {"x": kind, "return": torch.Tensor}
+        made = torch.library.custom_op("private_names_custom::same", same, mutates_args=())
+        x = torch.ones(1, requires_grad=True)
+        function = private.function_of(made(x if kind is torch.Tensor else [x]).grad_fn)
+        assert private.is_generated(function) and private.generated_formula(function) is None
+        made.register_autograd(backward)
+        assert private.generated_formula(function) is backward
+
+
+def test_is_generated(operator):
+    function = private.function_of(operator(torch.ones(1, requires_grad=True)).grad_fn)
+    assert function is Double and not private.is_generated(function)
+
+
 def test_registered_at(operator):
     assert private.registered_at(operator.default) == __file__
 
@@ -88,6 +131,12 @@ def composite(operator):
 def test_has_autograd_kernel(operator, composite):
     assert private.has_autograd_kernel(operator.default)
     assert not private.has_autograd_kernel(composite.default)
+
+
+def test_has_fake_kernel(operator):
+    assert not private.has_fake_kernel(operator.default)
+    torch.library.register_fake("private_names::double", torch.empty_like)
+    assert private.has_fake_kernel(operator.default)
 
 
 def test_is_composite(operator, composite):

@@ -77,6 +77,9 @@ def test_lift_constants():
     assert constant.tolist() == [1, 2]
     assert [node.op for node in graph.graph.nodes].count("placeholder") == 2
     assert graph(torch.ones(2), constant).tolist() == [1, 2]
+    alone = private.trace_to_aten(lambda: torch.tensor([1.0, 2.0]) * 2, ())
+    (constant,) = private.lift_constants(alone)
+    assert next(iter(alone.graph.nodes)).op == "placeholder" and alone(constant).tolist() == [2.0, 4.0], "without inputs"
 
 
 @pytest.mark.parametrize(

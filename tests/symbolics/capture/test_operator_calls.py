@@ -182,14 +182,6 @@ def test_under_torch_func(dynamo):
         exporter.export(Call(torch.func.vmap(twice)), (X,), dynamo=dynamo)
 
 
-def test_portable_it_stays_opaque(dynamo):
-    with pytest.warns(exporter.PythonopWarning, match="operator_calls::twice.default .* stays a PythonOp"):
-        program = exporter.export(Call(twice), (X,), dynamo=dynamo, portable=True)
-    assert names(program) == ["operator_calls::twice.default"]
-    with pytest.raises(ExportError, match="operator_calls::twice.default.*operator of torch.library"):
-        exporter.export(Call(twice), (X,), dynamo=dynamo, portable=["operator_calls::*"])
-
-
 def test_other_threads_and_afterwards():
     with exporter.hook():
         assert torch.equal(twice(X), X + X)
