@@ -11,7 +11,7 @@ from symbolics.gradients.registry import Grads, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
 from symbolics.graph.values import attr, is_float, unsupported
-from symbolics.node.attributes import python_op_grad
+from symbolics.node.attributes import python_op_grad, with_gradient
 from symbolics.node.backward import next_order, to_backward
 from symbolics.node.names import ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, PYTHON_OP_BACKWARD, PYTHON_OP_GRAD, PYTHON_OP_TANGENT
 from symbolics.text import shown
@@ -21,16 +21,14 @@ __all__: list[str] = []
 
 @gradient(PYTHON_OP, domain=ORT_DOMAIN)
 def python_op(
-    op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node, input_convention: str = "",
-    input_requires_grads: Sequence[int] = (), output_tensor_requires_grads: Sequence[int] | None = None,
+    op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node, output_tensor_requires_grads: Sequence[int] | None = None,
 ) -> Grads:  # fmt: skip
     """The backward that Python has written, as a node that reads the context of the forward's."""
-    context = residual(op, node, 0, "context", ir.DataType.INT64, ir.Shape(()))
-    requires = [flag for letter, flag in zip(input_convention, input_requires_grads) if letter == "d"]  # of the tensor arguments
-    wanted = [bool(flag) and x in op.scope.active for flag, x in zip(requires, xs)]
+    wanted = with_gradient(node, [x in op.scope.active for x in xs])
     incoming = [g if flag else None for g, flag in zip(gs[1:], output_tensor_requires_grads or [1] * len(gs))]
     if not any(g is not None for g in incoming) or not any(wanted):
         return {}
+    context = residual(op, node, 0, "context", ir.DataType.INT64, ir.Shape(()))
     is_first = not context.uses()
     grad = op.add(python_op_grad(node, context, incoming, wanted))
     if grad.name and not is_first:  # another reader of the context, of an order before, has that name
