@@ -6,7 +6,6 @@ itself knows; so each is called once, on random cotangents, while eager's autogr
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self

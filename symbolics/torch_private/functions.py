@@ -190,7 +190,7 @@ def backward_of(cls: type | None) -> Callable[..., Any] | None:
     """The function that a Function's backward is; of one made of ``register_autograd`` what was registered. None where nobody knows."""
     found = getattr(cls, "backward", None)
     if cls is not None and getattr(cls, "vjp", None) is not SingleLevelFunction.vjp:
-        found = cls.vjp  # type: ignore[attr-defined]
+        found = cls.vjp
     if not is_registered_autograd(cls):
         return found
     variables = inspect.getclosurevars(found).nonlocals if inspect.isfunction(found) else {}

@@ -159,6 +159,7 @@ def _join(
         output_ranks=last.output_ranks,
         output_requires_grads=last.output_requires_grads,
         training=last.training,
+        no_gradient=tuple(number for number, (node, i) in enumerate(outside) if i in calls[node].no_gradient),
     )
     linked = ir.AttrString(LINKED, "\n".join(lines))
     outputs = [ir.Value() for _ in root.outputs]
