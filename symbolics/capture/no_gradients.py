@@ -17,6 +17,7 @@ from symbolics import torch_private as private
 from symbolics.capture.always_none import always_none
 from symbolics.capture.binding import bind
 from symbolics.capture.callsite import Call
+from symbolics.capture.inlining import modules_among
 from symbolics.capture.interception import belongs_to_torch
 from symbolics.errors import ExportError
 from symbolics.node.containers import expand_leaves
@@ -52,10 +53,9 @@ class Backward:
         """The tensors that have no gradient though they need one; none where backward cannot be asked."""
         if self.node is None:
             return {}
-        cotangents = [None if output is None else _cotangent(*output) for output in self.outputs]
         try:
             with torch.no_grad():
-                found = self.node.apply(*cotangents)
+                found = self.node.apply(*(None if output is None else _cotangent(*output) for output in self.outputs))
         except Exception:  # by random numbers alone no backward is at fault: then nothing is known of it
             return {}
         found = found if isinstance(found, tuple) else (found,)
@@ -66,9 +66,9 @@ class Backward:
 def _cotangent(shape: torch.Size, dtype: torch.dtype, device: torch.device, differentiable: bool) -> torch.Tensor:
     if not differentiable or not (dtype.is_floating_point or dtype.is_complex):
         return torch.zeros(shape, dtype=dtype, device=device)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     wide = torch.complex64 if dtype.is_complex else torch.float32
-    return torch.randn(shape, generator=generator, dtype=wide).to(device, dtype)
+    return torch.randn(shape, generator=generator, dtype=wide, device="cpu").to(device, dtype)
 
 
 def needing_gradients(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Needing | None:
@@ -82,6 +82,8 @@ def needing_gradients(function: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return None
     needing: Needing = {}
     if private.transforms_active():  # what is called are wrappers, which have no values once their transform has ended
+        return needing
+    if modules_among(args, kwargs):  # it may write gradients of theirs, which calls hooks of the user's
         return needing
     try:
         bound = bind(function, args, kwargs)[0]

@@ -51,6 +51,23 @@ class Quantize(torch.autograd.Function):
         return g * g * scale, None, None
 
 
+class Separate(torch.autograd.Function):
+    """The same with forward's defaults, and a setup_context."""
+
+    @staticmethod
+    def forward(x, scale, bits=8, more=None):
+        return torch.round(x / scale) * scale
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx, g):
+        (scale,) = ctx.saved_tensors
+        return g * g * scale, None, None, None
+
+
 class Hard(torch.autograd.Function):
     """Has no gradient at all."""
 
@@ -189,6 +206,7 @@ def reached(program):
 
 BODIES = {
     "a quantizer": quantized,
+    "keywords": lambda x, scale: Separate.apply(x, scale=scale),
     "of what needs none": first,
     "no gradient at all": Hard.apply,
     "an operator with a list": operator,
@@ -324,6 +342,18 @@ def test_second_derivatives_reach_what_has_no_first(dynamo, portable, body):
         results.append(torch.autograd.grad(g.square().sum(), [each.scale, *each.layer.parameters()], materialize_grads=True))
     torch.testing.assert_close(*results)
     assert results[0][0] != 0
+
+
+def test_torch_func(dynamo):
+    """Its gradients have no None: they are zeros, as in eager mode."""
+    model = Net(Separate.apply)
+    module = loaded(model, (X,), dynamo=dynamo, allow=ALLOW)
+    results = []
+    for each in (model, module):
+        parameters = {name: value.detach() for name, value in each.named_parameters()}
+        results.append(torch.func.grad(lambda p, each=each: (torch.func.functional_call(each, p, (X,)) * T).sum())(parameters))
+    torch.testing.assert_close(*results)
+    assert results[0]["scale"] == 0
 
 
 @pytest.mark.parametrize("portable", [False, True])
