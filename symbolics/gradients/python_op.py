@@ -10,7 +10,8 @@ from onnx_ir import Value
 from symbolics.gradients.registry import Grads, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr, is_float, unsupported
+from symbolics.graph.values import attr, is_float, is_python_op, unsupported
+from symbolics.graph.walk import reads
 from symbolics.node.attributes import python_op_grad, with_gradient
 from symbolics.node.backward import next_order, to_backward
 from symbolics.node.names import ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, PYTHON_OP_BACKWARD, PYTHON_OP_GRAD, PYTHON_OP_TANGENT
@@ -24,7 +25,7 @@ def python_op(
     op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node, output_tensor_requires_grads: Sequence[int] | None = None,
 ) -> Grads:  # fmt: skip
     """The backward that Python has written, as a node that reads the context of the forward's."""
-    wanted = with_gradient(node, [x in op.scope.active for x in xs])
+    wanted = with_gradient(node, [x in op.scope.active for x in xs], lambda i: i < len(xs) and _is_behind_a_call(op, xs[i]))
     incoming = [g if flag else None for g, flag in zip(gs[1:], output_tensor_requires_grads or [1] * len(gs))]
     if not any(g is not None for g in incoming) or not any(wanted):
         return {}
@@ -38,6 +39,23 @@ def python_op(
             out.name = out.name or op.scope.name("PythonOpGrad")
             out.type, out.shape = ir.TensorType(ir.DataType(kind)), x.shape
     return [out if flag else None for out, flag in zip(grad.outputs, wanted)]
+
+
+def _is_behind_a_call(op: Builder, x: Value | None) -> bool:
+    """Whether a value on the path comes from another call. PyTorch makes zeros of a None that reaches the backward of that, and goes on with what it gives."""
+    waiting, seen = [x], set[Value | None]()
+    while waiting:
+        value = waiting.pop()
+        if value is None or value in seen or value not in op.scope.active:
+            continue
+        seen.add(value)
+        maker = value.producer()
+        if maker is None:
+            continue
+        if is_python_op(maker):
+            return True
+        waiting += reads(maker)
+    return False
 
 
 @gradient(PYTHON_OP_GRAD, domain=ORT_DOMAIN)

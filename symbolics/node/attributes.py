@@ -360,7 +360,7 @@ def values_of(node: ir.Node) -> dict[str, Any]:
     return out
 
 
-def with_gradient(node: ir.Node, wanted: Sequence[bool] | None = None) -> list[bool]:
+def with_gradient(node: ir.Node, wanted: Sequence[bool] | None = None, despite: Callable[[int], bool] = lambda _: False) -> list[bool]:
     """Which tensor inputs of a PythonOp its PythonOpGrad has a gradient for: those that need one, but where backward gives None.
 
     Where backward only gave None at the export, that holds while another gradient is wanted: it runs then, and one that comes all the
@@ -369,6 +369,7 @@ def with_gradient(node: ir.Node, wanted: Sequence[bool] | None = None) -> list[b
     Args:
         node: The PythonOp.
         wanted: Which should have a gradient; default: all.
+        despite: Whether an input has one though backward gives None: it is zeros.
 
     Raises:
         FormatError: The node's attributes are not those of a PythonOp, or the counts do not fit.
@@ -382,7 +383,9 @@ def with_gradient(node: ir.Node, wanted: Sequence[bool] | None = None) -> list[b
     if len(wanted) != len(needed):
         raise FormatError(f"the PythonOp {name!r} has {len(needed)} tensor inputs, wanted= has {len(wanted)} flags")
     record = read_call(values[CALL_ATTRIBUTE], values["name"]) if CALL_ATTRIBUTE in values else None
-    never, seen = (record.no_gradient, record.no_gradient_seen) if record else ((), ())
+    never, seen = (
+        [i for i in found if not despite(i)] for found in ((record.no_gradient, record.no_gradient_seen) if record else ((), ()))
+    )
     possible = [need and want and i not in never for i, (need, want) in enumerate(zip(needed, wanted, strict=True))]
     certain = [flag and i not in seen for i, flag in enumerate(possible)]
     return certain if any(certain) else possible
@@ -395,7 +398,7 @@ def python_op_grad(node: ir.Node, context: ir.Value, gradients: Sequence[ir.Valu
         node: The PythonOp.
         context: The value of its context output.
         gradients: N values, the gradients of its tensor outputs (without the context); None where there is none.
-        wanted: Which of its tensor inputs should have a gradient, as `with_gradient` gives them; default: all that have one.
+        wanted: Which of its tensor inputs that need one should have a gradient; default: as `with_gradient` says.
 
     Returns:
         A node with 1 + 2*N inputs (context, the N gradients, the N forward outputs as control dependency) and an
@@ -404,7 +407,7 @@ def python_op_grad(node: ir.Node, context: ir.Value, gradients: Sequence[ir.Valu
     Raises:
         FormatError: The node's attributes are not those of a PythonOp, or the counts do not fit.
     """
-    needed, values = with_gradient(node, wanted), values_of(node)
+    needed, values = with_gradient(node, wanted, lambda _: wanted is not None), values_of(node)
     outputs = list(node.outputs[1:])
     if len(gradients) != len(outputs):
         raise FormatError(f"the PythonOp {shown(node.name or '')!r} has {len(outputs)} tensor outputs, gradients= has {len(gradients)}")

@@ -207,6 +207,7 @@ def reached(program):
 BODIES = {
     "a quantizer": quantized,
     "keywords": lambda x, scale: Separate.apply(x, scale=scale),
+    "of another call's result": lambda x, scale: Quantize.apply(x, 8, 2 * Maybe.apply(scale * torch.ones(1, 1), scale).sum()),
     "of what needs none": first,
     "no gradient at all": Hard.apply,
     "an operator with a list": operator,

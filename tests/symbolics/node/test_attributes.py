@@ -272,9 +272,12 @@ def test_registered_objects():
 def test_where_backward_gives_none(fields, wanted, expected):
     node = node_of(model_of(call_of(X, Slot(1), Slot(2), **fields)))
     assert with_gradient(node, wanted) == [bool(flag) for flag in expected]
-    grad = python_op_grad(node, node.outputs[0], [None], wanted)
+    grad = python_op_grad(node, node.outputs[0], [None], with_gradient(node, wanted))
     assert values_of(grad)["output_tensor_requires_grads"] == expected
     assert [value.name != "" for value in grad.outputs] == [bool(flag) for flag in expected]
+    assert with_gradient(node, wanted, lambda _: True) == ([True] * 3 if wanted is None else wanted)
+    if wanted is None:
+        assert values_of(python_op_grad(node, node.outputs[0], [None]))["output_tensor_requires_grads"] == expected
 
 
 # ----------------------------------------------------------------------------------------------- refused on reading
