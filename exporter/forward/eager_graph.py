@@ -31,6 +31,7 @@ from symbolics.capture.gradient_hooks import GradientHook, is_portable, is_remov
 from symbolics.capture.gradient_ops import Answers
 from symbolics.capture.interception import belongs_to_torch
 from symbolics.capture.marks import differentiable_inputs
+from symbolics.capture.no_gradients import NoGradients
 from symbolics.capture.survey import OperatorCall, Survey
 from symbolics.capture.undifferentiable import StopWhereNone, is_refusal
 from symbolics.errors import ExportError, PythonopError
@@ -111,6 +112,7 @@ class EagerGraph:
         shared: The names of a buffer that has several, and that the run changed.
         taken: What each call of torch.autograd.grad that the forward made gave, by module and line.
         refused: Those of them that no file can be right about, not even once -> why, and the way out.
+        no_gradients: Where a backward gives None, though a gradient is needed.
     """
 
     calls: dict[Any, list[Call]] = field(default_factory=dict)
@@ -121,6 +123,7 @@ class EagerGraph:
     taken: Answers = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     shared: tuple[str, ...] = ()
+    no_gradients: NoGradients = field(default_factory=NoGradients)
 
     @classmethod
     def of(
@@ -167,6 +170,10 @@ class EagerGraph:
                         leaf.retain_grad()
                 result = model(*inputs, **keywords)
                 found = cls(_calls(result, survey), changed=list(survey.changed), taken=copy.deepcopy(survey.taken))
+                if survey.backwards:
+                    with unchanged(model, inputs, keywords), survey.deaf():
+                        found.no_gradients = NoGradients.ask(survey.backwards)
+                    survey.backwards.clear()
                 del result
 
                 def again() -> None:

@@ -157,7 +157,7 @@ def _judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[
     eager.check_changes()
     recorder = active_recorder()
     assert recorder is not None
-    recorder.answers = eager.taken
+    recorder.answers, recorder.no_gradients = eager.taken, eager.no_gradients
     written = [parameter for name, parameter in _parameters(model) if name in eager.state]
     if written:
         export = unchanged(*written)(export)

@@ -134,10 +134,11 @@ class Bound:
             plan.orders = Orders(self.plans, plan, module.training, frozenset(wrt))
         run = Run(self.plans, plan, names, functools.partial(self.tangents.of, module.training), apart=bool(tangents))
         # A parameter that no output depends on gets no edge, so that its grad stays None.
-        values = [value if name in reached else value.detach() for name, value in feeds.items()] if reached else list(feeds.values())
+        joined = {**reached, **plan.silent}
+        values = [value if name in joined else value.detach() for name, value in feeds.items()] if joined else list(feeds.values())
         if transformed:
             return list(TransformedStep.apply(run, *values))[:-1]  # type: ignore[no-untyped-call]
-        results = list(Step.apply(run, *values)) if reached else run(values)  # type: ignore[no-untyped-call]
+        results = list(Step.apply(run, *values)) if joined else run(values)  # type: ignore[no-untyped-call]
         if tangents:
             results = self.tangents.added(module.training, feeds, tangents, plan.outputs, results)
         self._update(module, plan, state, run.updates)

@@ -108,7 +108,7 @@ class Orders:
         for node in walk(model.graph):
             node.attributes.pop(LINKED, None)
         operands = (*self.plan.forward.inputs, *partition.cotangents.values())
-        sources = (*partition.gradients, *partition.cotangents.values())
+        sources = (*partition.gradients, *self.plan.silent, *partition.cotangents.values())
         known, types = frozenset(partition.residuals), dict(self.plan.forward.types)
         return self._order(model, operands, sources, partition.gradients, partition.cotangents, known, types)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -14,6 +14,7 @@ from exporter.files.read import reading
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.gradient_graph.model import remove_marks
 from exporter.gradient_graph.partition import Partition, forward_part, split
+from exporter.gradient_graph.silent import silent_ways
 from exporter.runtime.fusion.link import link
 from exporter.runtime.session import FATAL, inference_session, session_options
 from exporter.runtime.store import ContextStore
@@ -41,6 +42,7 @@ class Plan:
         seed: The name of the input for Dropout's seed, None where nothing drops.
         outputs: The names of the model's outputs.
         unread: Those of its inputs and state that no backward reads.
+        silent: As `silent_ways` gives them: who has no gradient, though autograd knows a way from it to these outputs.
         orders: The `exporter.module.orders.Orders` of its gradients, once it ran with gradients.
     """
 
@@ -52,6 +54,7 @@ class Plan:
     seed: str | None
     outputs: tuple[str, ...]
     unread: tuple[str, ...] = ()
+    silent: dict[str, frozenset[str]] = field(default_factory=dict)
     orders: Any = None
 
 
@@ -134,6 +137,7 @@ class Plans:
             outputs = tuple(name for name in forward.names if name not in extra)
             return Plan(forward, None, None, statistics, buffers, seed, outputs)
         with reading(self.model):
+            silent = silent_ways(model, wrt)
             remove_marks(model)
             partition = split(model, self.state, extra, wrt)
         forward = self.session(partition.forward)
@@ -145,7 +149,7 @@ class Plans:
                     value.type = ir.TensorType(ir.DataType(kind))
             backward = self.session(partition.backward)
         unread = tuple(name for name in forward.inputs if name not in set(partition.reads))
-        return Plan(forward, backward, partition, statistics, buffers, seed, partition.outputs, unread)
+        return Plan(forward, backward, partition, statistics, buffers, seed, partition.outputs, unread, silent)
 
     def session(self, model: ir.Model) -> Runner:
         """A session on a part of the file, which shares the contexts of the others."""

@@ -73,7 +73,8 @@ def _keep(ctx: Any, run: Run, values: tuple[torch.Tensor, ...], results: tuple[t
     ctx.run, ctx.key, ctx.freed = run, key, False
     ctx.likes = [(result.shape, result.dtype) for result in results]
     ctx.shapes = {name: value.shape for name, value in by_name.items()}
-    ctx.mark_non_differentiable(*(r for name, r in zip(plan.outputs, results, strict=True) if name not in partition.cotangents))
+    joined = partition.cotangents.keys() | frozenset[str]().union(*plan.silent.values())
+    ctx.mark_non_differentiable(*(r for name, r in zip(plan.outputs, results, strict=True) if name not in joined))
     ctx.set_materialize_grads(False)
 
 

@@ -80,7 +80,7 @@ class PythonOpBackward(PythonOpGrad):
             given = [None if g is None else self.leaf(g) if self.keeps else plain(g) for g in gradients]
             pairs = [(root, g) for root, g in zip(context.roots, given, strict=True) if root is not None and g is not None]
             # All targets where a context is left: a higher order may want what this one does not.
-            asked = [target is not None and (want or self.keeps) for target, want in zip(context.targets, self.wanted, strict=True)]
+            asked = [target is not None and (ask or self.keeps) for target, ask in zip(context.targets, self.asked, strict=True)]
             targets = [target for target, ask in zip(context.targets, asked, strict=True) if ask]
             answers: Sequence[Any] = [None] * len(targets)
             if self.once(root for root, _ in pairs):
@@ -94,8 +94,8 @@ class PythonOpBackward(PythonOpGrad):
             results = iter(answers)
             found = [next(results) if ask else None for ask in asked]
             new = self.leave(context, found, given) if self.keeps else None
-        wanted = [g for g, want, target in zip(found, self.wanted, context.targets, strict=True) if want and target is not None]
-        return [*self.finish(record, wanted), new]
+        answered = [g for g, ask, target in zip(found, self.asked, context.targets, strict=True) if ask and target is not None]
+        return [*self.finish(record, answered), new]
 
     def differentiate(self, roots: Sequence[Any], cotangents: Sequence[Any], targets: Sequence[Any]) -> Sequence[Any]:
         """The engine's answer, None for a target that is not reached.

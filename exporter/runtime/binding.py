@@ -39,6 +39,8 @@ _COMPLEX = (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
 _KINDS = {"STRING": "s", "INT": "i", "INTS": "I", "FLOATS": "F"}
 # Exceptions that wait for somebody who may never ask: those of a plain InferenceSession.
 _UNCLAIMED = 8
+# A flag of KernelPlan, by the name that native_tensors.h has for it.
+_WATCHED = 2
 
 
 class KernelPlan(NamedTuple):
@@ -46,7 +48,7 @@ class KernelPlan(NamedTuple):
 
     Attributes:
         kernel: What runs everything unusual.
-        flags: One per tensor argument: whether it (PythonOp) or its gradient (PythonOpGrad) is wanted.
+        flags: One per tensor argument: whether it (PythonOp) or its gradient (PythonOpGrad) is wanted; `_WATCHED` where a gradient would be an error.
         kinds: The ONNX element type of each output, 0 where the file does not say.
         places: The tensor arguments (PythonOp) or gradients (PythonOpGrad) that are inputs of the node.
         inputs: How many tensor arguments, or gradients, there are.
@@ -60,7 +62,7 @@ class KernelPlan(NamedTuple):
     """
 
     kernel: _AnyKernel
-    flags: tuple[bool, ...]
+    flags: tuple[int, ...]
     kinds: tuple[int, ...]
     places: tuple[int, ...]
     inputs: int
@@ -355,7 +357,8 @@ def _plan_backward(
     kinds = tuple(kind if kind in DTYPES else 0 for kind in kernel.output_types) or (0,) * len(kernel.wanted)
     kinds = (*kinds, int(ir.DataType.INT64)) if again else kinds
     places = _present(kernel, absent, kernel.count)
-    return KernelPlan(kernel, wanted, kinds, places, kernel.count, kernel.id, kernel.name, written=written[: len(outputs)])
+    flags = tuple(_WATCHED if i in kernel.watched else int(want) for i, want in enumerate(wanted))
+    return KernelPlan(kernel, flags, kinds, places, kernel.count, kernel.id, kernel.name, written=written[: len(outputs)])
 
 
 def _present(kernel: _AnyKernel, absent: Sequence[int], count: int) -> tuple[int, ...]:

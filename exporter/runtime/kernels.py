@@ -21,7 +21,8 @@ from exporter.files.trust import Gate
 from exporter.runtime.operators import check_operator, find_operator
 from exporter.runtime.store import Context, ContextStore, PoolLog
 from symbolics.errors import FormatError, PythonopError, RunError
-from symbolics.node.attributes import GRAD_SPECS, check_types, read_attributes, read_call
+from symbolics.node.attributes import GRAD_SPECS, check_types, read_attributes
+from symbolics.node.call_text import read_call
 from symbolics.node.containers import Partial, Slot, fill, slots
 from symbolics.node.dtypes import DTYPES
 from symbolics.node.names import CALL_ATTRIBUTE, PYTHON_OP, PYTHON_OP_GRAD, is_operator
@@ -328,6 +329,8 @@ class PythonOpGrad:
         count: N, the number of gradients that follow the context among the inputs; what comes after them (the
             forward outputs) is control dependency only.
         wanted: One per output: whether a gradient is wanted there.
+        watched: The outputs that have no gradient because backward gave None at the export: the engine is asked for these, too, so that none is lost.
+        asked: One per output: whether the engine is asked for it, as it is wanted or watched.
         id, name: The call and the Function whose contexts it takes.
         titles, pool: As a PythonOp's.
         kind, specs: The operator, and what its attributes must be.
@@ -350,7 +353,8 @@ class PythonOpGrad:
         try:
             check_types(attributes, self.specs, self.kind)
             self.name: str = attributes["name"]
-            self.id = read_call(attributes[CALL_ATTRIBUTE], self.name).id if CALL_ATTRIBUTE in attributes else ""
+            record = read_call(attributes[CALL_ATTRIBUTE], self.name) if CALL_ATTRIBUTE in attributes else None
+            self.id = record.id if record else ""
             self.output_types = tuple(attributes.get("output_tensor_types", ()))
             check_element_types(self.output_types)
         except FormatError as error:
@@ -363,6 +367,11 @@ class PythonOpGrad:
         self.wanted = tuple(bool(flag) for flag in attributes["output_tensor_requires_grads"])
         if len(self.output_types) not in (0, len(self.wanted)):
             raise FormatError.damaged(self.title, "output_tensor_types and output_tensor_requires_grads differ in length")
+        seen = record.no_gradient_seen if record else ()
+        if any(index >= len(self.wanted) for index in seen):
+            raise FormatError.damaged(self.title, "no_gradient_seen of its call goes beyond its outputs")
+        self.watched = frozenset(index for index in seen if not self.wanted[index])
+        self.asked = tuple(want or i in self.watched for i, want in enumerate(self.wanted))
         # A gradient of a string does not exist: its place is never wanted.
         self.output_dtypes = [DTYPES.get(kind, torch.float32) for kind in self.output_types]
         self.store = store
@@ -379,7 +388,7 @@ class PythonOpGrad:
             no gradient is wanted.
 
         Raises:
-            RunError: The context is not there.
+            RunError: The context is not there, or backward gives a gradient that the file has none for.
             Exception: What backward raises, as it is.
         """
         record = self.store.take(handle, self.id, self.name)
@@ -389,7 +398,7 @@ class PythonOpGrad:
         if any(isinstance(g, np.ndarray) for g in gradients):
             raise RunError.damaged(self.title, "a gradient comes as strings")
         pairs = [(root, grad) for root, grad in zip(context.roots, gradients, strict=True) if root is not None and grad is not None]
-        targets = [target for target, want in zip(context.targets, self.wanted, strict=True) if want and target is not None]
+        targets = [target for target, ask in zip(context.targets, self.asked, strict=True) if ask and target is not None]
         found: Sequence[Any] = [None] * len(targets)
         if pairs and targets:
             with ExitStack() as stack:
@@ -399,14 +408,23 @@ class PythonOpGrad:
         return self.finish(record, found)
 
     def finish(self, record: tuple[Any, ...], found: Sequence[Any]) -> list[Any]:
-        """What the engine returned for the wanted targets, as the node's outputs."""
+        """What the engine returned for the targets that it was asked for, as the node's outputs.
+
+        Raises:
+            RunError: Backward gives a gradient where it gave None at the export.
+        """
         *_, targets, shapes = Context.unpack(record)
         gradients = iter(found)
         out: list[Any] = []
         for i, (want, target) in enumerate(zip(self.wanted, targets, strict=True)):
-            gradient = next(gradients) if want and target is not None else None
+            gradient = next(gradients) if self.asked[i] and target is not None else None
             dtype = self.output_dtypes[i] if self.output_dtypes else torch.float32
             if not want:
+                if gradient is not None:
+                    raise RunError(
+                        f"{self.title}: backward gives a gradient for input {i} of its PythonOp, and gave None when the model was exported, so the file has "
+                        "none there.\n  way out: export with an example for which backward gives it; or let backward return zeros in place of None"
+                    )
                 out.append(None)
             elif gradient is None:
                 shape = target.shape if isinstance(target, torch.Tensor) else shapes[i] if shapes else None

@@ -34,6 +34,7 @@ from symbolics.capture.inlining import (
 )
 from symbolics.capture.interception import belongs_to_torch, original_apply
 from symbolics.capture.listener import Listener, active_listener
+from symbolics.capture.no_gradients import NoGradients
 from symbolics.capture.opaque_op import Record, forget, remember
 from symbolics.capture.operator_calls import UNDER_TRANSFORMS, origin_of, run_inlined
 from symbolics.capture.other_hooks import check_module_hooks, check_parameter_hooks
@@ -126,6 +127,7 @@ class Recorder(Listener):
         portable: Which Functions a function of the file may stand for: theirs may hide modules.
         opaque: Those of them for which none can, and why.
         answers: What torch.autograd.grad gave in eager mode.
+        no_gradients: Where backward gave None in eager mode, though a gradient was needed.
         translated: Which operators of torch.library the exporter has a translation of: they stay what they are.
         capture: The export that is running, or the last one.
     """
@@ -138,6 +140,7 @@ class Recorder(Listener):
         self.opaque: dict[type, str] = {}
         self.records: dict[str, Record] = {}
         self.answers: Answers = {}
+        self.no_gradients = NoGradients()
         self.translated: Callable[[Any], bool] = lambda _: False
         self.capture = Capture()
 
@@ -381,6 +384,7 @@ class Recorder(Listener):
         given_tensors = (*bound.args, *bound.kwargs.values()) if operator is None else slots.tensors  # autograd sees those in lists, too
         tracked = {id(value) for value in given_tensors if isinstance(value, torch.Tensor)}
         tracked |= {id(slots.values[index]) for *_, index in hidden}
+        flags = tuple(grad and isinstance(t, torch.Tensor) and t.requires_grad and id(t) in tracked for t in slots.values)
         call = AutogradCall(
             id="",
             name=name,
@@ -389,7 +393,8 @@ class Recorder(Listener):
             outputs=outputs.template,
             input_types=tuple(onnx_type(t.dtype) if isinstance(t, torch.Tensor) else onnx_type(torch.int64) for t in slots.values),
             input_ranks=tuple(t.dim() if isinstance(t, torch.Tensor) else 0 for t in slots.values),
-            input_requires_grads=tuple(grad and isinstance(t, torch.Tensor) and t.requires_grad and id(t) in tracked for t in slots.values),
+            input_requires_grads=flags,
+            **self.no_gradients.of(cls, module, source, slots.order[:given], flags),
             output_types=tuple(onnx_type(o.dtype) for o in outputs.tensors),
             output_ranks=tuple(len(o.shape) for o in outputs.tensors),
             output_requires_grads=tuple(o.requires_grad for o in outputs.tensors),

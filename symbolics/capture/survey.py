@@ -20,6 +20,7 @@ from symbolics.capture.fake_kernels import FakeKernels
 from symbolics.capture.gradient_ops import Answers
 from symbolics.capture.interception import original_apply
 from symbolics.capture.listener import Listener
+from symbolics.capture.no_gradients import Backward, backward_of, needing_gradients
 from symbolics.capture.other_hooks import saved_tensors_compared
 from symbolics.node.containers import expand_leaves
 from symbolics.node.operators import Operator
@@ -84,6 +85,7 @@ class Survey(Listener):
         operators: The calls of operators that are not torch's own.
         changed: The saved_tensors_hooks that give back something else than they were given, as text.
         taken: What each call of torch.autograd.grad that the forward made gave, by module and line.
+        backwards: The backward of each call of a Function, or of a kept operator.
     """
 
     def __init__(self, model: torch.nn.Module, keeps: Callable[[Operator], bool] = lambda _: False, fakes: bool = False) -> None:
@@ -101,6 +103,7 @@ class Survey(Listener):
         self.hooked: list[tuple[Any, Any, Any, Call]] = []
         self.changed: list[str] = []
         self.taken: Answers = {}
+        self.backwards: list[Backward] = []
         self._sites = Callsites(model)
         self._open = contextlib.ExitStack()
 
@@ -133,9 +136,11 @@ class Survey(Listener):
 
     def apply(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make the call."""
+        needing = needing_gradients(cls, args, kwargs)
         with self.deaf():
             result = original_apply(cls, args, kwargs)
         call = self._sites.call()
+        self.backwards += backward_of(cls, result, needing, call)
         made = [(t.grad_fn, call) for t in _layers(result) if t.grad_fn is not None]
         self.made += made
         self._note_backward(node for node, _ in made)
@@ -147,10 +152,12 @@ class Survey(Listener):
         kept = self._keeps(operator)
         sources = _nodes_of((args, kwargs))
         if kept:
+            needing = needing_gradients(operator, args, kwargs)
             with self.deaf():
                 result = call()
                 if self._fakes is not None:
                     self._fakes.check(operator, args, kwargs, result, self._sites.call())
+            self.backwards += backward_of(operator, result, needing, self._sites.call())
         else:
             result = call()
         known = set(map(id, sources))

@@ -10,8 +10,9 @@ from onnx_ir import Value
 from symbolics.gradients.registry import Grads, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr, is_float, unsupported
-from symbolics.node.attributes import python_op_grad
+from symbolics.graph.values import attr, is_float, is_python_op, unsupported
+from symbolics.graph.walk import reads
+from symbolics.node.attributes import python_op_grad, with_gradient
 from symbolics.node.backward import next_order, to_backward
 from symbolics.node.names import ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, PYTHON_OP_BACKWARD, PYTHON_OP_GRAD, PYTHON_OP_TANGENT
 from symbolics.text import shown
@@ -21,16 +22,14 @@ __all__: list[str] = []
 
 @gradient(PYTHON_OP, domain=ORT_DOMAIN)
 def python_op(
-    op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node, input_convention: str = "",
-    input_requires_grads: Sequence[int] = (), output_tensor_requires_grads: Sequence[int] | None = None,
+    op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node, output_tensor_requires_grads: Sequence[int] | None = None,
 ) -> Grads:  # fmt: skip
     """The backward that Python has written, as a node that reads the context of the forward's."""
-    context = residual(op, node, 0, "context", ir.DataType.INT64, ir.Shape(()))
-    requires = [flag for letter, flag in zip(input_convention, input_requires_grads) if letter == "d"]  # of the tensor arguments
-    wanted = [bool(flag) and x in op.scope.active for flag, x in zip(requires, xs)]
+    wanted = with_gradient(node, [x in op.scope.active for x in xs], lambda i: i < len(xs) and _is_behind_a_call(op, xs[i]))
     incoming = [g if flag else None for g, flag in zip(gs[1:], output_tensor_requires_grads or [1] * len(gs))]
     if not any(g is not None for g in incoming) or not any(wanted):
         return {}
+    context = residual(op, node, 0, "context", ir.DataType.INT64, ir.Shape(()))
     is_first = not context.uses()
     grad = op.add(python_op_grad(node, context, incoming, wanted))
     if grad.name and not is_first:  # another reader of the context, of an order before, has that name
@@ -40,6 +39,23 @@ def python_op(
             out.name = out.name or op.scope.name("PythonOpGrad")
             out.type, out.shape = ir.TensorType(ir.DataType(kind)), x.shape
     return [out if flag else None for out, flag in zip(grad.outputs, wanted)]
+
+
+def _is_behind_a_call(op: Builder, x: Value | None) -> bool:
+    """Whether a value on the path comes from another call. PyTorch makes zeros of a None that reaches the backward of that, and goes on with what it gives."""
+    waiting, seen = [x], set[Value | None]()
+    while waiting:
+        value = waiting.pop()
+        if value is None or value in seen or value not in op.scope.active:
+            continue
+        seen.add(value)
+        maker = value.producer()
+        if maker is None:
+            continue
+        if is_python_op(maker):
+            return True
+        waiting += reads(maker)
+    return False
 
 
 @gradient(PYTHON_OP_GRAD, domain=ORT_DOMAIN)

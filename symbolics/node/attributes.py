@@ -6,20 +6,18 @@ pointer of 0); the ``call`` attribute says the rest without loss. No torch here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
-from symbolics.errors import ExportError, FormatError
-from symbolics.node.arguments import Resolver, decode, encode, loads, unresolved
-from symbolics.node.call import Autocast, AutogradCall, OperatorOrigin
+from symbolics.errors import FormatError
+from symbolics.node.arguments import Resolver, decode, unresolved
+from symbolics.node.call import Autocast, AutogradCall
+from symbolics.node.call_text import read_call, write_call
 from symbolics.node.containers import Slot, slots
-from symbolics.node.limits import MAX_BYTES, MAX_ITEMS, MAX_RANK
-from symbolics.node.names import CALL_ATTRIBUTE, FORMAT_VERSION, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD, is_operator
-from symbolics.node.records import read_record
+from symbolics.node.limits import MAX_ITEMS, MAX_RANK
+from symbolics.node.names import CALL_ATTRIBUTE, ORT_DOMAIN, PYTHON_OP, PYTHON_OP_GRAD, is_operator
 from symbolics.text import shown
 
 __all__ = [
@@ -27,16 +25,15 @@ __all__ = [
     "GRAD_SPECS",
     "SPECS",
     "AttributeValue",
-    "CallRecord",
     "check_types",
     "family_of",
     "ir_attributes",
     "python_op_grad",
     "read_attributes",
-    "read_call",
     "tuples_of",
     "typed_attributes",
     "values_of",
+    "with_gradient",
     "write_attributes",
     "wrong_tensors",
 ]
@@ -172,45 +169,8 @@ def write_attributes(call: AutogradCall, names: Callable[[Any], str | None] = la
     }
     typed = typed_attributes(call)
     out |= {name: typed[name] for name in SPECS if name in typed}
-    out[CALL_ATTRIBUTE] = _write_call(call, names)
+    out[CALL_ATTRIBUTE] = write_call(call, names)
     return out
-
-
-def _write_call(call: AutogradCall, names: Callable[[Any], str | None]) -> str:
-    data: dict[str, Any] = {
-        "version": FORMAT_VERSION,
-        "id": call.id,
-        "args": [_encode_part(call, f"argument {i}", value, names) for i, value in enumerate(call.args)],
-        "kwargs": {
-            _plain_key(call, key): _encode_part(call, f"keyword argument {key!r}", value, names) for key, value in call.kwargs.items()
-        },
-        "outputs": _encode_part(call, "its output", call.outputs, names),
-    }
-    if call.autocast.dtypes:
-        data["autocast"] = {"dtypes": dict(sorted(call.autocast.dtypes.items())), "cache": call.autocast.cache}
-    if call.passed is not None and call.passed != len(call.args):
-        data["passed"] = call.passed
-    if call.operator is not None:
-        data["operator"] = vars(call.operator)
-    text = json.dumps(data, separators=(",", ":"))
-    if len(text) > MAX_BYTES:
-        raise ExportError(
-            f"{call.name}: the arguments of one call take {len(text)} bytes, a file may hold {MAX_BYTES}: pass large data as a tensor"
-        )
-    return text
-
-
-def _encode_part(call: AutogradCall, place: str, value: Any, names: Callable[[Any], str | None]) -> Any:
-    try:
-        return encode(value, names)
-    except ExportError as error:
-        raise ExportError(f"{call.name}, {place}: {error}") from error
-
-
-def _plain_key(call: AutogradCall, key: str) -> str:
-    if encode(key) != key:
-        raise ExportError(f"{call.name}: the name of the keyword argument {key!r} cannot be written: pass it in a dict")
-    return key
 
 
 def read_attributes(attributes: Mapping[str, Any], resolver: Resolver = unresolved) -> AutogradCall:
@@ -253,6 +213,8 @@ def read_attributes(attributes: Mapping[str, Any], resolver: Resolver = unresolv
         training=bool(attributes.get("training_mode", 0)),
         autocast=record.autocast if record else Autocast(),
         passed=record.passed if record else None,
+        no_gradient=record.no_gradient if record else (),
+        no_gradient_seen=record.no_gradient_seen if record else (),
         operator=record.operator if record else None,
     )
     _check_call(call, convention)
@@ -340,46 +302,6 @@ def tuples_of(attributes: Mapping[str, Any], prefix: str) -> list[tuple[Any, ...
     return [tuple(items[begin:end]) for begin, end in zip(begins, ends, strict=False)]
 
 
-@dataclass(frozen=True)
-class CallRecord:
-    """The ``call`` attribute as docs/format.md has it, its values not decoded."""
-
-    version: int
-    id: str
-    args: list[Any]
-    kwargs: dict[str, Any]
-    outputs: Any
-    autocast: Autocast
-    passed: int | None
-    operator: OperatorOrigin | None
-
-
-# What ``call`` may leave out.
-_DEFAULTS: dict[str, Any] = {"autocast": {"dtypes": {}, "cache": True}, "passed": None, "operator": None}
-
-
-def read_call(text: str, name: str) -> CallRecord:
-    """The ``call`` attribute of a PythonOp or PythonOpGrad.
-
-    Args:
-        text: The attribute.
-        name: The Function, for messages.
-
-    Raises:
-        FormatError: The text is not what docs/format.md says, or of a newer format.
-    """
-    data, place = loads(text), f"{shown(name)}: its call attribute"
-    version = data.get("version") if isinstance(data, dict) else None
-    if type(version) is int and version > FORMAT_VERSION:
-        raise FormatError(
-            f"{shown(name)}: its call has format {version}, this release reads up to {FORMAT_VERSION}: install a newer pythonop"
-        )
-    call: CallRecord = read_record({**_DEFAULTS, **data} if isinstance(data, dict) else data, CallRecord, place)
-    if call.version != FORMAT_VERSION or (call.passed is not None and not 0 <= call.passed <= len(call.args)):
-        raise FormatError.damaged(place, f"version {call.version} or passed {call.passed} is out of range")
-    return call
-
-
 def _check_call(call: AutogradCall, convention: str) -> None:
     inputs = slots((*call.args, *call.kwargs.values()))
     ok = (
@@ -389,6 +311,7 @@ def _check_call(call: AutogradCall, convention: str) -> None:
         and call.output_slots == [Slot(i) for i in range(len(call.output_types))]
         and len(call.output_ranks) == len(call.output_requires_grads) == len(call.output_types)
         and (call.operator is None or is_operator(call.name))
+        and all(index < len(inputs) and call.input_requires_grads[index] for index in (*call.no_gradient, *call.no_gradient_seen))
     )
     if not ok:
         raise FormatError.damaged(shown(call.name), "its call attribute and its other attributes contradict each other")
@@ -437,6 +360,37 @@ def values_of(node: ir.Node) -> dict[str, Any]:
     return out
 
 
+def with_gradient(node: ir.Node, wanted: Sequence[bool] | None = None, despite: Callable[[int], bool] = lambda _: False) -> list[bool]:
+    """Which tensor inputs of a PythonOp its PythonOpGrad has a gradient for: those that need one, but where backward gives None.
+
+    Where backward only gave None at the export, that holds while another gradient is wanted: it runs then, and one that comes all the
+    same is an error. Where it would not run at all, nobody would know: there the gradient is wanted, and is zeros.
+
+    Args:
+        node: The PythonOp.
+        wanted: Which should have a gradient; default: all.
+        despite: Whether an input has one though backward gives None: it is zeros.
+
+    Raises:
+        FormatError: The node's attributes are not those of a PythonOp, or the counts do not fit.
+    """
+    values, name = values_of(node), shown(node.name or "")
+    check_types(values, SPECS, PYTHON_OP)
+    needed = _flags_of_tensors(values)
+    if not len(needed) == len(values["input_tensor_types"]) == len(node.inputs):
+        raise FormatError.damaged(f"the PythonOp {name!r}", f"it has {len(node.inputs)} inputs, its attributes say another number")
+    wanted = [True] * len(needed) if wanted is None else wanted
+    if len(wanted) != len(needed):
+        raise FormatError(f"the PythonOp {name!r} has {len(needed)} tensor inputs, wanted= has {len(wanted)} flags")
+    record = read_call(values[CALL_ATTRIBUTE], values["name"]) if CALL_ATTRIBUTE in values else None
+    never, seen = (
+        [i for i in found if not despite(i)] for found in ((record.no_gradient, record.no_gradient_seen) if record else ((), ()))
+    )
+    possible = [need and want and i not in never for i, (need, want) in enumerate(zip(needed, wanted, strict=True))]
+    certain = [flag and i not in seen for i, flag in enumerate(possible)]
+    return certain if any(certain) else possible
+
+
 def python_op_grad(node: ir.Node, context: ir.Value, gradients: Sequence[ir.Value | None], wanted: Sequence[bool] | None = None) -> ir.Node:
     """The PythonOpGrad of a PythonOp.
 
@@ -444,7 +398,7 @@ def python_op_grad(node: ir.Node, context: ir.Value, gradients: Sequence[ir.Valu
         node: The PythonOp.
         context: The value of its context output.
         gradients: N values, the gradients of its tensor outputs (without the context); None where there is none.
-        wanted: Which of its tensor inputs need a gradient; default: those that input_requires_grads names.
+        wanted: Which of its tensor inputs that need one should have a gradient; default: as `with_gradient` says.
 
     Returns:
         A node with 1 + 2*N inputs (context, the N gradients, the N forward outputs as control dependency) and an
@@ -453,24 +407,13 @@ def python_op_grad(node: ir.Node, context: ir.Value, gradients: Sequence[ir.Valu
     Raises:
         FormatError: The node's attributes are not those of a PythonOp, or the counts do not fit.
     """
-    values = values_of(node)
-    check_types(values, SPECS, PYTHON_OP)
+    needed, values = with_gradient(node, wanted, lambda _: wanted is not None), values_of(node)
     outputs = list(node.outputs[1:])
-    convention = values["input_convention"]
-    needed = list(_flags_of_tensors(values))
-    if not len(needed) == len(values["input_tensor_types"]) == len(node.inputs):
-        raise FormatError.damaged(
-            f"the PythonOp {shown(node.name or '')!r}", f"it has {len(node.inputs)} inputs, its attributes say another number"
-        )
-    if wanted is not None:
-        if len(wanted) != len(needed):
-            raise FormatError(f"the PythonOp {shown(node.name or '')!r} has {len(needed)} tensor inputs, wanted= has {len(wanted)} flags")
-        needed = [need and want for need, want in zip(needed, wanted, strict=True)]
     if len(gradients) != len(outputs):
         raise FormatError(f"the PythonOp {shown(node.name or '')!r} has {len(outputs)} tensor outputs, gradients= has {len(gradients)}")
     attributes: dict[str, AttributeValue] = {
         "name": values["name"],
-        "output_convention": convention,
+        "output_convention": values["input_convention"],
         "input_tensor_requires_grads": values["output_tensor_requires_grads"],
         "output_tensor_requires_grads": [int(need) for need in needed],
         "input_tensor_types": values["output_tensor_types"],

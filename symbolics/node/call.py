@@ -64,6 +64,9 @@ class AutogradCall:
         autocast: The autocast state around the call.
         passed: How many of ``args`` the caller passed; forward's defaults supplied the others. backward answers for
             as many, so a runner passes as many. None: all of them.
+        no_gradient: The tensor inputs, by number, that need a gradient and for which backward gives None: eager has no gradient there, and neither has a
+            file. Their flags stay: backward reads them in ctx.needs_input_grad, and second derivatives reach these inputs.
+        no_gradient_seen: Further ones for which backward gave None at the export, and might not in every run.
         operator: Where the operator comes from; None for a Function. What it changes in place and does not return stands in ``outputs``
             behind its result.
     """
@@ -83,6 +86,8 @@ class AutogradCall:
     training: bool = False
     autocast: Autocast = Autocast()
     passed: int | None = None
+    no_gradient: tuple[int, ...] = ()
+    no_gradient_seen: tuple[int, ...] = ()
     operator: OperatorOrigin | None = None
 
     def flat(self) -> Iterator[Any]:

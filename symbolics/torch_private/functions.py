@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,6 +18,7 @@ __all__ = [
     "FunctionMeta",
     "SingleLevelFunction",
     "apply_of_base",
+    "backward_of",
     "cpp_function_of",
     "enter_transform",
     "forward_level",
@@ -30,6 +32,7 @@ __all__ = [
     "is_higher_order",
     "is_legacy_batch",
     "is_module_hook",
+    "is_registered_autograd",
     "keeps_graph",
     "layers_of",
     "leave_forward_levels",
@@ -176,6 +179,22 @@ def may_move(value: torch.Tensor) -> bool:
 def function_of(node: Any) -> type | None:
     """The Function class whose call a node of an autograd graph is the backward of; None for torch's own operators."""
     return getattr(type(node), "_forward_cls", None)
+
+
+def is_registered_autograd(cls: type | None) -> bool:
+    """Whether a Function is the one that torch.library makes of ``register_autograd``: its backward is the registered one, and a None."""
+    return cls is not None and cls.__module__ == "torch._library.autograd" and cls.__name__.startswith("GeneratedBackwardFor_")
+
+
+def backward_of(cls: type | None) -> Callable[..., Any] | None:
+    """The function that a Function's backward is; of one made of ``register_autograd`` what was registered. None where nobody knows."""
+    found = getattr(cls, "backward", None)
+    if cls is not None and getattr(cls, "vjp", None) is not SingleLevelFunction.vjp:
+        found = cls.vjp
+    if not is_registered_autograd(cls):
+        return found
+    variables = inspect.getclosurevars(found).nonlocals if inspect.isfunction(found) else {}
+    return getattr(variables.get("info"), "_backward_fn", None)  # of an operator with lists it stands deeper: nobody knows
 
 
 def has_own_jvp(cls: type) -> bool:

@@ -200,6 +200,7 @@ def _arguments() -> Iterator[tuple[str, Crasher]]:
         "outputs of a bomb": {"outputs": {"$dataclass": [f"{module}:Bomb", {"size": {"$tensor": 0}, "part": 1}]}}, "no outputs": {"outputs": None},
         "passed 2**70": {"passed": 2**70}, "autocast": {"autocast": {"dtypes": {"cpu": "load", "x": "float99"}, "cache": True}},
         "more arguments": {"args": [{"$tensor": 0}, 1, 2, 3, 4]}, "autocast of cpu": {"autocast": {"dtypes": {"cpu": "int64"}, "cache": 1}}, "id": {"id": "\ud800"}, "long id": {"id": "x" * 10**5}, "kwargs": {"kwargs": {"": 1, "self": 2, "ctx": 3}},
+        "no_gradient 2**40": {"no_gradient": [2**40]}, "no_gradient_seen of many": {"no_gradient_seen": list(range(10**5))},
     }.items():  # fmt: skip
         yield f"call {name}", Crasher(lambda more=more: _argument(1, **more))
 

@@ -193,6 +193,38 @@ def test_function_of():
     assert private.function_of((y * 2).grad_fn) is None
 
 
+def _double_backward(ctx, g):
+    return 2 * g
+
+
+@pytest.fixture
+def registered():
+    """The Function that torch.library makes of register_autograd."""
+    library = torch.library.Library("registered_autograd", "DEF")
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", lambda x: x * 2, "CPU")
+    torch.library.register_autograd("registered_autograd::double", _double_backward, lib=library)
+    yield private.function_of(torch.ops.registered_autograd.double(torch.ones(1, requires_grad=True)).grad_fn)
+    library._destroy()
+
+
+def test_is_registered_autograd(registered):
+    assert private.is_registered_autograd(registered)
+    assert not private.is_registered_autograd(Double) and not private.is_registered_autograd(None)
+
+
+def test_backward_of(registered):
+    class ByVjp(torch.autograd.Function):
+        @staticmethod
+        def vjp(ctx, g):
+            return g
+
+    assert private.backward_of(registered) is _double_backward
+    assert private.backward_of(Double) is Double.backward
+    assert private.backward_of(ByVjp) is ByVjp.vjp
+    assert private.backward_of(None) is None
+
+
 def test_is_module_hook(monkeypatch):
     linear = torch.nn.Linear(2, 2)
     linear.register_full_backward_hook(lambda *_: None)

@@ -5,7 +5,8 @@ makes one. Where the outputs of a PythonOp go into one other PythonOp alone, and
 alone, PyTorch needs one for both: the two join as they would be joined in eager. The file on disk is not touched.
 
 What stays apart: values that anything else reads (a graph output, an operator, the body of an If), a gradient that is a sum,
-contexts that the graph gives out, calls with containers, sizes, autocast or mark_dirty.
+contexts that the graph gives out, calls with containers, sizes, autocast or mark_dirty, calls whose backward may give
+None for an input that needs a gradient.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _plain_call(node: ir.Node) -> AutogradCall | None:
         return None  # told when the session is made
     outputs = call.outputs if type(call.outputs) is tuple else (call.outputs,)
     plain = (
-        not (call.kwargs or call.autocast.dtypes or call.inplace)
+        not (call.kwargs or call.autocast.dtypes or call.inplace or call.no_gradient_seen)
         and ir.DataType.STRING not in (*call.input_types, *call.output_types)
         and all((isinstance(value, Slot) and value.kind == "tensor") or type(value) in _CONSTANTS for value in call.args)
         and all(isinstance(value, Slot) for value in outputs)
@@ -158,6 +159,7 @@ def _join(
         output_ranks=last.output_ranks,
         output_requires_grads=last.output_requires_grads,
         training=last.training,
+        no_gradient=tuple(number for number, (node, i) in enumerate(outside) if i in calls[node].no_gradient),
     )
     linked = ir.AttrString(LINKED, "\n".join(lines))
     outputs = [ir.Value() for _ in root.outputs]

@@ -289,8 +289,14 @@ static Kernel *make_kernel(const CustomOp *op, const void *info)
         PyErr_NoMemory();
         goto done;
     }
-    for (Py_ssize_t i = 0; i < flag_count; i++)
-        kernel->flags[i] = (char)PyObject_IsTrue(PyTuple_GetItem(flags, i));
+    for (Py_ssize_t i = 0; i < flag_count; i++) {
+        long flag = PyLong_AsLong(PyTuple_GetItem(flags, i));
+        if (PyErr_Occurred() || flag < 0 || flag > WATCHED) {
+            internal("a flag");
+            goto done;
+        }
+        kernel->flags[i] = (char)flag;
+    }
     for (Py_ssize_t i = 0; i < kernel->outputs; i++) {
         long kind = PyLong_AsLong(PyTuple_GetItem(kinds, i));
         if (PyErr_Occurred() || kind < 0 || kind > ONNX_LAST) {

@@ -362,6 +362,9 @@ static PyObject *backward_through_engine(Kernel *kernel, PyObject *found, Input 
     for (Py_ssize_t i = 0; out && i < target_count; i++)
         if (PyTuple_GetItem(out, i) == Py_None)
             *complete = 0;
+    for (Py_ssize_t i = 0; i < kernel->outputs; i++)
+        if (kernel->flags[i] == WATCHED)
+            *complete = 0; /* Python says what is wrong where one is not None */
 done:
     Py_XDECREF(given);
     Py_XDECREF(gradients);
@@ -425,7 +428,7 @@ static int compute_backward(Kernel *kernel, void *context)
     Py_ssize_t next = 0, node_output = 0;
     for (Py_ssize_t i = 0; i < kernel->outputs; i++) {
         PyObject *gradient = NULL;
-        if (kernel->flags[i])
+        if (kernel->flags[i] == 1)
             gradient = list ? PyList_GetItem(list, i) : PyTuple_GetItem(gradients, next++);
         if (node_output < kernel->written_count && kernel->written[node_output] == i) {
             /* A place without a gradient has no name: Binding.plan has looked. */

@@ -35,6 +35,9 @@ typedef struct Binding {
  * it keeps gets memory of its own then. (Who took the address itself, as an array of numpy does, cannot be helped.) */
 enum { UNKNOWN = 0, VIEW, COPY };
 
+/* A flag of a backward: the node has no gradient there, and one that the engine gives is an error (PythonOpGrad.watched). */
+enum { WATCHED = 2 };
+
 typedef struct Kernel {
     Binding *binding;
     PyObject *object; /* kernels.PythonOp, kernels.PythonOpGrad, backward.PythonOpBackward or tangent.PythonOpTangent */
@@ -45,7 +48,7 @@ typedef struct Kernel {
     Py_ssize_t *places;          /* which input of the call the node's inputs are, -1: ignored */
     Py_ssize_t *written;         /* which output of the call the node's outputs are, without the context */
     Py_ssize_t place_count, written_count;
-    char *flags;                 /* forward: requires_grad; backward: wanted */
+    char *flags;                 /* forward: requires_grad; backward: wanted, or WATCHED */
     int32_t *kinds;              /* ONNX element types of the outputs, 0 unknown */
     unsigned char *modes;        /* forward: two rows, without and with a context */
     PyObject *id, *name;

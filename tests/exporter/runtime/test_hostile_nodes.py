@@ -295,6 +295,16 @@ def test_attributes_of_a_gradient(name, given):
     _assert_refused(model, "damaged|has no torch dtype")
 
 
+@pytest.mark.parametrize("given", [[1], [7], [0, 1], [-1], [True], 0])
+def test_no_gradient_beyond_the_inputs(given):
+    model = _pair()
+    for node in model.graph.node:
+        call = next(one for one in node.attribute if one.name == "call")
+        if node.op_type == "PythonOpGrad":
+            call.s = json.dumps({**json.loads(call.s), "no_gradient_seen": given}).encode()
+    _assert_refused(model, "damaged")
+
+
 def test_an_output_type_that_is_another():
     model = forward(record(F.SavesInput, X))
     for kind in (8, 14, 15, 16, 17, 20):

@@ -24,6 +24,7 @@ from symbolics.node.attributes import (
     python_op_grad,
     read_attributes,
     values_of,
+    with_gradient,
     write_attributes,
     wrong_tensors,
 )
@@ -188,6 +189,10 @@ def test_optional_keys_of_call():
     assert data["passed"] == 1
     assert data["autocast"] == {"dtypes": {"cpu": "bfloat16", "cuda": "float16"}, "cache": False}
     assert "passed" not in json.loads(write_attributes(call_of(X, 1, passed=2))["call"])
+    call = call_of(X, Slot(1), Slot(2), no_gradient=(0, 2), no_gradient_seen=(1,))
+    data = json.loads(write_attributes(call)["call"])
+    assert (data["no_gradient"], data["no_gradient_seen"]) == ([0, 2], [1])
+    assert through_file(call) == call != through_file(call_of(X, Slot(1), Slot(2)))
 
 
 # ------------------------------------------------------------------------------------------------------- PythonOpGrad
@@ -252,6 +257,29 @@ def test_registered_objects():
     assert read_attributes(values).args[1] == Unresolved("object gen")
 
 
+@pytest.mark.parametrize(
+    ("fields", "wanted", "expected"),
+    [
+        ({}, None, [1, 1, 1]),
+        ({"no_gradient": (1,)}, None, [1, 0, 1]),
+        ({"no_gradient": (0, 1, 2)}, None, [0, 0, 0]),
+        ({"no_gradient_seen": (1,)}, [True, True, False], [1, 0, 0]),
+        ({"no_gradient_seen": (1,)}, [False, True, False], [0, 1, 0]),  # nothing else would run the backward
+        ({"no_gradient": (0,), "no_gradient_seen": (1, 2)}, None, [0, 1, 1]),
+        ({"no_gradient": (0,), "no_gradient_seen": (1,)}, None, [0, 0, 1]),
+    ],
+)
+def test_where_backward_gives_none(fields, wanted, expected):
+    node = node_of(model_of(call_of(X, Slot(1), Slot(2), **fields)))
+    assert with_gradient(node, wanted) == [bool(flag) for flag in expected]
+    grad = python_op_grad(node, node.outputs[0], [None], with_gradient(node, wanted))
+    assert values_of(grad)["output_tensor_requires_grads"] == expected
+    assert [value.name != "" for value in grad.outputs] == [bool(flag) for flag in expected]
+    assert with_gradient(node, wanted, lambda _: True) == ([True] * 3 if wanted is None else wanted)
+    if wanted is None:
+        assert values_of(python_op_grad(node, node.outputs[0], [None]))["output_tensor_requires_grads"] == expected
+
+
 # ----------------------------------------------------------------------------------------------- refused on reading
 
 GOOD = write_attributes(call_of(X, 0.1, {"a": (1, None)}, kwargs={"k": 2}))
@@ -288,6 +316,8 @@ def test_reading_checks_types(attribute, value):
         _call(passed=-1), _call(passed=9), _call(passed=True), _call(passed="1"), _call(args=[{"$tensor": 1}, 1, 2]), _call(args=[{"$tensor": 0}, {"$tensor": 0}, 2]), _call(args=[1, 2, 3]),
         _call(args=[{"$what": 0}, 1, 2]), _call(outputs={"$tensor": 1}), _call(outputs={"$size": 0}), _call(outputs=None), _call(outputs={"$tuple": [{"$tensor": 0}, {"$tensor": 0}]}),
         _call(args=[{"$tensor": -1}, 1, 2]),
+        *(_call(**{key: value}) for key in ("no_gradient", "no_gradient_seen") for value in (1, None, {}, [-1], [True], ["0"], [0.0], [1], [0, 0], [2**40])),
+        {**_call(no_gradient=[0]), "input_requires_grads": [0, 0, 0, 0]},
     ],
 )  # fmt: skip
 def test_contradictions_and_damage(values):
@@ -403,7 +433,7 @@ def test_any_attribute_is_read_or_refused(name, value):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.dictionaries(st.sampled_from(["version", "id", "args", "kwargs", "outputs", "autocast", "passed", "operator", "x"]), st.recursive(
+@given(st.dictionaries(st.sampled_from(["version", "id", "args", "kwargs", "outputs", "autocast", "passed", "operator", "no_gradient", "no_gradient_seen", "x"]), st.recursive(
     st.none() | st.booleans() | st.integers(-2, 2) | st.floats() | st.text(max_size=3),
     lambda c: st.lists(c, max_size=3) | st.dictionaries(st.sampled_from(["$tensor", "$tuple", "dtypes", "cache", "cpu", "schema", "module", "a"]), c, max_size=2), max_leaves=6)))  # fmt: skip
 def test_any_call_is_read_or_refused(changes):

@@ -155,8 +155,9 @@ def test_every_attribute_is_in_its_table(title, specs):
 
 def test_every_key_of_call_is_in_its_table():
     call = AutogradCall(
-        id="", name="", args=(1,), passed=0, autocast=Autocast({"cpu": "bfloat16"}), outputs=None, operator=OperatorOrigin("", "")
-    )
+        id="", name="", args=(1,), passed=0, autocast=Autocast({"cpu": "bfloat16"}), outputs=None, operator=OperatorOrigin("", ""),
+        no_gradient=(0,), no_gradient_seen=(1,),
+    )  # fmt: skip
     assert _first_column(_section("The call attribute")) == set(json.loads(write_attributes(call)["call"]))
 
 
