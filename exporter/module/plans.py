@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from exporter.runtime.fusion.link import link
 from exporter.runtime.session import FATAL, inference_session, session_options
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tensors import Runner
-from exporter.train_mode.batch_norm import Statistics, batch_statistics
+from exporter.train_mode.batch_norm import Statistics, batch_statistics, counter_of
 from exporter.train_mode.dropout import inference_mode, seed_dropout
 from symbolics import quirks
 from symbolics.errors import RunError
@@ -53,6 +54,22 @@ class Plan:
     outputs: tuple[str, ...]
     unread: tuple[str, ...] = ()
     orders: Any = None
+
+    @functools.cached_property
+    def own(self) -> list[int]:
+        """The places of the outputs that the backward reads."""
+        return [self.outputs.index(name) for name in self.partition.residuals if name in self.outputs] if self.partition else []
+
+    @functools.cached_property
+    def flat(self) -> list[int]:
+        """The places of the outputs that have no gradient."""
+        return [place for place, name in enumerate(self.outputs) if self.partition and name not in self.partition.cotangents]
+
+    @functools.cached_property
+    def updated(self) -> frozenset[str]:
+        """The buffers that a run changes."""
+        statistics = (name for entry in self.statistics for name in (entry.mean, entry.var, counter_of(entry.mean)))
+        return frozenset((*self.buffers, *statistics))
 
 
 class _Training(NamedTuple):
