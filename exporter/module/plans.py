@@ -23,6 +23,7 @@ from exporter.train_mode.batch_norm import Statistics, batch_statistics, counter
 from exporter.train_mode.dropout import inference_mode, seed_dropout
 from symbolics import quirks
 from symbolics.errors import RunError
+from symbolics.graph.collector import without_gc
 from symbolics.node.metadata import changes_of, pairing_of
 from symbolics.node.names import ORT_DOMAIN
 
@@ -139,6 +140,7 @@ class Plans:
                 link(model)  # before the two part: a context that one gives to the other is a value that the graph gives out
         return _Training(model, statistics, seed)
 
+    @without_gc()
     def _make(self, training: bool, wrt: frozenset[str]) -> Plan:
         model, statistics, seed = self.training_model(training, wrt)
         changes = changes_of(model)

@@ -135,7 +135,7 @@ def _plain(
             plans.store.retain = False
     if not keep and not residuals.shared:
         residuals.close()
-    wanted = {name: tensor(found[output]) for name, output in partition.gradients.items() if partition.reach[name] & given.keys()}
+    wanted = {name: tensor(found[output]) for name, output in partition.gradients.items() if not partition.reach[name].isdisjoint(given)}
     for name, g in wanted.items():
         shape = ctx.shapes[name]
         if g.shape != shape:

@@ -20,6 +20,7 @@ _ELEMENT_TYPES = {dtype: kind for kind, dtype in DTYPES.items()}
 # numpy knows these only through ml_dtypes, torch only as its own: the bits pass as unsigned integers.
 _TO_NUMPY = {dtype: ir.DataType(kind).numpy() for kind, dtype in DTYPES.items() if kind >= ir.DataType.BFLOAT16}
 _TO_TORCH = {kind: dtype for dtype, kind in _TO_NUMPY.items()}
+_FLOAT8 = frozenset(dtype for dtype in DTYPES.values() if dtype.is_floating_point and dtype.itemsize == 1)
 # What torch's DLPack says and onnxruntime's reads.
 _SHARED = frozenset(
     ir.DataType[kind] for kind in "FLOAT DOUBLE FLOAT16 BFLOAT16 INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL".split()
@@ -136,10 +137,9 @@ class _Vectors:
 
 def tensor(value: Any) -> torch.Tensor:
     """An OrtValue as a tensor over the same memory, which lives as long as one of them; a copy where DLPack cannot say it."""
-    kind = value.element_type()
-    dtype = DTYPES[kind]
+    dtype = DTYPES[value.element_type()]
     # DLPack has no float8, and the values of onnxruntime before 1.24 have no DLPack.
-    if (dtype.is_floating_point and dtype.itemsize == 1) or not hasattr(value, "__dlpack__"):
+    if dtype in _FLOAT8 or not hasattr(value, "__dlpack__"):
         return _copy(value, dtype)
     found = dlpack.from_dlpack(value.__dlpack__())
     return found.view(torch.bool) if dtype is torch.bool and found.dtype is not torch.bool else found
