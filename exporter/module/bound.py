@@ -11,7 +11,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter.files.trust import Gate
-from exporter.forward.inputs import named_leaves
 from exporter.module.orders import Orders
 from exporter.module.plans import Plan, Plans
 from exporter.module.step import Run, Step, TransformedStep
@@ -220,7 +219,7 @@ class Bound:
         for name, value in kwargs.items():
             if value is None:
                 continue
-            found = {name: value} if name in self.inputs else named_leaves(name, value) or {name: value}
+            found = {name: value} if name in self.inputs else _named_leaves(name, value) or {name: value}
             for key, leaf in found.items():
                 if key not in self.inputs:
                     raise TypeError(
@@ -336,3 +335,9 @@ def _lookup(module: torch.nn.Module, *path: str) -> torch.Tensor:
         module = module._modules.get(part) or getattr(module, part)
     found = module._parameters.get(last)
     return getattr(module, last) if found is None else found
+
+
+def _named_leaves(name: str, value: Any) -> dict[str, Any]:
+    from exporter.forward.inputs import named_leaves  # with it comes what captures calls, which who only loads a file need not wait for
+
+    return named_leaves(name, value)
