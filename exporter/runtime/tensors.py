@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
-from torch.utils import dlpack
+from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
 from symbolics.errors import RunError
 from symbolics.node.dtypes import DTYPES
@@ -63,7 +63,7 @@ def to_array(value: Any) -> np.ndarray:
 
 
 class Runner:
-    """A session whose inputs and outputs are torch tensors, or values of onnxruntime that pass through unseen.
+    """A session whose inputs and outputs are torch tensors, or values of another runner's outputs that pass through unseen.
 
     Inputs are read where they lie. Outputs are onnxruntime's memory: `tensor` looks at it without a copy. Nothing of a run is kept
     for the next, so threads may share a runner.
@@ -80,13 +80,15 @@ class Runner:
         self._vector = _Vectors(session, self.inputs, self.names) if device.type == "cpu" and _takes_vectors(self.inputs.values()) else None
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """One run; tensors of ``feeds`` must be contiguous, without gradients, and of the types of the inputs.
+        """One run; tensors of ``feeds`` must be contiguous, as they lie in memory (no conjugate views), and of the types of the inputs.
 
         Returns:
-            name -> OrtValue.
+            name -> what onnxruntime.OrtValue wraps.
         """
         if self._vector is not None:
             return self._vector.run(feeds)
+        from onnxruntime import OrtValue
+
         binding = self.session.io_binding()
         for name in self.inputs:
             value = feeds[name]
@@ -94,13 +96,13 @@ class Runner:
                 device = (value.device.type, value.device.index or 0)
                 binding.bind_input(name, *device, _ELEMENT_TYPES[value.dtype], list(value.shape), value.data_ptr())
             else:
-                binding.bind_ortvalue_input(name, value)
+                binding.bind_ortvalue_input(name, OrtValue(value))
         for name in self.names:
             binding.bind_output(name, self.device, self.index)
         if self.device != "cpu":  # what torch has queued must be there when another stream reads it
             torch.accelerator.synchronize()
         self.session.run_with_iobinding(binding)
-        return dict(zip(self.names, binding.get_outputs(), strict=True))
+        return {name: value._get_c_value() for name, value in zip(self.names, binding.get_outputs(), strict=True)}
 
 
 def _takes_vectors(kinds: Iterable[int | None]) -> bool:
@@ -128,26 +130,26 @@ class _Vectors:
             if not isinstance(value, torch.Tensor):
                 given.push_back(value)
             elif value.dtype is torch.bool:  # torch's DLPack has a type of its own for it, which onnxruntime does not read
-                given.push_back(dlpack.to_dlpack(value.view(torch.uint8)), True)
+                given.push_back(to_dlpack(value.view(torch.uint8)), True)
             else:
-                given.push_back(dlpack.to_dlpack(value), False)
+                given.push_back(to_dlpack(value), False)
         self._run(self._options, self.inputs, given, self.outputs, found, self._devices)
         return {name: found[i] for i, name in enumerate(self.outputs)}  # iterating costs 20 us: pybind makes a class for it
 
 
 def tensor(value: Any) -> torch.Tensor:
-    """An OrtValue as a tensor over the same memory, which lives as long as one of them; a copy where DLPack cannot say it."""
+    """A value of `Runner.run` as a tensor over the same memory, which lives as long as one of them; a copy where DLPack cannot say it."""
     dtype = DTYPES[value.element_type()]
     # DLPack has no float8, and the values of onnxruntime before 1.24 have no DLPack.
     if dtype in _FLOAT8 or not hasattr(value, "__dlpack__"):
         return _copy(value, dtype)
-    found = dlpack.from_dlpack(value.__dlpack__())
+    found = from_dlpack(value.__dlpack__())
     return found.view(torch.bool) if dtype is torch.bool and found.dtype is not torch.bool else found
 
 
 def _copy(value: Any, dtype: torch.dtype) -> torch.Tensor:
     out = torch.empty(value.shape(), dtype=dtype)
-    if value.device_name() != "cpu":
+    if value.device_name().lower() != "cpu":
         raise RunError("this onnxruntime cannot give tensors of a device to torch: install a newer one")
     ctypes.memmove(out.data_ptr(), value.data_ptr(), out.nbytes)
     return out

@@ -16,10 +16,13 @@ KINDS = [d for d in DTYPES.values() if not d.is_complex and d.itemsize in (1, 2,
 SHAPES = [(2, 3), (), (0, 3), (3, 0, 2), (1, 3), (3, 1)]
 
 
-def _runner(kind, rank=None):
+def _runner(kind, rank=None, to=None):
+    """y = x, or x cast to another type."""
     shape = [None] * rank if rank is not None else None
-    values = [helper.make_tensor_value_info(name, int(onnx_type(kind)), shape) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", values[:1], values[1:])
+    kinds = [int(onnx_type(kind)), int(onnx_type(to or kind))]
+    values = [helper.make_tensor_value_info(name, number, shape) for name, number in zip("xy", kinds, strict=True)]
+    node = helper.make_node("Identity", ["x"], ["y"]) if to is None else helper.make_node("Cast", ["x"], ["y"], to=kinds[1])
+    graph = helper.make_graph([node], "g", values[:1], values[1:])
     return Runner(inference_session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)), CPU)
 
 
@@ -46,6 +49,17 @@ def test_the_ways_agree(monkeypatch):
     monkeypatch.setattr(runner, "_vector", None)
     assert torch.equal(tensor(runner.run({"x": x})["y"]), by_vector)
     assert _runner(torch.float8_e4m3fn)._vector is None
+
+
+def test_values_pass_from_one_way_to_the_other():
+    x = torch.tensor([[1.0, -2.0, 0.5]])
+    narrow, wide = _runner(torch.float32, 2, to=torch.float8_e4m3fn), _runner(torch.float8_e4m3fn, 2, to=torch.float32)
+    assert wide._vector is None
+    found = narrow.run({"x": x})["y"]
+    assert tensor(found).dtype is torch.float8_e4m3fn
+    back = wide.run({"x": found})["y"]
+    assert torch.equal(tensor(back), x)
+    assert torch.equal(tensor(_runner(torch.float32, 2).run({"x": back})["y"]), x)
 
 
 def onnx_values():
