@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.processes import python
 
 WITHOUT_TORCH = [
@@ -56,3 +58,16 @@ def test_public_names():
     )
     assert done.returncode == 0, done.stderr
     assert {"export", "hook", "load", "verify", "build_gradient_graph", "export_training_step"} <= set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("name", "heavy"),
+    [
+        ("export", ["onnx_ir", "onnxscript", "sympy", "onnxruntime", "symbolics.capture"]),
+        ("load", ["onnxscript", "transformers", "symbolics.capture"]),
+        ("inference_session", ["onnxscript", "transformers", "symbolics.capture"]),
+    ],
+)
+def test_a_first_touch_imports_no_more_than_it_needs(name, heavy):
+    done = python("-c", f"import sys, torch, exporter; exporter.{name}; print([name for name in {heavy} if name in sys.modules])")
+    assert done.stdout == "[]\n", done.stderr

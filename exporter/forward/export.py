@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exporter.files.program import Program
-from exporter.forward.hook import hook
-from exporter.forward.inputs import dynamic_axes
+if TYPE_CHECKING:
+    from exporter.files.program import Program
 
 __all__ = ["export"]
 
@@ -51,6 +50,10 @@ def export(
     """
     if "f" in torch_onnx_export_options:
         raise TypeError("exporter.export returns a Program and writes no file: call program.save(path)")
+    # With the hook come sympy and onnxscript, half a second that torch's exporters need anyway: a program that may export waits for it when it does.
+    from exporter.forward.hook import hook
+    from exporter.forward.inputs import dynamic_axes
+
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     options = dict(torch_onnx_export_options)
     if not dynamo:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
 from exporter.files.trust import Gate
-from exporter.forward.inputs import named_leaves
 from exporter.module.orders import Orders
 from exporter.module.plans import Plan, Plans
 from exporter.module.step import Run, Step, TransformedStep
@@ -27,6 +26,42 @@ from symbolics.node.result import rebuild
 from symbolics.text import shown
 
 __all__ = ["Bound"]
+
+
+class _Declared(NamedTuple):
+    """What the graph says of an input.
+
+    Attributes:
+        kind: The element type, None where nothing is said.
+        sizes: A number, a name where it varies, None where nothing is said of it; None where nothing is said at all.
+        fixed, named: The axes of the numbers and of the names among them.
+    """
+
+    kind: torch.dtype | None
+    sizes: tuple[int | str | None, ...] | None
+    fixed: tuple[tuple[int, int], ...]
+    named: tuple[tuple[int, str], ...]
+
+    @classmethod
+    def of(cls, value: ir.Value) -> _Declared:
+        kind = DTYPES.get(int(value.dtype)) if value.dtype is not None else None
+        sizes = None if value.shape is None else tuple(d if isinstance(d, int) else d.value for d in value.shape)
+        axes = list(enumerate(sizes or ()))
+        return cls(
+            kind,
+            sizes,
+            tuple((axis, d) for axis, d in axes if isinstance(d, int)),
+            tuple((axis, d) for axis, d in axes if isinstance(d, str)),
+        )
+
+    def fits(self, shape: torch.Size) -> bool:
+        """Whether a tensor may have this shape."""
+        if self.sizes is not None and len(shape) != len(self.sizes):
+            return False
+        for axis, size in self.fixed:  # noqa: SIM110  (a generator would cost as much as the rest)
+            if shape[axis] != size:
+                return False
+        return True
 
 
 class Bound:
@@ -62,6 +97,8 @@ class Bound:
         self.state = {name: (DTYPES[int(array.dtype)], tuple(array.shape)) for name, array in arrays.items() if array is not None}
         given = [value for value in graph.inputs if value.name not in seeds and value.name not in graph.initializers]
         self.inputs = {value.name: value for value in given if value.name is not None}
+        self._declared = {name: _Declared.of(value) for name, value in self.inputs.items()}
+        self._places = {initializer: tuple(name.split(".")) for initializer, name in names.items()}
         for value in (*self.inputs.values(), *graph.outputs):
             _check_type(value)
         self.structure = model.metadata_props.get(OUTPUTS_KEY)
@@ -97,9 +134,7 @@ class Bound:
         """The outputs of the graph, with gradients where they are wanted."""
         self._check_mode(module.training)
         inputs = self._arguments(args, kwargs)
-        state = {initializer: _lookup(module, name) for initializer, name in self.names.items()}
-        for name, value in state.items():
-            self._check_state(name, value)
+        state = self._state_of(module)
         tangents: dict[str, torch.Tensor] = {}
         transformed = private.transforms_active()
         forward_mode = private.forward_level() >= 0
@@ -141,7 +176,8 @@ class Bound:
         results = list(Step.apply(run, *values)) if joined else run(values)  # type: ignore[no-untyped-call]
         if tangents:
             results = self.tangents.added(module.training, feeds, tangents, plan.outputs, results)
-        self._update(module, plan, state, run.updates)
+        if run.updates:
+            self._update(module, plan, state, run.updates)
         return results
 
     def _check_mode(self, training: bool) -> None:
@@ -175,15 +211,16 @@ class Bound:
             TypeError: Too many, too few, unknown or doubled arguments, or something that is no tensor.
             RunError: A tensor of another type, shape or device.
         """
-        given: dict[str, Any] = {}
-        positional = [leaf for leaf in pytree.tree_leaves(args) if leaf is not None]
+        positional = [value for value in args if isinstance(value, torch.Tensor)]
+        if len(positional) != len(args):
+            positional = [leaf for leaf in pytree.tree_leaves(args) if leaf is not None]
         if len(positional) > len(self.inputs):
             raise TypeError(f"the model takes {len(self.inputs)} tensors ({', '.join(self.inputs)}), {len(positional)} were given")
-        given.update(zip(self.inputs, positional, strict=False))
+        given: dict[str, Any] = dict(zip(self.inputs, positional, strict=False))
         for name, value in kwargs.items():
             if value is None:
                 continue
-            found = {name: value} if name in self.inputs else named_leaves(name, value) or {name: value}
+            found = {name: value} if name in self.inputs else _named_leaves(name, value) or {name: value}
             for key, leaf in found.items():
                 if key not in self.inputs:
                     raise TypeError(
@@ -199,39 +236,45 @@ class Bound:
         return {name: self._checked(name, given[name], sizes) for name in self.inputs}
 
     def _checked(self, name: str, value: Any, sizes: dict[str, tuple[int, str]]) -> torch.Tensor:
-        declared = self.inputs[name]
+        declared = self._declared[name]
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"the input {name!r} is a {type(value).__name__}, not a tensor (numbers and flags were fixed by the export)")
-        kind = DTYPES.get(int(declared.dtype)) if declared.dtype is not None else None
-        if kind is not None and value.dtype is not kind:
-            raise RunError(f"the input {name!r} is {value.dtype}, the model takes {kind}: convert it with .to({kind})")
+        if declared.kind is not None and value.dtype is not declared.kind:
+            raise RunError(f"the input {name!r} is {value.dtype}, the model takes {declared.kind}: convert it with .to({declared.kind})")
         if value.device.type != self.device.type:
             raise RunError(f"the input {name!r} is on {value.device}, the module on {self.device}: move it with .to({str(self.device)!r})")
-        if declared.shape is not None:
-            expected = [d if isinstance(d, int) else d.value for d in declared.shape]
-            if len(expected) != value.dim() or any(isinstance(d, int) and d != n for d, n in zip(expected, value.shape, strict=True)):
+        shape = value.shape
+        if not declared.fits(shape):
+            raise RunError(
+                f"the input {name!r} has the shape {list(shape)}, the model takes {[d if d is not None else '?' for d in declared.sizes or ()]}: "
+                "sizes that vary are named at export (dynamic_shapes=)"
+            )
+        for axis, size in declared.named:
+            if sizes.setdefault(size, (shape[axis], name))[0] != shape[axis] and size.isidentifier():
                 raise RunError(
-                    f"the input {name!r} has the shape {list(value.shape)}, the model takes {[d if d is not None else '?' for d in expected]}: "
-                    "sizes that vary are named at export (dynamic_shapes=)"
+                    f"the inputs {sizes[size][1]!r} and {name!r} have different sizes {sizes[size][0]} and {shape[axis]} where the model has one, {size!r}"
                 )
-            for d, n in zip(expected, value.shape, strict=True):
-                if isinstance(d, str) and sizes.setdefault(d, (n, name))[0] != n and d.isidentifier():
-                    raise RunError(
-                        f"the inputs {sizes[d][1]!r} and {name!r} have different sizes {sizes[d][0]} and {n} where the model has one, {d!r}"
-                    )
         return value
 
-    def _check_state(self, name: str, value: torch.Tensor) -> None:
-        kind, shape = self.state[name]
-        if value.dtype is not kind or tuple(value.shape) != shape:
-            raise RunError(
-                f"{self.names[name]!r} is now {value.dtype} of shape {list(value.shape)}, in the file it is {kind} of shape {list(shape)}: "
-                "a graph has fixed types; export the model again in the type that it should run in"
-            )
-        if value.device.type != self.device.type:
-            raise RunError(
-                f"{self.names[name]!r} is on {value.device}, the file was loaded for {self.device}: load it with device={str(value.device)!r}"
-            )
+    def _state_of(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """The module's parameters and buffers by initializer, as they are now.
+
+        Raises:
+            RunError: One of them has another type, shape or device than the file says.
+        """
+        found, place = {}, self.device.type
+        for initializer, (kind, shape) in self.state.items():
+            value = found[initializer] = _lookup(module, *self._places[initializer])
+            if value.dtype is not kind or value.shape != shape:
+                raise RunError(
+                    f"{self.names[initializer]!r} is now {value.dtype} of shape {list(value.shape)}, in the file it is {kind} of shape {list(shape)}: "
+                    "a graph has fixed types; export the model again in the type that it should run in"
+                )
+            if value.device.type != place:
+                raise RunError(
+                    f"{self.names[initializer]!r} is on {value.device}, the file was loaded for {self.device}: load it with device={str(value.device)!r}"
+                )
+        return found
 
     def _update(self, module: torch.nn.Module, plan: Plan, state: dict[str, torch.Tensor], box: dict[str, Any]) -> None:
         for entry in plan.statistics:
@@ -286,8 +329,16 @@ def _check_type(value: ir.Value) -> None:
         )
 
 
-def _lookup(module: torch.nn.Module, name: str) -> torch.Tensor:
-    *path, last = name.split(".")
-    for part in path:
-        module = getattr(module, part)
-    return getattr(module, last)
+def _lookup(module: torch.nn.Module, *path: str) -> torch.Tensor:
+    """What getattr finds at the end of the path; a parameter that nothing has replaced, without nn.Module.__getattr__ (1 us a step)."""
+    *parts, last = path
+    for part in parts:
+        module = module._modules.get(part) or getattr(module, part)
+    found = module._parameters.get(last)
+    return getattr(module, last) if found is None else found
+
+
+def _named_leaves(name: str, value: Any) -> dict[str, Any]:
+    from exporter.forward.inputs import named_leaves  # with it comes what captures calls, which who only loads a file need not wait for
+
+    return named_leaves(name, value)

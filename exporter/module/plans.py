@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,10 +20,11 @@ from exporter.runtime.fusion.link import link
 from exporter.runtime.session import FATAL, inference_session, session_options
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tensors import Runner
-from exporter.train_mode.batch_norm import Statistics, batch_statistics
+from exporter.train_mode.batch_norm import Statistics, batch_statistics, counter_of
 from exporter.train_mode.dropout import inference_mode, seed_dropout
 from symbolics import quirks
 from symbolics.errors import RunError
+from symbolics.graph.collector import without_gc
 from symbolics.node.metadata import changes_of, pairing_of
 from symbolics.node.names import ORT_DOMAIN
 
@@ -56,6 +58,23 @@ class Plan:
     unread: tuple[str, ...] = ()
     silent: dict[str, frozenset[str]] = field(default_factory=dict)
     orders: Any = None
+
+    @functools.cached_property
+    def own(self) -> list[int]:
+        """The places of the outputs that the backward reads."""
+        return [self.outputs.index(name) for name in self.partition.residuals if name in self.outputs] if self.partition else []
+
+    @functools.cached_property
+    def flat(self) -> list[int]:
+        """The places of the outputs from which autograd knows no way to anything that needs a gradient."""
+        joined = frozenset(self.partition.cotangents if self.partition else self.outputs).union(*self.silent.values())
+        return [place for place, name in enumerate(self.outputs) if name not in joined]
+
+    @functools.cached_property
+    def updated(self) -> frozenset[str]:
+        """The buffers that a run changes."""
+        statistics = (name for entry in self.statistics for name in (entry.mean, entry.var, counter_of(entry.mean)))
+        return frozenset((*self.buffers, *statistics))
 
 
 class _Training(NamedTuple):
@@ -125,6 +144,7 @@ class Plans:
                 link(model)  # before the two part: a context that one gives to the other is a value that the graph gives out
         return _Training(model, statistics, seed)
 
+    @without_gc()
     def _make(self, training: bool, wrt: frozenset[str]) -> Plan:
         model, statistics, seed = self.training_model(training, wrt)
         changes = changes_of(model)

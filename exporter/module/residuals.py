@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,11 @@ def _free(store: ContextStore, handles: Iterable[int]) -> None:
         store.free(handle)
 
 
-def ready(feeds: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def ready(feeds: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors as a session reads them; the caller's list of them must live until the run is over."""
-    return {name: value.detach().resolve_conj().resolve_neg().contiguous() for name, value in feeds.items()}
+    return {
+        name: value
+        if value.is_contiguous() and not (value.is_conj() or value.is_neg())
+        else value.detach().resolve_conj().resolve_neg().contiguous()
+        for name, value in feeds.items()
+    }

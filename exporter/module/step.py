@@ -11,7 +11,6 @@ from exporter.module.higher import Versions, differentiate, looped
 from exporter.module.plans import Plan, Plans
 from exporter.module.residuals import Residuals, ready
 from exporter.runtime.tensors import tensor
-from exporter.train_mode.batch_norm import counter_of
 from symbolics import torch_private as private
 from symbolics.errors import FormatError, RunError
 from symbolics.node.names import GRADIENTS_KEY
@@ -63,18 +62,17 @@ def _keep(ctx: Any, run: Run, values: tuple[torch.Tensor, ...], results: tuple[t
     assert partition is not None
     by_name = dict(zip(run.names, values, strict=True))
     # Tensors that the caller knows are watched by autograd: a change in place before the backward is an error there.
-    own = [results[plan.outputs.index(name)] for name in partition.residuals if name in plan.outputs]
+    own = [results[place] for place in plan.own]
     # A buffer gets its next value before the backward, which reads this one.
-    updated = {*plan.buffers, *(name for entry in plan.statistics for name in (entry.mean, entry.var, counter_of(entry.mean)))}
-    read = (by_name[name].clone() if name in updated else by_name[name] for name in partition.reads)
+    read = [by_name[name].clone() if name in plan.updated else by_name[name] for name in partition.reads]
     ctx.save_for_backward(*read, *own)
     # Only a gradient of a gradient reads the others. Not saved: whoever changes them in place before a plain backward may.
     ctx.others = Versions({name: by_name[name] for name in plan.unread})
     ctx.run, ctx.key, ctx.freed = run, key, False
     ctx.likes = [(result.shape, result.dtype) for result in results]
     ctx.shapes = {name: value.shape for name, value in by_name.items()}
-    joined = partition.cotangents.keys() | frozenset[str]().union(*plan.silent.values())
-    ctx.mark_non_differentiable(*(r for name, r in zip(plan.outputs, results, strict=True) if name not in joined))
+    if plan.flat:
+        ctx.mark_non_differentiable(*(results[place] for place in plan.flat))
     ctx.set_materialize_grads(False)
 
 
@@ -137,7 +135,7 @@ def _plain(
             plans.store.retain = False
     if not keep and not residuals.shared:
         residuals.close()
-    wanted = {name: tensor(found[output]) for name, output in partition.gradients.items() if partition.reach[name] & given.keys()}
+    wanted = {name: tensor(found[output]) for name, output in partition.gradients.items() if not partition.reach[name].isdisjoint(given)}
     for name, g in wanted.items():
         shape = ctx.shapes[name]
         if g.shape != shape:

@@ -118,6 +118,8 @@ SEQUENCES: set[type] = {list, tuple}
 def _children(value: Any) -> Iterator[Any] | None:
     """The parts of a container in the order of torch.utils._pytree; None for a leaf."""
     kind = type(value)
+    if kind is Slot:
+        return None
     if kind is dict or kind is OrderedDict:
         return iter(value.values())
     if any(kind is sequence for sequence in SEQUENCES):  # not `in`: that asks a metaclass for its hash
@@ -187,6 +189,8 @@ def fill(value: Any, leaf: Callable[[Any], Any], _depth: int = 0) -> Any:
     def part(item: Any) -> Any:
         return fill(item, leaf, _depth + 1)
 
+    if kind is Slot:  # a dataclass itself, and by far the most common leaf
+        return leaf(value)
     if kind is list or kind is tuple:
         return kind(part(x) for x in value)
     if kind is dict or kind is OrderedDict:

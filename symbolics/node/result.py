@@ -5,14 +5,15 @@ It is written like ``outputs`` of a call, with a ``$tensor`` for each output of 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from symbolics.errors import ExportError, FormatError, TrustError
+from symbolics.errors import ExportError, FormatError, PythonopError, TrustError
 from symbolics.node.arguments import Resolver, decode, encode, loads, unresolved
-from symbolics.node.containers import Slot, fill, slots
+from symbolics.node.containers import Slot, expand_leaves, fill, slots
 from symbolics.node.limits import MAX_BYTES
 from symbolics.node.names import OUTPUTS_KEY
 
@@ -63,10 +64,31 @@ def rebuild(text: str, tensors: Sequence[Any], resolver: Resolver, missing: Call
             missing(str(error))
             return unresolved(kind, name)
 
-    result = _read(text, allowed)
+    template = _template(text)
+    result = _read(text, allowed) if template is None else template  # fill() makes new containers
     if any(slot.kind != "tensor" or not 0 <= slot.index < len(tensors) for slot in slots(result)):
         raise FormatError.damaged(f"metadata {OUTPUTS_KEY}", f"it names an output beyond the {len(tensors)} of the graph")
     return fill(result, lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else leaf)
+
+
+#: Leaves that every result may share.
+_CONSTANTS = (Slot, type(None), bool, int, float, str)
+
+
+@functools.lru_cache(maxsize=64)
+def _template(text: str) -> Any:
+    """What the text says, where that is tensors and constants in containers of Python's own: it is the same for everybody and for
+    ever. None where it is not: a class may be allowed, or another one, the next time, and an array belongs to who gets it.
+    """
+
+    def refuse(kind: str, name: str) -> Any:
+        raise TrustError(f"{kind} {name}")
+
+    try:
+        found = _read(text, refuse)
+    except PythonopError:
+        return None
+    return found if all(type(leaf) in _CONSTANTS for leaf in expand_leaves(found)) else None
 
 
 def _read(text: str, resolver: Resolver) -> Any:

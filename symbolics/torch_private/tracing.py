@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
-import onnxscript.version_converter
 import torch
 
 
@@ -194,6 +193,8 @@ class _Translator:
         _fx_passes.remove_assertion_nodes(program.graph_module)
         model = _core._exported_program_to_onnx_program(program, registry=self.registry, lower="at_conversion").model
         if model.opset_imports[""] != opset:
+            import onnxscript.version_converter  # 0.2 s: who only loads a file need not wait for it
+
             onnxscript.version_converter.convert_version(model, target_version=opset, fallback=True)
         return model
 

@@ -92,3 +92,17 @@ class Picky(torch.autograd.Function):
         if (g < -100).any():
             raise ValueError("picky backward")
         return g * 2
+
+
+class Halved(nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight):
+        return weight / 2
+
+
+class Plain(nn.Module):
+    """Python's own containers alone, with a constant."""
+
+    def forward(self, x):
+        return {"sum": x.sum(-1), "more": [Cube.apply(x), None, ()]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -79,6 +80,30 @@ def test_a_refused_class_is_said_and_a_plain_container_stands_for_it():
     plain = {"a": ["tensor 1", None, 0.5], "b": {"logits": "tensor 2"}, 3: {"size": ("tensor 3", "text"), "name": []}}
     assert same(found, ("tensor 0", plain))
     assert [text.rpartition(":")[2] for text in said] == ["Output", "Config", "Pair"]
+
+
+def test_a_class_that_is_allowed_later_is_used_later():
+    """What a text says is read once only where nobody's answer is in it."""
+    text, answers = write_structure(RESULT, _is_tensor), [False, True]
+
+    def resolver(kind, name):
+        if not answers[0]:
+            raise TrustError(name)
+        return v.resolver(kind, name)
+
+    assert type(rebuild(text, TENSORS, resolver)) is tuple
+    answers.pop(0)
+    assert same(rebuild(text, TENSORS, resolver), RESULT)
+
+
+@pytest.mark.parametrize("result", [["tensor 0", {"a": [], 3: ()}], ["tensor 0", np.zeros(2)], ["tensor 0", {1, 2}]], ids=str)
+def test_two_results_share_nothing_that_can_change(result):
+    text = write_structure(result, _is_tensor)
+    one, two = (rebuild(text, ["tensor 0"], v.resolver) for _ in range(2))
+    assert one is not two
+    assert one[1] is not two[1]
+    if isinstance(one[1], dict):
+        assert one[1]["a"] is not two[1]["a"]
 
 
 def test_no_constructor_runs(monkeypatch):

@@ -1,0 +1,83 @@
+"""A session on torch tensors: every type and shape goes there and comes back, by whichever way it takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from onnx import helper
+
+from exporter.runtime.session import inference_session
+from exporter.runtime.tensors import Runner, tensor
+from symbolics.node.dtypes import DTYPES, onnx_type
+
+CPU = torch.device("cpu")
+#: What onnxruntime has an Identity of.
+KINDS = [d for d in DTYPES.values() if not d.is_complex and d.itemsize in (1, 2, 4, 8)]
+SHAPES = [(2, 3), (), (0, 3), (3, 0, 2), (1, 3), (3, 1)]
+
+
+def _runner(kind, rank=None, to=None):
+    """y = x, or x cast to another type."""
+    shape = [None] * rank if rank is not None else None
+    kinds = [int(onnx_type(kind)), int(onnx_type(to or kind))]
+    values = [helper.make_tensor_value_info(name, number, shape) for name, number in zip("xy", kinds, strict=True)]
+    node = helper.make_node("Identity", ["x"], ["y"]) if to is None else helper.make_node("Cast", ["x"], ["y"], to=kinds[1])
+    graph = helper.make_graph([node], "g", values[:1], values[1:])
+    return Runner(inference_session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)), CPU)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_every_type_and_shape(kind):
+    runners = {}
+    for shape in SHAPES:
+        runner = runners.setdefault(len(shape), _runner(kind, len(shape)))
+        x = torch.randint(0, 2, shape).to(kind)
+        found = tensor(runner.run({"x": x})["y"])
+        assert found.dtype is kind
+        assert found.shape == x.shape
+        assert torch.equal(found.float(), x.float())
+    again = tensor(runner.run({"x": runner.run({"x": x})["y"]})["y"])  # a value of onnxruntime passes through
+    assert torch.equal(again.float(), x.float())
+
+
+def test_the_ways_agree(monkeypatch):
+    """The binding is what devices, float8 and older releases of onnxruntime take."""
+    x = torch.randn(4, 5)
+    runner = _runner(torch.float32, 2)
+    assert runner._vector is not None or not hasattr(onnx_values(), "from_dlpack")
+    by_vector = tensor(runner.run({"x": x})["y"])
+    monkeypatch.setattr(runner, "_vector", None)
+    assert torch.equal(tensor(runner.run({"x": x})["y"]), by_vector)
+    assert _runner(torch.float8_e4m3fn)._vector is None
+
+
+def test_values_pass_from_one_way_to_the_other():
+    x = torch.tensor([[1.0, -2.0, 0.5]])
+    narrow, wide = _runner(torch.float32, 2, to=torch.float8_e4m3fn), _runner(torch.float8_e4m3fn, 2, to=torch.float32)
+    assert wide._vector is None
+    found = narrow.run({"x": x})["y"]
+    assert tensor(found).dtype is torch.float8_e4m3fn
+    back = wide.run({"x": found})["y"]
+    assert torch.equal(tensor(back), x)
+    assert torch.equal(tensor(_runner(torch.float32, 2).run({"x": back})["y"]), x)
+
+
+def onnx_values():
+    from onnxruntime.capi.onnxruntime_pybind11_state import OrtValue
+
+    return OrtValue
+
+
+def test_a_runner_holds_on_to_nothing():
+    runner = _runner(torch.float32, 2)
+    x = torch.randn(64, 64)
+    before = x._use_count()
+    y = runner.run({"x": x})
+    del y
+    assert x._use_count() == before
+
+
+def test_a_strided_tensor_is_refused_rather_than_read_wrongly():
+    runner = _runner(torch.float32, 2)
+    with pytest.raises(Exception, match="contiguous"):
+        runner.run({"x": torch.randn(4, 5).T})
