@@ -11,11 +11,11 @@ import onnx_ir.passes.common as passes
 from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.metadata import read_state
 
-__all__ = ["foreign_weights", "lift_initializers", "lift_weights"]
+__all__ = ["foreign_state", "lift_initializers", "lift_weights"]
 
-#: Inputs of operators that are settings or statistics, by their positions: no optimizer may move them.
-_NO_WEIGHTS: dict[str, frozenset[int]] = {
-    "BatchNormalization": frozenset({3, 4}),  # the running mean and variance
+_STATISTICS: dict[str, frozenset[int]] = {"BatchNormalization": frozenset({3, 4})}  # the running mean and variance
+#: Inputs of operators that are settings, by their positions: rules and runtimes want to know their values.
+_SETTINGS: dict[str, frozenset[int]] = {
     "Resize": frozenset({1, 2}),
     "Upsample": frozenset({1}),
     "Clip": frozenset({1, 2}),
@@ -27,14 +27,23 @@ _NO_WEIGHTS: dict[str, frozenset[int]] = {
 }
 
 
-def foreign_weights(model: ir.Model) -> list[str]:
-    """The names of the initializers that are trained where no table says so: floats of rank 1 or more that some node reads as a weight."""
-    return [name for name, value in model.graph.initializers.items() if _is_weight(value.const_value) and _is_read_as_weight(value)]
+def foreign_state(model: ir.Model) -> dict[str, bool]:
+    """The state of a model where no table says what it is: its float initializers of rank 1 or more, unless they are settings of an operator.
+
+    Returns:
+        name -> whether it is trained; running statistics are not.
+    """
+    found = {name: _kind(value) for name, value in model.graph.initializers.items() if _is_array(value.const_value)}
+    return {name: kind == "weight" for name, kind in found.items() if kind != "setting"}
 
 
-def _is_read_as_weight(value: ir.Value) -> bool:
-    uses = value.uses()
-    return not uses or any(node.domain != "" or place not in _NO_WEIGHTS.get(node.op_type, ()) for node, place in uses)
+def _kind(value: ir.Value) -> str:
+    """What the readers of a value take it for: a setting, a statistic, or, where one of them says nothing of that, a weight."""
+    uses = [(node.op_type, place) if node.domain == "" else ("", 0) for node, place in value.uses()]
+    for kind, table in (("setting", _SETTINGS), ("statistic", {**_SETTINGS, **_STATISTICS})):
+        if uses and all(place in table.get(op_type, ()) for op_type, place in uses):
+            return kind
+    return "weight"
 
 
 def lift_weights(model: ir.Model) -> None:
@@ -44,17 +53,17 @@ def lift_weights(model: ir.Model) -> None:
     of its state, stays as it is: what it has in Constant nodes is meant as one.
     """
     graph = model.graph
-    if read_state(model.metadata_props) is not None or any(_is_weight(v.const_value) for v in graph.initializers.values()):
+    if read_state(model.metadata_props) is not None or any(_is_array(v.const_value) for v in graph.initializers.values()):
         return
     lift_initializers(model)
     names = Counter(output.name for node in walk(graph) for output in node.outputs)
     for each in _graphs(graph):
         for node in list(each):
             attribute = node.attributes.get("value") if node.domain == "" and node.op_type == "Constant" else None
-            if attribute is None or not isinstance(tensor := attribute.value, ir.TensorProtocol) or not _is_weight(tensor):
+            if attribute is None or not isinstance(tensor := attribute.value, ir.TensorProtocol) or not _is_array(tensor):
                 continue
             value = node.outputs[0]
-            if value.is_graph_output():
+            if value.is_graph_output() or _kind(value) == "setting":
                 continue
             name = value.name or "weight"
             if names[name] != 1 or name in graph.initializers:
@@ -86,5 +95,5 @@ def _graphs(graph: ir.Graph) -> list[ir.Graph]:
     return [graph, *(inner for node in walk(graph) for inner in subgraphs(node))]
 
 
-def _is_weight(tensor: ir.TensorProtocol | None) -> bool:
+def _is_array(tensor: ir.TensorProtocol | None) -> bool:
     return tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) > 0

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from exporter.files.weights import foreign_weights
+from exporter.files.weights import foreign_state
 from symbolics.errors import ArgumentError
 from symbolics.graph.values import is_float, name_of, rank_of
 from symbolics.graph.walk import walk
@@ -50,7 +50,7 @@ class Boundary:
         sources = {name_of(v): v for v in (*graph.inputs, *graph.initializers.values())}
         if wrt is None:
             if state is None:
-                names = foreign_weights(model)
+                names = [n for n, trained in foreign_state(model).items() if trained]
             else:
                 names = [e.initializer for e in state.values() if e.trainable and e.initializer in sources]
             wrt = dict.fromkeys(n for n in (*names, *map(name_of, graph.inputs)) if is_float(sources[n]))

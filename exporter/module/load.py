@@ -12,7 +12,7 @@ import torch
 
 from exporter.files.read import check_complete, open_model
 from exporter.files.trust import Gate
-from exporter.files.weights import foreign_weights, lift_weights
+from exporter.files.weights import foreign_state, lift_weights
 from exporter.module.bound import Bound
 from exporter.runtime.tensors import to_tensor
 from symbolics.errors import FormatError
@@ -123,17 +123,11 @@ class _Part(torch.nn.Module):
 
 
 def _entries(model: ir.Model) -> dict[str, StateEntry]:
-    """The names of the module's state; that of a foreign model are its float initializers of rank 1 or more, running statistics among them as buffers."""
+    """The names of the module's state; of a foreign model, running statistics are the buffers."""
     entries = state_of(model)
     if entries is not None:
         return entries
-    weights = set(foreign_weights(model))
-    floats = [(name, value.const_value) for name, value in model.graph.initializers.items() if value.const_value is not None]
-    return {
-        name: StateEntry(name, "parameter", True, True) if name in weights else StateEntry(name, "buffer", False, True)
-        for name, array in floats
-        if array.dtype.is_floating_point() and len(array.shape) >= 1
-    }
+    return {name: StateEntry(name, "parameter" if trained else "buffer", trained, True) for name, trained in foreign_state(model).items()}
 
 
 def _register(root: torch.nn.Module, graph: ir.Graph, entries: dict[str, StateEntry], device: torch.device) -> dict[str, str]:

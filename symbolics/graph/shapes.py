@@ -36,7 +36,7 @@ def guess_ranks(graph: ir.Graph) -> bool:
     nodes = list(walk(graph))
     for node in nodes[::-1] + nodes:  # bodies stand behind their node, and read what is before it
         for given, rank in zip(node.inputs, _asked(node)):
-            if given is not None and given.shape is None and rank is not None and 0 <= rank <= MAX_RANK:
+            if given is not None and given.shape is None and given.type is not None and rank is not None and 0 <= rank <= MAX_RANK:
                 given.shape = ir.Shape([None] * rank)
                 found = True
         if node.domain == "" and any(o.shape is None for o in node.outputs):

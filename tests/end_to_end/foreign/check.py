@@ -115,7 +115,7 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
 def _train(module: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> tuple[float, float]:
     """Adam drives the first output to what it is not."""
     target = torch.randn_like(_floats(module.flat(**inputs))[0])
-    optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-4)
     losses = []
     for _ in range(TRAINED):
         optimizer.zero_grad()

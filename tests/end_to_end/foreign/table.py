@@ -31,9 +31,9 @@ for x, labels in batches:
     optimizer.step()
 ```
 
-Such a file says nothing of what is trained. Parameters are its float initializers of rank 1 or more, but for running statistics and settings (the mean and the variance of a
-BatchNormalization, the scales of a Resize, bounds, scales of quantization): these are buffers. Where a file has no such initializer, its float constants
-are the parameters, also those in the branches of an `If`. `requires_grad_(False)` and `module.named_parameters()` choose among them.
+Such a file says nothing of what is trained. Parameters are its float initializers of rank 1 or more, but for running statistics (the mean and the variance of a
+BatchNormalization: these are buffers) and settings (the scales of a Resize, bounds, scales of quantization: these stay constants). Where a file has no float
+initializer, its float constants are the parameters, also those in the branches of an `If`. `requires_grad_(False)` and `module.named_parameters()` choose among them.
 
 What was checked, by `make test-foreign` (`tests/end_to_end/foreign/`): the outputs beside those of plain onnxruntime (the largest difference over the largest
 element); a directional derivative of all parameters and float inputs at once, beside central differences of the forward in float32 (the relative error, median
@@ -52,7 +52,7 @@ def line_of(foreign: Foreign, outcome: Outcome) -> str:
     """The row of a file."""
     before, after = outcome.losses
     cells = [foreign.package, _within(foreign), foreign.what, foreign.maker, f"{outcome.parameters:,}"]
-    cells += [f"{outcome.outputs:.0e}", f"{outcome.gradient:.0e}", f"{before:.3g} to {after:.3g}", "fine" if outcome.fine else "not fine"]
+    cells += [f"{outcome.outputs:.0e}", f"{outcome.gradient:.0e}", f"{before:.5g} to {after:.5g}", "fine" if outcome.fine else "not fine"]
     return f"| {' | '.join(cells)} |"
 
 

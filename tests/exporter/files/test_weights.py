@@ -11,7 +11,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import exporter
-from exporter.files.weights import foreign_weights
+from exporter.files.weights import foreign_state
 from symbolics.node.metadata import read_pairing
 
 RANDOM = np.random.default_rng(5)
@@ -120,17 +120,32 @@ def test_statistics_and_settings_are_no_weights():
     model = model_of(nodes, {"x": [2, 3, 4, 4]}, {"y": [2, 3, 8, 8]}, tensors)
     assert trains(model, array(2, 3, 4, 4)) == {"scale", "shift"}
     module = exporter.load(model)
-    assert {name for name, _ in module.named_buffers()} == {"mean", "variance", "sizes"}
-    assert set(module.state_dict()) == set(tensors)
+    assert {name for name, _ in module.named_buffers()} == {"mean", "variance"}
+    assert set(module.state_dict()) == set(tensors) - {"sizes"}
     pairing = read_pairing(exporter.build_gradient_graph(model).metadata_props)
     assert pairing is not None and set(pairing.outputs) == {"x", "scale", "shift"}
     explicit = read_pairing(exporter.build_gradient_graph(model, wrt=["mean"]).metadata_props)
     assert explicit is not None and set(explicit.outputs) == {"mean"}
 
 
+def test_constants_that_are_settings_stay_constants():
+    """The gradient of a Resize must know its scales."""
+    nodes = [
+        constant("w", array(3, 3, 1, 1)),
+        constant("roi", np.zeros(0, np.float32)),
+        constant("scales", np.array([1, 1, 2, 2], np.float32)),
+        helper.make_node("Conv", ["x", "w"], ["h"]),
+        helper.make_node("Resize", ["h", "roi", "scales"], ["r"], mode="nearest"),
+        helper.make_node("Add", ["r", "b"], ["y"]),
+        constant("b", array(1, 3, 1, 1)),
+    ]
+    nodes.insert(0, nodes.pop())
+    assert trains(model_of(nodes, {"x": ["N", 3, "H", "W"]}, {"y": ["N", 3, "A", "B"]}), array(1, 3, 4, 4)) == {"w", "b"}
+
+
 def test_what_nobody_reads_is_a_weight():
     proto = model_of([helper.make_node("Identity", ["w"], ["y"])], {"x": [2]}, {"y": [2]}, {"w": array(2), "unread": array(2)})
-    assert foreign_weights(ir.from_proto(proto)) == ["w", "unread"]
+    assert foreign_state(ir.from_proto(proto)) == {"w": True, "unread": True}
 
 
 def test_an_output_whose_rank_is_declared_wrongly():
