@@ -179,7 +179,7 @@ test-ort: $(BUILT)
 # is no finding. A finding ends the process, and make shows it: pytest has taken stderr by then.
 ASAN := build/asan
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g
-SANITIZER := log_path=$(abspath $(ASAN))/report:halt_on_error=1
+SANITIZER := log_path=$(abspath $(ASAN))/report:halt_on_error=1:exitcode=77
 SANITIZED = cd $(ASAN) && env -u PYTHONPATH LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so) $$(gcc -print-file-name=libstdc++.so)" \
 	PYTHONMALLOC=malloc ASAN_OPTIONS=$(SANITIZER):detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=$(SANITIZER):print_stacktrace=1 $(abspath $(PY))
 FINDING := { status=$$?; cat $(abspath $(ASAN))/report.* 2>/dev/null; exit $$status; }

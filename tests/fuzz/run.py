@@ -34,6 +34,7 @@ __all__ = ["Finding", "Summary", "run_cases"]
 
 SECONDS = 5  # of the processor, for one case at one surface
 SECONDS_PER_MIB = 30  # of the model beyond that: onnx_ir reads 0.6 MiB of nested nodes a second, a door may read a file thirteen times
+SANITIZED = 77  # how a sanitizer ends a process (Makefile, asan)
 HANGS = 40  # by the clock, and three times what the model's size allows
 MEMORY = 1024  # MiB that one case may take, ours
 ADDRESSES = 3 << 30  # bytes of addresses that a child may have beyond those of its start
@@ -184,6 +185,7 @@ class _Running:
     work: list[tuple[int, list[int]]]
     folder: Path
     since: float = field(default_factory=time.monotonic)
+    pid: int = 0
 
 
 def run_cases(
@@ -228,6 +230,7 @@ def run_cases(
                 return summary
             pid, status = _next(running)
             child = running.pop(pid)
+            child.pid = pid
             rest = _collect(child, os.waitstatus_to_exitcode(status), make, summary, tell, expected)
             shutil.rmtree(child.folder)
             if rest:
@@ -297,7 +300,7 @@ def _collect(
         case, surface = start["case"], start["surface"]
         done.add((case, surface))
         if end is None:
-            end = _death(code, (child.folder / "trace").read_text(errors="replace"))
+            end = of_sanitizer(child.pid) if code == SANITIZED else _death(code, (child.folder / "trace").read_text(errors="replace"))
             if end["end"] == "finding" and code < 0 and _dies_alone(make(case), surface, child.folder / "alone"):
                 end = {**end, "end": "runtime", "problems": []}
         summary.ends[surface][end["end"]] += 1
@@ -331,6 +334,17 @@ def _dies_alone(case: Case, surface: int, base: Path) -> bool:
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return code < 0 and code != -signal.SIGALRM
+
+
+def of_sanitizer(pid: int) -> dict[str, Any]:
+    """What a sanitizer said when it ended a child: it ends a runtime that asks for more memory than there is, which would raise otherwise."""
+    path = re.search(r"log_path=([^:]+)", os.environ.get("ASAN_OPTIONS", ""))
+    report = Path(f"{path[1]}.{pid}") if path else None
+    text = report.read_text(errors="replace") if report is not None and report.exists() else ""
+    if "allocator is out of memory" in text and "onnxruntime_pybind11_state" in text:
+        return {"end": "runtime", "problems": [], "seconds": 0.0, "mib": 0.0}
+    first = next((line for line in text.splitlines() if "ERROR" in line or "runtime error" in line), "a report that is not to be found")
+    return {"end": "finding", "problems": [asdict(Problem("sanitizer", first, "sanitizer", ""))], "seconds": 0.0, "mib": 0.0}
 
 
 def _death(code: int, trace: str) -> dict[str, Any]:

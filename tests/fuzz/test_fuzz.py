@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.fuzz import run
 from tests.processes import ROOT, python
 
 pytestmark = pytest.mark.slow
@@ -65,6 +66,30 @@ def tell(finding): found.setdefault(plants[finding.case].__name__, []).append(fi
 summary = run.run_cases(range(len(plants)), lambda n: Case(n, "", [], str(n).encode()), lambda n: [1], 2, tell)
 print({name: sorted(set(kinds)) for name, kinds in found.items()}, dict(summary.ends[1]), summary.cases)
 """
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("==9==ERROR: AddressSanitizer: heap-buffer-overflow on address 0x1\n    #0 0x2 in write_tensor native_tensors.h:80\n", "finding"),
+        (
+            "==9==ERROR: AddressSanitizer: allocator is out of memory trying to allocate 0x40000000 bytes\n    #1 0x2 in read native.c\n",
+            "finding",
+        ),
+        (
+            "==9==ERROR: AddressSanitizer: allocator is out of memory\n    #1 0x2 (/x/onnxruntime_pybind11_state.cpython.so+0x1)\n",
+            "runtime",
+        ),
+        (None, "finding"),
+    ],
+)
+def test_what_a_sanitizer_says(text, end, tmp_path, monkeypatch):
+    monkeypatch.setenv("ASAN_OPTIONS", f"log_path={tmp_path}/report:halt_on_error=1")
+    if text is not None:
+        (tmp_path / "report.9").write_text(text)
+    found = run.of_sanitizer(9)
+    assert found["end"] == end
+    assert bool(found["problems"]) == (end == "finding")
 
 
 def test_what_is_planted_is_found():
