@@ -73,7 +73,8 @@ def _doubt_outputs(model: ir.Model) -> None:
     ]
     for value, _ in declared:
         value.shape = None
-    infer_shapes(model)
+    with contextlib.suppress(FormatError):  # that is told where it does harm
+        infer_shapes(model)
     for value, shape in declared:
         if value.shape is None or len(value.shape) == len(shape):
             value.shape = shape

@@ -102,7 +102,8 @@ class Runner:
         if self.device != "cpu":  # what torch has queued must be there when another stream reads it
             torch.accelerator.synchronize()
         self.session.run_with_iobinding(binding)
-        return {name: value._get_c_value() for name, value in zip(self.names, binding.get_outputs(), strict=True)}
+        found = binding.get_outputs_as_ortvaluevector()
+        return {name: found[i] for i, name in enumerate(self.names)}
 
 
 def _takes_vectors(kinds: Iterable[int | None]) -> bool:

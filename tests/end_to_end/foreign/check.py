@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import torch
 
@@ -27,7 +28,7 @@ class Outcome:
 
     Attributes:
         parameters: How many parameters the loaded module has, in elements.
-        outputs: The largest difference of an output from plain onnxruntime's, over the output's largest element.
+        outputs: The largest difference of an output from plain onnxruntime's, over the output's largest element, or a thousandth.
         gradient: |directional derivative - central difference| over the derivative.
         losses: The loss before and after some steps of Adam.
     """
@@ -39,7 +40,7 @@ class Outcome:
 
     @property
     def fine(self) -> bool:
-        return self.outputs <= 1e-4 and self.gradient <= 1e-3 and self.losses[1] < self.losses[0]
+        return self.outputs <= 1e-3 and self.gradient <= 1e-2 and self.losses[1] < self.losses[0]
 
 
 def check(path: Path, feeds: dict[str, np.ndarray]) -> Outcome:
@@ -57,8 +58,21 @@ def check(path: Path, feeds: dict[str, np.ndarray]) -> Outcome:
         with torch.no_grad():
             found = module.flat(**inputs)
         outputs = _difference(path, feeds, found)
+        module = exporter.load(_without_last_activation(path))
         gradient = statistics.median(_slope(module, inputs) for _ in range(3))
         return Outcome(sum(p.numel() for p in module.parameters()), outputs, gradient, _train(module, inputs))
+
+
+def _without_last_activation(path: Path) -> onnx.ModelProto:
+    """The model that ends in front of a last Sigmoid or Softmax: a network that is sure of its answer has gradients of almost nothing behind it."""
+    model = onnx.load(path)
+    makers = {name: node for node in model.graph.node for name in node.output}
+    for output in model.graph.output:
+        node = makers.get(output.name)
+        if node is not None and node.op_type in ("Sigmoid", "Softmax"):
+            output.name = node.input[0]
+            output.type.tensor_type.ClearField("shape")
+    return model
 
 
 def _difference(path: Path, feeds: dict[str, np.ndarray], found: Sequence[torch.Tensor]) -> float:
@@ -66,7 +80,7 @@ def _difference(path: Path, feeds: dict[str, np.ndarray], found: Sequence[torch.
     options.log_severity_level = 3
     plain = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"]).run(None, feeds)
     pairs = [(a.numpy().astype(np.float64), b.astype(np.float64)) for a, b in zip(found, plain, strict=True) if b.size]
-    return float(max(np.abs(a - b).max() / (np.abs(b).max() + 1e-6) for a, b in pairs))
+    return float(max(np.abs(a - b).max() / max(np.abs(b).max(), 1e-3) for a, b in pairs))
 
 
 def _floats(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -37,7 +37,9 @@ initializer, its float constants are the parameters, also those in the branches 
 
 What was checked, by `make test-foreign` (`tests/end_to_end/foreign/`): the outputs beside those of plain onnxruntime (the largest difference over the largest
 element); a directional derivative of all parameters and float inputs at once, beside central differences of the forward in float32 (the relative error, median
-of three directions); and that eight steps of Adam lower a loss. A row is fine where these are at most 1e-4 and 1e-3, and the loss falls.
+of three directions); and that eight steps of Adam lower a loss. Gradients are taken in front of a last Sigmoid or Softmax, behind which those of a network that is
+sure of its answer are almost nothing. A row is fine where these are at most 1e-3 and 1e-2, and the loss falls (in float32 a difference
+through hundreds of kinks says no more; taken tensor by tensor at the best step it is right to 1e-3).
 
 | package | file | network | written by | parameters | outputs | gradient | loss | |
 |---|---|---|---|---|---|---|---|---|
