@@ -412,7 +412,10 @@ def _metered(function: Any) -> Any:
 
 def watch_runtimes() -> None:
     """From here on in this process, what onnxruntime and onnx.reference take is not counted as ours."""
-    for owner, names in ((onnxruntime.InferenceSession, ("__init__", "run", "run_with_iobinding", "run_with_ortvaluevector")), (ReferenceEvaluator, ("run",))):
+    for owner, names in (
+        (onnxruntime.InferenceSession, ("__init__", "run", "run_with_iobinding", "run_with_ortvaluevector")),
+        (ReferenceEvaluator, ("run",)),
+    ):
         for name in names:
             setattr(owner, name, _metered(getattr(owner, name)))
 

