@@ -322,6 +322,8 @@ def _alone(call: AutogradCall) -> Iterator[None]:
 def _reason(error: BaseException) -> str:
     """Why PyTorch's tracer stopped, in one line."""
     text = (str(error).strip().splitlines() or [""])[0]
+    if "unbacked" in text.lower() or "Expected Proxy" in text:  # how releases of torch say so
+        return "the sizes of its results depend on the values of a tensor"
     if private.is_data_dependent(error):
         return f"what it does depends on the values of a tensor ({text[:160]})"
     return f"on tensors without values it raises {type(error).__name__}{': ' if text else ''}{text[:200]}"
