@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
 
-__all__ = ["Flags", "Read"]
+__all__ = ["Flags", "Read", "is_inplace"]
 
 _FLAG = torch.Tensor.requires_grad
 _GETTERS_OF_ITSELF = (torch.Tensor.data, torch.Tensor.grad)
@@ -74,7 +74,7 @@ class Flags:
         """
         if not self._taken or any(getattr(func, "__self__", None) is getter for getter in _GETTERS_OF_ITSELF):
             return Read(args, kwargs)
-        changed = args[0] if args and func is not None and _changes_first(func.__name__) else None
+        changed = args[0] if args and func is not None and is_inplace(func.__name__) else None
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
         def read(tensor: torch.Tensor) -> torch.Tensor:
@@ -98,5 +98,8 @@ class Flags:
         return {(edge.node, edge.output_nr) for tensor, edge in self._read if id(tensor) not in self._taken}
 
 
-def _changes_first(name: str) -> bool:
-    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or (name.startswith("__i") and name != "__invert__")
+def is_inplace(name: str) -> bool:
+    """Whether a function of this name changes its first argument."""
+    if name.startswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and name not in ("__invert__", "__index__", "__int__", "__init__"))
+    return name.endswith("_")

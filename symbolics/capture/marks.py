@@ -25,7 +25,7 @@ from symbolics.capture.accumulation import ACCUMULATING, accumulate
 from symbolics.capture.binding import is_traced_size
 from symbolics.capture.buffers import Buffers
 from symbolics.capture.checks import passed
-from symbolics.capture.flags import Flags
+from symbolics.capture.flags import Flags, is_inplace
 from symbolics.capture.gradient_ops import Taken
 from symbolics.capture.inlining import stands_in_inlined
 from symbolics.capture.other_hooks import GradFn
@@ -124,7 +124,7 @@ class StopGradients(TorchFunctionMode):
             _watch_reads(recorder, name, args, kwargs)
             if recorder.capture.trace.statistics is not None and name not in _PROPERTIES:
                 recorder.capture.trace.statistics.note(func, args, kwargs)
-        if _is_inplace(name):
+        if is_inplace(name):
             result = self._inplace(func, name, args, kwargs)
             if name not in _SAME_VALUES:
                 _watch_changes(recorder, name, args[:1])
@@ -326,12 +326,6 @@ def _refuse(name: str, why: str) -> NoReturn:
     if recorder is None:
         raise ExportError(f"{name}: {why}")
     recorder.refuse(name, why)
-
-
-def _is_inplace(name: str) -> bool:
-    if name.startswith("__"):
-        return name == "__setitem__" or (name.startswith("__i") and name not in ("__invert__", "__index__", "__int__", "__init__"))
-    return name.endswith("_")
 
 
 def _as_differentiable(tensor: torch.Tensor) -> torch.Tensor:

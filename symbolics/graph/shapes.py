@@ -59,8 +59,10 @@ _TAKES: dict[str, tuple[int | None, ...]] = {
 
 def _asked(node: ir.Node) -> Sequence[int | None]:
     """The ranks of the inputs, as the operator asks for them, or as its output tells."""
-    if node.domain != "" or node.op_type in _TAKES:
-        return _TAKES.get(node.op_type, ()) if node.domain == "" else ()
+    if node.domain != "":
+        return ()
+    if (takes := _TAKES.get(node.op_type)) is not None:
+        return takes
     if node.op_type in ("Conv", "ConvTranspose"):
         known = [rank for v in node.inputs[:2] if (rank := rank_of(v)) is not None]
         return known[:1] * 2
