@@ -157,12 +157,9 @@ def test_an_output_whose_rank_is_declared_wrongly():
 def test_a_rank_that_only_its_reader_knows():
     """As torch's exporter writes an LSTM of one step: the rank of the If is open, and LSTM takes three axes."""
     model = parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 18]> g (float[N, 3] x, float[2, N, 2] state) => (float[N, 2] y, float[2, N, 2] next)
-        <int64[1] first = {0}, int64 zero = {0}, int64 one = {1}, int64[1] count = {2}, int64 two = {2}>
+        """<ir_version: 8, opset_import: ["": 18]> g (float[N, 3] x, float[2, N, 2] state, bool flat) => (float[N, 2] y, float[2, N, 2] next)
+        <int64[1] first = {0}, int64 zero = {0}, int64 one = {1}>
         {
-            rank = Shape(x)
-            size = Size(rank)
-            flat = Equal(size, two)
             seq = If (flat) <
                 then_branch = a () => (p) { p = Unsqueeze(x, first) },
                 else_branch = b () => (q) { q = Identity(x) }
@@ -173,7 +170,10 @@ def test_a_rank_that_only_its_reader_knows():
                 then_branch = d () => (i) { i = Unsqueeze(h, first) },
                 else_branch = e () => (j) { j = Identity(h) }
             >
-            cs = Unsqueeze(c, first)
+            cs = If (flat) <
+                then_branch = k () => (l) { l = Unsqueeze(c, first) },
+                else_branch = m () => (n) { n = Identity(c) }
+            >
             all, hn, cn = LSTM <hidden_size = 2> (seq, w, r, , , hs, cs)
             y = Squeeze(hn, first)
             next = Concat <axis = -3> (hn, cn)
@@ -188,7 +188,7 @@ def test_a_rank_that_only_its_reader_knows():
     with torch.no_grad():
         lstm.weight_ih.copy_(w[torch.cat([order[:2], order[2:6], order[6:]])])
         lstm.weight_hh.copy_(r[torch.cat([order[:2], order[2:6], order[6:]])])
-    y, after = module(x, state)
+    y, after = module(x, state, torch.tensor(True))
     hidden, cell = lstm(x, (state[0], state[1]))
     torch.testing.assert_close(y, hidden)
     torch.testing.assert_close(after, torch.stack([hidden, cell]))
