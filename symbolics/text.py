@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-__all__ = ["cause", "clean", "message", "reason", "said", "shown"]
+__all__ = ["cause", "clean", "headline", "message", "reason", "said", "shown"]
 
 _LINES = 6
 
@@ -43,8 +43,13 @@ def reason(error: BaseException) -> str:
 
 def cause(error: BaseException) -> str:
     """The first cause of an exception on one line: its class and the first line of what it said."""
-    first = _first(error)
-    return f"{type(first).__name__}: {clean((said(first).strip().splitlines() or [''])[0])}"
+    return headline(_first(error))
+
+
+def headline(error: BaseException) -> str:
+    """An exception on one line: its class and the first line of what it said."""
+    first = next(iter(said(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {clean(first)}" if first else type(error).__name__
 
 
 def _first(error: BaseException) -> BaseException:

@@ -5,10 +5,10 @@ Nothing of the file runs, no name in it is imported, and no torch is needed.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,13 +17,13 @@ import onnx_ir as ir
 
 from exporter.files.read import open_model
 from symbolics.errors import FormatError
-from symbolics.graph.values import is_mark, is_python_op, is_python_op_tangent
+from symbolics.graph.values import is_mark, is_python_op, is_python_op_tangent, operator_text
 from symbolics.node.arguments import Described, Unresolved
 from symbolics.node.attributes import SPECS, check_types, read_attributes, tuples_of, values_of
 from symbolics.node.backward import is_backward, targets_of
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Partial, Slot
-from symbolics.node.linked import backward_of
+from symbolics.node.linked import Backward, backward_of
 from symbolics.node.metadata import StateEntry, StepLayout, check_version, pairing_of, read_state, step_of, tangents_of
 from symbolics.node.names import (
     BACKWARD_KEY,
@@ -40,7 +40,7 @@ from symbolics.node.names import (
 )
 from symbolics.text import clean
 
-__all__ = ["CallFacts", "FileFacts", "LinkFacts", "inspect_file", "inspect_model"]
+__all__ = ["CallFacts", "FileFacts", "LinkFacts", "called_nodes", "inspect_file", "inspect_model", "tensor_text"]
 
 
 @dataclass
@@ -102,6 +102,8 @@ class FileFacts:
     Attributes:
         format_version: Of docs/format.md; None for a file that pythonop did not write.
         ir_version, opsets: Of ONNX.
+        inputs, outputs: Name and type of each: ``("x", "float[batch, 3]")``.
+        operators: How many nodes of each operator, subgraphs and functions included, the most frequent first.
         stop_gradients, stop_gradients_recorded: How many marks the graph has, how many the metadata says.
         gradients: How many PythonOpGrads and PythonOpBackwards the file has.
         training: Whether the file pairs values with their gradients.
@@ -134,6 +136,9 @@ class FileFacts:
     links: list[LinkFacts] = field(default_factory=list)
     step: StepLayout | None = None
     unchecked: str = ""
+    inputs: list[tuple[str, str]] = field(default_factory=list)
+    outputs: list[tuple[str, str]] = field(default_factory=list)
+    operators: dict[str, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain dicts and lists."""
@@ -150,8 +155,12 @@ def inspect_file(path: str | os.PathLike[str]) -> FileFacts:
     return inspect_model(open_model(path, data=False))
 
 
-def inspect_model(model: ir.Model) -> FileFacts:
+def inspect_model(model: ir.Model, *, names: bool = True) -> FileFacts:
     """The same for a model in memory.
+
+    Args:
+        model: The model.
+        names: Whether arguments and gradients are called by the names of their values; otherwise by their places, as two files may share them.
 
     Raises:
         FormatError: The metadata is damaged or of a newer format.
@@ -163,7 +172,7 @@ def inspect_model(model: ir.Model) -> FileFacts:
     backward = _backward(places)
     recorded = metadata.get(MARK_COUNT_KEY, "")
     pairing_of(model)  # a damaged one is an error here, too
-    tangents = tangents_of(model)
+    tangents, links = tangents_of(model), _links(model)
     return FileFacts(
         format_version=check_version(metadata),
         ir_version=int(model.ir_version or 0),
@@ -178,13 +187,38 @@ def inspect_model(model: ir.Model) -> FileFacts:
         buffers=kinds.count("buffer"),
         not_persistent=sum(not entry.persistent for entry in state.values()),
         tied=_tied(state),
-        rows=[_row(graph, node, backward) for graph, node in places if is_python_op(node) or is_python_op_tangent(node)],
+        rows=[_row(graph, node, backward, names) for graph, node in places if _is_called(node)],
         tangents=tangents is not None,
-        portable=[_portable_row(model, graph, node) for graph, node in places if _is_linked(model, node)],
-        links=[_link(model, function) for function in model.functions.values() if BACKWARD_KEY in function.metadata_props],
+        portable=[_portable_row(model, links, graph, node, names) for graph, node in places if _is_linked(model, node)],
+        links=[_link(function, links[key]) for key, function in model.functions.items() if key in links],
         step=step_of(model),
         unchecked=clean(metadata.get(UNCHECKED_KEY, "")),
+        inputs=[(value.name or "", tensor_text(value)) for value in model.graph.inputs if value.name not in model.graph.initializers],
+        outputs=[(value.name or "", tensor_text(value)) for value in model.graph.outputs],
+        operators=dict(Counter(operator_text(node) for _, node in places).most_common()),
     )
+
+
+def tensor_text(value: ir.Value | ir.TensorProtocol | None) -> str:
+    """``float[batch, 3]`` of a value or of a weight; ``?`` where nothing says the type."""
+    if value is None or value.dtype is None:
+        return "?"
+    kind = value.dtype.name.lower() + (f"[{', '.join(_dims(value.shape))}]" if value.shape is not None else "")
+    return (
+        kind
+        if not isinstance(value, ir.Value) or isinstance(value.type, ir.TensorType)
+        else f"{type(value.type).__name__.removesuffix('Type').lower()} of {kind}"
+    )
+
+
+def called_nodes(model: ir.Model) -> tuple[list[ir.Node], list[ir.Node]]:
+    """The nodes that `FileFacts.rows` and `FileFacts.portable` tell of, in their order."""
+    nodes = [node for _, node in _places(model)]
+    return [node for node in nodes if _is_called(node)], [node for node in nodes if _is_linked(model, node)]
+
+
+def _is_called(node: ir.Node) -> bool:
+    return is_python_op(node) or is_python_op_tangent(node)
 
 
 def _tied(state: dict[str, StateEntry]) -> list[list[str]]:
@@ -224,7 +258,13 @@ def _pair_key(node: ir.Node, context: ir.Value | None) -> Any:
     return id(context)
 
 
-def _row(graph: str, node: ir.Node, backward: dict[Any, list[ir.Node]]) -> CallFacts:
+def _names(values: Sequence[ir.Value | None], named: bool) -> list[str]:
+    if not named:
+        return [f"tensor {i}" if value is not None else "" for i, value in enumerate(values)]
+    return [value.name or "" if value is not None else "" for value in values]
+
+
+def _row(graph: str, node: ir.Node, backward: dict[Any, list[ir.Node]], named: bool) -> CallFacts:
     row = CallFacts(
         "?",
         node.name or "",
@@ -239,17 +279,17 @@ def _row(graph: str, node: ir.Node, backward: dict[Any, list[ir.Node]]) -> CallF
         check_types(values, SPECS, node.op_type, complete=False)
         row.function = str(values.get("name", values.get("func_name", "?")))
         if CALL_ATTRIBUTE in values:
-            _fill_from_call(row, node, _decode(values))
+            _fill_from_call(row, node, _decode(values), named)
         else:
-            _fill_from_attributes(row, node, values)
+            _fill_from_attributes(row, node, values, named)
     except FormatError as error:
         row.error = str(error)
     except (TypeError, ValueError, LookupError, AttributeError):  # attributes of other types than anybody has written
         row.error = str(FormatError.damaged(f"the attributes of the {node.op_type}", "they are not of the types that docs/format.md says"))
     for grad in () if row.kind != "PythonOp" else backward.get(_pair_key(node, node.outputs[0] if node.outputs else None), []):
         sources = targets_of(grad) if is_backward(grad) else node.inputs
-        given = [source.name or "" for source, output in zip(sources, grad.outputs, strict=False) if source is not None and output.name]
-        row.backward.append(f"{grad.name or grad.op_type}: {', '.join(given) or 'nothing'}")
+        given = [name for name, output in zip(_names(sources, named), grad.outputs, strict=False) if name and output.name]
+        row.backward.append(f"{(named and grad.name) or grad.op_type}: {', '.join(given) or 'nothing'}")
     return row
 
 
@@ -258,34 +298,44 @@ def _is_linked(model: ir.Model, node: ir.Node) -> bool:
     return function is not None and BACKWARD_KEY in function.metadata_props
 
 
-def _portable_row(model: ir.Model, graph: str, node: ir.Node) -> CallFacts:
+def _links(model: ir.Model) -> dict[ir.OperatorIdentifier, Backward | FormatError]:
+    """The link of each function that has one, read once, or what is wrong with it."""
+    found: dict[ir.OperatorIdentifier, Backward | FormatError] = {}
+    for key, function in model.functions.items():
+        try:
+            if (link := backward_of(model, function)) is not None:
+                found[key] = link
+        except FormatError as error:
+            found[key] = error
+    return found
+
+
+def _portable_row(
+    model: ir.Model, links: Mapping[ir.OperatorIdentifier, Backward | FormatError], graph: str, node: ir.Node, named: bool
+) -> CallFacts:
     """A call of an ONNX function: what it keeps for its backward is no output of the Function."""
-    function = model.functions[node.op_identifier()]
+    function, link = model.functions[node.op_identifier()], links[node.op_identifier()]
     outputs = list(node.outputs)
-    with contextlib.suppress(FormatError):  # the row of the link says it
-        link = backward_of(model, function)
-        outputs = outputs[: len(function.outputs) - (len(link.kept) if link is not None else 0)]
+    if not isinstance(link, FormatError):  # the row of the link says it
+        outputs = outputs[: len(function.outputs) - len(link.kept)]
     return CallFacts(
         function.metadata_props.get(FUNCTION_KEY, f"{function.domain}::{function.name}"),
         node.name or "",
         graph,
-        arguments=[(value.name or "") if value is not None else "" for value in node.inputs],
-        inputs=[_tensor(value) for value in node.inputs],
-        outputs=[_tensor(value) for value in outputs],
+        arguments=_names(node.inputs, named),
+        inputs=[tensor_text(value) for value in node.inputs],
+        outputs=[tensor_text(value) for value in outputs],
         module=node.metadata_props.get(MODULE_PROPERTY, ""),
         source=node.metadata_props.get(SOURCE_PROPERTY, ""),
         kind="function",
     )
 
 
-def _link(model: ir.Model, function: ir.Function) -> LinkFacts:
+def _link(function: ir.Function, link: Backward | FormatError) -> LinkFacts:
     facts = LinkFacts(f"{function.domain}::{function.name}", function.metadata_props.get(FUNCTION_KEY, ""))
-    try:
-        link = backward_of(model, function)
-    except FormatError as error:
-        facts.error = str(error)
-        return facts
-    if link is not None and link.name:
+    if isinstance(link, FormatError):
+        facts.error = str(link)
+    elif link.name:
         facts.backward, facts.once = f"{link.domain}::{link.name}", link.once
     return facts
 
@@ -304,8 +354,8 @@ def _decode(values: dict[str, Any]) -> AutogradCall:
         return read_attributes(values)
 
 
-def _fill_from_call(row: CallFacts, node: ir.Node, call: AutogradCall) -> None:
-    names = [value.name or "" if value is not None else "" for value in node.inputs]
+def _fill_from_call(row: CallFacts, node: ir.Node, call: AutogradCall, named: bool) -> None:
+    names = _names(node.inputs, named)
     row.id = call.id
     row.arguments = [_text(value, names) for value in call.args]
     row.arguments += [f"{key}={_text(value, names)}" for key, value in call.kwargs.items()]
@@ -317,7 +367,7 @@ def _fill_from_call(row: CallFacts, node: ir.Node, call: AutogradCall) -> None:
     row.flags += [f"passed={call.passed}"] if call.passed is not None else []
 
 
-def _fill_from_attributes(row: CallFacts, node: ir.Node, values: dict[str, Any]) -> None:
+def _fill_from_attributes(row: CallFacts, node: ir.Node, values: dict[str, Any], named: bool) -> None:
     """A node without ``call``: of a dialect, or of somebody else's making."""
     convention = str(values.get("input_convention", ""))
     found: dict[int, str] = {}
@@ -330,7 +380,7 @@ def _fill_from_attributes(row: CallFacts, node: ir.Node, values: dict[str, Any])
             continue
         for position, items in zip(values.get(f"{prefix}_positions", ()), tuples_of(values, prefix), strict=False):
             found[position] = repr(tuple(map(bool, items)) if family == "bool" else items)
-    names = iter(value.name or "" if value is not None else "" for value in node.inputs)
+    names = iter(_names(node.inputs, named))
     row.arguments = [next(names, "?") if letter == "d" else found.get(i, "?") for i, letter in enumerate(convention)]
     flags = values.get("input_requires_grads", [])
     needed = [bool(flag) for flag, letter in zip(flags, convention, strict=False) if letter == "d"]
@@ -364,13 +414,7 @@ def _tensors(values: list[ir.Value | None], kinds: Any, ranks: Any, flags: Any) 
     return out
 
 
-def _tensor(value: ir.Value | None) -> str:
-    if value is None or value.dtype is None:
-        return "?"
-    return value.dtype.name.lower() + (f"[{', '.join(_dims(value.shape))}]" if value.shape is not None else "")
-
-
-def _dims(shape: ir.Shape) -> list[str]:
+def _dims(shape: ir.Shape | ir.ShapeProtocol) -> list[str]:
     return [
         "?" if isinstance(d, ir.SymbolicDim) and d.value is None else str(d.value if isinstance(d, ir.SymbolicDim) else d) for d in shape
     ]

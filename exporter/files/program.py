@@ -45,7 +45,7 @@ class PortableCall:
     reason: str = ""
 
 
-@dataclass
+@dataclass(repr=False)
 class Program:
     """An exported model.
 
@@ -60,6 +60,22 @@ class Program:
     inlined: dict[str, str] = field(default_factory=dict)
     torch_program: Any = None
     portable: list[PortableCall] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        """One line: its size, inputs and outputs."""
+        from exporter.files.summary import count_calls, signature  # reads nodes, which who only exports does without
+
+        graph = self.model.graph
+        size = f"{len(list(graph.all_nodes()))} nodes, {count_calls(graph)} PythonOp"
+        inlined = f", {len(self.inlined)} Functions inlined" if self.inlined else ""
+        return f"{type(self).__name__}({size}{inlined}: {signature(graph)})"
+
+    def _repr_html_(self) -> str:
+        """What `pythonop inspect` says first, for a notebook."""
+        from exporter.files.inspect import inspect_model
+        from exporter.files.summary import as_html, summary_of
+
+        return as_html(summary_of(inspect_model(self.model), type(self).__name__))
 
     @property
     def model_proto(self) -> onnx.ModelProto:

@@ -26,6 +26,7 @@ from exporter.files.examine import (
 from exporter.files.tensors import check_data, external_tensors, held_tensors, is_external
 from symbolics.errors import FormatError, PythonopError
 from symbolics.graph.walk import subgraphs, walk
+from symbolics.node.limits import MAX_NESTED
 from symbolics.node.metadata import check_version
 from symbolics.text import clean, shown
 
@@ -146,19 +147,19 @@ def check_complete(model: ir.Model) -> None:
 
 def graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
     """Every graph of a model: the main one, functions, and the bodies inside them."""
-    yield from _inside(proto.graph, *proto.functions)
+    yield from (graph for graph, _ in _inside(proto.graph, *proto.functions))
 
 
-def _inside(*outer: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
-    """Graphs and functions, and the bodies inside them."""
-    stack: list[Any] = list(outer)
+def _inside(*outer: onnx.GraphProto | onnx.FunctionProto) -> Iterator[tuple[onnx.GraphProto | onnx.FunctionProto, int]]:
+    """Graphs and functions, and the bodies inside them, each with how many are around it."""
+    stack: list[tuple[Any, int]] = [(graph, 0) for graph in outer]
     while stack:
-        graph = stack.pop()
-        yield graph
+        graph, depth = stack.pop()
+        yield graph, depth
         for attribute in _attributes(graph):
             if attribute.HasField("g"):
-                stack.append(attribute.g)
-            stack.extend(attribute.graphs)
+                stack.append((attribute.g, depth + 1))
+            stack.extend((inner, depth + 1) for inner in attribute.graphs)
 
 
 def _attributes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.AttributeProto]:
@@ -228,9 +229,15 @@ def _check_proto(proto: onnx.ModelProto, folder: Path | None) -> list[onnx.Tenso
     """
     bodies = {operator_of(function): list(_calls(function)) for function in proto.functions}
     check_calls(_calls(proto.graph) if bodies else (), bodies)
+    nested = 0
     for part in (proto.graph, *proto.functions):
-        for graph in _inside(part):
+        for graph, depth in _inside(part):
             _check_graph(graph, called=isinstance(part, onnx.FunctionProto))
+            nested += max(depth - 2, 0) * len(graph.node)
+    if nested > MAX_NESTED:
+        raise FormatError(
+            f"{nested} nodes of the model are inside three bodies and more, each counted for each of them; at most {MAX_NESTED} are read"
+        )
     check_texts(proto.producer_name, proto.producer_version, proto.domain, *(o.domain for o in proto.opset_import))
     check_entries(proto)
     if folder is None:
@@ -280,7 +287,7 @@ def _check_model(model: ir.Model, data: bool) -> None:
 
 
 def _calls(part: onnx.GraphProto | onnx.FunctionProto) -> Iterator[Operator]:
-    for graph in _inside(part):
+    for graph, _ in _inside(part):
         yield from map(operator_of, graph.node)
 
 

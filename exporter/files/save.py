@@ -77,7 +77,7 @@ def writable(path: str | os.PathLike[str], error: type[Exception] = ExportError,
     for kept in map(Path, keep):
         beside = kept.parent.resolve() == target.parent.resolve() and _data_of(target).fullmatch(kept.name)
         if beside or os.path.realpath(kept) == os.path.realpath(target) or _same(kept, target):
-            raise error(f"{no}: this would replace or remove {kept}, which is needed; choose another output (-o)")
+            raise error(f"{no}: this would replace or remove {kept}, which is needed; choose another output")
     return target
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 import torch
 
 from exporter.files.program import Program
 from exporter.forward.finish import anchor_calls, finish, refuse_scripted
 from exporter.forward.inputs import check_dynamic
-from exporter.forward.opset import check_opset, opset_asked
+from exporter.forward.onnx_program import check_outputs, make_runnable
+from exporter.forward.opset import check_asked, check_opset
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
 from exporter.forward.state import ModelState
 from exporter.forward.translations import name_untranslated
@@ -37,6 +37,7 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
     """
     verify = options.pop("verify", False)
     check_place(f)
+    check_asked(options.get("opset_version"), dynamo=True)
     saving = {key: options.pop(key) for key in ("export_params", "keep_initializers_as_inputs", "external_data") if key in options}
     if isinstance(model, torch.export.ExportedProgram):
         warnings.warn(
@@ -53,10 +54,10 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
             current, model, args, options.get("kwargs"), lambda: _translate_dynamo(current, original, model, args, **options), fakes=True
         )
     assert current.program is not None
-    if verify:
-        onnx.checker.check_model(current.program.model_proto, full_check=True)
     if f is not None:
         write(current.program, f, **saving)
+    if verify:
+        check_outputs(program, model, args, options.get("kwargs"))
     return program
 
 
@@ -74,13 +75,12 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
     with capturing(current, model, True) as recorder:
         if isinstance(model, torch.export.ExportedProgram):
             model = place_operators(model, recorder)
-        with opset_asked(options.get("opset_version"), dynamo=True):
-            try:
-                program = original(model, args, None, optimize=False, verify=False, custom_translation_table=table, **options)
-            except Exception as error:
-                if recorder.capture.error is None:
-                    name_untranslated(error, recorder, given)
-                raise
+        try:
+            program = original(model, args, None, optimize=False, verify=False, custom_translation_table=table, **options)
+        except Exception as error:
+            if recorder.capture.error is None:
+                name_untranslated(error, recorder, given)
+            raise
         check_opset(program.model, options.get("opset_version"))
         if options.get("dynamic_shapes") and isinstance(model, torch.nn.Module):
             check_dynamic(model, args, options.get("kwargs") or {}, options["dynamic_shapes"], program.model.graph)
@@ -94,6 +94,7 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
         with without_gc():
             finish(program.model, recorder, state, optimize=optimize)
         inlined = dict(recorder.capture.inlined)
+        make_runnable(program, {record.function for record in recorder.records.values() if isinstance(record.function, type)})
     current.program = Program(program.model, inlined, program)
     return program
 

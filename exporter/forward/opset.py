@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import onnx
 import onnx_ir as ir
 
+from symbolics import torch_private as private
 from symbolics.errors import ExportError
 
-__all__ = ["check_opset", "opset_asked"]
+__all__ = ["check_asked", "check_opset"]
 
 
-@contextlib.contextmanager
-def opset_asked(opset: int | None, dynamo: bool) -> Iterator[None]:
-    """Around one of torch's exporters: an opset that it cannot write is an error of ours.
+def check_asked(opset: int | None, dynamo: bool) -> None:
+    """Refuse, before torch does with a page of graph, an opset that its exporter cannot write.
 
     Raises:
         ExportError: ONNX has no such opset, or the exporter refuses it.
@@ -25,12 +22,8 @@ def opset_asked(opset: int | None, dynamo: bool) -> Iterator[None]:
         raise ExportError(
             f"opset_version={opset}: the newest opset that onnx {onnx.__version__} knows is {newest}; leave it out for torch's own"
         )
-    try:
-        yield
-    except RuntimeError as error:
-        if "Unsupported onnx_opset_version" not in str(error):
-            raise
-        raise _refusal(opset, dynamo, "torch's exporter does not write it") from error
+    if opset is not None and not dynamo and opset not in private.opsets_of_torchscript():
+        raise _refusal(opset, dynamo, "torch's exporter does not write it")
 
 
 def check_opset(model: ir.Model, opset: int | None) -> None:

@@ -19,7 +19,7 @@ from exporter.files.program import Program
 from exporter.forward.draft import constants_to_initializers, read_draft
 from exporter.forward.finish import finish, refuse_scripted
 from exporter.forward.inputs import dynamic_sizes, input_names, without_numbers
-from exporter.forward.opset import opset_asked
+from exporter.forward.opset import check_asked
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
 from exporter.forward.state import ModelState, all_buffers_named
 from symbolics import torch_private as private
@@ -45,6 +45,7 @@ def export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: A
         raise ExportError("the model is scripted: its Functions cannot be seen. Export the Python module that it was made from")
     refuse_scripted(model)
     check_place(f)
+    check_asked(options.get("opset_version"), dynamo=False)
     saving = {key: options.pop(key) for key in ("export_params", "keep_initializers_as_inputs") if options.get(key) is not None}
     if options.get("training", torch.onnx.TrainingMode.EVAL) == torch.onnx.TrainingMode.EVAL:
         # torch's default, which nobody chose: the model's own mode counts, as with dynamo=True.
@@ -94,7 +95,7 @@ def _translate_torchscript(
         # No parameter data: finish() has it at hand. A large model would pass protobuf's 2 GiB for nothing.
         draft = io.BytesIO()
         # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
-        with _drafting(folds=bool(optimize)), opset_asked(opset, dynamo=False):
+        with _drafting(folds=bool(optimize)):
             original(
                 model,
                 args,

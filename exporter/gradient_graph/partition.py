@@ -14,7 +14,7 @@ from symbolics.node.backward import context_of
 from symbolics.node.metadata import GradientPairing, pairing_of, results_of
 from symbolics.node.names import GRADIENTS_KEY
 
-__all__ = ["Partition", "extract", "forward_part", "reach_of", "split"]
+__all__ = ["Partition", "ancestors", "extract", "forward_part", "is_cheap", "reach_of", "split"]
 
 # Nodes that only look at their input in another way: the backward computes them again where it has their inputs anyway, so
 # that the transpose of a weight or the expansion of a mask is not kept from the forward to the backward.
@@ -89,8 +89,8 @@ def split(training: ir.Model, state: Iterable[str], extra: Iterable[str] = (), w
     inputs, outputs = _forward_names(training, pairing)
     inputs += _in_order(training, state)
 
-    forward = _ancestors(nodes, [values[name] for name in (*outputs, *extra)])
-    needed = _ancestors(nodes, gradients)
+    forward = ancestors(nodes, [values[name] for name in (*outputs, *extra)])
+    needed = ancestors(nodes, gradients)
     backward = [node for node in nodes if node in needed and node not in forward]
     recomputed, residuals = _cut(nodes, forward, backward, gradients)
     reach = reach_of(backward, {k: values[v] for k, v in wanted.items()}, {v: k for k, v in pairing.inputs.items()})
@@ -125,7 +125,8 @@ def _in_order(model: ir.Model, state: Iterable[str]) -> list[str]:
     return [name for name in model.graph.initializers if name in known]
 
 
-def _ancestors(nodes: Sequence[ir.Node], ends: Iterable[ir.Value]) -> set[ir.Node]:
+def ancestors(nodes: Sequence[ir.Node], ends: Iterable[ir.Value]) -> set[ir.Node]:
+    """The nodes that the ends depend on."""
     needed, found = set(ends), set()
     for node in reversed(nodes):
         if any(output in needed for output in node.outputs):
@@ -134,7 +135,8 @@ def _ancestors(nodes: Sequence[ir.Node], ends: Iterable[ir.Value]) -> set[ir.Nod
     return found
 
 
-def _is_cheap(node: ir.Node) -> bool:
+def is_cheap(node: ir.Node) -> bool:
+    """Whether computing a node again costs next to nothing where its inputs are there."""
     if node.domain != "":
         return False
     return node.op_type in _CHEAP or (node.op_type in _SCALED and any(a.size == 1 for v in node.inputs if (a := array_of(v)) is not None))
@@ -145,7 +147,7 @@ def _cut(
 ) -> tuple[set[ir.Node], list[ir.Value]]:
     """The forward nodes that the backward computes again, and the residuals."""
     needed = dict.fromkeys([*(value for node in backward for value in reads(node)), *gradients])
-    cheap = {node for node in forward if _is_cheap(node)}
+    cheap = {node for node in forward if is_cheap(node)}
     # Free: what both parts have without keeping anything: inputs, state, constants, and what is cheaply made of these.
     free: set[ir.Value] = set()
     for node in nodes:

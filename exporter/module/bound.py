@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter.files.trust import Gate
+from exporter.gradient_graph.recompute import Recompute
 from exporter.module.orders import Orders
 from exporter.module.plans import Plan, Plans
 from exporter.module.step import Run, Step, TransformedStep
@@ -87,6 +88,7 @@ class Bound:
         gate: Gate,
         device: torch.device,
         providers: Any,
+        recompute: Recompute = None,
     ) -> None:
         graph = model.graph
         pairing = pairing_of(model)
@@ -123,7 +125,7 @@ class Bound:
                     f"{shown(name)!r} is the average of all batches, and the file has no num_batches_tracked beside it: it is damaged"
                 )
         self.changes = changes_of(model)
-        self.plans = Plans(model, tuple(names), allow, device, providers)
+        self.plans = Plans(model, tuple(names), allow, device, providers, recompute)
         self.tangents = Tangents(self.plans)
         self._warned: set[str] = set()
 
@@ -155,7 +157,7 @@ class Bound:
                     for name, value in {**inputs, **state}.items()
                     if name not in wrt and value.is_floating_point() and private.may_move(value)
                 ]
-        plan = self.plans.plan(module.training, frozenset(wrt))
+        plan = self.plans.plan(module.training, frozenset(wrt), inputs)
         feeds = {**inputs, **state}
         if plan.seed is not None:
             feeds[plan.seed] = draw_seed()
@@ -238,7 +240,9 @@ class Bound:
     def _checked(self, name: str, value: Any, sizes: dict[str, tuple[int, str]]) -> torch.Tensor:
         declared = self._declared[name]
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"the input {name!r} is a {type(value).__name__}, not a tensor (numbers and flags were fixed by the export)")
+            raise TypeError(
+                f"the input {name!r} is of type {type(value).__name__}, not a tensor (numbers and flags were fixed by the export)"
+            )
         if declared.kind is not None and value.dtype is not declared.kind:
             raise RunError(f"the input {name!r} is {value.dtype}, the model takes {declared.kind}: convert it with .to({declared.kind})")
         if value.device.type != self.device.type:
@@ -324,7 +328,7 @@ def _check_type(value: ir.Value) -> None:
         return
     if not isinstance(value.type, ir.TensorType) or int(value.type.dtype) not in DTYPES:
         raise FormatError(
-            f"the input or output {shown(value.name or '')!r} is a {shown(str(value.type))}, and torch has no tensors of that: "
+            f"the input or output {shown(value.name or '')!r} is of type {shown(str(value.type))}, and torch has no tensors of that: "
             "run the file with exporter.inference_session"
         )
 

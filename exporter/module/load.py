@@ -10,9 +10,12 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from exporter.files.inspect import inspect_model
 from exporter.files.read import check_complete, open_model
+from exporter.files.summary import as_html, signature, summary_of
 from exporter.files.trust import Gate
 from exporter.files.weights import foreign_state, lift_weights
+from exporter.gradient_graph.recompute import Recompute, checked
 from exporter.module.bound import Bound
 from exporter.runtime.tensors import to_tensor
 from symbolics.errors import FormatError
@@ -24,7 +27,14 @@ from symbolics.text import shown
 __all__ = ["OnnxModule", "load"]
 
 
-def load(model: Any, *, allow: Any = (), device: torch.device | str | None = None, providers: Sequence[Any] | None = None) -> OnnxModule:
+def load(
+    model: Any,
+    *,
+    allow: Any = (),
+    device: torch.device | str | None = None,
+    providers: Sequence[Any] | None = None,
+    recompute: Recompute = None,
+) -> OnnxModule:
     """A saved model as a torch.nn.Module: its forward runs in onnxruntime, its backward runs the gradient graph.
 
     ::
@@ -41,6 +51,10 @@ def load(model: Any, *, allow: Any = (), device: torch.device | str | None = Non
         allow: Classes and patterns that the file may name; see `exporter.files.trust.Gate`.
         device: Where parameters and buffers are. Default: the CPU.
         providers: As onnxruntime.InferenceSession takes them; default: the CPU's, or CUDA's for a CUDA device.
+        recompute: How much the forward may keep for the backward. None: all that the backward reads. "auto": results of products,
+            convolutions, recurrences and reductions; elementwise chains, normalizations and views between them are computed again, to
+            the same bits. An int: at most so many bytes, of inputs with the shapes of the first call; products are computed again,
+            too, where it takes that. Calls of Functions and random draws never run twice.
 
     Returns:
         The module. Its parameters and buffers have the names of the model that was exported (of a file of another
@@ -50,8 +64,9 @@ def load(model: Any, *, allow: Any = (), device: torch.device | str | None = Non
         FormatError: The file is damaged, cut off, or its external data is missing or outside its folder.
         TrustError: The file names a class that is not allowed.
         RunError: onnxruntime or the native library is not there.
+        ArgumentError: recompute is none of these.
     """
-    return OnnxModule(model, allow=allow, device=device, providers=providers)
+    return OnnxModule(model, allow=allow, device=device, providers=providers, recompute=recompute)
 
 
 class OnnxModule(torch.nn.Module):
@@ -70,9 +85,16 @@ class OnnxModule(torch.nn.Module):
     _onnx: Bound
 
     def __init__(
-        self, model: Any, *, allow: Any = (), device: torch.device | str | None = None, providers: Sequence[Any] | None = None
+        self,
+        model: Any,
+        *,
+        allow: Any = (),
+        device: torch.device | str | None = None,
+        providers: Sequence[Any] | None = None,
+        recompute: Recompute = None,
     ) -> None:
         super().__init__()
+        again = checked(recompute)
         place = torch.device("cpu" if device is None else device)
         gate = Gate(allow)
         opened = open_model(model)
@@ -87,7 +109,7 @@ class OnnxModule(torch.nn.Module):
         found = _register(self, opened.graph, entries, place)
         if providers is None and place.type == "cuda":
             providers = [("CUDAExecutionProvider", {"device_id": place.index or 0}), "CPUExecutionProvider"]
-        object.__setattr__(self, "_onnx", Bound(opened, entries, found, allow, gate, place, providers))
+        object.__setattr__(self, "_onnx", Bound(opened, entries, found, allow, gate, place, providers, again))
         if isinstance(model, (str, os.PathLike)):
             self._onnx.source = str(model)
         self._onnx.plans.plan(False, frozenset())  # a class that is missing is told now
@@ -107,12 +129,14 @@ class OnnxModule(torch.nn.Module):
         """
         return self._onnx.structured(self._onnx.run(self, args, kwargs))
 
-    def extra_repr(self) -> str:
-        """The file and the inputs."""
-        inputs = ", ".join(
-            f"{value.name}: {value.dtype}{list(value.shape) if value.shape is not None else ''}" for value in self._onnx.inputs.values()
-        )
-        return f"{self._onnx.source}: {inputs}"
+    def __repr__(self) -> str:
+        """One line: the file, its inputs and outputs, how much state it has. The modules below it are names of parameters alone."""
+        state = f"{len(list(self.parameters()))} parameters, {len(list(self.buffers()))} buffers"
+        return f"OnnxModule({shown(self._onnx.source)}, {state}: {signature(self._onnx.plans.model.graph)})"
+
+    def _repr_html_(self) -> str:
+        """What `pythonop inspect` says first, for a notebook."""
+        return as_html(summary_of(inspect_model(self._onnx.plans.model), self._onnx.source))
 
 
 class _Part(torch.nn.Module):

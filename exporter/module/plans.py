@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,7 +15,10 @@ from exporter.files.read import reading
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.gradient_graph.model import remove_marks
 from exporter.gradient_graph.partition import Partition, forward_part, split
+from exporter.gradient_graph.recompute import Recompute, recompute
 from exporter.gradient_graph.silent import silent_ways
+from exporter.module.torch_kernels import OVERRIDES
+from exporter.runtime.arena import use_training_arena
 from exporter.runtime.fusion.link import link
 from exporter.runtime.session import FATAL, inference_session, session_options
 from exporter.runtime.store import ContextStore
@@ -88,19 +91,32 @@ class _Training(NamedTuple):
 class Plans:
     """The plans of one file, made when they are first needed."""
 
-    def __init__(self, model: ir.Model, state: Sequence[str], allow: Any, device: torch.device, providers: Sequence[Any] | None) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        state: Sequence[str],
+        allow: Any,
+        device: torch.device,
+        providers: Sequence[Any] | None,
+        recompute: Recompute = None,
+    ) -> None:
         quirks.apply(quirks.LOADED, model)
         self.model = model
         self.state = tuple(state)
         self.allow = allow
         self.device = device
         self.providers = providers
+        self.recompute = recompute
         self.store = ContextStore()
         self.lock = threading.RLock()
         self._plans: dict[tuple[bool, frozenset[str]], Plan] = {}
 
-    def plan(self, training: bool, wrt: frozenset[str]) -> Plan:
+    def plan(self, training: bool, wrt: frozenset[str], example: Mapping[str, torch.Tensor] | None = None) -> Plan:
         """The sessions for a mode and the names whose gradients are wanted.
+
+        Args:
+            training, wrt: Mode and names.
+            example: The inputs of the first call: what their shapes make large or small is kept or computed again.
 
         Raises:
             UnsupportedOperatorError: An operator on the way has no gradient.
@@ -110,7 +126,7 @@ class Plans:
         with self.lock:
             found = self._plans.get((training, wrt))
             if found is None:
-                found = self._plans[training, wrt] = self._make(training, wrt)
+                found = self._plans[training, wrt] = self._make(training, wrt, example or {})
             return found
 
     def prepared(self, training: bool) -> tuple[ir.Model, str | None, Sequence[Statistics]]:
@@ -126,14 +142,17 @@ class Plans:
         """How many nodes the largest gradient graph has."""
         return max((plan.partition.size for plan in self._plans.values() if plan.partition is not None), default=0)
 
-    def training_model(self, training: bool, wrt: frozenset[str]) -> _Training:
-        """The file as it runs in a mode, with the gradients of these names, made anew: it is the same each time."""
+    def training_model(self, training: bool, wrt: frozenset[str], overrides: Any = None) -> _Training:
+        """The file as it runs in a mode, with the gradients of these names, made anew: it is the same each time.
+
+        ``overrides`` are those of `build_gradient_graph`.
+        """
         with reading(self.model):
             model, seed, statistics = self.prepared(training)
         pairing = pairing_of(model)
         if wrt and pairing is None:
             order = [name for name in dict.fromkeys((*(v.name for v in model.graph.inputs), *model.graph.initializers)) if name in wrt]
-            model = build_gradient_graph(model, wrt=order)
+            model = build_gradient_graph(model, wrt=order, overrides=overrides)
         elif pairing is not None and not wrt <= set(pairing.outputs):
             raise RunError(
                 f"the training file has no gradient of {sorted(wrt - set(pairing.outputs))}: it has those of {sorted(pairing.outputs)[:20]}. "
@@ -145,8 +164,8 @@ class Plans:
         return _Training(model, statistics, seed)
 
     @without_gc()
-    def _make(self, training: bool, wrt: frozenset[str]) -> Plan:
-        model, statistics, seed = self.training_model(training, wrt)
+    def _make(self, training: bool, wrt: frozenset[str], example: Mapping[str, torch.Tensor]) -> Plan:
+        model, statistics, seed = self.training_model(training, wrt, OVERRIDES if self.device.type == "cpu" else None)
         changes = changes_of(model)
         buffers = changes.carried if training or changes.always else {}
         extra = [*(name for entry in statistics for name in entry.values), *buffers.values()]
@@ -159,6 +178,8 @@ class Plans:
         with reading(self.model):
             silent = silent_ways(model, wrt)
             remove_marks(model)
+            if self.recompute is not None:
+                recompute(model, self.recompute, {name: tuple(value.shape) for name, value in example.items()}, extra, late=False)
             partition = split(model, self.state, extra, wrt)
         forward = self.session(partition.forward)
         backward = None
@@ -176,8 +197,7 @@ class Plans:
         options = session_options(self.allow, store=self.store)
         options.log_severity_level = FATAL
         options.intra_op_num_threads = torch.get_num_threads()
-        options.enable_mem_pattern = False
-        options.enable_cpu_mem_arena = False
+        use_training_arena(options)
         # onnxruntime's own fusions (FusedGemm) look for this import where the domain has operators of ours.
         model.opset_imports.setdefault(ORT_DOMAIN, 1)
         session = inference_session(model, sess_options=options, providers=self.providers)

@@ -294,7 +294,7 @@ class PythonOp:
             fill(result, lambda leaf: flat.append(leaf) if isinstance(leaf, torch.Tensor) else None)
             if len(flat) != len(names):
                 raise RunError(
-                    f"{self.title} returned {len(flat)} tensors in a {type(template).__name__}, {len(names)} when it was exported"
+                    f"{self.title} returned {len(flat)} tensors in something of type {type(template).__name__}, {len(names)} when it was exported"
                 )
             for slot, value in zip(names, flat, strict=True):
                 self.collect(slot, value, outputs)
@@ -312,7 +312,7 @@ class PythonOp:
             return np.asarray(value, dtype=object)
         if not isinstance(value, torch.Tensor):
             raise RunError(
-                f"{self.title}: output {index} is a {type(value).__name__}, a tensor when it was exported: export it as it is used now"
+                f"{self.title}: output {index} is of type {type(value).__name__}, a tensor when it was exported: export it as it is used now"
             )
         if value.dtype is not self.output_dtypes[index]:
             raise RunError(

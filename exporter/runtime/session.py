@@ -37,8 +37,8 @@ except ImportError as error:  # told when somebody needs it: onnx.reference runs
 
 __all__ = ["FATAL", "Session", "available", "inference_session", "session_options"]
 
-#: The oldest onnxruntime whose function table has what native.c uses.
-OLDEST = "1.17"
+#: The oldest onnxruntime that this has run on, as pyproject.toml asks for it. The function table that native.c uses is there from 1.17 on.
+OLDEST = "1.20"
 
 #: onnxruntime's log level for what no exception says.
 FATAL = 4
@@ -210,17 +210,26 @@ def _refusal(error: Exception) -> RunError | None:
     its_own = kind.__module__.startswith("onnxruntime.")
     if isinstance(error, RunError) or not (its_own or kind in (RuntimeError, UnicodeDecodeError)):  # the last: of its own message
         return None
-    text = clean(" ".join(str(error).split()), 1000)
-    hint = f". {_NO_KERNEL}" if "NOT_IMPLEMENTED" in text else ""
+    text = " ".join(str(error).split())
+    if len(text) > _MOST:  # what is wrong stands in front or at the end: it quotes names and lists of types in between
+        text = f"{text[: _MOST - 150]} … {text[-150:]}"
+    hint = next((f". {way_out}" for sign, way_out in _WAYS_OUT.items() if sign in text), "")
     if its_own and kind not in _REFUSALS:
         _REFUSALS[kind] = type(kind.__name__, (RunError, kind), {"__doc__": "A RunError that is onnxruntime's own class, too."})
-    refusal = _REFUSALS.get(kind, RunError)(f"onnxruntime cannot run the model: {text}{hint}")
+    refusal = _REFUSALS.get(kind, RunError)(f"onnxruntime cannot run the model: {clean(text, 2 * _MOST)}{hint}")
     refusal.__cause__ = error
     return refusal
 
 
-#: onnxruntime names the operator, and not the type that it lacks.
-_NO_KERNEL = "It has no kernel of that operator for its types here (on the CPU hardly one for bfloat16, of some operators none for float64): export the model in float32"
+_MOST = 600  # characters of what onnxruntime says
+
+#: What onnxruntime says -> what it leaves out: it names the operator, and not the type that it lacks, nor where the operator may be.
+_WAYS_OUT = {
+    "NOT_IMPLEMENTED": "It has no kernel of that operator for its types here (on the CPU hardly one for bfloat16, of some operators none for float64): "
+    "export the model in float32",
+    "is not a registered function/op": "This onnxruntime has no such operator: install a newer one, or give sess_options with the library that has it "
+    "(register_custom_ops_library)",
+}
 
 _REFUSALS: dict[type[Exception], type[RunError]] = {}
 

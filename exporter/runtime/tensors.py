@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,9 +109,33 @@ class Runner:
 
 
 def _takes_vectors(kinds: Iterable[int | None]) -> bool:
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
+    return _push() is not None and all(kind in _SHARED for kind in kinds)
 
-    return hasattr(state.OrtValue, "from_dlpack") and all(kind in _SHARED for kind in kinds)
+
+def _push_flagged(vector: Any, value: torch.Tensor) -> None:
+    if value.dtype is torch.bool:  # torch's DLPack has a type of its own for it, which onnxruntime before 1.32 does not read
+        vector.push_back(to_dlpack(value.view(torch.uint8)), True)
+    else:
+        vector.push_back(to_dlpack(value), False)
+
+
+def _push_plain(vector: Any, value: torch.Tensor) -> None:
+    vector.push_back(to_dlpack(value))
+
+
+@functools.cache
+def _push() -> Callable[[Any, torch.Tensor], None] | None:
+    """How this onnxruntime takes a tensor into a vector, found by trying: from 1.24 on with a flag, from 1.32 on without. None: not at all."""
+    from onnxruntime.capi.onnxruntime_pybind11_state import OrtValueVector
+
+    for push in (_push_plain, _push_flagged):
+        vector = OrtValueVector()
+        with contextlib.suppress(Exception):  # pybind has TypeErrors, DLPack BufferErrors, and another release something else
+            push(vector, torch.zeros(1, dtype=torch.bool))
+            push(vector, torch.zeros(1))
+            if [vector[i].data_type() for i in range(2)] == ["tensor(bool)", "tensor(float)"]:
+                return push
+    return None
 
 
 class _Vectors:
@@ -120,20 +146,19 @@ class _Vectors:
         from onnxruntime.capi.onnxruntime_pybind11_state import OrtDevice, OrtValueVector
 
         self.inputs, self.outputs = list(inputs), outputs
-        self._run, self._vector, self._options = session.run_with_ortvaluevector, OrtValueVector, RunOptions()
+        self._run, self._vector, self._options, self._push = session.run_with_ortvaluevector, OrtValueVector, RunOptions(), _push()
         self._devices = [OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)] * len(outputs)
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """As `Runner.run`."""
+        assert self._push is not None
         given, found = self._vector(), self._vector()
         for name in self.inputs:
             value = feeds[name]
             if not isinstance(value, torch.Tensor):
                 given.push_back(value)
-            elif value.dtype is torch.bool:  # torch's DLPack has a type of its own for it, which onnxruntime does not read
-                given.push_back(to_dlpack(value.view(torch.uint8)), True)
             else:
-                given.push_back(to_dlpack(value), False)
+                self._push(given, value)
         self._run(self._options, self.inputs, given, self.outputs, found, self._devices)
         return {name: found[i] for i, name in enumerate(self.outputs)}  # iterating costs 20 us: pybind makes a class for it
 

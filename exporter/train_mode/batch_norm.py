@@ -97,7 +97,7 @@ def batch_statistics(model: ir.Model) -> list[Statistics]:
             output = node.outputs[position - 2]
             output.name = output.name or f"{stem}/{what}"
             output.type, output.shape = source.type, source.shape
-        read_copies(node, mean, var)  # the caller's own memory is behind these inputs
+        read_copies(node, *_zeros(node, mean, var))  # of its own for each node: onnxruntime's kernel writes over them
         shape = ir.Node("", "Shape", [x], name=f"{stem}/shape")
         shape.outputs[0].name = shape.name
         shape.outputs[0].type = ir.TensorType(ir.DataType.INT64)
@@ -106,6 +106,19 @@ def batch_statistics(model: ir.Model) -> list[Statistics]:
         node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
         names = (name_of(node.outputs[1]), name_of(node.outputs[2]), name_of(shape.outputs[0]))
         found.append(Statistics(name_of(mean), name_of(var), names, momentum))
+    return found
+
+
+def _zeros(node: ir.Node, *buffers: ir.Value) -> list[ir.Value]:
+    """Zeros in the place of the buffers: what momentum 0 makes of finite ones. Of others, which one bad batch leaves, it makes NaN."""
+    tape = ir.tape.Tape()
+    found = []
+    for buffer in buffers:
+        zeros = tape.op("CastLike", [tape.op("Less", [buffer, buffer]), buffer])
+        zeros.type, zeros.shape = buffer.type, buffer.shape
+        found.append(zeros)
+    assert node.graph is not None
+    node.graph.insert_before(node, tape.nodes)
     return found
 
 

@@ -74,7 +74,7 @@ def groups_of(
         return _of_torch(optimizer, parameters)
     if not isinstance(optimizer, str):
         raise ArgumentError(
-            f"optimizer is a {type(optimizer).__name__}: give one of {', '.join(OPTIMIZERS)}, or an instance of torch.optim.Optimizer"
+            f"optimizer is of type {type(optimizer).__name__}: give one of {', '.join(OPTIMIZERS)}, or an instance of torch.optim.Optimizer"
         )
     return [_group(optimizer, tuple(parameters), hyperparameters or {}, {})]
 

@@ -86,6 +86,11 @@ class Objective(torch.nn.Module):
         ours = sum(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(targets))
         self.names, self.target_names = every[: len(every) - ours], every[len(every) - ours :]
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the arguments and targets by their names in the graph."""
+        return {name: tuple(value.shape) for name, value in named_tensors(self, self.args, {}).items()}
+
     def export(self, *, dynamic_shapes: Any, **options: Any) -> Program:
         """Export it; names of state and modules are those in the model, without this module around it.
 
@@ -166,10 +171,14 @@ def _scalar(loss: Any, function: Any) -> torch.Tensor:
         else f"the loss {getattr(function, '__name__', type(function).__name__)}"
     )
     way = "reduce it, for example with .mean()" + (
-        "" if function is not None else ", or give loss= and targets= (on the command line, TARGET returns an exporter.Case with both)"
+        ""
+        if function is not None
+        else ", or give loss= and targets= (on the command line, TARGET returns exporter.Case(model, args, loss=..., targets=(...,)))"
     )
     if not isinstance(loss, torch.Tensor):
-        raise ExportError(f"{who} returned a {type(loss).__name__}: a training step needs one floating-point number, a tensor: {way}")
+        raise ExportError(
+            f"{who} returned something of type {type(loss).__name__}: a training step needs one floating-point number, a tensor: {way}"
+        )
     if loss.numel() != 1 or not loss.is_floating_point():
         raise ExportError(
             f"{who} returned a tensor of {loss.dtype} with shape {list(loss.shape)}: a training step needs one floating-point number: {way}"

@@ -19,6 +19,7 @@ import torch
 from exporter.files.program import Program, save_models
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.gradient_graph.model import remove_marks
+from exporter.gradient_graph.recompute import Recompute, checked, recompute as rematerialize
 from exporter.train_mode.batch_norm import batch_statistics
 from exporter.train_mode.dropout import seed_dropout
 from exporter.training.assemble import Assembly
@@ -26,12 +27,12 @@ from exporter.training.groups import groups_of
 from exporter.training.objective import Objective, state_key
 from symbolics.errors import ArgumentError, ExportError
 from symbolics.node.dialects import to_dialect
-from symbolics.node.metadata import StepLayout
+from symbolics.node.metadata import StepLayout, changes_of
 
 __all__ = ["TrainingStep", "export_training_step"]
 
 
-@dataclass
+@dataclass(repr=False)
 class TrainingStep(Program):
     """A training step in memory.
 
@@ -99,6 +100,7 @@ def export_training_step(
     opset_version: int | None = None,
     inline: Iterable[Any] = (),
     portable: Any = False,
+    recompute: Recompute = None,
     **torch_onnx_export_options: Any,
 ) -> TrainingStep:
     """Export a model, its loss and an optimizer as one ONNX model that makes a training step.
@@ -133,6 +135,8 @@ def export_training_step(
             scaled, and a step whose gradients overflow changes nothing but the scale, as torch.amp.GradScaler does.
         dynamo, dynamic_shapes, opset_version, inline, portable, **torch_onnx_export_options: As `export`. ``dynamic_shapes``
             may name the targets, too (``target``, or ``target_0``, ...); without that their sizes follow from the model.
+        recompute: How much the forward may keep for the backward, None, "auto" or a number of bytes, as `exporter.load` has it, of
+            inputs with the shapes of the examples. What is computed again stands in the file twice.
 
     Raises:
         ExportError: The model or the loss cannot be exported, changes a buffer that the step cannot, or has nothing to train.
@@ -148,8 +152,9 @@ def export_training_step(
     if loss is None and targets:
         raise ArgumentError("loss=None says that the model returns its loss: its labels belong to args or kwargs, not to targets")
     if not callable(loss) and loss is not None:
-        raise ArgumentError(f"loss is a {type(loss).__name__}, not a function or module")
+        raise ArgumentError(f"loss is of type {type(loss).__name__}, not a function or module")
 
+    again = checked(recompute)
     objective = Objective(model, args, dict(kwargs or {}), loss, targets, precision)
     trainable = {state_key(name): p for name, p in objective.named_parameters(remove_duplicate=True) if p.requires_grad}
     groups = groups_of(optimizer, hyperparameters, trainable)
@@ -173,6 +178,9 @@ def export_training_step(
         forward, wrt=[name for group in groups for name in group.names], outputs=[str(forward.graph.outputs[0].name)]
     )
     remove_marks(training)
+    if again is not None:
+        extra = [name for entry in statistics for name in entry.values] + list(changes_of(training).carried.values())
+        rematerialize(training, again, objective.shapes, extra, late=True)
     assembly = Assembly(training, groups, clip_norm=clip_norm, accumulate=accumulate, scaled=precision == "float16")
     assembly.run(seed, statistics)
     assembly.describe(objective.names, objective.target_names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,17 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
 import torch
 
 from exporter.verification.eager import SEED, EagerStep
 from symbolics.errors import FormatError, RunError, TrustError
-from symbolics.graph.values import is_python_op
-from symbolics.graph.walk import walk
-from symbolics.node.names import CALL_ATTRIBUTE, OUTPUTS_KEY, qualified_name
+from symbolics.node.names import qualified_name
 from symbolics.node.patterns import Patterns
 
-__all__ = ["FileStep", "names_in", "run_in_a_fresh_process"]
+__all__ = ["FileStep", "run_in_a_fresh_process"]
 
 
 @dataclass
@@ -45,35 +41,6 @@ class FileStep:
     differentiable: list[bool]
     backward_nodes: int
     seconds: dict[str, float]
-
-
-def names_in(model: ir.Model) -> list[str]:
-    """What a file names: Functions, operators and the modules that register them, the types of their arguments and of the model's result."""
-    found: dict[str, None] = {}
-
-    def visit(data: Any) -> None:
-        if isinstance(data, dict):
-            for key, payload in data.items():
-                if key in ("$enum", "$namedtuple", "$dataclass", "$mapping") and isinstance(payload, list):
-                    found[payload[0]] = None
-                elif key == "$callable":
-                    found[payload] = None
-                visit(payload)
-        elif isinstance(data, list):
-            for item in data:
-                visit(item)
-
-    for node in walk(model.graph):
-        if is_python_op(node) and "name" in node.attributes:
-            found[node.attributes["name"].as_string()] = None
-            if CALL_ATTRIBUTE in node.attributes:
-                call = json.loads(node.attributes[CALL_ATTRIBUTE].as_string())
-                if call.get("operator"):
-                    found[f"{call['operator']['module']}:*"] = None
-                visit(call)
-    if OUTPUTS_KEY in model.metadata_props:
-        visit(json.loads(model.metadata_props[OUTPUTS_KEY]))
-    return [name for name in found if ":" in name]
 
 
 def run_in_a_fresh_process(path: Path, eager: EagerStep, allow: Iterable[Any], setup: str | None, steps: int, timeout: float) -> FileStep:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-
 import onnx_ir as ir
 
+from exporter.files.places import scope_of
+from symbolics.graph.values import operator_text
 from symbolics.node.metadata import changes_of, read_state, results_of
 from symbolics.node.names import MODULE_PROPERTY, SOURCE_PROPERTY
 
@@ -17,7 +17,7 @@ _LAYOUT = frozenset(("Transpose", "Reshape", "Identity", "Cast", "Unsqueeze", "S
 
 def operator_of(node: ir.Node) -> str:
     """``Gemm``, or ``com.microsoft::PythonOp of package.module:Function``."""
-    name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    name = operator_text(node)
     function = node.attributes.get("name")
     return f"{name} of {function.as_string()}" if function is not None and node.domain else name
 
@@ -28,13 +28,7 @@ def module_of(node: ir.Node) -> str:
     Of TorchScript's nodes the name has the path.
     """
     found = [node.metadata_props[key] for key in (MODULE_PROPERTY, SOURCE_PROPERTY) if node.metadata_props.get(key)]
-    if found:
-        return ", ".join(found)
-    try:  # torch's exporter: ['', 'model', 'model.head', 'linear_8'], the last is the operation
-        scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", ""))
-        return str(scopes[-2])
-    except (ValueError, SyntaxError, IndexError, TypeError, MemoryError, RecursionError):
-        return ""
+    return ", ".join(found) if found else scope_of(node)
 
 
 def node_of(node: ir.Node | None) -> str:

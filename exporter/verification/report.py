@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter.files.save import saving
+from exporter.files.summary import Summary, Table, as_html
 from exporter.verification import charts
 from exporter.verification.rows import Row
 from symbolics.errors import PythonopError
@@ -21,7 +22,7 @@ __all__ = ["STEPS", "Report", "Row"]
 STEPS = ("eager step", "onnxruntime step")
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """The result of `exporter.verify`.
 
@@ -63,38 +64,54 @@ class Report:
             "first_departure": self.first_departure, "rows": rows,
         }  # fmt: skip
 
+    def __repr__(self) -> str:
+        """One line."""
+        return f"Report({clean(str(self.facts.get('model', 'model')))}: {self.summary()})"
+
+    def _repr_html_(self) -> str:
+        """The table and what stands below it, for a notebook."""
+        table, lines = self._shown(20)
+        title = f"{self.facts.get('model', 'model')}: {'equal' if self.ok else 'differs'}"
+        return as_html(Summary(title, [("", line) for line in lines], [table]))
+
     def render(self, limit: int = 20) -> Any:
         """A table of rich: the worst rows first, at most ``limit`` of those that are fine."""
         from rich.console import Group
-        from rich.table import Table
+        from rich.table import Table as RichTable
         from rich.text import Text
 
-        table = Table(title=clean(str(self.facts.get("model", "model"))), title_justify="left")
-        for heading in ("tensor", "what", "shape"):
-            table.add_column(heading, overflow="fold")
-        for heading in ("error", "eager's own", "allowed"):
-            table.add_column(heading, justify="right")
-        table.add_column("result", overflow="fold")
+        said, lines = self._shown(limit)
+        table = RichTable(title=clean(str(self.facts.get("model", "model"))), title_justify="left")
+        for heading in said.columns:
+            number = heading in ("error", "eager's own", "allowed")
+            table.add_column(heading, justify="right" if number else "left", overflow="ellipsis" if number else "fold")
+        for row in said.rows:
+            *cells, result = (Text(clean(cell)) for cell in row)
+            result.stylize("green" if result.plain == "equal" else "bold red")
+            table.add_row(*cells, result)
+        return Group(table, *(Text(clean(line, 2000), "" if self.ok else "red") for line in lines))
+
+    def _shown(self, limit: int) -> tuple[Table, list[str]]:
+        """The worst rows, all that differ and at most ``limit`` of the others, and the lines below them."""
         worst = self.worst()
-        bad = sum(not row.ok for row in worst)
-        for row in worst[: max(limit, bad)]:
-            own = "" if row.eager_error is None else f"{row.eager_error:.1e}"
-            result = Text("equal", "green") if row.ok else Text(clean(row.problem) or "differs", "bold red")
-            table.add_row(
-                Text(clean(row.name)),
+        count = max(limit, sum(not row.ok for row in worst))
+        rows = [
+            (
+                row.name,
                 row.kind,
                 "x".join(map(str, row.shape)) or "scalar",
                 f"{row.error:.1e}",
-                own,
+                "" if row.eager_error is None else f"{row.eager_error:.1e}",
                 f"{row.tolerance:.1e}",
-                result,
+                "equal" if row.ok else row.problem or "differs",
             )
-        lines = [self.summary()]
-        if len(worst) > max(limit, bad):
-            lines.insert(0, f"and {len(worst) - max(limit, bad)} more that are equal")
+            for row in worst[:count]
+        ]
+        lines = [f"and {len(worst) - count} more that are equal"] if len(worst) > count else []
+        lines.append(self.summary())
         if self.first_departure:
             lines.append(f"first departure: {self.first_departure}")
-        return Group(table, *(Text(clean(line, 2000), "" if self.ok else "red") for line in lines))
+        return Table(("tensor", "what", "shape", "error", "eager's own", "allowed", "result"), rows), lines
 
     def summary(self) -> str:
         """One line."""

@@ -20,7 +20,7 @@ from symbolics.errors import RunError
 from symbolics.graph.values import is_python_op, name_of
 from symbolics.node.metadata import pairing_of
 
-__all__ = ["TRIALS", "NotThere", "Probe"]
+__all__ = ["TRIALS", "NotThere", "Probe", "anew"]
 
 
 class NotThere(Exception):
@@ -57,6 +57,11 @@ def _input() -> torch.Tensor:
 @functools.cache
 def _exported(dynamo: bool = True, portable: bool = False) -> Program:
     return export(_Model().eval(), (_input().detach(),), dynamo=dynamo, portable=portable)
+
+
+def anew() -> None:
+    """The trials share what they export: forget what earlier ones did, in a process where torch may have been another."""
+    _exported.cache_clear()
 
 
 def _release() -> str:

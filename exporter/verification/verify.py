@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import tempfile
 import time
@@ -14,13 +15,14 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from exporter.files.named import names_in
 from exporter.files.program import Program
 from exporter.forward.case import Case
 from exporter.forward.export import export
 from exporter.verification.bisect import first_departure
 from exporter.verification.compare import compare, largest
 from exporter.verification.eager import EagerStep, draws, in_float64, seconds_of_a_step, with_the_files_masks
-from exporter.verification.process import FileStep, names_in, run_in_a_fresh_process
+from exporter.verification.process import FileStep, run_in_a_fresh_process
 from exporter.verification.provenance import places_of_rows
 from exporter.verification.report import Report
 from exporter.verification.steps import copy_of
@@ -30,6 +32,9 @@ from symbolics.graph.walk import walk
 from symbolics.node.names import MARK_COUNT_KEY
 
 __all__ = ["verify"]
+
+#: Its stages, for whoever listens: `pythonop verify` shows them.
+_log = logging.getLogger("pythonop")
 
 
 def verify(
@@ -81,8 +86,10 @@ def verify(
         else Case(model, args, kwargs, dynamic_shapes=dynamic_shapes, inline=tuple(inline), portable=portable)
     )
     case = replace(case, args=tuple(case.args) if isinstance(case.args, (tuple, list)) else (case.args,))
+    _log.info("running %s in eager mode", type(case.model).__name__)
     eager = EagerStep.run(case)
     random = draws(case, eager)
+    _log.info("exporting %s", type(case.model).__name__)
     begin = time.perf_counter()
     program = export(
         copy_of(case.model), case.args, case.kwargs, dynamo=dynamo, dynamic_shapes=case.dynamic_shapes, inline=case.inline,
@@ -90,6 +97,7 @@ def verify(
     )  # fmt: skip
     seconds = {"export": time.perf_counter() - begin}
     eager, masks = with_the_files_masks(case, eager, program.model) if random else (eager, None)
+    _log.info("running %s in float64", type(case.model).__name__)
     precise = in_float64(case, eager, masks)
     allowed = [*names_in(program.model), *case.allow] if allow is None else list(allow)
     if case.portable and not any(is_python_op(node) for node in walk(program.model.graph)):
@@ -97,14 +105,17 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="pythonop-verify-") as folder:
         path = Path(folder, "model.onnx")
         program.save(path)
+        _log.info("running the file in a fresh process")
         found = run_in_a_fresh_process(path, eager, allowed, setup, steps, timeout)
         size = sum(file.stat().st_size for file in Path(folder).glob("model.onnx*"))
+    _log.info("comparing")
     _refuse_no_path(eager, found)
     seconds |= {**found.seconds, "eager step": seconds_of_a_step(case, eager, steps)}
     places = places_of_rows(program.model)
     rows = [replace(row, node=places.get((row.kind, row.name), "")) for row in compare(eager, precise, found, found.lost)]
     report = Report(rows, _facts(case, program.model, dynamo, size, found), _functions(program), seconds)
     if bisect and not report.ok and masks is None:
+        _log.info("looking for the first node that departs")
         report.first_departure = first_departure(program, case, eager.cotangents, allowed)
     return report
 

@@ -33,10 +33,13 @@ class Call:
 
 
 class Callsites:
-    """Knows the modules of a model, and finds the innermost of them on the stack."""
+    """Knows the modules of a model, and finds the innermost of them on the stack.
+
+    By their attributes: where a model has a module twice, torch.export runs other objects in the place of modules, with the same ``__dict__``.
+    """
 
     def __init__(self, model: torch.nn.Module | None = None) -> None:
-        self._modules = {} if model is None else {id(module): name for name, module in model.named_modules()}
+        self._modules = {} if model is None else {id(vars(module)): name for name, module in model.named_modules()}
 
     def here(self) -> tuple[str, str]:
         """The path of the module whose forward is running, and the line of user code that is."""
@@ -46,7 +49,8 @@ class Callsites:
             if name != "torch" and not name.startswith(("torch.", "symbolics.", "exporter.")):
                 source = source or f"{name}:{frame.f_lineno}"
             if frame.f_code.co_varnames[:1] == ("self",):
-                path = self._modules.get(id(frame.f_locals.get("self")))
+                owner = frame.f_locals.get("self")
+                path = self._modules.get(id(vars(owner))) if issubclass(type(owner), torch.nn.Module) else None
                 if path is not None:
                     return path, source
             frame = frame.f_back  # type: ignore[assignment]

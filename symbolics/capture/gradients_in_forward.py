@@ -94,7 +94,7 @@ def gradients(
     """
     for each in (*outputs, *inputs):
         if not isinstance(each, torch.Tensor):
-            recorder.refuse(what, f"a {type(each).__name__} among outputs or inputs: pass the tensor itself")
+            recorder.refuse(what, f"something of type {type(each).__name__} is among outputs or inputs: pass the tensor itself")
         if each.is_complex():
             recorder.refuse(
                 what,

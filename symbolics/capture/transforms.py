@@ -243,5 +243,7 @@ def _check_floats(recorder: Recorder, what: str, results: Sequence[Any]) -> None
 
 def _shown(value: Any) -> str:
     return (
-        f"a tensor of {value.dim()} dimensions and type {value.dtype}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+        f"a tensor of {value.dim()} dimensions and type {value.dtype}"
+        if isinstance(value, torch.Tensor)
+        else f"something of type {type(value).__name__}"
     )

@@ -91,7 +91,7 @@ def _expose(op: Builder, node: ir.Node, key: Hashable, branch: int, value: Value
         body.outputs.append(leaf)
     node.resize_outputs(len(node.outputs) + 1)
     out = node.outputs[-1]
-    out.name = op.scope.name(value.name or "exposed")
+    out.name = op.scope.residual_name(value.name or "exposed", node)
     out.type = value.type
     stacked = node.op_type in ("Loop", "Scan")
     out.shape = None if value.shape is None or not stacked else ir.Shape([None, *value.shape])

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.peepholes import PEEPHOLES, made_here
+from symbolics.graph.sums import joined
 from symbolics.graph.values import dtype_of, static_shape, unsupported
 from symbolics.node.limits import MAX_UNROLLED
 
@@ -151,7 +152,8 @@ class Builder(Emitter):
         flat = matrix is not None and whole is not None and whole[-1:] == matrix[-1:] and np.prod(whole) == np.prod(matrix)
         if flat:
             parts = [self.Reshape(p, matrix) for p in parts]
-        total = self.Add(*parts) if len(parts) == 2 else self.Sum(*parts)
+        parts = joined(self, parts, like)
+        total = parts[0] if len(parts) == 1 else self.Add(*parts) if len(parts) == 2 else self.Sum(*parts)
         total.shape = ir.Shape(matrix) if flat and matrix is not None else like.shape
         return self.Reshape(total, whole) if flat else total
 
@@ -168,6 +170,8 @@ class Builder(Emitter):
                 axes = [lead + i for i, stretched in enumerate(verdicts) if stretched]
                 if lead and axes:  # leading axes go, the others stay as 1
                     g = self.ReduceSum(g, list(range(lead)) + axes, keepdims=0)
+                    return self.reshape_like(g, x)
+                if lead and not axes and all(d == 1 for d in outer[:lead]):
                     return self.reshape_like(g, x)
                 if lead or axes:
                     return self.ReduceSum(g, list(range(lead)) or axes, keepdims=0 if lead else 1)

@@ -44,6 +44,7 @@ class Scope:
         self.opset = 18
         self._folded = folded
         self._count = 0
+        self._residuals: dict[str, int] = {}
         self._own: set[ir.Value] = set()
         self._known: dict[ir.Value, np.ndarray] = {}
 
@@ -51,6 +52,12 @@ class Scope:
         """A name that nothing in the model has."""
         self._count += 1
         return f"{self.prefix}{stem}_{self._count}"
+
+    def residual_name(self, stem: str, node: ir.Node) -> str:
+        """A name for an output that a node of the forward gets: the same in every build, however many names its rules took before."""
+        known = f"{self.prefix}{stem} of {next((v.name for v in node.outputs if v.name), node.op_type)}"
+        self._residuals[known] = count = self._residuals.get(known, 0) + 1
+        return known if count == 1 else f"{known} ({count})"
 
     def constant(self, value: Any, dtype: ir.DataType) -> ir.Value:
         """A constant; equal ones are one."""

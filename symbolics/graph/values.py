@@ -15,8 +15,8 @@ from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, OWN_DOMAIN, P
 from symbolics.text import shown
 
 __all__ = [
-    "RANDOM", "array_of", "attr", "check_unrolled", "constant_of", "describe", "dtype_of", "graph_of", "is_float", "is_mark", "is_python_op", "is_python_op_tangent", "is_static", "made_by", "name_of",
-    "rank_of", "static_shape", "trains", "unsupported",
+    "RANDOM", "array_of", "attr", "check_unrolled", "constant_of", "describe", "dtype_of", "graph_of", "is_float", "is_mark", "is_python_op", "is_python_op_tangent", "is_static", "made_by", "name_of", "operator_text",
+    "rank_of", "schema_default", "static_shape", "trains", "unsupported",
 ]  # fmt: skip
 
 #: Operators that may draw random numbers: two are never one, none is computed beforehand. (A Dropout draws where it `trains`.)
@@ -34,12 +34,12 @@ def attr(node: ir.Node, name: str, default: Any = _SCHEMA) -> Any:
     found = node.attributes.data.get(name)  # asked of every node: UserDict's own dictionary is faster
     if found is not None:
         return found.value
-    return _schema_default(node.domain, node.op_type, name) if default is _SCHEMA else default
+    return schema_default(node.domain, node.op_type, name) if default is _SCHEMA else default
 
 
 @functools.cache
-def _schema_default(domain: str, op_type: str, name: str) -> Any:
-    """None where there is no such schema, attribute or default. From opset 18 on no default changes its meaning."""
+def schema_default(domain: str, op_type: str, name: str) -> Any:
+    """What an attribute is where a node does not say it; None where there is no such schema, attribute or default. From opset 18 on no default changes its meaning."""
     domain = "" if domain in _STANDARD else domain
     for newest in (onnx.defs.onnx_opset_version(), _OLDEST):  # an attribute that became an input since is in the older schema
         try:
@@ -160,9 +160,15 @@ def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
 
 
 # ------------------------------------------------------------------------------------------------------------- messages
+def operator_text(node: ir.Node) -> str:
+    """``Gemm``, ``com.microsoft::PythonOp``, ``own::f:overload``."""
+    name = node.op_type + (f":{node.overload}" if node.overload else "")
+    return name if node.domain in _STANDARD else f"{node.domain}::{name}"
+
+
 def describe(node: ir.Node) -> str:
     """``Operator (node 'name' in module.path)`` for messages."""
-    operator = shown(f"{node.domain}::{node.op_type}" if node.domain else node.op_type)
+    operator = shown(operator_text(node))
     path = next((node.metadata_props[k] for k in _MODULE_PATH_KEYS if k in node.metadata_props), "")
     names = [repr(shown(o.name)) for o in node.outputs if o.name]
     outputs = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

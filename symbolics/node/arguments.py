@@ -230,7 +230,7 @@ def _write_dataclass(value: Any, encode_child: Callable[[Any], Any]) -> list[Any
     extra = sorted({*fields, *getattr(value, "__dict__", ())} - {*(value_fields(type(value)) or ())})
     if extra:
         raise ExportError(
-            f"a {qualified_name(type(value))} carries {', '.join(extra)} outside its dataclass fields: make them fields, or register the object"
+            f"an object of type {qualified_name(type(value))} carries {', '.join(extra)} outside its dataclass fields: make them fields, or register the object"
         )
     return [qualified_name(type(value)), {key: encode_child(item) for key, item in fields.items()}]
 

@@ -74,7 +74,7 @@ def place_of(cls: type, name: str) -> types.MemberDescriptorType | None:
     if type(found) is types.MemberDescriptorType:
         return found
     if look(type(found), "__set__") is not None or look(type(found), "__delete__") is not None:
-        raise TypeError(f"its {name} is a {_QUALNAME(type(found))} of the class, not a plain field")
+        raise TypeError(f"its {name} is of type {_QUALNAME(type(found))} in the class, not a plain field")
     return None
 
 

@@ -257,13 +257,13 @@ def _argument_losses(place: str, value: Any, dialect: Dialect) -> Iterator[str]:
         return
     if inside:
         kind = shown(value.name) if isinstance(value, Described) else "torch.Size" if isinstance(value, Partial) else kind
-        yield f"{place}: a {kind} that holds tensors or sizes is taken apart, its parts are handed over as arguments of their own"
+        yield f"{place}: a value of type {kind} that holds tensors or sizes is taken apart, its parts are handed over as arguments of their own"
         return
     if isinstance(value, Described):
         kind = shown(value.name)
     prefix = family_of(value)
     if prefix == "input_pointer_scalar":
-        yield f"{place}: a {kind} can only be written as an address, 0 stands in its place"
+        yield f"{place}: a value of type {kind} can only be written as an address, 0 stands in its place"
     elif "float" in prefix:
         items = value if isinstance(value, tuple) else (value,)
         lost = [item for item in items if item == item and float(np.float32(item)) != item]
@@ -281,8 +281,8 @@ def _output_losses(call: AutogradCall) -> Iterator[str]:
     if isinstance(outputs, Slot):
         return
     if type(outputs) is not tuple:
-        yield f"its output: a {type(outputs).__name__} is taken apart, its tensors are outputs of their own"
+        yield f"its output, of type {type(outputs).__name__}, is taken apart, its tensors are outputs of their own"
         return
     for index, item in enumerate(outputs):
         if not isinstance(item, Slot):
-            yield f"output {index}: a {type(item).__name__} is no tensor and is left out"
+            yield f"output {index}, of type {type(item).__name__}, is no tensor and is left out"

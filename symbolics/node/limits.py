@@ -10,6 +10,7 @@ __all__ = [
     "MAX_EXPANDED",
     "MAX_INT_BITS",
     "MAX_ITEMS",
+    "MAX_NESTED",
     "MAX_RANK",
     "MAX_UNROLLED",
 ]
@@ -27,5 +28,7 @@ MAX_RANK = 64
 MAX_CALLS = 64
 #: Nodes that the calls of functions in a model may stand for, all calls expanded: files of a few lines could say a billion.
 MAX_EXPANDED = 1 << 16
+#: Nodes in bodies inside two others and deeper, each counted once for each further body around it: onnx_ir's error writes a node down as often.
+MAX_NESTED = 1 << 16
 #: Elements of a constant, or parts, that a gradient rule writes down because an attribute or a declared shape says so many.
 MAX_UNROLLED = 1 << 16

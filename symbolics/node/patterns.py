@@ -99,7 +99,7 @@ class Patterns:
             names = ", ".join(list(near or self._met)[:5])
             raise ArgumentError(
                 f"{self.option}={text!r} means none of the Functions that the export met: "
-                + (f"did you mean {names}?" if near else f"it met {names}" if names else "it met none at all")
+                + (f"did you mean {names}?" if near else f"it met {names}" if names else "it met none at all, leave it out")
             )
 
 

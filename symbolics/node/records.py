@@ -88,4 +88,4 @@ def _text(data: Any) -> str:
     try:
         return repr(data)
     except RecursionError:  # the parser goes a little deeper
-        return f"a {type(data).__name__} of many levels"
+        return f"{type(data).__name__} of many levels"

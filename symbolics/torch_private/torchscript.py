@@ -51,6 +51,13 @@ def torchscript_exporter() -> Any:
     return utils
 
 
+def opsets_of_torchscript() -> range:
+    """The opsets that torch.onnx.export(dynamo=False) is made for. Of most others it says so behind a trace, a warning and the whole graph."""
+    from torch.onnx import _constants
+
+    return range(_constants.ONNX_MIN_OPSET, _constants.ONNX_MAX_OPSET + 1)
+
+
 def torchscript_passes() -> Any:
     """The module in which torch.onnx.export(dynamo=False) looks up its passes at each call: ``_jit_pass_onnx_constant_fold``,
     ``_jit_pass_onnx_graph_shape_type_inference`` and ``_jit_pass_onnx_node_shape_type_inference``."""

@@ -57,11 +57,16 @@ def traced_nodes() -> int:
 
 
 def functionalized(graph: torch.fx.GraphModule, values: Sequence[Any], decompositions: dict[Any, Any]) -> torch.fx.GraphModule:
-    """The same graph without changes in place, with operators taken apart."""
+    """The same graph without changes in place, with operators taken apart. It may be changed itself: most need no second trace."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    function = torch.func.functionalize(graph, remove="mutations")
-    result = make_fx(function, decomposition_table=decompositions, tracing_mode="real", record_module_stack=False)(*values)
+    result = graph
+    # A second trace also refuses sizes that depend on values, which the first may leave.
+    sized_by_values = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+    called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    if any(t in decompositions or written_arguments(t) or not sized_by_values.isdisjoint(getattr(t, "tags", ())) for t in called):
+        function = torch.func.functionalize(graph, remove="mutations")
+        result = make_fx(function, decomposition_table=decompositions, tracing_mode="real", record_module_stack=False)(*values)
     aten = torch.ops.aten
     same = (aten.detach.default, aten.alias.default, aten.lift_fresh.default, torch.ops.pythonop.stop_gradient.default)
     for node in list(result.graph.nodes):

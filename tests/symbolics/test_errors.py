@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from exporter.files.read import MissingFileError
 from symbolics import errors
 from symbolics.text import message
+from tests.processes import ROOT
 
 HOSTILE = {
     "long": "a" * 10**6,
@@ -32,3 +35,16 @@ def test_honest_messages_stay():
     text = "the node 'x' (Conv) in layer.0:\n  its weight is of type float16,\n  é ü 漢: export it in another one"
     assert message(text) == text
     assert str(errors.FormatError.damaged("a place", "it is wrong")) == "a place: it is wrong: the file is damaged"
+
+
+def test_no_message_puts_an_article_before_a_name():
+    """ "it is a int": what stands there may begin with a vowel."""
+    found = []
+    for package in ("exporter", "symbolics"):
+        for path in (ROOT / package).rglob("*.py"):
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                if re.search(r"\ban? \{(?!['\"])(?:\w+\()*(?:type\(|kind\b|name\b|value\.type)", line) or re.search(
+                    r"\ba (?:int|enum|object|array|index|error|input|output)\b", line
+                ):
+                    found.append(f"{path.name}:{number}: {line.strip()}")
+    assert found == []

@@ -10,6 +10,7 @@ import logging
 import warnings
 
 import onnx
+import pytest
 import torch
 from torch.torch_version import TorchVersion
 
@@ -177,6 +178,13 @@ def test_captured_by_dynamo():
     assert isinstance(program._capture_strategy, str)
     assert "NonStrict" in program._capture_strategy
     assert private.captured_by_dynamo(program) is False
+
+
+def test_opsets_of_torchscript(tmp_path):
+    opsets = private.opsets_of_torchscript()
+    for opset, fits in ((3, False), (opsets[0], True), (opsets[-1], True), (opsets[-1] + 1, False)):
+        with contextlib.nullcontext() if fits else pytest.raises(RuntimeError, match="Unsupported"):
+            torch.onnx.export(torch.nn.ReLU(), (torch.ones(2),), str(tmp_path / "m.onnx"), dynamo=False, opset_version=opset)
 
 
 def test_torchscript_exporter(tmp_path):

@@ -18,7 +18,7 @@ from exporter.files.inspect import inspect_model
 from exporter.files.read import open_model, open_proto
 from symbolics.errors import FormatError, RunError
 from symbolics.gradients import RULES, Rule
-from symbolics.node.limits import MAX_CALLS, MAX_EXPANDED, MAX_RANK
+from symbolics.node.limits import MAX_CALLS, MAX_EXPANDED, MAX_NESTED, MAX_RANK
 from tests.support import processor_time
 
 READERS = {
@@ -62,6 +62,29 @@ def test_a_billion_calls_are_counted_and_not_made(read, kind):
     proto = with_calls(30)
     with processor_time(2), pytest.raises(FormatError, match=r"stand for 2147483646 nodes, at most 65536"):
         read(proto if kind == "proto" else ir.from_proto(proto))
+
+
+def nested(levels: int, nodes: int) -> onnx.ModelProto:
+    """Bodies in bodies, the innermost of so many nodes; the outer half gives a name twice, which only onnx_ir's reader sees."""
+    body = helper.make_graph([helper.make_node("Relu", ["x"], [f"r{i}"]) for i in range(nodes)], "innermost", [], [value_info("r0")])
+    for level in range(levels):
+        node = helper.make_node(
+            "If", ["c"], [f"o{level}"], then_branch=body, else_branch=helper.make_graph([], "none", [], [value_info("x")])
+        )
+        body = helper.make_graph([node, node] if level > levels // 2 else [node], f"level{level}", [], [value_info(f"o{level}")])
+    body.input.extend([value_info("x"), helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, [])])
+    return helper.make_model(body, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def value_info(name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2])
+
+
+@everybody
+def test_bodies_in_bodies_are_counted_before_an_error_writes_them_down(read):
+    """onnx_ir refuses the name that is given twice, and writes every body around it into its errors: 1.3 GiB for a file of 1.5 MB."""
+    with processor_time(2), pytest.raises(FormatError, match=f"inside three bodies and more.* at most {MAX_NESTED} are read"):
+        read(nested(13, 120))
 
 
 @everybody

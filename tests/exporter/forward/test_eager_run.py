@@ -390,3 +390,38 @@ def test_what_changes_is_found_beside_a_parameter_that_gets_another_shape():
 
     graph = EagerGraph.of(Grows(), (torch.ones(2),), {})
     assert not graph.unchecked and "calls" in graph.state
+
+
+# ------------------------------------------------------------------------------------- a module that a model has twice
+
+
+class Inner(nn.Module):
+    def forward(self, x):
+        return Steep.apply(x)
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.linear = Inner(), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.inner(self.linear(x))
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.other = Outer(), Inner()
+        self.again = self.first
+
+    def forward(self, x):
+        return self.first(x) + self.again(x) + self.other(x)
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+def test_a_model_that_has_a_module_twice(dynamo):
+    """torch.export then runs other objects in the place of all modules: a call was looked for in the module around them."""
+    program = exporter.export(Twice(), (torch.randn(2, 3),), dynamo=dynamo)
+    found = [node.metadata_props["pythonop.module"] for node in nodes(program.model, "PythonOp")]
+    assert sorted(found) == ["first.inner", "first.inner", "other"]

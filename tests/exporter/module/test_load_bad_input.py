@@ -38,7 +38,7 @@ X, IDS = torch.randn(2, 4), torch.arange(4)
         ((X, X, IDS, X), {}, TypeError, "takes 3 tensors"),
         ((X, X), {"id": IDS}, TypeError, "no input 'id'; its inputs are x, y, ids"),
         ((X, X, IDS), {"y": X}, TypeError, "'y' is given twice"),
-        ((X, 2.0, IDS), {}, TypeError, "'y' is a float"),
+        ((X, 2.0, IDS), {}, TypeError, "'y' is of type float"),
         ((X, X.double(), IDS), {}, exporter.RunError, "'y' is torch.float64, the model takes torch.float32"),
         ((X, X, IDS.float()), {}, exporter.RunError, "'ids' is torch.float32"),
         ((X, X[:1], IDS), {}, exporter.RunError, r"'y' has the shape \[1, 4\], the model takes \[2, 4\]"),
@@ -329,7 +329,7 @@ def test_element_types_that_torch_has_not(kind):
         weight.ClearField("raw_data")
     with pytest.raises(exporter.FormatError, match="initializer 'w' is damaged"):
         exporter.load(_small({"weight": _entry(kind="buffer", trainable=False)}, [weight]))
-    with pytest.raises(exporter.FormatError, match="'x' is a .*torch has no tensors of that"):
+    with pytest.raises(exporter.FormatError, match="'x' is of type .*torch has no tensors of that"):
         exporter.load(_small({}, output=kind))
 
 

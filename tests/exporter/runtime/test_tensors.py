@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import torch
 from onnx import helper
+from torch.utils.dlpack import from_dlpack
 
+from exporter.runtime import tensors
 from exporter.runtime.session import inference_session
 from exporter.runtime.tensors import Runner, tensor
 from symbolics.node.dtypes import DTYPES, onnx_type
@@ -49,6 +53,43 @@ def test_the_ways_agree(monkeypatch):
     monkeypatch.setattr(runner, "_vector", None)
     assert torch.equal(tensor(runner.run({"x": x})["y"]), by_vector)
     assert _runner(torch.float8_e4m3fn)._vector is None
+
+
+class Vector(list):
+    """onnxruntime's vector of values, which says of each of what type it was given."""
+
+    def add(self, capsule, flagged):
+        found = from_dlpack(capsule)
+        kind = {torch.uint8: "bool" if flagged else "uint8", torch.bool: "bool", torch.float32: "float"}[found.dtype]
+        self.append(types.SimpleNamespace(data_type=lambda: f"tensor({kind})"))
+
+
+class Flagged(Vector):
+    def push_back(self, capsule, is_bool):
+        self.add(capsule, is_bool)
+
+
+class Plain(Vector):
+    def push_back(self, capsule):
+        self.add(capsule, False)
+
+
+class Silent(Vector):
+    def push_back(self, value, *rest):
+        raise TypeError("incompatible function arguments")
+
+
+@pytest.mark.parametrize(("vector", "way"), [(Flagged, tensors._push_flagged), (Plain, tensors._push_plain), (Silent, None)])
+def test_the_way_into_a_vector_is_found_by_trying(vector, way, monkeypatch):
+    """onnxruntime 1.32 took the flag away: every loaded file failed."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    monkeypatch.setattr(state, "OrtValueVector", vector)
+    assert tensors._push.__wrapped__() is way
+
+
+def test_this_onnxruntime_has_a_way_into_a_vector():
+    assert tensors._push() is not None or not hasattr(onnx_values(), "from_dlpack")
 
 
 def test_values_pass_from_one_way_to_the_other():

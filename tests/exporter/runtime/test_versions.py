@@ -7,22 +7,35 @@ PYTHONOP_ORT_DIR names a folder with one folder a release, made by
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from exporter.runtime import session
 from tests.processes import ROOT, python
 from tests.support import missing
 
-VERSIONS = ["1.20.1", "1.23.2", "1.27.0", "1.31.1"]
+#: The first is the oldest that pyproject.toml takes.
+VERSIONS = ["1.20.1", "1.23.2", "1.27.0", "1.31.1", "1.32.0"]
 HERE = Path(__file__).parent
 TESTS = [
     HERE / "test_session.py",
     HERE / "test_buffers.py",
     HERE / "test_link.py",
+    HERE / "test_tensors.py",
+    HERE.parent / "module" / "test_torch_kernels.py",
     HERE.parent / "train_mode" / "test_dropout_masks.py",
     f"{HERE.parent / 'training' / 'test_step_file.py'}::TestFile",
 ]
+
+
+def test_messages_name_the_release_that_is_required(monkeypatch):
+    oldest = ".".join(VERSIONS[0].split(".")[:2])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"onnxruntime>={oldest}" in project["optional-dependencies"]["onnxruntime"]
+    monkeypatch.setattr(session, "_missing", ImportError(name="onnxruntime"))
+    assert f"pip install 'onnxruntime>={oldest}'" in session.available()
 
 
 @pytest.mark.parametrize("version", VERSIONS)

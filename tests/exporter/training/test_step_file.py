@@ -176,7 +176,7 @@ class TestBadInput:
         ("options", "message"),
         [
             ({"optimizer": "adamW2"}, "no optimizer 'adamW2'.*did you mean 'adamw'"),
-            ({"optimizer": 3}, "optimizer is a int"),
+            ({"optimizer": 3}, "optimizer is of type int"),
             ({"hyperparameters": {"momentun": 1}, "optimizer": "sgd"}, "no hyperparameter 'momentun'.*did you mean 'momentum'"),
             ({"hyperparameters": {"betas": 0.9}}, "betas is 0.9, not two numbers"),
             ({"hyperparameters": {"amsgrad": True}}, "amsgrad=True"),
@@ -205,7 +205,7 @@ class TestBadInput:
             export_training_step(model, (x,), loss=lambda a, b: F.cross_entropy(a, b, reduction="none"), targets=(y,))
         with pytest.raises(ExportError, match="the model .*loss=None.* returned a tensor"):
             export_training_step(model, (x,), loss=None)
-        with pytest.raises(ArgumentError, match="loss is a str"):
+        with pytest.raises(ArgumentError, match="loss is of type str"):
             export_training_step(model, (x,), loss="mse", targets=(y,))
         with pytest.raises(ArgumentError, match="labels belong to args"):
             export_training_step(model, (x,), loss=None, targets=(y,))

@@ -1,0 +1,222 @@
+"""Gradients that torch's own kernels take under `load`, where torch is there anyway: of convolutions, BatchNormalization and GELU.
+
+In standard operators each is about a dozen nodes. Those of a convolution cost 1.5 times torch's kernel, the others are as many passes
+over the data. So where a loaded file runs on the CPU, its backward holds a PythonOp in their place. No file has them, and gradients of
+gradients are those of the standard operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from symbolics.errors import RunError
+from symbolics.gradients import RULES
+from symbolics.gradients.convolution import conv
+from symbolics.gradients.elementwise import gelu
+from symbolics.gradients.normalization import batch_normalization
+from symbolics.gradients.registry import Grads, Ints
+from symbolics.graph.builder import Builder
+from symbolics.graph.values import attr
+from symbolics.node.attributes import ir_attributes, write_attributes
+from symbolics.node.call import AutogradCall
+from symbolics.node.containers import Slot
+from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, qualified_name
+
+__all__ = ["OVERRIDES", "BatchNormGradient", "ConvolutionGradient", "GeluGradient"]
+
+_KINDS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+
+def _check(function: type, fits: bool, *tensors: torch.Tensor) -> None:
+    """A file may name these Functions, and torch's own kernels of gradients trust the sizes that they are given.
+
+    Raises:
+        RunError: The tensors do not fit one another.
+    """
+    kinds = {tensor.dtype for tensor in tensors}
+    if not fits or len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
+        shown = ", ".join(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors)
+        raise RunError.damaged(
+            f"a call of {qualified_name(function)}", f"its tensors are {shown}, which do not fit one another or its numbers"
+        )
+
+
+class ConvolutionGradient(torch.autograd.Function):
+    """The gradients of a convolution, of those of its input, weight and bias that are asked for."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        g: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        wanted: Sequence[bool],
+    ) -> tuple[torch.Tensor, ...]:
+        """As torch.ops.aten.convolution_backward.
+
+        Args:
+            ctx: autograd's; nothing is kept.
+            g: (N, M, *outputs), the gradient of the result.
+            x: (N, C, *inputs).
+            weight: (M, C, *kernel).
+            stride, padding, dilation: One per spatial axis.
+            wanted: Of x, weight and bias, which gradients are returned.
+
+        Raises:
+            RunError: The sizes do not fit.
+        """
+        axes = range(x.dim() - 2)
+        fits = len(axes) == len(stride) == len(padding) == len(dilation) and x.dim() == weight.dim() and 1 <= len(axes) <= 3 == len(wanted)
+        if fits := fits and min(*stride, *dilation) > 0 <= min(padding) and x.shape[1] == weight.shape[1]:
+            reach = [x.shape[i + 2] + 2 * padding[i] - dilation[i] * (weight.shape[i + 2] - 1) - 1 for i in axes]
+            fits = g.shape == (x.shape[0], weight.shape[0], *(reach[i] // stride[i] + 1 for i in axes))
+        _check(ConvolutionGradient, fits, g, x, weight)
+        found = torch.ops.aten.convolution_backward(
+            g, x, weight, [weight.shape[0]], stride, padding, dilation, False, [0] * len(stride), 1, list(wanted)
+        )
+        return tuple(t for t, want in zip(found, wanted, strict=True) if want)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> None:
+        """Never called: gradients of gradients are those of the standard operators."""
+        raise NotImplementedError
+
+
+class BatchNormGradient(torch.autograd.Function):
+    """The gradients of a batch normalization that trains, of its input, scale and bias."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, g: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor, epsilon: float
+    ) -> tuple[torch.Tensor, ...]:
+        """As torch.ops.aten.native_batch_norm_backward.
+
+        Args:
+            ctx: autograd's; nothing is kept.
+            g, x: (N, C, *).
+            scale, mean, variance: (C,): of the batch, the variance biased.
+            epsilon: What is added to the variance.
+
+        Raises:
+            RunError: The sizes do not fit.
+        """
+        fits = x.dim() > 1 and g.shape == x.shape and scale.shape == mean.shape == variance.shape == x.shape[1:2]
+        _check(BatchNormGradient, fits, g, x, scale, mean, variance)
+        inverse = (variance + epsilon).rsqrt()
+        found: tuple[torch.Tensor, ...] = torch.ops.aten.native_batch_norm_backward(
+            g, x, scale, None, None, mean, inverse, True, epsilon, [True, True, True]
+        )
+        return found
+
+    backward = ConvolutionGradient.backward
+
+
+class GeluGradient(torch.autograd.Function):
+    """The gradient of GELU."""
+
+    @staticmethod
+    def forward(ctx: Any, g: torch.Tensor, x: torch.Tensor, approximate: str) -> tuple[torch.Tensor]:
+        """As torch.ops.aten.gelu_backward.
+
+        Args:
+            ctx: autograd's; nothing is kept.
+            g, x: Of one shape.
+            approximate: "none" or "tanh".
+
+        Raises:
+            RunError: The sizes do not fit.
+        """
+        _check(GeluGradient, g.shape == x.shape, g, x)
+        return (torch.ops.aten.gelu_backward(g, x, approximate=approximate),)
+
+    backward = ConvolutionGradient.backward
+
+
+def _call(op: Builder, function: type, inputs: Sequence[ir.Value], constants: tuple[Any, ...], outputs: int) -> list[ir.Value]:
+    """A PythonOp of one of these Functions; all tensors are of the type of the first."""
+    kind = int(inputs[0].dtype or ir.DataType.FLOAT)
+    ranks = [0 if value.shape is None else len(value.shape) for value in inputs]
+    call = AutogradCall(
+        id=op.scope.name(function.__name__),
+        name=qualified_name(function),
+        args=(*map(Slot, range(len(inputs))), *constants),
+        outputs=tuple(map(Slot, range(outputs))),
+        input_types=(kind,) * len(inputs),
+        input_ranks=tuple(ranks),
+        input_requires_grads=(False,) * len(inputs),
+        output_types=(kind,) * outputs,
+        output_ranks=(1,) * outputs,
+        output_requires_grads=(False,) * outputs,
+    )
+    made = op.node(PYTHON_OP, inputs, domain=ORT_DOMAIN, outputs=1 + outputs)
+    node = made[0].producer()
+    node.attributes.update({a.name: a for a in ir_attributes(write_attributes(call))})
+    made[0].type = ir.TensorType(ir.DataType.INT64)
+    for value in made[1:]:
+        value.type = inputs[0].type
+    return list(made[1:])
+
+
+def _same_kind(*values: ir.Value) -> bool:
+    return values[0].dtype in _KINDS and all(value.dtype == values[0].dtype for value in values)
+
+
+def _convolution(
+    op: Builder, g: ir.Value, x: ir.Value, w: ir.Value, b: ir.Value | None, *, y: ir.Value, node: ir.Node, group: int, kernel_shape: Ints
+) -> Grads:
+    pads = attr(node, "pads") or [0] * (2 * (0 if w.shape is None else len(w.shape) - 2))
+    n = len(pads) // 2
+    usual = attr(node, "auto_pad", "NOTSET") == "NOTSET" and 0 < n <= 3 and list(pads[:n]) == list(pads[n:])
+    # Of a depthwise convolution torch's kernel is the slower one, but for channels last.
+    if not usual or group > 1 or not _same_kind(g, x, w):
+        return conv(op, g, x, w, b, y=y, node=node, group=group, kernel_shape=kernel_shape)
+    inputs = (x, w, b)
+    wanted = tuple(value is not None and value in op.scope.active for value in inputs)
+    constants = (tuple(attr(node, "strides") or [1] * n), tuple(pads[:n]), tuple(attr(node, "dilations") or [1] * n), wanted)
+    found = iter(_call(op, ConvolutionGradient, [g, x, w], constants, sum(wanted)))
+    grads = [next(found) if want else None for want in wanted]
+    for grad, value in zip(grads, inputs, strict=True):
+        if grad is not None and value is not None:
+            grad.shape = value.shape
+    return grads
+
+
+def _batch_normalization(
+    op: Builder, gs: Sequence[ir.Value | None], x: ir.Value, scale: ir.Value, bias: ir.Value, mean: ir.Value, variance: ir.Value, *,
+    ys: Sequence[ir.Value], node: ir.Node, epsilon: float, momentum: float, training_mode: int,
+) -> Grads:  # fmt: skip
+    g, *others = gs
+    # The statistics of the batch are outputs: `exporter.train_mode.batch_norm` has seen to it.
+    own = training_mode and momentum == 0 and len(ys) == 3 and all(o.name for o in ys)
+    if not own or g is None or any(v is not None for v in others) or not _same_kind(g, x, scale, *ys[1:]):
+        more: dict[str, Any] = {"epsilon": epsilon, "momentum": momentum, "training_mode": training_mode}
+        return batch_normalization(op, gs, x, scale, bias, mean, variance, ys=ys, node=node, **more)
+    found = _call(op, BatchNormGradient, [g, x, scale, *ys[1:]], (epsilon,), 3)
+    for grad, value in zip(found, (x, scale, bias), strict=True):
+        grad.shape = value.shape
+    return [*found, None, None]
+
+
+def _gelu(op: Builder, g: ir.Value, x: ir.Value, *, approximate: str) -> Grads:
+    if not _same_kind(g, x):
+        return gelu(op, g, x, approximate=approximate)
+    (dx,) = _call(op, GeluGradient, [g, x], (approximate,), 1)
+    dx.shape = x.shape
+    return dx
+
+
+#: operator -> the rule that takes the place of the standard one.
+OVERRIDES: dict[str, Callable[..., Grads]] = {
+    "BatchNormalization": _batch_normalization,
+    "Conv": _convolution,
+    "Gelu": _gelu,
+}
+
+assert all(("", name) in RULES for name in OVERRIDES)

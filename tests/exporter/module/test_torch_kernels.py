@@ -1,0 +1,274 @@
+"""Gradients by torch's own kernels in a loaded file: eager's, of every order, and none of them in a file."""
+
+from __future__ import annotations
+
+import warnings
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+import exporter
+from exporter.module import torch_kernels
+from symbolics.errors import RunError
+from symbolics.graph.walk import walk
+
+
+class Net(nn.Module):
+    """Two layers, so that the first has a gradient of its result that is not one."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x):
+        return self.layers(x).sin()
+
+
+def conv(kind, *sizes, **options):
+    return Net(kind(2, 4, 3, *sizes, **options), nn.Tanh(), kind(4, 3, 1))
+
+
+CASES = {
+    "1 axis": (lambda: conv(nn.Conv1d), (2, 2, 7), 2),
+    "2 axes": (lambda: conv(nn.Conv2d, stride=2, padding=1), (2, 2, 7, 6), 2),
+    "3 axes": (lambda: conv(nn.Conv3d, dilation=2), (1, 2, 5, 6, 7), 2),
+    "no bias": (lambda: conv(nn.Conv2d, bias=False, padding=(2, 0)), (2, 2, 5, 5), 2),
+    "groups": (lambda: conv(nn.Conv2d, groups=2), (2, 2, 5, 5), 1),  # of a depthwise one torch's kernel is the slower
+    "not as much padding behind": (
+        lambda: Net(nn.ZeroPad2d((1, 0, 0, 2)), nn.Conv2d(2, 3, 3)),
+        (2, 2, 5, 5),
+        (1, 0),
+    ),  # dynamo pads in the Conv
+    "batch norm": (lambda: Net(nn.Linear(3, 4), nn.BatchNorm1d(4)), (5, 3), 1),
+    "batch norm of images": (lambda: Net(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 2, 1)), (3, 2, 5, 5), 3),
+    "batch norm of no statistics": (lambda: Net(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False)), (5, 3), None),
+    "gelu": (lambda: Net(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)), (5, 3), None),
+    "gelu by tanh": (lambda: Net(nn.Linear(3, 4), nn.GELU(approximate="tanh"), nn.Linear(4, 2)), (5, 3), None),
+}
+
+
+def both(make, shape, dynamo=True):
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = exporter.export(model, (x,), dynamo=dynamo)
+    return model, exporter.load(program, allow=[f"{__name__}:*"]).train(), program, x
+
+
+def kernels(loaded, wrt=None):
+    """How many nodes of torch's kernels the backward has."""
+    bound = next(v for v in vars(loaded).values() if hasattr(v, "plans"))
+    names = frozenset([*bound.inputs, *bound.state] if wrt is None else wrt)
+    model = bound.plans.training_model(
+        True, names & {*bound.inputs, *(n for n in bound.state if "running" not in n and "num_" not in n)}, torch_kernels.OVERRIDES
+    ).model
+    return sum(node.op_type == "PythonOp" for node in walk(model.graph))
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_eagers(case, dynamo):
+    make, shape, count = CASES[case]
+    model, loaded, program, x = both(make, shape, dynamo=dynamo)
+    if count is not None:
+        assert kernels(loaded) == (count[dynamo] if isinstance(count, tuple) else count)
+    assert not any(n.op_type == "PythonOp" for n in program.model_proto.graph.node)
+    results = []
+    for module in (model, loaded):
+        x = x.detach().requires_grad_()
+        module.zero_grad()
+        module(x).square().sum().backward()
+        results.append([x.grad, *(module.get_parameter(name).grad for name, _ in model.named_parameters())])
+    torch.testing.assert_close(results[1], results[0], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("case", ["2 axes", "batch norm of images", "gelu", "gelu by tanh"])
+def test_gradients_of_gradients_are_eagers(case):
+    """They are those of the standard operators."""
+    make, shape, _ = CASES[case]
+    model, loaded, _, x = both(make, shape)
+    results = []
+    for module in (model, loaded):
+        x = x.detach().requires_grad_()
+        parameters = [module.get_parameter(name) for name, _ in model.named_parameters()]
+        first = torch.autograd.grad(module(x).square().sum(), [x, *parameters], create_graph=True)
+        results.append([*first, *torch.autograd.grad(sum(g.square().sum() for g in first), [x, *parameters])])
+    torch.testing.assert_close(results[1], results[0], rtol=2e-4, atol=2e-4)
+
+
+class Cube(torch.autograd.Function):
+    """What a user wrote: forward must not run a second time, and its gradient is Python too."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * g * ctx.saved_tensors[0] ** 2
+
+
+class Cubes(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.count = count
+
+    def forward(self, x):
+        for _ in range(self.count):
+            x = Cube.apply(x).tanh()
+        return x
+
+
+@pytest.mark.parametrize("last", [lambda: nn.Conv2d(2, 2, 2), nn.GELU, lambda: nn.BatchNorm2d(2)], ids=["conv", "gelu", "batch norm"])
+@pytest.mark.parametrize("first", [lambda: Cubes(3), lambda: nn.Sequential(*[nn.MaxPool2d(2, 1) for _ in range(4)])], ids=["own", "pools"])
+def test_what_the_forward_has_left_is_known_to_every_order(first, last):
+    """Contexts and indices have the same names in the graph with these kernels and in that of the standard operators."""
+    model, loaded, _, x = both(lambda: Net(first(), last()), (2, 2, 6, 6))
+    results = []
+    for module in (model, loaded):
+        x = x.detach().requires_grad_()
+        y = module(x)
+        (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        results.append([y.detach(), grad.detach(), *torch.autograd.grad(grad.square().sum(), x)])
+        del y, grad
+    torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-3)
+    bound = next(v for v in vars(loaded).values() if hasattr(v, "plans"))
+    (plan,) = (plan for plan in bound.plans._plans.values() if plan.partition is not None)
+    residuals = plan.partition.residuals
+    assert {name for name in residuals if name.startswith("grad/")} <= set(plan.orders[2].known)
+    standard = {out.name for node in walk(plan.orders[1].model.graph) for out in node.outputs}
+    assert set(residuals) <= standard
+    assert len(bound.plans.store) == 0
+
+
+@pytest.mark.parametrize("frozen", [["layers.0.weight"], ["layers.0.bias"], ["layers.0.weight", "layers.0.bias"]])
+@pytest.mark.parametrize("wants_x", [True, False])
+def test_only_what_is_wanted_is_computed(frozen, wants_x):
+    make, shape, _ = CASES["2 axes"]
+    model, loaded, _, x = both(make, shape)
+    results = []
+    for module in (model, loaded):
+        for name in frozen:
+            module.get_parameter(name).requires_grad_(False)
+        x = x.detach().requires_grad_(wants_x)
+        module(x).square().sum().backward()
+        results.append([x.grad, *(module.get_parameter(name).grad for name, _ in model.named_parameters())])
+    assert [g is None for g in results[0]] == [g is None for g in results[1]]
+    given = [[g for g in found if g is not None] for found in results]
+    torch.testing.assert_close(given[1], given[0], rtol=2e-5, atol=2e-5)
+
+
+class Square(torch.autograd.Function):
+    """x * x, with a context."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * x * g
+
+
+class Called(nn.Module):
+    def __init__(self, behind):
+        super().__init__()
+        self.first, self.behind = nn.Linear(3, 4), behind
+
+    def forward(self, x):
+        return self.behind(Square.apply(self.first(x)))
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+@pytest.mark.parametrize("behind", [nn.GELU, lambda: nn.BatchNorm1d(4), lambda: nn.Sequential(nn.LayerNorm(4), nn.GELU())])
+def test_what_a_function_has_left_is_found_by_the_second_order(behind, dynamo):
+    """The context has the name that it has without torch's kernels."""
+    torch.manual_seed(0)
+    model, x = Called(behind()), torch.randn(5, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded = exporter.load(exporter.export(model, (x,), dynamo=dynamo), allow=[Square]).train()
+    results = []
+    for module in (model, loaded):
+        x = x.detach().requires_grad_()
+        (first,) = torch.autograd.grad(module(x).sin().sum(), x, create_graph=True)
+        results.append([first, *torch.autograd.grad(first.square().sum(), x)])
+    torch.testing.assert_close(results[1], results[0], rtol=2e-4, atol=2e-4)
+
+
+def test_transforms_know_nothing_of_it():
+    model, loaded, _, x = both(*CASES["gelu"][:2])
+    results = []
+    for module in (model, loaded):
+        parameters = {name: module.get_parameter(name).detach() for name, _ in model.named_parameters()}
+
+        def loss(parameters, x, module=module):
+            return torch.func.functional_call(module, parameters, (x,)).square().sum()
+
+        moved = {name: torch.ones_like(value) for name, value in parameters.items()}
+        first, tangent = torch.func.jvp(lambda p: torch.func.grad(loss)(p, x), (parameters,), (moved,))
+        results.append([*first.values(), *tangent.values()])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_loaded_file_saves_none_of_it(tmp_path):
+    make, shape, _ = CASES["batch norm of images"]
+    _, loaded, program, x = both(make, shape)
+    loaded(x).sum().backward()
+    program.save(tmp_path / "m.onnx")
+    text = (tmp_path / "m.onnx").read_bytes()
+    assert b"Gradient" not in text.replace(b"pythonop.gradient", b"")
+    assert not any(node.domain == "com.microsoft" for node in onnx.load(tmp_path / "m.onnx").graph.node)
+
+
+def test_their_backward_says_what_they_are():
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(NotImplementedError):
+        torch_kernels.GeluGradient.apply(torch.ones(2), x, "none")[0].sum().backward()
+
+
+def zeros(*sizes, dtype=torch.float32):
+    return torch.zeros(sizes, dtype=dtype)
+
+
+X, W, G = (2, 3, 5, 5), (4, 3, 3, 3), (2, 4, 3, 3)
+ONES, NONE, ALL = (1, 1), (0, 0), (True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (torch_kernels.BatchNormGradient, (zeros(*X), zeros(*X), zeros(3), zeros(1), zeros(3), 1e-5)),
+        (torch_kernels.BatchNormGradient, (zeros(*X), zeros(*X), zeros(0), zeros(3), zeros(3), 1e-5)),
+        (torch_kernels.BatchNormGradient, (zeros(*X), zeros(*X), zeros(3), zeros(3), zeros(2), 1e-5)),
+        (torch_kernels.BatchNormGradient, (zeros(1, 3, 1, 1), zeros(*X), zeros(3), zeros(3), zeros(3), 1e-5)),
+        (torch_kernels.BatchNormGradient, (zeros(*X), zeros(*X, dtype=torch.float64), zeros(3), zeros(3), zeros(3), 1e-5)),
+        (torch_kernels.BatchNormGradient, (zeros(3), zeros(3), zeros(0), zeros(0), zeros(0), 1e-5)),
+        (torch_kernels.ConvolutionGradient, (zeros(2, 4, 2, 3), zeros(*X), zeros(*W), ONES, NONE, ONES, ALL)),
+        (torch_kernels.ConvolutionGradient, (zeros(2, 5, 3, 3), zeros(*X), zeros(*W), ONES, NONE, ONES, ALL)),
+        (torch_kernels.ConvolutionGradient, (zeros(1, 4, 3, 3), zeros(*X), zeros(*W), ONES, NONE, ONES, ALL)),
+        (torch_kernels.ConvolutionGradient, (zeros(*G), zeros(2, 2, 5, 5), zeros(*W), ONES, NONE, ONES, ALL)),
+        (torch_kernels.ConvolutionGradient, (zeros(*G), zeros(*X), zeros(*W), (0, 1), NONE, ONES, ALL)),
+        (torch_kernels.ConvolutionGradient, (zeros(*G), zeros(*X), zeros(*W), ONES, (-1, 0), ONES, ALL)),
+        (torch_kernels.ConvolutionGradient, (zeros(*G), zeros(*X), zeros(*W), (1,), NONE, ONES, ALL)),
+        (torch_kernels.ConvolutionGradient, (zeros(*G), zeros(*X), zeros(*W), ONES, NONE, ONES, (True,))),
+        (torch_kernels.ConvolutionGradient, (zeros(3), zeros(3), zeros(3), (), (), (), ALL)),
+        (torch_kernels.GeluGradient, (zeros(1), zeros(3), "none")),
+        (torch_kernels.GeluGradient, (torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), "none")),
+    ],
+)
+def test_a_file_that_names_them_cannot_lie_to_torchs_kernels(function, arguments):
+    """Files may name them as they are; the kernels read as far as the sizes of another tensor say."""
+    with pytest.raises(RunError, match=function.__name__):
+        function.apply(*arguments)
+
+
+def test_honest_sizes_pass():
+    torch_kernels.ConvolutionGradient.apply(zeros(*G), zeros(*X), zeros(*W), ONES, NONE, ONES, ALL)
+    torch_kernels.BatchNormGradient.apply(zeros(*X), zeros(*X), zeros(3), zeros(3), zeros(3), 1e-5)
