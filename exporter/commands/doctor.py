@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from exporter.commands.shared import json_option, status
+from exporter.commands.shared import json_option, loudness, show, status
 from symbolics.text import cause, clean
 
 __all__ = ["doctor"]
@@ -32,13 +32,15 @@ class _Finding:
 
 @click.command()
 @json_option
+@loudness
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
     """Say which versions are installed, and try here what a file goes through: export, gradient, runtimes. Exit code 1: something fails."""
     versions = {"python": platform.python_version(), "platform": platform.platform(terse=True), **dict(_versions())}
     findings: list[_Finding] = []
     with status("importing torch", as_json):
-        from exporter.verification.trials import TRIALS
+        from exporter.verification.trials import TRIALS, anew
+    anew()
     for what, trial in TRIALS.items():
         with status(what, as_json):
             findings.append(_found(what, trial))
@@ -70,15 +72,14 @@ def _found(what: str, trial: Callable[[], Any]) -> _Finding:
 
 
 def _show(versions: dict[str, str], findings: list[_Finding]) -> None:
-    console = Console(highlight=False)
     grid = Table.grid(padding=(0, 2))
     for name, version in versions.items():
         grid.add_row(Text(name, style="dim"), Text(version))
-    console.print(grid)
+    show(grid)
     table = Table(pad_edge=False)
     for column in ("What", "Here", ""):
         table.add_column(column, overflow="fold")
     style = {"works": "green", "not there": "yellow", "fails": "bold red"}
     for each in findings:
         table.add_row(Text(each.what), Text(each.word, style=style[each.word]), Text(clean(each.text, 500)))
-    console.print(table)
+    show(table)

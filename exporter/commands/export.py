@@ -9,6 +9,7 @@ import click
 
 import exporter
 from exporter.commands import shared
+from exporter.commands.inputs import input_options, load_case
 from exporter.files.inspect import inspect_file
 from exporter.files.program import save_model
 from exporter.files.save import writable
@@ -22,6 +23,7 @@ __all__ = ["export"]
 @click.argument("target")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The ONNX file to write.")
 @shared.dynamo_option
+@input_options
 @shared.inline_option
 @shared.portable_options
 @shared.eager_check_option
@@ -33,12 +35,15 @@ __all__ = ["export"]
 @click.option("--gradients", type=click.Path(path_type=Path), help="Also write the training graph (see pythonop gradient) to this file.")
 @shared.external_data_option
 @shared.json_option
+@shared.loudness
 @click.pass_context
 def export(
     context: click.Context,
     target: str,
     output: Path,
     dynamo: bool,
+    inputs: tuple[str, ...],
+    dynamic: tuple[str, ...],
     inline: tuple[str, ...],
     portable: bool,
     portable_only: tuple[str, ...],
@@ -57,7 +62,7 @@ def export(
     with shared.reported(context):
         with shared.status(f"importing {target}", as_json):
             shared.run_setups(setups)
-            case = shared.load_target(target)
+            case = load_case(target, inputs, dynamic)
             wanted = shared.portable_of(case, portable, portable_only)
         with shared.status(f"exporting {type(case.model).__name__}", as_json), shared.explained(context):
             program = exporter.export(
@@ -70,6 +75,7 @@ def export(
                 inline=(*case.inline, *inline),
                 portable=wanted,
                 eager_check=eager_check,
+                verbose=shared.loud() > 0,
             )
         with shared.status(f"writing {output}", as_json):
             program.save(output, schema=schema, external_data=external_data or None)

@@ -10,7 +10,7 @@ import click
 import onnx_ir as ir
 
 import exporter
-from exporter.commands.shared import Failure, external_data_option, json_option, reported, status, tell
+from exporter.commands.shared import Failure, external_data_option, json_option, loudness, reported, status, tell
 from exporter.files.program import save_model
 from exporter.files.read import open_model
 from exporter.files.save import writable
@@ -26,6 +26,7 @@ def derivative_options(what: str, moves: str, of: str) -> Callable[[Any], Any]:
 
     def add(function: Any) -> Any:
         for option in (
+            loudness,
             json_option,
             external_data_option,
             click.option("--of", "outputs", multiple=True, metavar="NAME", help=f"{of} May be repeated. Default: every float output."),

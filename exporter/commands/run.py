@@ -8,38 +8,46 @@ from typing import Any
 
 import click
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from exporter.commands.run_file import Backend, run_file
-from exporter.commands.shared import Failure, one_message, reported, run_setups, setup_option, status
+from exporter.commands.shared import Failure, json_option, loudness, one_message, reported, run_setups, setup_option, show, status
 from exporter.files.read import open_model
 from exporter.files.save import writable
 from exporter.files.tensors import data_files
 from symbolics.text import clean
 
-__all__ = ["run"]
+__all__ = ["allow_option", "dims_option", "inputs_option", "read_arrays", "run", "sizes_of"]
 
 
-@click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option(
+# Options that other commands have that run a file.
+allow_option = click.option(
     "--allow", multiple=True, metavar="PATTERN", help="Functions that the file may run: module:qualname or a glob over it. May be repeated."
 )
-@click.option("--inputs", type=click.Path(path_type=Path), help="An .npz file with an array per input. Inputs that it lacks are random.")
-@click.option(
+inputs_option = click.option(
+    "--inputs", type=click.Path(path_type=Path), help="An .npz file with an array per input. Inputs that it lacks are random."
+)
+dims_option = click.option(
     "--dim",
     "dims",
     multiple=True,
     metavar="NAME=SIZE",
     help="The size of a symbolic dimension of random inputs. May be repeated. Default: 2.",
 )
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@allow_option
+@inputs_option
+@dims_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the outputs to this .npz file.")
 @click.option("--reference", is_flag=True, help="Run on onnx.reference in place of onnxruntime.")
 @click.option("--times", default=1, type=click.IntRange(min=1), help="How often to run. The time shown is the median.")
 @setup_option
-@click.option("--json", "as_json", is_flag=True, help="Print the outputs' facts as JSON.")
+@json_option
+@loudness
 @click.pass_context
 def run(
     context: click.Context,
@@ -61,10 +69,10 @@ def run(
         if output is not None:
             writable(output, Failure, keep=data_files(model))
         run_setups(setups)
-        arrays = _read(inputs) if inputs is not None else {}
+        arrays = read_arrays(inputs) if inputs is not None else {}
         engine: Backend = "reference" if reference else "onnxruntime"
         with status(f"running {file}", as_json), one_message(context, "the run"):
-            facts = run_file(file, allow=allow, inputs=arrays, output=output, engine=engine, dims=dict(map(_dim, dims)), times=times)
+            facts = run_file(file, allow=allow, inputs=arrays, output=output, engine=engine, dims=sizes_of(dims), times=times)
         if as_json:
             click.echo(json.dumps(facts))
             return
@@ -81,7 +89,16 @@ def run(
         for fact in facts["outputs"]:
             numbers = [f"{fact[key]:.6g}" if key in fact else "" for key in ("mean", "min", "max")]
             table.add_row(*(Text(clean(str(text))) for text in (fact["name"], fact["dtype"], fact["shape"], *numbers)))
-        Console(highlight=False).print(table)
+        show(table)
+
+
+def sizes_of(dims: tuple[str, ...]) -> dict[str, int]:
+    """What --dim says.
+
+    Raises:
+        Failure: It is no NAME=SIZE.
+    """
+    return dict(map(_dim, dims))
 
 
 def _dim(text: str) -> tuple[str, int]:
@@ -91,7 +108,12 @@ def _dim(text: str) -> tuple[str, int]:
     return name, int(size)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_arrays(path: Path) -> dict[str, Any]:
+    """What --inputs names.
+
+    Raises:
+        Failure: It is no .npz file, or cannot be read.
+    """
     try:
         with np.load(path, allow_pickle=False) as data:
             return {name: data[name] for name in data}

@@ -15,7 +15,7 @@ from exporter.files.save import saving
 from symbolics.errors import FormatError, RunError
 from symbolics.text import shown
 
-__all__ = ["Backend", "made_up_inputs", "run_file"]
+__all__ = ["Backend", "feeds_of", "made_up_inputs", "run_file"]
 
 Backend = Literal["auto", "onnxruntime", "reference"]
 
@@ -48,7 +48,7 @@ def run_file(
         dtype, shape; outputs with min, max and mean), ``live_contexts``.
 
     Raises:
-        RunError: The engine is not available, there is no such input, or the output cannot be written.
+        RunError: The engine is not available, there is no such input or dimension, or the output cannot be written.
         FormatError, TrustError: As `exporter.inference_session`.
     """
     from exporter.runtime import session as sessions
@@ -58,11 +58,7 @@ def run_file(
     if times < 1:
         raise RunError(f"a file runs at least once, not {times} times")
     proto, _ = open_proto(path)
-    feeds = made_up_inputs(proto, dims or {}, seed)
-    for name, array in (inputs or {}).items():
-        if name not in feeds:
-            raise RunError(f"the file has no input {shown(name)!r}: its inputs are {', '.join(map(shown, feeds)) or 'none'}")
-        feeds[name] = array
+    feeds = feeds_of(proto, inputs or {}, dims or {}, seed)
     runner: Any
     if engine == "onnxruntime":
         runner = sessions.inference_session(path, allow)
@@ -87,6 +83,32 @@ def run_file(
         "outputs": [{**_describe(name, array), **_statistics(array)} for name, array in zip(names, map(np.asarray, results), strict=True)],
         "live_contexts": len(runner.store),
     }
+
+
+def _check_dims(proto: onnx.ModelProto, dims: Mapping[str, int]) -> None:
+    """Refuse sizes of dimensions that no input has."""
+    known = {dim.dim_param: None for value in proto.graph.input for dim in value.type.tensor_type.shape.dim if dim.dim_param}
+    for name in dims:
+        if name not in known:
+            raise RunError(
+                f"no input of the file has a dimension {shown(name)!r}: its symbolic dimensions are {', '.join(map(shown, known)) or 'none'}"
+            )
+
+
+def feeds_of(proto: onnx.ModelProto, inputs: Mapping[str, np.ndarray], dims: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
+    """What a file is run with: these inputs, and `made_up_inputs` for those that are not given.
+
+    Raises:
+        RunError: There is no such input, or no such dimension.
+        FormatError: An input has no type or shape.
+    """
+    _check_dims(proto, dims)
+    feeds = made_up_inputs(proto, dims, seed)
+    for name, array in inputs.items():
+        if name not in feeds:
+            raise RunError(f"the file has no input {shown(name)!r}: its inputs are {', '.join(map(shown, feeds)) or 'none'}")
+        feeds[name] = array
+    return feeds
 
 
 def made_up_inputs(proto: onnx.ModelProto, dims: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:

@@ -6,20 +6,23 @@ import contextlib
 import dataclasses
 import importlib
 import json
+import logging
 import pkgutil
 import sys
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 import exporter
 from symbolics.errors import PythonopError, PythonopWarning
-from symbolics.text import clean
+from symbolics.text import clean, headline, message
 
 __all__ = [
     "Failure",
@@ -30,6 +33,8 @@ __all__ = [
     "inline_option",
     "json_option",
     "load_target",
+    "loud",
+    "loudness",
     "one_message",
     "opset_option",
     "portable_facts",
@@ -39,6 +44,7 @@ __all__ = [
     "reported",
     "run_setups",
     "setup_option",
+    "show",
     "status",
     "tell",
 ]
@@ -76,7 +82,32 @@ setup_option = click.option(
 )
 opset_option = click.option("--opset", type=click.IntRange(min=1), help="The ONNX opset. Default: torch's.")
 external_data_option = click.option("--external-data", is_flag=True, help="Keep the tensors in a file beside OUTPUT, which names it.")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON, on one line.")
+
+#: A stage that took longer stays on the terminal, with its seconds.
+_LONG = 2.0
+_LOUDNESS = "pythonop.loudness"
+
+
+def loudness(command: Callable[..., Any]) -> Callable[..., Any]:
+    """-q and -v; `loud` is what they say."""
+    for flags, level, text in (
+        (("-v", "--verbose"), 1, "Also print, to stderr, each stage with its seconds, and what torch and other packages say."),
+        (("-q", "--quiet"), -1, "Print nothing but warnings, errors and what --json asks for. The exit code is the answer."),
+    ):
+
+        def said(context: click.Context, _: click.Parameter, given: bool, level: int = level) -> None:
+            if given and context.meta.setdefault(_LOUDNESS, level) != level:
+                raise Failure("-q and -v contradict each other: give one of them")
+
+        command = click.option(*flags, is_flag=True, expose_value=False, callback=said, help=text)(command)
+    return command
+
+
+def loud() -> int:
+    """-1 where the command is to be quiet, 1 where it is to tell more, else 0."""
+    context = click.get_current_context(silent=True)
+    return 0 if context is None else context.meta.get(_LOUDNESS, 0)
 
 
 class Failure(click.ClickException):
@@ -85,21 +116,25 @@ class Failure(click.ClickException):
     exit_code = 2
 
     def show(self, file: Any = None) -> None:
-        """Print the message, without control characters that a file may have put into it."""
-        text = "\n".join(clean(line, 2000) for line in self.message.splitlines())
-        Console(stderr=True, soft_wrap=True, highlight=False).print(Text.assemble(("error: ", "bold red"), text))
+        """Print the message: six lines at most, without control characters that a file may have put into it."""
+        Console(stderr=True, soft_wrap=True, highlight=False).print(Text.assemble(("error: ", "bold red"), message(self.message)))
 
 
 @contextlib.contextmanager
 def reported(context: click.Context) -> Iterator[None]:
-    """Our errors become messages; warnings of ours become lines on stderr, each once: a command may export twice."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
-    show = warnings.showwarning
-    told: set[str] = set()
+    """Our errors become messages; warnings of ours become lines on stderr, each once: a command may export twice.
 
-    def show_ours(message: Warning | str, category: type[Warning], *rest: Any, **options: Any) -> None:
+    Warnings of other packages are a number at the end, or lines with -v.
+    """
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    told: set[str] = set()
+    foreign: set[str] = set()
+
+    def show_ours(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
         if not issubclass(category, PythonopWarning):
-            show(message, category, *rest, **options)
+            foreign.add(str(message))
+            if loud() > 0:
+                console.print(Text(f"{clean(filename)}:{lineno}: {category.__name__}: {clean(str(message), 2000)}", "dim"))
         elif str(message) not in told:
             told.add(str(message))
             console.print(Text.assemble(("warning: ", "yellow"), clean(str(message), 2000)))
@@ -113,12 +148,73 @@ def reported(context: click.Context) -> Iterator[None]:
             if context.obj["traceback"]:
                 raise
             raise Failure(str(error)) from error
+        finally:
+            if foreign and loud() == 0:
+                console.print(Text(f"{len(foreign)} {'warnings' if len(foreign) > 1 else 'warning'} of other packages: -v shows", "dim"))
 
 
-def status(text: str, quiet: bool) -> contextlib.AbstractContextManager[Any]:
-    """A line that says what is going on, where somebody can see it."""
-    console = Console(stderr=True)
-    return contextlib.nullcontext() if quiet else console.status(Text(clean(text)))
+class _Stages(logging.Handler):
+    """What a library call says about its progress becomes the text of a stage."""
+
+    def __init__(self, begin: Callable[[str], None]) -> None:
+        super().__init__()
+        self._begin = begin
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One stage ends, another begins."""
+        self._begin(record.getMessage())
+
+
+@contextlib.contextmanager
+def status(text: str, quiet: bool) -> Iterator[None]:
+    """A stage: on a terminal, a line on stderr that says what is going on and since when. One of over two seconds stays there.
+
+    Args:
+        text: What is going on.
+        quiet: Say nothing, but with -v.
+    """
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    level = loud()
+    if level < 0 or (quiet and level == 0):
+        yield
+        return
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    current, begin = "", 0.0
+
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=None)
+
+        def end() -> None:
+            seconds = time.perf_counter() - begin
+            if level > 0 or (console.is_terminal and seconds > _LONG):
+                console.print(Text(f"{current}: {seconds:.1f} s", "dim"))
+
+        def start(what: str) -> None:
+            nonlocal current, begin
+            if current:
+                end()
+            current, begin = clean(what), time.perf_counter()
+            progress.reset(task, description=current)
+
+        stages, log = _Stages(start), logging.getLogger("pythonop")
+        before, propagates = log.level, log.propagate
+        log.addHandler(stages)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+        try:
+            start(text)
+            yield
+        finally:
+            log.removeHandler(stages)
+            log.setLevel(before)
+            log.propagate = propagates
+            end()
+
+
+def show(content: RenderableType) -> None:
+    """Print what a person asked for, but with -q."""
+    if loud() >= 0:
+        Console(highlight=False).print(content)
 
 
 def tell(facts: Mapping[str, Any], lines: Iterable[str], as_json: bool) -> None:
@@ -126,16 +222,24 @@ def tell(facts: Mapping[str, Any], lines: Iterable[str], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, quiet=loud() < 0)
     for line in lines:
         console.print(Text(line))
 
 
-def _called(text: str, what: str) -> Any:
-    """What the function that package.module:name names returns.
+def _where() -> str:
+    """How to see where an error comes from, for whoever does not see it already."""
+    context = click.get_current_context(silent=True)
+    if context is None or (context.obj or {}).get("traceback"):
+        return ""
+    return f"\n`pythonop --traceback {context.info_name} ...` shows where"
+
+
+def _named(text: str, what: str) -> Any:
+    """What package.module:name names.
 
     Raises:
-        Failure: It cannot be imported, there is no such name, or it raised.
+        Failure: It cannot be imported, or there is no such name.
     """
     module, colon, name = text.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
@@ -143,21 +247,34 @@ def _called(text: str, what: str) -> Any:
     try:
         importlib.import_module(module)
     except (Exception, SystemExit) as error:
-        raise Failure(f"{what} {text}: cannot import {module}: {type(error).__name__}: {error}") from error
+        raise Failure(f"{what} {text}: cannot import {module}: {headline(error)}{_where()}") from error
     try:
-        function = pkgutil.resolve_name(text)
+        return pkgutil.resolve_name(text)
     except AttributeError as error:
         raise Failure(f"{what} {text}: {module} has no {name}") from error
+
+
+def _called(text: str, what: str, found: Any = None) -> Any:
+    """What the function that package.module:name names returns.
+
+    Raises:
+        Failure: As `_named`, or it raised.
+    """
+    function = _named(text, what) if found is None else found
     if not callable(function):
         raise Failure(f"{what} {text}: it is no function, but of type {type(function).__name__}")
     try:
         return function()
     except (Exception, SystemExit) as error:
-        raise Failure(f"{what} {text}: it raised {type(error).__name__}: {error}") from error
+        raise Failure(f"{what} {text}: it raised {headline(error)}{_where()}") from error
 
 
-def load_target(text: str) -> exporter.Case:
+def load_target(text: str, *, bare: bool = False) -> exporter.Case:
     """The case that TARGET names.
+
+    Args:
+        text: ``package.module:name``.
+        bare: Whether it may be a module without example arguments.
 
     Raises:
         click.ClickException: It cannot be imported, raises, or returns something else.
@@ -166,7 +283,15 @@ def load_target(text: str) -> exporter.Case:
 
     from exporter.forward.case import Case
 
-    made = _called(text, "TARGET")
+    found = _named(text, "TARGET")
+    made = found if isinstance(found, torch.nn.Module) else _called(text, "TARGET", found)
+    if isinstance(made, torch.nn.Module):
+        if not bare:
+            raise Failure(
+                f"TARGET {text}: it is a module without example arguments: give them with --input NAME=DTYPE[SHAPE] (--input x=float32[2,3]), "
+                "or let TARGET return (module, args)"
+            )
+        made = Case(made, ())
     if isinstance(made, tuple) and len(made) == 2:
         made = Case(*made)
     if not isinstance(made, Case) or not isinstance(made.model, torch.nn.Module):
@@ -199,10 +324,7 @@ def one_message(context: click.Context, what: str, *, root: bool = False) -> Ite
         cause: BaseException = error
         while root and cause.__cause__ is not None:
             cause = cause.__cause__
-        text = str(cause).strip()[:1000]
-        if root:
-            text = f"{text.partition(chr(10))[0]}\n`pythonop --traceback {context.info_name} ...` shows where"
-        raise Failure(f"{what} failed with {type(cause).__name__}: {text}") from error
+        raise Failure(f"{what} failed with {headline(cause)}{_where()}") from error
 
 
 @contextlib.contextmanager

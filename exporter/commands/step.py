@@ -10,6 +10,7 @@ import click
 
 import exporter
 from exporter.commands import shared
+from exporter.commands.inputs import input_options, load_case
 from exporter.files.save import writable
 from symbolics.optimizers import OPTIMIZERS
 from symbolics.text import clean
@@ -28,6 +29,14 @@ def _hyperparameters(_: click.Context, __: click.Parameter, given: tuple[str, ..
         if not equals:
             raise click.BadParameter(f"{text!r} is not NAME=NUMBER")
     return out
+
+
+def _recompute(_: click.Context, __: click.Parameter, given: str | None) -> Any:
+    if given is None or given == "auto":
+        return given
+    if not given.isdecimal():
+        raise click.BadParameter(f"{given!r} is neither auto nor a number of bytes")
+    return int(given)
 
 
 @click.command()
@@ -56,7 +65,14 @@ def _hyperparameters(_: click.Context, __: click.Parameter, given: tuple[str, ..
 @click.option("--clip-norm", type=float, help="Clip the gradients to this norm of all together.")
 @click.option("--accumulate", type=click.IntRange(min=1), default=1, show_default=True, help="Update every so many runs.")
 @click.option("--precision", type=click.Choice(["float16", "bfloat16"]), help="Compute in this type; parameters keep theirs.")
+@click.option(
+    "--recompute",
+    metavar="auto|BYTES",
+    callback=_recompute,
+    help="Compute values of the forward again in the backward: what is cheap (auto), or so that at most BYTES are kept between them.",
+)
 @shared.dynamo_option
+@input_options
 @shared.inline_option
 @shared.portable_options
 @shared.eager_check_option
@@ -64,6 +80,7 @@ def _hyperparameters(_: click.Context, __: click.Parameter, given: tuple[str, ..
 @shared.opset_option
 @click.option("--external-data", is_flag=True, help="Keep the tensors in a file beside each model.")
 @shared.json_option
+@shared.loudness
 @click.pass_context
 def step(
     context: click.Context,
@@ -75,7 +92,10 @@ def step(
     clip_norm: float | None,
     accumulate: int,
     precision: str | None,
+    recompute: Any,
     dynamo: bool,
+    inputs: tuple[str, ...],
+    dynamic: tuple[str, ...],
     inline: tuple[str, ...],
     portable: bool,
     portable_only: tuple[str, ...],
@@ -99,7 +119,7 @@ def step(
     with shared.reported(context):
         with shared.status(f"importing {target}", as_json):
             shared.run_setups(setups)
-            case = shared.load_target(target)
+            case = load_case(target, inputs, dynamic)
             wanted = shared.portable_of(case, portable, portable_only)
         options: dict[str, Any] = {
             "targets": case.targets, "dynamic_shapes": case.dynamic_shapes, "precision": precision, "dynamo": dynamo, "opset_version": opset,
@@ -108,7 +128,7 @@ def step(
         with shared.status(f"exporting a training step of {type(case.model).__name__}", as_json), shared.explained(context):
             program = exporter.export_training_step(
                 case.model, case.args, case.kwargs, loss=case.loss, optimizer=optimizer, hyperparameters=hyperparameters,
-                clip_norm=clip_norm, accumulate=accumulate, **options,
+                clip_norm=clip_norm, accumulate=accumulate, recompute=recompute, **options,
             )  # fmt: skip
             evaluation = export_evaluation(case.model, case.args, case.kwargs, **options) if artifacts is not None else None
         with shared.status(f"writing {output or artifacts}", as_json):

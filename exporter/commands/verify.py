@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from rich.console import Console
+from rich.text import Text
 
 from exporter.commands import shared
+from exporter.commands.inputs import input_options, load_case
 from exporter.files.save import writable
+from symbolics.text import clean
 
 __all__ = ["verify"]
 
@@ -20,10 +22,11 @@ __all__ = ["verify"]
 @click.command()
 @click.argument("target")
 @shared.dynamo_option
+@input_options
 @shared.inline_option
 @shared.portable_options
 @click.option("--html", type=click.Path(path_type=Path), help="Also write the report as one self-contained page.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@shared.json_option
 @click.option("--bisect", is_flag=True, help="Where something differs, find the first node that departs.")
 @click.option(
     "--setup", metavar="PKG.MOD:FUNCTION", help="Called first in the fresh process; it calls exporter.register(). Default: TARGET."
@@ -31,11 +34,14 @@ __all__ = ["verify"]
 @shared.opset_option
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds that the fresh process may take.")
 @shared.setup_option
+@shared.loudness
 @click.pass_context
 def verify(
     context: click.Context,
     target: str,
     dynamo: bool,
+    inputs: tuple[str, ...],
+    dynamic: tuple[str, ...],
     inline: tuple[str, ...],
     portable: bool,
     portable_only: tuple[str, ...],
@@ -59,7 +65,7 @@ def verify(
     with shared.reported(context):
         with shared.status(f"importing {target}", as_json):
             shared.run_setups(setups)
-            case = shared.load_target(target)
+            case = load_case(target, inputs, dynamic)
             case = replace(case, inline=(*case.inline, *inline), portable=shared.portable_of(case, portable, portable_only))
         with shared.status(f"verifying {type(case.model).__name__}", as_json), contextlib.redirect_stdout(sys.stderr):
             with shared.one_message(context, "the comparison"):
@@ -70,9 +76,8 @@ def verify(
         if as_json:
             click.echo(json.dumps(report.as_json()))
         else:
-            console = Console(highlight=False)
-            console.print(report.render())
+            shared.show(report.render())
             if html is not None:
-                console.print(f"wrote {html}", markup=False)
+                shared.show(Text(f"wrote {clean(str(html))}"))
         if not report.ok:
             context.exit(1)

@@ -69,6 +69,10 @@ class Mixed(nn.Module):
 
 
 class Crash(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
     def forward(self, x):
         raise KeyError("boom in forward")
 
@@ -154,3 +158,19 @@ def trainable():
     return exporter.Case(
         nn.Linear(3, 2), batch, targets=(torch.tensor([0, 1, 0, 1]),), loss=nn.functional.cross_entropy, dynamic_shapes=({0: "batch"},)
     )
+
+
+class Chain(nn.Module):
+    """Elementwise functions between two products, whose results a backward reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 64), nn.Linear(64, 2)
+
+    def forward(self, x):
+        return self.second(torch.sigmoid(torch.tanh(self.first(x)).exp()))
+
+
+def trainable_chain():
+    batch = torch.randn(4, 3)
+    return exporter.Case(Chain(), (batch,), targets=(torch.tensor([0, 1, 0, 1]),), loss=nn.functional.cross_entropy)

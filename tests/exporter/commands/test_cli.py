@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -197,7 +198,7 @@ def test_ctrl_c_is_no_answer(run, path, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("exporter.commands.shared._called", interrupted)
+    monkeypatch.setattr("exporter.commands.shared._named", interrupted)
     monkeypatch.setattr("exporter.commands.inspect.inspect_file", interrupted)
     monkeypatch.setattr("exporter.commands.gradient.open_model", interrupted)
     monkeypatch.setattr("exporter.commands.run.open_model", interrupted)
@@ -235,7 +236,11 @@ def test_ctrl_c_ends_the_fresh_process(tmp_path):
     )
     command = [sys.executable, "-m", "exporter.cli", "verify", "slow_target:make", "--setup", "slow_target:wait"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A shell starts what is in the background with SIGINT ignored, and all below it inherit that.
+    heeding = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heeding
+    )
     note = tmp_path / "child"
     try:
         for _ in range(600):

@@ -53,6 +53,9 @@ def test_inspect(run, exported):
         "tied": [["tied", "linear.weight"]],
         "step": None,
         "unchecked": "",
+        "inputs": [["x", "float[batch, 3]"]],
+        "outputs": [["add_26", "float[batch, 3]"]],
+        "operators": {"Add": 3, "com.microsoft::PythonOp": 2, "Gemm": 1, "pythonop::StopGradient": 1, "Mul": 1, "Identity": 1},
     }
     first, second = rows
     assert first["function"] == SCALE
@@ -64,9 +67,40 @@ def test_inspect(run, exported):
     assert (first["id"], second["id"], first["error"], first["graph"], first["module"]) == ("0", "1", None, "", "")
 
 
+def test_the_summary_of_a_big_file_fits_on_a_screen(run, tmp_path, monkeypatch):
+    """A line per Function, however often it is called; a row per call only where somebody asks."""
+    monkeypatch.setenv("COLUMNS", "200")
+    model = model_of(call_of(Slot(0)))
+    graph = model.graph
+    for index in range(300):
+        other = model_of(call_of(Slot(0))).graph
+        node = next(node for node in other if node.op_type == "PythonOp")
+        other.remove(node, safe=False)
+        node.replace_input_with(0, graph.inputs[0])
+        node.name = f"more_{index}"
+        node.metadata_props["pythonop.source"] = f"pkg.mod:{index % 3}"
+        for output in node.outputs:
+            output.name = f"{output.name}_{index}" if output.name else output.name
+        graph.append(node)
+    ir.save(model, tmp_path / "m.onnx")
+    result = run("inspect", tmp_path / "m.onnx")
+    assert result.exit_code == 0, result.output
+    assert len(result.stdout.splitlines()) < 40
+    (line,) = [line for line in result.stdout.splitlines() if "301" in line and "a PythonOp" in line]
+    assert "and 3 more places" in line
+    assert "x0: float" in result.stdout
+    assert [cell.strip() for line in result.stdout.splitlines() if "com.microsoft::PythonOp" in line for cell in line.split("│")[2:3]] == [
+        "301"
+    ]
+    every = run("inspect", tmp_path / "m.onnx", "--calls").stdout
+    assert len(every.splitlines()) > 300
+
+
 def test_inspect_table(run, exported, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
-    result = run("inspect", exported)
+    assert "--calls" in run("inspect", exported).stdout
+    assert "'mean'" not in run("inspect", exported).stdout
+    result = run("inspect", exported, "--calls")
     assert result.exit_code == 0, result.output
     for text in (
         SCALE,

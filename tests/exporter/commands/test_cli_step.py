@@ -43,6 +43,15 @@ def test_writes_a_step_and_its_start(tmp_path):
     assert read_step(metadata).hyperparameters[0]["momentum"] == 0.9
 
 
+def test_recomputes_by_choice(tmp_path):
+    counts = []
+    for more in ([], ["--recompute", "auto"], ["--recompute", "1000000"]):
+        result = _run("tests.exporter.commands.cli_targets:trainable_chain", "-o", tmp_path / "step.onnx", "--json", *more)
+        assert result.exit_code == 0, (result.output, result.exception)
+        counts.append(json.loads(result.stdout)["nodes"])
+    assert counts[1] > counts[0] == counts[2]  # all fits in a million bytes
+
+
 def test_says_what_it_wrote(tmp_path):
     result = _run(TARGET, "-o", tmp_path / "step.onnx", "--precision", "float16", "--accumulate", 2, "--no-dynamo")
     assert result.exit_code == 0, (result.output, result.exception)
@@ -58,6 +67,8 @@ def test_says_what_it_wrote(tmp_path):
         (["--set", "rate=1"], "no hyperparameter 'rate'"),
         (["--optimizer", "rmsprop"], "rmsprop"),
         (["--accumulate", "0"], "--accumulate"),
+        (["--recompute", "-1"], "neither auto nor a number of bytes"),
+        (["--recompute", "all"], "neither auto nor a number of bytes"),
         (["--clip-norm", "-1"], "clip_norm is -1.0"),
     ],
 )
@@ -73,6 +84,7 @@ def test_a_target_without_a_loss(tmp_path):
     result = _run("tests.exporter.commands.cli_targets:pair", "-o", tmp_path / "step.onnx")
     assert result.exit_code == 2
     assert "loss=None" in result.stderr
+    assert "exporter.Case(model, args, loss=..., targets=(...,))" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

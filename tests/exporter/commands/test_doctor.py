@@ -41,6 +41,8 @@ def test_what_fails_is_said(monkeypatch):
     assert found["export, dynamo"]["word"] == "works"
     assert found["page of verify"] == {"what": "page of verify", "word": "not there", "text": "pip install it"}
     assert "not eager's" in doctor().output.replace("\n", "")
+    monkeypatch.undo()
+    assert doctor().exit_code == 0, "what an earlier doctor exported is looked at again"
 
 
 def absent():

@@ -1,0 +1,127 @@
+"""pythonop profile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from exporter.commands.run import allow_option, dims_option, inputs_option, read_arrays, sizes_of
+from exporter.commands.run_file import feeds_of
+from exporter.commands.shared import Failure, json_option, loudness, one_message, reported, run_setups, setup_option, show, status
+from exporter.files.read import open_proto
+from exporter.files.save import saving, writable
+from exporter.profiling.profile import Profile, profile as profile_file
+from symbolics.errors import PythonopError
+from symbolics.text import clean
+
+__all__ = ["profile", "render"]
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@allow_option
+@inputs_option
+@dims_option
+@click.option(
+    "--times",
+    default=10,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="How many runs. Times are their medians; a run before them is not timed.",
+)
+@click.option("--as-written", is_flag=True, help="Run each node as the file has it. Default: as onnxruntime fuses them.")
+@click.option("--top", default=15, show_default=True, type=click.IntRange(min=1), help="How many rows of each table.")
+@click.option("--html", type=click.Path(path_type=Path), help="Also write a flame view as one self-contained page.")
+@setup_option
+@json_option
+@loudness
+@click.pass_context
+def profile(
+    context: click.Context,
+    file: Path,
+    allow: tuple[str, ...],
+    inputs: Path | None,
+    dims: tuple[str, ...],
+    times: int,
+    as_written: bool,
+    top: int,
+    html: Path | None,
+    setups: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Say where the time of an ONNX FILE goes: by operator, by module, by node, PythonOps apart.
+
+    It is run by onnxruntime; Functions that it names run only where --allow or --register says so.
+    """
+    if html is not None:
+        writable(html, Failure, keep=filter(None, (file, inputs)))
+    with reported(context):
+        proto, _ = open_proto(file)
+        run_setups(setups)
+        feeds = feeds_of(proto, read_arrays(inputs) if inputs is not None else {}, sizes_of(dims), 0)
+        with status(f"profiling {file}", as_json), one_message(context, "the run"):
+            found = profile_file(file, feeds, allow=allow, runs=times, as_written=as_written)
+        if html is not None:
+            from exporter.profiling.flame import flame_page
+
+            try:
+                page = flame_page(found, file.name)
+            except ImportError as error:
+                raise Failure(f"--html needs jinja2 ({error}): pip install 'pythonop[report]'") from error
+            with saving(PythonopError) as files:
+                files.open(html).write(page.encode())
+        if as_json:
+            click.echo(json.dumps(found.as_json()))
+            return
+        show(render(found, str(file), top))
+        if html is not None:
+            show(Text(f"wrote {clean(str(html))}"))
+
+
+def render(found: Profile, title: str, top: int = 15) -> RenderableType:
+    """The times for a terminal. Texts of the file are rich Texts: markup in them is not read."""
+    total = sum(row.seconds for row in found.rows)
+    facts = ", ".join(f"{what} {text}" for what, text in found.facts.items())
+    lines = [
+        f"one run {_ms(found.seconds)} (median of {found.runs}), {_ms(total)} of it in nodes; loaded in {_ms(found.load)}",
+        f"PythonOps {_ms(found.python)}, {_share(found.python, total)}",
+        *(f"{part} {_ms(seconds)}, {_share(seconds, total)}" for part, (seconds, _) in found.by_part().items()),
+        facts,
+    ]
+    operators = [((name,), numbers) for name, numbers in found.by_operator().items()]
+    modules = [
+        ((part, path or "(the model itself)" if part != "onnxruntime's own" else ""), numbers)
+        for (part, path), numbers in found.by_module().items()
+    ]
+    nodes = [((row.name, f"{row.operator} {row.function}".strip(), row.module), row.seconds, row.calls) for row in found.rows]
+    tables = (
+        _table(("Operator",), ((texts, s, n) for texts, (s, n) in operators), len(operators), top, total),
+        _table(("Part", "Module"), ((texts, s, n) for texts, (s, n) in modules), len(modules), top, total),
+        _table(("Node", "Operator", "Module"), nodes, len(nodes), top, total),
+    )
+    return Group(Text(clean(title), style="bold"), *(Text(clean(line, 400)) for line in lines), *tables)
+
+
+def _table(columns: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], float, int]], count: int, top: int, total: float) -> Table:
+    table = Table(pad_edge=False, caption=f"and {count - top} more: --top" if count > top else None, caption_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for column in ("Time", "Share", "Calls"):
+        table.add_column(column, justify="right")
+    for texts, seconds, calls in list(rows)[:top]:
+        table.add_row(*(Text(clean(text)) for text in texts), _ms(seconds), _share(seconds, total), str(calls))
+    return table
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
+
+
+def _share(seconds: float, total: float) -> str:
+    return f"{seconds / total:.1%}" if total else "0%"

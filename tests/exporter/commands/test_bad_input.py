@@ -1,0 +1,430 @@
+"""Every command with good input and with what people and files get wrong: the exit code, a message of at most six lines with a way out, and no trace in
+the folder.
+
+A command without rows fails here by its name: `COMMANDS` says what it takes, `KINDS` what can be wrong with that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+
+import exporter
+from exporter.cli import main
+from tests.exporter.commands import cli_targets
+from tests.fuzz.corpus import CORPUS
+from tests.processes import ROOT
+from tests.support import missing
+
+TARGETS = cli_targets.__name__
+TARGET = f"{TARGETS}:trainable"
+ALLOW = f"{TARGETS}:*"
+
+
+@dataclasses.dataclass
+class Command:
+    """How a command is called well.
+
+    Attributes:
+        line: What comes behind its name; ``IN`` is a good file, ``OUT`` a place for a new one.
+        option: An option of it with a value, and a value that it does not take.
+        answers: What its JSON says.
+        target: Whether its first argument is a TARGET.
+        output: The name of what it writes.
+        needs: A package that it cannot do without.
+    """
+
+    line: str
+    option: tuple[str, str]
+    answers: str
+    target: bool = False
+    output: str = "out.onnx"
+    needs: str = ""
+
+    @property
+    def reads(self) -> bool:
+        return "IN" in self.line
+
+    @property
+    def writes(self) -> bool:
+        return "OUT" in self.line
+
+    @property
+    def runs(self) -> bool:
+        return "--allow" in self.line
+
+
+COMMANDS = {
+    "export": Command(f"{TARGET} -o OUT", ("--schema", "ort-9"), "calls", target=True),
+    "step": Command(f"{TARGET} -o OUT", ("--optimizer", "magic"), "carried", target=True),
+    "verify": Command(f"{TARGET} --html OUT", ("--timeout", "soon"), "max_error", target=True),
+    "gradient": Command("IN -o OUT", ("--wrt", "nobody"), "unreached"),
+    "tangent": Command("IN -o OUT", ("--of", "nobody"), "unreached"),
+    "run": Command(f"IN -o OUT --allow {ALLOW}", ("--times", "0"), "outputs"),
+    "profile": Command(f"IN --html OUT --times 1 --allow {ALLOW}", ("--top", "0"), "operators", output="out.html"),
+    "diff": Command("IN IN", ("--no-such-option", "1"), "equal"),
+    "draw": Command("IN -o OUT", ("--depth", "-1"), "bytes", output="out.svg", needs="pygraphviz"),
+    "inspect": Command("IN", ("--no-such-option", "1"), "operators"),
+    "doctor": Command("", ("--no-such-option", "1"), "findings"),
+}
+
+
+@dataclasses.dataclass
+class Kind:
+    """One thing that is wrong.
+
+    Attributes:
+        applies: To which commands.
+        change: (command, its name, folder) -> what is called, after it has made the folder wrong.
+        says: What the message says; the last is the way out.
+    """
+
+    applies: Callable[[Command], bool]
+    change: Callable[[Command, str, Path], str]
+    says: tuple[str, ...] | dict[str, tuple[str, ...]]
+    around: Callable[[Path], contextlib.AbstractContextManager[object]] = lambda folder: contextlib.nullcontext()
+
+
+def reads(command: Command) -> bool:
+    return command.reads
+
+
+def writes(command: Command) -> bool:
+    return command.writes
+
+
+def targets(command: Command) -> bool:
+    return command.target
+
+
+def anything(command: Command) -> bool:
+    return True
+
+
+def file_of(content: bytes | Callable[[bytes], bytes]) -> Callable[[Command, str, Path], str]:
+    """The file that is read has this content."""
+
+    def change(command: Command, name: str, folder: Path) -> str:
+        path = folder / "bad.onnx"
+        path.write_bytes(content if isinstance(content, bytes) else content((folder / "in.onnx").read_bytes()))
+        return command.line.replace("IN", "bad.onnx")
+
+    return change
+
+
+def second(content: bytes) -> Callable[[Command, str, Path], str]:
+    """So has the second of two."""
+    return lambda command, name, folder: f"in.onnx {file_of(content)(command, name, folder).split()[0]}"
+
+
+def unknown_operator(data: bytes) -> bytes:
+    """A model with an operator that nobody has, of a long name."""
+    model = onnx.load_from_string(data)
+    model.graph.node[0].domain, model.graph.node[0].op_type = "nobody.has.it", "Nothing" * 99
+    model.opset_import.add(domain="nobody.has.it", version=1)
+    return model.SerializeToString()
+
+
+def line(old: str, new: str) -> Callable[[Command, str, Path], str]:
+    return lambda command, name, folder: command.line.replace(old, new)
+
+
+def with_target(name: str) -> Callable[[Command, str, Path], str]:
+    return line(TARGET, name if ":" in name else f"{TARGETS}:{name}")
+
+
+def bad_option(command: Command, name: str, folder: Path) -> str:
+    return f"{command.line} {shlex.join(command.option)}"
+
+
+def locked(command: Command, name: str, folder: Path) -> str:
+    (folder / "locked").mkdir(mode=0o555)
+    return command.line.replace("OUT", "locked/OUT")
+
+
+def occupied(command: Command, name: str, folder: Path) -> str:
+    (folder / command.output).mkdir()
+    return command.line
+
+
+def unreadable(command: Command, name: str, folder: Path) -> str:
+    (folder / "in.onnx").chmod(0o200)
+    return command.line
+
+
+def hostile(name: str) -> Callable[[Command, str, Path], str]:
+    return file_of(CORPUS[name].case(0).model)
+
+
+def inputs(**arrays: object) -> Callable[[Command, str, Path], str]:
+    def change(command: Command, name: str, folder: Path) -> str:
+        np.savez(folder / "x.npz", **arrays)
+        return f"{command.line} --inputs x.npz"
+
+    return change
+
+
+@contextlib.contextmanager
+def nobody(folder: Path) -> Iterator[None]:
+    """As a user who is not root: root may read and write everything."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.chown(folder, 65534, 65534)
+    for path in folder.iterdir():
+        os.chown(path, 65534, 65534)
+    os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+@contextlib.contextmanager
+def no_room(folder: Path) -> Iterator[None]:
+    """A disk on which no file gets larger than 100 bytes: what is written says EFBIG where a full one says ENOSPC."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+
+
+def runs(command: Command) -> bool:
+    return command.runs
+
+
+def is_diff(command: Command) -> bool:
+    return command is COMMANDS["diff"]
+
+
+def is_profile(command: Command) -> bool:
+    return command is COMMANDS["profile"]
+
+
+def is_draw(command: Command) -> bool:
+    return command is COMMANDS["draw"]
+
+
+NO_MODEL = ("bad.onnx", "no ONNX model, or it is cut off")
+
+KINDS = {
+    "file: missing": Kind(reads, line("IN", "missing.onnx"), ("cannot read missing.onnx", "No such file")),
+    "file: a folder": Kind(reads, line("IN", "."), ("cannot read .", "Is a directory")),
+    "file: empty": Kind(reads, file_of(b""), NO_MODEL),
+    "file: text": Kind(reads, file_of(b"hello world\n" * 9), NO_MODEL),
+    "file: truncated": Kind(reads, file_of(lambda data: data[: len(data) // 2]), NO_MODEL),
+    "file: a newer format": Kind(reads, hostile("pythonop.version '１'"), ("pythonop.version", "not a version number")),
+    "file: moves the cursor": Kind(
+        lambda c: reads(c) and not runs(c) and not is_draw(c),
+        hostile(r"pythonop.state '\x00\x1b[2J\u202e'"),
+        ("pythonop.state", "the file is damaged"),
+    ),
+    "file: calls without end": Kind(reads, hostile("calls without end"), ("function", "call")),
+    "file: names that are no text": Kind(reads, hostile(r"node b'\xff\xfe\xc0\x80'"), ("UTF-8", "the file is damaged")),
+    "file: an endless number": Kind(reads, hostile("file: an endless varint"), NO_MODEL),
+    "file: data of another folder": Kind(
+        lambda c: reads(c) and c not in (COMMANDS["inspect"], COMMANDS["draw"]),
+        hostile("external initializer at ../secret"),
+        ("../secret", "below its own folder"),
+    ),
+    "file: nobody may read it": Kind(reads, unreadable, ("Path 'in.onnx' is not readable", "--help"), nobody),
+    "output: no folder": Kind(writes, line("OUT", "no/OUT"), ("cannot write no/out.", "there is no folder no")),
+    "output: a folder": Kind(writes, occupied, ("cannot write out.", "it is a folder")),
+    "output: a device": Kind(writes, line("OUT", "/dev/full"), ("cannot write /dev/full", "not a file")),
+    "output: nobody may write there": Kind(writes, locked, ("cannot write locked/out.", "no permission to write into locked"), nobody),
+    "output: a full disk": Kind(
+        lambda c: writes(c) and not is_profile(c), line("", ""), ("cannot write ", "File too large; nothing was written"), no_room
+    ),
+    "output: the input": Kind(lambda c: c.reads and c.writes, line("OUT", "./in.onnx"), ("needed", "choose another output")),
+    "output: not given": Kind(lambda c: c.writes and "-o" in c.line and not runs(c), line(" -o OUT", ""), ("-o",)),
+    "option: of no such value": Kind(
+        anything,
+        bad_option,
+        {
+            "export": ("'ort-9' is not one of", "'ort-1.15'"),
+            "step": ("'magic' is not one of", "'adamw'"),
+            "verify": ("'soon' is not a valid float",),
+            "gradient": ("'nobody'", "near it"),
+            "tangent": ("'nobody'", "near it: ['add_26']"),
+            "run": ("0 is not in the range x>=1",),
+            "profile": ("0 is not in the range x>=1",),
+            "diff": ("No such option '--no-such-option'", "--help"),
+            "draw": ("-1 is not in the range x>=0",),
+            "inspect": ("No such option '--no-such-option'", "--help"),
+            "doctor": ("No such option '--no-such-option'", "--help"),
+        },
+    ),
+    "option: -q and -v": Kind(anything, lambda c, name, folder: f"{c.line} -q -v", ("-q and -v contradict each other", "one of them")),
+    "arguments: too many": Kind(anything, lambda c, name, folder: f"{c.line} more", ("unexpected extra argument", "--help")),
+    "target: cannot be imported": Kind(
+        targets, with_target("no_such_package.mod:f"), ("cannot import", "ModuleNotFoundError", "--traceback")
+    ),
+    "target: no such name": Kind(targets, with_target("nothing"), (f"{TARGETS} has no nothing",)),
+    "target: not of the form": Kind(targets, line(TARGET, "model.py"), ("'model.py' is not of the form package.module:name",)),
+    "target: raises": Kind(targets, with_target("raises"), ("it raised RuntimeError: no model today", "--traceback")),
+    "target: leaves": Kind(targets, with_target("leaves"), ("it raised SystemExit", "--traceback")),
+    "target: another type": Kind(targets, with_target("wrong"), ("of type int", "(torch.nn.Module, args) or an exporter.Case")),
+    "target: no function": Kind(targets, with_target("NO_FUNCTION"), ("no function, but of type int",)),
+    "target: no example arguments": Kind(
+        targets, line(TARGET, "torch.nn:Identity"), ("without example arguments", "--input x=float32[2,3]")
+    ),
+    "target: its model raises": Kind(targets, with_target("crash"), ("boom in forward", "--traceback")),
+    "input: unreadable": Kind(targets, lambda c, n, f: f"{c.line} --input x=[2,3]", ("--input 'x=[2,3]'", "x=float32[2,3]")),
+    "input: no such argument": Kind(
+        targets, lambda c, n, f: f"{c.line} --input y=float32[4,3]", ("--input", "forward of Linear takes (input:")
+    ),
+    "input: of another shape": Kind(targets, lambda c, n, f: f"{c.line} --input float32[4,5]", ("failed with", "--traceback")),
+    "dynamic: unreadable": Kind(targets, lambda c, n, f: f"{c.line} --dynamic batch", ("--dynamic 'batch'", "x:0=batch")),
+    "dynamic: no such input": Kind(targets, lambda c, n, f: f"{c.line} --dynamic y:0=batch", ("there is no input y", "there are input")),
+    "dynamic: no such axis": Kind(targets, lambda c, n, f: f"{c.line} --dynamic input:7=batch", ("has the shape [4, 3]", "no axis 7")),
+    "inline: nothing": Kind(
+        targets, lambda c, n, f: f"{c.line} --inline nosuch:*", ("inline='nosuch:*' means none", "it met none at all", "leave it out")
+    ),
+    "portable: nothing": Kind(
+        targets,
+        lambda c, n, f: f"{c.line} --portable-only nosuch:*",
+        ("portable='nosuch:*' means none", "it met none at all", "leave it out"),
+    ),
+    "register: cannot be imported": Kind(
+        lambda c: targets(c) or runs(c),
+        lambda c, n, f: f"{c.line} --register nowhere:f",
+        ("--register nowhere:f: cannot import", "--traceback"),
+    ),
+    "run: of another shape": Kind(runs, inputs(x=np.zeros((2, 5), np.float32)), ("x", "Got: 5 Expected: 3")),
+    "run: of another type": Kind(runs, inputs(x=np.zeros((2, 3), np.float64)), ("x", "tensor(double)", "tensor(float)")),
+    "run: no such input": Kind(runs, inputs(y=np.zeros((2, 3), np.float32)), ("the file has no input 'y'", "its inputs are x")),
+    "run: inputs of Python": Kind(runs, inputs(x=np.array([object()])), ("cannot read the inputs in x.npz", "allow_pickle")),
+    "run: not allowed": Kind(runs, line(f" --allow {ALLOW}", ""), (f"names {TARGETS}:Scale", f"pass allow=['{TARGETS}:Scale']")),
+    "run: no such dimension": Kind(
+        runs, lambda c, n, f: f"{c.line} --dim foo=3", ("has a dimension 'foo'", "its symbolic dimensions are batch")
+    ),
+    "run: an operator that nobody has": Kind(runs, file_of(unknown_operator), ("is not a registered function/op", "install a newer one")),
+    "run: a dimension of no size": Kind(runs, lambda c, n, f: f"{c.line} --dim batch=many", ("'batch=many'", "NAME=SIZE")),
+    "diff: no second file": Kind(is_diff, line("IN IN", "IN"), ("Missing argument 'B'", "--help")),
+    "diff: three files": Kind(is_diff, line("IN IN", "IN IN IN"), ("unexpected extra argument", "--help")),
+    "diff: the second is missing": Kind(is_diff, line("IN IN", "IN missing.onnx"), ("cannot read missing.onnx", "No such file")),
+    "diff: the second is no model": Kind(is_diff, second(b"hello"), NO_MODEL),
+    "profile: a full disk": Kind(is_profile, line("", ""), ("onnxruntime's profiler wrote cannot be read", "is the disk of"), no_room),
+    "profile: times of no run": Kind(is_profile, line("--times 1", "--times 0"), ("0 is not in the range x>=1",)),
+    "draw: another kind of picture": Kind(is_draw, line("OUT", "out.png"), ("-o out.png", "pictures are .svg or .html")),
+    "draw: no kind of picture": Kind(is_draw, line("OUT", "out"), ("-o out", "pictures are .svg or .html")),
+}
+
+ROWS = [(name, kind) for name, command in COMMANDS.items() for kind, row in KINDS.items() if row.applies(command)]
+
+
+@pytest.fixture(scope="module")
+def model() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        exporter.export(*cli_targets.pair(), dynamic_shapes=({0: "batch"},)).save(Path(folder, "model.onnx"))
+        return Path(folder, "model.onnx").read_bytes()
+
+
+@pytest.fixture
+def folder(model, monkeypatch):
+    """Where anybody may go, which pytest's own folders are not."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        Path(name, "in.onnx").write_bytes(model)
+        monkeypatch.chdir(name)
+        yield Path(name)
+        os.chdir("/")
+
+
+def invoke(name: str, arguments: str):
+    return CliRunner().invoke(main, [name, *shlex.split(arguments)])
+
+
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mode, path.read_bytes() if path.is_file() else b"")
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def there(command: Command) -> Command:
+    """The command, where what it needs is installed."""
+    if command.needs and importlib.util.find_spec(command.needs) is None:
+        missing(command.needs, f"{command.needs} is not installed")
+    return command
+
+
+def test_every_command_has_rows():
+    for name in main.commands:
+        assert name in COMMANDS, f"pythonop {name} has no rows in COMMANDS: say how it is called well, and what can be wrong"
+    assert set(COMMANDS) <= set(main.commands)
+
+
+def test_enough_can_be_wrong():
+    kinds = {name: sum(row == name for row, _ in ROWS) for name in COMMANDS}
+    assert min(kinds[name] for name, command in COMMANDS.items() if command.reads or command.target) >= 13, kinds
+    assert len(KINDS) >= 15
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_good_input(name, folder):
+    command = there(COMMANDS[name])
+    arguments = command.line.replace("IN", "in.onnx").replace("OUT", command.output)
+    result = invoke(name, f"{arguments} --json")
+    assert result.exit_code == 0, result.output
+    assert command.answers in json.loads(result.stdout)
+    assert result.stderr == ""
+    assert (command.output in os.listdir(folder)) is command.writes
+    if name not in ("verify", "doctor"):  # which take seconds, and print by the same function
+        assert invoke(name, f"{arguments} -q").output == ""
+
+
+@pytest.mark.parametrize(("name", "kind"), ROWS, ids=lambda each: each)
+def test_bad_input(name, kind, folder):
+    row, command = KINDS[kind], there(COMMANDS[name])
+    arguments = row.change(command, name, folder).replace("IN", "in.onnx").replace("OUT", command.output)
+    before = contents(folder)
+    with row.around(folder):
+        result = invoke(name, arguments)
+    assert result.exit_code == 2, result.output
+    assert contents(folder) == before
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    lines = result.stderr.splitlines()
+    assert 1 <= len(lines) <= 6
+    assert all(line.isprintable() for line in lines)
+    assert max(map(len, lines)) <= 800
+    for text in row.says if isinstance(row.says, tuple) else row.says[name]:
+        assert text in result.stderr
+
+
+def test_an_answer_that_nobody_can_read(folder):
+    """Standard output is a full disk: only a process has one."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "exporter.cli", "inspect", "in.onnx"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            timeout=120,
+        )
+    assert done.returncode == 2, done.stderr
+    assert "No space left on device" in done.stderr
+    assert len(done.stderr.splitlines()) <= 6
