@@ -1,21 +1,26 @@
 """``python -m benchmarks``: every benchmark, one after the other, each in a process of its own.
 
-Writes benchmarks/results/figures.json, figures.md and a picture a program. The exit status is 1 where a limit was missed; the
-other programs run all the same.
+Writes benchmarks/results/figures.json, figures.md and a picture a program, and keeps the figures in a folder of earlier runs. The exit
+status is 1 where a limit was missed; the other programs run all the same.
 
-    python -m benchmarks dispatch export     # some of them
+    python -m benchmarks dispatch export               # some of them
+    python -m benchmarks --history FOLDER              # kept there; default: benchmarks-history
+    python -m benchmarks compare OLD NEW               # two files of figures; 1 where a limit is newly missed
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import pkgutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import benchmarks
+from benchmarks._compare import compare, read, table
 
 RESULTS = Path(__file__).with_name("results")
 _EXTRA = {"training_memory": ["--steps", "300"]}
@@ -51,10 +56,11 @@ def markdown(told: list[dict[str, Any]]) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """The figures of one program as bars; those with a limit as shares of it."""
+    """The figures of one program as bars, an SVG; those with a limit as shares of it. Equal figures make equal bytes."""
     import matplotlib as mpl
 
-    mpl.use("Agg")
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "pythonop"
     from matplotlib import pyplot
 
     limited = [f for f in result["figures"] if f["limit"] and f["value"] is not None and f["limit"] != float("inf")]
@@ -75,14 +81,41 @@ def draw(result: dict[str, Any], path: Path) -> None:
     axes.invert_yaxis()
     axes.margins(x=0.2)
     axes.set_title(f"{result['program']}: share of the limit (green, red), ratios without one (gray)", fontsize=10)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 
 
-def main() -> int:
-    """Run, write, draw."""
+def kept(told: list[dict[str, Any]], history: Path) -> Path:
+    """The file of this run among those of earlier ones, named by the time, in UTC."""
+    history.mkdir(parents=True, exist_ok=True)
+    path = history / f"{time.strftime('%Y-%m-%dT%H-%M-%S', time.gmtime())}.json"
+    path.write_text(json.dumps(told, indent=1))
+    return path
+
+
+def compared(old: str, new: str) -> int:
+    """Print two runs side by side. Returns 1 where a limit is newly missed, 2 where a file cannot be read, otherwise 0."""
+    try:
+        rows = compare(read(Path(old)), read(Path(new)))
+    except (OSError, ValueError) as error:
+        print(f"cannot compare: {error}", file=sys.stderr)
+        return 2
+    print(table(rows))
+    return int(any(row.newly_missed for row in rows))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run, write, draw; or compare."""
     every = sorted(info.name for info in pkgutil.iter_modules(benchmarks.__path__) if not info.name.startswith("_"))
-    wanted = sys.argv[1:] or every
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=f"of {', '.join(every)}; or: compare OLD NEW")
+    parser.add_argument("--history", type=Path, default=Path("benchmarks-history"), help="where the figures of each run are kept")
+    options = parser.parse_args(argv)
+    if options.programs[:1] == ["compare"]:
+        if len(options.programs) != 3:
+            parser.error("compare takes two files: python -m benchmarks compare OLD NEW")
+        return compared(*options.programs[1:])
+    wanted = options.programs or every
     if unknown := set(wanted) - set(every):
         print(f"there is no benchmark {sorted(unknown)[0]!r}; there are {', '.join(every)}", file=sys.stderr)
         return 2
@@ -93,11 +126,13 @@ def main() -> int:
         told.append(run(program))
         (RESULTS / "figures.json").write_text(json.dumps(told, indent=1))
         (RESULTS / "figures.md").write_text(markdown(told))
-        draw(told[-1], RESULTS / f"{program}.png")
+        draw(told[-1], RESULTS / f"{program}.svg")
+    file = kept(told, options.history)
     missed = [figure["what"] for result in told for figure in result["figures"] if figure["missed"]]
     broken = [result["program"] for result in told if "error" in result]
     print(
-        f"wrote {RESULTS}; missed: {'; '.join(missed) or 'none'}{'; told nothing: ' + ', '.join(broken) if broken else ''}", file=sys.stderr
+        f"wrote {RESULTS} and {file}; missed: {'; '.join(missed) or 'none'}{'; told nothing: ' + ', '.join(broken) if broken else ''}",
+        file=sys.stderr,
     )
     return bool(missed or broken)
 

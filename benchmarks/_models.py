@@ -58,7 +58,7 @@ class _Gpt(nn.Module):
         import transformers
 
         config = transformers.GPT2Config(
-            vocab_size=1024, n_positions=128, n_embd=256, n_layer=4, n_head=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+            vocab_size=1024, n_positions=1024, n_embd=256, n_layer=4, n_head=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
         )
         self.inner = transformers.GPT2LMHeadModel(config)
         if activation is not None:
@@ -73,8 +73,9 @@ def _next_token(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
-def gpt(batch: int, activation: Callable[[], nn.Module] | None = None) -> Sample:
-    ids = torch.randint(0, 1024, (batch, 128))
+def gpt(batch: int, activation: Callable[[], nn.Module] | None = None, length: int = 128) -> Sample:
+    """4 layers of 256 units in 4 heads."""
+    ids = torch.randint(0, 1024, (batch, length))
     return Sample(_Gpt(activation).train(), (ids,), _next_token, (ids,))
 
 
@@ -101,18 +102,56 @@ def resnet(batch: int = 16) -> Sample:
     return Sample(model.train(), (torch.randn(batch, 3, 32, 32),), F.cross_entropy, (torch.randint(0, 10, (batch,)),))
 
 
-class _Lstm(nn.Module):
-    def __init__(self) -> None:
+def resnet18(batch: int = 8) -> Sample:
+    """The 18 layers of ResNet as they are, 11.2M parameters, on 3x64x64."""
+    widths = [(64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2), (512, 512, 1)]
+    stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    model = nn.Sequential(*stem, *(_Block(*width) for width in widths), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+    return Sample(model.train(), (torch.randn(batch, 3, 64, 64),), F.cross_entropy, (torch.randint(0, 10, (batch,)),))
+
+
+def cnn(batch: int = 16) -> Sample:
+    """Four times convolution, BatchNorm, ReLU, on 3x32x32."""
+    layers: list[nn.Module] = []
+    for width, out, stride in ((3, 32, 1), (32, 64, 2), (64, 64, 1), (64, 128, 2)):
+        layers += [nn.Conv2d(width, out, 3, stride, 1), nn.BatchNorm2d(out), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+    return Sample(model.train(), (torch.randn(batch, 3, 32, 32),), F.cross_entropy, (torch.randint(0, 10, (batch,)),))
+
+
+class _NextBlock(nn.Module):
+    """As ConvNeXt's: a depthwise convolution of 7x7, LayerNorm over the channels, a feed-forward of four times the width."""
+
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.cell, self.head = nn.LSTM(128, 256), nn.Linear(256, 10)
+        self.depthwise, self.norm = nn.Conv2d(width, width, 7, 1, 3, groups=width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
+        return x + self.down(F.gelu(self.up(y))).permute(0, 3, 1, 2)
+
+
+def convnext(batch: int = 8) -> Sample:
+    """Four blocks of 96 channels on 16x16, behind a stem that takes patches of 4x4."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 96, 4, 4), *(_NextBlock(96) for _ in range(4)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 10)
+    )
+    return Sample(model.train(), (torch.randn(batch, 3, 64, 64),), F.cross_entropy, (torch.randint(0, 10, (batch,)),))
+
+
+class _Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase], both_ways: bool) -> None:
+        super().__init__()
+        self.cell, self.head = kind(128, 256, bidirectional=both_ways), nn.Linear(512 if both_ways else 256, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.cell(x)[0][-1])
 
 
-def lstm() -> Sample:
+def recurrent(kind: type[nn.RNNBase], both_ways: bool = False) -> Sample:
     """64 steps, a batch of 32, 128 features, 256 units."""
-    return Sample(_Lstm().train(), (torch.randn(64, 32, 128),), F.cross_entropy, (torch.randint(0, 10, (32,)),))
+    return Sample(_Recurrent(kind, both_ways).train(), (torch.randn(64, 32, 128),), F.cross_entropy, (torch.randint(0, 10, (32,)),))
 
 
 class _Chain(nn.Module):
@@ -180,8 +219,16 @@ MODELS: dict[str, Callable[[], Sample]] = {
     "gpt-b2": lambda: gpt(2),
     "gpt-b2-gelu": lambda: gpt(2, _CustomGelu),
     "bloom": bloom,
+    "gpt-b1-512": lambda: gpt(1, length=512),
+    "gpt-b1-1024": lambda: gpt(1, length=1024),
+    "cnn": cnn,
     "resnet": resnet,
-    "lstm": lstm,
+    "resnet18": resnet18,
+    "convnext": convnext,
+    "rnn": lambda: recurrent(nn.RNN),
+    "gru": lambda: recurrent(nn.GRU),
+    "lstm": lambda: recurrent(nn.LSTM),
+    "bi-lstm": lambda: recurrent(nn.LSTM, both_ways=True),
     "snntorch": snn,
     "chain-100": chain,
 }
