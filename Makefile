@@ -20,11 +20,12 @@
 #                    forward mode on all of ONNX's node tests that have a gradient, about 2 minutes (make test runs one an operator)
 #   make node        onnxruntime for Node.js and for browsers, which tests train with (make test does it where npm is)
 #   make web         a page that trains a network in the browser, in web-output/ (needs npm)
-#   make test-ort    one binary on four releases of onnxruntime, installed below .venv
+#   make test-ort    one binary on five releases of onnxruntime, installed below .venv
 #   make asan        the native library built with gcc's sanitizers of addresses and of undefined behaviour, in build/asan, and the
 #                    tests of the runtime, a stress program and the fuzzer on it; about 10 minutes on two cores, needs gcc
 #   make fuzz        20,000 mutated files at every door, below half an hour on two cores (CASES=1000 SEED=7); the files of
 #                    what it finds are in fuzz-output/
+#   make docs        the site of docs/ in site/, strict: a link that leads nowhere, or a page that loads from elsewhere, ends it
 #   make bench       every program of benchmarks/, each with its targets
 #   make lint        the linters alone
 #   make wheel       dist/pythonop-*.whl
@@ -55,7 +56,7 @@ WILD ?= torchsde trampoline torchdiffeq scipy linear_operator gpytorch jaxtyping
 
 NODE_PACKAGES ?= onnxruntime-node@1.30.0 onnxruntime-web@1.30.0
 # The releases on which the native library is tested; tests/exporter/runtime/test_versions.py names the same.
-ORT_VERSIONS ?= 1.20.1 1.23.2 1.27.0 1.31.1
+ORT_VERSIONS ?= 1.20.1 1.23.2 1.27.0 1.31.1 1.32.0
 
 BIN := $(VENV)/bin
 PY := $(BIN)/python
@@ -78,7 +79,7 @@ endif
 # What depends on torch's release: everything between a model and its file, and what a file does beside eager.
 TORCH_TESTS ?= tests/test_torchlib.py tests/symbolics/test_torch_private*.py tests/symbolics/test_private_names.py tests/end_to_end/torch_versions tests/symbolics/capture tests/exporter/forward tests/end_to_end/functions tests/end_to_end/models tests/exporter/module tests/exporter/verification
 
-.PHONY: test lint pytest quick demo test-torch versions write-versions test-wild test-foreign test-operators test-tangents test-ort node web asan fuzz bench wheel clean help
+.PHONY: test lint pytest quick demo test-torch versions write-versions test-wild test-foreign test-operators test-tangents test-ort node web asan fuzz bench docs wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -208,10 +209,22 @@ bench: $(BUILT)
 	$(PY) -m pip install --quiet --no-deps -c constraints.txt onnx-ad
 	$(PY) -m benchmarks
 
+# mkdocs is in an environment of its own: no test needs it, and it needs nothing of ours, for it reads the docstrings and imports nothing.
+# What it prints of its own future is no finding.
+DOCS := $(VENV)-docs
+$(DOCS)/installed: pyproject.toml constraints.txt
+	rm -rf $(DOCS)
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --constraint constraints.txt $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	touch $@
+
+docs: $(DOCS)/installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict --clean --site-dir site
+
 wheel: $(DONE)
 	$(PY) -m pip wheel --no-deps --wheel-dir dist .
 	@ls dist
 
 clean:
-	rm -rf $(VENV) .venv-torch-* build dist demo-output web-output fuzz-output benchmarks/results *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(DOCS) .venv-torch-* build dist site demo-output web-output fuzz-output benchmarks/results *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -127,3 +128,9 @@ def test_forward_mode(tmp_path, monkeypatch):
         np.testing.assert_allclose(y, value.detach(), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(tangent, moved.detach(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(made["difference"], moved.detach(), atol=1e-2)
+
+
+def test_every_recipe_is_run():
+    here = Path(__file__).read_text()
+    for title, blocks in SECTIONS.items():
+        assert not blocks or f'recipe("{title}")' in here, title

@@ -1,4 +1,4 @@
-"""The nine doors that a stranger's file comes through, and what is found wrong behind each.
+"""The ten doors that a stranger's file comes through, and what is found wrong behind each.
 
 A surface opens the file, runs it where it can, and returns what came out. What it raises is judged by whose it is: ours, that
 of a Function which the file runs, the runtime's (fine where somebody made an onnxruntime.InferenceSession himself, a finding
@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
+import onnx.parser
 import onnx_ir as ir
 import onnxruntime
 import torch
@@ -24,10 +26,14 @@ from onnx.reference import ReferenceEvaluator
 
 import exporter
 from exporter.cli import main
+from exporter.differences.diff import diff_files
 from exporter.files.inspect import inspect_file
 from exporter.files.program import Program
 from exporter.files.read import open_model
 from exporter.files.trust import Gate
+from exporter.pictures.layout import Layout
+from exporter.pictures.scene import Drawn
+from exporter.pictures.svg import svg_of
 from symbolics.errors import PythonopError
 from symbolics.graph.values import is_python_op
 from symbolics.node.attributes import read_attributes, read_call, values_of
@@ -44,6 +50,10 @@ __all__ = ["SURFACES", "Outcome", "Problem", "alone", "attempt", "iterate_output
 
 # As the errors of pythonop are to be.
 _LINES, _CHARACTERS = 6, 2000
+# A file to compare with.
+_PLAIN = onnx.parser.parse_model(
+    '<ir_version: 10, opset_import: ["": 20]> g (float[2] x) => (float[2] y) <float[1] w = {1}> { y = Add(x, w) }'
+)
 # Larger inputs are not made: the runtime would only count zeros.
 _MAX_FEED = 1 << 20
 
@@ -210,6 +220,26 @@ def _command(case: _Case) -> None:
         _check_command(arguments[0], done)
 
 
+def _compare_and_draw(case: _Case) -> None:
+    found = diff_files(case.path, case.path)
+    if not found.equal:
+        raise _Wrong("difference", f"a file differs from itself: {found}"[:900])
+    case.results.append(json.dumps(diff_files(case.path, _PLAIN).as_json(), allow_nan=False))
+    drawn = Drawn(open_model(case.path, data=False))
+    for scene in (
+        drawn.whole(0),
+        drawn.whole(1),
+        drawn.whole(drawn.deepest),
+        *(drawn.inside(drawn.home(key)) for key in drawn.modules()[:3]),
+    ):
+        # Graphviz is told numbers alone: anywhere will do.
+        layout = Layout(9.0, 9.0, [(0.0, 0.0)] * len(scene.boxes), [[(0.0, 0.0)] * 4] * len(scene.arrows), [(0.0, 0.0, 9.0, 9.0)] * 99)
+        text = svg_of(scene, layout, case.path.name)
+        tags = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(text).iter()}
+        if tags - {"svg", "title", "style", "rect", "g", "path", "text"}:
+            raise _Wrong("markup", f"a picture has elements {tags}")
+
+
 def _check_command(name: str, done: Any) -> None:
     for line in (done.stdout + done.stderr).splitlines():
         if bad := [c for c in line if not c.isprintable()]:
@@ -296,6 +326,7 @@ SURFACES: dict[int, tuple[str, Callable[[_Case], None]]] = {
     7: ("command line", _command),
     8: ("readers and writers of nodes", _node_level),
     9: ("build_tangent_graph", _tangent),
+    10: ("differences and pictures", _compare_and_draw),
 }
 
 
