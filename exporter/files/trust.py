@@ -104,13 +104,8 @@ def name_of(obj: Any) -> str | None:
 
 # ---------------------------------------------------------------------------------------------------------- the gate
 
-#: Functions of our own: each calls nothing but operators of torch, and what the file names in its arguments, and that passes the gate.
-_OWN = {
-    "symbolics.capture.gradient_hooks:GradientHook",
-    "exporter.module.torch_kernels:BatchNormGradient",
-    "exporter.module.torch_kernels:ConvolutionGradient",
-    "exporter.module.torch_kernels:GeluGradient",
-}
+#: Functions of our own that files name: each calls nothing but what the file names in its arguments, and that passes the gate.
+_OWN = {"symbolics.capture.gradient_hooks:GradientHook"}
 
 
 def _is_function_class(obj: Any) -> bool:

@@ -17,7 +17,7 @@ from exporter.gradient_graph.model import remove_marks
 from exporter.gradient_graph.partition import Partition, forward_part, split
 from exporter.gradient_graph.recompute import Recompute, recompute
 from exporter.gradient_graph.silent import silent_ways
-from exporter.module.torch_kernels import OVERRIDES
+from exporter.module.torch_kernels import FUNCTIONS, OVERRIDES
 from exporter.runtime.arena import use_training_arena
 from exporter.runtime.fusion.link import link
 from exporter.runtime.session import FATAL, inference_session, session_options
@@ -30,6 +30,7 @@ from symbolics.errors import RunError
 from symbolics.graph.collector import without_gc
 from symbolics.node.metadata import changes_of, pairing_of
 from symbolics.node.names import ORT_DOMAIN
+from symbolics.node.patterns import Patterns
 
 __all__ = ["Plan", "Plans"]
 
@@ -103,7 +104,7 @@ class Plans:
         quirks.apply(quirks.LOADED, model)
         self.model = model
         self.state = tuple(state)
-        self.allow = allow
+        self.allow = Patterns(allow, "allow").items
         self.device = device
         self.providers = providers
         self.recompute = recompute
@@ -188,13 +189,19 @@ class Plans:
                 kind = forward.types.get(value.name)  # what ONNX's inference did not find out, onnxruntime's did
                 if value.type is None and kind is not None:
                     value.type = ir.TensorType(ir.DataType(kind))
-            backward = self.session(partition.backward)
+            made_here = pairing_of(self.model) is None
+            backward = self.session(partition.backward, FUNCTIONS if made_here else ())
         unread = tuple(name for name in forward.inputs if name not in set(partition.reads))
         return Plan(forward, backward, partition, statistics, buffers, seed, partition.outputs, unread, silent)
 
-    def session(self, model: ir.Model) -> Runner:
-        """A session on a part of the file, which shares the contexts of the others."""
-        options = session_options(self.allow, store=self.store)
+    def session(self, model: ir.Model, functions: Sequence[type] = ()) -> Runner:
+        """A session on a part of the file, which shares the contexts of the others.
+
+        Args:
+            model: The part.
+            functions: Classes that it may name beside those of ``allow=``.
+        """
+        options = session_options([*self.allow, *functions], store=self.store)
         options.log_severity_level = FATAL
         options.intra_op_num_threads = torch.get_num_threads()
         use_training_arena(options)

@@ -26,13 +26,13 @@ from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Slot
 from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, qualified_name
 
-__all__ = ["OVERRIDES", "BatchNormGradient", "ConvolutionGradient", "GeluGradient"]
+__all__ = ["FUNCTIONS", "OVERRIDES", "BatchNormGradient", "ConvolutionGradient", "GeluGradient"]
 
 _KINDS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 
 def _check(function: type, fits: bool, *tensors: torch.Tensor) -> None:
-    """A file may name these Functions, and torch's own kernels of gradients trust the sizes that they are given.
+    """torch's own kernels of gradients trust the sizes that they are given, and a file may lie about those.
 
     Raises:
         RunError: The tensors do not fit one another.
@@ -211,6 +211,9 @@ def _gelu(op: Builder, g: ir.Value, x: ir.Value, *, approximate: str) -> Grads:
     dx.shape = x.shape
     return dx
 
+
+#: What the backward of a loaded file may call, where these rules made it; a file that names them itself is refused.
+FUNCTIONS = (BatchNormGradient, ConvolutionGradient, GeluGradient)
 
 #: operator -> the rule that takes the place of the standard one.
 OVERRIDES: dict[str, Callable[..., Grads]] = {

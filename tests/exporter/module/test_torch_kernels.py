@@ -5,13 +5,16 @@ from __future__ import annotations
 import warnings
 
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
 
 import exporter
 from exporter.module import torch_kernels
-from symbolics.errors import RunError
+from exporter.runtime.reference import reference_evaluator
+from symbolics.errors import RunError, TrustError
+from symbolics.graph.values import is_python_op
 from symbolics.graph.walk import walk
 
 
@@ -263,8 +266,8 @@ ONES, NONE, ALL = (1, 1), (0, 0), (True, True, True)
         (torch_kernels.GeluGradient, (torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), "none")),
     ],
 )
-def test_a_file_that_names_them_cannot_lie_to_torchs_kernels(function, arguments):
-    """Files may name them as they are; the kernels read as far as the sizes of another tensor say."""
+def test_a_file_cannot_lie_to_torchs_kernels(function, arguments):
+    """The kernels read as far as the sizes of another tensor say, and the sizes are the file's."""
     with pytest.raises(RunError, match=function.__name__):
         function.apply(*arguments)
 
@@ -272,3 +275,35 @@ def test_a_file_that_names_them_cannot_lie_to_torchs_kernels(function, arguments
 def test_honest_sizes_pass():
     torch_kernels.ConvolutionGradient.apply(zeros(*G), zeros(*X), zeros(*W), ONES, NONE, ONES, ALL)
     torch_kernels.BatchNormGradient.apply(zeros(*X), zeros(*X), zeros(3), zeros(3), zeros(3), 1e-5)
+
+
+class Names(nn.Module):
+    """What a stranger's file might call."""
+
+    def forward(self, x):
+        return torch_kernels.GeluGradient.apply(x, x, "none")[0]
+
+
+@pytest.mark.parametrize("opened", [exporter.load, exporter.inference_session, reference_evaluator])
+@pytest.mark.parametrize("training", [False, True], ids=["forward", "training"])
+def test_a_file_that_names_them_is_refused(opened, training):
+    """Only the backward that load itself makes may call them."""
+    x = torch.randn(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = exporter.export(Names(), (x,), eager_check=False).model
+    if training:
+        model = exporter.build_gradient_graph(model)
+    given = model if opened is exporter.load else ir.to_proto(model)
+    with pytest.raises(TrustError, match="GeluGradient"):
+        opened(given)
+    assert opened(given, allow=[torch_kernels.GeluGradient])
+
+
+def test_a_training_file_whose_gradient_names_them_is_refused():
+    text = '<ir_version: 10, opset_import: ["": 20]> g (float[3] x) => (float[3] y) { y = Gelu(x) }'
+    training = exporter.build_gradient_graph(onnx.parser.parse_model(text), overrides=torch_kernels.OVERRIDES)
+    assert any(is_python_op(node) for node in training.graph)
+    module, x = exporter.load(training), torch.randn(3, requires_grad=True)
+    with pytest.raises(TrustError, match="GeluGradient"):
+        module(x)
