@@ -157,9 +157,8 @@ def _child(work: list[tuple[int, list[int]]], make: Callable[[int], Case], folde
     _TRACES[:] = [(folder / "trace").open("w")]
     faulthandler.enable(file=_TRACES[0])
     faulthandler.register(signal.SIGPROF, file=_TRACES[0], all_threads=True, chain=True)
-    silence = os.open(os.devnull, os.O_WRONLY)
-    for number in (1, 2):
-        os.dup2(silence, number)
+    for number, path in ((1, os.devnull), (2, str(folder / "said"))):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESSES, used + ADDRESSES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -300,7 +299,11 @@ def _collect(
         case, surface = start["case"], start["surface"]
         done.add((case, surface))
         if end is None:
-            end = of_sanitizer(child.pid) if code == SANITIZED else _death(code, (child.folder / "trace").read_text(errors="replace"))
+            end = (
+                of_sanitizer(child.pid, child.folder)
+                if code == SANITIZED
+                else _death(code, (child.folder / "trace").read_text(errors="replace"))
+            )
             if end["end"] == "finding" and code < 0 and _dies_alone(make(case), surface, child.folder / "alone"):
                 end = {**end, "end": "runtime", "problems": []}
         summary.ends[surface][end["end"]] += 1
@@ -336,11 +339,16 @@ def _dies_alone(case: Case, surface: int, base: Path) -> bool:
     return code < 0 and code != -signal.SIGALRM
 
 
-def of_sanitizer(pid: int) -> dict[str, Any]:
-    """What a sanitizer said when it ended a child: it ends a runtime that asks for more memory than there is, which would raise otherwise."""
+def of_sanitizer(pid: int, folder: Path) -> dict[str, Any]:
+    """What a sanitizer said when it ended a child: it ends a runtime that asks for more memory than there is, which would raise otherwise.
+
+    Args:
+        pid: The child.
+        folder: The child's; its standard error is the file ``said`` there: the sanitizer of undefined behaviour knows no other place.
+    """
     path = re.search(r"log_path=([^:]+)", os.environ.get("ASAN_OPTIONS", ""))
-    report = Path(f"{path[1]}.{pid}") if path else None
-    text = report.read_text(errors="replace") if report is not None and report.exists() else ""
+    reports = [Path(f"{path[1]}.{pid}")] if path else []
+    text = "".join(report.read_text(errors="replace") for report in (*reports, folder / "said") if report.exists())
     if "allocator is out of memory" in text and "onnxruntime_pybind11_state" in text:
         return {"end": "runtime", "problems": [], "seconds": 0.0, "mib": 0.0}
     first = next((line for line in text.splitlines() if "ERROR" in line or "runtime error" in line), "a report that is not to be found")

@@ -80,16 +80,20 @@ print({name: sorted(set(kinds)) for name, kinds in found.items()}, dict(summary.
             "==9==ERROR: AddressSanitizer: allocator is out of memory\n    #1 0x2 (/x/onnxruntime_pybind11_state.cpython.so+0x1)\n",
             "runtime",
         ),
+        ("native_inputs.h:74:9: runtime error: null pointer passed as argument 2\n", "finding"),
         (None, "finding"),
     ],
 )
-def test_what_a_sanitizer_says(text, end, tmp_path, monkeypatch):
+@pytest.mark.parametrize("place", ["report.9", "said"])
+def test_what_a_sanitizer_says(text, end, place, tmp_path, monkeypatch):
     monkeypatch.setenv("ASAN_OPTIONS", f"log_path={tmp_path}/report:halt_on_error=1")
     if text is not None:
-        (tmp_path / "report.9").write_text(text)
-    found = run.of_sanitizer(9)
+        (tmp_path / place).write_text(text)
+    found = run.of_sanitizer(9, tmp_path)
     assert found["end"] == end
-    assert bool(found["problems"]) == (end == "finding")
+    assert [problem["text"] for problem in found["problems"]] == (
+        [] if end == "runtime" else ["a report that is not to be found" if text is None else text.splitlines()[0]]
+    )
 
 
 def test_what_is_planted_is_found():

@@ -71,7 +71,8 @@ static int gather(Kernel *kernel, const void *value, int mode, Input *input)
     tensor->data = seen.data;
     if (input->mode != VIEW) {
         tensor->data = (char *)view + head;
-        memcpy(tensor->data, seen.data, input->bytes);
+        if (input->bytes) /* what is empty may be nowhere */
+            memcpy(tensor->data, seen.data, input->bytes);
     }
     tensor->device.type = 1;
     tensor->ndim = (int32_t)seen.rank;
