@@ -32,6 +32,7 @@ class FileStep:
         differentiable: Which outputs have a gradient.
         backward_nodes: How many nodes the gradient graph has.
         seconds: Of loading, and of a step.
+        memory: Of a step, in bytes; None where it could not be measured.
     """
 
     outputs: list[torch.Tensor]
@@ -41,6 +42,7 @@ class FileStep:
     differentiable: list[bool]
     backward_nodes: int
     seconds: dict[str, float]
+    memory: int | None
 
 
 def run_in_a_fresh_process(path: Path, eager: EagerStep, allow: Iterable[Any], setup: str | None, steps: int, timeout: float) -> FileStep:
