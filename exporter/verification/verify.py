@@ -141,7 +141,7 @@ def _facts(case: Case, model: ir.Model, dynamo: bool, size: int, found: FileStep
         "model": type(case.model).__name__,
         "exporter": "torch.export" if dynamo else "TorchScript",
         "mode": "training" if case.model.training else "evaluation",
-        "parameters": f"{sum(p.numel() for p in parameters):,} in {len(parameters)} tensors",
+        "parameters": f"{sum(p.numel() for p in parameters):,} in {len(parameters)} tensor{'' if len(parameters) == 1 else 's'}",
         "nodes": sum(1 for _ in ir.traversal.RecursiveGraphIterator(model.graph)),
         "nodes of the gradient graph": found.backward_nodes,
         "stop-gradient marks": model.metadata_props.get(MARK_COUNT_KEY, "0"),
