@@ -75,10 +75,13 @@ def main(job_path: str, result_path: str) -> None:
     """Run a job; what it raises is its result, too."""
     import torch
 
+    from symbolics.errors import PythonopError
+
     try:
         result = run(torch.load(job_path, weights_only=True))
     except Exception as error:
-        result = {"error": str(error)[:4000], "kind": type(error).__name__}
+        faq = error.faq if isinstance(error, PythonopError) else None
+        result = {"error": str(error)[:4000], "kind": type(error).__name__, "faq": faq and str(faq)}
     torch.save(result, result_path)
 
 
