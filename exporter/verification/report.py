@@ -124,6 +124,8 @@ class Report:
         ]
         lines = [f"and {len(worst) - count} more that are equal"] if len(worst) > count else []
         lines.append(self.summary())
+        if self.memory:
+            lines.append("memory: " + ", ".join(f"{name} {charts.size(used)}" for name, used in self.memory.items()))
         if self.first_departure:
             lines.append(f"first departure: {self.first_departure}")
         if not self.ok:
