@@ -162,11 +162,7 @@ class Recorder(Listener):
         return super().listening() and (torch.compiler.is_exporting() or private.is_tracing())
 
     def refuse(self, what: str, why: str | ExportError) -> NoReturn:
-        """Stop the export; torch may try another way, the hook raises this error in the end.
-
-        Args:
-            what: What was called.
-            why: What is wrong with that, or the error that says so.
+        """Stop the export for what was called, and why; torch may try another way, the hook raises this error in the end.
 
         Raises:
             ExportError: Always; it names the module and the line of user code.
@@ -222,7 +218,6 @@ class Recorder(Listener):
         except ExportError as error:
             if self.capture.error is None:
                 self.capture.error = error.at(f"{qualified_name(cls)}, called in module {module or '<root>'} at {source}")
-                self.capture.error.__cause__ = error.__cause__
             raise self.capture.error from error.__cause__
 
     def _is_portable(self, cls: Any) -> bool:
