@@ -26,6 +26,7 @@
 #   make fuzz        20,000 mutated files at every door, below half an hour on two cores (CASES=1000 SEED=7); the files of
 #                    what it finds are in fuzz-output/
 #   make docs        the site of docs/ in site/, strict: a link that leads nowhere, or a page that loads from elsewhere, ends it
+#   make gallery     the pictures of docs/gallery.md again: needs Chromium, and builds the site
 #   make bench       every program of benchmarks/, each with its targets
 #   make lint        the linters alone
 #   make wheel       dist/pythonop-*.whl
@@ -79,7 +80,7 @@ endif
 # What depends on torch's release: everything between a model and its file, and what a file does beside eager.
 TORCH_TESTS ?= tests/test_torchlib.py tests/symbolics/test_torch_private*.py tests/symbolics/test_private_names.py tests/end_to_end/torch_versions tests/symbolics/capture tests/exporter/forward tests/end_to_end/functions tests/end_to_end/models tests/exporter/module tests/exporter/verification
 
-.PHONY: test lint pytest quick demo test-torch versions write-versions test-wild test-foreign test-operators test-tangents test-ort node web asan fuzz bench docs wheel clean help
+.PHONY: test lint pytest quick demo test-torch versions write-versions test-wild test-foreign test-operators test-tangents test-ort node web asan fuzz bench docs gallery wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -220,6 +221,9 @@ $(DOCS)/installed: pyproject.toml constraints.txt
 
 docs: $(DOCS)/installed
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict --clean --site-dir site
+
+gallery: $(BUILT) docs
+	$(PY) -m tests.gallery
 
 wheel: $(DONE)
 	$(PY) -m pip wheel --no-deps --wheel-dir dist .

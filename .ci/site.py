@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: the pages of docs/ as they stand in the repository become a site that needs nothing else.
+"""Hooks of mkdocs: the pages and notebooks of docs/ as they stand in the repository become a site that needs nothing else.
 
 A link to a file outside docs/ leads to that file in the site: Markdown as a page, everything else as it is. A page that would
 load something from elsewhere ends the build.
@@ -6,6 +6,8 @@ load something from elsewhere ends the build.
 
 from __future__ import annotations
 
+import html
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -28,8 +30,8 @@ _STYLED = re.compile(r"""(?:@import\s+|url\()["']?(?:https?:)?//[^"')]*""", re.I
 
 
 def _address(path: str) -> str:
-    """The address in the site of a file, by its path in the repository."""
-    return path.removeprefix("docs/")
+    """The address in the site of a file, by its path in the repository; a notebook is a page."""
+    return re.sub(r"\.ipynb$", ".md", path.removeprefix("docs/"))
 
 
 def _path(address: str) -> str:
@@ -50,13 +52,27 @@ def _targets(path: str, text: str) -> dict[str, str]:
     return found
 
 
+def _page_of(notebook: str) -> str:
+    """A notebook as Markdown: its cells, and below each what it shows."""
+    parts = []
+    for cell in json.loads(notebook)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            text = "".join(output.get("text", ())) or "".join(output["data"]["text/plain"])
+            table = "".join(output.get("data", {}).get("text/html", ()))
+            parts.append(f'<div class="shown">{table or f"<pre>{html.escape(text)}</pre>"}</div>')
+    return "\n\n".join(parts)
+
+
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages outside docs/, and what any page links to."""
+    """Add the notebooks as pages, the pages outside docs/, and what any page links to."""
+    for notebook in sorted((ROOT / "docs").glob("*.ipynb")):
+        files.append(File.generated(config, _address(f"docs/{notebook.name}"), content=_page_of(notebook.read_text())))
     for path in PAGES:
         files.append(File.generated(config, path, content=(ROOT / path).read_text()))
     for page in list(files.documentation_pages()):
-        path = _path(page.src_uri)
-        for target in _targets(path, (ROOT / path).read_text()).values():
+        for target in _targets(_path(page.src_uri), page.content_string).values():
             if files.get_file_from_path(_address(target)) is None:
                 files.append(File.generated(config, _address(target), content=(ROOT / target).read_bytes()))
     return files

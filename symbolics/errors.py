@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Self
 
 from symbolics.text import message
@@ -9,6 +10,7 @@ from symbolics.text import message
 __all__ = [
     "ArgumentError",
     "ExportError",
+    "Faq",
     "FormatError",
     "PythonopError",
     "PythonopWarning",
@@ -18,14 +20,50 @@ __all__ = [
 ]
 
 
+class Faq(StrEnum):
+    """The sections of docs/faq.md that an error of ours leads to, by their anchors."""
+
+    NOT_ALLOWED = "the-file-names-a-class-which-is-not-allowed"
+    NOT_INSTALLED = "the-module-cannot-be-imported-here"
+    IN_A_FUNCTION = "the-class-cannot-be-imported-in-another-process"
+    NO_PORTABLE_FORM = "an-argument-has-no-portable-form"
+    PYTHON_VALUE = "the-function-returns-a-python-value-computed-from-its-inputs"
+    CHANGED_IN_PLACE = "a-tensor-is-read-after-it-was-changed-in-place"
+    FROM_A_SIZE = "an-argument-is-computed-from-a-dynamic-size"
+    OTHER_SHAPE = "the-input-has-another-shape-than-the-model-takes"
+    NOT_CARRIED = "a-forward-changes-what-a-training-step-cannot-carry"
+    NO_NUMBER = "the-loss-is-no-single-number"
+    NO_GRADIENT = "no-gradient-for-an-operator"
+
+
 class PythonopError(Exception):
     """Base of every exception that pythonop raises on purpose.
 
-    Its text has at most six lines and 1,800 characters, and no control characters: much of it may come from a file.
+    Its text has at most six lines and 1,800 characters, and no control characters: much of it may come from a file. Where the documentation
+    has more of it, a note that Python prints below the text says where.
     """
 
-    def __init__(self, text: object = "") -> None:
+    def __init__(self, text: object = "", *, faq: Faq | None = None) -> None:
         super().__init__(message(str(text)))
+        self._faq = faq
+        if faq is not None:
+            self.add_note(f"more: docs/faq.md#{faq}")
+
+    @property
+    def faq(self) -> Faq | None:
+        """The section of docs/faq.md that has more of this error, or of the one that it was raised from; None where there is none."""
+        error: BaseException | None = self
+        met = set[int]()
+        while error is not None and id(error) not in met:  # a chain of causes can be a circle
+            if isinstance(error, PythonopError) and error._faq is not None:
+                return error._faq
+            met.add(id(error))
+            error = error.__cause__
+        return None
+
+    def at(self, place: str) -> Self:
+        """The same error, whose text begins with a place."""
+        return type(self)(f"{place}: {self}", faq=self.faq)
 
     @classmethod
     def damaged(cls, place: str, what: str) -> Self:

@@ -6,13 +6,17 @@ import importlib
 import os
 import re
 import sys
+import traceback
 
 import onnx
 import onnxruntime
 import pytest
 import torch
+from click.testing import CliRunner
 
 import exporter
+from exporter.cli import main
+from symbolics.errors import Faq
 from tests.processes import ROOT
 
 OPS = """
@@ -210,4 +214,47 @@ def test_an_error_says_what_the_page_says(make, section, ops, monkeypatch):
     with pytest.raises(Exception) as raised:  # noqa: PT011  of several classes; the text is compared
         make(ops, monkeypatch)
     assert re.fullmatch(pattern, str(raised.value)), str(raised.value)
-    assert make is plain_session or isinstance(raised.value, exporter.PythonopError)
+    if make is not plain_session:  # which is onnxruntime's own
+        assert isinstance(raised.value, exporter.PythonopError)
+        assert raised.value.faq == _anchor(section[0])
+
+
+def _anchor(heading):
+    """What GitHub and mkdocs make of a heading."""
+    return re.sub(r"[^\w\s-]", "", heading.lower()).replace(" ", "-")
+
+
+def test_each_anchor_is_on_the_page():
+    assert list(Faq) == [_anchor(heading) for heading, _ in SECTIONS[1:]]
+
+
+def test_python_shows_the_way_to_the_page(ops, monkeypatch):
+    with pytest.raises(exporter.TrustError) as raised:
+        not_allowed(ops, monkeypatch)
+    shown = "".join(traceback.format_exception(raised.value))
+    assert "\nmore: docs/faq.md#the-file-names-a-class-which-is-not-allowed\n" in shown
+    assert "docs/faq" not in str(raised.value), "the text stays as short as it was"
+    with pytest.raises(exporter.PythonopError) as raised:
+        exporter.load("gone.onnx")
+    assert raised.value.faq is None
+    assert "docs/faq" not in "".join(traceback.format_exception(raised.value))
+
+
+def test_the_command_line_shows_it_in_a_line_of_its_own(ops):
+    _export(ops, ops.halve).save("model.onnx")
+    done = CliRunner().invoke(main, ["run", "model.onnx"])
+    assert done.exit_code == 2
+    *_, message, more = done.stderr.splitlines()
+    assert message.startswith("error: ")
+    assert more == f"more: docs/faq.md#{Faq.NOT_ALLOWED}"
+    done = CliRunner().invoke(main, ["run", "gone.onnx"])
+    assert done.exit_code == 2
+    assert "more:" not in done.stderr
+
+
+@pytest.mark.usefixtures("quick_verify")
+def test_an_error_of_the_fresh_process_leads_there_too(ops):
+    cls = ops.local()
+    with pytest.raises(exporter.TrustError, match="in the fresh process") as raised:
+        exporter.verify(ops.Model(lambda x: cls.apply(x, 0.5)), (_x(),))
+    assert raised.value.faq == Faq.IN_A_FUNCTION

@@ -41,6 +41,7 @@ def _outside():
 def test_every_page_is_in_the_navigation_once_and_every_entry_is_there():
     listed = list(_pages(_read("mkdocs.yml")["nav"]))
     pages = [path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")]
+    pages += [path.relative_to(ROOT / "docs").with_suffix(".md").as_posix() for path in ROOT.glob("docs/*.ipynb")]
     assert sorted(listed) == sorted([*pages, *_outside()])
     assert [page for page in _outside() if not (ROOT / page).is_file()] == []
 

@@ -21,7 +21,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 import exporter
-from symbolics.errors import PythonopError, PythonopWarning
+from symbolics.errors import Faq, PythonopError, PythonopWarning
 from symbolics.text import clean, headline, message
 
 __all__ = [
@@ -111,13 +111,20 @@ def loud() -> int:
 
 
 class Failure(click.ClickException):
-    """Ends a command with exit code 2 and one message."""
+    """Ends a command with exit code 2 and one message; where docs/faq.md has more of it, a line says so."""
 
     exit_code = 2
 
+    def __init__(self, message: str, faq: Faq | None = None) -> None:
+        super().__init__(message)
+        self.faq = faq
+
     def show(self, file: Any = None) -> None:
         """Print the message: six lines at most, without control characters that a file may have put into it."""
-        Console(stderr=True, soft_wrap=True, highlight=False).print(Text.assemble(("error: ", "bold red"), message(self.message)))
+        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console.print(Text.assemble(("error: ", "bold red"), message(self.message)))
+        if self.faq is not None:
+            console.print(Text(f"more: docs/faq.md#{self.faq}", "dim"))
 
 
 @contextlib.contextmanager
@@ -147,7 +154,7 @@ def reported(context: click.Context) -> Iterator[None]:
         except PythonopError as error:
             if context.obj["traceback"]:
                 raise
-            raise Failure(str(error)) from error
+            raise Failure(str(error), error.faq) from error
         finally:
             if foreign and loud() == 0:
                 console.print(Text(f"{len(foreign)} {'warnings' if len(foreign) > 1 else 'warning'} of other packages: -v shows", "dim"))

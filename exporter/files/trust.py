@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from symbolics.errors import PythonopWarning, TrustError
+from symbolics.errors import Faq, PythonopWarning, TrustError
 from symbolics.node.classes import find, is_class, own_name, tuple_fields, value_fields
 from symbolics.node.names import is_operator, qualified_name
 from symbolics.node.patterns import Patterns
@@ -200,7 +200,8 @@ class Gate:
             beside = f", and {shown(module)!r} for the module that registers it" if module else ""
             raise TrustError(
                 f"the file names the operator {shown(name)}, which is not allowed: pass allow=[{pattern!r}] if you trust its code with what the file "
-                f"says{beside}"
+                f"says{beside}",
+                faq=Faq.NOT_ALLOWED,
             )
 
     def import_for_operator(self, name: str, module: str) -> None:
@@ -231,14 +232,16 @@ class Gate:
         if not colon or "__main__" in module.split(".") or "<locals>" in parts:
             raise TrustError(
                 f"{shown(name)} ({wanted}) cannot be imported in another process: "
-                "let setup='pkg.mod:function' call exporter.register(cls) there, or move the class to the top level of a module"
+                "let setup='pkg.mod:function' call exporter.register(cls) there, or move the class to the top level of a module",
+                faq=Faq.IN_A_FUNCTION,
             )
         if not all(part.isidentifier() for part in (*module.split("."), *parts)):
             raise TrustError.damaged(shown(name), "it is not of the form module:qualname")
         if not self.allows(name):
             raise TrustError(
                 f"the file names {shown(name)} ({wanted}), which is not allowed: pass allow=[{shown(name)!r}] (or a pattern such as "
-                f"{shown(module) + ':*'!r}) if you trust its code with what the file says, or call exporter.register(cls) first"
+                f"{shown(module) + ':*'!r}) if you trust its code with what the file says, or call exporter.register(cls) first",
+                faq=Faq.NOT_ALLOWED,
             )
         names = _names_of(module, name)
         try:
@@ -274,5 +277,6 @@ def _names_of(module: str, name: str) -> dict[str, Any]:
     except BaseException as error:  # SystemExit, too: a script that was meant to be run, not imported
         raise TrustError(
             f"{shown(name)} is allowed, but the module {shown(module)} cannot be imported here ({type(error).__name__}: {shown(said(error))}): "
-            "install it" + ("" if is_operator(name) else ", or register the class with exporter.register(cls)")
+            "install it" + ("" if is_operator(name) else ", or register the class with exporter.register(cls)"),
+            faq=Faq.NOT_INSTALLED,
         ) from error

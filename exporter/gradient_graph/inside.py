@@ -11,7 +11,7 @@ import onnx_ir as ir
 from exporter.gradient_graph.boundary import Boundary
 from exporter.gradient_graph.engine import Engine
 from exporter.gradient_graph.inference import infer_shapes
-from symbolics.errors import ExportError, PythonopError, PythonopWarning, UnsupportedOperatorError
+from symbolics.errors import ExportError, PythonopError, PythonopWarning
 from symbolics.gradients import RULES, Rule
 from symbolics.gradients.linked import rules_of_functions
 from symbolics.graph.builder import Builder
@@ -163,7 +163,5 @@ def _told(node: ir.Node) -> Iterator[None]:
     """Errors of a sweep name the line that asked for it."""
     try:
         yield
-    except UnsupportedOperatorError as error:
-        raise UnsupportedOperatorError(f"{_place(node)}: {error}") from error
     except PythonopError as error:
-        raise type(error)(f"{_place(node)}: {error}") from error
+        raise error.at(_place(node)) from error

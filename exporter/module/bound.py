@@ -19,7 +19,7 @@ from exporter.module.tangents import Tangents, taken_apart
 from exporter.train_mode.batch_norm import counter_of
 from exporter.train_mode.dropout import draw_seed
 from symbolics import torch_private as private
-from symbolics.errors import FormatError, PythonopWarning, RunError
+from symbolics.errors import Faq, FormatError, PythonopWarning, RunError
 from symbolics.node.dtypes import DTYPES
 from symbolics.node.metadata import StateEntry, changes_of, pairing_of, read_cumulative
 from symbolics.node.names import BUFFERS_KEY, CUMULATIVE_KEY, OUTPUTS_KEY
@@ -251,7 +251,8 @@ class Bound:
         if not declared.fits(shape):
             raise RunError(
                 f"the input {name!r} has the shape {list(shape)}, the model takes {[d if d is not None else '?' for d in declared.sizes or ()]}: "
-                "sizes that vary are named at export (dynamic_shapes=)"
+                "sizes that vary are named at export (dynamic_shapes=)",
+                faq=Faq.OTHER_SHAPE,
             )
         for axis, size in declared.named:
             if sizes.setdefault(size, (shape[axis], name))[0] != shape[axis] and size.isidentifier():

@@ -16,11 +16,12 @@ from exporter.pictures.svg import LEGEND, STYLE, svg_of
 from symbolics.errors import ArgumentError
 from symbolics.text import clean
 
-__all__ = ["FOLDED_ABOVE", "draw_html", "draw_svg"]
+__all__ = ["FOLDED_ABOVE", "draw_html", "draw_inside_a_page", "draw_svg"]
 
 #: Boxes beyond which modules are folded where nobody says how deep.
 FOLDED_ABOVE = 150
 _MOST = 1500  # boxes of one picture: nobody reads more, and Graphviz takes minutes
+_MOST_BESIDE_OTHERS = 400  # boxes of a picture that is a part of a page about something else
 _MOST_OF_A_PAGE = 12_000  # boxes of all pictures of a page
 _LEVEL = 600  # boxes of a picture of the whole graph that a page has beside the first one
 
@@ -41,6 +42,19 @@ def draw_svg(source: Any, title: str, depth: int | None = None) -> str:
     drawn = Drawn(open_model(source, data=False))
     scene = drawn.whole(_depth(drawn, depth))
     return svg_of(scene, arrange([scene])[0], title)
+
+
+def draw_inside_a_page(source: Any, title: str, boxes: int) -> str:
+    """The graph as SVG text for a page that has `exporter.pictures.svg.STYLE`, with as many levels open as so many boxes allow.
+
+    Args and raises: as `draw_svg`; it refuses earlier than that, so that no page waits for Graphviz for long.
+    """
+    drawn = Drawn(open_model(source, data=False))
+    depth = drawn.depth_for(boxes)
+    if drawn.count(depth) > _MOST_BESIDE_OTHERS:
+        raise ArgumentError(f"{drawn.count(depth)} nodes are in no module that could be folded; pythonop draw draws them")
+    scene = drawn.whole(depth)
+    return svg_of(scene, arrange([scene])[0], title, style="")
 
 
 def draw_html(source: Any, title: str, depth: int | None = None) -> str:

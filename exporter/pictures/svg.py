@@ -31,7 +31,7 @@ svg.graph { background: var(--page); }
 .graph text.small { font-size: 11px; fill: var(--soft); }
 .graph .python text.small, .graph .stops text.small { fill: var(--ink); }
 .graph .frame rect { fill: none; stroke: var(--frame); stroke-dasharray: 4 3; }
-.graph .frame text { text-anchor: start; font-size: 11px; fill: var(--soft); }
+.graph .frame text { text-anchor: start; font-size: 11px; fill: var(--soft); paint-order: stroke; stroke: var(--page); stroke-width: 4px; stroke-linejoin: round; }
 .graph .arrow path { fill: none; stroke: var(--line); stroke-width: 1.3; } .graph .arrow path.head { fill: var(--line); stroke: none; }
 .graph .arrow.gradient path, .graph .arrow.tangent path { stroke: var(--gradient-edge); } .graph .arrow.gradient path.head, .graph .arrow.tangent path.head { fill: var(--gradient-edge); stroke: none; }
 .graph .arrow.beside path { stroke-dasharray: 2 3; stroke-width: 1; opacity: .55; }
@@ -86,12 +86,13 @@ def svg_of(scene: Scene, layout: Layout, title: str, *, style: str = STYLE, name
     if style:
         parts.append(f"<style>{style}</style>")
         parts.append(f'<rect x="{-_PAD}" y="{-_PAD}" width="{width:.0f}" height="{height:.0f}" style="fill: var(--page)"/>')
-    clusters = list(_flat(scene.clusters))
+    clusters, titles = list(_flat(scene.clusters)), []
     for cluster, (x, y, w, h) in zip(clusters, layout.frames, strict=False):
-        parts.append(f'<g class="frame {cluster.part}"><rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="6"/>')
-        parts.append(f'<text x="{x + 8:.1f}" y="{y + 13:.1f}">{escape(_cut_to(cluster.title, w))}</text></g>')
+        parts.append(f'<g class="frame {cluster.part}"><rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="6"/></g>')
+        titles.append(f'<text x="{x + 8:.1f}" y="{y + 13:.1f}">{escape(_cut_to(cluster.title, w))}</text>')
     for arrow, points in zip(scene.arrows, layout.arrows, strict=True):
         parts += _arrow(scene, arrow.source, arrow.target, points, [f"{v.name}  {tensor_text(v)}" for v in arrow.values])
+    parts += ['<g class="frame">', *titles, "</g>"]  # above the arrows that cross them
     for number, (box, at) in enumerate(zip(scene.boxes, layout.boxes, strict=True)):
         parts += _box(box, at, names[number] if names else "")
     return "".join([*parts, "</svg>"])

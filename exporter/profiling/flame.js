@@ -4,6 +4,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const flame = document.getElementById("flame");
 const facts = document.getElementById("facts");
 const LINE = 24;
+const READABLE = 34; // pixels of a bar that has room for a word
 const time = (seconds) => (seconds >= 1e-3 ? `${(seconds * 1e3).toPrecision(3)} ms` : `${(seconds * 1e6).toFixed(0)} µs`);
 const PARTS = new Set(["forward", "gradient", "tangent", "update"]);
 
@@ -18,13 +19,14 @@ function bar(branch, left, width, level) {
   const share = branch.seconds / (data.tree.seconds || 1);
   const element = flame.appendChild(document.createElement("button"));
   const kind = branch.kind === "python" ? "python" : `${branch.kind} ${branch.part}`;
-  element.className = `bar ${kind}${width < 2 ? " narrow" : ""}`;
+  const narrow = (flame.clientWidth * width) / 100 < READABLE;
+  element.className = `bar ${kind}${narrow ? " narrow" : ""}`;
   element.style.left = `${left}%`;
   element.style.width = `${width}%`;
   element.style.top = `${level * LINE}px`;
-  const text = `${branch.name}  ${time(branch.seconds)}  ${(share * 100).toFixed(1)} %`;
+  const text = `${branch.name} · ${time(branch.seconds)} · ${(share * 100).toFixed(1)} %`;
   element.title = text;
-  if (width >= 2) element.textContent = text;
+  if (!narrow) element.textContent = text;
   element.onclick = () => {
     show(branch);
     facts.replaceChildren();
@@ -35,7 +37,9 @@ function bar(branch, left, width, level) {
   };
 }
 
+let current = data.tree;
 function show(chosen) {
+  current = chosen;
   flame.replaceChildren();
   let deepest = 0;
   const above = [];
@@ -55,3 +59,4 @@ function show(chosen) {
   flame.style.height = `${(deepest + 1) * LINE}px`;
 }
 show(data.tree);
+addEventListener("resize", () => show(current));

@@ -12,6 +12,15 @@ from symbolics.text import clean
 
 __all__ = ["flame_page", "tree_of"]
 
+#: Colour -> what has it.
+_LEGEND = {
+    "forward": "forward",
+    "gradient": "gradient",
+    "tangent": "tangent",
+    "update": "optimizer, onnxruntime's own",
+    "python": "PythonOps",
+}
+
 
 def tree_of(found: Profile) -> dict[str, Any]:
     """What is inside what: ``name``, ``kind`` (part, module or node), ``seconds``, ``inside`` and, of a node, ``facts``."""
@@ -51,6 +60,8 @@ def flame_page(found: Profile, title: str) -> str:
     Raises:
         ImportError: jinja2 is not installed (the extra ``report``).
     """
+    parts = {row.part for row in found.rows} | ({"python"} if found.python else set())
+    legend = {part: text for part, text in _LEGEND.items() if parts & {part} or (part == "update" and parts - _LEGEND.keys())}
     facts = {**found.facts, "runs": str(found.runs)}
     return rendered(
         Path(__file__).with_name("flame.html"),
@@ -58,6 +69,7 @@ def flame_page(found: Profile, title: str) -> str:
         title=clean(title),
         style=STYLE,
         facts=facts,
+        legend=legend,
         milliseconds=f"{found.seconds * 1e3:.3g}",
         nodes=f"{sum(row.seconds for row in found.rows) * 1e3:.3g}",
         python=f"{found.python * 1e3:.3g}",

@@ -121,7 +121,7 @@ class PythonOp:
             self.autocast = _autocast(call.autocast.dtypes)
             check_element_types((*call.input_types, *call.output_types))
         except PythonopError as error:
-            raise type(error)(f"{self.title}: {error}") from error
+            raise error.at(self.title) from error
         self.title = f"{self.op_type} {shown(node_name)!r} ({shown(name)})"
         self.store = store
         self.convention = call.convention

@@ -15,7 +15,7 @@ from exporter.training.carried import LOSS, Carried
 from exporter.training.groups import Group
 from exporter.training.loss_scale import LossScale
 from exporter.training.optimize import Optimization
-from symbolics.errors import ExportError
+from symbolics.errors import ExportError, Faq
 from symbolics.graph.builder import Builder
 from symbolics.graph.scope import Scope
 from symbolics.graph.values import dtype_of, name_of
@@ -149,7 +149,8 @@ class Assembly:
         for name, why in changes.lost.items():
             raise ExportError(
                 f"a forward changes {name!r}, and the step cannot carry it: {why}; it would keep the old value. Let forward write into a buffer of fixed "
-                "shape and type, return the new value and keep it outside, or put that module into eval mode"
+                "shape and type, return the new value and keep it outside, or put that module into eval mode",
+                faq=Faq.NOT_CARRIED,
             )
         for initializer, output in changes.carried.items():
             if initializer not in self._buffers:  # a count of batches that forward sets itself, beside statistics that it does not

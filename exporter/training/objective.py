@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from exporter.files.program import Program
 from exporter.forward.export import export
 from exporter.forward.inputs import named_tensors
-from symbolics.errors import ArgumentError, ExportError
+from symbolics.errors import ArgumentError, ExportError, Faq
 from symbolics.node.metadata import read_changes, read_cumulative, read_state, write_changes, write_cumulative, write_state
 from symbolics.node.names import BUFFERS_KEY, CUMULATIVE_KEY, MODULE_PROPERTY, STATE_KEY
 
@@ -177,11 +177,13 @@ def _scalar(loss: Any, function: Any) -> torch.Tensor:
     )
     if not isinstance(loss, torch.Tensor):
         raise ExportError(
-            f"{who} returned something of type {type(loss).__name__}: a training step needs one floating-point number, a tensor: {way}"
+            f"{who} returned something of type {type(loss).__name__}: a training step needs one floating-point number, a tensor: {way}",
+            faq=Faq.NO_NUMBER,
         )
     if loss.numel() != 1 or not loss.is_floating_point():
         raise ExportError(
-            f"{who} returned a tensor of {loss.dtype} with shape {list(loss.shape)}: a training step needs one floating-point number: {way}"
+            f"{who} returned a tensor of {loss.dtype} with shape {list(loss.shape)}: a training step needs one floating-point number: {way}",
+            faq=Faq.NO_NUMBER,
         )
     return loss.reshape(())
 

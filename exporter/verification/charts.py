@@ -6,18 +6,20 @@ Colours are classes of the page's style, so that they follow its light and dark 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 from exporter.verification.rows import Row
 from symbolics.text import clean
 
-__all__ = ["ROWS", "duration", "errors", "times"]
+__all__ = ["ROWS", "bars", "duration", "errors", "size"]
 
 #: How many tensors the chart of errors shows at most: the worst.
 ROWS = 40
 
 _WIDTH = 960
+_NARROW = 470  # of the bars, two of which stand side by side
+_NUMBER = 84  # the room for a number behind them
 _LINE = 24  # the height of a row
 _LETTER = 7.3  # the width of a letter of the 12 px monospace font of the labels, rounded up
 _RIGHT = 150  # the room for numbers behind the bars
@@ -28,6 +30,13 @@ def duration(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.3g} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
+
+
+def size(number: float) -> str:
+    """Memory in the unit that people would use; it comes in pages, and the C library keeps some of them: less than one MiB is no news."""
+    if number >= 2**30:
+        return f"{number / 2**30:.3g} GiB"
+    return f"{number / 2**20:.3g} MiB" if number >= 2**20 else "< 1 MiB"
 
 
 def errors(rows: Sequence[Row]) -> str:
@@ -68,23 +77,29 @@ def errors(rows: Sequence[Row]) -> str:
         parts.append(f'<circle class="{kind}" cx="{x(row.error):.1f}" cy="{middle}" r="4.5"/>')
         parts.append(f'<text class="value {kind}" x="{_WIDTH - _RIGHT + 14}" y="{middle + 4}">{number}</text>')
         parts.append(f'<text class="axis" text-anchor="end" x="{_WIDTH}" y="{middle + 4}">{escape(row.kind.split()[0])}</text></g>')
-    return _svg(bottom + 26, "largest difference of each tensor, on a logarithmic axis", parts)
+    return _svg(_WIDTH, bottom + 26, "largest difference of each tensor, on a logarithmic axis", parts)
 
 
-def times(seconds: Mapping[str, float]) -> str:
-    """A bar for each entry, as long as its time."""
-    if not seconds:
+def bars(values: Mapping[str, float], text: Callable[[float], str], title: str) -> str:
+    """A bar for each entry, as long as its value.
+
+    Args:
+        values: The entries.
+        text: How a value is written.
+        title: What is shown, for who does not see it.
+    """
+    if not values:
         return ""
-    left = 16 + _LETTER * max(len(_cut(name, 44)) for name in seconds)
-    longest = max(*seconds.values(), 1e-12)
+    left = 16 + _LETTER * max(len(_cut(name, 44)) for name in values)
+    longest = max(*values.values(), 1e-12)
     parts = []
-    for place, (name, value) in enumerate(seconds.items()):
+    for place, (name, value) in enumerate(values.items()):
         middle = 34 * place + 17
-        width = max(1.0, value / longest * (_WIDTH - _RIGHT - left))
+        width = max(1.0, value / longest * (_NARROW - _NUMBER - left))
         parts.append(f'<text class="label" text-anchor="end" x="{left - 10:.1f}" y="{middle + 4}">{escape(_cut(name, 44))}</text>')
         parts.append(f'<rect class="bar bar{place}" x="{left:.1f}" y="{middle - 11}" width="{width:.1f}" height="22" rx="3"/>')
-        parts.append(f'<text class="value" x="{left + width + 8:.1f}" y="{middle + 4}">{duration(value)}</text>')
-    return _svg(34 * len(seconds), "time of a step", parts)
+        parts.append(f'<text class="value" x="{left + width + 8:.1f}" y="{middle + 4}">{escape(text(value))}</text>')
+    return _svg(_NARROW, 34 * len(values), title, parts)
 
 
 def _tip(row: Row) -> str:
@@ -98,5 +113,5 @@ def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else "…" + text[1 - length :]
 
 
-def _svg(height: float, title: str, parts: Sequence[str]) -> str:
-    return f'<svg viewBox="0 0 {_WIDTH} {height:g}" width="{_WIDTH}" height="{height:g}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
+    return f'<svg viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'

@@ -9,14 +9,14 @@ import torch
 
 from exporter.verification.rows import Row
 
-__all__ = ["Results", "compare", "difference", "largest"]
+__all__ = ["FACTOR", "ROUGH", "Results", "compare", "difference", "largest", "tolerance_of"]
 
 #: What a difference may be at least, relative: some hundred roundings of the type.
 _FLOOR = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 #: How much larger than eager's own error the file's may be: it rounds in another order.
-_FACTOR = 10.0
+FACTOR = 10.0
 #: Above this, eager's own error says that the function is not smooth (it rounds, sorts or thresholds): float64 takes other turns.
-_ROUGH = 1e-3
+ROUGH = 1e-3
 
 
 class Results(Protocol):
@@ -30,6 +30,11 @@ class Results(Protocol):
 
     @property
     def buffers(self) -> Mapping[str, torch.Tensor]: ...  # noqa: D102
+
+
+def tolerance_of(dtype: str) -> float:
+    """What a difference of two tensors of a float type may be at least, in units of the largest value."""
+    return _FLOOR.get(getattr(torch, dtype), 1e-1)
 
 
 def difference(got: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -109,10 +114,12 @@ def _row(name: str, kind: str, wanted: torch.Tensor | None, got: torch.Tensor | 
     # A gradient that is 0 but for rounding (a bias in front of a norm) is measured by the largest one of the model, a buffer that is
     # (a running mean behind a norm) by the largest one of its module.
     scale = max(largest(wanted), 0.01 * noise) or 1.0
-    floor = _FLOOR.get(wanted.dtype, 1e-1)
+    floor = tolerance_of(about[3])
     own = None if better is None else difference(wanted, better) / scale
-    if better is None or own is None or own > max(_ROUGH, floor) or own != own:
-        error, tolerance, reference, own = difference(got, wanted) / scale, floor, about[3], None
+    if own != own:
+        own = None
+    if better is None or own is None or own > max(ROUGH, floor):
+        error, tolerance, reference = difference(got, wanted) / scale, floor, about[3]
     else:
-        error, tolerance, reference = difference(got, better) / scale, max(floor, _FACTOR * own), "float64"
+        error, tolerance, reference = difference(got, better) / scale, max(floor, FACTOR * own), "float64"
     return Row(*about, error, own, tolerance, reference, error <= tolerance)

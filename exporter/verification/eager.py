@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx_ir as ir
 import torch
@@ -17,11 +16,12 @@ from exporter.forward.inputs import named_tensors
 from exporter.train_mode.dropout import draw_seed
 from exporter.verification.compare import difference
 from exporter.verification.masks import Masks, OtherDraws
-from exporter.verification.steps import backward, buffers_of, changed, copy_of, tensors_of
+from exporter.verification.memory import HighWater
+from exporter.verification.steps import backward, buffers_of, changed, copy_of, measured, tensors_of
 from symbolics.capture.undifferentiable import StopWhereNone, is_refusal
 from symbolics.errors import PythonopError, UnsupportedOperatorError
 
-__all__ = ["SEED", "EagerStep", "draws", "in_float64", "seconds_of_a_step", "with_the_files_masks"]
+__all__ = ["SEED", "EagerStep", "draws", "in_float64", "measured_step", "with_the_files_masks"]
 
 #: Of the cotangents, and of the masks that a file's dropouts draw.
 SEED = 20240229
@@ -55,30 +55,16 @@ class EagerStep:
             given: The cotangents; None draws them.
             masks: What its dropouts drop; None lets them draw.
         """
-        try:
-            return cls._run(case, kind, given, masks)
-        except RuntimeError as error:
-            if not is_refusal(error):
-                raise
-        with StopWhereNone():
-            return cls._run(case, kind, given, masks)
+        return _stopped_where_refused(lambda: cls._run(case, kind, given, masks))
 
     @classmethod
     def _run(cls, case: Case, kind: torch.dtype | None, given: list[Any] | None, masks: Masks | None) -> EagerStep:
         model, args, kwargs = copy_of(case.model, kind), case.args, case.kwargs or {}
         leaves: dict[int, torch.Tensor] = {}
-
-        def fresh(value: torch.Tensor) -> torch.Tensor:
-            if not value.is_floating_point():
-                return value.detach().clone()
-            leaf = value.detach().clone() if kind is None else value.detach().to(kind)
-            leaves[id(value)] = leaf.requires_grad_()
-            return leaf.clone()  # no leaf: a model may change its input in place
-
         named = named_tensors(model, args, kwargs)
         before = buffers_of(model)
         with torch.enable_grad(), contextlib.nullcontext() if masks is None else masks.given():
-            copies, keywords = pytree.tree_map_only(torch.Tensor, fresh, (args, kwargs))
+            copies, keywords = _given(case, kind, leaves)
             outputs = tensors_of(model(*copies, **keywords))
             buffers = changed(before, buffers_of(model))
             if given is None:
@@ -158,12 +144,52 @@ def in_float64(case: Case, eager: EagerStep, masks: Masks | None) -> EagerStep |
     return found if same and found.gradients.keys() == eager.gradients.keys() else None
 
 
-def seconds_of_a_step(case: Case, eager: EagerStep, steps: int) -> float:
-    """The median time of a step, forward and backward."""
+def measured_step(case: Case, eager: EagerStep, steps: int) -> tuple[float, int | None]:
+    """The median time of a step, forward and backward, of the parameters and the float inputs as in the file; and its memory in bytes."""
+    return _stopped_where_refused(lambda: _measured(case, eager, steps))
+
+
+def _measured(case: Case, eager: EagerStep, steps: int) -> tuple[float, int | None]:
     model = copy_of(case.model)
-    times = []
-    for _ in range(max(1, steps)):
-        begin = time.perf_counter()
-        backward(tensors_of(model(*case.args, **(case.kwargs or {}))), eager.cotangents)
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+
+    def step() -> None:
+        args, kwargs = _given(case, None, {})
+        backward(tensors_of(model(*args, **kwargs)), eager.cotangents)
+
+    with torch.enable_grad():
+        memory = HighWater()
+        step()
+        return measured(step, steps, memory)
+
+
+def _given(case: Case, kind: torch.dtype | None, leaves: dict[int, torch.Tensor]) -> Any:
+    """Copies of the arguments, of which the float ones are differentiated.
+
+    Args:
+        case: The case.
+        kind: The float type that they get, None for their own.
+        leaves: Filled: id of a tensor given -> what has its gradient.
+    """
+
+    def fresh(value: torch.Tensor) -> torch.Tensor:
+        if not value.is_floating_point():
+            return value.detach().clone()
+        leaf = value.detach().clone() if kind is None else value.detach().to(kind)
+        leaves[id(value)] = leaf.requires_grad_()
+        return leaf.clone()  # no leaf: a model may change its input in place
+
+    return pytree.tree_map_only(torch.Tensor, fresh, (case.args, case.kwargs or {}))
+
+
+_Result = TypeVar("_Result")
+
+
+def _stopped_where_refused(run: Callable[[], _Result]) -> _Result:
+    """What ``run`` returns; where PyTorch refuses that an input needs a gradient, with the gradient stopped there, as in the file."""
+    try:
+        return run()
+    except RuntimeError as error:
+        if not is_refusal(error):
+            raise
+    with StopWhereNone():
+        return run()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from exporter.verification.eager import SEED, EagerStep
-from symbolics.errors import FormatError, RunError, TrustError
+from symbolics.errors import Faq, FormatError, RunError, TrustError
 from symbolics.node.names import qualified_name
 from symbolics.node.patterns import Patterns
 
@@ -32,6 +32,7 @@ class FileStep:
         differentiable: Which outputs have a gradient.
         backward_nodes: How many nodes the gradient graph has.
         seconds: Of loading, and of a step.
+        memory: Of a step, in bytes; None where it could not be measured.
     """
 
     outputs: list[torch.Tensor]
@@ -41,6 +42,7 @@ class FileStep:
     differentiable: list[bool]
     backward_nodes: int
     seconds: dict[str, float]
+    memory: int | None
 
 
 def run_in_a_fresh_process(path: Path, eager: EagerStep, allow: Iterable[Any], setup: str | None, steps: int, timeout: float) -> FileStep:
@@ -73,7 +75,8 @@ def run_in_a_fresh_process(path: Path, eager: EagerStep, allow: Iterable[Any], s
         remedy = ""
         if result["kind"] == "TrustError" and setup is None:
             remedy = "; pass setup='package.module:function' whose function calls exporter.register() for it"
-        raise kinds.get(result["kind"], RunError)(f"in the fresh process: {result['kind']}: {result['error']}{remedy}")
+        kind, faq = kinds.get(result["kind"], RunError), None if result["faq"] is None else Faq(result["faq"])
+        raise kind(f"in the fresh process: {result['kind']}: {result['error']}{remedy}", faq=faq)
     parts = {name.partition(":"): gradient for name, gradient in result.pop("gradients").items()}
     gradients = {(kind, name): gradient for (kind, _, name), gradient in parts.items()}
     return FileStep(gradients=gradients, **result)

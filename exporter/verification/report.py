@@ -9,17 +9,25 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from exporter.files.program import Program
 from exporter.files.save import saving
 from exporter.files.summary import Summary, Table, as_html
+from exporter.gradient_graph.build import build_gradient_graph
+from exporter.pictures.draw import draw_inside_a_page
+from exporter.pictures.layout import missing
+from exporter.pictures.svg import LEGEND, STYLE
 from exporter.verification import charts
+from exporter.verification.notes import Note
 from exporter.verification.rows import Row
 from symbolics.errors import PythonopError
 from symbolics.text import clean
 
-__all__ = ["STEPS", "Report", "Row"]
+__all__ = ["STEPS", "Note", "Report", "Row"]
 
-#: Those of `Report.seconds` that are the median of several steps; the others happened once.
+#: Those of `Report.seconds` that are the median of several steps, and the keys of `Report.memory`; the other seconds happened once.
 STEPS = ("eager step", "onnxruntime step")
+#: Boxes of the picture beyond which modules are folded: it is to be taken in beside a table.
+_BOXES = 40
 
 
 @dataclass(repr=False)
@@ -32,6 +40,10 @@ class Report:
         functions: Each autograd Function of the file with its number of calls.
         seconds: Of export, loading, and a step (the median, forward and backward) in eager and from the file.
         first_departure: What `bisect` found.
+        memory: Bytes that a step takes in eager and from the file, at most, beyond what was resident before the first one; of the file with its
+            sessions. Linux with glibc alone counts them.
+        notes: Why numbers may differ though the file is right: errors that grow, ties. Empty where there is nothing to know.
+        program: The export that was compared; its graph is drawn in the page.
     """
 
     rows: list[Row]
@@ -39,6 +51,9 @@ class Report:
     functions: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     first_departure: str | None = None
+    memory: dict[str, int] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    program: Program | None = field(default=None, compare=False)
 
     @property
     def ok(self) -> bool:
@@ -61,7 +76,7 @@ class Report:
         rows = [{**asdict(row), **{key: number(getattr(row, key)) for key in ("error", "eager_error", "tolerance")}} for row in self.rows]  # type: ignore[no-untyped-call]
         return {
             "ok": self.ok, "max_error": number(self.max_error), "facts": self.facts, "functions": self.functions, "seconds": self.seconds,  # type: ignore[no-untyped-call]
-            "first_departure": self.first_departure, "rows": rows,
+            "memory": self.memory, "first_departure": self.first_departure, "notes": [asdict(note) for note in self.notes], "rows": rows,
         }  # fmt: skip
 
     def __repr__(self) -> str:
@@ -109,8 +124,12 @@ class Report:
         ]
         lines = [f"and {len(worst) - count} more that are equal"] if len(worst) > count else []
         lines.append(self.summary())
+        if self.memory:
+            lines.append("memory: " + ", ".join(f"{name} {charts.size(used)}" for name, used in self.memory.items()))
         if self.first_departure:
             lines.append(f"first departure: {self.first_departure}")
+        if not self.ok:
+            lines += [f"{note.title}: {note.text}" for note in self.notes]
         return Table(("tensor", "what", "shape", "error", "eager's own", "allowed", "result"), rows), lines
 
     def summary(self) -> str:
@@ -125,7 +144,7 @@ class Report:
         return f"{verdict}; largest error {self.max_error:.1e} ({times})"
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write one page that needs nothing else: no network, no scripts, pictures inside.
+        """Write one page that needs nothing else: no network, no scripts, pictures inside; the graph where pygraphviz is installed.
 
         Raises:
             ImportError: jinja2 is not installed (the extra ``report``).
@@ -136,22 +155,45 @@ class Report:
         environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
         )
-        environment.filters.update(clean=lambda text: clean(str(text)), duration=charts.duration, breakable=_breakable)
+        environment.filters.update(clean=lambda text, limit=200: clean(str(text), limit), duration=charts.duration, breakable=_breakable)
         worst = self.worst()
         steps = {key: self.seconds[key] for key in STEPS if key in self.seconds}
+        picture, no_picture = self._picture()
         page = environment.get_template("report.html").render(
             report=self,
             rows=worst,
             charted=min(len(worst), charts.ROWS),
             errors=charts.errors(worst),
-            steps=charts.times(steps),
+            steps=charts.bars(steps, charts.duration, "time of a step"),
+            memory=charts.bars(self.memory, charts.size, "memory of a step") if len(self.memory) == len(STEPS) else "",
             ratio=_ratio(steps),
+            picture=picture,
+            no_picture=no_picture,
+            picture_style=STYLE,
+            legend={kind: text for kind, text in LEGEND.items() if _drawn(kind, picture)},
             once={key: value for key, value in self.seconds.items() if key not in STEPS},
         )
         target = Path(path)
         with saving(PythonopError) as files:
             files.open(target).write(page.encode())
         return target
+
+    def _picture(self) -> tuple[str, str]:
+        """The graph and its gradient as SVG, or why there is no picture; both empty where nothing says what was compared."""
+        if self.program is None:
+            return "", ""
+        if missing() is not None:
+            return "", "pip install 'pythonop[draw]' puts a picture of the graph and its gradient here."
+        try:
+            return draw_inside_a_page(build_gradient_graph(self.program), "the graph and its gradient", _BOXES), ""
+        except PythonopError as error:
+            return "", f"No picture of the graph: {error}"
+
+
+def _drawn(kind: str, picture: str) -> bool:
+    """Whether a picture has a box of that kind of its legend."""
+    first, *_, last = kind.split()
+    return re.search(rf'class="box [^"]*\b{first if first == "module" else last}\b', picture) is not None
 
 
 def _breakable(text: str) -> Any:

@@ -18,7 +18,8 @@ class Row:
         shape, dtype: Eager's.
         error: The largest difference from the reference, in units of eager's largest value; of a gradient, at least a
             hundredth of the largest gradient of the model.
-        eager_error: The same for eager itself, where the reference is of more precision; None otherwise.
+        eager_error: The same for eager itself against float64, which is the reference unless that is too far away; None where eager does
+            not run in float64.
         tolerance: What `error` may be.
         reference: "float64", or the type in which eager ran.
         ok: Whether the file says the same.

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from exporter.verification.memory import HighWater
 from symbolics import torch_private as private
 from symbolics.capture.side_effects import same_values
 
-__all__ = ["backward", "buffers_of", "changed", "copy_of", "tensors_of"]
+__all__ = ["backward", "buffers_of", "changed", "copy_of", "measured", "tensors_of"]
 
 
 def copy_of(model: torch.nn.Module, kind: torch.dtype | None = None) -> torch.nn.Module:
@@ -52,3 +55,14 @@ def backward(outputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor 
     roots = [(out, g.to(out.dtype)) for out, g in zip(outputs, cotangents, strict=True) if g is not None and out.requires_grad]
     if roots:
         torch.autograd.backward([out for out, _ in roots], [g for _, g in roots])
+
+
+def measured(step: Callable[[], Any], count: int, memory: HighWater) -> tuple[float, int | None]:
+    """The median time of several steps, at least one, and the bytes that they take more than was resident when ``memory`` was made."""
+    memory.begin()
+    times = []
+    for _ in range(max(1, count)):
+        begin = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times), memory.bytes()

@@ -21,10 +21,11 @@ from exporter.forward.case import Case
 from exporter.forward.export import export
 from exporter.verification.bisect import first_departure
 from exporter.verification.compare import compare, largest
-from exporter.verification.eager import EagerStep, draws, in_float64, seconds_of_a_step, with_the_files_masks
+from exporter.verification.eager import EagerStep, draws, in_float64, measured_step, with_the_files_masks
+from exporter.verification.notes import choices_of, notes_on
 from exporter.verification.process import FileStep, run_in_a_fresh_process
 from exporter.verification.provenance import places_of_rows
-from exporter.verification.report import Report
+from exporter.verification.report import STEPS, Report
 from exporter.verification.steps import copy_of
 from symbolics.errors import RunError
 from symbolics.graph.values import is_python_op
@@ -110,10 +111,15 @@ def verify(
         size = sum(file.stat().st_size for file in Path(folder).glob("model.onnx*"))
     _log.info("comparing")
     _refuse_no_path(eager, found)
-    seconds |= {**found.seconds, "eager step": seconds_of_a_step(case, eager, steps)}
+    eager_seconds, eager_memory = measured_step(case, eager, steps)
+    seconds |= {**found.seconds, "eager step": eager_seconds}
+    memory = {name: used for name, used in zip(STEPS, (eager_memory, found.memory), strict=True) if used is not None}
     places = places_of_rows(program.model)
     rows = [replace(row, node=places.get((row.kind, row.name), "")) for row in compare(eager, precise, found, found.lost)]
-    report = Report(rows, _facts(case, program.model, dynamo, size, found), _functions(program), seconds)
+    report = Report(
+        rows, _facts(case, program.model, dynamo, size, found), _functions(program), seconds, memory=memory,
+        notes=notes_on(rows, choices_of(program.model)), program=program,
+    )  # fmt: skip
     if bisect and not report.ok and masks is None:
         _log.info("looking for the first node that departs")
         report.first_departure = first_departure(program, case, eager.cotangents, allowed)
@@ -135,7 +141,7 @@ def _facts(case: Case, model: ir.Model, dynamo: bool, size: int, found: FileStep
         "model": type(case.model).__name__,
         "exporter": "torch.export" if dynamo else "TorchScript",
         "mode": "training" if case.model.training else "evaluation",
-        "parameters": f"{sum(p.numel() for p in parameters):,} in {len(parameters)} tensors",
+        "parameters": f"{sum(p.numel() for p in parameters):,} in {len(parameters)} tensor{'' if len(parameters) == 1 else 's'}",
         "nodes": sum(1 for _ in ir.traversal.RecursiveGraphIterator(model.graph)),
         "nodes of the gradient graph": found.backward_nodes,
         "stop-gradient marks": model.metadata_props.get(MARK_COUNT_KEY, "0"),

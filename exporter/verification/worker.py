@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pkgutil
-import statistics
 import sys
 import time
 from dataclasses import replace
@@ -13,11 +12,12 @@ __all__: list[str] = []
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """One step of a file, and the times of some more."""
+    """One step of a file, and the time and memory of some more."""
     import torch
 
     import exporter
-    from exporter.verification.steps import backward, buffers_of, changed
+    from exporter.verification.memory import HighWater
+    from exporter.verification.steps import backward, buffers_of, changed, measured
     from symbolics.errors import RunError
 
     torch.set_num_threads(job["threads"])
@@ -47,6 +47,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     lost = module._onnx.changes.lost
     module._onnx.changes = replace(module._onnx.changes, lost={})  # all else is compared; these are in the report
     before = buffers_of(module)
+    memory = HighWater()
     torch.manual_seed(job["seed"])  # of which the masks of Dropout follow
     begin = time.perf_counter()
     outputs, inputs = step()
@@ -54,7 +55,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     after = buffers_of(module)
     gradients = {f"parameter gradient:{name}": p.grad for name, p in module.named_parameters()}
     gradients |= {f"input gradient:{names[name]}": value.grad for name, value in inputs.items()}
-    result = {
+    result: dict[str, Any] = {
         "outputs": [out.detach().clone() for out in outputs],
         "gradients": {name: None if g is None else g.detach().clone() for name, g in gradients.items()},
         "buffers": {**{name: after[name] for name in job["buffers"] if name in after}, **changed(before, after)},
@@ -62,23 +63,25 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "differentiable": [out.requires_grad for out in outputs],
         "backward_nodes": module._onnx.plans.backward_nodes(),
     }
-    times = []
-    for _ in range(max(1, job["steps"])):
-        begin = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - begin)
-    seconds["onnxruntime step"] = statistics.median(times)
-    return {**result, "seconds": seconds}
+    del outputs, inputs, gradients
+    # What is kept of the first step is no part of the others.
+    kept = [*result["outputs"], *result["gradients"].values(), *after.values()]
+    seconds["onnxruntime step"], used = measured(step, job["steps"], memory)
+    used = None if used is None else max(0, used - sum(tensor.nbytes for tensor in kept if tensor is not None))
+    return {**result, "seconds": seconds, "memory": used}
 
 
 def main(job_path: str, result_path: str) -> None:
     """Run a job; what it raises is its result, too."""
     import torch
 
+    from symbolics.errors import PythonopError
+
     try:
         result = run(torch.load(job_path, weights_only=True))
     except Exception as error:
-        result = {"error": str(error)[:4000], "kind": type(error).__name__}
+        faq = error.faq if isinstance(error, PythonopError) else None
+        result = {"error": str(error)[:4000], "kind": type(error).__name__, "faq": faq and str(faq)}
     torch.save(result, result_path)
 
 

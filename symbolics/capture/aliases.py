@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from symbolics import torch_private as private
-from symbolics.errors import ExportError
+from symbolics.errors import ExportError, Faq
 
 __all__ = ["Aliases"]
 
@@ -97,7 +97,9 @@ class Aliases:
         for tensor in tensors if self.stale else ():
             for stale, why, way_out in self.stale:
                 if _are_one(tensor, stale):
-                    raise ExportError(f"a tensor is read after {why}, and a file would read its old value: {way_out}")
+                    raise ExportError(
+                        f"a tensor is read after {why}, and a file would read its old value: {way_out}", faq=Faq.CHANGED_IN_PLACE
+                    )
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:

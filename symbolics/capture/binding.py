@@ -12,7 +12,7 @@ import torch
 
 from symbolics import torch_private as private
 from symbolics.capture.outputs import sizes_of
-from symbolics.errors import ExportError
+from symbolics.errors import ExportError, Faq
 from symbolics.node.containers import Slot, fill
 from symbolics.node.torch_arguments import PartialSize
 
@@ -91,7 +91,8 @@ class Slots:
         if isinstance(leaf, (torch.SymFloat, torch.SymBool)):
             raise ExportError(
                 f"an argument is a {'float' if isinstance(leaf, torch.SymFloat) else 'bool'} computed from a dynamic size ({leaf}); "
-                "a file could only hold today's value: pass the size as an int, or as a tensor"
+                "a file could only hold today's value: pass the size as an int, or as a tensor",
+                faq=Faq.FROM_A_SIZE,
             )
         return leaf
 

@@ -12,7 +12,7 @@ import torch
 
 from symbolics.capture.outputs import Fresh, Outputs
 from symbolics.capture.trial import Call, Trial, forward_raised, trial
-from symbolics.errors import ExportError
+from symbolics.errors import ExportError, Faq
 from symbolics.node.containers import fill
 
 __all__ = ["fitted_outputs"]
@@ -146,7 +146,8 @@ class _Fit:
         for one, two in zip(leaves(first), leaves(second), strict=False):
             if type(one) is not type(two) or (isinstance(one, (bool, int, float, str)) and one != two and one == one):
                 raise ExportError(
-                    f"it returns a Python value computed from its inputs ({one!r} in one run, {two!r} in another); a file would hold one of them: return a tensor"
+                    f"it returns a Python value computed from its inputs ({one!r} in one run, {two!r} in another); a file would hold one of them: return a tensor",
+                    faq=Faq.PYTHON_VALUE,
                 )
 
 

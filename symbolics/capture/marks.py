@@ -227,7 +227,7 @@ def _overwrite(target: torch.Tensor, value: torch.Tensor, name: str = "a change 
         try:
             trace.views.follow(target, trace.dynamic)
         except ExportError as error:
-            recorder.refuse(name, str(error))
+            recorder.refuse(name, error)
     return target
 
 
@@ -236,7 +236,7 @@ def _rewritten(func: Any, rewrite: Rewrite | None, /, *args: Any, **kwargs: Any)
     try:
         return func(*args, **kwargs) if rewrite is None else rewrite(func, args, kwargs)
     except ExportError as error:
-        _refuse(getattr(func, "__name__", ""), str(error))
+        _refuse(getattr(func, "__name__", ""), error)
     except RuntimeError as error:
         if "Cannot insert a Tensor that requires grad as a constant" not in str(error):
             raise
@@ -318,10 +318,10 @@ def _watch_reads(recorder: Any, name: str, args: tuple[Any, ...], kwargs: dict[s
         try:
             recorder.capture.aliases.check_read(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         except ExportError as error:
-            recorder.refuse(name, str(error))
+            recorder.refuse(name, error)
 
 
-def _refuse(name: str, why: str) -> NoReturn:
+def _refuse(name: str, why: str | ExportError) -> NoReturn:
     recorder = active_recorder()
     if recorder is None:
         raise ExportError(f"{name}: {why}")

@@ -161,14 +161,15 @@ class Recorder(Listener):
         """Whether a call in this thread, now, belongs to an export."""
         return super().listening() and (torch.compiler.is_exporting() or private.is_tracing())
 
-    def refuse(self, what: str, why: str) -> NoReturn:
-        """Stop the export; torch may try another way, the hook raises this error in the end.
+    def refuse(self, what: str, why: str | ExportError) -> NoReturn:
+        """Stop the export for what was called, and why; torch may try another way, the hook raises this error in the end.
 
         Raises:
             ExportError: Always; it names the module and the line of user code.
         """
         module, source = self.capture.sites.here()
-        self.capture.error = self.capture.error or ExportError(f"{what}, called in module {module or '<root>'} at {source}: {why}")
+        error = why if isinstance(why, ExportError) else ExportError(why)
+        self.capture.error = self.capture.error or error.at(f"{what}, called in module {module or '<root>'} at {source}")
         raise self.capture.error
 
     # ------------------------------------------------------------------------------------------------------ apply
@@ -216,8 +217,7 @@ class Recorder(Listener):
             yield
         except ExportError as error:
             if self.capture.error is None:
-                self.capture.error = type(error)(f"{qualified_name(cls)}, called in module {module or '<root>'} at {source}: {error}")
-                self.capture.error.__cause__ = error.__cause__
+                self.capture.error = error.at(f"{qualified_name(cls)}, called in module {module or '<root>'} at {source}")
             raise self.capture.error from error.__cause__
 
     def _is_portable(self, cls: Any) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from symbolics.errors import FormatError, UnsupportedOperatorError
+from symbolics.errors import Faq, FormatError, UnsupportedOperatorError
 from symbolics.node.limits import MAX_UNROLLED
 from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, PYTHON_OP_TANGENT
 from symbolics.text import shown
@@ -191,5 +191,6 @@ def unsupported(node: ir.Node, reason: str) -> UnsupportedOperatorError:
     domain = f", domain={node.domain!r}" if node.domain else ""
     return UnsupportedOperatorError(
         f"no gradient for {describe(node)}: {reason}. Add or replace its rule with @exporter.gradient({node.op_type!r}{domain})"
-        f" or overrides=, or leave what depends on it out of wrt or outputs."
+        f" or overrides=, or leave what depends on it out of wrt or outputs.",
+        faq=Faq.NO_GRADIENT,
     )

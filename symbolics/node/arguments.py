@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from symbolics.errors import ExportError, FormatError, PythonopError
+from symbolics.errors import ExportError, Faq, FormatError, PythonopError
 from symbolics.node.classes import find, flag_of, look, own_name, tuple_fields, value_fields
 from symbolics.node.containers import Partial, Slot, build, fields_of, is_dataclass, is_namedtuple, slots
 from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_EQUAL_HASHES, MAX_INT_BITS, MAX_ITEMS
@@ -439,7 +439,8 @@ def encode(value: Any, names: Callable[[Any], str | None] = lambda _: None) -> A
                     ) from error
         raise ExportError(
             f"an object of type {qualified_name(type(item))} has no portable form: give it a name with "
-            "exporter.register(obj, name) here and in the process that runs the file, or name the Function in inline="
+            "exporter.register(obj, name) here and in the process that runs the file, or name the Function in inline=",
+            faq=Faq.NO_PORTABLE_FORM,
         )
 
     return visit(value, 0)

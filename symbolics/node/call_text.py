@@ -56,7 +56,7 @@ def _encode_part(call: AutogradCall, place: str, value: Any, names: Callable[[An
     try:
         return encode(value, names)
     except ExportError as error:
-        raise ExportError(f"{call.name}, {place}: {error}") from error
+        raise error.at(f"{call.name}, {place}") from error
 
 
 def _plain_key(call: AutogradCall, key: str) -> str:

@@ -12,9 +12,13 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from exporter.verification.report import Report, Row
+import exporter
+from exporter.pictures import layout
+from exporter.verification.report import Note, Report, Row
 from symbolics.errors import PythonopError
 from tests import browser
+from tests.exporter.verification import targets
+from tests.support import missing
 
 WIDTH, HEIGHT = 1100, 1700
 
@@ -28,12 +32,22 @@ ROWS = [
     *(replace(WRONG, name=f"layer.{i}.bias", ok=True, error=1e-9 * 2**i, shape=(8,)) for i in range(6)),
 ]
 FACTS = {"model": "Net (package.module:factory)", "exporter": "torch.export", "nodes": 12, "versions": "torch 2.13.0"}
+MEMORY = {"eager step": 300 * 2**20, "onnxruntime step": 200 * 2**20}
+NOTES = [Note("Errors that grow", "Eager's own <i>'x'</i> is far " * 12)]
 SECONDS = {"export": 1.5, "load": 0.25, "first step": 0.125, "onnxruntime step": 0.004, "eager step": 0.002}
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    report = Report(ROWS, FACTS, {"package.module:Function": 3}, SECONDS, first_departure="the gradient of node 'node_linear_1' (Gemm)")
+    report = Report(
+        ROWS,
+        FACTS,
+        {"package.module:Function": 3},
+        SECONDS,
+        first_departure="the gradient of node 'node_linear_1' (Gemm)",
+        memory=MEMORY,
+        notes=NOTES,
+    )
     return report.to_html(tmp_path_factory.mktemp("page") / "report.html")
 
 
@@ -53,9 +67,14 @@ def test_the_document_has_rows_and_pictures(page, tmp_path):
     errors = dom[dom.index('id="errors"') : dom.index('id="times"')]
     assert errors.count("<circle") == len(ROWS)
     assert errors.count('<circle class="bad"') == 2
-    times = dom[dom.index('id="times"') : dom.index('<table id="tensors">')]
+    times = dom[dom.index('id="times"') : dom.index('id="memory"')]
     assert times.count("<rect") == 2
     assert "4 ms" in times
+    memory = dom[dom.index('id="memory"') : dom.index('<table id="tensors">')]
+    assert memory.count("<rect") == 2
+    assert "300 MiB" in memory
+    assert "200 MiB" in memory
+    assert html.escape(NOTES[0].text, quote=False) in dom
     for text in ("differs from eager PyTorch", "2.00×", "package.module:Function", "First departure", "torch 2.13.0"):
         assert text in dom, text
 
@@ -113,6 +132,38 @@ def test_labels_have_room_in_the_picture(page, tmp_path):
         (a, b) for i, a in enumerate(texts) for b in texts[:i] if a[0] < b[2] and b[0] < a[2] and a[1] + 2 < b[3] and b[1] + 2 < a[3]
     ]
     assert overlapping == []
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """The export of a model with a Function, which the page draws."""
+    return exporter.export(*targets.good())
+
+
+def test_the_graph_is_in_the_page(drawn, tmp_path):
+    if layout.missing() is not None:
+        missing("pygraphviz", "pygraphviz is not installed: nothing lays out a picture")
+    page = Report(ROWS, FACTS, program=drawn).to_html(tmp_path / "report.html").read_text()
+    picture = page[page.index('<div class="picture">') : page.index('<table id="tensors">')]
+    assert picture.count('class="box ') > len(list(drawn.model.graph)), "the forward, and its gradient"
+    assert ">Cube<" in picture or "PythonOp" in picture
+    assert "<script" not in page
+
+
+def test_without_graphviz_the_page_says_how_to_get_it(drawn, tmp_path, monkeypatch):
+    monkeypatch.setattr("exporter.verification.report.missing", lambda: "it is not here")
+    page = Report(ROWS, FACTS, program=drawn).to_html(tmp_path / "report.html").read_text()
+    assert '<div class="picture">' not in page
+    assert "pip install &#39;pythonop[draw]&#39;" in page
+
+
+def test_a_graph_that_cannot_be_drawn_leaves_the_rest(drawn, tmp_path, monkeypatch):
+    if layout.missing() is not None:
+        missing("pygraphviz", "pygraphviz is not installed: nothing lays out a picture")
+    monkeypatch.setattr("exporter.pictures.draw._MOST_BESIDE_OTHERS", 1)
+    page = Report(ROWS, FACTS, program=drawn).to_html(tmp_path / "report.html").read_text()
+    assert "No picture of the graph: " in page
+    assert '<table id="tensors">' in page
 
 
 def test_a_page_that_cannot_be_written(tmp_path):

@@ -361,3 +361,86 @@ def test_a_running_mean_of_roundings_is_none_to_compare(dynamo):
     report = exporter.verify(model, (torch.randn(64, 4),), dynamo=dynamo, steps=1)
     assert report.ok, str(report)
     assert "2.running_mean" in {row.name for row in report.rows if row.kind == "buffer"}
+
+
+class _Logistic(nn.Module):
+    """r x (1 - x), over and over: roundings double at each turn."""
+
+    def __init__(self, turns):
+        super().__init__()
+        self.r, self.turns = nn.Parameter(torch.tensor(3.9)), turns
+
+    def forward(self, x):
+        x = torch.sigmoid(x)
+        for _ in range(self.turns):
+            x = self.r * x * (1 - x)
+        return x
+
+
+class _Pools(nn.Module):
+    """The larger of two products that are equal but for the order of their sums."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(512, 8))
+        self.register_buffer("order", torch.randperm(512))
+        self.pool = nn.MaxPool1d(2)
+
+    def forward(self, x, y):
+        return self.pool(torch.stack([x @ self.weight, y[:, self.order] @ self.weight[self.order]], -1)).squeeze(-1)
+
+
+def test_errors_that_grow_are_explained():
+    report = exporter.verify(_Logistic(12), (torch.randn(16),), steps=1)
+    (note,) = report.notes
+    assert note.title == "Errors that grow"
+    assert "roundings of float32" in note.text
+    worst = max(report.rows, key=lambda row: row.eager_error)
+    assert f"{worst.name!r} is {worst.eager_error:.1e} away from" in note.text
+    assert report.as_json()["notes"] == [{"title": note.title, "text": note.text}]
+    report = exporter.verify(_Logistic(16), (torch.randn(16),), steps=1)
+    assert "compared with eager in float32 instead" in report.notes[0].text
+    assert {row.name for row in report.rows if row.reference == "float32"} >= {"r", "x"}
+    # What the note sends people to.
+    assert exporter.verify(_Logistic(16).double(), (torch.randn(16, dtype=torch.float64),), steps=1).ok
+
+
+def test_a_tie_is_explained():
+    x = torch.randn(16, 512)
+    report = exporter.verify(_Pools(), (x, x.clone()), steps=1)
+    (note,) = report.notes
+    assert note.title == "Ties and thresholds"
+    assert "MaxPool (1)" in note.text
+    assert "2 tensors are compared with eager in float32 instead" in note.text
+    # What the note sends people to.
+    report = exporter.verify(_Pools(), (x, torch.randn(16, 512)), steps=1)
+    assert report.ok
+    assert report.notes == []
+
+
+def test_a_wrong_function_is_no_tie():
+    report = exporter.verify(*targets.wrong_forward(), steps=1)
+    assert not report.ok
+    assert [note.title for note in report.notes] == ["Ties and thresholds"], "a Function may choose, and what differs may be that"
+    assert "what stays is no tie" in report.notes[0].text
+    assert "ties" not in repr(exporter.verify(*targets.good(), steps=1).notes).lower()
+
+
+class _Wide(nn.Module):
+    """One activation of 64 MiB that backward needs, in front of a small one."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2**10)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x)).sum(1)
+
+
+def test_the_memory_of_a_step_is_counted():
+    report = exporter.verify(_Wide(), (torch.randn(2**14, 4),), steps=2)
+    assert report.ok
+    for name in ("eager step", "onnxruntime step"):
+        mib = report.memory[name] / 2**20
+        assert 60 < mib < 600, f"{name}: {mib:.0f} MiB"
+    assert report.as_json()["memory"] == report.memory

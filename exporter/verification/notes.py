@@ -1,0 +1,109 @@
+"""Why numbers of a right file may differ from eager's: the function enlarges roundings, or chooses between equal values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import torch
+
+from exporter.verification.compare import FACTOR, ROUGH, tolerance_of
+from exporter.verification.rows import Row
+from symbolics.graph.values import is_python_op
+from symbolics.graph.walk import walk
+
+__all__ = ["Note", "choices_of", "notes_on"]
+
+#: Operators at whose result one rounding may choose: the largest of several, the nearest of two, a side of a bound.
+_CHOOSING = frozenset(
+    "ArgMax ArgMin Ceil Floor GlobalMaxPool Hardmax Max MaxPool MaxRoiPool Min Mod ReduceMax ReduceMin Round Sign TopK".split()
+)
+_COMPARING = frozenset("Equal Greater GreaterOrEqual Less LessOrEqual".split())
+
+
+@dataclass(frozen=True)
+class Note:
+    """A heading, and a paragraph for people."""
+
+    title: str
+    text: str
+
+
+def choices_of(model: ir.Model) -> dict[str, int]:
+    """Each operator of a file that chooses between values, with its number; a PythonOp may do so unseen, and counts."""
+    found = Counter[str]()
+    nodes = [*walk(model.graph), *(node for function in model.functions.values() for node in walk(function))]
+    for node in nodes:
+        first = node.inputs[0] if node.inputs else None
+        floats = first is not None and first.dtype is not None and first.dtype.is_floating_point()
+        if is_python_op(node):
+            found["PythonOp"] += 1
+        elif not node.domain and (node.op_type in _CHOOSING or (node.op_type in _COMPARING and floats)):
+            found[node.op_type] += 1
+    return dict(found.most_common())
+
+
+def notes_on(rows: Sequence[Row], choices: dict[str, int]) -> list[Note]:
+    """What there is to know of these rows; nothing where each is what rounding makes it.
+
+    Args:
+        rows: All of them.
+        choices: What `choices_of` counted.
+    """
+    grown = [row for row in rows if row.eager_error is not None and row.eager_error > tolerance_of(row.dtype)]
+    turned = [row for row in grown if row.reference != "float64"]
+    if choices and not any(row.kind == "output" for row in turned):
+        grown = [row for row in grown if row not in turned]  # near outputs, far gradients: no rounding has grown, a choice fell otherwise
+    notes = [_on_growth(grown)] if grown else []
+    if choices and (turned or any(not row.ok and not row.problem for row in rows)):
+        notes.append(_on_ties(choices, turned, all(row.ok for row in rows)))
+    return notes
+
+
+def _on_growth(grown: list[Row]) -> Note:
+    far = [row for row in grown if row.reference != "float64"]
+    worst = max(grown, key=lambda row: row.eager_error or 0.0)
+    times = (worst.eager_error or 0.0) / torch.finfo(getattr(torch, worst.dtype)).eps
+    roundings = f"{float(f'{times:.2g}'):,.0f} roundings of {worst.dtype}"
+    text = [
+        f"{_farthest(grown)}, {roundings}: the function enlarges roundings (it is ill-conditioned, or chaotic), in eager as in the file."
+    ]
+    if len(far) < len(grown):
+        text.append(f"Up to {ROUGH:.0e}, float64 is the reference, and a tensor may be {FACTOR:g} times as far from it as eager's.")
+    if far:
+        text.append(f"Beyond {ROUGH:.0e}, float64 has taken another course: {_compared(far)}.")
+    if any(not row.ok for row in far):
+        text.append(
+            "That they differ says little: the model in float64 (model.double()), or one with fewer steps or layers, shows whether the file is right."
+        )
+    return Note("Errors that grow", " ".join(text))
+
+
+def _on_ties(choices: dict[str, int], turned: list[Row], ok: bool) -> Note:
+    named = [f"{name} ({count})" for name, count in choices.items() if name != "PythonOp"][:6]
+    if "PythonOp" in choices:
+        named.append("perhaps Functions inside their PythonOps")
+    text = [
+        f"What chooses between values here: {', '.join(named)}. Exactly equal ones are treated as torch's operator treats them. Values that are equal but for "
+        "a rounding are not: where sums are taken in another order, another one is chosen, and few elements change by much, often in the gradients alone."
+    ]
+    if turned:
+        text.append(f"{_farthest(turned)}, so eager itself chooses otherwise there: {_compared(turned)}.")
+    if not ok:
+        text.append(
+            "What differs by such a choice is gone at other inputs, random numbers in place of constant or whole ones for instance; what stays is no tie."
+        )
+    return Note("Ties and thresholds", " ".join(text))
+
+
+def _farthest(rows: list[Row]) -> str:
+    worst = max(rows, key=lambda row: row.eager_error or 0.0)
+    name = worst.name if worst.kind == "output" else f"{worst.kind} {worst.name!r}"
+    return f"Eager's own {name} is {worst.eager_error:.1e} away from the same model in float64"
+
+
+def _compared(rows: list[Row]) -> str:
+    kinds = ", ".join(dict.fromkeys(row.dtype for row in rows))
+    return f"{len(rows)} tensor{' is' if len(rows) == 1 else 's are'} compared with eager in {kinds} instead"
