@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -100,12 +102,15 @@ class Bound:
         given = [value for value in graph.inputs if value.name not in seeds and value.name not in graph.initializers]
         self.inputs = {value.name: value for value in given if value.name is not None}
         self._declared = {name: _Declared.of(value) for name, value in self.inputs.items()}
-        self._places = {initializer: tuple(name.split(".")) for initializer, name in names.items()}
+        paths = {initializer: name.split(".") for initializer, name in names.items()}
+        self._places = [(name, paths[name][:-1], paths[name][-1], *self.state[name]) for name in self.state]
         for value in (*self.inputs.values(), *graph.outputs):
             _check_type(value)
+        self._single = False
         self.structure = model.metadata_props.get(OUTPUTS_KEY)
         self.gate = gate
         self.device = device
+        self._on_cpu = device.type == "cpu"
         self.counters = {
             entry.initializer: other.initializer
             for name, entry in entries.items()
@@ -125,8 +130,10 @@ class Bound:
                     f"{shown(name)!r} is the average of all batches, and the file has no num_batches_tracked beside it: it is damaged"
                 )
         self.changes = changes_of(model)
-        self.plans = Plans(model, tuple(names), allow, device, providers, recompute)
+        self.plans = Plans(model, tuple(self.inputs), tuple(self.state), allow, device, providers, recompute)
         self.tangents = Tangents(self.plans)
+        #: (mode, of which of inputs and state gradients are wanted) -> what runs.
+        self._chosen: dict[tuple[bool, tuple[bool, ...]], Plan] = {}
         self._warned: set[str] = set()
 
     def __deepcopy__(self, memo: Any) -> Bound:
@@ -134,52 +141,80 @@ class Bound:
 
     def run(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The outputs of the graph, with gradients where they are wanted."""
-        self._check_mode(module.training)
-        inputs = self._arguments(args, kwargs)
-        state = self._state_of(module)
+        training = module.training
+        self._check_mode(training)
+        values = [*self._arguments(args, kwargs), *self._state_of(module)]
+        if private.transforms_active() or private.forward_level() >= 0:
+            return self._run_moving(module, values)
+        wanted: tuple[bool, ...] = ()
+        if torch.is_grad_enabled():
+            wanted = self._wanted(training, values, [value.requires_grad for value in values])
+        plan = self._chosen.get((training, wanted)) or self._choose(training, wanted, values)
+        if plan.seed is not None:
+            values.append(draw_seed())
+        run = Run(self.plans, plan)
+        if plan.joined is None:
+            results = run(values)
+        else:
+            results = list(Step.call(run, plan.apart(values)))
+        if run.updates:
+            self._update(module, plan, dict(zip(plan.names, values, strict=True)), run.updates)
+        return results
+
+    def _wanted(self, training: bool, values: Sequence[torch.Tensor], flags: list[bool]) -> tuple[bool, ...]:
+        """Of which of inputs and state gradients are wanted; () for none. ``flags`` says which require one."""
+        if True not in flags:
+            return ()
+        # In eval() those of an input alone. What functional_call has put in a parameter's place is an argument, too.
+        count = len(self.inputs)
+        if training or True in flags[:count]:
+            return tuple(flags)
+        asked = [value for value, flag in zip(values[count:], flags[count:], strict=True) if flag]
+        return () if all(isinstance(value, torch.nn.Parameter) for value in asked) else tuple(flags)
+
+    def _choose(self, training: bool, wanted: tuple[bool, ...], values: Sequence[torch.Tensor]) -> Plan:
+        """The plan for a mode and the gradients that are wanted."""
+        wrt = frozenset(itertools.compress((*self.inputs, *self.state), wanted))
+        plan = self.plans.plan(training, wrt, dict(zip(self.inputs, values, strict=False)))
+        if plan.wanted and plan.orders is None:
+            plan.orders = Orders(self.plans, plan, training, wrt)
+        self._chosen[training, wanted] = plan
+        return plan
+
+    def _run_moving(self, module: torch.nn.Module, values: list[torch.Tensor]) -> list[torch.Tensor]:
+        """`run` under a transform of torch.func, or where forward-mode differentiation is on."""
+        training, names = module.training, (*self.inputs, *self.state)
         tangents: dict[str, torch.Tensor] = {}
         transformed = private.transforms_active()
         forward_mode = private.forward_level() >= 0
         if forward_mode and (not transformed or private.transform_kinds()[-1] == "Jvp"):
-            plain, tangents = taken_apart({**inputs, **state})
-            inputs, state = ({name: plain[name] for name in part} for part in (inputs, state))
-        wrt: list[str] = []
+            plain, tangents = taken_apart(dict(zip(names, values, strict=True)))
+            values = list(plain.values())
+        wanted: tuple[bool, ...] = ()
         if torch.is_grad_enabled():
-            wanted = private.requires_grad if transformed else _requires_grad
-            wrt = [name for name, value in inputs.items() if wanted(value)]
-            asked = [name for name, value in state.items() if wanted(value)]
-            # What functional_call has put in a parameter's place is an argument: its gradient is wanted, in eval() too.
-            if wrt or module.training or not all(isinstance(state[name], torch.nn.Parameter) for name in asked):
-                wrt += asked
-            if wrt and forward_mode and transformed:  # the gradients may get tangents: they have to be differentiable by what moves
-                wrt += [
-                    name
-                    for name, value in {**inputs, **state}.items()
-                    if name not in wrt and value.is_floating_point() and private.may_move(value)
-                ]
-        plan = self.plans.plan(module.training, frozenset(wrt), inputs)
-        feeds = {**inputs, **state}
+            requires = private.requires_grad if transformed else _requires_grad
+            wanted = self._wanted(training, values, [requires(value) for value in values])
+            if wanted and forward_mode and transformed:  # the gradients may get tangents: they have to be differentiable by what moves
+                wanted = tuple(
+                    flag or (value.is_floating_point() and private.may_move(value)) for value, flag in zip(values, wanted, strict=True)
+                )
+        plan = self._chosen.get((training, wanted)) or self._choose(training, wanted, values)
         if plan.seed is not None:
-            feeds[plan.seed] = draw_seed()
+            values.append(draw_seed())
+        feeds = dict(zip(plan.names, values, strict=True))
         if transformed:
             _refuse_updates(plan)
             if tangents:
-                return self.tangents.outputs(module.training, feeds, tangents)
-        names = list(feeds)
-        reached = {} if plan.partition is None or plan.partition.backward is None else plan.partition.gradients
-        if reached and plan.orders is None:
-            plan.orders = Orders(self.plans, plan, module.training, frozenset(wrt))
-        run = Run(self.plans, plan, names, functools.partial(self.tangents.of, module.training), apart=bool(tangents))
-        # A parameter that no output depends on gets no edge, so that its grad stays None.
-        joined = {**reached, **plan.silent}
-        values = [value if name in joined else value.detach() for name, value in feeds.items()] if joined else list(feeds.values())
+                return self.tangents.outputs(training, feeds, tangents)
+        run = Run(self.plans, plan, functools.partial(self.tangents.of, training), apart=bool(tangents))
+        values = values if plan.joined is None else plan.apart(values)
         if transformed:
             return list(TransformedStep.apply(run, *values))[:-1]  # type: ignore[no-untyped-call]
-        results = list(Step.apply(run, *values)) if joined else run(values)  # type: ignore[no-untyped-call]
+        results = run(values) if plan.joined is None else list(Step.call(run, values))
         if tangents:
-            results = self.tangents.added(module.training, feeds, tangents, plan.outputs, results)
+            results = self.tangents.added(training, feeds, tangents, plan.outputs, results)
         if run.updates:
-            self._update(module, plan, state, run.updates)
+            self._update(module, plan, feeds, run.updates)
         return results
 
     def _check_mode(self, training: bool) -> None:
@@ -206,8 +241,8 @@ class Bound:
                 stacklevel=7,
             )
 
-    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """The tensors by input name.
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors in the order of the inputs.
 
         Raises:
             TypeError: Too many, too few, unknown or doubled arguments, or something that is no tensor.
@@ -218,6 +253,12 @@ class Bound:
             positional = [leaf for leaf in pytree.tree_leaves(args) if leaf is not None]
         if len(positional) > len(self.inputs):
             raise TypeError(f"the model takes {len(self.inputs)} tensors ({', '.join(self.inputs)}), {len(positional)} were given")
+        sizes: dict[str, tuple[int, str]] = {}
+        if not kwargs and len(positional) == len(self.inputs):
+            return [
+                self._checked(name, declared, value, sizes)
+                for (name, declared), value in zip(self._declared.items(), positional, strict=True)
+            ]
         given: dict[str, Any] = dict(zip(self.inputs, positional, strict=False))
         for name, value in kwargs.items():
             if value is None:
@@ -234,18 +275,16 @@ class Bound:
         missing = [name for name in self.inputs if name not in given]
         if missing:
             raise TypeError(f"the inputs {', '.join(missing)} are missing; the model takes {', '.join(self.inputs)}")
-        sizes: dict[str, tuple[int, str]] = {}
-        return {name: self._checked(name, given[name], sizes) for name in self.inputs}
+        return [self._checked(name, declared, given[name], sizes) for name, declared in self._declared.items()]
 
-    def _checked(self, name: str, value: Any, sizes: dict[str, tuple[int, str]]) -> torch.Tensor:
-        declared = self._declared[name]
+    def _checked(self, name: str, declared: _Declared, value: Any, sizes: dict[str, tuple[int, str]]) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
             raise TypeError(
                 f"the input {name!r} is of type {type(value).__name__}, not a tensor (numbers and flags were fixed by the export)"
             )
         if declared.kind is not None and value.dtype is not declared.kind:
             raise RunError(f"the input {name!r} is {value.dtype}, the model takes {declared.kind}: convert it with .to({declared.kind})")
-        if value.device.type != self.device.type:
+        if not (value.is_cpu if self._on_cpu else value.device.type == self.device.type):
             raise RunError(f"the input {name!r} is on {value.device}, the module on {self.device}: move it with .to({str(self.device)!r})")
         shape = value.shape
         if not declared.fits(shape):
@@ -261,21 +300,27 @@ class Bound:
                 )
         return value
 
-    def _state_of(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """The module's parameters and buffers by initializer, as they are now.
+    def _state_of(self, module: torch.nn.Module) -> list[torch.Tensor]:
+        """The module's parameters and buffers, as they are now.
 
         Raises:
             RunError: One of them has another type, shape or device than the file says.
         """
-        found, place = {}, self.device.type
-        for initializer, (kind, shape) in self.state.items():
-            value = found[initializer] = _lookup(module, *self._places[initializer])
+        found, on_cpu = [], self._on_cpu
+        for initializer, owners, name, kind, shape in self._places:
+            owner = module
+            for part in owners:
+                owner = owner._modules.get(part) or getattr(owner, part)
+            value = owner._parameters.get(name)  # of one that nothing has replaced: nn.Module.__getattr__ takes 1 us
+            if value is None:
+                value = getattr(owner, name)
+            found.append(value)
             if value.dtype is not kind or value.shape != shape:
                 raise RunError(
                     f"{self.names[initializer]!r} is now {value.dtype} of shape {list(value.shape)}, in the file it is {kind} of shape {list(shape)}: "
                     "a graph has fixed types; export the model again in the type that it should run in"
                 )
-            if value.device.type != place:
+            if not (value.is_cpu if on_cpu else value.device.type == self.device.type):  # a device's type takes 0.3 us
                 raise RunError(
                     f"{self.names[initializer]!r} is on {value.device}, the file was loaded for {self.device}: load it with device={str(value.device)!r}"
                 )
@@ -299,9 +344,13 @@ class Bound:
 
     def structured(self, results: list[torch.Tensor]) -> Any:
         """What the exported model would have returned."""
+        if self._single:
+            return results[0]
         if self.structure is None:
             return results[0] if len(results) == 1 else tuple(results)
-        return rebuild(self.structure, results, self.gate, self._missing)
+        found = rebuild(self.structure, results, self.gate, self._missing)
+        self._single = isinstance(found, torch.Tensor)  # in every call, then
+        return found
 
     def _missing(self, why: str) -> None:
         if why not in self._warned:
@@ -332,15 +381,6 @@ def _check_type(value: ir.Value) -> None:
             f"the input or output {shown(value.name or '')!r} is of type {shown(str(value.type))}, and torch has no tensors of that: "
             "run the file with exporter.inference_session"
         )
-
-
-def _lookup(module: torch.nn.Module, *path: str) -> torch.Tensor:
-    """What getattr finds at the end of the path; a parameter that nothing has replaced, without nn.Module.__getattr__ (1 us a step)."""
-    *parts, last = path
-    for part in parts:
-        module = module._modules.get(part) or getattr(module, part)
-    found = module._parameters.get(last)
-    return getattr(module, last) if found is None else found
 
 
 def _named_leaves(name: str, value: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from torch.autograd import forward_ad
 
 from exporter.module.orders import Orders
-from exporter.module.residuals import Residuals, ready
+from exporter.module.residuals import Residuals
 from exporter.runtime.tensors import tensor
 from symbolics import torch_private as private
 from symbolics.errors import FormatError, RunError
@@ -30,9 +30,12 @@ _USED_UP = "Trying to backward through the graph a second time: call backward(re
 class Versions:
     """Tensors as they were, so that one that was changed in place since is an error."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.tensors = dict(tensors)
-        self._before = {name: _version(value) for name, value in tensors.items()}
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+        try:
+            self._before = {name: value._version for name, value in tensors.items()}
+        except RuntimeError:  # tensors of inference mode count none
+            self._before = {name: 0 if value.is_inference() else value._version for name, value in tensors.items()}
 
     def add(self, others: Versions) -> None:
         """Those too, as they were then."""
@@ -42,14 +45,11 @@ class Versions:
     def check(self, names: Sequence[str]) -> None:
         """Raises RuntimeError, torch's own, where one of these was changed."""
         for name in names:
-            if name in self._before and _version(self.tensors[name]) != self._before[name]:
+            value = self.tensors.get(name)
+            if value is not None and not value.is_inference() and value._version != self._before[name]:
                 raise RuntimeError(
                     f"one of the variables needed for gradient computation has been modified by an inplace operation: {name!r} of a loaded file"
                 )
-
-
-def _version(value: torch.Tensor) -> int:
-    return 0 if value.is_inference() else value._version
 
 
 @dataclass
@@ -82,14 +82,14 @@ class Gradient(torch.autograd.Function):
         source = call.source[0 if key is None else int(key)]
         if source.values is None:
             raise RuntimeError(_USED_UP)
-        given = ready(dict(zip(order.operands, tensors, strict=True)))
+        given = {**source.values, **dict(zip(order.operands, tensors, strict=True))}
         with plans.lock:
             plans.store.retain = True  # whoever holds what a run has left frees it
             try:
-                found = order.runner.run({**source.values, **given})
+                values, handles = order.runner.run_owning([given[name] for name in order.runner.inputs])
             finally:
                 plans.store.retain = False
-        handles = [int(found[name].numpy()) for name in order.contexts]
+        found = {name: values[i] for i, name in enumerate(order.runner.names)}
         left = Residuals({**source.values, **{name: found[name] for name in order.left}}, handles, plans.store)
         left.below = source
         call.kept.append(left)

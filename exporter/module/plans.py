@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -32,7 +32,21 @@ from symbolics.node.metadata import changes_of, pairing_of
 from symbolics.node.names import ORT_DOMAIN
 from symbolics.node.patterns import Patterns
 
-__all__ = ["Plan", "Plans"]
+__all__ = ["Plan", "Plans", "Wanted"]
+
+
+class Wanted(NamedTuple):
+    """A gradient of a plan.
+
+    Attributes:
+        name: What it is the gradient of.
+        place: That name's place among the plan's.
+        reach: The outputs of the model through which it comes.
+    """
+
+    name: str
+    place: int
+    reach: frozenset[str]
 
 
 @dataclass
@@ -40,18 +54,19 @@ class Plan:
     """What runs for one mode and one set of gradients.
 
     Attributes:
-        forward: Gives out the model's outputs, and what else `names` lists.
+        names: What a run takes: the model's inputs, its state, and `seed`.
+        forward: Gives out the model's outputs, residuals, and what buffers become.
         backward: None where nothing is differentiated.
         partition: How the two belong together; None without gradients.
         statistics: Of train-mode BatchNormalizations.
         buffers: initializer of a buffer that a run changes -> the output that holds its next value.
         seed: The name of the input for Dropout's seed, None where nothing drops.
         outputs: The names of the model's outputs.
-        unread: Those of its inputs and state that no backward reads.
         silent: As `silent_ways` gives them: who has no gradient, though autograd knows a way from it to these outputs.
         orders: The `exporter.module.orders.Orders` of its gradients, once it ran with gradients.
     """
 
+    names: tuple[str, ...]
     forward: Runner
     backward: Runner | None
     partition: Partition | None
@@ -59,9 +74,95 @@ class Plan:
     buffers: dict[str, str]
     seed: str | None
     outputs: tuple[str, ...]
-    unread: tuple[str, ...] = ()
     silent: dict[str, frozenset[str]] = field(default_factory=dict)
     orders: Any = None
+
+    @functools.cached_property
+    def feeds(self) -> list[int]:
+        """Of each input of the forward's session, its place among the names."""
+        return self.places(self.forward.inputs)
+
+    @functools.cached_property
+    def results(self) -> list[int]:
+        """Of each of the model's outputs, its place among those of the forward's session."""
+        return [self.forward.places[name] for name in self.outputs]
+
+    @functools.cached_property
+    def residuals(self) -> list[tuple[str, int]]:
+        """Each residual and its place among the outputs of the forward's session."""
+        kept = self.partition.residuals if self.backward is not None and self.partition is not None else ()
+        return [(name, self.forward.places[name]) for name in kept]
+
+    @functools.cached_property
+    def updates(self) -> tuple[list[str], list[int]] | None:
+        """The outputs of the forward's session that buffers get or are computed from, and their places; None for none."""
+        names = list(dict.fromkeys((*(name for entry in self.statistics for name in entry.values), *self.buffers.values())))
+        return (names, [self.forward.places[name] for name in names]) if names else None
+
+    @functools.cached_property
+    def joined(self) -> frozenset[str] | None:
+        """The names from which autograd knows a way to an output; None where there are none."""
+        return frozenset((*(wanted.name for wanted in self.wanted), *self.silent)) or None
+
+    def apart(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The values, those that no output depends on without an edge: their grad stays None."""
+        for place in self._loose:
+            if values[place].requires_grad:
+                values = [*values[:place], values[place].detach(), *values[place + 1 :]]
+        return values
+
+    @functools.cached_property
+    def _loose(self) -> list[int]:
+        return [place for place, name in enumerate(self.names) if self.joined is not None and name not in self.joined]
+
+    @functools.cached_property
+    def reads(self) -> list[tuple[int, bool]]:
+        """Of each name that the backward reads, its place, and whether the forward changes it."""
+        read = self.partition.reads if self.partition is not None else ()
+        return [(place, name in self.updated) for name, place in zip(read, self.places(read), strict=True)]
+
+    @functools.cached_property
+    def unread(self) -> list[tuple[str, int]]:
+        """The names that no backward reads, and their places."""
+        read = set(self.partition.reads) if self.partition is not None else set()
+        names = [name for name in self.forward.inputs if name not in read]
+        return list(zip(names, self.places(names), strict=True))
+
+    @functools.cached_property
+    def cotangents(self) -> list[tuple[str, int]]:
+        """The outputs whose cotangents the backward reads, and their places among the outputs."""
+        known = self.partition.cotangents if self.partition is not None else {}
+        return [(name, place) for place, name in enumerate(self.outputs) if name in known]
+
+    @functools.cached_property
+    def wanted(self) -> list[Wanted]:
+        """The gradients."""
+        partition, backward = self.partition, self.backward
+        if partition is None or backward is None:
+            return []
+        places = self.places(partition.gradients)
+        return [Wanted(name, place, partition.reach[name]) for name, place in zip(partition.gradients, places, strict=True)]
+
+    @functools.cached_property
+    def gradients(self) -> list[int]:
+        """Of each of `wanted`, its place among the outputs of the backward's session."""
+        partition, backward = self.partition, self.backward
+        return (
+            [backward.places[output] for output in partition.gradients.values()] if partition is not None and backward is not None else []
+        )
+
+    @functools.cached_property
+    def backward_feeds(self) -> list[int]:
+        """Of each input of the backward's session, its place among the residuals, the names that it reads and the cotangents, in a row."""
+        partition, backward = self.partition, self.backward
+        assert partition is not None and backward is not None
+        row = [*partition.residuals, *partition.reads, *(partition.cotangents[name] for name, _ in self.cotangents)]
+        return [row.index(name) for name in backward.inputs]
+
+    def places(self, names: Iterable[str]) -> list[int]:
+        """Where these stand among `names`."""
+        known = {name: place for place, name in enumerate(self.names)}
+        return [known[name] for name in names]
 
     @functools.cached_property
     def own(self) -> list[int]:
@@ -95,6 +196,7 @@ class Plans:
     def __init__(
         self,
         model: ir.Model,
+        inputs: Sequence[str],
         state: Sequence[str],
         allow: Any,
         device: torch.device,
@@ -103,6 +205,7 @@ class Plans:
     ) -> None:
         quirks.apply(quirks.LOADED, model)
         self.model = model
+        self.inputs = tuple(inputs)
         self.state = tuple(state)
         self.allow = Patterns(allow, "allow").items
         self.device = device
@@ -168,6 +271,7 @@ class Plans:
     def _make(self, training: bool, wrt: frozenset[str], example: Mapping[str, torch.Tensor]) -> Plan:
         model, statistics, seed = self.training_model(training, wrt, OVERRIDES if self.device.type == "cpu" else None)
         changes = changes_of(model)
+        names = (*self.inputs, *self.state, *([] if seed is None else [seed]))
         buffers = changes.carried if training or changes.always else {}
         extra = [*(name for entry in statistics for name in entry.values), *buffers.values()]
         if not wrt:
@@ -175,7 +279,7 @@ class Plans:
                 part = forward_part(model, self.state, extra)
             forward = self.session(part)
             outputs = tuple(name for name in forward.names if name not in extra)
-            return Plan(forward, None, None, statistics, buffers, seed, outputs)
+            return Plan(names, forward, None, None, statistics, buffers, seed, outputs)
         with reading(self.model):
             silent = silent_ways(model, wrt)
             remove_marks(model)
@@ -191,8 +295,7 @@ class Plans:
                     value.type = ir.TensorType(ir.DataType(kind))
             made_here = pairing_of(self.model) is None
             backward = self.session(partition.backward, FUNCTIONS if made_here else ())
-        unread = tuple(name for name in forward.inputs if name not in set(partition.reads))
-        return Plan(forward, backward, partition, statistics, buffers, seed, partition.outputs, unread, silent)
+        return Plan(names, forward, backward, partition, statistics, buffers, seed, partition.outputs, silent)
 
     def session(self, model: ir.Model, functions: Sequence[type] = ()) -> Runner:
         """A session on a part of the file, which shares the contexts of the others.

@@ -9,8 +9,7 @@ import torch
 
 from exporter.module.higher import Versions, differentiate, looped
 from exporter.module.plans import Plan, Plans
-from exporter.module.residuals import Residuals, ready
-from exporter.runtime.tensors import tensor
+from exporter.module.residuals import Residuals
 from symbolics import torch_private as private
 from symbolics.errors import FormatError, RunError
 from symbolics.node.names import GRADIENTS_KEY
@@ -27,50 +26,47 @@ class Run:
 
     Attributes:
         plans, plan: The sessions.
-        names: The inputs and the state, in the order of the tensors.
         tangents: Gives the tangents of the outputs by name, from the tensors and the tangents of those that move.
         apart: Whether the tensors are dual tensors whose tangents somebody else passes on.
         updates: The values that buffers get, and what their statistics are made of.
         kept: What the forward has left for a backward; under vmap one for each of the batch.
     """
 
-    def __init__(self, plans: Plans, plan: Plan, names: list[str], tangents: _Tangents, apart: bool) -> None:
+    __slots__ = ("apart", "kept", "plan", "plans", "tangents", "updates")
+
+    def __init__(self, plans: Plans, plan: Plan, tangents: _Tangents | None = None, apart: bool = False) -> None:
         self.plans = plans
         self.plan = plan
-        self.names = names
         self.tangents = tangents
         self.apart = apart
         self.updates: dict[str, torch.Tensor] = {}
         self.kept: list[Residuals] = []
 
     def __call__(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The model's outputs; the rest stays here."""
-        plan, partition = self.plan, self.plan.partition
-        found = plan.forward.run(ready(dict(zip(self.names, values, strict=True))))
-        for entry in plan.statistics:
-            self.updates.update((name, tensor(found[name])) for name in entry.values)
-        self.updates.update((name, tensor(found[name])) for name in plan.buffers.values())
-        if partition is not None and partition.backward is not None:
-            handles = [int(found[name].numpy()) for name in partition.contexts]
-            self.kept.append(Residuals({name: found[name] for name in partition.residuals}, handles, self.plans.store))
-        return [tensor(found[name]) for name in plan.outputs]
+        """The model's outputs, from tensors in the order of the plan's names; the rest stays here."""
+        plan = self.plan
+        runner = plan.forward
+        found, handles = runner.run_owning([values[place] for place in plan.feeds])
+        if plan.backward is not None or handles:
+            self.kept.append(Residuals({name: found[place] for name, place in plan.residuals}, handles, self.plans.store))
+        if plan.updates:
+            names, places = plan.updates
+            self.updates.update(zip(names, runner.tensors(found, places), strict=True))
+        return runner.tensors(found, plan.results)
 
 
 def _keep(ctx: Any, run: Run, values: tuple[torch.Tensor, ...], results: tuple[torch.Tensor, ...], key: torch.Tensor | None) -> None:
     """What a backward will need; outputs without a gradient are marked so."""
-    plan, partition = run.plan, run.plan.partition
-    assert partition is not None
-    by_name = dict(zip(run.names, values, strict=True))
-    # Tensors that the caller knows are watched by autograd: a change in place before the backward is an error there.
-    own = [results[place] for place in plan.own]
+    plan = run.plan
     # A buffer gets its next value before the backward, which reads this one.
-    read = [by_name[name].clone() if name in plan.updated else by_name[name] for name in partition.reads]
-    ctx.save_for_backward(*read, *own)
+    read = [values[place].clone() if changes else values[place] for place, changes in plan.reads]
+    # Tensors that the caller knows are watched by autograd: a change in place before the backward is an error there.
+    ctx.save_for_backward(*read, *[results[place] for place in plan.own])
     # Only a gradient of a gradient reads the others. Not saved: whoever changes them in place before a plain backward may.
-    ctx.others = Versions({name: by_name[name] for name in plan.unread})
+    ctx.others = Versions({name: values[place] for name, place in plan.unread})
     ctx.run, ctx.key, ctx.freed = run, key, False
     ctx.likes = [(result.shape, result.dtype) for result in results]
-    ctx.shapes = {name: value.shape for name, value in by_name.items()}
+    ctx.shapes = [values[wanted.place].shape for wanted in plan.wanted]
     if plan.flat:
         ctx.mark_non_differentiable(*(results[place] for place in plan.flat))
     ctx.set_materialize_grads(False)
@@ -85,14 +81,13 @@ def _backward(ctx: Any, cotangents: tuple[torch.Tensor | None, ...]) -> list[tor
         RunError: A cotangent is a batch of autograd's own making; or the gradients would have tangents that nobody computes.
     """
     run, plan = ctx.run, ctx.run.plan
-    partition = plan.partition
-    by_output = zip(plan.outputs, cotangents, strict=False)
-    given = {name: g for name, g in by_output if g is not None and name in partition.cotangents}
+    given = {name: g for name, place in plan.cotangents if (g := cotangents[place]) is not None}
     watched = ctx.saved_tensors
     if ctx.freed:
         raise RuntimeError("Trying to backward through the graph a second time: call backward(retain_graph=True) the first time")
+    gradients: list[torch.Tensor | None] = [None] * len(plan.names)
     if not given:
-        return [None] * len(run.names)
+        return gradients
     if any(map(private.is_legacy_batch, given.values())):
         raise RunError(
             "a loaded file takes no batch of cotangents (is_grads_batched=True, vectorize=True).\n"
@@ -104,63 +99,71 @@ def _backward(ctx: Any, cotangents: tuple[torch.Tensor | None, ...]) -> list[tor
             "a gradient of a loaded file, inside of a torch.autograd.forward_ad.dual_level() in which the file was given dual tensors: it would have "
             "no tangent.\n  way out: torch.func.jvp of torch.func.grad (torch.func.hessian), or take the gradient when the level is closed"
         )
-    reads = dict(zip(partition.reads, watched, strict=False))
-    differentiated = torch.is_grad_enabled() or private.transforms_active() or (forward_mode and any(map(private.may_move, given.values())))
-    find = _differentiable if differentiated else _plain
-    wanted = find(ctx, reads, watched[len(reads) :], given)
-    return [wanted.get(name) if ctx.needs_input_grad[i + 1] else None for i, name in enumerate(run.names)]
+    needed = ctx.needs_input_grad
+    if torch.is_grad_enabled() or private.transforms_active() or (forward_mode and any(map(private.may_move, given.values()))):
+        found = _differentiable(ctx, watched, given)
+        return [found.get(name) if needed[place + 1] else None for place, name in enumerate(plan.names)]
+    values = _run_backward(ctx, watched, given)
+    for wanted, shape, g in zip(plan.wanted, ctx.shapes, plan.backward.tensors(values, plan.gradients), strict=True):
+        if not needed[wanted.place + 1] or wanted.reach.isdisjoint(given):
+            continue
+        gradients[wanted.place] = g
+        if g.shape != shape:
+            raise FormatError.damaged(
+                f"metadata {GRADIENTS_KEY}",
+                f"what it names as the gradient of {shown(wanted.name)!r} has the shape {list(g.shape)}, not {list(shape)}",
+            )
+    return gradients
 
 
-def _plain(
-    ctx: Any, reads: dict[str, torch.Tensor], own: tuple[torch.Tensor, ...], given: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
+def _run_backward(ctx: Any, watched: tuple[torch.Tensor, ...], given: dict[str, torch.Tensor]) -> Any:
+    """The outputs of the backward's session."""
     run, plan, plans = ctx.run, ctx.run.plan, ctx.run.plans
-    partition = plan.partition
     residuals = run.kept[0 if ctx.key is None else int(ctx.key)]
-    feeds: dict[str, Any] = {**residuals.values, **ready(reads)}
-    for name, (shape, dtype) in zip(plan.outputs, ctx.likes, strict=False):
-        if name in partition.cotangents:
-            g = given.get(name)
-            feeds[partition.cotangents[name]] = torch.zeros(shape, dtype=dtype, device=plans.device) if g is None else g.contiguous()
+    row = [*residuals.values.values(), *watched[: len(plan.reads)]]
+    for name, place in plan.cotangents:
+        g = given.get(name)
+        if g is None:
+            shape, dtype = ctx.likes[place]
+            g = torch.zeros(shape, dtype=dtype, device=plans.device)
+        row.append(g)
     keep = private.keeps_graph()
     if not keep:
         ctx.freed, ctx.others = True, None
         if not residuals.shared:
             residuals.values = None
+    feeds = [row[place] for place in plan.backward_feeds]
     with plans.lock:
         plans.store.retain = keep or residuals.shared
         try:
-            found = plan.backward.run(feeds)
+            found, handles = plan.backward.run_owning(feeds)
         finally:
             plans.store.retain = False
+    plans.store.free_all(handles)
     if not keep and not residuals.shared:
         residuals.close()
-    wanted = {name: tensor(found[output]) for name, output in partition.gradients.items() if not partition.reach[name].isdisjoint(given)}
-    for name, g in wanted.items():
-        shape = ctx.shapes[name]
-        if g.shape != shape:
-            raise FormatError.damaged(
-                f"metadata {GRADIENTS_KEY}",
-                f"what it names as the gradient of {shown(name)!r} has the shape {list(g.shape)}, not {list(shape)}",
-            )
-    return wanted
+    return found
 
 
-def _differentiable(
-    ctx: Any, reads: dict[str, torch.Tensor], own: tuple[torch.Tensor, ...], given: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
+def _differentiable(ctx: Any, watched: tuple[torch.Tensor, ...], given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The gradients as results of a `Gradient`, which has a gradient itself."""
     run, plan = ctx.run, ctx.run.plan
-    operands = Versions(reads)
+    count = len(plan.reads)
+    operands = Versions(dict(zip(plan.partition.reads, watched[:count], strict=True)))
     operands.add(ctx.others)
-    watched = Versions({str(i): value for i, value in enumerate(own)})
+    own = Versions({str(i): value for i, value in enumerate(watched[count:])})
     likes = dict(zip(plan.outputs, ctx.likes, strict=False))
     ctx.freed = not (private.keeps_graph() or torch.is_grad_enabled())
-    return differentiate(plan.orders, 1, run.kept, ctx.key, operands, watched, given, likes)
+    return differentiate(plan.orders, 1, run.kept, ctx.key, operands, own, given, likes)
 
 
 class Step(torch.autograd.Function):
     """The forward and the backward of a file as one node of autograd."""
+
+    @classmethod
+    def call(cls, run: Run, values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """`apply` outside of torch.func: what torch 2.13 does in Python before it takes as long as the rest of it."""
+        return super(torch.autograd.Function, cls).apply(run, *map(private.unwrap_if_dead, values))  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, run: Run, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -207,6 +210,7 @@ class TransformedStep(torch.autograd.Function):
     def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """One run of the tangent graph."""
         run = ctx.run
-        moved = {name: t for name, t in zip(run.names, tangents, strict=True) if t is not None}
-        found = run.tangents(dict(zip(run.names, ctx.saved_tensors, strict=True)), moved)
+        names = run.plan.names
+        moved = {name: t for name, t in zip(names, tangents, strict=True) if t is not None}
+        found = run.tangents(dict(zip(names, ctx.saved_tensors, strict=True)), moved)
         return (*(found.get(name) for name in run.plan.outputs), None)

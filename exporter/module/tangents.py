@@ -13,7 +13,6 @@ from exporter.gradient_graph.model import remove_marks
 from exporter.gradient_graph.partition import forward_part
 from exporter.gradient_graph.tangents import build_tangent_graph
 from exporter.module.plans import Plans
-from exporter.module.residuals import ready
 from exporter.runtime.tensors import Runner, tensor
 from symbolics.errors import FormatError, RunError
 from symbolics.node.metadata import TangentPairing, tangents_of
@@ -76,7 +75,7 @@ class Tangents:
         wanted = (*session.outputs, *reached.values())
 
         def run(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            found = session.runner.run(ready(dict(zip(given, values, strict=True))))
+            found = session.runner.run(dict(zip(given, values, strict=True)))
             return tuple(tensor(found[name]) for name in wanted)
 
         made = _Product.apply(run, *given.values())  # type: ignore[no-untyped-call]

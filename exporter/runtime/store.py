@@ -7,6 +7,7 @@ it is looked up, never followed.
 
 from __future__ import annotations
 
+import functools
 import secrets
 import threading
 from collections.abc import Iterable, Sequence
@@ -22,15 +23,12 @@ __all__ = ["Context", "ContextStore", "PoolLog", "Run"]
 
 
 class Run(list[int]):
-    """What one run on its caller's thread left behind: the handles that it made, as a list to which native.c appends.
+    """What one run on its caller's thread left behind: the handles that it made, as a list to which native.c appends."""
 
-    Attributes:
-        errors: token -> (the log of the session whose kernel raised, the exception), until somebody asks or the run ends.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.errors: dict[str, tuple[PoolLog | None, BaseException]] = {}
+    @functools.cached_property
+    def errors(self) -> dict[str, tuple[PoolLog | None, BaseException]]:
+        """token -> (the log of the session whose kernel raised, the exception), until somebody asks or the run ends."""
+        return {}
 
 
 class Context(NamedTuple):
@@ -144,6 +142,11 @@ class ContextStore:
         """Drop a context that no backward will use; an unknown handle is no error."""
         self.contexts.pop(handle, None)
         self._taken.pop(handle, None)
+
+    def free_all(self, handles: Iterable[int]) -> None:
+        """Drop these."""
+        for handle in handles:
+            self.free(handle)
 
     def clear(self) -> None:
         """Drop every context."""

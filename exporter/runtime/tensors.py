@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
-from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
+from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
+from symbolics import torch_private as private
 from symbolics.errors import RunError
 from symbolics.node.dtypes import DTYPES
 
@@ -78,22 +79,40 @@ class Runner:
         self.inputs = {value.name: _element_type(value.type) for value in session.get_inputs()}
         self.types = {value.name: _element_type(value.type) for value in session.get_outputs()}
         self.names = list(self.types)
+        self.places = {name: i for i, name in enumerate(self.names)}
+        # Which outputs a vector itself says in DLPack: its bool is a type that not every release has.
+        self._direct = [
+            device.type == "cpu" and _says_dlpack() and kind in _SHARED and kind != ir.DataType.BOOL for kind in self.types.values()
+        ]
         # Values handed over in one vector cost a fifth of a binding. It takes what DLPack can say, from onnxruntime 1.24 on.
         self._vector = _Vectors(session, self.inputs, self.names) if device.type == "cpu" and _takes_vectors(self.inputs.values()) else None
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """One run; tensors of ``feeds`` must be contiguous, as they lie in memory (no conjugate views), and of the types of the inputs.
+        """One run by names, of which nothing is left but its outputs; else as `run_owning`.
 
         Returns:
             name -> what onnxruntime.OrtValue wraps.
         """
+        found, handles = self.run_owning([feeds[name] for name in self.inputs])
+        self.session.store.free_all(handles)
+        return {name: found[i] for i, name in enumerate(self.names)}
+
+    def run_owning(self, values: Sequence[Any]) -> tuple[Any, Sequence[int]]:
+        """One run; the contexts that PythonOps have left in its store are the caller's to free.
+
+        Args:
+            values: In the order of the inputs, and of their types.
+
+        Returns:
+            The outputs in the order of ``names``, as onnxruntime.OrtValue wraps them, and the handles of the contexts.
+        """
         if self._vector is not None:
-            return self._vector.run(feeds)
-        from onnxruntime import OrtValue
+            return self._vector.run_owning(values)
+        from onnxruntime import InferenceSession, OrtValue
 
         binding = self.session.io_binding()
-        for name in self.inputs:
-            value = feeds[name]
+        values = [_settled(value) if isinstance(value, torch.Tensor) else value for value in values]  # they must live until the run is over
+        for name, value in zip(self.inputs, values, strict=True):
             if isinstance(value, torch.Tensor):
                 device = (value.device.type, value.device.index or 0)
                 binding.bind_input(name, *device, _ELEMENT_TYPES[value.dtype], list(value.shape), value.data_ptr())
@@ -103,9 +122,28 @@ class Runner:
             binding.bind_output(name, self.device, self.index)
         if self.device != "cpu":  # what torch has queued must be there when another stream reads it
             torch.accelerator.synchronize()
-        self.session.run_with_iobinding(binding)
-        found = binding.get_outputs_as_ortvaluevector()
-        return {name: found[i] for i, name in enumerate(self.names)}
+        handles = self.session.run_owning(InferenceSession.run_with_iobinding, binding)
+        return binding.get_outputs_as_ortvaluevector(), handles
+
+    def tensors(self, found: Any, places: Iterable[int]) -> list[torch.Tensor]:
+        """`tensor` of some of the outputs that `run_owning` returned."""
+        direct = self._direct
+        return [private.from_dlpack(found.dlpack_at(place)) if direct[place] else tensor(found[place]) for place in places]
+
+
+def _settled(value: torch.Tensor) -> torch.Tensor:
+    """The tensor as it lies in memory: contiguous, and no view that something reads with another sign."""
+    value = value.detach()
+    if value.is_neg() or value.is_conj():
+        value = value.resolve_conj().resolve_neg()
+    return value.contiguous()
+
+
+@functools.cache
+def _says_dlpack() -> bool:
+    from onnxruntime.capi.onnxruntime_pybind11_state import OrtValueVector
+
+    return hasattr(OrtValueVector, "dlpack_at")
 
 
 def _takes_vectors(kinds: Iterable[int | None]) -> bool:
@@ -142,25 +180,27 @@ class _Vectors:
     """Runs of a session on the CPU whose values go there and come back in vectors, tensors through DLPack."""
 
     def __init__(self, session: Any, inputs: Iterable[str], outputs: Sequence[str]) -> None:
-        from onnxruntime import RunOptions
+        from onnxruntime import InferenceSession, RunOptions
         from onnxruntime.capi.onnxruntime_pybind11_state import OrtDevice, OrtValueVector
 
         self.inputs, self.outputs = list(inputs), outputs
-        self._run, self._vector, self._options, self._push = session.run_with_ortvaluevector, OrtValueVector, RunOptions(), _push()
+        self._run, self._method, self._options = session.run_owning, InferenceSession.run_with_ortvaluevector, RunOptions()
+        self._vector, self._push = OrtValueVector, _push()
         self._devices = [OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)] * len(outputs)
 
-    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """As `Runner.run`."""
-        assert self._push is not None
+    def run_owning(self, values: Iterable[Any]) -> tuple[Any, Sequence[int]]:
+        """As `Runner.run_owning`."""
+        push = self._push
+        assert push is not None
         given, found = self._vector(), self._vector()
-        for name in self.inputs:
-            value = feeds[name]
-            if not isinstance(value, torch.Tensor):
-                given.push_back(value)
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                # What a vector takes is not complex, so it is no conjugate either.
+                push(given, value if value.is_contiguous() and not value.is_neg() else _settled(value))
             else:
-                self._push(given, value)
-        self._run(self._options, self.inputs, given, self.outputs, found, self._devices)
-        return {name: found[i] for i, name in enumerate(self.outputs)}  # iterating costs 20 us: pybind makes a class for it
+                given.push_back(value)
+        handles = self._run(self._method, self._options, self.inputs, given, self.outputs, found, self._devices)
+        return found, handles  # one by one from here on: iterating costs 20 us, pybind makes a class for it
 
 
 def tensor(value: Any) -> torch.Tensor:
@@ -169,7 +209,7 @@ def tensor(value: Any) -> torch.Tensor:
     # DLPack has no float8, and the values of onnxruntime before 1.24 have no DLPack.
     if dtype in _FLOAT8 or not hasattr(value, "__dlpack__"):
         return _copy(value, dtype)
-    found = from_dlpack(value.__dlpack__())
+    found = private.from_dlpack(value.__dlpack__())
     return found.view(torch.bool) if dtype is torch.bool and found.dtype is not torch.bool else found
 
 

@@ -52,6 +52,7 @@ from symbolics.torch_private.functions import (
     transform_depth,
     transform_kinds,
     transforms_active,
+    unwrap_if_dead,
 )
 from symbolics.torch_private.modules import (
     buffers_assigned_unseen,
@@ -251,6 +252,7 @@ __all__ = [
     "translator",
     "translator_of",
     "unheard",
+    "unwrap_if_dead",
     "unwrapped_operator",
     "weak_storage",
     "written_arguments",

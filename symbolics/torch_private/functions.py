@@ -49,6 +49,7 @@ __all__ = [
     "transform_depth",
     "transform_kinds",
     "transforms_active",
+    "unwrap_if_dead",
 ]
 
 
@@ -239,6 +240,10 @@ run_backward = torch.autograd.Variable._execution_engine.run_backward
 
 #: Whether autocast is on for any device, in one call.
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+
+
+#: A tensor without the wrapper of a transform of torch.func that has ended; any other as it is. Function.apply asks it of each argument.
+unwrap_if_dead = torch._C._functorch.unwrap_if_dead
 
 
 def is_higher_order(func: Any) -> bool:

@@ -118,7 +118,11 @@ def test_a_runner_holds_on_to_nothing():
     assert x._use_count() == before
 
 
-def test_a_strided_tensor_is_refused_rather_than_read_wrongly():
-    runner = _runner(torch.float32, 2)
-    with pytest.raises(Exception, match="contiguous"):
-        runner.run({"x": torch.randn(4, 5).T})
+@pytest.mark.parametrize("vector", [True, False])
+def test_a_tensor_that_does_not_lie_as_it_reads_is_read_as_it_reads(vector, monkeypatch):
+    runner, complex_ = _runner(torch.float32, 2), torch.randn(4, 5, dtype=torch.complex64)
+    if not vector:
+        monkeypatch.setattr(runner, "_vector", None)
+    for x in (torch.randn(4, 5).T, torch.randn(1, 5).expand(4, 5), complex_.conj().imag, complex_.conj().imag.contiguous().T):
+        assert torch.equal(tensor(runner.run({"x": x})["y"]), x)
+        assert torch.equal(runner.tensors(runner.run_owning([x])[0], [0])[0], x)
