@@ -27,7 +27,7 @@ from benchmarks.gradient_graph import gpt2
 
 #: name -> the most that its first touch may take, in seconds; None: told for orientation.
 TOUCHED = {"export": 0.3, "load": None, "inference_session": None, "hook": None}
-STEP, CALL, FIRST_CALL = 4.0, 4.5, 1.5
+STEP, CALL, FIRST_CALL = 3.0, 3.0, 1.5
 
 
 class Small(nn.Module):

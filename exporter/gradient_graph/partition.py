@@ -10,7 +10,6 @@ import onnx_ir as ir
 from symbolics.errors import FormatError
 from symbolics.graph.values import array_of, made_by, name_of
 from symbolics.graph.walk import reads
-from symbolics.node.backward import context_of
 from symbolics.node.metadata import GradientPairing, pairing_of, results_of
 from symbolics.node.names import GRADIENTS_KEY
 
@@ -37,7 +36,6 @@ class Partition:
             gradient is wanted.
         outputs: Names of the model's outputs.
         residuals: Values that the forward computes and the backward reads.
-        contexts: Those of them that are handles of contexts.
         reads: Graph inputs and state that the backward reads.
         cotangents: output name -> the input of the backward that takes its cotangent.
         gradients: name -> the output of the backward that is its gradient; unreached names are left out.
@@ -48,7 +46,6 @@ class Partition:
     backward: ir.Model | None
     outputs: tuple[str, ...]
     residuals: tuple[str, ...]
-    contexts: tuple[str, ...]
     reads: tuple[str, ...]
     cotangents: dict[str, str]
     gradients: dict[str, str]
@@ -104,7 +101,6 @@ def split(training: ir.Model, state: Iterable[str], extra: Iterable[str] = (), w
         backward=extract(training, [*kept, *read, *cotangents.values()], list(wanted.values())) if wanted else None,
         outputs=tuple(outputs),
         residuals=tuple(kept),
-        contexts=tuple(name_of(v) for v in residuals if (maker := v.producer()) is not None and context_of(maker) is v),
         reads=tuple(read),
         cotangents=cotangents,
         gradients=wanted,

@@ -207,7 +207,8 @@ class Bound:
             if tangents:
                 return self.tangents.outputs(training, feeds, tangents)
         run = Run(self.plans, plan, functools.partial(self.tangents.of, training), apart=bool(tangents))
-        values = values if plan.joined is None else plan.apart(values)
+        if plan.joined is not None:
+            values = [value if name in plan.joined else value.detach() for name, value in feeds.items()]
         if transformed:
             return list(TransformedStep.apply(run, *values))[:-1]  # type: ignore[no-untyped-call]
         results = run(values) if plan.joined is None else list(Step.call(run, values))

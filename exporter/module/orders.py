@@ -22,7 +22,7 @@ from symbolics.errors import RunError
 from symbolics.graph.values import RANDOM, describe, is_python_op, name_of, trains
 from symbolics.graph.walk import reads, walk
 from symbolics.node.attributes import values_of
-from symbolics.node.backward import context_of, is_backward, to_backward
+from symbolics.node.backward import is_backward, to_backward
 from symbolics.node.metadata import pairing_of
 from symbolics.node.names import ORT_DOMAIN, PYTHON_OP_GRAD
 from symbolics.text import shown
@@ -42,7 +42,6 @@ class Order:
         reach: operand -> the outputs of the order below through which its gradient comes.
         cotangents: output of the order below -> the operand that takes its cotangent.
         left: Outputs that are kept for higher orders.
-        contexts: Those of them that are handles.
         known: Values that the forward, this order and those between leave.
         types: Element types of values that sessions have given out.
         runner: The session.
@@ -55,7 +54,6 @@ class Order:
     reach: dict[str, frozenset[str]]
     cotangents: dict[str, str]
     left: tuple[str, ...]
-    contexts: tuple[str, ...]
     known: frozenset[str]
     types: dict[str, int | None]
     runner: Runner
@@ -135,7 +133,6 @@ class Orders:
             part = _without_order(model)
             nodes, given = _between(part, {*operands, *known}, gradients.values())
             made = [value for node in nodes if is_backward(node) for value in node.outputs if value.name]
-            contexts = tuple(name_of(v) for v in made if (maker := v.producer()) is not None and context_of(maker) is v)
             left = tuple(dict.fromkeys(map(name_of, made)))
             values = {name_of(v): v for node in nodes for v in node.outputs}
             reached = reach_of(nodes, {n: values[g] for n, g in gradients.items() if g in values}, {v: k for k, v in cotangents.items()})
@@ -153,7 +150,6 @@ class Orders:
             reached,
             dict(cotangents),
             left,
-            contexts,
             known.union(left),
             {**types, **runner.types},
             runner,

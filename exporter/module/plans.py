@@ -156,8 +156,9 @@ class Plan:
         """Of each input of the backward's session, its place among the residuals, the names that it reads and the cotangents, in a row."""
         partition, backward = self.partition, self.backward
         assert partition is not None and backward is not None
-        row = [*partition.residuals, *partition.reads, *(partition.cotangents[name] for name, _ in self.cotangents)]
-        return [row.index(name) for name in backward.inputs]
+        row = (*partition.residuals, *partition.reads, *(partition.cotangents[name] for name, _ in self.cotangents))
+        known = {name: place for place, name in enumerate(row)}
+        return [known[name] for name in backward.inputs]
 
     def places(self, names: Iterable[str]) -> list[int]:
         """Where these stand among `names`."""

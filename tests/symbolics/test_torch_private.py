@@ -69,6 +69,16 @@ def test_apply_of_base():
     assert x.grad.tolist() == [2, 2]
 
 
+def test_unwrap_if_dead():
+    """Function.apply asks it of each argument: what left a transform that has ended is a plain tensor again."""
+    left = []
+    torch.func.grad(lambda x: left.append(x) or x.sum())(torch.ones(3))
+    assert len(list(private.layers_of(left[0]))) == 2
+    plain = torch.ones(2)
+    assert private.unwrap_if_dead(plain) is plain
+    assert len(list(private.layers_of(private.unwrap_if_dead(left[0])))) == 1
+
+
 @in_c
 def test_helpers_of_apply():
     """C still looks both up, at each call, in this order; `call` only under a transform."""

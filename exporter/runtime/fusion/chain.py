@@ -81,7 +81,12 @@ class Chain(PythonOp):
         found, result = [*values, *self.constants], None
         first, versions = len(found), []
         for step in self.steps:
-            result = step.apply(*step.arguments(found)) if step.shares else step.careful(found)
+            if not step.shares:
+                result = step.careful(found)
+            elif step.only is not None:
+                result = step.apply(found[step.only])
+            else:
+                result = step.apply(*step.arguments(found))
             if step.dtype is not None and type(result) is torch.Tensor and result.dtype is step.dtype:
                 found.append(result)
                 versions.append(result._version)
@@ -108,6 +113,7 @@ class _Call:
 
     Attributes:
         arguments: Its arguments, from the list of all values.
+        only: The place of its one argument in that list; None where it has none or several.
         links: Those places in the list that other calls filled.
         dtype: Of its output, None where it has several.
         shares: Whether it gets the very tensors of the calls before it; None: not known yet.
@@ -119,6 +125,7 @@ class _Call:
         # itemgetter gives a tuple from two items on: of one, a slice is asked for.
         self.arguments = itemgetter(*where) if len(where) > 1 else itemgetter(slice(where[0], where[0] + 1) if where else slice(0, 0))
         self.where = where
+        self.only = where[0] if len(where) == 1 else None
         self.links = [place for place in where if place >= first]
         self.dtype = kernel.output_dtypes[0] if isinstance(kernel.call.outputs, Slot) else None
         self.shares: bool | None = None

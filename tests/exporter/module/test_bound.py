@@ -148,6 +148,64 @@ def test_a_result_is_the_callers():
     assert_close(again["sum"], 2 * found["mine"])
 
 
+def test_a_tensor_that_left_a_transform(both):
+    model, module = both
+    left = []
+    torch.func.grad(lambda x: left.append(x) or x.sum())(torch.randn(3, 4))
+    assert_step_alike(module, model, (left[0],))
+
+
+def test_a_cotangent_that_does_not_lie_as_it_reads(both):
+    model, module = both
+    x, g = torch.randn(3, 4), torch.randn(3, 4, dtype=torch.complex64).conj().imag
+    assert g.is_neg()
+    for cotangent in (g, torch.randn(4, 3).T, torch.ones(()).expand(3, 4)):
+        for m in both:
+            m.zero_grad()
+            m(x).backward(cotangent)
+        assert_same_grads(module, model)
+
+
+def test_a_function_that_calls_the_module_it_is_in(monkeypatch):
+    """What the inner run keeps for its backward is the inner call's, also when the outer run has ended."""
+    x = torch.rand(3).double().requires_grad_()
+    module = loaded(F.CallsWithin(), (x.detach(),))
+    store = module._onnx.plans.store
+    monkeypatch.setattr(F.Within, "module", module)
+    y = module(x)
+    assert len(store) == 2  # Cube and Within as one, in both runs
+    assert_close(y, _nested(x))
+    (g,) = torch.autograd.grad(y.sum(), x)
+    (expected,) = torch.autograd.grad(_nested(x).sum(), x)
+    assert_close(g, expected)
+    assert len(store) == 0
+    module(x)
+    assert len(store) == 0
+
+
+def _nested(x):
+    """module(x) = within(x ** 3) + 1, where within is the module once more, and there the square."""
+    inner = ((x**3) ** 3) ** 2 + 1
+    return inner + 1
+
+
+def test_a_run_that_fails_leaves_nothing(monkeypatch):
+    """Neither the outer nor the inner one, which the Function around it survives."""
+    x = torch.rand(3).double().requires_grad_()
+    module = loaded(F.CallsWithin(), (x.detach(),))
+
+    def fails(value):
+        with pytest.raises(RunError, match="shape"):
+            module(value[:2])
+        raise KeyError("mine")
+
+    monkeypatch.setattr(F.Within, "module", staticmethod(fails))
+    with pytest.raises(KeyError, match="mine"):
+        module(x)
+    assert len(module._onnx.plans.store) == 0
+    assert not module._onnx.plans.store.runs
+
+
 def test_threads_share_a_module(both):
     model, module = both
     inputs = [torch.randn(n + 1, 4) for n in range(4)]
