@@ -10,12 +10,16 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
+from exporter.files.program import model_bytes
+from exporter.files.read import open_model
 from exporter.files.trust import Gate
 from exporter.gradient_graph.recompute import Recompute
 from exporter.module.orders import Orders
 from exporter.module.plans import Plan, Plans
+from exporter.module.state import leave_empty, look_up
 from exporter.module.step import Run, Step, TransformedStep
 from exporter.module.tangents import Tangents, taken_apart
+from exporter.runtime.tensors import to_array
 from exporter.train_mode.batch_norm import counter_of
 from exporter.train_mode.dropout import draw_seed
 from symbolics import torch_private as private
@@ -71,7 +75,9 @@ class Bound:
     Attributes:
         source: What messages call the file.
         inputs: The graph's inputs by name, in their order; the state is not among them.
-        names: initializer -> the name under which the module has it.
+        entries: What the file says of each name of the state.
+        all_names: initializer -> the names under which the module has it.
+        names: initializer -> the first of them.
         state: initializer -> its element type and shape, which the module's tensors must keep.
         counters: running mean -> num_batches_tracked, both by initializer.
         changes: The buffers that the forward changes.
@@ -83,7 +89,7 @@ class Bound:
         self,
         model: ir.Model,
         entries: dict[str, StateEntry],
-        names: dict[str, str],
+        names: dict[str, list[str]],
         allow: Any,
         gate: Gate,
         device: torch.device,
@@ -94,13 +100,19 @@ class Bound:
         pairing = pairing_of(model)
         seeds = set(pairing.inputs.values()) if pairing is not None else set()
         self.source = "model"
-        self.names = names
+        self.entries = entries
+        self.all_names = names
+        self.names = {initializer: first for initializer, (first, *_) in names.items()}
         arrays = {name: graph.initializers[name].const_value for name in names}
         self.state = {name: (DTYPES[int(array.dtype)], tuple(array.shape)) for name, array in arrays.items() if array is not None}
         given = [value for value in graph.inputs if value.name not in seeds and value.name not in graph.initializers]
         self.inputs = {value.name: value for value in given if value.name is not None}
         self._declared = {name: _Declared.of(value) for name, value in self.inputs.items()}
-        self._places = {initializer: tuple(name.split(".")) for initializer, name in names.items()}
+        self._places = {initializer: tuple(name.split(".")) for initializer, name in self.names.items()}
+        parameters = {name for name, entry in entries.items() if entry.kind == "parameter"}
+        self._tied = [
+            (one, other, tuple(other.split("."))) for one, (_, *others) in names.items() for other in others if other in parameters
+        ]
         for value in (*self.inputs.values(), *graph.outputs):
             _check_type(value)
         self.structure = model.metadata_props.get(OUTPUTS_KEY)
@@ -131,6 +143,29 @@ class Bound:
 
     def __deepcopy__(self, memo: Any) -> Bound:
         return self  # its sessions hold no state of a module
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        model = self.plans.model.clone()
+        for name in self.names:
+            value = model.graph.initializers[name]
+            leave_empty(value, value.const_value.dtype, ())  # type: ignore[union-attr]
+        plans = self.plans
+        return _reopened, (
+            model_bytes(model), self.source, self.entries, self.all_names, self.state, plans.allow, plans.device, plans.providers, plans.recompute,
+        )  # fmt: skip
+
+    def filled(self, module: torch.nn.Module) -> ir.Model:
+        """A copy of the file that holds the module's state as it counts now.
+
+        Raises:
+            RunError: As `run` has it of the state.
+        """
+        model = self.plans.model.clone()
+        with torch.no_grad():
+            for name, tensor in self._state_of(module).items():
+                value = model.graph.initializers[name]
+                value.const_value = ir.Tensor(to_array(tensor), dtype=value.dtype, name=name)
+        return model
 
     def run(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The outputs of the graph, with gradients where they are wanted."""
@@ -268,7 +303,7 @@ class Bound:
         """
         found, place = {}, self.device.type
         for initializer, (kind, shape) in self.state.items():
-            value = found[initializer] = _lookup(module, *self._places[initializer])
+            value = found[initializer] = look_up(module, *self._places[initializer])
             if value.dtype is not kind or value.shape != shape:
                 raise RunError(
                     f"{self.names[initializer]!r} is now {value.dtype} of shape {list(value.shape)}, in the file it is {kind} of shape {list(shape)}: "
@@ -277,6 +312,13 @@ class Bound:
             if value.device.type != place:
                 raise RunError(
                     f"{self.names[initializer]!r} is on {value.device}, the file was loaded for {self.device}: load it with device={str(value.device)!r}"
+                )
+        for initializer, name, path in self._tied:
+            value, other = found[initializer], look_up(module, *path)
+            if other is not value and not (isinstance(value, torch.nn.Parameter) and isinstance(other, torch.nn.Parameter)):
+                raise RunError(
+                    f"{self.names[initializer]!r} and {name!r} are one tensor in the file, and two now: one of them is parametrized or adapted.\n"
+                    "  way out: do the same to both, with one result, or export the model with weights that are not tied"
                 )
         return found
 
@@ -308,6 +350,19 @@ class Bound:
             warnings.warn(f"the model's result comes as a plain tuple or dict: {why}", PythonopWarning, stacklevel=5)
 
 
+def _reopened(
+    data: bytes, source: str, entries: Any, names: Any, state: Any, allow: Any, device: Any, providers: Any, recompute: Any
+) -> Bound:
+    """What `Bound.__reduce__` took apart; the classes that the file names must be found here, too."""
+    model = open_model(data)
+    for name, (_, shape) in state.items():
+        value = model.graph.initializers[name]
+        leave_empty(value, value.const_value.dtype, shape)  # type: ignore[union-attr]
+    bound = Bound(model, entries, names, allow, Gate(allow), device, providers, recompute)
+    bound.source = source
+    return bound
+
+
 def _requires_grad(value: torch.Tensor) -> bool:
     return value.requires_grad
 
@@ -331,15 +386,6 @@ def _check_type(value: ir.Value) -> None:
             f"the input or output {shown(value.name or '')!r} is of type {shown(str(value.type))}, and torch has no tensors of that: "
             "run the file with exporter.inference_session"
         )
-
-
-def _lookup(module: torch.nn.Module, *path: str) -> torch.Tensor:
-    """What getattr finds at the end of the path; a parameter that nothing has replaced, without nn.Module.__getattr__ (1 us a step)."""
-    *parts, last = path
-    for part in parts:
-        module = module._modules.get(part) or getattr(module, part)
-    found = module._parameters.get(last)
-    return getattr(module, last) if found is None else found
 
 
 def _named_leaves(name: str, value: Any) -> dict[str, Any]:
