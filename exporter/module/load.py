@@ -60,6 +60,7 @@ def load(
     Returns:
         The module. Its parameters and buffers have the names of the model that was exported (of a file of another
         exporter, those of its float initializers of rank 1 or more, all trainable), so state_dict() goes back into it.
+        Its `save(path)` writes the file again, with the weights of now.
 
     Raises:
         FormatError: The file is damaged, cut off, or its external data is missing or outside its folder.
