@@ -1,13 +1,16 @@
-"""The blocks of docs/integrations.md. As a program it runs those of one section::
+"""The blocks of docs/integrations.md. As a program it makes the folder of its files, and runs those of one section there::
 
 python -m tests.end_to_end.integrations.page SECTION FOLDER
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+import shutil
 import sys
+from pathlib import Path
 
 from tests.processes import ROOT
 
@@ -23,18 +26,12 @@ SECTIONS = {
     "TensorBoard": "tensorboard",
     "safetensors": "safetensors",
 }
-#: What the page takes as given.
+#: What the page takes as given, in a folder that `prepare` has made.
 GIVEN = """
 import sys, torch, exporter
-from pathlib import Path
-from examples.integrations import net
-sys.modules["mypkg"] = type(sys)("mypkg")
-sys.modules["mypkg.ops"] = net
-for cls in (net.Softsign, net.Net):
-    cls.__module__ = "mypkg.ops"
-net.save(Path("model.onnx"))
-net.save(Path("labelled.onnx"), labels=True)
-model, (x, y) = net.Net(), net.points()
+sys.path.insert(0, "")
+from mypkg.ops import Net, points
+model, (x, y) = Net(), points()
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=16)
 rows = [{"x": one, "labels": label} for one, label in zip(x, y)]
 """
@@ -51,8 +48,21 @@ def blocks() -> dict[str, str]:
     return {title: "\n".join(re.findall(r"```python\n(.*?)```", text, re.S)) for title, text in sections}
 
 
+def prepare(folder: Path) -> None:
+    """The page's package, and its two files."""
+    (folder / "mypkg").mkdir()
+    shutil.copy(ROOT / "examples" / "integrations" / "net.py", folder / "mypkg" / "ops.py")
+    sys.path.insert(0, str(folder))
+    ops = importlib.import_module("mypkg.ops")
+    ops.save(folder / "model.onnx")
+    ops.save(folder / "labelled.onnx", labels=True)
+
+
 if __name__ == "__main__":
     section, folder = sys.argv[1:]
-    os.chdir(folder)
-    given = GIVEN_OPTIMUM if section == "optimum" else GIVEN
-    exec(compile(given + blocks()[section], section, "exec"), {"__name__": "__page__"})
+    if section == "prepare":
+        prepare(Path(folder))
+    else:
+        os.chdir(folder)
+        given = GIVEN_OPTIMUM if section == "optimum" else GIVEN
+        exec(compile(given + blocks()[section], section, "exec"), {"__name__": "__page__"})

@@ -9,6 +9,7 @@ import importlib.util
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -80,7 +81,7 @@ def assert_learned_as_eager(text: str, most: float = 0.75) -> None:
 
 @pytest.mark.parametrize(("example", "package"), [("accelerate_loop", "accelerate"), ("lightning_fit", "pytorch_lightning")])
 def test_a_loop_trains_a_file_as_eager(example, package, run):
-    assert_learned_as_eager(run(example, package, run))
+    assert_learned_as_eager(run(f"examples.integrations.{example}", package))
 
 
 def test_the_trainer_of_transformers(run):
@@ -136,8 +137,18 @@ def test_the_page_and_the_examples_are_each_others():
     assert set(re.findall(r"\]\(\.\./examples/integrations/(\w+\.py)\)", PAGE)) == programs
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    done = python("-m", "tests.end_to_end.integrations.page", "prepare", str(folder))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
 @pytest.mark.parametrize("section", SECTIONS)
-def test_a_block_of_the_page_runs(section, run, tmp_path):
+def test_a_block_of_the_page_runs(section, run, prepared, tmp_path):
+    need(SECTIONS[section])
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     run("tests.end_to_end.integrations.page", SECTIONS[section], section, str(tmp_path))
     if "tuned.onnx" in blocks()[section]:
         assert inspect_file(tmp_path / "tuned.onnx").parameters == 4
