@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -33,22 +34,26 @@ class Part(torch.nn.Module):
 
 def look_up(module: torch.nn.Module, *path: str) -> torch.Tensor:
     """The parameter or buffer at the end of a path, as it counts now: replaced, parametrized, or adapted by what was put around a part."""
-    for place, name in enumerate(path[:-1]):
-        child = module._modules.get(name)
-        if child is None:
-            return _asked(module, path[place:], below=place > 0)
-        module = child
-    found = module._parameters.get(path[-1])  # without nn.Module.__getattr__, 1 us a step
-    return _asked(module, path[-1:], below=len(path) > 1) if found is None else found
+    owner: Any = module
+    for name in path[:-1]:
+        owner = owner._modules.get(name)  # without nn.Module.__getattr__, 1 us a step
+        if owner is None:
+            return _asked(module, path)
+    found = owner._parameters.get(path[-1])
+    return _asked(module, path) if found is None else found
 
 
-def _asked(module: torch.nn.Module, path: tuple[str, ...], below: bool) -> torch.Tensor:
-    """What a module has not as a parameter or module of its own: a buffer, a parametrized tensor, or what the part has that it was put around."""
-    name, *rest = path
-    if below and not isinstance(module, Part) and name not in module._buffers and any(isinstance(each, Part) for each in module.modules()):
-        return module(*path)
-    found = getattr(module, name)
-    return look_up(found, *rest) if rest else found
+def _asked(module: Any, path: tuple[str, ...]) -> torch.Tensor:
+    """The same, step by step: a buffer, a parametrized tensor, or what the part has that a module on the way was put around."""
+    for place, name in enumerate(path):
+        if place and not isinstance(module, Part) and not _has(module, name) and any(isinstance(each, Part) for each in module.modules()):
+            return module(*path[place:])
+        module = getattr(module, name)
+    return module
+
+
+def _has(module: torch.nn.Module, name: str) -> bool:
+    return any(own.get(name) is not None for own in (module._modules, module._parameters, module._buffers))
 
 
 def entries_of(model: ir.Model) -> dict[str, StateEntry]:

@@ -278,3 +278,24 @@ def test_trainer_of_a_file_without_labels(tmp_path):
         logs.append([entry.get("loss", entry.get("eval_loss")) for entry in trainer.state.log_history[:-1]])
     assert len(logs[0]) == 10 and None not in logs[0]
     assert logs[0] == pytest.approx(logs[1], abs=1e-5)
+
+
+@pytest.mark.usefixtures("_peft")
+def test_adapters_in_the_trainer(tmp_path):
+    """All three at once, beside the same around eager's model."""
+    need("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    net.save(tmp_path / "model.onnx", labels=True)
+    rows = [{"x": one, "labels": label} for one, label in zip(*net.points(), strict=True)]
+    logs = []
+    for model in (net.Net(), exporter.load(tmp_path / "model.onnx", allow=[net.Softsign])):
+        options = TrainingArguments(
+            str(tmp_path / "out"), use_cpu=True, report_to=[], disable_tqdm=True, num_train_epochs=2, per_device_train_batch_size=16,
+            learning_rate=0.05, logging_steps=1, save_strategy="no", eval_strategy="epoch",
+        )  # fmt: skip
+        trainer = Trainer(model=adapted(model, ["first.weight", "second.weight"]), args=options, train_dataset=rows, eval_dataset=rows)
+        trainer.train()
+        logs.append([entry.get("loss", entry.get("eval_loss")) for entry in trainer.state.log_history[:-1]])
+    assert len(logs[0]) == 10 and logs[0][-1] < logs[0][0]
+    assert logs[0] == pytest.approx(logs[1], abs=1e-5)

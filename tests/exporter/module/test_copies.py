@@ -66,6 +66,7 @@ def test_a_pickle_has_the_weights_once(tmp_path):
     assert len(pickle.dumps(module)) < 1.02 * path.stat().st_size
 
 
+@pytest.mark.slow
 def test_a_pickle_needs_no_file(tmp_path):
     """Constants that lie outside the model are in it, and another process opens it where the file is gone."""
     x, path = torch.randn(2, 4), tmp_path / "model.onnx"
