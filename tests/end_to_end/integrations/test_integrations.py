@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,6 +136,9 @@ def test_the_page_and_the_examples_are_each_others():
     assert all(blocks().values())
     programs = {path.name for path in (ROOT / "examples" / "integrations").glob("*.py")} - {"__init__.py"}
     assert set(re.findall(r"\]\(\.\./examples/integrations/(\w+\.py)\)", PAGE)) == programs
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["integrations"]
+    installed = {re.match(r"[\w-]+", one)[0].replace("-", "_") for one in extra}
+    assert set(SECTIONS.values()) - {"optimum", "torch", "safetensors"} <= installed  # in a folder of its own; of pythonop; of PEFT
 
 
 @pytest.fixture(scope="module")
