@@ -11,6 +11,9 @@
 #   make versions TORCH=2.15.0
 #                    run the functions and the models on that torch, and write docs/versions.md anew
 #   make test-wild   more packages from PyPI (docs/wild.md), installed without what they depend on
+#   make test-integrations
+#                    Accelerate, Lightning, transformers' Trainer, PEFT, TensorBoard, safetensors and optimum around files
+#                    (docs/integrations.md): about 20 packages more in .venv, and optimum with a transformers of its own below it
 #   make test-foreign
 #                    ONNX files of other tools that packages ship (docs/foreign-models.md): outputs, gradients, a loss that falls
 #   make test-operators
@@ -39,7 +42,7 @@
 #   PYTEST_ARGS='-k schema'    passed to pytest
 #   PYTHONOP_CHROMIUM=path     the browser of the tests that need one, PYTHONOP_NODE_DIR=path the folder of node_modules
 #   PYTHONOP_NEEDS=node,chromium   tools that must be there: else a test that lacks one is an xfail, which the end names;
-#                              native, node, chromium, webgpu, packages (test-wild), foreign (test-foreign), releases (test-ort), or all
+#                              native, node, chromium, webgpu, packages (test-wild), integrations (test-integrations), foreign (test-foreign), releases (test-ort), or all
 #   PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and all other variables of pip are honoured: pip reads them itself.
 
 PYTHON ?= python3
@@ -54,6 +57,10 @@ WILD ?= torchsde trampoline torchdiffeq scipy linear_operator gpytorch jaxtyping
 	pytorch_wavelets "setuptools<70" ptwt PyWavelets nnAudio torch_geometric xxhash aiohttp egnn_pytorch e3nn opt_einsum opt_einsum_fx norse nir nirtorch h5py \
 	pytorch_revgrad reformer_pytorch axial_positional_embedding local_attention product_key_memory colt5_attention hyper_connections \
 	efficientnet_pytorch x_transformers
+
+# optimum's command, with the transformers that it asks for: in a folder of their own, for .venv has a newer one.
+OPTIMUM ?= optimum-onnx==0.1.0 optimum==2.1.0 transformers==4.57.6 huggingface_hub==0.36.2 tokenizers==0.22.2 requests==2.34.2 \
+	charset-normalizer==3.5.2 urllib3==2.8.0 idna==3.20 certifi==2026.10.18
 
 NODE_PACKAGES ?= onnxruntime-node@1.30.0 onnxruntime-web@1.30.0
 # The releases on which the native library is tested; tests/exporter/runtime/test_versions.py names the same.
@@ -80,7 +87,7 @@ endif
 # What depends on torch's release: everything between a model and its file, and what a file does beside eager.
 TORCH_TESTS ?= tests/test_torchlib.py tests/symbolics/test_torch_private*.py tests/symbolics/test_private_names.py tests/end_to_end/torch_versions tests/symbolics/capture tests/exporter/forward tests/end_to_end/functions tests/end_to_end/models tests/exporter/module tests/exporter/verification
 
-.PHONY: test lint pytest quick demo test-torch versions write-versions test-wild test-foreign test-operators test-tangents test-ort node web asan fuzz bench docs gallery wheel clean help
+.PHONY: test lint pytest quick demo test-torch versions write-versions test-wild test-integrations test-foreign test-operators test-tangents test-ort node web asan fuzz bench docs gallery wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -155,6 +162,14 @@ test-wild: $(BUILT)
 	$(PY) -m pip install --no-deps $(WILD)
 	$(PYTEST) tests/end_to_end/wild $(PYTEST_ARGS)
 
+# What an extra of pyproject.toml asks for.
+EXTRA = $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"])')
+
+test-integrations: $(BUILT)
+	$(PY) -m pip install --constraint $(PINS) $(call EXTRA,integrations)
+	test -d $(VENV)/optimum/optimum || $(PY) -m pip install --no-deps --target $(VENV)/optimum $(OPTIMUM)
+	PYTHONOP_NEEDS=$(PYTHONOP_NEEDS),integrations PYTHONOP_OPTIMUM_DIR=$(abspath $(VENV)/optimum) $(PYTEST) tests/end_to_end/integrations $(PYTEST_ARGS)
+
 # Wheels are archives: nothing of them is installed, or run.
 FOREIGN := $(VENV)/foreign
 test-foreign: $(BUILT)
@@ -216,7 +231,7 @@ DOCS := $(VENV)-docs
 $(DOCS)/installed: pyproject.toml constraints.txt
 	rm -rf $(DOCS)
 	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip install --constraint constraints.txt $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	$(DOCS)/bin/python -m pip install --constraint constraints.txt $(call EXTRA,docs)
 	touch $@
 
 docs: $(DOCS)/installed

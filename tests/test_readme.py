@@ -25,6 +25,7 @@ from tests.processes import ROOT, python
 ELSEWHERE = {
     "docs/command-line.md": "tests/test_command_line_doc.py",
     "docs/derivatives.md": "tests/test_derivatives_doc.py",
+    "docs/integrations.md": "tests/end_to_end/integrations/page.py",
     "docs/translations.md": "tests/test_translations.py",
     "docs/format.md": "tests/symbolics/node/test_linked.py",
 }

@@ -17,7 +17,7 @@ from symbolics.errors import ExportError, FormatError, PythonopError
 from symbolics.node.dialects import to_dialect
 from symbolics.text import clean
 
-__all__ = ["PortableCall", "Program", "save_model", "save_models"]
+__all__ = ["PortableCall", "Program", "model_bytes", "save_model", "save_models"]
 
 # protobuf cannot write more than 2 GiB; torch.onnx switches to external data here, so do we.
 _EXTERNAL_ABOVE = 1536 * 1024 * 1024
@@ -130,6 +130,15 @@ def save_models(
             files.open(path).write(text.encode())
 
 
+def model_bytes(model: ir.Model) -> bytes:
+    """A model as the bytes of a file that needs no other.
+
+    Raises:
+        ExportError: Values of a tensor cannot be read, or protobuf cannot hold them.
+    """
+    return _serialized(None, model, "a model into memory", False)
+
+
 def _write(files: Files, model: ir.Model, path: str | os.PathLike[str], external_data: bool | None) -> None:
     file = files.open(path)  # what cannot be written is refused before any work
     try:
@@ -141,7 +150,7 @@ def _write(files: Files, model: ir.Model, path: str | os.PathLike[str], external
         raise ExportError(f"cannot write {path}: the model is damaged ({type(error).__name__}: {reason}); nothing was written") from error
 
 
-def _serialized(files: Files, model: ir.Model, path: str | os.PathLike[str], external_data: bool | None) -> bytes:
+def _serialized(files: Files | None, model: ir.Model, path: str | os.PathLike[str], external_data: bool | None) -> bytes:
     held = list(held_tensors(model))
     size = sum(each.tensor.nbytes for each in held)
     external = external_data if external_data is not None else size > _EXTERNAL_ABOVE
@@ -153,7 +162,7 @@ def _serialized(files: Files, model: ir.Model, path: str | os.PathLike[str], ext
     try:
         check_data(model)
         outside = {id(each.tensor): each.tensor for each in held if external and _goes_out(each)}
-        replaced: dict[int, Any] = _outside(files, outside, path) if outside else {}
+        replaced: dict[int, Any] = _outside(files, outside, path) if files is not None and outside else {}
         replaced |= {id(t): _inside(t) for t, *_ in held if is_external(t) and id(t) not in outside}
     except (FormatError, ValueError) as error:  # onnx_ir's word for data that is not below its folder
         raise ExportError(f"cannot write {path}: {error}; nothing was written") from error

@@ -12,12 +12,16 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
+from exporter.files.program import model_bytes
+from exporter.files.read import open_model
 from exporter.files.trust import Gate
 from exporter.gradient_graph.recompute import Recompute
 from exporter.module.orders import Orders
 from exporter.module.plans import Plan, Plans
+from exporter.module.state import leave_empty, look_up
 from exporter.module.step import Run, Step, TransformedStep
 from exporter.module.tangents import Tangents, taken_apart
+from exporter.runtime.tensors import to_array
 from exporter.train_mode.batch_norm import counter_of
 from exporter.train_mode.dropout import draw_seed
 from symbolics import torch_private as private
@@ -73,7 +77,9 @@ class Bound:
     Attributes:
         source: What messages call the file.
         inputs: The graph's inputs by name, in their order; the state is not among them.
-        names: initializer -> the name under which the module has it.
+        entries: What the file says of each name of the state.
+        all_names: initializer -> the names under which the module has it.
+        names: initializer -> the first of them.
         state: initializer -> its element type and shape, which the module's tensors must keep.
         counters: running mean -> num_batches_tracked, both by initializer.
         changes: The buffers that the forward changes.
@@ -85,7 +91,7 @@ class Bound:
         self,
         model: ir.Model,
         entries: dict[str, StateEntry],
-        names: dict[str, str],
+        names: dict[str, list[str]],
         allow: Any,
         gate: Gate,
         device: torch.device,
@@ -96,14 +102,23 @@ class Bound:
         pairing = pairing_of(model)
         seeds = set(pairing.inputs.values()) if pairing is not None else set()
         self.source = "model"
-        self.names = names
+        self.entries = entries
+        self.all_names = names
+        self.names = {initializer: first for initializer, (first, *_) in names.items()}
         arrays = {name: graph.initializers[name].const_value for name in names}
         self.state = {name: (DTYPES[int(array.dtype)], tuple(array.shape)) for name, array in arrays.items() if array is not None}
         given = [value for value in graph.inputs if value.name not in seeds and value.name not in graph.initializers]
         self.inputs = {value.name: value for value in given if value.name is not None}
         self._declared = {name: _Declared.of(value) for name, value in self.inputs.items()}
-        paths = {initializer: name.split(".") for initializer, name in names.items()}
-        self._places = [(name, paths[name][:-1], paths[name][-1], *self.state[name]) for name in self.state]
+        self._places = [(name, tuple(self.names[name].split(".")), *self.state[name]) for name in self.state]
+        parameters = {name for name, entry in entries.items() if entry.kind == "parameter"}
+        #: The parameters that are one tensor in the file: it, its place in the state, its other name, and the way there.
+        self._tied = [
+            (one, list(self.state).index(one), other, tuple(other.split(".")))
+            for one, (_, *others) in names.items()
+            for other in others
+            if other in parameters
+        ]
         for value in (*self.inputs.values(), *graph.outputs):
             _check_type(value)
         self._single = False
@@ -138,6 +153,29 @@ class Bound:
 
     def __deepcopy__(self, memo: Any) -> Bound:
         return self  # its sessions hold no state of a module
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        model = self.plans.model.clone()
+        for name in self.names:
+            value = model.graph.initializers[name]
+            leave_empty(value, value.const_value.dtype, ())  # type: ignore[union-attr]
+        plans = self.plans
+        return _reopened, (
+            model_bytes(model), self.source, self.entries, self.all_names, self.state, plans.allow, plans.device, plans.providers, plans.recompute,
+        )  # fmt: skip
+
+    def filled(self, module: torch.nn.Module) -> ir.Model:
+        """A copy of the file that holds the module's state as it counts now.
+
+        Raises:
+            RunError: As `run` has it of the state.
+        """
+        model = self.plans.model.clone()
+        with torch.no_grad():
+            for name, tensor in zip(self.state, self._state_of(module), strict=True):
+                value = model.graph.initializers[name]
+                value.const_value = ir.Tensor(to_array(tensor), dtype=value.dtype, name=name)
+        return model
 
     def run(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The outputs of the graph, with gradients where they are wanted."""
@@ -308,13 +346,8 @@ class Bound:
             RunError: One of them has another type, shape or device than the file says.
         """
         found, on_cpu = [], self._on_cpu
-        for initializer, owners, name, kind, shape in self._places:
-            owner = module
-            for part in owners:
-                owner = owner._modules.get(part) or getattr(owner, part)
-            value = owner._parameters.get(name)  # of one that nothing has replaced: nn.Module.__getattr__ takes 1 us
-            if value is None:
-                value = getattr(owner, name)
+        for initializer, path, kind, shape in self._places:
+            value = look_up(module, *path)
             found.append(value)
             if value.dtype is not kind or value.shape != shape:
                 raise RunError(
@@ -324,6 +357,13 @@ class Bound:
             if not (value.is_cpu if on_cpu else value.device.type == self.device.type):  # a device's type takes 0.3 us
                 raise RunError(
                     f"{self.names[initializer]!r} is on {value.device}, the file was loaded for {self.device}: load it with device={str(value.device)!r}"
+                )
+        for initializer, place, name, path in self._tied:
+            value, other = found[place], look_up(module, *path)
+            if other is not value and not (isinstance(value, torch.nn.Parameter) and isinstance(other, torch.nn.Parameter)):
+                raise RunError(
+                    f"{self.names[initializer]!r} and {name!r} are one tensor in the file, and two now: one of them is parametrized or adapted.\n"
+                    "  way out: do the same to both, with one result, or export the model with weights that are not tied"
                 )
         return found
 
@@ -357,6 +397,19 @@ class Bound:
         if why not in self._warned:
             self._warned.add(why)
             warnings.warn(f"the model's result comes as a plain tuple or dict: {why}", PythonopWarning, stacklevel=5)
+
+
+def _reopened(
+    data: bytes, source: str, entries: Any, names: Any, state: Any, allow: Any, device: Any, providers: Any, recompute: Any
+) -> Bound:
+    """What `Bound.__reduce__` took apart; the classes that the file names must be found here, too."""
+    model = open_model(data)
+    for name, (_, shape) in state.items():
+        value = model.graph.initializers[name]
+        leave_empty(value, value.const_value.dtype, shape)  # type: ignore[union-attr]
+    bound = Bound(model, entries, names, allow, Gate(allow), device, providers, recompute)
+    bound.source = source
+    return bound
 
 
 def _requires_grad(value: torch.Tensor) -> bool:

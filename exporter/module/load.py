@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import keyword
 import os
-from collections.abc import Container, Sequence
+import types
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import onnx_ir as ir
 import torch
 
 from exporter.files.inspect import inspect_model
+from exporter.files.program import Program
 from exporter.files.read import check_complete, open_model
 from exporter.files.summary import as_html, signature, summary_of
 from exporter.files.trust import Gate
-from exporter.files.weights import foreign_state, lift_weights
+from exporter.files.weights import lift_weights
 from exporter.gradient_graph.recompute import Recompute, checked
 from exporter.module.bound import Bound
-from exporter.runtime.tensors import to_tensor
+from exporter.module.state import entries_of, register
 from symbolics.errors import FormatError
-from symbolics.node.limits import MAX_DEPTH
-from symbolics.node.metadata import StateEntry, state_of
-from symbolics.node.names import STATE_KEY, STEP_KEY
+from symbolics.node.names import STEP_KEY
 from symbolics.text import shown
 
 __all__ = ["OnnxModule", "load"]
@@ -59,6 +60,7 @@ def load(
     Returns:
         The module. Its parameters and buffers have the names of the model that was exported (of a file of another
         exporter, those of its float initializers of rank 1 or more, all trainable), so state_dict() goes back into it.
+        Its `save(path)` writes the file again, with the weights of now.
 
     Raises:
         FormatError: The file is damaged, cut off, or its external data is missing or outside its folder.
@@ -105,13 +107,14 @@ class OnnxModule(torch.nn.Module):
                 "the file is a training step, which has no parameters of its own: run it with exporter.inference_session, or load the forward file"
             )
         object.__setattr__(self, "_onnx", None)  # no parameter of a file may take the name
-        entries = _entries(opened)
-        found = _register(self, opened.graph, entries, place)
+        entries = entries_of(opened)
+        found = register(self, opened.graph, entries, place)
         if providers is None and place.type == "cuda":
             providers = [("CUDAExecutionProvider", {"device_id": place.index or 0}), "CPUExecutionProvider"]
         object.__setattr__(self, "_onnx", Bound(opened, entries, found, allow, gate, place, providers, again))
         if isinstance(model, (str, os.PathLike)):
             self._onnx.source = str(model)
+        self.__class__ = _class_of(tuple(self._onnx.inputs))
         self._onnx.plans.plan(False, frozenset())  # a class that is missing is told now
 
     def flat(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
@@ -129,6 +132,22 @@ class OnnxModule(torch.nn.Module):
         """
         return self._onnx.structured(self._onnx.run(self, args, kwargs))
 
+    def save(self, path: str | os.PathLike[str], schema: str | None = None, *, external_data: bool | None = None) -> None:
+        """Write the file again, with the parameters and buffers as they are now: parametrized, or with what was put around their modules.
+
+        Args:
+            path, schema, external_data: As `Program.save`. The file that was loaded may be written over.
+
+        Raises:
+            RunError: A parameter or buffer has another type, shape or device than the file says.
+            ExportError: The path cannot be written, or a dialect cannot say a node.
+        """
+        Program(self._onnx.filled(self)).save(path, schema, external_data=external_data)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copies share the sessions; pickle has the file without its weights, which are in the state.
+        return _module_of, (self._onnx,), self.__getstate__()  # type: ignore[no-untyped-call]
+
     def __repr__(self) -> str:
         """One line: the file, its inputs and outputs, how much state it has. The modules below it are names of parameters alone."""
         state = f"{len(list(self.parameters()))} parameters, {len(list(self.buffers()))} buffers"
@@ -139,89 +158,19 @@ class OnnxModule(torch.nn.Module):
         return as_html(summary_of(inspect_model(self._onnx.plans.model), self._onnx.source))
 
 
-class _Part(torch.nn.Module):
-    """A module of the exported model, of which only the parameters and buffers are left."""
+def _module_of(bound: Bound) -> OnnxModule:
+    """A module without any state, which a copy or pickle fills."""
+    kind = _class_of(tuple(bound.inputs))
+    return kind.__new__(kind)
 
 
-# -------------------------------------------------------------------------------------------------------- the state
-
-
-def _entries(model: ir.Model) -> dict[str, StateEntry]:
-    """The names of the module's state; of a foreign model, running statistics are the buffers."""
-    entries = state_of(model)
-    if entries is not None:
-        return entries
-    return {name: StateEntry(name, "parameter" if trained else "buffer", trained, True) for name, trained in foreign_state(model).items()}
-
-
-def _register(root: torch.nn.Module, graph: ir.Graph, entries: dict[str, StateEntry], device: torch.device) -> dict[str, str]:
-    """Put the state into modules as nested as its names.
-
-    Returns:
-        initializer -> the name under which the module has it. Tied names share a tensor.
-    """
-    tensors: dict[str, torch.Tensor] = {}
-    names: dict[str, str] = {}
-    parameters: dict[str, StateEntry] = {}
-    for name, entry in entries.items():
-        if entry.kind == "parameter" and parameters.setdefault(entry.initializer, entry).trainable != entry.trainable:
-            raise FormatError.damaged(
-                f"metadata {STATE_KEY}", f"{shown(name)!r} is trainable under one of its names and frozen under another"
-            )
-    for name, entry in entries.items():
-        if entry.initializer not in tensors:
-            tensors[entry.initializer] = _tensor(graph.initializers[entry.initializer], parameters.get(entry.initializer), device)
-        owner, path, last = _place(root, name, entries)
-        if entry.kind == "parameter":
-            setattr(owner, last, tensors[entry.initializer])
-        else:
-            owner.register_buffer(last, tensors[entry.initializer], persistent=entry.persistent)
-        names.setdefault(entry.initializer, ".".join([*path, last]))
-    return names
-
-
-def _tensor(value: ir.Value, parameter: StateEntry | None, device: torch.device) -> torch.Tensor:
-    """The value of an initializer, which belongs to the module from here on: the graph keeps the shape alone."""
-    array = value.const_value
-    if array is None:
-        raise FormatError(f"the initializer {shown(value.name or '')!r} has no values: the file is damaged")
-    try:
-        data = to_tensor(array.numpy()).to(device)
-        found = data if parameter is None else torch.nn.Parameter(data, requires_grad=parameter.trainable)
-    except Exception as error:
-        raise FormatError(f"the initializer {shown(value.name or '')!r} is damaged: {error}") from error
-    empty = np.broadcast_to(np.zeros((), array.dtype.numpy()), tuple(data.shape))
-    value.const_value = ir.Tensor(empty, dtype=array.dtype, name=value.name)
-    value.type, value.shape = ir.TensorType(array.dtype), ir.Shape(data.shape)
-    return found
-
-
-def _place(root: torch.nn.Module, name: str, entries: Container[str]) -> tuple[torch.nn.Module, list[str], str]:
-    """Where a name of the state goes: the module that has it, the way there, its name in that module.
-
-    Raises:
-        FormatError: A module cannot have the name: a part of it is empty, taken, or an attribute of every module.
-    """
-    *path, last = name.split(".")
-    if len(path) > MAX_DEPTH:
-        raise FormatError.damaged(f"metadata {STATE_KEY}", f"the name {shown(name)!r} has more than {MAX_DEPTH} dots")
-    if any(".".join(path[: i + 1]) in entries for i in range(len(path))):
-        path, last = [], name.replace(".", "_")  # "w" and "w.x": no module can have both
-    owner = root
-    for part in path:
-        child = owner._modules.get(part)
-        if not isinstance(child, _Part):
-            _check_free(owner, part, name)
-            child = owner._modules[part] = _Part()
-        owner = child
-    _check_free(owner, last, name)
-    return owner, path, last
-
-
-def _check_free(owner: torch.nn.Module, part: str, name: str) -> None:
-    if not part or hasattr(owner, part):
-        why = f"{shown(part)!r} is an attribute that it has already" if part else "a part of it is empty"
-        raise FormatError(
-            f"the parameter or buffer {shown(name)!r} of the file cannot be one of a torch.nn.Module: {why}. "
-            "The file is damaged, or give the module another name before the export"
-        )
+@functools.lru_cache(maxsize=256)
+def _class_of(inputs: tuple[str, ...]) -> type[OnnxModule]:
+    """The class of files with these inputs: its forward has them as its signature, which trainers ask for what a batch may hold."""
+    names = ("self", *inputs)
+    if len(set(names)) < len(names) or any(not name.isidentifier() or keyword.iskeyword(name) for name in names):
+        return OnnxModule
+    forward: Any = types.FunctionType(OnnxModule.forward.__code__, globals())
+    functools.update_wrapper(forward, OnnxModule.forward)
+    forward.__signature__ = inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names])
+    return type("OnnxModule", (OnnxModule,), {"forward": forward, "__module__": __name__, "__doc__": OnnxModule.__doc__})

@@ -29,6 +29,7 @@ for x, labels in batches:
     optimizer.zero_grad()
     torch.nn.functional.cross_entropy(module(x), labels).backward()
     optimizer.step()
+module.save("tuned.onnx")  # the file again, with these weights
 ```
 
 Such a file says nothing of what is trained. Parameters are its float initializers of rank 1 or more, but for running statistics (the mean and the variance of a
