@@ -115,7 +115,7 @@ def _portable() -> str:
     if left:
         raise RunError(program.portable[0].reason)
     if importlib.util.find_spec("onnxruntime") is None:
-        raise NotThere("onnxruntime is not installed: pip install 'pythonop[onnxruntime]'")
+        raise NotThere("onnxruntime is not installed: pip install 'pythonop[run]'")
     x = _input()
     y = load(program)(x)
     y.sum().backward()
@@ -125,7 +125,7 @@ def _portable() -> str:
 
 def _providers() -> str:
     if importlib.util.find_spec("onnxruntime") is None:
-        raise NotThere("onnxruntime is not installed: pip install 'pythonop[onnxruntime]'")
+        raise NotThere("onnxruntime is not installed: pip install 'pythonop[run]'")
     import onnxruntime
 
     return ", ".join(onnxruntime.get_available_providers())

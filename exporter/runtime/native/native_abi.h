@@ -4,7 +4,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030A0000
+#define Py_LIMITED_API 0x030B0000
 #endif
 #include <Python.h>
 #include <stdint.h>
