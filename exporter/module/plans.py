@@ -20,7 +20,7 @@ from exporter.gradient_graph.silent import silent_ways
 from exporter.module.torch_kernels import FUNCTIONS, OVERRIDES
 from exporter.runtime.arena import use_training_arena
 from exporter.runtime.fusion.link import link
-from exporter.runtime.session import FATAL, inference_session, session_options
+from exporter.runtime.session import FATAL, inference_session, open_options
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tensors import Runner
 from exporter.train_mode.batch_norm import Statistics, batch_statistics, counter_of
@@ -305,7 +305,7 @@ class Plans:
             model: The part.
             functions: Classes that it may name beside those of ``allow=``.
         """
-        options = session_options([*self.allow, *functions], store=self.store)
+        options = open_options([*self.allow, *functions], self.store)
         options.log_severity_level = FATAL
         options.intra_op_num_threads = torch.get_num_threads()
         use_training_arena(options)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+import exporter
 from exporter.verification.eager import SEED, EagerStep
 from symbolics.errors import Faq, FormatError, RunError, TrustError
 from symbolics.node.names import qualified_name
@@ -59,9 +60,11 @@ def run_in_a_fresh_process(path: Path, eager: EagerStep, allow: Iterable[Any], s
     }  # fmt: skip
     folder = path.parent
     torch.save(job, folder / "job.pt")
-    entries = [entry or os.getcwd() for entry in sys.path]
+    # This very pythonop, which the current directory may hide (a clone beside which another one is installed); the worker takes its place
+    # off the path again. -P: the current directory comes where it stands here, or not at all.
+    entries = [str(Path(exporter.__file__).parents[1]), *(entry or os.getcwd() for entry in sys.path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entries)}
-    command = [sys.executable, "-m", "exporter.verification.worker", str(folder / "job.pt"), str(folder / "result.pt")]
+    command = [sys.executable, "-P", "-m", "exporter.verification.worker", str(folder / "job.pt"), str(folder / "result.pt")]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired as error:

@@ -86,4 +86,7 @@ def main(job_path: str, result_path: str) -> None:
 
 
 if __name__ == "__main__":
+    import symbolics  # noqa: F401  from where exporter is
+
+    del sys.path[0]  # that place: what the file names is looked for where the process that called looks for it
     main(*sys.argv[1:3])
