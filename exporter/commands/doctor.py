@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.commands.shared import json_option, loudness, show, status
+from exporter.pictures.layout import missing
 from symbolics.text import cause, clean
 
 __all__ = ["doctor"]
@@ -41,7 +42,7 @@ def doctor(context: click.Context, as_json: bool) -> None:
     with status("importing torch", as_json):
         from exporter.verification.trials import TRIALS, anew
     anew()
-    for what, trial in TRIALS.items():
+    for what, trial in (TRIALS | {"pictures": _pictures}).items():
         with status(what, as_json):
             findings.append(_found(what, trial))
     if as_json:
@@ -58,6 +59,14 @@ def _versions() -> Iterator[tuple[str, str]]:
             yield name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             yield name, "not installed"
+
+
+def _pictures() -> str:
+    from exporter.verification.trials import NotThere
+
+    if (problem := missing()) is not None:
+        raise NotThere(problem)
+    return "pythonop draw lays them out"
 
 
 def _found(what: str, trial: Callable[[], Any]) -> _Finding:

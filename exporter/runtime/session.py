@@ -128,7 +128,7 @@ def open_options(allow: Any, store: ContextStore | None, device: str = "cpu") ->
     return options
 
 
-class Session(_Session):  # type: ignore[misc,valid-type]
+class Session(_Session):  # type: ignore[misc]
     """An onnxruntime.InferenceSession whose exceptions are the Functions' own.
 
     The callback of ``run_async`` gets the text of a failure, as onnxruntime's does.
