@@ -15,6 +15,7 @@ from rich.text import Text
 
 from exporter.commands.shared import json_option, loudness, show, status
 from exporter.pictures.layout import missing
+from symbolics.errors import PythonopError
 from symbolics.text import cause, clean
 
 __all__ = ["doctor"]
@@ -77,7 +78,7 @@ def _found(what: str, trial: Callable[[], Any]) -> _Finding:
     except NotThere as absent:
         return _Finding(what, "not there", str(absent))
     except Exception as error:  # whatever this machine's packages raise is the answer
-        return _Finding(what, "fails", cause(error))
+        return _Finding(what, "fails", str(error) if isinstance(error, PythonopError) else cause(error))
 
 
 def _show(versions: dict[str, str], findings: list[_Finding]) -> None:
@@ -90,5 +91,5 @@ def _show(versions: dict[str, str], findings: list[_Finding]) -> None:
         table.add_column(column, overflow="fold")
     style = {"works": "green", "not there": "yellow", "fails": "bold red"}
     for each in findings:
-        table.add_row(Text(each.what), Text(each.word, style=style[each.word]), Text(clean(each.text, 500)))
+        table.add_row(Text(each.what), Text(each.word, style=style[each.word]), Text(clean(each.text, 800)))
     show(table)

@@ -57,13 +57,13 @@ def run_in_a_fresh_process(path: Path, eager: EagerStep, allow: Iterable[Any], s
     job = {
         "path": str(path), "allow": patterns, "setup": setup, "inputs": eager.inputs, "cotangents": eager.cotangents, "steps": steps, "seed": SEED,
         "buffers": list(eager.buffers), "threads": torch.get_num_threads(),
+        "import_from": [entry or os.getcwd() for entry in sys.path],
     }  # fmt: skip
     folder = path.parent
     torch.save(job, folder / "job.pt")
-    # This very pythonop, which the current directory may hide (a clone beside which another one is installed); the worker takes its place
-    # off the path again. -P: the current directory comes where it stands here, or not at all.
-    entries = [str(Path(exporter.__file__).parents[1]), *(entry or os.getcwd() for entry in sys.path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entries)}
+    # This very pythonop, which the current directory may hide (a clone beside which another one is installed). What the file names is
+    # looked for where this process looks for it: the worker takes over its path once it has imported us.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(exporter.__file__).parents[1]), *job["import_from"]])}
     command = [sys.executable, "-P", "-m", "exporter.verification.worker", str(folder / "job.pt"), str(folder / "result.pt")]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 
 import pytest
@@ -11,7 +12,11 @@ import torch
 import exporter
 
 HALVING = """
+import json, sys
 import torch
+
+with open("paths.jsonl", "a") as file:
+    file.write(json.dumps(sys.path) + "\\n")
 
 
 class Halve(torch.autograd.Function):
@@ -43,7 +48,10 @@ def model(tmp_path, monkeypatch):
     del sys.modules["halving"]
 
 
-def test_it_runs_the_pythonop_that_called_it(model):
+def test_it_runs_the_pythonop_that_called_it(model, tmp_path):
     report = exporter.verify(model, (torch.randn(2),), steps=1)
     assert report.ok
     assert report.functions == {"halving:Halve": 1}
+    # Where exporter is, torch may be, too, and the user's packages: no place is lost, and none comes before its time.
+    here, there = map(json.loads, (tmp_path / "paths.jsonl").read_text().splitlines())
+    assert there == [entry or str(tmp_path) for entry in here]
