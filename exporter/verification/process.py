@@ -54,16 +54,17 @@ def run_in_a_fresh_process(path: Path, eager: EagerStep, allow: Iterable[Any], s
         TrustError, FormatError, RunError: As it raised them.
     """
     patterns = [entry if isinstance(entry, str) else qualified_name(entry) for entry in Patterns(allow, "allow").items]
+    places = [entry or os.getcwd() for entry in sys.path]
     job = {
         "path": str(path), "allow": patterns, "setup": setup, "inputs": eager.inputs, "cotangents": eager.cotangents, "steps": steps, "seed": SEED,
         "buffers": list(eager.buffers), "threads": torch.get_num_threads(),
-        "import_from": [entry or os.getcwd() for entry in sys.path],
+        "import_from": places,
     }  # fmt: skip
     folder = path.parent
     torch.save(job, folder / "job.pt")
     # This very pythonop, which the current directory may hide (a clone beside which another one is installed). What the file names is
     # looked for where this process looks for it: the worker takes over its path once it has imported us.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(exporter.__file__).parents[1]), *job["import_from"]])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(exporter.__file__).parents[1]), *places])}
     command = [sys.executable, "-P", "-m", "exporter.verification.worker", str(folder / "job.pt"), str(folder / "result.pt")]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
