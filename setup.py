@@ -1,19 +1,78 @@
-"""The native library; everything else about the distribution is in pyproject.toml.
+"""The native library, and builds whose bytes are the same each time; everything else about the distribution is in pyproject.toml.
 
-It is optional: without a compiler the installation succeeds, and exporter.inference_session says what is missing.
+The library is optional: without a compiler the installation succeeds, and exporter.inference_session says what is missing.
 """
 
 from __future__ import annotations
 
+import gzip
+import os
+import shutil
 import sys
+import tarfile
+from pathlib import Path
+from typing import Any
 
-from setuptools import Extension, setup
+from setuptools import Command, Extension, setup
+from setuptools.command.build import build
+from setuptools.command.sdist import sdist
 
-ABI = "0x030A0000"  # Python 3.10 and every later one
+ABI = "0x030B0000"  # Python 3.11 and every later one
 
-flags = ["/O2", "/std:c11"] if sys.platform == "win32" else ["-O2", "-std=gnu11", "-fvisibility=hidden"]
+#: The date of every file in a wheel and in an archive of the sources: the first that a zip can have.
+DATE = os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")
+
+os.umask(0o022)  # of what setuptools writes itself
+
+if sys.platform == "win32":
+    flags = ["/O2", "/std:c11"]
+else:
+    flags = ["-O2", "-std=gnu11", "-fvisibility=hidden"]
+    if "-g" not in os.environ.get("CFLAGS", "").split():
+        flags.append("-g0")  # what is for debuggers names the folder of the build
+
+
+class Build(build):
+    """A build that takes nothing over from an earlier one: modules that are gone since stood in it."""
+
+    def run(self) -> None:
+        """Build anew."""
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
+class Sources(sdist):
+    """An archive of the sources that says nothing of the machine: no user, no dates, files in order."""
+
+    def make_archive(
+        self, base_name: Any, format: str, root_dir: Any = None, base_dir: Any = None, owner: Any = None, group: Any = None
+    ) -> str:
+        """Write ``base_name.tar.gz`` of the folder ``base_dir``."""
+        if format != "gztar":
+            return str(super().make_archive(base_name, format, root_dir, base_dir, owner, group))
+
+        def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            member.mtime = int(DATE)
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            return member
+
+        name = f"{base_name}.tar.gz"
+        with (
+            open(name, "wb") as file,
+            gzip.GzipFile("", "wb", fileobj=file, mtime=int(DATE)) as zipped,
+            tarfile.open(fileobj=zipped, mode="w") as archive,
+        ):
+            for path in (Path(base_dir), *sorted(Path(base_dir).rglob("*"))):
+                archive.add(path, path.as_posix(), recursive=False, filter=plain)
+        return name
+
+
+commands: dict[str, type[Command]] = {"build": Build, "sdist": Sources}
 
 setup(
+    cmdclass=commands,
     ext_modules=[
         Extension(
             "exporter.runtime.native._native",
@@ -28,5 +87,5 @@ setup(
             optional=True,
         )
     ],
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

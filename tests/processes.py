@@ -115,20 +115,20 @@ class FreshProcess(Server):
 
 
 class Forks(Server):
-    """Stands in for ``python -m MODULE ...``, without the seconds that the imports take."""
+    """Stands in for ``python -P -m MODULE ...``, without the seconds that the imports take."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "tests.processes:run_module")
 
     @contextlib.contextmanager
     def instead_of(self, *modules: str) -> Iterator[None]:
-        """Whoever calls ``subprocess.run([sys.executable, "-m", module, ...])`` here gets a fork."""
+        """Whoever calls ``subprocess.run([sys.executable, "-P", "-m", module, ...])`` here gets a fork."""
         start = subprocess.run
 
         def run(command: Any, **options: Any) -> Any:
-            if not (isinstance(command, list) and command[:2] == [sys.executable, "-m"] and command[2] in modules):
+            if not (isinstance(command, list) and command[:3] == [sys.executable, "-P", "-m"] and command[3] in modules):
                 return start(command, **options)
-            status, out, err = self.ask({"module": command[2], "arguments": command[3:], "environment": options.get("env") or {}})
+            status, out, err = self.ask({"module": command[3], "arguments": command[4:], "environment": options.get("env") or {}})
             return subprocess.CompletedProcess(command, status, out, err)
 
         subprocess.run = run  # type: ignore[assignment]
@@ -155,7 +155,7 @@ def run_module(job: dict[str, Any]) -> tuple[int, str, str]:
                 os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
             sys.stdout = os.fdopen(1, "w")
             os.environ.update(job["environment"])
-            sys.path += [entry for entry in job["environment"].get("PYTHONPATH", "").split(os.pathsep) if entry not in sys.path]
+            sys.path[:0] = job["environment"].get("PYTHONPATH", "").split(os.pathsep)  # where Python puts them
             sys.argv = [job["module"], *job["arguments"]]
             runpy.run_module(job["module"], run_name="__main__", alter_sys=True)
             status = 0

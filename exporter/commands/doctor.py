@@ -14,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.commands.shared import json_option, loudness, show, status
+from exporter.pictures.layout import missing
+from symbolics.errors import PythonopError
 from symbolics.text import cause, clean
 
 __all__ = ["doctor"]
@@ -41,7 +43,7 @@ def doctor(context: click.Context, as_json: bool) -> None:
     with status("importing torch", as_json):
         from exporter.verification.trials import TRIALS, anew
     anew()
-    for what, trial in TRIALS.items():
+    for what, trial in (TRIALS | {"pictures": _pictures}).items():
         with status(what, as_json):
             findings.append(_found(what, trial))
     if as_json:
@@ -60,6 +62,14 @@ def _versions() -> Iterator[tuple[str, str]]:
             yield name, "not installed"
 
 
+def _pictures() -> str:
+    from exporter.verification.trials import NotThere
+
+    if (problem := missing()) is not None:
+        raise NotThere(problem)
+    return "pythonop draw lays them out"
+
+
 def _found(what: str, trial: Callable[[], Any]) -> _Finding:
     from exporter.verification.trials import NotThere
 
@@ -68,7 +78,7 @@ def _found(what: str, trial: Callable[[], Any]) -> _Finding:
     except NotThere as absent:
         return _Finding(what, "not there", str(absent))
     except Exception as error:  # whatever this machine's packages raise is the answer
-        return _Finding(what, "fails", cause(error))
+        return _Finding(what, "fails", str(error) if isinstance(error, PythonopError) else cause(error))
 
 
 def _show(versions: dict[str, str], findings: list[_Finding]) -> None:
@@ -81,5 +91,5 @@ def _show(versions: dict[str, str], findings: list[_Finding]) -> None:
         table.add_column(column, overflow="fold")
     style = {"works": "green", "not there": "yellow", "fails": "bold red"}
     for each in findings:
-        table.add_row(Text(each.what), Text(each.word, style=style[each.word]), Text(clean(each.text, 500)))
+        table.add_row(Text(each.what), Text(each.word, style=style[each.word]), Text(clean(each.text, 800)))
     show(table)

@@ -75,7 +75,7 @@ def write_derivative(
         lines = (
             f"wrote {clean(str(output))} ({written['bytes']:,} bytes, {nodes} nodes; forward {forward})",
             f"takes {', '.join(clean(name) for name in pairing.inputs.values())}",
-            f"gives {len(pairing.outputs)} {what}s{zero}",
+            f"gives {len(pairing.outputs)} {what}{'' if len(pairing.outputs) == 1 else 's'}{zero}",
         )
         tell({**written, **pairs}, lines, as_json)
 

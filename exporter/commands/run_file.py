@@ -53,11 +53,11 @@ def run_file(
     """
     from exporter.runtime import session as sessions
 
-    if engine == "auto":
-        engine = "onnxruntime" if sessions.available() is None else "reference"
     if times < 1:
         raise RunError(f"a file runs at least once, not {times} times")
     proto, _ = open_proto(path)
+    if engine == "auto":
+        engine = "onnxruntime" if sessions.available(proto) is None else "reference"
     feeds = feeds_of(proto, inputs or {}, dims or {}, seed)
     runner: Any
     if engine == "onnxruntime":

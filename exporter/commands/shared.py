@@ -21,6 +21,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 import exporter
+from exporter.commands.hints import instead_of_a_name, instead_of_a_target, no_such_module, on_the_command_line
 from symbolics.errors import Faq, PythonopError, PythonopWarning
 from symbolics.text import clean, headline, message
 
@@ -154,7 +155,7 @@ def reported(context: click.Context) -> Iterator[None]:
         except PythonopError as error:
             if context.obj["traceback"]:
                 raise
-            raise Failure(str(error), error.faq) from error
+            raise Failure(f"{error}{on_the_command_line(context, error)}", error.faq) from error
         finally:
             if foreign and loud() == 0:
                 console.print(Text(f"{len(foreign)} {'warnings' if len(foreign) > 1 else 'warning'} of other packages: -v shows", "dim"))
@@ -250,15 +251,16 @@ def _named(text: str, what: str) -> Any:
     """
     module, colon, name = text.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
-        raise Failure(f"{what} {text!r} is not of the form package.module:name")
+        raise Failure(f"{what} {text!r} is not of the form package.module:name{instead_of_a_target(text)}")
     try:
         importlib.import_module(module)
     except (Exception, SystemExit) as error:
-        raise Failure(f"{what} {text}: cannot import {module}: {headline(error)}{_where()}") from error
+        absent = no_such_module(module, error) if isinstance(error, Exception) else None
+        raise Failure(f"{what} {text}: cannot import {module}: {absent or f'{headline(error)}{_where()}'}") from error
     try:
         return pkgutil.resolve_name(text)
     except AttributeError as error:
-        raise Failure(f"{what} {text}: {module} has no {name}") from error
+        raise Failure(f"{what} {text}: {module} has no {name}{instead_of_a_name(name, dir(sys.modules[module]))}") from error
 
 
 def _called(text: str, what: str, found: Any = None) -> Any:
@@ -310,6 +312,25 @@ def load_target(text: str, *, bare: bool = False) -> exporter.Case:
 
 
 @contextlib.contextmanager
+def _torch_hushed() -> Iterator[None]:
+    """torch logs what it raises, once a level, with a traceback: the first cause is told without."""
+    handlers = {
+        handler
+        for name, logger in logging.root.manager.loggerDict.items()
+        if name.partition(".")[0] == "torch" and isinstance(logger, logging.Logger)
+        for handler in logger.handlers
+    }
+    before = {handler: handler.level for handler in handlers}
+    for handler in handlers:
+        handler.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for handler, level in before.items():
+            handler.setLevel(level)
+
+
+@contextlib.contextmanager
 def one_message(context: click.Context, what: str, *, root: bool = False) -> Iterator[None]:
     """Around what may raise anything: it becomes one message, unless somebody asked for the traceback.
 
@@ -321,8 +342,10 @@ def one_message(context: click.Context, what: str, *, root: bool = False) -> Ite
     Raises:
         Failure: It failed, with an error that is not one of ours.
     """
+    hushed = contextlib.nullcontext() if loud() > 0 or context.obj["traceback"] else _torch_hushed()
     try:
-        yield
+        with hushed:
+            yield
     except PythonopError:
         raise
     except Exception as error:

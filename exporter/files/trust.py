@@ -183,6 +183,11 @@ class Gate:
         """Whether a name passes the registry, the classes or the patterns, without importing anything."""
         return name in _objects or name in self._classes or name in _OWN or (":" in name and self._patterns.match_name(name))
 
+    def _given(self) -> str:
+        """For the message about a name that none of the patterns matches."""
+        given = [entry for entry in self._patterns.items if isinstance(entry, str)]
+        return f" by {', '.join(map(repr, given[:3]))}{', ...' if len(given) > 3 else ''}" if given else ""
+
     def check_operator(self, name: str, module: str) -> None:
         """See that an operator may be called.
 
@@ -199,7 +204,7 @@ class Gate:
             pattern = shown(name.partition("::")[0] + "::*")
             beside = f", and {shown(module)!r} for the module that registers it" if module else ""
             raise TrustError(
-                f"the file names the operator {shown(name)}, which is not allowed: pass allow=[{pattern!r}] if you trust its code with what the file "
+                f"the file names the operator {shown(name)}, which is not allowed{self._given()}: pass allow=[{pattern!r}] if you trust its code with what the file "
                 f"says{beside}",
                 faq=Faq.NOT_ALLOWED,
             )
@@ -239,7 +244,7 @@ class Gate:
             raise TrustError.damaged(shown(name), "it is not of the form module:qualname")
         if not self.allows(name):
             raise TrustError(
-                f"the file names {shown(name)} ({wanted}), which is not allowed: pass allow=[{shown(name)!r}] (or a pattern such as "
+                f"the file names {shown(name)} ({wanted}), which is not allowed{self._given()}: pass allow=[{shown(name)!r}] (or a pattern such as "
                 f"{shown(module) + ':*'!r}) if you trust its code with what the file says, or call exporter.register(cls) first",
                 faq=Faq.NOT_ALLOWED,
             )

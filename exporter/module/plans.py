@@ -20,7 +20,7 @@ from exporter.gradient_graph.silent import silent_ways
 from exporter.module.torch_kernels import FUNCTIONS, OVERRIDES
 from exporter.runtime.arena import use_training_arena
 from exporter.runtime.fusion.link import link
-from exporter.runtime.session import FATAL, inference_session, session_options
+from exporter.runtime.session import FATAL, available, inference_session, open_options
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tensors import Runner
 from exporter.train_mode.batch_norm import Statistics, batch_statistics, counter_of
@@ -270,7 +270,8 @@ class Plans:
 
     @without_gc()
     def _make(self, training: bool, wrt: frozenset[str], example: Mapping[str, torch.Tensor]) -> Plan:
-        model, statistics, seed = self.training_model(training, wrt, OVERRIDES if self.device.type == "cpu" else None)
+        kernels = self.device.type == "cpu" and available() is None  # torch's kernels run as PythonOps do
+        model, statistics, seed = self.training_model(training, wrt, OVERRIDES if kernels else None)
         changes = changes_of(model)
         names = (*self.inputs, *self.state, *([] if seed is None else [seed]))
         buffers = changes.carried if training or changes.always else {}
@@ -305,7 +306,7 @@ class Plans:
             model: The part.
             functions: Classes that it may name beside those of ``allow=``.
         """
-        options = session_options([*self.allow, *functions], store=self.store)
+        options = open_options([*self.allow, *functions], self.store)
         options.log_severity_level = FATAL
         options.intra_op_num_threads = torch.get_num_threads()
         use_training_arena(options)

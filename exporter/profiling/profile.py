@@ -17,6 +17,7 @@ import onnx_ir as ir
 from exporter.files.places import Part, Places
 from exporter.files.read import open_model
 from exporter.pictures.scene import is_called, title_of
+from exporter.runtime.absent import NO_ONNXRUNTIME
 from symbolics.errors import RunError
 from symbolics.graph.walk import walk
 from symbolics.text import shown
@@ -120,12 +121,12 @@ def profile(
         RunError: onnxruntime is not there, or cannot run the file with these inputs.
         FormatError, TrustError: As `exporter.inference_session`.
     """
-    from exporter.runtime.session import FATAL, available, inference_session
+    from exporter.runtime.session import FATAL, inference_session
 
-    if (problem := available()) is not None:
-        raise RunError(problem)
-    import onnxruntime
-
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise RunError(NO_ONNXRUNTIME) from error
     if runs < 1:
         raise RunError(f"a profile needs at least one run, not {runs}")
     model = open_model(source)

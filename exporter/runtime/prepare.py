@@ -32,7 +32,7 @@ from symbolics.node.names import (
     PYTHON_OP_TANGENT,
 )
 
-__all__ = ["ABSENT_INPUTS", "KEPT_OUTPUTS", "drop_unread_contexts", "prepare"]
+__all__ = ["ABSENT_INPUTS", "KEPT_OUTPUTS", "drop_unread_contexts", "has_python_ops", "prepare"]
 
 #: Places (among the tensor arguments, with a tangent's behind them, or the gradients) whose input is absent.
 ABSENT_INPUTS = "pythonop_absent_inputs"
@@ -56,6 +56,11 @@ def prepare(proto: onnx.ModelProto) -> bool:
         changed |= _pack(node)
         changed |= _type_outputs(graph, node)
     return changed
+
+
+def has_python_ops(proto: onnx.ModelProto) -> bool:
+    """Whether a model has a node of ours, in a body or a function too."""
+    return any(True for _ in _nodes(proto, *_DOMAINS))
 
 
 def drop_unread_contexts(proto: onnx.ModelProto) -> bool:

@@ -9,33 +9,39 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from exporter.files.read import open_proto, reading
 from exporter.files.trust import Gate
+from exporter.runtime import native
+from exporter.runtime.absent import NO_ONNXRUNTIME, why_no_library
 from exporter.runtime.arena import use_training_arena
 from exporter.runtime.binding import Binding
 from exporter.runtime.fusion.link import could_link, link
-from exporter.runtime.prepare import prepare
+from exporter.runtime.prepare import has_python_ops, prepare
 from exporter.runtime.store import ContextStore, PoolLog, Run
 from symbolics.errors import RunError
 from symbolics.node.names import STEP_KEY
 from symbolics.text import clean
 
+_missing: ImportError | None = (
+    None  # told when somebody needs it: onnx.reference runs without, and files without PythonOps without the library
+)
+_Session: Any = object
 try:
     import onnxruntime
+
+    _Session = onnxruntime.InferenceSession
 
     from exporter.runtime.native import _native  # type: ignore[attr-defined]
     from exporter.runtime.native.functions import FUNCTIONS, LARGE
 
     _native.setup(*FUNCTIONS, RunError, LARGE)
-    _missing: ImportError | None = None
-    _Session = onnxruntime.InferenceSession
-except ImportError as error:  # told when somebody needs it: onnx.reference runs without
+except ImportError as error:
     _missing = error
-    _Session = object
 
-__all__ = ["FATAL", "Session", "available", "inference_session", "session_options"]
+__all__ = ["FATAL", "Session", "available", "inference_session", "open_options", "session_options"]
 
 #: The oldest onnxruntime that this has run on, as pyproject.toml asks for it. The function table that native.c uses is there from 1.17 on.
 OLDEST = "1.20"
@@ -44,16 +50,19 @@ OLDEST = "1.20"
 FATAL = 4
 
 
-def available() -> str | None:
-    """None where PythonOps can run on onnxruntime in this process, else what is missing and what to do."""
+def available(proto: onnx.ModelProto | None = None) -> str | None:
+    """None where PythonOps can run on onnxruntime in this process, else what is missing and what to do.
+
+    Args:
+        proto: A model to ask for: without PythonOps it needs no native library.
+    """
     if _missing is None:
         return None
     if _missing.name == "onnxruntime":
-        return f"onnxruntime is not installed: pip install 'onnxruntime>={OLDEST}' (exporter.reference_evaluator runs without it)"
-    return (
-        f"the native library of pythonop is not there ({_missing}): it is compiled when pythonop is installed, so install a C compiler and run "
-        "pip install --force-reinstall --no-binary pythonop pythonop (exporter.reference_evaluator runs without it)"
-    )
+        return NO_ONNXRUNTIME
+    if proto is not None and not has_python_ops(proto):
+        return None
+    return why_no_library(_missing, Path(native.__file__).parent)
 
 
 # enum Device in native_tensors.h. "borrow" is the code path of devices on the CPU, for tests.
@@ -66,6 +75,9 @@ _bound: weakref.WeakKeyDictionary[Any, tuple[Binding, Any]] = weakref.WeakKeyDic
 
 def _bind(options: Any, gate: Gate, store: ContextStore, device: str) -> Binding:
     binding = Binding(gate, store)
+    if _missing is not None:  # the model has no PythonOps: who makes a session of it has looked
+        _bound[options] = (binding, None)
+        return binding
     with _registering:
         capsule = _native.prepare(binding, store, store.contexts, store.runs, _DEVICES[device])
         try:
@@ -105,13 +117,18 @@ def session_options(allow: Any = (), *, store: ContextStore | None = None, devic
     problem = available()
     if problem:
         raise RunError(problem)
+    return open_options(allow, store, device)
+
+
+def open_options(allow: Any, store: ContextStore | None, device: str = "cpu") -> Any:
+    """As `session_options`, also without the native library: options for models without PythonOps then."""
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     _bind(options, Gate(allow), ContextStore() if store is None else store, device)
     return options
 
 
-class Session(_Session):  # type: ignore[misc,valid-type]
+class Session(_Session):  # type: ignore[misc]
     """An onnxruntime.InferenceSession whose exceptions are the Functions' own.
 
     The callback of ``run_async`` gets the text of a failure, as onnxruntime's does.
@@ -311,10 +328,12 @@ def inference_session(
         TrustError: The file names something that is not allowed.
         FormatError: The file is damaged, or has external data outside its folder.
     """
-    problem = available()
+    if _missing is not None and _missing.name == "onnxruntime":
+        raise RunError(NO_ONNXRUNTIME)
+    proto, folder = open_proto(model)
+    problem = available(proto)
     if problem:
         raise RunError(problem)
-    proto, folder = open_proto(model)
     with reading(model):
         linked = could_link(proto)
         if linked:
@@ -325,7 +344,7 @@ def inference_session(
     names = [provider if isinstance(provider, str) else provider[0] for provider in providers or ()]
     device = "cuda" if "CUDAExecutionProvider" in names else "cpu"
     if sess_options is None:
-        options = session_options(allow, store=store, device=device)
+        options = open_options(allow, store, device)
         options.log_severity_level = FATAL  # an error is raised, with the Function's own traceback: onnxruntime would print it, too
         if any(entry.key == STEP_KEY for entry in proto.metadata_props):
             use_training_arena(options)

@@ -89,7 +89,7 @@ def write_artifacts(
         save_models(list(zip(models, paths[:3], strict=True)), external_data=external_data, texts=[(text, paths[3])])
     if manifest["python"]:
         warnings.warn(
-            f"{path} needs Python: {clean(', '.join(manifest['python']))} stay PythonOps, which run nowhere else; "
+            f"{path} needs Python: the calls of {clean(', '.join(manifest['python']))} stay PythonOps, which run nowhere else; "
             "export with portable=True (--portable) for files that need none",
             PythonopWarning,
             stacklevel=2,

@@ -99,7 +99,9 @@ class Report:
         table = RichTable(title=clean(str(self.facts.get("model", "model"))), title_justify="left")
         for heading in said.columns:
             number = heading in ("error", "eager's own", "allowed")
-            table.add_column(heading, justify="right" if number else "left", overflow="ellipsis" if number else "fold")
+            # A name that is cut in two is hard to find: where it is of ordinary length, the other columns make room.
+            whole = heading == "tensor" and all(len(row[0]) <= 32 for row in said.rows)
+            table.add_column(heading, justify="right" if number else "left", overflow="ellipsis" if number else "fold", no_wrap=whole)
         for row in said.rows:
             *cells, result = (Text(clean(cell)) for cell in row)
             result.stylize("green" if result.plain == "equal" else "bold red")

@@ -13,6 +13,7 @@ from exporter.files.program import Program
 from exporter.forward.export import export
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.module.load import load
+from exporter.runtime.absent import NO_ONNXRUNTIME
 from exporter.runtime.reference import reference_evaluator
 from exporter.runtime.session import available
 from symbolics.capture.interception import TESTED
@@ -115,7 +116,7 @@ def _portable() -> str:
     if left:
         raise RunError(program.portable[0].reason)
     if importlib.util.find_spec("onnxruntime") is None:
-        raise NotThere("onnxruntime is not installed: pip install 'pythonop[onnxruntime]'")
+        raise NotThere(NO_ONNXRUNTIME)
     x = _input()
     y = load(program)(x)
     y.sum().backward()
@@ -125,7 +126,7 @@ def _portable() -> str:
 
 def _providers() -> str:
     if importlib.util.find_spec("onnxruntime") is None:
-        raise NotThere("onnxruntime is not installed: pip install 'pythonop[onnxruntime]'")
+        raise NotThere(NO_ONNXRUNTIME)
     import onnxruntime
 
     return ", ".join(onnxruntime.get_available_providers())

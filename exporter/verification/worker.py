@@ -77,8 +77,10 @@ def main(job_path: str, result_path: str) -> None:
 
     from symbolics.errors import PythonopError
 
+    job = torch.load(job_path, weights_only=True)
+    sys.path[:] = job["import_from"]
     try:
-        result = run(torch.load(job_path, weights_only=True))
+        result = run(job)
     except Exception as error:
         faq = error.faq if isinstance(error, PythonopError) else None
         result = {"error": str(error)[:4000], "kind": type(error).__name__, "faq": faq and str(faq)}

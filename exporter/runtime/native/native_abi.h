@@ -4,22 +4,26 @@
 
 #define PY_SSIZE_T_CLEAN
 #ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030A0000
+#define Py_LIMITED_API 0x030B0000
 #endif
 #include <Python.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef _MSC_VER
-#include <intrin.h>
+#ifdef _WIN32
 #define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+#ifdef _MSC_VER /* its <stdatomic.h> needs a switch of its own */
+#include <intrin.h>
 typedef volatile long atomic_flag_t;
 #define exchange(p, v) _InterlockedExchange((p), (v))
 #define peek(p) _InterlockedOr((p), 0)
 #else
 #include <stdatomic.h>
-#define EXPORT __attribute__((visibility("default")))
 typedef atomic_int atomic_flag_t;
 #define exchange(p, v) atomic_exchange((p), (v))
 #define peek(p) atomic_load(p)

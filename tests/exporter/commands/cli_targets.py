@@ -174,3 +174,14 @@ class Chain(nn.Module):
 def trainable_chain():
     batch = torch.randn(4, 3)
     return exporter.Case(Chain(), (batch,), targets=(torch.tensor([0, 1, 0, 1]),), loss=nn.functional.cross_entropy)
+
+
+class Linear(nn.Module):
+    """Takes four columns."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.linear(x)

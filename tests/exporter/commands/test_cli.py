@@ -112,10 +112,21 @@ def test_register(run, path):
 @pytest.mark.parametrize(
     ("target", "texts"),
     [
-        ("no_such_package.mod:f", ["cannot import no_such_package.mod", "ModuleNotFoundError"]),
+        (
+            "no_such_package.mod:f",
+            ["cannot import no_such_package.mod: there is no no_such_package in ", "among the packages that are installed"],
+        ),
+        (
+            "tests.exporter.commands.cli_target:pair",
+            ["there is no cli_target in the package tests.exporter.commands: did you mean cli_targets?"],
+        ),
         (f"{TARGETS}:nothing", [f"{TARGETS} has no nothing"]),
+        (f"{TARGETS}:pears", [f"{TARGETS} has no pears: did you mean pair?"]),
+        ("mypkg/ops.py:factory", ["write mypkg.ops:factory"]),
+        ("./mypkg/ops.py", ["write mypkg.ops:NAME, where NAME is a function of that file"]),
+        ("model.onnx", ["it looks like a file, and a TARGET is the function that makes the model"]),
         (f"{TARGETS}:NO_FUNCTION", ["it is no function, but of type int"]),
-        (TARGETS, ["not of the form package.module:name"]),
+        (TARGETS, ["not of the form package.module:name", f"which name of it? {TARGETS}:NAME"]),
         ("a b:c", ["not of the form package.module:name"]),
         (f"{TARGETS}:raises", ["it raised RuntimeError: no model today"]),
         (f"{TARGETS}:leaves", ["it raised SystemExit"]),
@@ -128,6 +139,46 @@ def test_register(run, path):
 def test_bad_targets(run, path, target, texts):
     fails(run("export", target, "-o", path), *texts)
     assert list(path.parent.iterdir()) == []
+
+
+def test_what_a_target_imports_may_be_missing(run, path, tmp_path, monkeypatch):
+    """Then the TARGET is well, and the package that it needs is the news."""
+    (tmp_path / "needy.py").write_text("import no_such_package_at_all")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    fails(
+        run("export", "needy:factory", "-o", path),
+        "cannot import needy: ModuleNotFoundError: No module named 'no_such_package_at_all'",
+        "--traceback",
+    )
+
+
+@pytest.mark.parametrize("command", [("export", "-o", "a.onnx"), ("verify",)], ids=lambda words: words[0])
+def test_inputs_that_do_not_fit_are_one_message(tmp_path, command):
+    """torch logs what it raises, with its tracebacks: once a level, 30 lines before ours."""
+    given = (command[0], f"{TARGETS}:Linear", "--input", "x=float32[2,5]", *command[1:])
+    environment = {"PYTHONPATH": str(ROOT)}
+    done = python("-m", "exporter.cli", *given, cwd=tmp_path, **environment)
+    assert done.returncode == 2 and done.stdout == ""
+    assert "torch/" not in done.stderr and len(done.stderr.splitlines()) <= 3, done.stderr
+    assert "RuntimeError: " in done.stderr
+    told = python("-m", "exporter.cli", *given, "-v", cwd=tmp_path, **environment)
+    assert command[0] == "verify" or "meta for aten" in told.stderr, "-v says what torch says"
+
+
+def test_a_file_that_may_not_run_its_functions_names_the_option(run, path):
+    assert run("export", f"{TARGETS}:pair", "-o", path).exit_code == 0
+    fails(run("run", path), "which is not allowed: pass allow=", f"here: --allow '{SCALE}'")
+    fails(run("profile", path), f"here: --allow '{SCALE}'")
+    fails(run("run", path, "--allow", "tests:*"), "which is not allowed by 'tests:*'")
+    assert run("run", path, "--allow", SCALE).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "command", [("gradient", "-o", "g.onnx"), ("inspect",), ("run",), ("tangent", "-o", "t.onnx")], ids=lambda words: words[0]
+)
+def test_a_target_where_a_file_is_wanted(run, command):
+    result = run(command[0], f"{TARGETS}:pair", *command[1:])
+    fails(result, f"{command[0]} takes a file, and this looks like a TARGET: pythonop export {TARGETS}:pair -o model.onnx writes its file")
 
 
 @pytest.mark.parametrize("exporter_of_torch", ["--dynamo", "--no-dynamo"])

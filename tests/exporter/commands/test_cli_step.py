@@ -137,7 +137,7 @@ def test_artifacts_that_cannot_be_written(arguments, text, tmp_path):
 def test_artifacts_that_need_python(tmp_path):
     result = _run("tests.exporter.commands.cli_targets:trainable_wide", "--artifacts", tmp_path / "made", "--no-dynamo")
     assert result.exit_code == 0, (result.output, result.exception)
-    assert "needs Python: tests.exporter.commands.cli_targets:Scale stay PythonOps" in " ".join(result.stderr.split())
+    assert "needs Python: the calls of tests.exporter.commands.cli_targets:Scale stay PythonOps" in " ".join(result.stderr.split())
     assert "--portable" in result.stderr
     assert json.loads((tmp_path / "made" / "manifest.json").read_text())["python"] == ["tests.exporter.commands.cli_targets:Scale"]
 

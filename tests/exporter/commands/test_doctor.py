@@ -23,7 +23,7 @@ def test_everything_works_here():
     assert facts["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert facts["versions"]["onnxruntime"] == onnxruntime.__version__
     assert {each["word"] for each in facts["findings"]} == {"works"}
-    assert [each["what"] for each in facts["findings"]] == list(trials.TRIALS)
+    assert [each["what"] for each in facts["findings"]] == [*trials.TRIALS, "pictures"]
     assert result.stderr == ""
 
 
@@ -43,6 +43,13 @@ def test_what_fails_is_said(monkeypatch):
     assert "not eager's" in doctor().output.replace("\n", "")
     monkeypatch.undo()
     assert doctor().exit_code == 0, "what an earlier doctor exported is looked at again"
+
+
+def test_pictures_are_optional(monkeypatch):
+    monkeypatch.setattr("exporter.commands.doctor.missing", lambda: "pip install 'pythonop[draw]'")
+    result = doctor("--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["findings"][-1] == {"what": "pictures", "word": "not there", "text": "pip install 'pythonop[draw]'"}
 
 
 def absent():

@@ -251,7 +251,7 @@ def test_a_function_needs_python_or_is_portable(dynamo, tmp_path):
     torch.manual_seed(0)
     model, batches = Custom().train(), [(torch.randn(5, 4), torch.randint(0, 3, (5,))) for _ in range(3)]
     (x, target), name = batches[0], "tests.exporter.training.loop:Square"
-    with pytest.warns(PythonopWarning, match=f"{name} stay PythonOps.*portable=True"):
+    with pytest.warns(PythonopWarning, match=f"the calls of {name} stay PythonOps.*portable=True"):
         _, manifest = _made(tmp_path, model, (x,), targets=(target,), dynamo=dynamo)
     assert manifest["python"] == [name]
     session = exporter.inference_session(tmp_path / "eval.onnx", allow=[name])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import html.parser
+import io
 import json
 
 import onnx_ir as ir
 import pytest
 import torch
 from click.testing import CliRunner
+from rich.console import Console
 from torch import nn
 
 import exporter
@@ -350,6 +352,16 @@ def test_the_page_is_whole_and_escapes_names(tmp_path):
     assert parsed.open == []
     assert parsed.outside == []
     assert page.count('role="img"') == 2
+
+
+@pytest.mark.parametrize("name", ["linear.weight", "model.layers.0.self_attn.q_proj"])
+def test_a_name_of_ordinary_length_is_on_one_line(name):
+    rows = [Row(name, "parameter gradient", (3, 4), "float32", 1e-8, 1e-8, 1e-5, "float64", True)]
+    console = Console(width=80, file=io.StringIO())
+    console.print(Report(rows, facts={"model": "Model"}).render())
+    lines = console.file.getvalue().splitlines()
+    assert any(name in line for line in lines), lines
+    assert max(map(len, lines)) <= 80 and any(line.rstrip().endswith("┓") for line in lines)
 
 
 def test_a_report_of_nothing_is_not_ok():
