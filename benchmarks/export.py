@@ -117,9 +117,9 @@ CASES = [
     Case("10 calls", lambda: chain(10), {True: RATIO, False: RATIO}),
     Case("100 calls", lambda: chain(100), {True: RATIO_AT_100, False: RATIO_AT_100}, 0.6),
     Case("8-block transformer", lambda: (transformer(8), (torch.randn(2, 6, 32),)), {True: RATIO, False: RATIO}, 0.6),
-    # One trace and one translation of a Function take 30 ms, TorchScript's whole export of one call takes 10.
-    portable("1 call", lambda: chain(1), torchscript=4.5),
-    portable("10 calls", lambda: chain(10), torchscript=2.2),
+    # A trace and a translation of GELU and its backward take 150 ms, TorchScript's whole export of one call takes 12.
+    portable("1 call", lambda: chain(1), torchscript=20),
+    portable("10 calls", lambda: chain(10), torchscript=6.5),
     portable("100 calls", lambda: chain(100), 0.6),
     portable("BLOOM", lambda: sample("bloom"), 0.6, dynamic=False),
     portable("snntorch", lambda: sample("snntorch"), 0.6, dynamic=False),
