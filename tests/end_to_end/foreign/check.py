@@ -15,7 +15,7 @@ import torch
 
 import exporter
 
-__all__ = ["Outcome", "check"]
+__all__ = ["Outcome", "check", "draw_weights"]
 
 #: Relative steps of the central differences: the best one counts, for float32 rounds at small ones and kinks are met at large ones.
 STEPS = (1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
@@ -43,29 +43,49 @@ class Outcome:
         return self.outputs <= 1e-3 and self.gradient <= 1e-2 and self.losses[1] < self.losses[0]
 
 
-def check(path: Path, feeds: dict[str, np.ndarray]) -> Outcome:
+def check(path: Path, feeds: dict[str, np.ndarray], *, drawn: bool = False) -> Outcome:
     """Load a file, compare, and train it for some steps.
 
     Args:
         path: The ONNX file.
         feeds: Its inputs.
+        drawn: Whether to compare the outputs also, and all else only, with weights that draw_weights drew.
     """
     torch.manual_seed(0)
+    model = onnx.load(path)
+    inputs = {name: torch.from_numpy(array.copy()) for name, array in feeds.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = exporter.load(path)
-        inputs = {name: torch.from_numpy(array.copy()) for name, array in feeds.items()}
-        with torch.no_grad():
-            found = module.flat(**inputs)
-        outputs = _difference(path, feeds, found)
-        module = exporter.load(_without_last_activation(path))
+        outputs = _difference(model, inputs)
+        if drawn:
+            draw_weights(model)
+        model = _without_last_activation(model)
+        if drawn:  # without the last Softmax, which answers with one class whatever the difference
+            outputs = float(np.maximum(outputs, _difference(model, inputs)))
+        module = exporter.load(model)
         gradient = statistics.median(_slope(module, inputs) for _ in range(3))
         return Outcome(sum(p.numel() for p in module.parameters()), outputs, gradient, _train(module, inputs))
 
 
-def _without_last_activation(path: Path) -> onnx.ModelProto:
+def draw_weights(model: onnx.ModelProto) -> None:
+    """Put random initializers in the place of the float tensors that ConstantOfShape makes of a constant shape, all of one number.
+
+    Matrices and kernels keep the variance of their input; what has one axis, biases and the four vectors of a BatchNormalization,
+    lies between 0.5 and 1.5.
+    """
+    random = np.random.default_rng(0)
+    shapes = {each.name: onnx.numpy_helper.to_array(each).tolist() for each in model.graph.initializer}
+    for node in [node for node in model.graph.node if node.op_type == "ConstantOfShape" and node.input[0] in shapes]:
+        shape = shapes[node.input[0]]
+        wide = random.standard_normal(shape) * np.sqrt(1 / np.prod(shape[1:]))
+        weight = wide if len(shape) > 1 else random.uniform(0.5, 1.5, shape)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weight.astype(np.float32), node.output[0]))
+        model.graph.input.append(onnx.helper.make_tensor_value_info(node.output[0], onnx.TensorProto.FLOAT, shape))  # as IR 3 wants it
+        model.graph.node.remove(node)
+
+
+def _without_last_activation(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model that ends in front of a last Sigmoid or Softmax: a network that is sure of its answer has gradients of almost nothing behind it."""
-    model = onnx.load(path)
     makers = {name: node for node in model.graph.node for name in node.output}
     for output in model.graph.output:
         node = makers.get(output.name)
@@ -75,12 +95,15 @@ def _without_last_activation(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _difference(path: Path, feeds: dict[str, np.ndarray], found: Sequence[torch.Tensor]) -> float:
+def _difference(model: onnx.ModelProto, inputs: dict[str, torch.Tensor]) -> float:
+    with torch.no_grad():
+        found = exporter.load(model).flat(**inputs)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    plain = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"]).run(None, feeds)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    plain = session.run(None, {name: x.numpy() for name, x in inputs.items()})
     pairs = [(a.numpy().astype(np.float64), b.astype(np.float64)) for a, b in zip(found, plain, strict=True) if b.size]
-    return float(max(np.abs(a - b).max() / max(np.abs(b).max(), 1e-3) for a, b in pairs))
+    return float(np.max([np.abs(a - b).max() / np.maximum(np.abs(b).max(), 1e-3) for a, b in pairs]))  # numpy's: a NaN stays
 
 
 def _floats(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
