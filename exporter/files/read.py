@@ -67,12 +67,28 @@ def open_model(source: Any, *, data: bool = True) -> ir.Model:
             _check_proto(proto, folder if data else None)
             if any(graph.sparse_initializer for graph in graphs(proto) if isinstance(graph, onnx.GraphProto)):
                 raise FormatError(f"{_title(source)} has sparse initializers, which are not read here: write them as dense ones")
+            _refuse_maps(proto, source)
             model = ir.from_proto(proto)
             for tensor in external_tensors(model):  # onnx_ir's set_base_dir passes functions by
                 tensor.base_dir = folder
         _forget_negative_sizes(model)
     check_version(model.metadata_props)
     return model
+
+
+def _refuse_maps(proto: onnx.ModelProto, source: Any) -> None:
+    """onnx_ir has no maps, which converters of classifiers put at the end of a file."""
+    for graph in graphs(proto):
+        values = [*graph.value_info] if isinstance(graph, onnx.FunctionProto) else [*graph.value_info, *graph.input, *graph.output]
+        for value in values:
+            inner = value.type
+            while inner.WhichOneof("value") in ("sequence_type", "optional_type"):
+                inner = (inner.sequence_type if inner.HasField("sequence_type") else inner.optional_type).elem_type
+            if inner.HasField("map_type"):
+                raise FormatError(
+                    f"{_title(source)}: {shown(value.name)!r} is a map, and maps are not read here: run the file with "
+                    "exporter.inference_session, or convert the model to tensors (skl2onnx: options={'zipmap': False})"
+                )
 
 
 def _forget_negative_sizes(model: ir.Model) -> None:

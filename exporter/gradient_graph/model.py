@@ -23,6 +23,7 @@ from symbolics.text import shown
 __all__ = ["own_copy", "remove_marks", "set_ir_version"]
 
 _OLDEST_IR = 8  # older ones have no functions, and the oldest list initializers among the inputs
+_OWN_INITIALIZERS = 4  # before it, each was to be an input as well; files leave them out, and runtimes never minded
 # The IR version that an element type came with.
 _IR_OF_TYPE = {
     **dict.fromkeys(("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"), 9),
@@ -51,6 +52,7 @@ def own_copy(source: Any) -> ir.Model:
         # Shapes and axes: shape inference reads them from memory alone.
         if isinstance(tensor, ir.ExternalTensor) and tensor.size <= SMALL and tensor.dtype.is_integer() and os.path.isfile(tensor.path):
             value.const_value = ir.tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=tensor.name)
+    model.ir_version = max(model.ir_version, _OWN_INITIALIZERS)
     _check(model)
     _check_counts(model)
     versions = model.opset_imports

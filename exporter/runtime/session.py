@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -262,7 +263,7 @@ def _refusal(error: Exception) -> RunError | None:
     text = " ".join(str(error).split())
     if len(text) > _MOST:  # what is wrong stands in front or at the end: it quotes names and lists of types in between
         text = f"{text[: _MOST - 150]} … {text[-150:]}"
-    hint = next((f". {way_out}" for sign, way_out in _WAYS_OUT.items() if sign in text), "")
+    hint = next((f". {way_out}" for sign, way_out in _WAYS_OUT.items() if re.search(sign, text)), "")
     if its_own and kind not in _REFUSALS:
         _REFUSALS[kind] = type(kind.__name__, (RunError, kind), {"__doc__": "A RunError that is onnxruntime's own class, too."})
     refusal = _REFUSALS.get(kind, RunError)(f"onnxruntime cannot run the model: {clean(text, 2 * _MOST)}{hint}")
@@ -274,6 +275,8 @@ _MOST = 600  # characters of what onnxruntime says
 
 #: What onnxruntime says -> what it leaves out: it names the operator, and not the type that it lacks, nor where the operator may be.
 _WAYS_OUT = {
+    r"NOT_IMPLEMENTED.* [A-Z]\w*\([1-6]\)": "It has no kernel of that operator for its types here, or for the file's opset, where that is older than 7: "
+    "onnx.version_converter.convert_version(model, 18) makes a newer file, which runs and has gradients",
     "NOT_IMPLEMENTED": "It has no kernel of that operator for its types here (on the CPU hardly one for bfloat16, of some operators none for float64): "
     "export the model in float32",
     "is not a registered function/op": "This onnxruntime has no such operator: install a newer one, or give sess_options with the library that has it "

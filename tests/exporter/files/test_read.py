@@ -186,3 +186,19 @@ def test_a_negative_size_is_one_that_is_not_known():
     done = python("-c", NEGATIVE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[None,4]"
+
+
+def test_maps_are_named_and_onnxruntime_runs_them():
+    """What converters of classifiers write: a sequence of maps from labels to probabilities."""
+    value, zipped = onnx.helper.make_tensor_value_info("p", onnx.TensorProto.FLOAT, [1, 2]), onnx.ValueInfoProto(name="zipped")
+    kind = zipped.type.sequence_type.elem_type.map_type
+    kind.key_type = onnx.TensorProto.INT64
+    kind.value_type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    node = onnx.helper.make_node("ZipMap", ["p"], ["zipped"], domain="ai.onnx.ml", classlabels_int64s=[3, 5])
+    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("ai.onnx.ml", 1)]
+    proto = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [value], [zipped]), opset_imports=opsets, ir_version=8)
+    for read in (open_model, exporter.build_gradient_graph, exporter.load):
+        with pytest.raises(FormatError, match=r"'zipped' is a map.*exporter\.inference_session.*'zipmap': False"):
+            read(proto)
+    (found,) = exporter.inference_session(proto).run(None, {"p": np.float32([[0.25, 0.75]])})
+    assert found == [{3: 0.25, 5: 0.75}]

@@ -10,6 +10,7 @@ import onnx
 import onnx.helper as oh
 import onnx.parser
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from onnx import TensorProto
 
@@ -135,6 +136,18 @@ def test_an_old_ir_version_lists_initializers_among_the_inputs():
     model = parse("y = Mul(x, w)", inputs="float[2] x, float[2] w", weights="<float[2] w = {1.0, 2.0}>")
     model.ir_version = 3
     assert set(read_pairing(build_gradient_graph(model).metadata_props).outputs) == {"w", "x"}
+
+
+@pytest.mark.parametrize("opset", [9, 18])
+def test_an_old_ir_version_whose_initializers_are_no_inputs(opset):
+    """Against ONNX's letter; onnxruntime runs such a file."""
+    model = parse("y = Mul(x, w)", weights="<float[2] w = {1.0, 2.0}>", opset=opset)
+    model.ir_version = 3
+    inputs = {"x": np.ones(2, np.float32)}
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert session.run(None, inputs)[0].tolist() == [1, 2]
+    got = run(build_gradient_graph(model), {**inputs, "y_grad": np.ones(2, np.float32)})
+    assert got["x_grad"].tolist() == [1, 2]
 
 
 def test_external_data_is_not_loaded_whole(tmp_path):

@@ -142,6 +142,15 @@ def test_a_type_without_a_kernel_says_the_way_out(kind):
         inference_session(onnx.parser.parse_model(text))
 
 
+def test_an_opset_that_onnxruntime_left_behind_says_the_way_out():
+    text = '<ir_version: 3, opset_import: ["": 6]> g (float[2] x, float[2] w) => (float[2] y) { y = Mul(x, w) }'
+    model = onnx.parser.parse_model(text)
+    with pytest.raises(RunError, match=r"Mul\(6\).*older than 7: onnx\.version_converter\.convert_version\(model, 18\)"):
+        inference_session(model)
+    converted = inference_session(onnx.version_converter.convert_version(model, 18))
+    assert converted.run(None, {"x": np.float32([2, 3]), "w": np.float32([4, 5])})[0].tolist() == [8, 15]
+
+
 def test_nested_sessions():
     x = torch.randn(4, requires_grad=True)
     RunsSession.session = inference_session(forward(record(F.SavesInput, x)), ALLOW)
