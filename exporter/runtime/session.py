@@ -275,8 +275,8 @@ _MOST = 600  # characters of what onnxruntime says
 
 #: What onnxruntime says -> what it leaves out: it names the operator, and not the type that it lacks, nor where the operator may be.
 _WAYS_OUT = {
-    r"NOT_IMPLEMENTED.* [A-Z]\w*\([1-6]\)": "It has no kernel of that operator for its types here, or for the file's opset, where that is older than 7: "
-    "onnx.version_converter.convert_version(model, 18) makes a newer file, which runs and has gradients",
+    r"NOT_IMPLEMENTED.* [A-Z]\w*\([1-6]\)": "It has no kernel of that operator for its types here (export the model in float32), or for the file's opset, "
+    "where that is older than 7: onnx.version_converter.convert_version(model, 18) makes a newer one",
     "NOT_IMPLEMENTED": "It has no kernel of that operator for its types here (on the CPU hardly one for bfloat16, of some operators none for float64): "
     "export the model in float32",
     "is not a registered function/op": "This onnxruntime has no such operator: install a newer one, or give sess_options with the library that has it "

