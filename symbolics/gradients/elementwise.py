@@ -85,6 +85,12 @@ def gelu(op: Builder, g: Value, x: Value, *, approximate: str) -> Value:
     return g * factor
 
 
+@gradient("Scaler", domain="ai.onnx.ml")
+def scaler(op: Builder, g: Value, x: Value, *, scale: list[float]) -> Value:
+    """(x - offset) scale: a number, or one for each place of the last axis."""
+    return g * op.constant(scale, ir.DataType.FLOAT)
+
+
 @gradient("PRelu")
 def prelu(op: Builder, g: Value, x: Value, slope: Value) -> Grads:
     positive = op.Greater(x, 0.0)

@@ -29,6 +29,9 @@ _SAME = frozenset(
     """.split()
 )
 
+#: Operators of ai.onnx.ml, of which ONNX infers nothing, that give out the shape they take, and the type: None is that of the input.
+_ML_SAME = {"Scaler": ir.TensorType(ir.DataType.FLOAT), "Normalizer": ir.TensorType(ir.DataType.FLOAT), "Imputer": None, "Binarizer": None}
+
 
 def guess_ranks(graph: ir.Graph) -> bool:
     """Fill in ranks and types; whether anything was found."""
@@ -39,12 +42,19 @@ def guess_ranks(graph: ir.Graph) -> bool:
             if given is not None and given.shape is None and given.type is not None and rank is not None and 0 <= rank <= MAX_RANK:
                 given.shape = ir.Shape([None] * rank)
                 found = True
-        if node.domain == "" and any(o.shape is None for o in node.outputs):
+        if _is_ml_same(node) and node.inputs[0] is not None and node.outputs[0].type is None:
+            node.outputs[0].type = _ML_SAME[node.op_type] or node.inputs[0].type
+            found = found or node.outputs[0].type is not None
+        if (node.domain == "" or _is_ml_same(node)) and any(o.shape is None for o in node.outputs):
             for out, rank in zip(node.outputs, _ranks(node)):
                 if rank is not None and 0 <= rank <= MAX_RANK and out.shape is None:
                     out.shape = ir.Shape([None] * rank)
                     found = True
     return found
+
+
+def _is_ml_same(node: ir.Node) -> bool:
+    return node.domain == "ai.onnx.ml" and node.op_type in _ML_SAME and len(node.inputs) == len(node.outputs) == 1
 
 
 #: The ranks that an operator takes its inputs with, and no others.
@@ -83,7 +93,7 @@ def _ranks(node: ir.Node) -> list[int | None]:
     if op_type in ("If", "Loop", "Scan"):
         return _of_bodies(node)
     first = rank_of(node.inputs[0]) if node.inputs else None
-    if op_type in _SAME:
+    if op_type in _SAME or _is_ml_same(node):
         return [first] * n
     known = [rank for v in node.inputs if (rank := rank_of(v)) is not None]
     if op_type in _BROADCAST:

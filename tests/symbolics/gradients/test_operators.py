@@ -8,7 +8,7 @@ import pytest
 
 from exporter.gradient_graph.build import build_gradient_graph
 from symbolics.errors import UnsupportedOperatorError
-from tests.symbolics.gradients.tools import check, gradients, model_of
+from tests.symbolics.gradients.tools import check, gradients, model_of, run
 
 X = "float[2,3] x"
 XY = "float[2,3] x, float[3] b"
@@ -238,6 +238,22 @@ def test_max_roi_pool(size):
     got = gradients(f"float[2,3,{size}] x, float[5,5] rois", body, {"x": x, "rois": regions, "y_grad": g}, wrt=["x"])
     np.testing.assert_array_equal(got["y"], expected_y)
     np.testing.assert_allclose(got["x_grad"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("scale", ["0.5, 2.0, 4.0", "0.5"])
+def test_scaler(scale):
+    """What scikit-learn's StandardScaler becomes, in front of a network, without a word of its shape."""
+    offset = ", ".join(["1.0"] * (scale.count(",") + 1))
+    text = f"""<ir_version: 8, opset_import: ["": 18, "ai.onnx.ml": 1]> g (float[N, 3] x) => (float[N, 2] y) <float[3, 2] w = {{1, 2, 3, 4, 5, 6}}>
+        {{ s = ai.onnx.ml.Scaler<offset = [{offset}], scale = [{scale}]>(x) t = Tanh(s) y = MatMul(t, w) }}"""
+    random = np.random.default_rng(0)
+    x, g = random.standard_normal((4, 3)).astype(np.float32), random.standard_normal((4, 2)).astype(np.float32)
+    got = run(build_gradient_graph(onnx.parser.parse_model(text)), {"x": x, "y_grad": g})
+    w, factor = np.arange(1.0, 7.0).reshape(3, 2), np.float64(scale.split(","))
+    tanh = np.tanh((x - 1) * factor)
+    np.testing.assert_allclose(got["y"], tanh @ w, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got["w_grad"], tanh.T @ g, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got["x_grad"], g @ w.T * (1 - tanh**2) * factor, rtol=1e-4, atol=1e-5)
 
 
 def test_every_operator_of_the_standard_has_a_gradient_or_has_none():
