@@ -244,7 +244,7 @@ def test_the_command_line_shows_it_in_a_line_of_its_own(ops):
     _export(ops, ops.halve).save("model.onnx")
     done = CliRunner().invoke(main, ["run", "model.onnx"])
     assert done.exit_code == 2
-    *_, message, more = done.stderr.splitlines()
+    message, *_, more = done.stderr.splitlines()
     assert message.startswith("error: ")
     assert more == f"more: docs/faq.md#{Faq.NOT_ALLOWED}"
     done = CliRunner().invoke(main, ["run", "gone.onnx"])

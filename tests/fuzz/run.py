@@ -69,6 +69,7 @@ class Summary:
     findings: list[Finding] = field(default_factory=list)
     slowest: tuple[float, int, int] = (0.0, 0, 0)
     largest: tuple[float, int, int] = (0.0, 0, 0)
+    tried_again: set[tuple[int, int]] = field(default_factory=set)  # (case, surface) of deaths that left no frame
 
 
 # ------------------------------------------------------------------------------------------------------------- a child
@@ -297,6 +298,9 @@ def _collect(
     done: set[tuple[int, int]] = set()
     for start, end in zip(lines[::2], [*lines[1::2], None], strict=False):
         case, surface = start["case"], start["surface"]
+        if end is None and _is_without_a_frame(child, code) and (case, surface) not in summary.tried_again:
+            summary.tried_again.add((case, surface))
+            continue
         done.add((case, surface))
         if end is None:
             end = (
@@ -321,6 +325,14 @@ def _collect(
     rest = [(case, numbers) for case, numbers in rest if numbers]
     summary.cases += len(child.work) - len(rest)
     return rest
+
+
+def _is_without_a_frame(child: _Running, code: int) -> bool:
+    """Whether a signal ended a child that left no frame of the case: faulthandler's own watchdog may die of frames that change while it reads them.
+
+    What is of the case comes again.
+    """
+    return code < 0 and code != -signal.SIGPROF and not frames_of_dump((child.folder / "trace").read_text(errors="replace"))
 
 
 def _dies_alone(case: Case, surface: int, base: Path) -> bool:

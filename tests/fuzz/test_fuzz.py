@@ -27,7 +27,7 @@ def test_nothing_is_found(what):
 
 # Stands in for a surface: each case is a fault of the product, one that kills the process among them.
 PLANTED = """
-import ctypes, importlib, os, sys, time
+import ctypes, importlib, os, signal, sys, tempfile, time
 from pathlib import Path
 from symbolics.errors import FormatError
 from tests.fuzz import functions, run, surfaces
@@ -35,6 +35,11 @@ from tests.fuzz.mutate import Case
 from tests.fuzz.seeds import CANARY
 
 def crash(case): ctypes.string_at(0)
+def vanishes(case): os.kill(os.getpid(), signal.SIGKILL)  # without a frame
+def vanishes_once(case):
+    if not once.exists():
+        once.touch()
+        vanishes(case)
 def spin(case):
     while True: pass
 def sleep(case): time.sleep(10**6)
@@ -57,7 +62,8 @@ def long(case): raise Raw("line\\n" * 9)
 def honest(case): raise FormatError("the file is damaged")
 def good(case): pass
 
-plants = [crash, spin, sleep, takes, reads, writes, leaves, changes, runs, imports, starts, raises, stops, control, long, honest, good]
+once = Path(tempfile.mkdtemp(), "once")
+plants = [crash, vanishes, vanishes_once, spin, sleep, takes, reads, writes, leaves, changes, runs, imports, starts, raises, stops, control, long, honest, good]
 surfaces.SURFACES[1] = ("planted", lambda case: plants[int(case.path.read_bytes())](case))
 run.HANGS = 10
 run.SECONDS = 4
@@ -103,6 +109,7 @@ def test_what_is_planted_is_found():
     found = eval(found)
     assert found == {
         "crash": ["death"],
+        "vanishes": ["death"],
         "spin": ["too slow"],
         "sleep": ["too slow"],
         "takes": ["memory"],
@@ -119,7 +126,7 @@ def test_what_is_planted_is_found():
         "long": ["message"],
     }
     assert eval(ends)["ours"] == 3
-    assert int(count) == 17
+    assert int(count) == 19
 
 
 def test_a_case_is_the_same_each_time():
