@@ -273,3 +273,19 @@ def test_the_collector_is_as_it_was_after_the_first_call():
             assert gc.isenabled() is enabled
         finally:
             gc.enable()
+
+
+def test_torch_compile_runs_a_module_between_its_graphs():
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train(), torch.randn(5, 4)
+    module, found = loaded(model, (x,)), []
+    for m in (module, model):
+        compiled = torch.compile(m, backend="eager")
+        around = torch.compile(lambda x, m=m: m(x * 2) + 1, backend="eager")
+        results = compiled(x), around(x), around(x)
+        sum(result.square().sum() for result in results).backward()
+        found.append(results)
+    for one, two in zip(*found, strict=True):
+        assert_close(one, two)
+    assert_same_grads(module, model, 1e-4)
+    for one, two in zip(module.buffers(), model.buffers(), strict=True):
+        assert_close(one, two)
