@@ -83,12 +83,7 @@ class Gradient(torch.autograd.Function):
         if source.values is None:
             raise RuntimeError(_USED_UP)
         given = {**source.values, **dict(zip(order.operands, tensors, strict=True))}
-        with plans.lock:
-            plans.store.retain = True  # whoever holds what a run has left frees it
-            try:
-                values, handles = order.runner.run_owning([given[name] for name in order.runner.inputs])
-            finally:
-                plans.store.retain = False
+        values, handles = plans.run_backward(order.runner, [given[name] for name in order.runner.inputs], retain=True)
         found = {name: values[i] for i, name in enumerate(order.runner.names)}
         left = Residuals({**source.values, **{name: found[name] for name in order.left}}, handles, plans.store)
         left.below = source

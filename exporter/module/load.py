@@ -21,6 +21,7 @@ from exporter.files.weights import lift_weights
 from exporter.gradient_graph.recompute import Recompute, checked
 from exporter.module.bound import Bound
 from exporter.module.state import entries_of, register
+from symbolics import torch_private as private
 from symbolics.errors import FormatError
 from symbolics.node.names import STEP_KEY
 from symbolics.text import shown
@@ -130,6 +131,8 @@ class OnnxModule(torch.nn.Module):
                 changed state that the file does not carry.
             UnsupportedOperatorError: A gradient is needed through an operator that has none.
         """
+        if torch.compiler.is_dynamo_compiling():
+            return _uncompiled(self, args, kwargs)
         return self._onnx.structured(self._onnx.run(self, args, kwargs))
 
     def save(self, path: str | os.PathLike[str], schema: str | None = None, *, external_data: bool | None = None) -> None:
@@ -156,6 +159,12 @@ class OnnxModule(torch.nn.Module):
     def _repr_html_(self) -> str:
         """What `pythonop inspect` says first, for a notebook."""
         return as_html(summary_of(inspect_model(self._onnx.plans.model), self._onnx.source))
+
+
+@private.outside_of_compile
+def _uncompiled(module: OnnxModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What forward returns, where torch.compile reads it: sessions are nothing that it could compile, and run between two of its graphs."""
+    return module._onnx.structured(module._onnx.run(module, args, kwargs))
 
 
 def _module_of(bound: Bound) -> OnnxModule:

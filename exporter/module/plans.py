@@ -299,6 +299,21 @@ class Plans:
             backward = self.session(partition.backward, FUNCTIONS if made_here else ())
         return Plan(names, forward, backward, partition, statistics, buffers, seed, partition.outputs, silent)
 
+    def run_backward(self, runner: Runner, values: Sequence[Any], retain: bool) -> tuple[Any, Sequence[int]]:
+        """`Runner.run_owning` of gradients.
+
+        Args:
+            runner, values: The session and what it takes.
+            retain: Leave the contexts that it reads in the store: whoever holds them frees them.
+        """
+        with self.lock:
+            before = self.store.retain  # of the run in which a Function's backward makes this one
+            self.store.retain = retain
+            try:
+                return runner.run_owning(values)
+            finally:
+                self.store.retain = before
+
     def session(self, model: ir.Model, functions: Sequence[type] = ()) -> Runner:
         """A session on a part of the file, which shares the contexts of the others.
 

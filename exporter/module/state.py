@@ -48,8 +48,16 @@ def _asked(module: Any, path: tuple[str, ...]) -> torch.Tensor:
     for place, name in enumerate(path):
         if place and not isinstance(module, Part) and not _has(module, name) and any(isinstance(each, Part) for each in module.modules()):
             return module(*path[place:])
+        if isinstance(module, Part) and name in module.__dict__:
+            _make_again(module)
         module = getattr(module, name)
     return module
+
+
+def _make_again(part: Part) -> None:
+    """Run what makes tensors of a part before its forward, which is never called (torch.nn.utils.prune, its older weight_norm and spectral_norm)."""
+    for number, hook in part._forward_pre_hooks.items():
+        hook(part, (), *([{}] if number in part._forward_pre_hooks_with_kwargs else []))
 
 
 def _has(module: torch.nn.Module, name: str) -> bool:

@@ -133,12 +133,7 @@ def _run_backward(ctx: Any, watched: tuple[torch.Tensor, ...], given: dict[str, 
         if not residuals.shared:
             residuals.values = None
     feeds = [row[place] for place in plan.backward_feeds]
-    with plans.lock:
-        plans.store.retain = keep or residuals.shared
-        try:
-            found, handles = plan.backward.run_owning(feeds)
-        finally:
-            plans.store.retain = False
+    found, handles = plans.run_backward(plan.backward, feeds, keep or residuals.shared)
     plans.store.free_all(handles)
     if not keep and not residuals.shared:
         residuals.close()

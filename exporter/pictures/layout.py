@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from exporter.files.fresh import fresh_python
 from symbolics.errors import RunError
 
 __all__ = ["Frame", "Layout", "Plan", "lay_out", "missing"]
@@ -83,12 +82,9 @@ def lay_out(plans: Sequence[Plan], seconds: float = 300) -> list[Layout]:
     if (problem := missing()) is not None:
         raise RunError(problem)
     job = json.dumps([_plain(plan) for plan in plans])
-    command = [sys.executable, "-P", "-m", "exporter.pictures.layout"]  # -P: nothing of the current directory is imported
-    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))))
+    command = fresh_python("exporter.pictures.layout")
     try:
-        done = subprocess.run(
-            command, input=job, capture_output=True, text=True, timeout=seconds, check=False, env={**os.environ, "PYTHONPATH": path}
-        )
+        done = subprocess.run(command, input=job, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         raise RunError(f"Graphviz had no layout after {seconds:g} s: fold more of the graph (--depth)") from None
     if done.returncode:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 import torch
 
-import exporter
+from exporter.files.fresh import fresh_python
 from exporter.verification.eager import SEED, EagerStep
 from symbolics.errors import Faq, FormatError, RunError, TrustError
 from symbolics.node.names import qualified_name
@@ -54,20 +52,15 @@ def run_in_a_fresh_process(path: Path, eager: EagerStep, allow: Iterable[Any], s
         TrustError, FormatError, RunError: As it raised them.
     """
     patterns = [entry if isinstance(entry, str) else qualified_name(entry) for entry in Patterns(allow, "allow").items]
-    places = [entry or os.getcwd() for entry in sys.path]
     job = {
         "path": str(path), "allow": patterns, "setup": setup, "inputs": eager.inputs, "cotangents": eager.cotangents, "steps": steps, "seed": SEED,
         "buffers": list(eager.buffers), "threads": torch.get_num_threads(),
-        "import_from": places,
     }  # fmt: skip
     folder = path.parent
     torch.save(job, folder / "job.pt")
-    # This very pythonop, which the current directory may hide (a clone beside which another one is installed). What the file names is
-    # looked for where this process looks for it: the worker takes over its path once it has imported us.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(exporter.__file__).parents[1]), *places])}
-    command = [sys.executable, "-P", "-m", "exporter.verification.worker", str(folder / "job.pt"), str(folder / "result.pt")]
+    command = fresh_python("exporter.verification.worker", str(folder / "job.pt"), str(folder / "result.pt"))
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired as error:
         raise RunError(f"the fresh process did not end within {timeout:g} s: give verify a longer timeout=, or a smaller model") from error
     if not (folder / "result.pt").exists():

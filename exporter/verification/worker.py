@@ -78,7 +78,6 @@ def main(job_path: str, result_path: str) -> None:
     from symbolics.errors import PythonopError
 
     job = torch.load(job_path, weights_only=True)
-    sys.path[:] = job["import_from"]
     try:
         result = run(job)
     except Exception as error:

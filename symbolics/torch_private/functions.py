@@ -39,6 +39,7 @@ __all__ = [
     "leave_transform",
     "leave_transforms",
     "may_move",
+    "outside_of_compile",
     "reparametrized",
     "replace_helpers_of_apply",
     "requires_grad",
@@ -152,6 +153,11 @@ def enter_transform() -> None:
 def leave_transform() -> None:
     """Undo `enter_transform`, before any operator runs."""
     torch._C._functorch._grad_decrement_nesting()
+
+
+def outside_of_compile(function: Any) -> Any:
+    """The function, as torch.compile leaves it alone. torch.compiler.disable is the same, and imports all of Dynamo when it decorates."""
+    return torch._disable_dynamo(function)
 
 
 def is_legacy_batch(value: torch.Tensor) -> bool:

@@ -136,6 +136,19 @@ def test_requires_grad():
     assert seen == [(False, True), (False, False), (True, True)]
 
 
+def test_outside_of_compile():
+    compiling = []
+
+    @private.outside_of_compile
+    def outside(x):
+        compiling.append(torch.compiler.is_compiling())
+        return x * 2
+
+    found = torch.compile(lambda x: outside(x + 1) + 1, backend="eager")(torch.ones(2))
+    assert torch.equal(found, torch.full((2,), 5.0))
+    assert compiling == [False]
+
+
 def test_is_legacy_batch():
     seen = []
 

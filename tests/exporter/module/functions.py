@@ -48,6 +48,35 @@ class Within(torch.autograd.Function):
         return torch.autograd.grad(ctx.y, ctx.x, g)[0]
 
 
+class Behind(torch.autograd.Function):
+    """x * x; where a module is set, its backward takes that module's gradient on the way."""
+
+    module = None
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        module, Behind.module = Behind.module, None
+        try:
+            if module is not None:
+                with torch.enable_grad():
+                    inner = x.detach().requires_grad_()
+                    torch.autograd.grad(module(inner).sum(), inner)
+        finally:
+            Behind.module = module
+        return 2 * g * x
+
+
+class CallsBehind(nn.Module):
+    def forward(self, x):
+        return Behind.apply(torch.sin(Cube.apply(x)))
+
+
 class CallsWithin(nn.Module):
     def forward(self, x):
         return Within.apply(Cube.apply(x)) + 1

@@ -183,6 +183,23 @@ def test_a_function_that_calls_the_module_it_is_in(monkeypatch):
     assert len(store) == 0
 
 
+@pytest.mark.parametrize("create", [False, True])
+def test_a_backward_inside_a_backward_keeps_what_the_outer_one_retains(monkeypatch, create):
+    model, x = F.CallsBehind(), torch.rand(3).requires_grad_()
+    module = loaded(model, (x.detach(),))
+    found = []
+    for m in (module, model):
+        y = m(x).sum()
+        with monkeypatch.context() as within:
+            within.setattr(F.Behind, "module", m)
+            (g,) = torch.autograd.grad(y, x, retain_graph=True, create_graph=create)
+        found.append((g.detach(), *torch.autograd.grad(g.sum() if create else y, x)))
+    for one, two in zip(*found, strict=True):
+        assert_close(one, two)
+    del y, g
+    assert len(module._onnx.plans.store) == 0
+
+
 def _nested(x):
     """module(x) = within(x ** 3) + 1, where within is the module once more, and there the square."""
     inner = ((x**3) ** 3) ** 2 + 1
@@ -256,3 +273,19 @@ def test_the_collector_is_as_it_was_after_the_first_call():
             assert gc.isenabled() is enabled
         finally:
             gc.enable()
+
+
+def test_torch_compile_runs_a_module_between_its_graphs():
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train(), torch.randn(5, 4)
+    module, found = loaded(model, (x,)), []
+    for m in (module, model):
+        compiled = torch.compile(m, backend="eager")
+        around = torch.compile(lambda x, m=m: m(x * 2) + 1, backend="eager")
+        results = compiled(x), around(x), around(x)
+        sum(result.square().sum() for result in results).backward()
+        found.append(results)
+    for one, two in zip(*found, strict=True):
+        assert_close(one, two)
+    assert_same_grads(module, model, 1e-4)
+    for one, two in zip(module.buffers(), model.buffers(), strict=True):
+        assert_close(one, two)

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
 
 import exporter
 from tests.exporter.module import functions as F
@@ -274,6 +274,30 @@ def test_parametrized_parameters_are_trained_and_saved(tmp_path):
     assert_same_grads(module.second, model.second)
     module.save(tmp_path / "model.onnx")
     assert_close(exporter.load(tmp_path / "model.onnx", allow=ALLOW)(x), model(x))
+
+
+@pytest.mark.parametrize("reparametrize", ["prune", "weight_norm", "spectral_norm"])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+def test_a_tensor_that_a_hook_makes_is_that_of_now(reparametrize, tmp_path):
+    """Before a forward of the module that has it, which a loaded file never calls."""
+    model, x = F.Cubic(), torch.randn(5, 4)
+    module = loaded(model, (x,))
+    for m in (module, model):
+        torch.manual_seed(0)  # of spectral_norm's first vectors
+        if reparametrize == "prune":
+            prune.random_unstructured(m.first, "weight", 0.5)
+        else:
+            getattr(nn.utils, reparametrize)(m.first, "weight")
+        optimizer = torch.optim.SGD(m.parameters(), 0.05)
+        for _ in range(3):
+            optimizer.zero_grad()
+            m(x).square().mean().backward()
+            optimizer.step()
+        m.eval()
+    assert_same_grads(module, model, 1e-4)
+    assert_close(module(x), model(x), 1e-4)
+    module.save(tmp_path / "m.onnx")
+    assert_close(exporter.load(tmp_path / "m.onnx", allow=ALLOW).eval()(x), model(x), 1e-4)
 
 
 def test_one_of_two_tied_parameters_cannot_be_adapted_alone():
