@@ -1,6 +1,7 @@
 # Everything sets itself up: `make test` on a machine with Python 3.11 and nothing else makes .venv and fills it.
 #
-#   make test        ruff, mypy, import contracts, pytest without what only the newest torch runs
+#   make test        ruff, mypy, import contracts, pytest without what is long, and what only the newest torch runs
+#   make test-long   the long tests (tests/long.py), about as many minutes again; .ci/run runs both
 #   make pytest      all of pytest
 #   make quick       pytest without the slow tests: every room, in under 3 minutes on two cores
 #   make demo        the main job: two transformers models, exported, reopened elsewhere, compared; two networks trained
@@ -87,7 +88,7 @@ endif
 # What depends on torch's release: everything between a model and its file, and what a file does beside eager.
 TORCH_TESTS ?= tests/test_torchlib.py tests/symbolics/test_torch_private*.py tests/symbolics/test_private_names.py tests/end_to_end/torch_versions tests/symbolics/capture tests/exporter/forward tests/end_to_end/functions tests/end_to_end/models tests/exporter/module tests/exporter/verification
 
-.PHONY: test lint pytest quick demo test-torch versions write-versions test-wild test-integrations test-foreign test-operators test-tangents test-ort node web asan fuzz bench docs gallery wheel clean help
+.PHONY: test test-long lint pytest quick demo test-torch versions write-versions test-wild test-integrations test-foreign test-operators test-tangents test-ort node web asan fuzz bench docs gallery wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -141,7 +142,10 @@ quick: $(BUILT)
 	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
 test: lint $(BUILT) $(if $(shell command -v npm),$(NODE))
-	$(PYTEST) -m 'not newest' $(PYTEST_ARGS)
+	$(PYTEST) -m 'not newest and not long' $(PYTEST_ARGS)
+
+test-long: $(BUILT) $(if $(shell command -v npm),$(NODE))
+	$(PYTEST) -m 'long and not newest' $(PYTEST_ARGS)
 
 demo: $(BUILT)
 	$(PY) -m examples.demo

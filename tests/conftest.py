@@ -10,11 +10,20 @@ import pytest
 import torch
 
 from tests import torchlib
+from tests.long import is_long
 from tests.processes import Forks, FreshProcess
 from tests.support import NEEDS
 
 torch.set_num_threads(1)
 torchlib.built_once()
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what tests/long.py lists."""
+    for item in items:
+        if is_long(item.path):
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session")

@@ -122,14 +122,22 @@ class Forks(Server):
 
     @contextlib.contextmanager
     def instead_of(self, *modules: str) -> Iterator[None]:
-        """Whoever calls ``subprocess.run([sys.executable, "-P", "-m", module, ...])`` here gets a fork."""
+        """Whoever runs `fresh_python` of one of these modules here, or ``[sys.executable, "-m", module, ...]``, gets a fork."""
+        from exporter.files.fresh import fresh_python
+
         start = subprocess.run
 
         def run(command: Any, **options: Any) -> Any:
-            if not (isinstance(command, list) and command[:3] == [sys.executable, "-P", "-m"] and command[3] in modules):
-                return start(command, **options)
-            status, out, err = self.ask({"module": command[3], "arguments": command[4:], "environment": options.get("env") or {}})
-            return subprocess.CompletedProcess(command, status, out, err)
+            for module in modules:
+                for own, path in ((fresh_python(module), sys.path), ([sys.executable, "-m", module], None)):
+                    if command[: len(own)] == own:
+                        places = None if path is None else [entry or os.getcwd() for entry in path]
+                        environment = options.get("env") or {}
+                        status, out, err = self.ask(
+                            {"module": module, "arguments": command[len(own) :], "environment": environment, "path": places}
+                        )
+                        return subprocess.CompletedProcess(command, status, out, err)
+            return start(command, **options)
 
         subprocess.run = run  # type: ignore[assignment]
         try:
@@ -156,6 +164,7 @@ def run_module(job: dict[str, Any]) -> tuple[int, str, str]:
             sys.stdout = os.fdopen(1, "w")
             os.environ.update(job["environment"])
             sys.path[:0] = job["environment"].get("PYTHONPATH", "").split(os.pathsep)  # where Python puts them
+            sys.path[:] = job["path"] or sys.path
             sys.argv = [job["module"], *job["arguments"]]
             runpy.run_module(job["module"], run_name="__main__", alter_sys=True)
             status = 0

@@ -49,7 +49,7 @@ def whose(frames: list[Frame]) -> str:
     if owners and owners[0][0] == "engine":  # a Function's backward that returns what it may not
         after = next((file for owner, file in owners if owner != "engine"), "")
         return "function" if f"{ROOT}/exporter/runtime/" in after else "product"
-    if owners and owners[0][1].endswith("exporter/runtime/session.py") and frames[-1][1] == "_guard":
+    if owners and owners[0][1].endswith("exporter/runtime/session.py") and frames[-1][1] in ("_guard", "run_owning"):
         return "native"  # raised in C: what came through Python has frames of its own
     return owners[0][0] if owners else ""
 

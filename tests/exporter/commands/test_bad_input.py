@@ -277,7 +277,9 @@ KINDS = {
     "option: -q and -v": Kind(anything, lambda c, name, folder: f"{c.line} -q -v", ("-q and -v contradict each other", "one of them")),
     "arguments: too many": Kind(anything, lambda c, name, folder: f"{c.line} more", ("unexpected extra argument", "--help")),
     "target: cannot be imported": Kind(
-        targets, with_target("no_such_package.mod:f"), ("cannot import", "ModuleNotFoundError", "--traceback")
+        targets,
+        with_target("no_such_package.mod:f"),
+        ("cannot import no_such_package.mod", "there is no no_such_package in", "nor among the packages"),
     ),
     "target: no such name": Kind(targets, with_target("nothing"), (f"{TARGETS} has no nothing",)),
     "target: not of the form": Kind(targets, line(TARGET, "model.py"), ("'model.py' is not of the form package.module:name",)),
@@ -308,7 +310,7 @@ KINDS = {
     "register: cannot be imported": Kind(
         lambda c: targets(c) or runs(c),
         lambda c, n, f: f"{c.line} --register nowhere:f",
-        ("--register nowhere:f: cannot import", "--traceback"),
+        ("--register nowhere:f: cannot import", "there is no nowhere in"),
     ),
     "run: of another shape": Kind(runs, inputs(x=np.zeros((2, 5), np.float32)), ("x", "Got: 5 Expected: 3")),
     "run: of another type": Kind(runs, inputs(x=np.zeros((2, 3), np.float64)), ("x", "tensor(double)", "tensor(float)")),

@@ -33,9 +33,9 @@ TESTS = [
 def test_messages_name_the_release_that_is_required(monkeypatch):
     oldest = ".".join(VERSIONS[0].split(".")[:2])
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert f"onnxruntime>={oldest}" in project["optional-dependencies"]["onnxruntime"]
+    assert f"onnxruntime>={oldest}" in project["optional-dependencies"]["run"]
     monkeypatch.setattr(session, "_missing", ImportError(name="onnxruntime"))
-    assert f"pip install 'onnxruntime>={oldest}'" in session.available()
+    assert "pip install 'pythonop[run]'" in session.available()
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -1,0 +1,35 @@
+"""The files whose tests are not in `make test`, which has to be done in fifteen minutes on two cores: `make test-long` runs them, and .ci/run both.
+
+They were those that took longest, by `pytest --durations=0`, among files of which another one in `make test` has a part of the subject.
+"""
+
+from __future__ import annotations
+
+from tests.processes import ROOT
+
+__all__ = ["FILES", "is_long"]
+
+FILES = tuple(
+    ROOT / "tests" / name
+    for name in """
+    end_to_end/models/test_examples.py
+    exporter/files/test_examine.py
+    exporter/gradient_graph/test_models.py
+    exporter/gradient_graph/test_recompute.py
+    exporter/module/test_distributed.py
+    exporter/module/test_higher.py
+    exporter/module/test_training_curves.py
+    exporter/train_mode/test_buffers.py
+    exporter/training/test_browser.py
+    exporter/training/test_curves.py
+    operators/test_operators.py
+    symbolics/node/test_arguments.py
+    symbolics/quirks/test_extremes.py
+    test_gallery.py
+    """.split()
+)
+
+
+def is_long(path: object) -> bool:
+    """Whether the tests of a file are among them."""
+    return path in FILES
