@@ -11,6 +11,7 @@ import torch
 
 from exporter.files.weights import foreign_state
 from exporter.runtime.tensors import to_tensor
+from symbolics import torch_private as private
 from symbolics.errors import FormatError
 from symbolics.node.limits import MAX_DEPTH
 from symbolics.node.metadata import StateEntry, state_of
@@ -49,15 +50,10 @@ def _asked(module: Any, path: tuple[str, ...]) -> torch.Tensor:
         if place and not isinstance(module, Part) and not _has(module, name) and any(isinstance(each, Part) for each in module.modules()):
             return module(*path[place:])
         if isinstance(module, Part) and name in module.__dict__:
-            _make_again(module)
+            # What makes tensors of a part before its forward, which is never called: torch.nn.utils.prune, its older weight_norm and spectral_norm.
+            private.run_forward_pre_hooks(module)
         module = getattr(module, name)
     return module
-
-
-def _make_again(part: Part) -> None:
-    """Run what makes tensors of a part before its forward, which is never called (torch.nn.utils.prune, its older weight_norm and spectral_norm)."""
-    for number, hook in part._forward_pre_hooks.items():
-        hook(part, (), *([{}] if number in part._forward_pre_hooks_with_kwargs else []))
 
 
 def _has(module: torch.nn.Module, name: str) -> bool:

@@ -62,6 +62,7 @@ from symbolics.torch_private.modules import (
     non_persistent_buffers,
     parametrization_cache,
     post_accumulate_hooks,
+    run_forward_pre_hooks,
     tensor_hooks,
 )
 from symbolics.torch_private.operators import (
@@ -223,6 +224,7 @@ __all__ = [
     "replace_traced",
     "requires_grad",
     "run_backward",
+    "run_forward_pre_hooks",
     "running_node",
     "schema_of",
     "set_grad_enabled",

@@ -47,6 +47,12 @@ def post_accumulate_hooks(tensor: torch.Tensor) -> list[Callable[..., Any]]:
     return list((tensor._post_accumulate_grad_hooks or {}).values())
 
 
+def run_forward_pre_hooks(module: torch.nn.Module) -> None:
+    """Run a module's own hooks before forward, of no arguments; what they return is left."""
+    for number, hook in module._forward_pre_hooks.items():
+        hook(module, (), *([{}] if number in module._forward_pre_hooks_with_kwargs else []))
+
+
 def module_backward_hooks(module: torch.nn.Module) -> list[tuple[str, Callable[..., Any]]]:
     """A module's hooks on gradients, those of all modules included, each with the method that registers it."""
     everywhere = torch.nn.modules.module

@@ -470,3 +470,11 @@ def test_every_result():
     count = len(seen)
     x * 2
     assert len(seen) == count
+
+
+def test_run_forward_pre_hooks():
+    module, said = torch.nn.Linear(2, 3), []
+    module.register_forward_pre_hook(lambda own, args: said.append((own, args)))
+    module.register_forward_pre_hook(lambda own, args, kwargs: said.append((own, args, kwargs)), with_kwargs=True)
+    private.run_forward_pre_hooks(module)
+    assert said == [(module, ()), (module, (), {})]
