@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests import torchlib
-from tests.long import is_long
+from tests import long, torchlib
 from tests.processes import Forks, FreshProcess
 from tests.support import NEEDS
 
@@ -22,7 +21,7 @@ torchlib.built_once()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what tests/long.py lists."""
     for item in items:
-        if is_long(item.path):
+        if item.path in long.FILES:
             item.add_marker(pytest.mark.long)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tests.processes import ROOT
 
-__all__ = ["FILES", "is_long"]
+__all__ = ["FILES"]
 
 FILES = tuple(
     ROOT / "tests" / name
@@ -28,8 +28,3 @@ FILES = tuple(
     test_gallery.py
     """.split()
 )
-
-
-def is_long(path: object) -> bool:
-    """Whether the tests of a file are among them."""
-    return path in FILES
