@@ -27,7 +27,7 @@ os.umask(0o022)  # of what setuptools writes itself
 if sys.platform == "win32":
     flags = ["/O2", "/std:c11"]
 else:
-    flags = ["-O2", "-std=gnu11", "-fvisibility=hidden"]
+    flags = ["-O3", "-std=gnu11", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off"]  # the last: round as the operators do
     if "-g" not in os.environ.get("CFLAGS", "").split():
         flags.append("-g0")  # what is for debuggers names the folder of the build
 
@@ -79,7 +79,8 @@ setup(
             ["exporter/runtime/native/native.c"],
             define_macros=[("Py_LIMITED_API", ABI)],
             depends=[
-                f"exporter/runtime/native/native_{part}.h" for part in ("abi", "tensors", "inputs", "outputs", "contexts", "run", "device")
+                f"exporter/runtime/native/native_{part}.h"
+                for part in ("abi", "tensors", "inputs", "outputs", "contexts", "run", "device", "elementwise")
             ],
             py_limited_api=True,
             extra_compile_args=flags,

@@ -6,6 +6,7 @@ status is 1 where a limit was missed; the other programs run all the same.
     python -m benchmarks dispatch export               # some of them
     python -m benchmarks --history FOLDER              # kept there; default: benchmarks-history
     python -m benchmarks compare OLD NEW               # two files of figures; 1 where a limit is newly missed
+    python -m benchmarks picture FIGURES PICTURE       # the training steps of such a file, as an SVG
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import benchmarks
 from benchmarks._compare import compare, read, table
+from benchmarks._picture import of_limits, training_steps
 
 RESULTS = Path(__file__).with_name("results")
 _EXTRA = {"training_memory": ["--steps", "300"]}
@@ -55,34 +57,15 @@ def markdown(told: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
-    """The figures of one program as bars, an SVG; those with a limit as shares of it. Equal figures make equal bytes."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "pythonop"
-    from matplotlib import pyplot
-
-    limited = [f for f in result["figures"] if f["limit"] and f["value"] is not None and f["limit"] != float("inf")]
-    ratios = [f for f in result["figures"] if not f["limit"] and f["value"] is not None and f["unit"] == "ratio"]
-    if not limited and not ratios:
-        return
-    rows = [
-        (f["what"], f["value"] / f["limit"], "tab:red" if f["missed"] else "tab:green", f"{f['value']:.3g} of {f['limit']:g} {f['unit']}")
-        for f in limited
-    ]
-    rows += [(f["what"], f["value"], "tab:gray", f"{f['value']:.3g}") for f in ratios]
-    figure, axes = pyplot.subplots(figsize=(10, 0.4 * len(rows) + 1.2), layout="constrained")
-    for y, (_, value, colour, text) in enumerate(rows):
-        axes.barh(y, value, color=colour, height=0.7)
-        axes.text(max(value, 0), y, f" {text}", va="center", fontsize=8)
-    axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(rows)), [what for what, *_ in rows], fontsize=8)
-    axes.invert_yaxis()
-    axes.margins(x=0.2)
-    axes.set_title(f"{result['program']}: share of the limit (green, red), ratios without one (gray)", fontsize=10)
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+def picture(source: str, target: str) -> int:
+    """Draw the training steps of a run. Returns 2 where its file cannot be read, otherwise 0."""
+    try:
+        drawn = training_steps(read(Path(source)))
+    except (OSError, ValueError) as error:
+        print(f"cannot draw: {error}", file=sys.stderr)
+        return 2
+    Path(target).write_text(drawn, encoding="utf-8")
+    return 0
 
 
 def kept(told: list[dict[str, Any]], history: Path) -> Path:
@@ -108,13 +91,19 @@ def main(argv: list[str] | None = None) -> int:
     """Run, write, draw; or compare."""
     every = sorted(info.name for info in pkgutil.iter_modules(benchmarks.__path__) if not info.name.startswith("_"))
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=f"of {', '.join(every)}; or: compare OLD NEW")
+    parser.add_argument(
+        "programs", nargs="*", metavar="PROGRAM", help=f"of {', '.join(every)}; or: compare OLD NEW; or: picture FIGURES PICTURE"
+    )
     parser.add_argument("--history", type=Path, default=Path("benchmarks-history"), help="where the figures of each run are kept")
     options = parser.parse_args(argv)
     if options.programs[:1] == ["compare"]:
         if len(options.programs) != 3:
             parser.error("compare takes two files: python -m benchmarks compare OLD NEW")
         return compared(*options.programs[1:])
+    if options.programs[:1] == ["picture"]:
+        if len(options.programs) != 3:
+            parser.error("picture takes two files: python -m benchmarks picture FIGURES.json PICTURE.svg")
+        return picture(*options.programs[1:])
     wanted = options.programs or every
     if unknown := set(wanted) - set(every):
         print(f"there is no benchmark {sorted(unknown)[0]!r}; there are {', '.join(every)}", file=sys.stderr)
@@ -126,7 +115,8 @@ def main(argv: list[str] | None = None) -> int:
         told.append(run(program))
         (RESULTS / "figures.json").write_text(json.dumps(told, indent=1))
         (RESULTS / "figures.md").write_text(markdown(told))
-        draw(told[-1], RESULTS / f"{program}.svg")
+        if (drawn := of_limits(told[-1])) is not None:
+            (RESULTS / f"{program}.svg").write_text(drawn, encoding="utf-8")
     file = kept(told, options.history)
     missed = [figure["what"] for result in told for figure in result["figures"] if figure["missed"]]
     broken = [result["program"] for result in told if "error" in result]

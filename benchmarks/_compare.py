@@ -40,12 +40,13 @@ class Row(NamedTuple):
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """What the programs of one run told.
+    """What the programs of one run told: of ``python -m benchmarks``, or the line of a single program.
 
     Raises:
-        ValueError: The file is not what ``python -m benchmarks`` writes.
+        ValueError: The file is neither.
     """
     told = json.loads(path.read_text())
+    told = [told] if isinstance(told, dict) else told
     if not isinstance(told, list) or not all(isinstance(result, dict) and "figures" in result and "program" in result for result in told):
         raise ValueError(f"{path} is not what python -m benchmarks writes: give one of its files of figures")
     return told

@@ -2,7 +2,8 @@
 
 Both run in one process, in turns, after a warm-up; the medians of their processor time, on one thread, stand side by side. Targets: with the hook at most 1.1 times
 bare torch, at most 0.7 times at 100 calls, and a time per call that does not grow from 100 to 1000 calls (or grows less than bare torch's own does).
-The same calls as ONNX functions (portable=True) stand beside those as PythonOps: at most 1.5 times their export, where equal calls share one.
+The same calls as ONNX functions (portable=True) stand beside those as PythonOps: at most 1.5 times their export, where equal calls share one; once more in
+processes that export once and end, as people's do, imports included.
 Opening a hook (with the call of a Function that shows that calls are caught) and the eager run that judges the file stand beside it, as shares of the
 transformer's export.
 
@@ -14,7 +15,9 @@ from __future__ import annotations
 import argparse
 import io
 import logging
+import resource
 import statistics
+import subprocess
 import sys
 import time
 import warnings
@@ -166,6 +169,20 @@ def compare(case: Case, dynamo: bool, runs: int) -> Figure:
     )  # fmt: skip
 
 
+def alone(case: Case, dynamo: bool, runs: int) -> Figure:
+    """Two sides in processes of their own that import, make the model and export it once: processor time of the whole process."""
+    times: dict[str, list[float]] = {side: [] for side in case.sides}
+    for _ in range(max(3, round(runs * case.share))):
+        for side in case.sides:
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run([sys.executable, "-m", "benchmarks.export", "--once", case.name, EXPORTERS[dynamo], side], check=True)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            times[side].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    one, other = (statistics.median(times[side]) for side in case.sides)
+    note = f"{case.sides[0]} {one:.2f} s, {case.sides[1]} {other:.2f} s, of which importing is most"
+    return Figure(f"{case.name}, {EXPORTERS[dynamo]}, whole process", other / one, "ratio", PORTABLE, len(times[case.sides[0]]), note)
+
+
 @dataclass
 class Growth:
     """Seconds a call, with the hook, at 100 and at 1000 calls; ``bare`` is the same ratio of bare torch where it was needed."""
@@ -229,13 +246,21 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Export time with the hook against bare torch.onnx.export.")
     parser.add_argument("--runs", type=int, default=5, help="runs of each side (default 5; long cases run three times)")
     parser.add_argument(
-        "--only", nargs="*", help="cases by name; 'growth' is the run to 1000 calls, 'shares' what the hook's own parts take"
+        "--only",
+        nargs="*",
+        help="cases by name; 'growth' is the run to 1000 calls, 'shares' what the hook's own parts take, 'processes' portable exports in processes of their own",
     )
+    parser.add_argument("--once", nargs=3, metavar=("CASE", "EXPORTER", "SIDE"), help="export once, and tell nothing")
     parser.add_argument("--exporter", choices=["torch.export", "TorchScript"], help="one of the two")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+
+    if options.once:
+        (case,) = [case for case in CASES if case.name == options.once[0]]
+        export_once(*case.make(), options.once[1] == EXPORTERS[True], options.once[2], case.dynamic)
+        return 0
 
     wanted = [case for case in CASES if not options.only or case.name in options.only]
     paths = [dynamo for dynamo in (True, False) if options.exporter in (None, EXPORTERS[dynamo])]
@@ -256,6 +281,8 @@ def main(argv: list[str] | None = None) -> int:
                 progress.advance(task)
             if not options.only or "shares" in options.only:
                 parts += shares(dynamo, options.runs)
+            if not options.only or "processes" in options.only:
+                parts += [alone(case, dynamo, options.runs) for case in CASES if case.sides[1] == "portable"]
     for g in grown:
         note = f"{1e3 * g.at_100:.1f} and {1e3 * g.at_1000:.1f} ms a call" + (f"; bare torch's own {g.bare:.2f}" if g.bare else "")
         figures.append(Figure(f"growth of a call from 100 to 1000, {g.exporter}", g.ratio, "ratio", max(GROWTH, g.bare or 0), 1, note))

@@ -21,17 +21,25 @@ import onnxruntime
 
 from benchmarks._report import Figure, tell
 from exporter.gradient_graph.build import build_gradient_graph
+from symbolics.node.names import ORT_DOMAIN, OWN_DOMAIN
 
 GROWTH = 1.1
 #: layers -> limits, in seconds and as a ratio.
 GPT2: dict[int, dict[str, float | None]] = {12: {"build": 0.6, "nodes": 2.6, "session": 2.0}, 48: {"build": 2.5, "nodes": 2.6}}
 
 
-def transformer_like(nodes: int, width: int = 8) -> ir.Model:
-    """A chain of blocks of MatMul, Add, LayerNormalization, Gelu, Reshape, Transpose, Softmax, Mul and residual Add."""
+def transformer_like(nodes: int, width: int = 8, activation: Callable[[ir.Value, str], ir.Node] | None = None) -> ir.Model:
+    """A chain of blocks of LayerNormalization, MatMul, Add, Gelu, Mul, Softmax, Tanh, Sigmoid, Mul and residual Add.
+
+    Args:
+        nodes: How many; blocks have ten.
+        width: Of the last of three dimensions; the input ``x`` is float32[2, 4, width].
+        activation: Makes a node of its input and its name, in the place of Gelu; the activation is its last output.
+    """
     shape = ir.Shape([2, 4, width])
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=shape)
-    graph = ir.Graph([x], [], nodes=[], name="blocks", opset_imports={"": 20})
+    opsets = {"": 20} if activation is None else {"": 20, ORT_DOMAIN: 1, OWN_DOMAIN: 1}
+    graph = ir.Graph([x], [], nodes=[], name="blocks", opset_imports=opsets)
     rng = np.random.default_rng(0)
 
     def weight(name: str, *dims: int) -> ir.Value:
@@ -40,9 +48,11 @@ def transformer_like(nodes: int, width: int = 8) -> ir.Model:
         graph.register_initializer(value)
         return value
 
-    def node(op_type: str, *inputs: ir.Value, **attributes: object) -> ir.Value:
-        new = ir.node(op_type, inputs, attributes)
-        out = new.outputs[0]
+    def node(op_type: str, *inputs: ir.Value) -> ir.Value:
+        return add(ir.node(op_type, inputs))
+
+    def add(new: ir.Node) -> ir.Value:
+        out = new.outputs[-1]
         out.name, out.type, out.shape = f"v{len(graph)}", x.type, shape
         graph.append(new)
         return out
@@ -51,7 +61,8 @@ def transformer_like(nodes: int, width: int = 8) -> ir.Model:
     for i in range(nodes // 10):
         w, b = weight(f"w{i}", width, width), weight(f"b{i}", width)
         a = node("LayerNormalization", h, weight(f"s{i}", width), b)
-        a = node("Gelu", node("Add", node("MatMul", a, w), b))
+        a = node("Add", node("MatMul", a, w), b)
+        a = node("Gelu", a) if activation is None else add(activation(a, f"call{i}"))
         p = node("Softmax", node("Mul", a, a))
         h = node("Add", h, node("Mul", node("Tanh", p), node("Sigmoid", a)))
     graph.outputs.append(h)

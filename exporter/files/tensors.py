@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, MutableMapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 
 from symbolics.errors import FormatError
 from symbolics.text import shown
 
-__all__ = ["HeldTensor", "check_data", "data_files", "external_tensors", "held_tensors", "is_external"]
+__all__ = ["HeldTensor", "check_data", "data_files", "external_tensors", "held_tensors", "is_external", "new_bytes", "own_array", "take_in"]
 
 
 class HeldTensor(NamedTuple):
@@ -89,3 +91,65 @@ def check_data(model: ir.Model) -> None:
             raise FormatError(f"the data of {name!r} is in {shown(tensor.path)}, which is not there: keep it beside the model")
         if (size := path.stat().st_size) < needed:
             raise FormatError(f"{shown(tensor.path)} has {size} bytes, and {name!r} lies at {needed} and before: the file was cut off")
+
+
+def own_array(tensor: Any) -> np.ndarray:
+    """The values of a tensor in memory of their own: what becomes of its file, or of who gave it, changes them no more.
+
+    Values in other files are read, not mapped: a file that is cut off while it is mapped ends the process, and a page that is read costs a
+    fraction of one that is mapped and copied.
+
+    Raises:
+        OSError: The file ends before the values do.
+        ValueError: The file does not lie below the model's folder.
+    """
+    if not is_external(tensor) or tensor.dtype.bitwidth < 8 or not tensor.size:
+        return np.array(tensor.numpy(), order="C")
+    kind, shape = np.dtype(tensor.dtype.numpy()).newbyteorder("<"), tensor.shape.numpy()
+    found = new_bytes(math.prod(shape) * kind.itemsize).view(kind).reshape(shape)
+    tensor.tofile(_Memory(found))  # looks once more at where the file lies
+    return found.astype(found.dtype.newbyteorder("="), copy=False)
+
+
+def take_in(model: ir.Model, most: int) -> None:
+    """Read the values of external tensors, in place, where they have at most so many bytes in all: the model no longer needs their files.
+
+    Raises:
+        FormatError: A file ends before the values do, or does not lie below the model's folder any more.
+    """
+    held = [each for each in held_tensors(model) if is_external(each.tensor)]
+    if sum(each.tensor.nbytes for each in held) > most:
+        return
+    for each in held:
+        tensor = each.tensor
+        try:
+            values = own_array(tensor)
+        except (OSError, ValueError) as error:
+            raise FormatError(f"the data of {shown(str(tensor.name))!r} cannot be read: {error}") from error
+        props = tensor.metadata_props
+        each.put(ir.Tensor(values, tensor.dtype, shape=tensor.shape, name=tensor.name, doc_string=tensor.doc_string, metadata_props=props))
+
+
+def new_bytes(count: int) -> np.ndarray:
+    """New memory as numpy takes it, which asks Linux for huge pages where it is 4 MiB and more: they are there in a fraction of the time that
+    small ones take. It begins where torch's and onnxruntime's memory would."""
+    room = np.empty(count + _ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT
+    return room[start : start + count]
+
+
+_ALIGNMENT = 64
+
+
+class _Memory:
+    """What an array lies in, as a file to write to once."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._rest = array.reshape(-1).view(np.uint8)
+
+    def write(self, data: bytes) -> int:
+        """Put the next bytes."""
+        count = len(data)
+        self._rest[:count] = np.frombuffer(data, np.uint8)
+        self._rest = self._rest[count:]
+        return count

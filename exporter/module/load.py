@@ -16,6 +16,7 @@ from exporter.files.inspect import inspect_model
 from exporter.files.program import Program
 from exporter.files.read import check_complete, open_model
 from exporter.files.summary import as_html, signature, summary_of
+from exporter.files.tensors import take_in
 from exporter.files.trust import Gate
 from exporter.files.weights import lift_weights
 from exporter.gradient_graph.recompute import Recompute, checked
@@ -27,6 +28,9 @@ from symbolics.node.names import STEP_KEY
 from symbolics.text import shown
 
 __all__ = ["OnnxModule", "load"]
+
+#: Bytes of constants (masks, tables) that are read with the parameters. More stay in their file, where each session reads them itself.
+_MOST_CONSTANTS = 1 << 28
 
 
 def load(
@@ -110,6 +114,7 @@ class OnnxModule(torch.nn.Module):
         object.__setattr__(self, "_onnx", None)  # no parameter of a file may take the name
         entries = entries_of(opened)
         found = register(self, opened.graph, entries, place)
+        take_in(opened, _MOST_CONSTANTS)  # sessions are made later, and again
         if providers is None and place.type == "cuda":
             providers = [("CUDAExecutionProvider", {"device_id": place.index or 0}), "CPUExecutionProvider"]
         object.__setattr__(self, "_onnx", Bound(opened, entries, found, allow, gate, place, providers, again))

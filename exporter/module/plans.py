@@ -22,12 +22,13 @@ from exporter.runtime.arena import use_training_arena
 from exporter.runtime.fusion.link import link
 from exporter.runtime.session import FATAL, available, inference_session, open_options
 from exporter.runtime.store import ContextStore
-from exporter.runtime.tensors import Runner
+from exporter.runtime.tensors import LARGE, Runner, TensorPool
 from exporter.train_mode.batch_norm import Statistics, batch_statistics, counter_of
 from exporter.train_mode.dropout import inference_mode, seed_dropout
 from symbolics import quirks
 from symbolics.errors import RunError
 from symbolics.graph.collector import without_gc
+from symbolics.node.dtypes import DTYPES
 from symbolics.node.metadata import changes_of, pairing_of
 from symbolics.node.names import ORT_DOMAIN
 from symbolics.node.patterns import Patterns
@@ -151,6 +152,34 @@ class Plan:
             [backward.places[output] for output in partition.gradients.values()] if partition is not None and backward is not None else []
         )
 
+    def room(self, shapes: list[torch.Size], pool: TensorPool) -> list[torch.Tensor]:
+        """Tensors for the outputs of the backward's session, where one of them is large; else none.
+
+        Small ones come faster from onnxruntime's arena, which asks the system for each page of a large one.
+
+        Args:
+            shapes: Of each of `wanted`, as the tensors have them.
+            pool: Where from.
+        """
+        known, outputs = self._room
+        return [pool.empty(*output) for output in outputs] if shapes == known else []
+
+    @functools.cached_property
+    def _room(self) -> tuple[list[torch.Size] | None, list[tuple[torch.Size, torch.dtype]]]:
+        """The shapes of `wanted`, and shape and element type of each output of the backward's session; (None, []) where that makes its outputs itself.
+
+        It does where the file does not say all shapes: what it made of another shape would be onnxruntime's error, not ours.
+        """
+        backward = self.backward
+        if backward is None or not backward.takes_room or sorted(self.gradients) != list(range(len(backward.names))):
+            return None, []
+        if not all(isinstance(size, int) for shape in backward.shapes.values() for size in shape):
+            return None, []
+        outputs = [(torch.Size(shape), DTYPES[backward.types[name] or 0]) for name, shape in backward.shapes.items()]
+        if not any(shape.numel() * kind.itemsize >= LARGE for shape, kind in outputs):
+            return None, []
+        return [outputs[place][0] for place in self.gradients], outputs
+
     @functools.cached_property
     def backward_feeds(self) -> list[int]:
         """Of each input of the backward's session, its place among the residuals, the names that it reads and the cotangents, in a row."""
@@ -214,6 +243,7 @@ class Plans:
         self.recompute = recompute
         self.store = ContextStore()
         self.lock = threading.RLock()
+        self.pool = TensorPool()
         self._plans: dict[tuple[bool, frozenset[str]], Plan] = {}
 
     def plan(self, training: bool, wrt: frozenset[str], example: Mapping[str, torch.Tensor] | None = None) -> Plan:
@@ -299,18 +329,20 @@ class Plans:
             backward = self.session(partition.backward, FUNCTIONS if made_here else ())
         return Plan(names, forward, backward, partition, statistics, buffers, seed, partition.outputs, silent)
 
-    def run_backward(self, runner: Runner, values: Sequence[Any], retain: bool) -> tuple[Any, Sequence[int]]:
+    def run_backward(
+        self, runner: Runner, values: Sequence[Any], retain: bool, room: Sequence[torch.Tensor] = ()
+    ) -> tuple[Any, Sequence[int]]:
         """`Runner.run_owning` of gradients.
 
         Args:
-            runner, values: The session and what it takes.
+            runner, values, room: The session, what it takes, and what it writes into.
             retain: Leave the contexts that it reads in the store: whoever holds them frees them.
         """
         with self.lock:
             before = self.store.retain  # of the run in which a Function's backward makes this one
             self.store.retain = retain
             try:
-                return runner.run_owning(values)
+                return runner.run_owning(values, room)
             finally:
                 self.store.retain = before
 

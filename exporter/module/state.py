@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from exporter.files.tensors import own_array
 from exporter.files.weights import foreign_state
 from exporter.runtime.tensors import to_tensor
 from symbolics import torch_private as private
@@ -100,7 +101,7 @@ def _tensor(value: ir.Value, parameter: StateEntry | None, device: torch.device)
     if array is None:
         raise FormatError(f"the initializer {shown(value.name or '')!r} has no values: the file is damaged")
     try:
-        data = to_tensor(array.numpy()).to(device)
+        data = to_tensor(own_array(array), share=True).to(device)
         found = data if parameter is None else torch.nn.Parameter(data, requires_grad=parameter.trainable)
     except Exception as error:
         raise FormatError(f"the initializer {shown(value.name or '')!r} is damaged: {error}") from error

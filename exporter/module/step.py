@@ -103,8 +103,7 @@ def _backward(ctx: Any, cotangents: tuple[torch.Tensor | None, ...]) -> list[tor
     if torch.is_grad_enabled() or private.transforms_active() or (forward_mode and any(map(private.may_move, given.values()))):
         found = _differentiable(ctx, watched, given)
         return [found.get(name) if needed[place + 1] else None for place, name in enumerate(plan.names)]
-    values = _run_backward(ctx, watched, given)
-    for wanted, shape, g in zip(plan.wanted, ctx.shapes, plan.backward.tensors(values, plan.gradients), strict=True):
+    for wanted, shape, g in zip(plan.wanted, ctx.shapes, _run_backward(ctx, watched, given), strict=True):
         if not needed[wanted.place + 1] or wanted.reach.isdisjoint(given):
             continue
         gradients[wanted.place] = g
@@ -116,8 +115,8 @@ def _backward(ctx: Any, cotangents: tuple[torch.Tensor | None, ...]) -> list[tor
     return gradients
 
 
-def _run_backward(ctx: Any, watched: tuple[torch.Tensor, ...], given: dict[str, torch.Tensor]) -> Any:
-    """The outputs of the backward's session."""
+def _run_backward(ctx: Any, watched: tuple[torch.Tensor, ...], given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """What the backward's session gives for each of the plan's `wanted`."""
     run, plan, plans = ctx.run, ctx.run.plan, ctx.run.plans
     residuals = run.kept[0 if ctx.key is None else int(ctx.key)]
     row = [*residuals.values.values(), *watched[: len(plan.reads)]]
@@ -133,11 +132,12 @@ def _run_backward(ctx: Any, watched: tuple[torch.Tensor, ...], given: dict[str, 
         if not residuals.shared:
             residuals.values = None
     feeds = [row[place] for place in plan.backward_feeds]
-    found, handles = plans.run_backward(plan.backward, feeds, keep or residuals.shared)
+    room = plan.room(ctx.shapes, plans.pool)
+    found, handles = plans.run_backward(plan.backward, feeds, keep or residuals.shared, room)
     plans.store.free_all(handles)
     if not keep and not residuals.shared:
         residuals.close()
-    return found
+    return [room[place] for place in plan.gradients] if room else plan.backward.tensors(found, plan.gradients)
 
 
 def _differentiable(ctx: Any, watched: tuple[torch.Tensor, ...], given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import onnx
 import onnx.inliner
@@ -52,15 +51,17 @@ def prepare(proto: onnx.ModelProto) -> bool:
     if all(imported.domain != ORT_DOMAIN for imported in proto.opset_import):
         proto.opset_import.add(domain=ORT_DOMAIN, version=1)
         changed = True
-    for graph, node in _nodes(proto, *_DOMAINS):
-        changed |= _pack(node)
-        changed |= _type_outputs(graph, node)
+    for graph in graphs(proto):
+        nodes = list(_ours(graph, *_DOMAINS))
+        for node in nodes:
+            changed |= _pack(node)
+        changed |= _type_outputs(graph, nodes)
     return changed
 
 
 def has_python_ops(proto: onnx.ModelProto) -> bool:
     """Whether a model has a node of ours, in a body or a function too."""
-    return any(True for _ in _nodes(proto, *_DOMAINS))
+    return any(True for graph in graphs(proto) for _ in _ours(graph, *_DOMAINS))
 
 
 def drop_unread_contexts(proto: onnx.ModelProto) -> bool:
@@ -74,26 +75,27 @@ def drop_unread_contexts(proto: onnx.ModelProto) -> bool:
         read.update(name for node in graph.node for name in node.input)
         read.update(value if isinstance(value, str) else value.name for value in graph.output)
     changed = False
-    for graph, node in _nodes(proto, PYTHON_OP, PYTHON_OP_BACKWARD):
-        place = 0 if node.op_type == PYTHON_OP else len(_ints(node, "output_tensor_types"))
-        if place < len(node.output) and node.output[place] and node.output[place] not in read:
-            if isinstance(graph, onnx.GraphProto):
-                for info in [info for info in graph.value_info if info.name == node.output[place]]:
-                    graph.value_info.remove(info)
-            node.output[place] = ""
-            changed = True
+    for graph in graphs(proto):
+        dropped = set()
+        for node in _ours(graph, PYTHON_OP, PYTHON_OP_BACKWARD):
+            place = 0 if node.op_type == PYTHON_OP else len(_ints(node, "output_tensor_types"))
+            if place < len(node.output) and node.output[place] and node.output[place] not in read:
+                dropped.add(node.output[place])
+                node.output[place] = ""
+        if dropped and isinstance(graph, onnx.GraphProto):
+            kept = [info for info in graph.value_info if info.name not in dropped]
+            del graph.value_info[:]
+            graph.value_info.extend(kept)
+        changed |= bool(dropped)
     return changed
 
 
 _DOMAINS = {PYTHON_OP: ORT_DOMAIN, PYTHON_OP_GRAD: ORT_DOMAIN, PYTHON_OP_BACKWARD: OWN_DOMAIN, PYTHON_OP_TANGENT: OWN_DOMAIN}
 
 
-def _nodes(proto: onnx.ModelProto, *kinds: str) -> Iterator[tuple[Any, onnx.NodeProto]]:
-    """(graph, node) for each node of ours of these kinds."""
-    for graph in graphs(proto):
-        for node in graph.node:
-            if node.op_type in kinds and node.domain == _DOMAINS[node.op_type]:
-                yield graph, node
+def _ours(graph: onnx.GraphProto | onnx.FunctionProto, *kinds: str) -> Iterator[onnx.NodeProto]:
+    """The nodes of ours of these kinds in a graph, without those in its bodies."""
+    return (node for node in graph.node if node.op_type in kinds and node.domain == _DOMAINS[node.op_type])
 
 
 def _inline(proto: onnx.ModelProto) -> bool:
@@ -101,7 +103,7 @@ def _inline(proto: onnx.ModelProto) -> bool:
     for function in proto.functions:
         inner = onnx.ModelProto()
         inner.functions.append(function)
-        if any(True for _ in _nodes(inner, *_DOMAINS)):
+        if has_python_ops(inner):
             ids.append((function.domain, function.name))
     if not ids:
         return False
@@ -158,22 +160,22 @@ def _pack(node: onnx.NodeProto) -> bool:
     return node.SerializeToString() != before
 
 
-def _type_outputs(graph: Any, node: onnx.NodeProto) -> bool:
-    if not isinstance(graph, onnx.GraphProto):
+def _type_outputs(graph: onnx.GraphProto | onnx.FunctionProto, nodes: Sequence[onnx.NodeProto]) -> bool:
+    if not nodes or not isinstance(graph, onnx.GraphProto):
         return False
+    known = {value.name for value in (*graph.value_info, *graph.output) if value.type.tensor_type.elem_type}
+    missing = [(name, kind) for node in nodes for name, kind in _outputs(node) if name not in known]
+    graph.value_info.extend(onnx.helper.make_tensor_value_info(name, kind, None) for name, kind in missing)
+    return bool(missing)
+
+
+def _outputs(node: onnx.NodeProto) -> list[tuple[str, int]]:
+    """The named outputs of a packed node, each with its element type."""
     types = _ints(node, "output_tensor_types")
     if node.op_type == PYTHON_OP:
-        pairs = [(name, kind) for name, kind in zip(node.output, [onnx.TensorProto.INT64, *types], strict=False) if name]
-    else:
-        if node.op_type == PYTHON_OP_TANGENT:
-            types = types * 2
-        types += [onnx.TensorProto.INT64] * (node.op_type == PYTHON_OP_BACKWARD)  # its context
-        kept = _ints(node, KEPT_OUTPUTS) or range(len(types))
-        pairs = [(name, types[place]) for name, place in zip(node.output, kept, strict=False) if name and 0 <= place < len(types)]
-    known = {value.name for value in (*graph.value_info, *graph.output) if value.type.tensor_type.elem_type}
-    changed = False
-    for name, kind in pairs:
-        if name not in known:
-            graph.value_info.append(onnx.helper.make_tensor_value_info(name, kind, None))
-            changed = True
-    return changed
+        return [(name, kind) for name, kind in zip(node.output, [onnx.TensorProto.INT64, *types], strict=False) if name]
+    if node.op_type == PYTHON_OP_TANGENT:
+        types = types * 2
+    types += [onnx.TensorProto.INT64] * (node.op_type == PYTHON_OP_BACKWARD)  # its context
+    kept = _ints(node, KEPT_OUTPUTS) or range(len(types))
+    return [(name, types[place]) for name, place in zip(node.output, kept, strict=False) if name and 0 <= place < len(types)]

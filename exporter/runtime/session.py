@@ -19,10 +19,13 @@ from exporter.runtime import native
 from exporter.runtime.absent import NO_ONNXRUNTIME, why_no_library
 from exporter.runtime.arena import use_training_arena
 from exporter.runtime.binding import Binding
+from exporter.runtime.fusion.elementwise import fuse
 from exporter.runtime.fusion.link import could_link, link
+from exporter.runtime.node_order import MANY_NODES, list_as_they_can_run
 from exporter.runtime.prepare import has_python_ops, prepare
 from exporter.runtime.store import ContextStore, PoolLog, Run
 from symbolics.errors import RunError
+from symbolics.graph.collector import without_gc
 from symbolics.node.names import STEP_KEY
 from symbolics.text import clean
 
@@ -309,7 +312,9 @@ def inference_session(
     """An onnxruntime.InferenceSession that runs PythonOp and PythonOpGrad: forward files, training files, any file.
 
     What onnxruntime needs of a file beyond what it says (typed outputs, no empty names) is arranged in memory. PythonOps that
-    feed one another alone run as one there, with one autograd graph (`exporter.runtime.fusion.link`).
+    feed one another alone run as one there, with one autograd graph (`exporter.runtime.fusion.link`), and the optimizer of a training step is
+    one pass over memory for each parameter (`exporter.runtime.fusion.elementwise`). A large graph's nodes are listed in an order that
+    onnxruntime opens faster (`exporter.runtime.node_order`).
 
     Args:
         model: A path, an onnx.ModelProto, an onnx_ir.Model or a Program.
@@ -333,24 +338,30 @@ def inference_session(
     """
     if _missing is not None and _missing.name == "onnxruntime":
         raise RunError(NO_ONNXRUNTIME)
-    proto, folder = open_proto(model)
-    problem = available(proto)
-    if problem:
-        raise RunError(problem)
-    with reading(model):
-        linked = could_link(proto)
-        if linked:
-            graph = ir.from_proto(proto)
-            linked = link(graph) > 0
-            proto = ir.to_proto(graph) if linked else proto
-        changed = prepare(proto) or linked
     names = [provider if isinstance(provider, str) else provider[0] for provider in providers or ()]
     device = "cuda" if "CUDAExecutionProvider" in names else "cpu"
+    with without_gc():
+        proto, folder = open_proto(model)
+        problem = available(proto)
+        if problem:
+            raise RunError(problem)
+        is_step = any(entry.key == STEP_KEY for entry in proto.metadata_props)
+        with reading(model):
+            fused = 0
+            if could_link(proto) or is_step:
+                graph = ir.from_proto(proto)
+                fused = link(graph) + (fuse(graph) if is_step and device == "cpu" and _missing is None else 0)
+                proto = ir.to_proto(graph) if fused else proto
+            changed = prepare(proto) or fused > 0
+            large = len(proto.graph.node) >= MANY_NODES
+            changed = (large and list_as_they_can_run(proto.graph)) or changed
     if sess_options is None:
         options = open_options(allow, store, device)
         options.log_severity_level = FATAL  # an error is raised, with the Function's own traceback: onnxruntime would print it, too
-        if any(entry.key == STEP_KEY for entry in proto.metadata_props):
+        if is_step:
             use_training_arena(options)
+        elif large:  # the first run would plan all buffers, in a time that grows with their number's square
+            options.enable_mem_pattern = False
     else:
         options = sess_options
         if options not in _bound:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,11 +16,15 @@ import onnx_ir as ir
 import torch
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
+from exporter.files.tensors import new_bytes
 from symbolics import torch_private as private
 from symbolics.errors import RunError
 from symbolics.node.dtypes import DTYPES
 
-__all__ = ["Runner", "tensor", "to_array", "to_tensor"]
+__all__ = ["LARGE", "Runner", "TensorPool", "tensor", "to_array", "to_tensor"]
+
+#: Bytes from which numpy asks Linux for huge pages.
+LARGE = 1 << 22
 
 _ELEMENT_TYPES = {dtype: kind for kind, dtype in DTYPES.items()}
 # numpy knows these only through ml_dtypes, torch only as its own: the bits pass as unsigned integers.
@@ -30,11 +37,12 @@ _SHARED = frozenset(
 )
 
 
-def to_tensor(array: Any) -> Any:
+def to_tensor(array: Any, *, share: bool = False) -> Any:
     """A tensor of its own memory; arrays of strings stay arrays.
 
     Args:
         array: A numpy array or scalar of any type that onnx.reference holds.
+        share: The tensor takes the array's memory over: it is contiguous, and nobody else has it.
 
     Raises:
         RunError: torch has no such type (float4, int4, int2 and their like).
@@ -45,9 +53,9 @@ def to_tensor(array: Any) -> Any:
     dtype = _TO_TORCH.get(array.dtype)
     if dtype is not None:
         bits = np.ascontiguousarray(array).reshape(array.shape).view(f"u{array.dtype.itemsize}")
-        return torch.from_numpy(bits.copy()).view(dtype)
+        return torch.from_numpy(bits if share else bits.copy()).view(dtype)
     try:
-        return torch.from_numpy(array.copy(order="C"))
+        return torch.from_numpy(array if share else array.copy(order="C"))
     except TypeError as error:
         raise RunError(
             f"a PythonOp, PythonOpGrad or PythonOpTangent is given a tensor of type {array.dtype}, which torch does not have: Cast it to int8 or float in the graph"
@@ -65,6 +73,28 @@ def to_array(value: Any) -> np.ndarray:
     return value.numpy().copy()
 
 
+class TensorPool:
+    """New tensors on the CPU, the large ones in memory that earlier ones have left: a system may take seconds for a gigabyte."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: bytes -> memory, and what a tensor over it keeps alive.
+        self._blocks: dict[int, list[tuple[np.ndarray, weakref.ref[np.ndarray]]]] = {}
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """As torch.empty; nobody else has the memory, nor gets it while a tensor, a view or an array over it is there."""
+        count = math.prod(shape) * dtype.itemsize
+        if count < LARGE:
+            return torch.empty(shape, dtype=dtype)
+        with self._lock:
+            blocks = self._blocks.setdefault(count, [])
+            place = next((i for i, (_, user) in enumerate(blocks) if user() is None), len(blocks))
+            memory = blocks[place][0] if place < len(blocks) else new_bytes(count)
+            view = memory[:]  # torch holds this one
+            blocks[place : place + 1] = [(memory, weakref.ref(view))]
+        return torch.from_numpy(view).view(dtype).view(shape)
+
+
 class Runner:
     """A session whose inputs and outputs are torch tensors, or values of another runner's outputs that pass through unseen.
 
@@ -79,6 +109,7 @@ class Runner:
         self.inputs = {value.name: _element_type(value.type) for value in session.get_inputs()}
         self.types = {value.name: _element_type(value.type) for value in session.get_outputs()}
         self.names = list(self.types)
+        self.shapes = {value.name: value.shape for value in session.get_outputs()}  # as the model declares them: numbers, and names or None
         self.places = {name: i for i, name in enumerate(self.names)}
         # Which outputs a vector itself says in DLPack: its bool is a type that not every release has.
         self._direct = [
@@ -97,17 +128,24 @@ class Runner:
         self.session.store.free_all(handles)
         return {name: found[i] for i, name in enumerate(self.names)}
 
-    def run_owning(self, values: Sequence[Any]) -> tuple[Any, Sequence[int]]:
+    @property
+    def takes_room(self) -> bool:
+        """Whether `run_owning` can write into tensors that it is given."""
+        return self._vector is not None and all(self._direct)
+
+    def run_owning(self, values: Sequence[Any], room: Sequence[torch.Tensor] = ()) -> tuple[Any, Sequence[int]]:
         """One run; the contexts that PythonOps have left in its store are the caller's to free.
 
         Args:
             values: In the order of the inputs, and of their types.
+            room: What the outputs are written into, one for each, of its type and shape and contiguous; only where `takes_room`. Without it
+                they are onnxruntime's memory.
 
         Returns:
             The outputs in the order of ``names``, as onnxruntime.OrtValue wraps them, and the handles of the contexts.
         """
         if self._vector is not None:
-            return self._vector.run_owning(values)
+            return self._vector.run_owning(values, room)
         from onnxruntime import InferenceSession, OrtValue
 
         binding = self.session.io_binding()
@@ -188,7 +226,7 @@ class _Vectors:
         self._vector, self._push = OrtValueVector, _push()
         self._devices = [OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)] * len(outputs)
 
-    def run_owning(self, values: Iterable[Any]) -> tuple[Any, Sequence[int]]:
+    def run_owning(self, values: Iterable[Any], room: Iterable[torch.Tensor]) -> tuple[Any, Sequence[int]]:
         """As `Runner.run_owning`."""
         push = self._push
         assert push is not None
@@ -199,6 +237,8 @@ class _Vectors:
                 push(given, value if value.is_contiguous() and not value.is_neg() else _settled(value))
             else:
                 given.push_back(value)
+        for place in room:
+            push(found, place)
         handles = self._run(self._method, self._options, self.inputs, given, self.outputs, found, self._devices)
         return found, handles  # one by one from here on: iterating costs 20 us, pybind makes a class for it
 

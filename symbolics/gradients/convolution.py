@@ -13,7 +13,7 @@ from onnx_ir import Value
 from symbolics.gradients.registry import Grads, Ints, gradient
 from symbolics.gradients.windows import Dim, Windows, windows
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import static_shape
+from symbolics.graph.values import dtype_of, static_shape
 from symbolics.node.limits import MAX_UNROLLED
 
 __all__: list[str] = []
@@ -21,6 +21,7 @@ __all__: list[str] = []
 _FEW_CHANNELS, _MORE_CHANNELS = 16, 48
 _MANY_PIXELS = 2**18
 _MANY_POSITIONS = 32  # of a kernel
+_FEW_PIXELS, _MANY_WEIGHTS = 16, 2**16
 
 
 def _kernel(op: Builder, node: ir.Node, w: Value, kernel_shape: Ints) -> list[Dim]:
@@ -31,7 +32,7 @@ def _kernel(op: Builder, node: ir.Node, w: Value, kernel_shape: Ints) -> list[Di
 def conv(op: Builder, g: Value, x: Value, w: Value, b: Value | None, *, y: Value, node: ir.Node, group: int, kernel_shape: Ints) -> Grads:
     slide = windows(op, node, x, y, _kernel(op, node, w, kernel_shape))
     db = _bias(op, slide, g, b)
-    return [slide.transposed(g, w, group), _weight(op, slide, x, g, w, group), db]
+    return [_input(op, slide, g, w, group), _weight(op, slide, x, g, w, group), db]
 
 
 @gradient("ConvTranspose")
@@ -48,6 +49,38 @@ def conv_transpose(
 
 def _bias(op: Builder, slide: Windows, g: Value, b: Value | None) -> Value | None:
     return None if b is None else op.ReduceSum(g, [0, *range(2, slide.rank + 2)], keepdims=0)
+
+
+def _input(op: Builder, slide: Windows, g: Value, w: Value, group: int) -> Value:
+    """The adjoint of the convolution for its input: the transposed one, or of small images one product for all samples.
+
+    onnxruntime's ConvTranspose multiplies a sample at a time and reads all weights for each: of images of a few pixels that is most of what
+    it does. One product gives the columns of all samples, and Col2Im adds them up.
+    """
+    shape, outs, sizes = static_shape(w), _known_sizes(slide.small), _known_sizes(slide.large)
+    known = len(outs) == len(sizes) == slide.rank
+    if not known or group != 1 or dtype_of(w) is not ir.DataType.FLOAT:  # onnxruntime has Col2Im of no other
+        return slide.transposed(g, w, group)
+    if shape is None or slide.static is None or math.prod(outs) > _FEW_PIXELS or math.prod(shape) < _MANY_WEIGHTS:
+        return slide.transposed(g, w, group)
+    kernel, before, after = slide.static
+    if min(before) < 0 or math.prod(kernel) == 1:
+        return slide.transposed(g, w, group)
+    m, c, *_ = shape
+    pads = [*before, *(max(a, 0) for a in after)]
+    columns = op.Gemm(op.Reshape(w, [m, -1]), _rows(op, g, m, slide.rank), transA=1)
+    columns = op.Transpose(op.Reshape(columns, [c * math.prod(kernel), -1, math.prod(outs)]), perm=[1, 0, 2])
+    return op.Col2Im(columns, op.i64(sizes), op.i64(kernel), strides=slide.strides, dilations=slide.dilations, pads=pads)
+
+
+def _known_sizes(value: Value) -> list[int]:
+    """The sizes behind batch and channels that are numbers now."""
+    return [size for size in (value.shape or ())[2:] if isinstance(size, int)]
+
+
+def _rows(op: Builder, small: Value, m: int, rank: int) -> Value:
+    """(N, M, ...) as (M, samples and windows)."""
+    return op.memo(("rows of g", small), lambda: op.Reshape(op.Transpose(small, perm=[1, 0, *range(2, rank + 2)]), [m, -1]))
 
 
 def _weight(op: Builder, slide: Windows, large: Value, small: Value, w: Value, group: int) -> Value:
@@ -67,9 +100,9 @@ def _weight_by_columns(op: Builder, slide: Windows, padded: Value, small: Value,
     then Slices, with the batch behind the channels, and a product for each kernel position, or one for very few channels.
     """
     m, c, *kernel = static_shape(w) or ()
-    outs = [d for d in (slide.small.shape or ())[2:] if isinstance(d, int)]
+    outs = _known_sizes(slide.small)
     axes = list(range(2, slide.rank + 2))
-    rows = op.memo(("rows of g", small), lambda: op.Reshape(op.Transpose(small, perm=[1, 0, *axes]), [m, -1]))
+    rows = _rows(op, small, m, slide.rank)
     positions = list(itertools.product(*[range(k) for k in kernel]))
     if c < _MORE_CHANNELS or len(positions) == 1 or len(positions) * math.prod(outs) > _MANY_PIXELS:
         turned = op.Transpose(padded, perm=[1, 0, *axes])

@@ -26,8 +26,9 @@ def matmul(op: Builder, g: Value, a: Value, b: Value, *, y: Value, node: ir.Node
     if (whole := attention(op, node, g)) is not None:
         return whole
     da = op.MatMul(g, swap(op, b, n))
-    if m > 2 and n == 2:  # a weight: one product over all rows instead of one per batch and their sum
-        return [da, op.Gemm(op.rows(a, op.dim(a, m - 1)), op.rows(g, op.dim(b, 1)), transA=1)]
+    if n == 2:  # a weight: one product over all rows instead of one per batch and their sum. A Transpose behind a Gemm is a flag of it
+        rows, g_rows = (a, g) if m == 2 else (op.rows(a, op.dim(a, m - 1)), op.rows(g, op.dim(b, 1)))
+        return [da, op.Gemm(rows, g_rows, transA=1)]
     db = op.MatMul(swap(op, a, m), g)
     return [op.sum_to(da, a, *_batched(a, b, y)), op.sum_to(db, b, *_batched(b, a, y))]
 

@@ -1,4 +1,4 @@
-"""Backwards of ATen's operators in operators that torch.onnx translates: it has translations of what forwards call."""
+"""ATen's operators in operators that torch.onnx translates: backwards of what forwards call, and what it does not know."""
 
 from __future__ import annotations
 
@@ -71,9 +71,29 @@ def _avg_pool2d_backward(
     return aten.convolution.default(g, window, None, stride, padding, [1, 1], True, rest, channels)
 
 
+def _frexp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mantissa in [0.5, 1) and exponent, exactly: products with powers of two do not round.
+
+    The power is applied in two halves: the exponents of the smallest and largest numbers are out of its range.
+    """
+    wide = x.double()
+    size = wide.abs()
+    plain = (size > 0) & (size < float("inf"))
+    size = torch.where(plain, size, 1.0)
+    exponent = size.log2().floor() + 1  # one off, at most
+    half = (exponent / 2).floor()
+    mantissa = size * torch.exp2(-half) * torch.exp2(half - exponent)
+    above, below = mantissa >= 1, mantissa < 0.5
+    mantissa = torch.where(above, mantissa / 2, torch.where(below, mantissa * 2, mantissa))
+    exponent = torch.where(above, exponent + 1, torch.where(below, exponent - 1, exponent))
+    mantissa = torch.where(plain, torch.where(wide < 0, -mantissa, mantissa), wide)
+    return mantissa.to(x.dtype), torch.where(plain, exponent, 0.0).to(torch.int32)
+
+
 #: operator -> what it is made of; beside torch's own table.
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.convolution_backward.default: _convolution_backward,
     aten.avg_pool2d_backward.default: _avg_pool2d_backward,
+    aten.frexp.Tensor: _frexp,
     aten.max_pool2d_with_indices_backward.default: _max_pool2d_backward,
 }

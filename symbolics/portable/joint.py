@@ -26,6 +26,7 @@ from symbolics.node.dtypes import DTYPES
 from symbolics.node.names import qualified_name
 from symbolics.node.operators import Operator
 from symbolics.portable.decompositions import DECOMPOSITIONS
+from symbolics.portable.helpers import helpers_in_torch
 from symbolics.portable.kept import changed_by, keep
 from symbolics.portable.kernels import Untraceable, check_nodes, check_operator, kernels_run
 from symbolics.portable.rewrites import Rewrites
@@ -309,6 +310,7 @@ def _alone(call: AutogradCall) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(private.real_tensors())
+        stack.enter_context(helpers_in_torch())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # fused ones have a backward that only a library knows
         for device in ("cpu", "cuda"):
             name = call.autocast.dtypes.get(device)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.__main__ import draw, kept, main
+from benchmarks.__main__ import kept, main
 from benchmarks._compare import compare
 
 
@@ -60,15 +60,6 @@ def test_a_file_that_is_none_of_ours_is_2(tmp_path, capsys, text):
     path.write_text(text)
     assert main(["compare", str(path), str(path)]) == 2
     assert "cannot compare" in capsys.readouterr().err
-
-
-def test_a_picture_of_the_same_figures_is_the_same(tmp_path):
-    files = [tmp_path / "one.svg", tmp_path / "two.svg"]
-    for file in files:
-        draw(_told("loaded", step=0.5, call=1.5), file)
-    assert files[0].read_bytes() == files[1].read_bytes()
-    assert b"<svg" in files[0].read_bytes()
-    assert b"<dc:date>" not in files[0].read_bytes()
 
 
 def test_two_files_are_needed(capsys):

@@ -13,10 +13,12 @@
  *            operators of ORT would change what autograd saved).
  *
  * native_abi.h has the declarations of others, native_tensors.h our structs, native_inputs.h gather, native_outputs.h write,
- * native_contexts.h the store's side, native_run.h the call, native_device.h the same for devices; here kernels are made
+ * native_contexts.h the store's side, native_run.h the call, native_device.h the same for devices,
+ * native_elementwise.h chains of standard operators; here kernels are made
  * and the two modules meet. Together they are one translation unit.
  */
 #include "native_device.h"
+#include "native_elementwise.h"
 
 /* --------------------------------------------------------------------------------------- kernels and their making */
 
@@ -195,7 +197,7 @@ enum {
     PLAN_APPLY, PLAN_ARGUMENTS, PLAN_POSITIONS, PLAN_LOG
 };
 
-static const char *const OPERATORS[] = {"PythonOp", "PythonOpGrad", "PythonOpBackward", "PythonOpTangent"}; /* as enum Operator */
+static const char *const OPERATORS[] = {"PythonOp", "PythonOpGrad", "PythonOpBackward", "PythonOpTangent", "Elementwise"}; /* as enum Operator */
 static const char *op_name(const CustomOp *op) { return OPERATORS[op->kind]; }
 static int takes_context(const CustomOp *op) { return op->kind == PYTHON_OP_GRAD || op->kind == PYTHON_OP_BACKWARD; }
 
@@ -345,6 +347,16 @@ static void destroy(void *state)
     PyGILState_Release(gil);
 }
 
+static void elementwise_destroy(void *state)
+{
+    if (!state || !Py_IsInitialized())
+        return;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    free_binding(((Program *)state)->binding);
+    PyGILState_Release(gil);
+    free(state);
+}
+
 /* ---------------------------------------------------------------------------------------------- the operators' shape */
 
 static const char *provider(const CustomOp *op) { return op->cuda ? "CUDAExecutionProvider" : NULL; } /* NULL: the CPU */
@@ -371,13 +383,13 @@ static void fill_op(CustomOp *op, Binding *binding, int kind, int on_device, int
     op->input_count = input_count;
     op->output_type = output_type;
     op->output_count = output_count;
-    op->destroy = destroy;
+    op->destroy = kind == ELEMENTWISE ? elementwise_destroy : destroy;
     op->input_kind = input_kind;
     op->output_kind = output_kind;
     op->input_memory = input_memory;
     op->input_min = op->input_same = op->output_min = op->output_same = zero;
-    op->create = create;
-    op->compute = compute;
+    op->create = kind == ELEMENTWISE ? elementwise_create : create;
+    op->compute = kind == ELEMENTWISE ? elementwise_compute : compute;
     op->start_version = first_version;
     op->end_version = last_version;
     op->binding = binding;
@@ -400,9 +412,9 @@ EXPORT Status RegisterCustomOps(void *options, const ApiBase *base)
     Status status = CALL(CREATE_DOMAIN, Status(*)(const char *, void **))("com.microsoft", &binding->domain);
     if (!status)
         status = CALL(CREATE_DOMAIN, Status(*)(const char *, void **))("pythonop", &binding->own_domain);
-    const CustomOp *ops[] = {&binding->forward,        &binding->backward,        &binding->again,        &binding->tangent,
+    const CustomOp *ops[] = {&binding->forward,        &binding->backward,        &binding->again,        &binding->tangent,     &binding->elementwise,
                              &binding->device_forward, &binding->device_backward, &binding->device_again, &binding->device_tangent};
-    for (int i = 0; !status && i < (binding->device == WITH_CUDA ? 8 : 4); i++)
+    for (int i = 0; !status && i < (binding->device == WITH_CUDA ? 9 : 5); i++)
         status = CALL(DOMAIN_ADD, Status(*)(void *, const void *))(ops[i]->kind >= PYTHON_OP_BACKWARD ? binding->own_domain : binding->domain, ops[i]);
     if (!status)
         status = CALL(ADD_DOMAIN, Status(*)(void *, void *))(options, binding->domain);
@@ -434,6 +446,7 @@ static PyObject *prepare(PyObject *module, PyObject *args)
     fill_op(&binding->backward, binding, PYTHON_OP_GRAD, device == BORROW, 0);
     fill_op(&binding->again, binding, PYTHON_OP_BACKWARD, 1, 0);
     fill_op(&binding->tangent, binding, PYTHON_OP_TANGENT, device == BORROW, 0);
+    fill_op(&binding->elementwise, binding, ELEMENTWISE, 0, 0);
     fill_op(&binding->device_forward, binding, PYTHON_OP, 1, 1);
     fill_op(&binding->device_backward, binding, PYTHON_OP_GRAD, 1, 1);
     fill_op(&binding->device_again, binding, PYTHON_OP_BACKWARD, 1, 1);

@@ -7,6 +7,7 @@
 #define Py_LIMITED_API 0x030B0000
 #endif
 #include <Python.h>
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,9 +42,9 @@ enum { /* slots of the OrtApi table */
     ELEMENT_TYPE = 60, DIM_COUNT = 61, DIMS = 62, TYPE_AND_SHAPE = 65, ATTR_FLOAT = 85, ATTR_INT = 86, ATTR_STRING = 87,
     INPUT_COUNT = 88, OUTPUT_COUNT = 89, INPUT = 90, OUTPUT = 91, RELEASE_STATUS = 93, RELEASE_INFO = 99,
     RELEASE_DOMAIN = 101, STRING_LENGTH = 127, STRING_ELEMENT = 128, ATTRS_FLOAT = 162, ATTRS_INT = 163, NODE_INPUTS = 230,
-    NODE_OUTPUTS = 231, NODE_OUTPUT_NAME = 233, NODE_NAME = 244, STRING_BUFFER = 252
+    NODE_OUTPUTS = 231, NODE_OUTPUT_NAME = 233, NODE_NAME = 244, STRING_BUFFER = 252, PARALLEL_FOR = 274
 };
-enum { ONNX_FLOAT = 1, ONNX_HALF = 10, ONNX_INT64 = 7, ONNX_STRING = 8, ONNX_LAST = 20 };
+enum { ONNX_FLOAT = 1, ONNX_HALF = 10, ONNX_DOUBLE = 11, ONNX_INT64 = 7, ONNX_STRING = 8, ONNX_LAST = 20 };
 
 typedef struct CustomOp { /* OrtCustomOp of API 17, 208 bytes */
     uint32_t version;

@@ -27,6 +27,7 @@ MODELS = {
     "entmax15": lambda: entry_of("entmax15"),
     "timm_activations": lambda: entry_of("timm_activations"),
     "bloom": lambda: entry_of("bloom"),
+    "ibert": lambda: entry_of("ibert"),
     "reversible": lambda: _hiding(hiding.ReversibleNet(), 8),
     "adjoint": lambda: _hiding(hiding.AdjointNet(), 3),
 }

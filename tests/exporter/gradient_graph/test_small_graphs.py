@@ -11,7 +11,8 @@ import torch
 
 import exporter
 from exporter.gradient_graph.build import build_gradient_graph
-from tests.symbolics.gradients.tools import check, model_of
+from tests.exporter.gradient_graph.test_build import parse
+from tests.symbolics.gradients.tools import check, model_of, run
 
 ATTENTION = """
     s = Constant<value_float = 0.5>()
@@ -49,6 +50,21 @@ def backward_of(model: ir.Model) -> Counter[str]:
 def values(**shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     return {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
+
+
+# -------------------------------------------------------------------------------------------------------------- weights
+@pytest.mark.parametrize("x", ["float[n, 4] x", "float[2, n, 4] x"])
+def test_the_gradient_of_a_linear_layers_weight_is_one_product(x):
+    y = x.replace("4]", "3]").replace(" x", " y")
+    model = parse("t = Transpose<perm = [1, 0]>(w) y = MatMul(x, t)", x, y, weights="<float[3, 4] w = {1,2,3,4,5,6,7,8,9,10,11,12}>")
+    training = build_gradient_graph(model, wrt=["w"])
+    written = backward_of(training)
+    assert written["Transpose"] == 0 and written["MatMul"] == 0 and written["Gemm"] == 1
+    shape = (0, 4) if "2" not in x else (2, 0, 4)
+    for feed in (np.zeros(shape, np.float32), values(x=(3, 4) if len(shape) == 2 else (2, 3, 4))["x"]):
+        g = np.random.default_rng(1).standard_normal((*feed.shape[:-1], 3)).astype(np.float32)
+        found = run(training, {"x": feed, "y_grad": g}, ["w_grad"])["w_grad"]
+        np.testing.assert_allclose(found, g.reshape(-1, 3).T @ feed.reshape(-1, 4), rtol=1e-5, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------------------ attention

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch.utils.dlpack import from_dlpack
 
 from exporter.runtime import tensors
 from exporter.runtime.session import inference_session
-from exporter.runtime.tensors import Runner, tensor
+from exporter.runtime.tensors import LARGE, Runner, TensorPool, tensor
+from symbolics.errors import RunError
 from symbolics.node.dtypes import DTYPES, onnx_type
 
 CPU = torch.device("cpu")
@@ -126,3 +128,76 @@ def test_a_tensor_that_does_not_lie_as_it_reads_is_read_as_it_reads(vector, monk
     for x in (torch.randn(4, 5).T, torch.randn(1, 5).expand(4, 5), complex_.conj().imag, complex_.conj().imag.contiguous().T):
         assert torch.equal(tensor(runner.run({"x": x})["y"]), x)
         assert torch.equal(runner.tensors(runner.run_owning([x])[0], [0])[0], x)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.float16, torch.int64], ids=str)
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3), (1200, 1100)], ids=str)
+def test_outputs_go_where_there_is_room(kind, shape):
+    runner = _runner(kind, len(shape))
+    if not runner.takes_room:
+        pytest.xfail("this onnxruntime takes no vectors")
+    x, room = torch.ones(shape, dtype=kind), TensorPool().empty(shape, kind)
+    assert room.shape == shape and room.dtype is kind and (room.data_ptr() % 64 == 0 or not x.numel())
+    room.zero_()
+    found, handles = runner.run_owning([x], [room])
+    assert torch.equal(room, x) and not handles
+    assert found[0].data_ptr() == room.data_ptr() or not x.numel()
+    del found
+    assert torch.equal(room, x)
+
+
+def test_room_of_another_shape_is_an_error():
+    runner = _runner(torch.float32, 2)
+    if not runner.takes_room:
+        pytest.xfail("this onnxruntime takes no vectors")
+    with pytest.raises(RunError):
+        runner.run_owning([torch.ones(2, 3)], [torch.empty(3, 3)])
+
+
+def test_a_pool_gives_nobody_what_somebody_has():
+    pool, shape = TensorPool(), (LARGE // 4 + 1,)
+    first = pool.empty(shape, torch.float32)
+    place = first.data_ptr()
+    second = pool.empty(shape, torch.float32)
+    assert second.data_ptr() != place
+    for hold in (
+        lambda t: t[5:6],
+        lambda t: t.detach(),
+        lambda t: t.numpy(),
+        lambda t: torch.utils.dlpack.to_dlpack(t),
+        lambda t: t.untyped_storage(),
+    ):
+        kept = hold(first)
+        del first
+        assert pool.empty(shape, torch.float32).data_ptr() != place
+        del kept
+        first = pool.empty(shape, torch.float32)
+        assert first.data_ptr() == place
+
+
+def test_a_pool_uses_memory_again():
+    pool, shape = TensorPool(), (LARGE // 8, 2)
+    places = set()
+    for dtype in (torch.float32, torch.int32, torch.float32):
+        found = pool.empty(shape, dtype)
+        assert found.shape == shape and found.dtype is dtype and found.is_contiguous()
+        places.add(found.data_ptr())
+        del found
+    assert len(places) == 1
+    small = [pool.empty((3,), torch.float32) for _ in range(2)]
+    assert small[0].data_ptr() != small[1].data_ptr()
+
+
+def test_threads_get_memory_of_their_own():
+    pool = TensorPool()
+
+    def work(number):
+        for _ in range(50):
+            found = pool.empty((LARGE,), torch.uint8)
+            found[::4096] = number
+            if not (found[::4096] == number).all():
+                return False
+        return True
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(work, range(4)))

@@ -75,6 +75,8 @@ BODIES = {
     "Shrink": (X, "y = Shrink<bias = 0.1, lambd = 0.3>(x)", None),
     "ThresholdedRelu": (X, "y = ThresholdedRelu<alpha = 0.2>(x)", None),
     "MatMul": ("float[2,3,4] x, float[4,5] w", "y = MatMul(x, w)", None),
+    "MatMul matrices": ("float[3,4] x, float[4,5] w", "y = MatMul(x, w)", None),
+    "MatMul transposed weight": ("float[3,4] x, float[5,4] w", "t = Transpose<perm = [1, 0]>(w) y = MatMul(x, t)", None),
     "MatMul broadcast": ("float[2,1,3,4] x, float[5,4,2] w", "y = MatMul(x, w)", None),
     "MatMul vector": ("float[4] x, float[2,4,3] w", "y = MatMul(x, w)", None),
     "MatMul vector right": ("float[2,3,4] x, float[4] w", "y = MatMul(x, w)", None),

@@ -69,3 +69,16 @@ def test_an_avg_pool_whose_windows_count_differently_is_left_alone():
     x = torch.randn(2, 3, 8, 8)
     g = torch.randn(2, 3, 5, 5)
     assert DECOMPOSITIONS[aten.avg_pool2d_backward.default](g, x, [2, 2], [2, 2], [1, 1], False, False, None) is NotImplemented
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_mantissas_and_exponents(dtype):
+    """Of every power of two and its neighbours, subnormal ones included."""
+    powers = torch.tensor([2.0**k for k in range(-1074, 1024)], dtype=torch.float64)
+    edges = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan")], dtype=torch.float64)
+    x = torch.cat(
+        [powers, powers.nextafter(torch.zeros(())), -powers.nextafter(torch.full((), torch.inf)), torch.randn(99).double(), edges]
+    ).to(dtype)
+    ours, theirs = DECOMPOSITIONS[aten.frexp.Tensor](x), aten.frexp.Tensor(x)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)

@@ -1,0 +1,249 @@
+/* pythonop::Elementwise: a chain of elementwise operators as one pass over memory. Part of native.c, its only user.
+ *
+ * No file has this node: exporter/runtime/fusion/elementwise.py makes it in memory of Add, Sub, Mul, Div, Sqrt and Neg. It computes block by
+ * block, so that what lies between two operators stays in the cache, and rounds as they do: after each of them. It holds no Python object
+ * and takes no lock in a run. A file that brings one of its own meets the checks of `program_of`, which let nothing outside the blocks be
+ * read or written.
+ */
+#ifndef PYTHONOP_NATIVE_ELEMENTWISE_H
+#define PYTHONOP_NATIVE_ELEMENTWISE_H
+
+#include "native_tensors.h"
+
+enum { ADD = 0, SUB, MUL, DIV, SQRT, NEG, FUNCTION_COUNT }; /* as FUNCTIONS in elementwise.py */
+enum { BLOCK_BYTES = 4096, MOST_TEMPORARIES = 12, MOST_PLACES = 512, PER_TASK = 1 << 15 };
+
+/* to, a, b: places. First the inputs, then the outputs, then temporaries. */
+typedef struct { int32_t function, to, a, b; } Instruction;
+
+typedef struct {
+    Binding *binding; /* onnxruntime reads the operator, which is a part of it, as long as the kernel lives */
+    int32_t inputs, outputs, full; /* full: the input that has the shape of the outputs */
+    size_t count;
+    Instruction instructions[];
+} Program;
+
+typedef struct {
+    const Program *program;
+    size_t item, size;    /* bytes of an element; elements of an output */
+    const char **sources; /* of each input its data, then for each output */
+    const char *single;   /* of each input, whether it is one element for all */
+    char **targets;
+} Job;
+
+#ifdef __GNUC__
+#define NO_DEPENDENCY _Pragma("GCC ivdep")
+#else
+#define NO_DEPENDENCY
+#endif
+
+/* The widest vectors that the processor has, chosen when the library is loaded. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDEST __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define WIDEST
+#endif
+
+/* An operand is as long as the block, or one number. */
+#define LOOP(expression) do { NO_DEPENDENCY for (size_t i = 0; i < n; i++) to[i] = (expression); } while (0)
+#define BINARY(sign) do { if (one_a && one_b) LOOP(x sign y); else if (one_a) LOOP(x sign b[i]); else if (one_b) LOOP(a[i] sign y); else LOOP(a[i] sign b[i]); } while (0)
+#define DEFINE_APPLY(type, root)                                                                                                     \
+    WIDEST static void apply_##type(int32_t function, type *to, const type *a, int one_a, const type *b, int one_b, size_t n)              \
+    {                                                                                                                                \
+        const type x = *a, y = *b;                                                                                                   \
+        switch (function) {                                                                                                          \
+        case ADD: BINARY(+); break;                                                                                                  \
+        case SUB: BINARY(-); break;                                                                                                  \
+        case MUL: BINARY(*); break;                                                                                                  \
+        case DIV: BINARY(/); break;                                                                                                  \
+        case SQRT: if (one_a) LOOP(root(x)); else LOOP(root(a[i])); break;                                                           \
+        default: if (one_a) LOOP(-x); else LOOP(-a[i]); break;                                                                       \
+        }                                                                                                                            \
+    }
+DEFINE_APPLY(float, sqrtf)
+DEFINE_APPLY(double, sqrt)
+#undef DEFINE_APPLY
+#undef BINARY
+#undef LOOP
+
+static void run_task(void *data, size_t number)
+{
+    const Job *job = data;
+    const Program *program = job->program;
+    union { double align; char bytes[MOST_TEMPORARIES][BLOCK_BYTES]; } temporaries;
+    size_t block = BLOCK_BYTES / job->item, begin = number * PER_TASK, end = begin + PER_TASK < job->size ? begin + PER_TASK : job->size;
+    int32_t first = program->inputs + program->outputs;
+    for (size_t start = begin; start < end; start += block) {
+        size_t n = end - start < block ? end - start : block, offset = start * job->item;
+        for (const Instruction *step = program->instructions; step < program->instructions + program->count; step++) {
+            const char *read[2];
+            int one[2];
+            for (int k = 0; k < 2; k++) {
+                int32_t place = k ? step->b : step->a;
+                one[k] = place < program->inputs && job->single[place];
+                read[k] = place < program->inputs ? job->sources[place] + (one[k] ? 0 : offset)
+                          : place < first         ? job->targets[place - program->inputs] + offset
+                                                  : temporaries.bytes[place - first];
+            }
+            char *to = step->to < first ? job->targets[step->to - program->inputs] + offset : temporaries.bytes[step->to - first];
+            if (job->item == sizeof(float))
+                apply_float(step->function, (float *)to, (const float *)read[0], one[0], (const float *)read[1], one[1], n);
+            else
+                apply_double(step->function, (double *)to, (const double *)read[0], one[0], (const double *)read[1], one[1], n);
+        }
+    }
+}
+
+static Status refused(const char *text) { return CALL(CREATE_STATUS, Status(*)(int, const char *))(ORT_FAIL, text); }
+
+/* What a tensor is; shape has room for `most` dims. */
+static Status tensor_facts(const void *value, int *kind, size_t *rank, int64_t *shape, size_t most, size_t *count)
+{
+    void *info = NULL;
+    Status status = CALL(TYPE_AND_SHAPE, Status(*)(const void *, void **))(value, &info);
+    if (status)
+        return status;
+    if (!(status = CALL(ELEMENT_TYPE, Status(*)(const void *, int *))(info, kind)) && !(status = CALL(DIM_COUNT, Status(*)(const void *, size_t *))(info, rank)) &&
+        *rank <= most)
+        status = CALL(DIMS, Status(*)(const void *, int64_t *, size_t))(info, shape, *rank);
+    CALL(RELEASE_INFO, void (*)(void *))(info);
+    if (!status && *rank > most)
+        return refused("Elementwise: a tensor of more than 16 dims");
+    *count = 1;
+    for (size_t i = 0; !status && i < *rank; i++)
+        *count *= (size_t)shape[i];
+    return status;
+}
+
+static Status elementwise_compute(void *state, void *context)
+{
+    const Program *program = state;
+    enum { DIMS_MOST = 16 };
+    int64_t shape[DIMS_MOST], other[DIMS_MOST];
+    size_t rank = 0, rank_of = 0, size = 0, count = 0, given = 0;
+    int kind = 0, kind_of = 0;
+    const void *value = NULL;
+    Status status = CALL(INPUT_COUNT, Status(*)(const void *, size_t *))(context, &given);
+    if (!status && given == (size_t)program->inputs)
+        status = CALL(INPUT, Status(*)(const void *, size_t, const void **))(context, (size_t)program->full, &value);
+    if (status)
+        return status;
+    if (!value)
+        return refused("Elementwise: an input is missing");
+    if ((status = tensor_facts(value, &kind, &rank, shape, DIMS_MOST, &size)))
+        return status;
+    if (kind != ONNX_FLOAT && kind != ONNX_DOUBLE)
+        return refused("Elementwise: neither float32 nor float64");
+    const char *sources[MOST_PLACES];
+    char single[MOST_PLACES], *targets[MOST_PLACES];
+    for (int32_t i = 0; i < program->inputs; i++) {
+        value = NULL;
+        if ((status = CALL(INPUT, Status(*)(const void *, size_t, const void **))(context, (size_t)i, &value)))
+            return status;
+        if (!value)
+            return refused("Elementwise: an input is missing");
+        if ((status = tensor_facts(value, &kind_of, &rank_of, other, DIMS_MOST, &count)))
+            return status;
+        int same = rank_of == rank && !memcmp(other, shape, rank * sizeof *shape);
+        if (kind_of != kind || !(same || (count == 1 && rank_of <= rank)))
+            return refused("an input of elementwise operators has another type or shape than the file says (value_info)");
+        single[i] = !same;
+        if ((status = CALL(TENSOR_DATA, Status(*)(const void *, void **))(value, (void **)&sources[i])))
+            return status;
+    }
+    for (int32_t i = 0; i < program->outputs; i++) {
+        void *made = NULL;
+        if ((status = CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, (size_t)i, shape, rank, &made)))
+            return status;
+        if (!made)
+            return refused("Elementwise: an output without a name");
+        if ((status = tensor_facts(made, &kind_of, &rank_of, other, DIMS_MOST, &count)))
+            return status;
+        if (kind_of != kind)
+            return refused("an output of elementwise operators has another type than the file says");
+        if ((status = CALL(TENSOR_DATA, Status(*)(void *, void **))(made, (void **)&targets[i])))
+            return status;
+    }
+    Job job = {program, kind == ONNX_FLOAT ? sizeof(float) : sizeof(double), size, sources, single, targets};
+    size_t tasks = size / PER_TASK + (size % PER_TASK != 0);
+    if (tasks > 1)
+        return CALL(PARALLEL_FOR, Status(*)(const void *, void (*)(void *, size_t), size_t, size_t, void *))(context, run_task, tasks, 0, &job);
+    if (tasks)
+        run_task(&job, 0);
+    return NULL;
+}
+
+/* A list of ints of the node; NULL where there is none, or no memory. */
+static int64_t *ints(const void *info, const char *name, size_t *count)
+{
+    *count = 0;
+    Status status = CALL(ATTRS_INT, Status(*)(const void *, const char *, int64_t *, size_t *))(info, name, NULL, count);
+    int64_t *list = status || *count > (1 << 20) ? NULL : malloc(*count * sizeof *list + 1);
+    if (list && *count)
+        status = CALL(ATTRS_INT, Status(*)(const void *, const char *, int64_t *, size_t *))(info, name, list, count);
+    if (status) {
+        CALL(RELEASE_STATUS, void (*)(Status))(status);
+        free(list);
+        return NULL;
+    }
+    return list;
+}
+
+/* The program of a node: four ints an instruction. Nothing is read before it is written, and every output is written. */
+static Program *program_of(const int64_t *list, size_t length, size_t inputs, size_t outputs, int64_t full)
+{
+    if (!list || !length || length % 4 || !inputs || !outputs || inputs > MOST_PLACES || outputs > MOST_PLACES || full < 0 || full >= (int64_t)inputs)
+        return NULL;
+    Program *program = calloc(1, sizeof *program + length / 4 * sizeof(Instruction));
+    int64_t places = (int64_t)(inputs + outputs) + MOST_TEMPORARIES;
+    char *written = program ? calloc((size_t)places, 1) : NULL;
+    int good = written != NULL;
+    if (good)
+        memset(written, 1, inputs);
+    for (size_t i = 0; good && i < length; i += 4) {
+        int64_t function = list[i], to = list[i + 1], a = list[i + 2], b = list[i + 3];
+        good = function >= 0 && function < FUNCTION_COUNT && to >= (int64_t)inputs && to < places && a >= 0 && a < places && b >= 0 && b < places && written[a] && written[b];
+        if (good) {
+            program->instructions[i / 4] = (Instruction){(int32_t)function, (int32_t)to, (int32_t)a, (int32_t)b};
+            written[to] = 1;
+        }
+    }
+    for (size_t i = 0; good && i < outputs; i++)
+        good = written[inputs + i];
+    free(written);
+    if (!good) {
+        free(program);
+        return NULL;
+    }
+    program->inputs = (int32_t)inputs;
+    program->outputs = (int32_t)outputs;
+    program->full = (int32_t)full;
+    program->count = length / 4;
+    return program;
+}
+
+static Status elementwise_create(const CustomOp *op, const void *const *table, const void *info, void **out)
+{
+    (void)table;
+    size_t length = 0, inputs = 0, outputs = 0;
+    int64_t full = -1, *list = ints(info, "program", &length);
+    Status status = CALL(ATTR_INT, Status(*)(const void *, const char *, int64_t *))(info, "full", &full);
+    if (!status)
+        status = CALL(NODE_INPUTS, Status(*)(const void *, size_t *))(info, &inputs);
+    if (!status)
+        status = CALL(NODE_OUTPUTS, Status(*)(const void *, size_t *))(info, &outputs);
+    Program *program = status ? NULL : program_of(list, length, inputs, outputs, full);
+    free(list);
+    if (status)
+        return status;
+    if (!program)
+        return refused("pythonop::Elementwise stands for no chain of operators: no file has this node, inference_session makes it in memory");
+    PyGILState_STATE gil = PyGILState_Ensure(); /* who counts bindings holds it */
+    program->binding = op->binding;
+    program->binding->count++;
+    PyGILState_Release(gil);
+    *out = program;
+    return NULL;
+}
+
+#endif

@@ -1,0 +1,249 @@
+"""Chains of elementwise operators as one node: the same bits as the operators, in memory alone, whatever a file says."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+import exporter
+from exporter.errors import PythonopError
+from exporter.runtime.fusion.elementwise import ELEMENTWISE, FUNCTIONS, fuse
+from symbolics.node.names import OWN_DOMAIN
+
+KINDS = {np.float32: TensorProto.FLOAT, np.float64: TensorProto.DOUBLE}
+# A node more than a block, more than a task of a thread; nothing; one element.
+SHAPES = [(0, 3), (1,), (), (7,), (1025,), (40, 1000), (2, 3, 5000)]
+
+
+def model(nodes, inputs, outputs, kind=np.float32, said=None) -> onnx.ModelProto:
+    """A model of operators; inputs, outputs and what else the file says by name with their shapes."""
+
+    def infos(shapes):
+        return [helper.make_tensor_value_info(name, KINDS[kind], shape) for name, shape in shapes.items()]
+
+    graph = helper.make_graph(
+        [helper.make_node(op, reads, [writes]) for op, reads, writes in nodes],
+        "g",
+        infos(inputs),
+        infos(outputs),
+        value_info=infos(said or {}),
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def fused(proto) -> tuple[onnx.ModelProto, int]:
+    graph = ir.from_proto(proto)
+    count = fuse(graph)
+    return ir.to_proto(graph), count
+
+
+def outputs_of(proto, feeds, ours):
+    with np.errstate(all="ignore"):
+        session = exporter.inference_session(proto) if ours else onnxruntime.InferenceSession(proto.SerializeToString())
+        return session.run(None, feeds)
+
+
+def same(one, other):
+    """Bit by bit, but for the sign of what is no number, which IEEE 754 leaves open."""
+    for ours, theirs in zip(one, other, strict=True):
+        assert ours.shape == theirs.shape
+        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(np.signbit(ours) & ~np.isnan(ours), np.signbit(theirs) & ~np.isnan(theirs))
+
+
+def draw(generator, shape, kind):
+    """Numbers with infinities, zeros of both signs, numbers that are none and subnormal ones among them."""
+    made = np.asarray(generator.standard_normal(shape) * 10.0 ** generator.integers(-3, 3, shape), kind)
+    odd = np.array([np.inf, -np.inf, 0.0, -0.0, np.finfo(kind).tiny / 4, np.finfo(kind).max], kind)
+    return np.where(generator.random(shape) < 0.05, generator.choice(odd, shape), made).astype(kind)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["float32", "float64"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_operator_with_every_operand(shape, kind):
+    generator = np.random.default_rng(0)
+    inputs = {"x": shape, "y": shape, "s": (), "t": (1,) * len(shape)}
+    nodes, last = [], "x"
+    for number, (op, other) in enumerate(
+        [("Add", "s"), ("Sub", "y"), ("Mul", "t"), ("Div", "y"), ("Neg", None), ("Sqrt", None), ("Neg", None)]
+    ):
+        nodes.append((op, [last] if other is None else [last, other], last := f"v{number}"))
+    for number, op in enumerate(["Sub", "Div", "Add", "Mul"]):  # one element in front
+        nodes.append((op, ["s", last], last := f"w{number}"))
+    nodes.append(("Mul", [last, last], "end"))
+    assert {op for op, *_ in nodes} == set(FUNCTIONS)
+    proto = model(nodes, inputs, {"end": shape}, kind)
+    made, count = fused(proto)
+    assert count == 1
+    assert [node.op_type for node in made.graph.node] == [ELEMENTWISE]
+    feeds = {name: np.asarray(draw(generator, size, kind), kind) for name, size in inputs.items()}
+    np.abs(feeds["y"], out=feeds["y"])
+    same(outputs_of(made, feeds, True), outputs_of(proto, feeds, False))
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_random_graphs(seed):
+    """Several outputs, values that others read (before and behind the end), more values at once than there are temporaries."""
+    generator = np.random.default_rng(seed)
+    kind = [np.float32, np.float64][seed % 2]
+    shape = SHAPES[int(generator.integers(len(SHAPES)))]
+    inputs = {"x": shape, "y": shape, "s": ()}
+    values, nodes = list(inputs), []
+    for number in range(int(generator.integers(2, 60))):
+        op = str(generator.choice([*FUNCTIONS, "Exp", "Add", "Mul"]))
+        recent = values if generator.random() < 0.4 else values[-4:]
+        reads = [str(generator.choice(recent)) for _ in range(1 if op in ("Exp", "Sqrt", "Neg") else 2)]
+        nodes.append((op, reads, f"v{number}"))
+        values.append(f"v{number}")
+    outputs = {name for name in values[3:] if generator.random() < 0.2} | {values[-1]}
+    single = {"s"}
+    for _, reads, name in nodes:
+        single |= {name} if set(reads) <= single else set()
+    proto = model(
+        nodes,
+        inputs,
+        {name: () if name in single else shape for name in values if name in outputs},
+        kind,
+        {name: () if name in single else shape for name in values[3:]},
+    )
+    feeds = {name: np.asarray(draw(generator, size, kind), kind) for name, size in inputs.items()}
+    made, _ = fused(proto)
+    onnx.checker.check_model(onnx.ModelProto.FromString(made.SerializeToString()), full_check=False)
+    same(outputs_of(made, feeds, True), outputs_of(proto, feeds, False))
+
+
+def test_random_graphs_are_fused():
+    """What the test above compares is not nothing."""
+    proto = model(
+        [("Mul", ["x", "s"], "a"), ("Exp", ["a"], "b"), ("Add", ["a", "b"], "c"), ("Sub", ["c", "a"], "d")],
+        {"x": (4,), "s": ()},
+        {"d": (4,), "a": (4,)},
+        said={"b": (4,)},
+    )
+    made, count = fused(proto)
+    assert count == 1  # Add and Sub; Exp stands between Mul and them
+    assert [node.op_type for node in made.graph.node] == ["Mul", "Exp", ELEMENTWISE]
+
+
+STEPS = {
+    "adamw": {},
+    "adam, decay": {"optimizer": "adam", "hyperparameters": {"weight_decay": 0.1}},
+    "sgd": {"optimizer": "sgd", "hyperparameters": {"weight_decay": 0.1}},
+    "nesterov": {"optimizer": "sgd", "hyperparameters": {"momentum": 0.9, "nesterov": True}},
+    "lion": {"optimizer": "lion"},
+    "clipped, every second run": {"clip_norm": 0.1, "accumulate": 2},
+    "float16": {"precision": "float16"},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, torch.float32) for name in STEPS), ("adamw", torch.float64), ("lion", torch.float64)], ids=str
+)
+def test_a_training_step(name, dtype):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(40, 900), torch.nn.Tanh(), torch.nn.Linear(900, 3)).to(dtype)
+    x, target = torch.randn(2, 40, dtype=dtype), torch.tensor([0, 2])
+    step = exporter.export_training_step(net, (x,), loss=torch.nn.functional.cross_entropy, targets=(target,), dynamo=False, **STEPS[name])
+    before = step.model_proto.SerializeToString(deterministic=True)
+    assert fused(step.model_proto)[1] == len(list(net.parameters()))
+    found = []
+    for session in (exporter.inference_session(step.model), onnxruntime.InferenceSession(step.model_proto.SerializeToString())):
+        feeds = {**step.initial, step.layout.inputs[0]: x.numpy(), step.layout.targets[0]: target.numpy()}
+        names = [value.name for value in session.get_outputs()]
+        for _ in range(5):
+            results = dict(zip(names, session.run(None, feeds), strict=True))
+            feeds.update((name, results[output]) for output, name in step.layout.carried.items())
+        found.append(results)
+    for key, value in found[0].items():
+        np.testing.assert_array_equal(value, found[1][key], err_msg=key)
+    assert step.model_proto.SerializeToString(deterministic=True) == before  # in memory alone
+
+
+def test_other_models_stay_as_they_are(monkeypatch):
+    proto = model([("Mul", ["x", "x"], "a"), ("Add", ["a", "x"], "b")], {"x": (4,)}, {"b": (4,)})
+    monkeypatch.setattr("exporter.runtime.session.fuse", lambda graph: pytest.fail("this is no training step"))
+    exporter.inference_session(proto).run(None, {"x": np.zeros(4, np.float32)})
+
+
+def test_nodes_out_of_order_and_unknown_shapes_are_left_alone():
+    proto = model([("Mul", ["x", "x"], "a"), ("Add", ["a", "x"], "b")], {"x": (4,)}, {"b": (4,)})
+    assert fused(proto)[1] == 1
+    swapped = onnx.ModelProto.FromString(proto.SerializeToString())
+    del swapped.graph.node[:]
+    swapped.graph.node.extend(reversed(proto.graph.node))
+    assert fused(swapped)[1] == 0
+    for shape in (("n",), None, (2, 1)):
+        unknown = onnx.ModelProto.FromString(proto.SerializeToString())
+        unknown.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, shape))
+        if shape == (2, 1):
+            unknown.graph.node[1].input[1] = "z"
+            unknown.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, (1, 2)))
+        unknown.graph.output[0].CopyFrom(helper.make_tensor_value_info("b", TensorProto.FLOAT, None))
+        assert fused(unknown)[1] == 0, shape
+
+
+def test_a_shape_that_the_file_does_not_tell_rightly_is_an_error():
+    proto = model([("Reshape", ["x", "n"], "r"), ("Mul", ["r", "y"], "a"), ("Add", ["a", "y"], "b")], {"x": (4,), "y": (4,)}, {"b": (4,)})
+    proto.graph.input.append(helper.make_tensor_value_info("n", TensorProto.INT64, (2,)))
+    proto.graph.value_info.append(helper.make_tensor_value_info("r", TensorProto.FLOAT, (4,)))
+    made, count = fused(proto)
+    assert count == 1
+    session = exporter.inference_session(made)
+    four = np.ones(4, np.float32)
+    with pytest.raises(exporter.RunError, match=r"has another type or shape than the file says"):
+        session.run(None, {"x": four, "y": four, "n": np.array([2, 2])})
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_programs_of_strangers(seed):
+    """A node that a file brings itself: refused, or a chain as any other; never memory of others."""
+    generator = np.random.default_rng(seed)
+    inputs, outputs = int(generator.integers(1, 4)), int(generator.integers(1, 3))
+    places = inputs + outputs + 12
+    program = [
+        int(v) for _ in range(int(generator.integers(0, 6))) for v in (generator.integers(-1, 7), *generator.integers(-2, places + 2, 3))
+    ]
+    if seed % 3:  # good ones, but for what an attacker adds
+        program = [v for to in range(outputs) for v in (seed % 6, inputs + to, 0, inputs - 1)] + program[: 4 * (seed % 2)]
+    full = int(generator.integers(-1, inputs + 1)) if seed % 2 else 0
+    names = [f"x{i}" for i in range(inputs)], [f"y{i}" for i in range(outputs)]
+    node = helper.make_node(ELEMENTWISE, *names, domain=OWN_DOMAIN, program=program or [0], full=full)
+    shapes = [[(3,), (1,), (), (5000,)][int(generator.integers(4))] for _ in range(inputs)]
+    graph = helper.make_graph(
+        [node], "g", *([helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in group] for group in names)
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid(OWN_DOMAIN, 1)], ir_version=10)
+    feeds = {name: np.ones(shape, np.float32) for name, shape in zip(names[0], shapes, strict=True)}
+    try:
+        results = exporter.inference_session(proto).run(None, feeds)
+    except PythonopError as error:
+        assert "Elementwise" in str(error) or "has another type or shape" in str(error)
+    else:
+        assert {result.shape for result in results} == {shapes[full]}
+
+
+@pytest.mark.parametrize(
+    "attributes", [{}, {"program": [0, 1, 0, 0]}, {"full": 0}, {"program": "text", "full": 0}, {"program": [0, 1, 0, 0], "full": [0]}]
+)
+def test_attributes_that_are_missing_or_others(attributes):
+    node = helper.make_node(ELEMENTWISE, ["x"], ["y"], domain=OWN_DOMAIN, **attributes)
+    values = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, (2,))] for name in "xy"]
+    proto = helper.make_model(helper.make_graph([node], "g", *values), opset_imports=[helper.make_opsetid(OWN_DOMAIN, 1)], ir_version=10)
+    with pytest.raises(exporter.RunError):
+        exporter.inference_session(proto)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.INT32, TensorProto.FLOAT16, TensorProto.STRING])
+def test_other_types_are_refused(kind):
+    node = helper.make_node(ELEMENTWISE, ["x"], ["y"], domain=OWN_DOMAIN, program=[0, 1, 0, 0], full=0)
+    values = [[helper.make_tensor_value_info(name, kind, (2,))] for name in "xy"]
+    proto = helper.make_model(helper.make_graph([node], "g", *values), opset_imports=[helper.make_opsetid(OWN_DOMAIN, 1)], ir_version=10)
+    array = np.array(["a", "b"], object) if kind == TensorProto.STRING else np.ones(2, helper.tensor_dtype_to_np_dtype(kind))
+    with pytest.raises(exporter.RunError, match="neither float32 nor float64"):
+        exporter.inference_session(proto).run(None, {"x": array})
