@@ -43,7 +43,7 @@ def vanishes_once(case):
 def spin(case):
     while True: pass
 def sleep(case): time.sleep(10**6)
-def takes(case): bytearray(1200 << 20)[::4096]
+def takes(case): bytearray(100 << 20)[::4096]
 def reads(case): case.results.append((case.path.parents[1] / "secret").read_bytes())
 def writes(case): (case.path.parents[1] / "more").write_text("x")
 def leaves(case): case.path.with_name("more").write_text("x")
@@ -67,6 +67,7 @@ plants = [crash, vanishes, vanishes_once, spin, sleep, takes, reads, writes, lea
 surfaces.SURFACES[1] = ("planted", lambda case: plants[int(case.path.read_bytes())](case))
 run.HANGS = 10
 run.SECONDS = 4
+run.MEMORY = 64  # a full machine may hand out a GiB too slowly
 found = {}
 def tell(finding): found.setdefault(plants[finding.case].__name__, []).append(finding.kind)
 summary = run.run_cases(range(len(plants)), lambda n: Case(n, "", [], str(n).encode()), lambda n: [1], 2, tell)
