@@ -7,6 +7,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from exporter.files.skeleton import skeleton
 from symbolics.errors import FormatError
 from symbolics.graph.shapes import guess_ranks
 from symbolics.graph.values import is_python_op, is_static, name_of
@@ -15,9 +16,7 @@ from symbolics.node.attributes import SPECS, check_types, values_of
 from symbolics.node.limits import MAX_UNROLLED
 from symbolics.text import reason, shown
 
-__all__ = ["SMALL", "infer_shapes", "is_weight", "skeleton"]
-
-SMALL = 256  # elements of an initializer that shape inference may have to read
+__all__ = ["infer_shapes"]
 
 
 def infer_shapes(model: ir.Model, *, only_where_missing: bool = False) -> None:
@@ -67,34 +66,6 @@ def _is_short(value: ir.Value | None) -> bool:
     if value is None or value.shape is None:
         return value is None
     return len(value.shape) != 1 or (isinstance(value.shape[0], int) and value.shape[0] <= MAX_UNROLLED)
-
-
-def skeleton(model: ir.Model) -> onnx.ModelProto:
-    """The model as a message with its large weights, and those in other files, as inputs.
-
-    Raises:
-        FormatError: The model cannot be written down: a name is no text, a tensor is not what its type says.
-    """
-    graph = model.graph
-    weights = [v for v in graph.initializers.values() if is_weight(v.const_value)]
-    added = [v for v in weights if not v.is_graph_input()]
-    for value in weights:
-        del graph.initializers[name_of(value)]
-    graph.inputs.extend(added)
-    try:
-        return ir.to_proto(model)
-    except (ir.serde.SerdeError, ValueError, TypeError, OSError) as error:
-        raise FormatError.damaged("the model", f"it cannot be written as ONNX: {reason(error)}") from error
-    finally:
-        for _ in added:  # one by one: a deleted slice would leave them marked as inputs
-            graph.inputs.pop()
-        for value in weights:
-            graph.initializers[name_of(value)] = value
-
-
-def is_weight(tensor: ir.TensorProtocol | None) -> bool:
-    """Whether shape inference and checker do without the data of an initializer: it is large, or in a file of its own."""
-    return tensor is None or tensor.size > SMALL or isinstance(tensor, ir.ExternalTensor)
 
 
 def _merge(graph: ir.Graph, proto: onnx.GraphProto) -> None:

@@ -10,8 +10,9 @@ import onnx
 import onnx_ir as ir
 
 from exporter.files.read import open_model
+from exporter.files.skeleton import SMALL, is_weight, skeleton
 from exporter.files.weights import lift_initializers, lift_weights
-from exporter.gradient_graph.inference import SMALL, infer_shapes, is_weight, skeleton
+from exporter.gradient_graph.inference import infer_shapes
 from symbolics.errors import FormatError
 from symbolics.gradients.control_flow import EXPOSED, OWN_BACKWARD
 from symbolics.graph.values import graph_of, is_mark

@@ -18,10 +18,11 @@ from symbolics.node.limits import MAX_UNROLLED
 
 __all__: list[str] = []
 
-_FEW_CHANNELS, _MORE_CHANNELS = 16, 48
+_FEW_CHANNELS, _MORE_CHANNELS = 16, 24
 _MANY_PIXELS = 2**18
 _MANY_POSITIONS = 32  # of a kernel
 _FEW_PIXELS, _MANY_WEIGHTS = 16, 2**16
+_MORE_PIXELS, _LIGHT = 256, 4096  # channels of one side times the other's
 
 
 def _kernel(op: Builder, node: ir.Node, w: Value, kernel_shape: Ints) -> list[Dim]:
@@ -61,16 +62,38 @@ def _input(op: Builder, slide: Windows, g: Value, w: Value, group: int) -> Value
     known = len(outs) == len(sizes) == slide.rank
     if not known or group != 1 or dtype_of(w) is not ir.DataType.FLOAT:  # onnxruntime has Col2Im of no other
         return slide.transposed(g, w, group)
-    if shape is None or slide.static is None or math.prod(outs) > _FEW_PIXELS or math.prod(shape) < _MANY_WEIGHTS:
+    if shape is None or slide.static is None:
         return slide.transposed(g, w, group)
     kernel, before, after = slide.static
+    m, c, *_ = shape
     if min(before) < 0 or math.prod(kernel) == 1:
         return slide.transposed(g, w, group)
-    m, c, *_ = shape
+    if m <= c and m * c <= _LIGHT and math.prod(outs) >= _MORE_PIXELS and (turned := _turned(op, slide, g, w)) is not None:
+        return turned
+    if math.prod(outs) > _FEW_PIXELS or math.prod(shape) < _MANY_WEIGHTS:
+        return slide.transposed(g, w, group)
     pads = [*before, *(max(a, 0) for a in after)]
     columns = op.Gemm(op.Reshape(w, [m, -1]), _rows(op, g, m, slide.rank), transA=1)
     columns = op.Transpose(op.Reshape(columns, [c * math.prod(kernel), -1, math.prod(outs)]), perm=[1, 0, 2])
     return op.Col2Im(columns, op.i64(sizes), op.i64(kernel), strides=slide.strides, dilations=slide.dilations, pads=pads)
+
+
+def _turned(op: Builder, slide: Windows, g: Value, w: Value) -> Value | None:
+    """The same as a Conv with the weights turned around, of windows that move place by place; None for any other.
+
+    onnxruntime's Conv lays out what it reads, in as many threads as there are, and its ConvTranspose adds up what it wrote, in one: of
+    large images with few channels that is the most of it.
+    """
+    kernel, before, after = slide.static or ([], [], [])
+    reach = [(k - 1) * d for k, d in zip(kernel, slide.dilations)]
+    pads = [r - p for side in (before, after) for r, p in zip(reach, side)]
+    if set(slide.strides) != {1} or min(pads) < 0 or min(after) < 0:
+        return None
+    m, c, *_ = static_shape(w) or ()
+    positions = math.prod(kernel)
+    last = op.Gather(op.Transpose(op.Reshape(w, [m, c, positions]), perm=[2, 1, 0]), op.i64(range(positions)[::-1]), axis=0)
+    turned = op.Reshape(op.Transpose(last, perm=[1, 2, 0]), [c, m, *kernel])
+    return op.Conv(g, turned, pads=pads, dilations=slide.dilations)
 
 
 def _known_sizes(value: Value) -> list[int]:

@@ -1,41 +1,53 @@
 """Elementwise operators that feed one another become one node, in memory: one pass over memory in place of one an operator.
 
 An optimizer's update is some fourteen of them for each parameter, and what they cost is reading and writing: a third of a training step of
-a small transformer. The native library computes such a chain block by block, and rounds after each operator as they do. The file on disk is
-not touched, and other runtimes run what stands in it.
+a small transformer. What lies around the products of a step is some more: the gradients of activations, normalizations and softmaxes. The
+native library computes such a chain block by block, and rounds after each operator as they do. The file on disk is not touched, and other
+runtimes run what stands in it.
 
-What goes into a chain: Add, Sub, Mul, Div, Sqrt and Neg of float32 or float64 whose output has the shape of the chain's last one; operands
-have that shape too, or one element. Shapes are those that the file says; what differs at a run is an error of the node.
+What goes into a chain: operators of float32 or float64 in `_read` whose output has the shape of the chain's last one; operands have that shape
+too, or broadcast to it along axes that are next to each other. Shapes are those that the file says or that ONNX infers of it; what differs
+at a run is an error of the node.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+import onnx
 import onnx_ir as ir
 
+from exporter.files.skeleton import skeleton
+from symbolics.graph.walk import subgraphs
 from symbolics.node.names import OWN_DOMAIN
 
 __all__ = ["ELEMENTWISE", "fuse"]
 
 ELEMENTWISE = "Elementwise"
 
-#: operator -> its number in native_elementwise.h.
-FUNCTIONS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3, "Sqrt": 4, "Neg": 5}
+#: function -> its number in native_elementwise.h. The last two are of two operators each: see `_read`.
+FUNCTIONS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3, "Sqrt": 4, "Neg": 5, "Greater": 6, "Guard": 7}
 #: As MOST_TEMPORARIES and MOST_PLACES there; a chain that needs more stays as it is.
 TEMPORARIES, PLACES = 12, 512
 
-#: Operators whose outputs have the shape of their operands, or none; the first operand's type or that of ``to``.
-_FOLLOWED = {*FUNCTIONS, "Cast", "Pow", "Min", "Max", "Sum", "ReduceSum", "ReduceSumSquare"}
+#: A chain of fewer operators and elements costs less as onnxruntime's own.
+_FEW_OPERATORS, _FEW_ELEMENTS = 4, 4096
+#: Operators between which a value may wait without being counted: it is read again before memory is short.
+_NEAR = 32
+
 _FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE}
 _Shape = tuple[int, ...]
 _Facts = tuple[_Shape | None, ir.DataType | None]
+#: Function and places of its two operands; RESULT is what the step before it made.
+_Step = tuple[int, int, int]
+_RESULT = -1
 
 
 def fuse(model: ir.Model) -> int:
-    """Put one node in the place of each chain that ends in an output of the graph, or of a branch, in place.
+    """Put one node in the place of each chain, in place.
 
     Args:
         model: A model whose nodes stand in the order of their values.
@@ -43,15 +55,39 @@ def fuse(model: ir.Model) -> int:
     Returns:
         How many nodes were put in.
     """
+    try:
+        inferred = onnx.shape_inference.infer_shapes(skeleton(model))
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
+        return 0  # onnxruntime says what is wrong with it
     facts: dict[ir.Value, _Facts] = {}
-    made = _fuse(model.graph, facts)
-    for node in list(model.graph.all_nodes()):
-        for attribute in node.attributes.values():
-            if attribute.type is ir.AttributeType.GRAPH:
-                made += _fuse(attribute.as_graph(), facts)
+    made = _fuse_all(model.graph, inferred.graph, facts)
     if made:
         model.graph.opset_imports[OWN_DOMAIN] = 1
     return made
+
+
+def _fuse_all(graph: ir.Graph, inferred: onnx.GraphProto, facts: dict[ir.Value, _Facts]) -> int:
+    """Also in the bodies of its nodes."""
+    _note(graph, inferred, facts)
+    bodies = [
+        (body, attribute.g)
+        for node, twin in zip(graph, inferred.node, strict=True)
+        for body, attribute in zip(subgraphs(node), (a for a in twin.attribute if a.type == onnx.AttributeProto.GRAPH), strict=True)
+    ]
+    return _fuse(graph, facts) + sum(_fuse_all(body, twin, facts) for body, twin in bodies)
+
+
+def _note(graph: ir.Graph, inferred: onnx.GraphProto, facts: dict[ir.Value, _Facts]) -> None:
+    """Shape and element type of each value of a graph that has both in numbers."""
+    infos = {v.name: v.type.tensor_type for v in (*inferred.input, *inferred.output, *inferred.value_info)}
+    values = [*graph.inputs, *graph.initializers.values(), *(output for node in graph for output in node.outputs)]
+    for value in values:
+        info = infos.get(value.name or "")
+        tensor = value.const_value
+        if tensor is not None:
+            facts[value] = tuple(tensor.shape.numpy()), tensor.dtype
+        elif info is not None and info.HasField("shape") and all(dim.HasField("dim_value") for dim in info.shape.dim):
+            facts[value] = tuple(dim.dim_value for dim in info.shape.dim), ir.DataType(info.elem_type)
 
 
 def _fuse(graph: ir.Graph, facts: dict[ir.Value, _Facts]) -> int:
@@ -61,16 +97,37 @@ def _fuse(graph: ir.Graph, facts: dict[ir.Value, _Facts]) -> int:
     taken: set[ir.Node] = set()
     made = 0
     for end in reversed(known.nodes):
-        if end in taken or not known.fits(end) or not _is_end(end.outputs[0]):
+        if end in taken or not known.fits(end):
             continue
         members = _grow(end, known, taken)
-        program = _write(members, known) if len(members) > 1 else None
+        program = _write(members, known) if known.is_worth_it(members) else None
         if program is None:
             continue
         taken.update(members)
-        _replace(graph, end, members, program)
+        _replace(known, members, program)
         made += 1
     return made
+
+
+@dataclass
+class _Reading:
+    """An operator in functions of the native library.
+
+    Attributes:
+        operands: What it reads, of the shape and the type of its output or broadcast to them.
+        steps: The functions, in their order.
+        inner: A node between the operands and the operator, whose output is no number.
+    """
+
+    operands: list[ir.Value]
+    steps: list[_Step]
+    inner: ir.Node | None = None
+
+
+def _number(value: ir.Value) -> float | None:
+    """A constant of one element."""
+    tensor = value.const_value
+    return float(tensor.numpy().reshape(())) if tensor is not None and tensor.size == 1 and tensor.dtype in _FLOATS else None
 
 
 class _Known:
@@ -80,6 +137,7 @@ class _Known:
         nodes: Its nodes.
         place: The place of each.
         sorted: Whether each stands behind what it reads.
+        facts: Shapes and types of values, those of the graphs around it too.
     """
 
     def __init__(self, graph: ir.Graph, facts: dict[ir.Value, _Facts]) -> None:
@@ -91,62 +149,77 @@ class _Known:
             for value in node.inputs
             if value is not None and (producer := value.producer()) is not None
         )
-        self._facts = facts  # of the graphs around it, too
-        for node in self.nodes:
-            self._follow(node)
+        self.facts = facts
 
     def of(self, value: ir.Value | None) -> _Facts:
         """Shape and element type of a value; None for what is not known."""
-        if value is None:
-            return None, None
-        if value not in self._facts:
-            dims = None if value.shape is None else tuple(value.shape)
-            shape = tuple(dim for dim in dims if isinstance(dim, int)) if dims is not None else None
-            self._facts[value] = (shape if shape is not None and len(shape) == len(dims or ()) else None), value.dtype
-        return self._facts[value]
+        return (None, None) if value is None else self.facts.get(value, (None, None))
 
-    def _follow(self, node: ir.Node) -> None:
-        """What an operator of scalars and equal shapes gives, where the file does not say."""
-        if node.domain or len(node.outputs) != 1 or not node.inputs or node.op_type not in _FOLLOWED:
-            return
-        output = node.outputs[0]
-        shape, dtype = self.of(output)
-        given = [self.of(value) for value in node.inputs if value is not None]
-        if dtype is None:
-            dtype = ir.DataType(node.attributes["to"].as_int()) if "to" in node.attributes else given[0][1]
-        if shape is None and node.op_type.startswith("Reduce"):
-            keeps = node.attributes["keepdims"].as_int() if "keepdims" in node.attributes else 1
-            shape = () if len(given) == 1 and not keeps and "axes" not in node.attributes else None
-        elif shape is None:
-            shapes = [s for s, _ in given if s is not None]
-            shape = _broadcast(shapes) if len(shapes) == len(given) else None
-        self._facts[output] = shape, dtype
+    def read(self, node: ir.Node) -> _Reading | None:
+        """An operator in the library's functions; None where it has none for it."""
+        if node.domain or len(node.outputs) != 1 or not node.inputs or any(value is None for value in node.inputs):
+            return None
+        operands = [value for value in node.inputs if value is not None]
+        kind = node.op_type
+        if kind in ("Add", "Sub", "Mul", "Div") and len(operands) == 2:
+            return _Reading(operands, [(FUNCTIONS[kind], 0, 1)])
+        if kind in ("Sqrt", "Neg") and len(operands) == 1:
+            return _Reading(operands, [(FUNCTIONS[kind], 0, 0)])
+        if kind == "Sum" and len(operands) > 1:
+            add = FUNCTIONS["Add"]
+            return _Reading(operands, [(add, 0, 1), *((add, _RESULT, place) for place in range(2, len(operands)))])
+        if kind == "Pow" and len(operands) == 2 and self.of(operands[0])[1] == self.of(operands[1])[1]:
+            steps = {2.0: [(FUNCTIONS["Mul"], 0, 0)], 3.0: [(FUNCTIONS["Mul"], 0, 0), (FUNCTIONS["Mul"], _RESULT, 0)]}
+            power = _number(operands[1])
+            return _Reading(operands[:1], steps[power]) if power in steps else None
+        inner = operands[0].producer()
+        given = [] if inner is None or inner.domain else [value for value in inner.inputs if value is not None]
+        if kind == "Cast" and inner is not None and inner.op_type in ("Greater", "Less") and len(given) == 2:
+            return _Reading(given if inner.op_type == "Greater" else given[::-1], [(FUNCTIONS["Greater"], 0, 1)], inner)
+        if kind == "Where" and inner is not None and inner.op_type == "IsNaN" and len(operands) == 3 and given == [operands[2]]:
+            return _Reading([operands[2], operands[1]], [(FUNCTIONS["Guard"], 0, 1)], inner)
+        return None
+
+    def reading(self, node: ir.Node) -> _Reading:
+        """The same of a node that fits."""
+        found = self.read(node)
+        assert found is not None
+        return found
 
     def fits(self, node: ir.Node, like: ir.Node | None = None) -> bool:
         """Whether a node may go into a chain, one that ends in another node."""
-        if node.domain or node.op_type not in FUNCTIONS or len(node.inputs) != (1 if FUNCTIONS[node.op_type] > 3 else 2):
+        reading = self.read(node)
+        if reading is None:
             return False
         shape, dtype = self.of(node.outputs[0])
         if shape is None or dtype not in _FLOATS or (like is not None and (shape, dtype) != self.of(like.outputs[0])):
             return False
-        return all(s == shape or (s is not None and _is_single(s) and len(s) <= len(shape)) for s, _ in map(self.of, node.inputs))
+        given = [self.of(value) for value in reading.operands]
+        return all(kind == dtype and dims is not None and _broadcasts(dims, shape) for dims, kind in given)
+
+    def is_worth_it(self, members: Collection[ir.Node]) -> bool:
+        """Whether one node in the place of several saves anything."""
+        shape, _ = self.of(next(iter(members)).outputs[0])
+        count = sum(1 if self.reading(node).inner is None else 2 for node in members)
+        return count >= _FEW_OPERATORS or (count > 1 and math.prod(shape or ()) >= _FEW_ELEMENTS)
+
+    def holds_more(self, node: ir.Node, end: ir.Node) -> bool:
+        """Whether computing a node as late as at the end of a chain keeps more in memory than its own result."""
+        last = self.place[end]
+        if last - self.place[node] <= _NEAR:
+            return False
+        shape, _ = self.of(node.outputs[0])
+        full = {value for value in self.reading(node).operands if self.of(value)[0] == shape and value.producer() in self.place}
+        return sum(all(self.place.get(use.node, last) < last for use in value.uses()) for value in full) > 1
 
 
-def _is_end(value: ir.Value) -> bool:
-    """Whether a value goes out of its graph, or does where a condition holds: a step whose gradients overflow keeps what it had."""
-    return value.is_graph_output() or any(
-        use.node.op_type == "Where" and not use.node.domain and use.node.outputs[0].is_graph_output() for use in value.uses()
-    )
-
-
-def _broadcast(shapes: Sequence[_Shape]) -> _Shape | None:
-    """The shape of an operator's output, where all but single elements are alike."""
-    full = max(shapes, key=lambda shape: (not _is_single(shape), len(shape)))
-    return full if all(shape == full or (_is_single(shape) and len(shape) <= len(full)) for shape in shapes) else None
-
-
-def _is_single(shape: _Shape) -> bool:
-    return all(dim == 1 for dim in shape)
+def _broadcasts(dims: _Shape, shape: _Shape) -> bool:
+    """Whether a tensor broadcasts to a shape along axes that are next to each other: as `operand_of` in native_elementwise.h."""
+    if len(dims) > len(shape):
+        return False
+    dims = (1,) * (len(shape) - len(dims)) + dims
+    own = [axis for axis, dim in enumerate(dims) if dim != 1]
+    return not own or dims[own[0] : own[-1] + 1] == shape[own[0] : own[-1] + 1]
 
 
 def _grow(end: ir.Node, known: _Known, taken: Collection[ir.Node]) -> list[ir.Node]:
@@ -156,8 +229,8 @@ def _grow(end: ir.Node, known: _Known, taken: Collection[ir.Node]) -> list[ir.No
     seen = {end}
 
     def look(node: ir.Node) -> None:
-        for value in node.inputs:
-            producer = None if value is None else value.producer()
+        for value in known.reading(node).operands:
+            producer = value.producer()
             if producer is not None and producer in known.place and producer not in seen:
                 seen.add(producer)
                 heapq.heappush(waiting, -known.place[producer])
@@ -166,7 +239,7 @@ def _grow(end: ir.Node, known: _Known, taken: Collection[ir.Node]) -> list[ir.No
     last = known.place[end]
     while waiting:  # from the end of the graph to its start: when it is a node's turn, its readers have had theirs
         node = known.nodes[-heapq.heappop(waiting)]
-        if node in taken or not known.fits(node, end):
+        if node in taken or not known.fits(node, end) or known.holds_more(node, end):
             continue
         if all(use.node in members or known.place.get(use.node, -1) > last for use in node.outputs[0].uses()):
             members.add(node)
@@ -192,8 +265,9 @@ class _Program:
 
 def _write(members: Sequence[ir.Node], known: _Known) -> _Program | None:
     """The program of a chain; None where the native library has no room for it, or no operand has the shape of its result."""
+    readings = [known.reading(node) for node in members]
     inside = {node.outputs[0] for node in members}
-    inputs = list(dict.fromkeys(value for node in members for value in node.inputs if value is not None and value not in inside))
+    inputs = list(dict.fromkeys(value for reading in readings for value in reading.operands if value not in inside))
     outputs = [v for v in (node.outputs[0] for node in members) if v.is_graph_output() or any(use.node not in members for use in v.uses())]
     shape = known.of(members[-1].outputs[0])[0]
     full = next((place for place, value in enumerate(inputs) if known.of(value)[0] == shape), None)
@@ -203,36 +277,42 @@ def _write(members: Sequence[ir.Node], known: _Known) -> _Program | None:
     places = {value: place for place, value in enumerate((*inputs, *outputs))}
     first = len(places)
     free = list(range(first, first + TEMPORARIES))
-    last_read = {value: number for number, node in enumerate(members) for value in node.inputs if value is not None}
-    for number, node in enumerate(members):
-        operands = [value for value in node.inputs if value is not None]
-        read = [places[value] for value in operands]
-        for value in dict.fromkeys(operands):  # what is read for the last time makes room for the result: each element is read first
-            if last_read[value] == number and places[value] >= first:
-                heapq.heappush(free, places[value])
+    last_read = {value: number for number, reading in enumerate(readings) for value in reading.operands}
+    for number, (node, reading) in enumerate(zip(members, readings, strict=True)):
+        read = [places[value] for value in reading.operands]
+        done = [places[v] for v in dict.fromkeys(reading.operands) if last_read[v] == number and places[v] >= first]
+        if len(reading.steps) == 1:  # what is read for the last time makes room for the result: each element is read first
+            free, done = [*free, *done], []
+            heapq.heapify(free)
         result = node.outputs[0]
         if result not in places:
             if not free:
                 return None
             places[result] = heapq.heappop(free)
-        program.instructions += [FUNCTIONS[node.op_type], places[result], read[0], read[-1]]
+        for function, *operands in reading.steps:
+            program.instructions += [function, places[result], *(places[result] if k == _RESULT else read[k] for k in operands)]
+        for place in done:
+            heapq.heappush(free, place)
     return program
 
 
-def _replace(graph: ir.Graph, end: ir.Node, members: Iterable[ir.Node], program: _Program) -> None:
+def _replace(known: _Known, members: Sequence[ir.Node], program: _Program) -> None:
     """Put the node of a chain in the place of its end."""
+    end = members[-1]
+    graph, dtype = end.graph, known.of(end.outputs[0])[1]
+    assert isinstance(graph, ir.Graph) and dtype is not None
     attributes = [ir.AttrInt64s("program", program.instructions), ir.AttrInt64("full", program.full)]
     node = ir.Node(OWN_DOMAIN, ELEMENTWISE, program.inputs, attributes, num_outputs=len(program.outputs), name=end.name)
     graph.insert_before(end, node)
+    known.place[node] = known.place[end]
+    inner = dict.fromkeys(found for member in members if (found := known.reading(member).inner) is not None)
     for old, new in zip(program.outputs, node.outputs, strict=True):
-        new.name, new.type, new.shape = old.name, old.type or ir.TensorType(_type_of(program)), old.shape
+        new.name, new.type, new.shape = old.name, old.type or ir.TensorType(dtype), old.shape
+        known.facts[new] = known.of(old)
         old.name = None
         old.replace_all_uses_with(new, replace_graph_outputs=True)
-    for member in reversed(list(members)):
+    for member in reversed(members):
         graph.remove(member, safe=True)
-
-
-def _type_of(program: _Program) -> ir.DataType:
-    kind = next((value.dtype for value in (*program.outputs, *program.inputs) if value.dtype is not None), None)
-    assert kind is not None
-    return kind
+    for test in inner:
+        if test.graph is graph and not test.outputs[0].uses() and not test.outputs[0].is_graph_output():
+            graph.remove(test, safe=True)

@@ -1,16 +1,16 @@
 /* pythonop::Elementwise: a chain of elementwise operators as one pass over memory. Part of native.c, its only user.
  *
- * No file has this node: exporter/runtime/fusion/elementwise.py makes it in memory of Add, Sub, Mul, Div, Sqrt and Neg. It computes block by
- * block, so that what lies between two operators stays in the cache, and rounds as they do: after each of them. It holds no Python object
- * and takes no lock in a run. A file that brings one of its own meets the checks of `program_of`, which let nothing outside the blocks be
- * read or written.
+ * No file has this node: exporter/runtime/fusion/elementwise.py makes it in memory of Add, Sub, Mul, Div, Sqrt and Neg, of comparisons that
+ * become numbers and of what replaces NaN. It computes block by block, so that what lies between two operators stays in the cache, and rounds
+ * as they do: after each of them. It holds no Python object and takes no lock in a run. A file that brings one of its own meets the checks of
+ * `program_of` and `operand_of`, which let nothing outside the blocks and the operands be read or written.
  */
 #ifndef PYTHONOP_NATIVE_ELEMENTWISE_H
 #define PYTHONOP_NATIVE_ELEMENTWISE_H
 
 #include "native_tensors.h"
 
-enum { ADD = 0, SUB, MUL, DIV, SQRT, NEG, FUNCTION_COUNT }; /* as FUNCTIONS in elementwise.py */
+enum { ADD = 0, SUB, MUL, DIV, SQRT, NEG, GREATER, GUARD, FUNCTION_COUNT }; /* as FUNCTIONS in elementwise.py */
 enum { BLOCK_BYTES = 4096, MOST_TEMPORARIES = 12, MOST_PLACES = 512, PER_TASK = 1 << 15 };
 
 /* to, a, b: places. First the inputs, then the outputs, then temporaries. */
@@ -23,13 +23,18 @@ typedef struct {
     Instruction instructions[];
 } Program;
 
+/* An input: element i of an output reads its element (i / inner) % count. One of the outputs' shape, one element, a bias of the last axis,
+ * a factor of each row or of each channel. */
+typedef struct { const char *data; size_t inner, count; } Operand;
+
 typedef struct {
     const Program *program;
-    size_t item, size;    /* bytes of an element; elements of an output */
-    const char **sources; /* of each input its data, then for each output */
-    const char *single;   /* of each input, whether it is one element for all */
+    size_t item, size; /* bytes of an element; elements of an output */
+    const Operand *operands;
     char **targets;
 } Job;
+
+typedef union { double align; char bytes[BLOCK_BYTES]; } Block;
 
 #ifdef __GNUC__
 #define NO_DEPENDENCY _Pragma("GCC ivdep")
@@ -46,46 +51,89 @@ typedef struct {
 
 /* An operand is as long as the block, or one number. */
 #define LOOP(expression) do { NO_DEPENDENCY for (size_t i = 0; i < n; i++) to[i] = (expression); } while (0)
-#define BINARY(sign) do { if (one_a && one_b) LOOP(x sign y); else if (one_a) LOOP(x sign b[i]); else if (one_b) LOOP(a[i] sign y); else LOOP(a[i] sign b[i]); } while (0)
+#define PAIR(of) do { if (one_a && one_b) LOOP(of(x, y)); else if (one_a) LOOP(of(x, b[i])); else if (one_b) LOOP(of(a[i], y)); else LOOP(of(a[i], b[i])); } while (0)
+#define OF_ADD(p, q) ((p) + (q))
+#define OF_SUB(p, q) ((p) - (q))
+#define OF_MUL(p, q) ((p) * (q))
+#define OF_DIV(p, q) ((p) / (q))
+#define OF_GREATER(p, q) ((p) > (q) ? 1 : 0)
+#define OF_GUARD(p, q) ((p) != (p) ? (q) : (p))
 #define DEFINE_APPLY(type, root)                                                                                                     \
     WIDEST static void apply_##type(int32_t function, type *to, const type *a, int one_a, const type *b, int one_b, size_t n)              \
     {                                                                                                                                \
         const type x = *a, y = *b;                                                                                                   \
         switch (function) {                                                                                                          \
-        case ADD: BINARY(+); break;                                                                                                  \
-        case SUB: BINARY(-); break;                                                                                                  \
-        case MUL: BINARY(*); break;                                                                                                  \
-        case DIV: BINARY(/); break;                                                                                                  \
+        case ADD: PAIR(OF_ADD); break;                                                                                               \
+        case SUB: PAIR(OF_SUB); break;                                                                                               \
+        case MUL: PAIR(OF_MUL); break;                                                                                               \
+        case DIV: PAIR(OF_DIV); break;                                                                                               \
+        case GREATER: PAIR(OF_GREATER); break;                                                                                       \
+        case GUARD: PAIR(OF_GUARD); break;                                                                                           \
         case SQRT: if (one_a) LOOP(root(x)); else LOOP(root(a[i])); break;                                                           \
         default: if (one_a) LOOP(-x); else LOOP(-a[i]); break;                                                                       \
+        }                                                                                                                            \
+    }                                                                                                                                \
+    /* n elements of an operand from one of an output on, in `to`. */                                                                \
+    WIDEST static void spread_##type(type *to, const Operand *operand, size_t start, size_t n)                                       \
+    {                                                                                                                                \
+        const type *from = (const type *)operand->data;                                                                              \
+        for (size_t i = 0; i < n;) {                                                                                                 \
+            size_t row = (start + i) / operand->inner, left = operand->inner - (start + i) % operand->inner;                         \
+            size_t end = left < n - i ? i + left : n;                                                                                \
+            const type x = from[row % operand->count];                                                                               \
+            for (; i < end; i++)                                                                                                     \
+                to[i] = x;                                                                                                           \
         }                                                                                                                            \
     }
 DEFINE_APPLY(float, sqrtf)
 DEFINE_APPLY(double, sqrt)
 #undef DEFINE_APPLY
-#undef BINARY
+#undef PAIR
 #undef LOOP
+
+/* Where n elements of an operand lie from one of an output on: in it, in one element of it, or in `room`, which is written. */
+static const char *operand_at(const Operand *operand, size_t item, size_t start, size_t n, Block *room, int *one)
+{
+    *one = operand->count == 1 || start / operand->inner == (start + n - 1) / operand->inner;
+    if (*one)
+        return operand->data + start / operand->inner % operand->count * item;
+    size_t place = start % operand->count;
+    if (operand->inner > 1) {
+        if (item == sizeof(float))
+            spread_float((float *)room->bytes, operand, start, n);
+        else
+            spread_double((double *)room->bytes, operand, start, n);
+        return room->bytes;
+    }
+    if (place + n <= operand->count)
+        return operand->data + place * item;
+    for (size_t done = 0; done < n; place = 0) {
+        size_t part = operand->count - place < n - done ? operand->count - place : n - done;
+        memcpy(room->bytes + done * item, operand->data + place * item, part * item);
+        done += part;
+    }
+    return room->bytes;
+}
 
 static void run_task(void *data, size_t number)
 {
     const Job *job = data;
     const Program *program = job->program;
-    union { double align; char bytes[MOST_TEMPORARIES][BLOCK_BYTES]; } temporaries;
+    Block temporaries[MOST_TEMPORARIES], rooms[2];
     size_t block = BLOCK_BYTES / job->item, begin = number * PER_TASK, end = begin + PER_TASK < job->size ? begin + PER_TASK : job->size;
     int32_t first = program->inputs + program->outputs;
     for (size_t start = begin; start < end; start += block) {
         size_t n = end - start < block ? end - start : block, offset = start * job->item;
         for (const Instruction *step = program->instructions; step < program->instructions + program->count; step++) {
             const char *read[2];
-            int one[2];
+            int one[2] = {0, 0};
             for (int k = 0; k < 2; k++) {
                 int32_t place = k ? step->b : step->a;
-                one[k] = place < program->inputs && job->single[place];
-                read[k] = place < program->inputs ? job->sources[place] + (one[k] ? 0 : offset)
+                read[k] = place < program->inputs ? operand_at(&job->operands[place], job->item, start, n, &rooms[k], &one[k])
                           : place < first         ? job->targets[place - program->inputs] + offset
-                                                  : temporaries.bytes[place - first];
+                                                  : temporaries[place - first].bytes;
             }
-            char *to = step->to < first ? job->targets[step->to - program->inputs] + offset : temporaries.bytes[step->to - first];
+            char *to = step->to < first ? job->targets[step->to - program->inputs] + offset : temporaries[step->to - first].bytes;
             if (job->item == sizeof(float))
                 apply_float(step->function, (float *)to, (const float *)read[0], one[0], (const float *)read[1], one[1], n);
             else
@@ -115,6 +163,28 @@ static Status tensor_facts(const void *value, int *kind, size_t *rank, int64_t *
     return status;
 }
 
+/* How an input is read for outputs of a shape; 0 where it does not broadcast to it, or by axes that are not next to each other. */
+static int operand_of(Operand *operand, const int64_t *shape, size_t rank, const int64_t *other, size_t rank_of)
+{
+    if (rank_of > rank)
+        return 0;
+    size_t missing = rank - rank_of, low = rank, high = 0;
+    for (size_t i = missing; i < rank; i++)
+        if (other[i - missing] != 1) {
+            low = low < i ? low : i;
+            high = i + 1;
+        }
+    operand->inner = operand->count = 1;
+    for (size_t i = low; i < high; i++) {
+        if (other[i - missing] != shape[i])
+            return 0;
+        operand->count *= (size_t)shape[i];
+    }
+    for (size_t i = high; i < rank; i++)
+        operand->inner *= (size_t)shape[i];
+    return 1;
+}
+
 static Status elementwise_compute(void *state, void *context)
 {
     const Program *program = state;
@@ -134,8 +204,8 @@ static Status elementwise_compute(void *state, void *context)
         return status;
     if (kind != ONNX_FLOAT && kind != ONNX_DOUBLE)
         return refused("Elementwise: neither float32 nor float64");
-    const char *sources[MOST_PLACES];
-    char single[MOST_PLACES], *targets[MOST_PLACES];
+    Operand operands[MOST_PLACES];
+    char *targets[MOST_PLACES];
     for (int32_t i = 0; i < program->inputs; i++) {
         value = NULL;
         if ((status = CALL(INPUT, Status(*)(const void *, size_t, const void **))(context, (size_t)i, &value)))
@@ -144,11 +214,9 @@ static Status elementwise_compute(void *state, void *context)
             return refused("Elementwise: an input is missing");
         if ((status = tensor_facts(value, &kind_of, &rank_of, other, DIMS_MOST, &count)))
             return status;
-        int same = rank_of == rank && !memcmp(other, shape, rank * sizeof *shape);
-        if (kind_of != kind || !(same || (count == 1 && rank_of <= rank)))
+        if (kind_of != kind || !operand_of(&operands[i], shape, rank, other, rank_of))
             return refused("an input of elementwise operators has another type or shape than the file says (value_info)");
-        single[i] = !same;
-        if ((status = CALL(TENSOR_DATA, Status(*)(const void *, void **))(value, (void **)&sources[i])))
+        if ((status = CALL(TENSOR_DATA, Status(*)(const void *, void **))(value, (void **)&operands[i].data)))
             return status;
     }
     for (int32_t i = 0; i < program->outputs; i++) {
@@ -164,7 +232,7 @@ static Status elementwise_compute(void *state, void *context)
         if ((status = CALL(TENSOR_DATA, Status(*)(void *, void **))(made, (void **)&targets[i])))
             return status;
     }
-    Job job = {program, kind == ONNX_FLOAT ? sizeof(float) : sizeof(double), size, sources, single, targets};
+    Job job = {program, kind == ONNX_FLOAT ? sizeof(float) : sizeof(double), size, operands, targets};
     size_t tasks = size / PER_TASK + (size % PER_TASK != 0);
     if (tasks > 1)
         return CALL(PARALLEL_FOR, Status(*)(const void *, void (*)(void *, size_t), size_t, size_t, void *))(context, run_task, tasks, 0, &job);

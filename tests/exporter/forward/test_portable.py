@@ -63,7 +63,8 @@ def check(model, args, dynamo, *, others=(), **options):
         for a, b in zip((*ours, *loaded.parameters()), (*theirs, *model.parameters()), strict=True):
             assert (a.grad is None) == (b.grad is None)
             if a.grad is not None:
-                torch.testing.assert_close(a.grad, b.grad)
+                # Sums over pixels and samples, in another order: which one depends on the processor.
+                torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-5 * max(1.0, float(b.grad.abs().max())))
     return program
 
 
