@@ -19,6 +19,7 @@ from exporter.gradient_graph.recompute import Recompute, recompute
 from exporter.gradient_graph.silent import silent_ways
 from exporter.module.torch_kernels import FUNCTIONS, OVERRIDES
 from exporter.runtime.arena import use_training_arena
+from exporter.runtime.fusion.elementwise import fuse
 from exporter.runtime.fusion.link import link
 from exporter.runtime.session import FATAL, available, inference_session, open_options
 from exporter.runtime.store import ContextStore
@@ -318,6 +319,8 @@ class Plans:
             if self.recompute is not None:
                 recompute(model, self.recompute, {name: tuple(value.shape) for name, value in example.items()}, extra, late=False)
             partition = split(model, self.state, extra, wrt)
+        if kernels:
+            fuse(partition.forward, guards_only=True)
         forward = self.session(partition.forward)
         backward = None
         if partition.backward is not None:
@@ -325,6 +328,8 @@ class Plans:
                 kind = forward.types.get(value.name)  # what ONNX's inference did not find out, onnxruntime's did
                 if value.type is None and kind is not None:
                     value.type = ir.TensorType(ir.DataType(kind))
+            if kernels:
+                fuse(partition.backward)
             made_here = pairing_of(self.model) is None
             backward = self.session(partition.backward, FUNCTIONS if made_here else ())
         return Plan(names, forward, backward, partition, statistics, buffers, seed, partition.outputs, silent)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -39,18 +39,20 @@ _FEW_OPERATORS, _FEW_ELEMENTS = 4, 4096
 _NEAR = 32
 
 _FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE}
-_Shape = tuple[int, ...]
+_Shape = tuple[int | str, ...]  # a name stands for one number in the whole file; what differs at a run, the native library refuses
 _Facts = tuple[_Shape | None, ir.DataType | None]
 #: Function and places of its two operands; RESULT is what the step before it made.
 _Step = tuple[int, int, int]
 _RESULT = -1
 
 
-def fuse(model: ir.Model) -> int:
+def fuse(model: ir.Model, *, guards_only: bool = False) -> int:
     """Put one node in the place of each chain, in place.
 
     Args:
         model: A model whose nodes stand in the order of their values.
+        guards_only: Only what replaces NaN, alone: of a forward, onnxruntime has kernels for whole compositions (Gelu, normalizations),
+            which it would no longer find.
 
     Returns:
         How many nodes were put in.
@@ -60,13 +62,13 @@ def fuse(model: ir.Model) -> int:
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
         return 0  # onnxruntime says what is wrong with it
     facts: dict[ir.Value, _Facts] = {}
-    made = _fuse_all(model.graph, inferred.graph, facts)
+    made = _fuse_all(model.graph, inferred.graph, facts, guards_only)
     if made:
         model.graph.opset_imports[OWN_DOMAIN] = 1
     return made
 
 
-def _fuse_all(graph: ir.Graph, inferred: onnx.GraphProto, facts: dict[ir.Value, _Facts]) -> int:
+def _fuse_all(graph: ir.Graph, inferred: onnx.GraphProto, facts: dict[ir.Value, _Facts], guards_only: bool) -> int:
     """Also in the bodies of its nodes."""
     _note(graph, inferred, facts)
     bodies = [
@@ -74,11 +76,11 @@ def _fuse_all(graph: ir.Graph, inferred: onnx.GraphProto, facts: dict[ir.Value, 
         for node, twin in zip(graph, inferred.node, strict=True)
         for body, attribute in zip(subgraphs(node), (a for a in twin.attribute if a.type == onnx.AttributeProto.GRAPH), strict=True)
     ]
-    return _fuse(graph, facts) + sum(_fuse_all(body, twin, facts) for body, twin in bodies)
+    return _fuse(graph, facts, guards_only) + sum(_fuse_all(body, twin, facts, guards_only) for body, twin in bodies)
 
 
 def _note(graph: ir.Graph, inferred: onnx.GraphProto, facts: dict[ir.Value, _Facts]) -> None:
-    """Shape and element type of each value of a graph that has both in numbers."""
+    """Shape and element type of each value of a graph that has both."""
     infos = {v.name: v.type.tensor_type for v in (*inferred.input, *inferred.output, *inferred.value_info)}
     values = [*graph.inputs, *graph.initializers.values(), *(output for node in graph for output in node.outputs)]
     for value in values:
@@ -86,11 +88,13 @@ def _note(graph: ir.Graph, inferred: onnx.GraphProto, facts: dict[ir.Value, _Fac
         tensor = value.const_value
         if tensor is not None:
             facts[value] = tuple(tensor.shape.numpy()), tensor.dtype
-        elif info is not None and info.HasField("shape") and all(dim.HasField("dim_value") for dim in info.shape.dim):
-            facts[value] = tuple(dim.dim_value for dim in info.shape.dim), ir.DataType(info.elem_type)
+        elif info is not None and info.HasField("shape"):
+            dims = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in info.shape.dim]
+            if "" not in dims:
+                facts[value] = tuple(dims), ir.DataType(info.elem_type)
 
 
-def _fuse(graph: ir.Graph, facts: dict[ir.Value, _Facts]) -> int:
+def _fuse(graph: ir.Graph, facts: dict[ir.Value, _Facts], guards_only: bool) -> int:
     known = _Known(graph, facts)
     if not known.sorted:
         return 0
@@ -99,7 +103,9 @@ def _fuse(graph: ir.Graph, facts: dict[ir.Value, _Facts]) -> int:
     for end in reversed(known.nodes):
         if end in taken or not known.fits(end):
             continue
-        members = _grow(end, known, taken)
+        members = [end] if guards_only else _grow(end, known, taken)
+        if guards_only and end.op_type != "Where":
+            continue
         program = _write(members, known) if known.is_worth_it(members) else None
         if program is None:
             continue
@@ -170,14 +176,19 @@ class _Known:
             return _Reading(operands, [(add, 0, 1), *((add, _RESULT, place) for place in range(2, len(operands)))])
         if kind == "Pow" and len(operands) == 2 and self.of(operands[0])[1] == self.of(operands[1])[1]:
             steps = {2.0: [(FUNCTIONS["Mul"], 0, 0)], 3.0: [(FUNCTIONS["Mul"], 0, 0), (FUNCTIONS["Mul"], _RESULT, 0)]}
-            power = _number(operands[1])
-            return _Reading(operands[:1], steps[power]) if power in steps else None
+            power, shape = _number(operands[1]), self.of(node.outputs[0])[0]
+            # onnxruntime multiplies along the last axis, and where that is one element it calls pow.
+            width = shape[-1] if shape else 1
+            is_wide = isinstance(width, int) and width > 1
+            return _Reading(operands[:1], steps[power]) if power in steps and is_wide else None
         inner = operands[0].producer()
         given = [] if inner is None or inner.domain else [value for value in inner.inputs if value is not None]
         if kind == "Cast" and inner is not None and inner.op_type in ("Greater", "Less") and len(given) == 2:
             return _Reading(given if inner.op_type == "Greater" else given[::-1], [(FUNCTIONS["Greater"], 0, 1)], inner)
         if kind == "Where" and inner is not None and inner.op_type == "IsNaN" and len(operands) == 3 and given == [operands[2]]:
-            return _Reading([operands[2], operands[1]], [(FUNCTIONS["Guard"], 0, 1)], inner)
+            number = _number(operands[1])  # in the place of NaN; of what else it is, onnxruntime's Where may lose the sign of a zero
+            if number is not None and math.copysign(1.0, number) > 0 and self.of(operands[2])[0] == self.of(node.outputs[0])[0]:
+                return _Reading([operands[2], operands[1]], [(FUNCTIONS["Guard"], 0, 1)], inner)
         return None
 
     def reading(self, node: ir.Node) -> _Reading:
@@ -197,11 +208,20 @@ class _Known:
         given = [self.of(value) for value in reading.operands]
         return all(kind == dtype and dims is not None and _broadcasts(dims, shape) for dims, kind in given)
 
+    def gone(self, members: Iterable[ir.Node]) -> set[ir.Node]:
+        """The nodes that a chain takes the place of: its members, and what stands between them and their operands for them alone."""
+        found = set(members)
+        inner = {test for node in found if (test := self.reading(node).inner) is not None and test in self.place}
+        return found | {
+            test for test in inner if all(use.node in found for use in test.outputs[0].uses()) and not test.outputs[0].is_graph_output()
+        }
+
     def is_worth_it(self, members: Collection[ir.Node]) -> bool:
         """Whether one node in the place of several saves anything."""
         shape, _ = self.of(next(iter(members)).outputs[0])
         count = sum(1 if self.reading(node).inner is None else 2 for node in members)
-        return count >= _FEW_OPERATORS or (count > 1 and math.prod(shape or ()) >= _FEW_ELEMENTS)
+        size = math.prod(dim if isinstance(dim, int) else _FEW_ELEMENTS for dim in shape or ())
+        return count >= _FEW_OPERATORS or (count > 1 and size >= _FEW_ELEMENTS)
 
     def holds_more(self, node: ir.Node, end: ir.Node) -> bool:
         """Whether computing a node as late as at the end of a chain keeps more in memory than its own result."""
@@ -241,7 +261,8 @@ def _grow(end: ir.Node, known: _Known, taken: Collection[ir.Node]) -> list[ir.No
         node = known.nodes[-heapq.heappop(waiting)]
         if node in taken or not known.fits(node, end) or known.holds_more(node, end):
             continue
-        if all(use.node in members or known.place.get(use.node, -1) > last for use in node.outputs[0].uses()):
+        gone = known.gone(members)
+        if all(use.node in gone or known.place.get(use.node, -1) > last for use in node.outputs[0].uses()):
             members.add(node)
             look(node)
     return sorted(members, key=known.place.__getitem__)
@@ -264,14 +285,14 @@ class _Program:
 
 
 def _write(members: Sequence[ir.Node], known: _Known) -> _Program | None:
-    """The program of a chain; None where the native library has no room for it, or no operand has the shape of its result."""
+    """The program of a chain; None where nobody reads it, the native library has no room for it, or no operand has the shape of its result."""
     readings = [known.reading(node) for node in members]
-    inside = {node.outputs[0] for node in members}
+    inside, gone = {node.outputs[0] for node in members}, known.gone(members)
     inputs = list(dict.fromkeys(value for reading in readings for value in reading.operands if value not in inside))
-    outputs = [v for v in (node.outputs[0] for node in members) if v.is_graph_output() or any(use.node not in members for use in v.uses())]
+    outputs = [v for v in (node.outputs[0] for node in members) if v.is_graph_output() or any(use.node not in gone for use in v.uses())]
     shape = known.of(members[-1].outputs[0])[0]
     full = next((place for place, value in enumerate(inputs) if known.of(value)[0] == shape), None)
-    if full is None or len(inputs) + len(outputs) + TEMPORARIES > PLACES:
+    if full is None or not outputs or len(inputs) + len(outputs) + TEMPORARIES > PLACES:
         return None
     program = _Program(inputs, outputs, full)
     places = {value: place for place, value in enumerate((*inputs, *outputs))}
@@ -299,20 +320,18 @@ def _write(members: Sequence[ir.Node], known: _Known) -> _Program | None:
 def _replace(known: _Known, members: Sequence[ir.Node], program: _Program) -> None:
     """Put the node of a chain in the place of its end."""
     end = members[-1]
-    graph, dtype = end.graph, known.of(end.outputs[0])[1]
+    graph, (shape, dtype) = end.graph, known.of(end.outputs[0])
     assert isinstance(graph, ir.Graph) and dtype is not None
     attributes = [ir.AttrInt64s("program", program.instructions), ir.AttrInt64("full", program.full)]
     node = ir.Node(OWN_DOMAIN, ELEMENTWISE, program.inputs, attributes, num_outputs=len(program.outputs), name=end.name)
     graph.insert_before(end, node)
     known.place[node] = known.place[end]
-    inner = dict.fromkeys(found for member in members if (found := known.reading(member).inner) is not None)
+    gone = known.gone(members)
     for old, new in zip(program.outputs, node.outputs, strict=True):
-        new.name, new.type, new.shape = old.name, old.type or ir.TensorType(dtype), old.shape
+        new.name, new.type = old.name, old.type or ir.TensorType(dtype)
+        new.shape = old.shape or ir.Shape(shape or ())  # onnxruntime cannot infer it, and wants it of the outputs of a body
         known.facts[new] = known.of(old)
         old.name = None
         old.replace_all_uses_with(new, replace_graph_outputs=True)
-    for member in reversed(members):
-        graph.remove(member, safe=True)
-    for test in inner:
-        if test.graph is graph and not test.outputs[0].uses() and not test.outputs[0].is_graph_output():
-            graph.remove(test, safe=True)
+    for taken in sorted(gone, key=known.place.__getitem__, reverse=True):
+        graph.remove(taken, safe=True)

@@ -8,16 +8,25 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import exporter
 from exporter.errors import PythonopError
-from exporter.runtime.fusion.elementwise import ELEMENTWISE, FUNCTIONS, fuse
+from exporter.runtime.fusion import elementwise
+from exporter.runtime.fusion.elementwise import ELEMENTWISE, fuse
 from symbolics.node.names import OWN_DOMAIN
 
 KINDS = {np.float32: TensorProto.FLOAT, np.float64: TensorProto.DOUBLE}
+#: Operators of one operator of the library each, and how many operands they have.
+PLAIN = {"Add": 2, "Sub": 2, "Mul": 2, "Div": 2, "Sqrt": 1, "Neg": 1}
 # A node more than a block, more than a task of a thread; nothing; one element.
 SHAPES = [(0, 3), (1,), (), (7,), (1025,), (40, 1000), (2, 3, 5000)]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Chains of two operators are made of few elements as well."""
+    monkeypatch.setattr(elementwise, "_FEW_ELEMENTS", 0)
 
 
 def model(nodes, inputs, outputs, kind=np.float32, said=None) -> onnx.ModelProto:
@@ -26,13 +35,22 @@ def model(nodes, inputs, outputs, kind=np.float32, said=None) -> onnx.ModelProto
     def infos(shapes):
         return [helper.make_tensor_value_info(name, KINDS[kind], shape) for name, shape in shapes.items()]
 
-    graph = helper.make_graph(
-        [helper.make_node(op, reads, [writes]) for op, reads, writes in nodes],
-        "g",
-        infos(inputs),
-        infos(outputs),
-        value_info=infos(said or {}),
-    )
+    made = []
+    for op, reads, writes in nodes:
+        if op in ("Above", "Below"):  # a comparison as a number
+            made.append(helper.make_node({"Above": "Greater", "Below": "Less"}[op], reads, [f"{writes}/test"]))
+            made.append(helper.make_node("Cast", [f"{writes}/test"], [writes], to=KINDS[kind]))
+        elif op in ("Guard", "GuardMinus", "GuardOther"):
+            made.append(helper.make_node("IsNaN", reads[:1], [f"{writes}/test"]))
+            made.append(helper.make_node("Where", [f"{writes}/test", reads[1] if op == "GuardOther" else f"{op}/by", reads[0]], [writes]))
+        elif op in ("Square", "Cube"):
+            made.append(helper.make_node("Pow", [*reads, f"{op}/by"], [writes]))
+        else:
+            made.append(helper.make_node(op, reads, [writes]))
+    by = {"Square": 2, "Cube": 3, "Guard": 0, "GuardMinus": -0.0}
+    read = {name for node in made for name in node.input}
+    constants = [numpy_helper.from_array(np.array(value, kind), f"{op}/by") for op, value in by.items() if f"{op}/by" in read]
+    graph = helper.make_graph(made, "g", infos(inputs), infos(outputs), value_info=infos(said or {}), initializer=constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
@@ -75,48 +93,61 @@ def test_every_operator_with_every_operand(shape, kind):
         nodes.append((op, [last] if other is None else [last, other], last := f"v{number}"))
     for number, op in enumerate(["Sub", "Div", "Add", "Mul"]):  # one element in front
         nodes.append((op, ["s", last], last := f"w{number}"))
-    nodes.append(("Mul", [last, last], "end"))
-    assert {op for op, *_ in nodes} == set(FUNCTIONS)
+    for op in ("Above", "Below"):
+        nodes.append((op, [last, "y"], f"{op}/y"))
+        nodes.append((op, [last, "s"], f"{op}/s"))
+        nodes.append(("Add", [f"{op}/y", f"{op}/s"], last := f"{op}/sum"))
+    nodes += [("Guard", ["y"], "guarded"), ("Add", ["guarded", last], last := "guarded/sum")]
+    nodes += [
+        ("Square", [last], "square"),
+        ("Cube", ["y"], "cube"),
+        ("Sum", ["square", "cube", "t", last], "sum"),
+        ("Mul", ["sum", "sum"], "end"),
+    ]
     proto = model(nodes, inputs, {"end": shape}, kind)
     made, count = fused(proto)
-    assert count == 1
-    assert [node.op_type for node in made.graph.node] == [ELEMENTWISE]
+    powers = len(shape) > 0 and shape[-1] > 1  # else onnxruntime's Pow is no product
+    assert count == 1 or not powers
+    assert {node.op_type for node in made.graph.node} <= ({ELEMENTWISE} if powers else {ELEMENTWISE, "Pow", "Sum", "Mul", "Add"})
     feeds = {name: np.asarray(draw(generator, size, kind), kind) for name, size in inputs.items()}
     np.abs(feeds["y"], out=feeds["y"])
     same(outputs_of(made, feeds, True), outputs_of(proto, feeds, False))
 
 
-@pytest.mark.parametrize("seed", range(120))
+ARITY = {**PLAIN, "Above": 2, "Below": 2, "Guard": 1, "GuardMinus": 1, "GuardOther": 2, "Square": 1, "Cube": 1, "Sum": 3, "Exp": 1}
+
+
+@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.usefixtures("small")
 def test_random_graphs(seed):
-    """Several outputs, values that others read (before and behind the end), more values at once than there are temporaries."""
+    """Several outputs, values that others read (before and behind the end), more values at once than there are temporaries, operands of all shapes."""
     generator = np.random.default_rng(seed)
     kind = [np.float32, np.float64][seed % 2]
-    shape = SHAPES[int(generator.integers(len(SHAPES)))]
-    inputs = {"x": shape, "y": shape, "s": ()}
-    values, nodes = list(inputs), []
+    shape = [*SHAPES, (3, 40, 11, 9), (5, 1, 300), (1, 7, 1), (2, 1024, 2)][int(generator.integers(len(SHAPES) + 4))]
+    rank = len(shape)
+    some = {"x": shape, "y": shape, "s": (), "row": (*shape[:-1], 1)[:rank], "bias": shape[-1:], "heads": (1, *shape[1:])[:rank]}
+    if rank > 2:
+        some["channel"] = (shape[1], *[1] * (rank - 2))
+        some["apart"] = (shape[0], *[1] * (rank - 2), shape[-1])  # along axes that are not next to each other
+    shapes, nodes = dict(some), []
     for number in range(int(generator.integers(2, 60))):
-        op = str(generator.choice([*FUNCTIONS, "Exp", "Add", "Mul"]))
+        op = str(generator.choice([*ARITY, "Add", "Mul", "Sub"]))
+        values = list(shapes)
         recent = values if generator.random() < 0.4 else values[-4:]
-        reads = [str(generator.choice(recent)) for _ in range(1 if op in ("Exp", "Sqrt", "Neg") else 2)]
-        nodes.append((op, reads, f"v{number}"))
-        values.append(f"v{number}")
-    outputs = {name for name in values[3:] if generator.random() < 0.2} | {values[-1]}
-    single = {"s"}
-    for _, reads, name in nodes:
-        single |= {name} if set(reads) <= single else set()
-    proto = model(
-        nodes,
-        inputs,
-        {name: () if name in single else shape for name in values if name in outputs},
-        kind,
-        {name: () if name in single else shape for name in values[3:]},
-    )
-    feeds = {name: np.asarray(draw(generator, size, kind), kind) for name, size in inputs.items()}
+        reads = [str(generator.choice(recent)) for _ in range(ARITY[op])]
+        name = f"v{number}"
+        nodes.append((op, reads, name))
+        shapes[name] = np.broadcast_shapes(*(shapes[read] for read in reads))
+    made_here = [name for name in shapes if name not in some]
+    outputs = {name for name in made_here if generator.random() < 0.2} | {made_here[-1]}
+    proto = model(nodes, some, {name: shapes[name] for name in made_here if name in outputs}, kind)
+    feeds = {name: np.asarray(draw(generator, size, kind), kind) for name, size in some.items()}
     made, _ = fused(proto)
     onnx.checker.check_model(onnx.ModelProto.FromString(made.SerializeToString()), full_check=False)
     same(outputs_of(made, feeds, True), outputs_of(proto, feeds, False))
 
 
+@pytest.mark.usefixtures("small")
 def test_random_graphs_are_fused():
     """What the test above compares is not nothing."""
     proto = model(
@@ -128,6 +159,66 @@ def test_random_graphs_are_fused():
     made, count = fused(proto)
     assert count == 1  # Add and Sub; Exp stands between Mul and them
     assert [node.op_type for node in made.graph.node] == ["Mul", "Exp", ELEMENTWISE]
+
+
+@pytest.mark.parametrize("shape", [(4, 2048), ("n", 2048)], ids=str)
+def test_between_products(shape):
+    """A gradient of softmax and one of ReLU: a row's number, a channel's, a comparison; what reads in between reads the same."""
+    proto = model(
+        [("MatMul", ["x", "w"], "p"), ("Sub", ["p", "row"], "a"), ("Mul", ["a", "x"], "b"), ("Above", ["x", "zero"], "m"), ("Mul", ["b", "m"], "c"),
+         ("Mul", ["c", "bias"], "d"), ("ReduceSum", ["b"], "sum"), ("MatMul", ["d", "w"], "y")],
+        {"x": shape, "w": (2048, 2048), "row": (shape[0], 1), "bias": (2048,), "zero": ()},
+        {"y": shape, "sum": (1, 1)},
+    )  # fmt: skip
+    made, count = fused(proto)
+    assert count == 1
+    assert [node.op_type for node in made.graph.node] == ["MatMul", ELEMENTWISE, "ReduceSum", "MatMul"]
+    generator = np.random.default_rng(0)
+    sizes = {"x": (4, 2048), "w": (2048, 2048), "row": (4, 1), "bias": (2048,), "zero": ()}
+    feeds = {name: np.asarray(generator.standard_normal(size), np.float32) for name, size in sizes.items()}
+    same(outputs_of(made, feeds, True), outputs_of(proto, feeds, False))
+
+
+def test_a_name_of_two_sizes_is_an_error():
+    proto = model(
+        [("Mul", ["x", "y"], "a"), *(("Add", [f"{v}", "y"], w) for v, w in ("ab", "bc", "cd"))], {"x": ("n",), "y": ("n",)}, {"d": ("n",)}
+    )
+    made, count = fused(proto)
+    assert count == 1
+    session = exporter.inference_session(made)
+    with pytest.raises(exporter.RunError, match="another type or shape than the file says"):
+        session.run(None, {"x": np.ones(3, np.float32), "y": np.ones(2, np.float32)})
+
+
+@pytest.mark.parametrize("between", [3, 40])
+def test_a_chain_does_not_keep_two_for_one(between):
+    """What is made of two values that nobody needs any more is not put off: both would be kept in the place of one."""
+    walk, last = [], "x"
+    for number in range(between):
+        walk.append(("Exp", [last], last := f"e{number}"))
+    proto = model(
+        [("Exp", ["x"], "p"), ("Exp", ["y"], "q"), ("Mul", ["p", "q"], "kept"), *walk, ("Add", [last, last], "far"), ("Mul", ["far", "kept"], "end")],
+        {"x": (9000,), "y": (9000,)},
+        {"end": (9000,)},
+    )  # fmt: skip
+    made, _ = fused(proto)
+    operators = [node.op_type for node in made.graph.node]
+    assert operators.count("Mul") == (between > 32)
+    assert operators[-1] == ELEMENTWISE
+
+
+def test_of_a_forward_only_what_replaces_nan():
+    """onnxruntime finds Gelu and the like in the rest."""
+    proto = model(
+        [("Mul", ["x", "x"], "a"), ("Add", ["a", "x"], "b"), ("Guard", ["b"], "c"), ("Exp", ["c"], "d")],
+        {"x": (9000,)},
+        {"d": (9000,)},
+    )
+    graph = ir.from_proto(proto)
+    assert fuse(graph, guards_only=True) == 1
+    assert [node.op_type for node in graph.graph] == ["Mul", "Add", ELEMENTWISE, "Exp"]
+    feeds = {"x": draw(np.random.default_rng(0), (9000,), np.float32)}
+    same(outputs_of(ir.to_proto(graph), feeds, True), outputs_of(proto, feeds, False))
 
 
 STEPS = {
@@ -142,6 +233,7 @@ STEPS = {
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("name", "dtype"), [*((name, torch.float32) for name in STEPS), ("adamw", torch.float64), ("lion", torch.float64)], ids=str
 )
@@ -151,7 +243,7 @@ def test_a_training_step(name, dtype):
     x, target = torch.randn(2, 40, dtype=dtype), torch.tensor([0, 2])
     step = exporter.export_training_step(net, (x,), loss=torch.nn.functional.cross_entropy, targets=(target,), dynamo=False, **STEPS[name])
     before = step.model_proto.SerializeToString(deterministic=True)
-    assert fused(step.model_proto)[1] == len(list(net.parameters()))
+    assert fused(step.model_proto)[1] >= len(list(net.parameters()))
     found = []
     for session in (exporter.inference_session(step.model), onnxruntime.InferenceSession(step.model_proto.SerializeToString())):
         feeds = {**step.initial, step.layout.inputs[0]: x.numpy(), step.layout.targets[0]: target.numpy()}
@@ -171,6 +263,7 @@ def test_other_models_stay_as_they_are(monkeypatch):
     exporter.inference_session(proto).run(None, {"x": np.zeros(4, np.float32)})
 
 
+@pytest.mark.usefixtures("small")
 def test_nodes_out_of_order_and_unknown_shapes_are_left_alone():
     proto = model([("Mul", ["x", "x"], "a"), ("Add", ["a", "x"], "b")], {"x": (4,)}, {"b": (4,)})
     assert fused(proto)[1] == 1
@@ -178,7 +271,7 @@ def test_nodes_out_of_order_and_unknown_shapes_are_left_alone():
     del swapped.graph.node[:]
     swapped.graph.node.extend(reversed(proto.graph.node))
     assert fused(swapped)[1] == 0
-    for shape in (("n",), None, (2, 1)):
+    for shape in (None, (2, 1)):
         unknown = onnx.ModelProto.FromString(proto.SerializeToString())
         unknown.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, shape))
         if shape == (2, 1):
@@ -188,6 +281,7 @@ def test_nodes_out_of_order_and_unknown_shapes_are_left_alone():
         assert fused(unknown)[1] == 0, shape
 
 
+@pytest.mark.usefixtures("small")
 def test_a_shape_that_the_file_does_not_tell_rightly_is_an_error():
     proto = model([("Reshape", ["x", "n"], "r"), ("Mul", ["r", "y"], "a"), ("Add", ["a", "y"], "b")], {"x": (4,), "y": (4,)}, {"b": (4,)})
     proto.graph.input.append(helper.make_tensor_value_info("n", TensorProto.INT64, (2,)))
@@ -207,14 +301,15 @@ def test_programs_of_strangers(seed):
     inputs, outputs = int(generator.integers(1, 4)), int(generator.integers(1, 3))
     places = inputs + outputs + 12
     program = [
-        int(v) for _ in range(int(generator.integers(0, 6))) for v in (generator.integers(-1, 7), *generator.integers(-2, places + 2, 3))
+        int(v) for _ in range(int(generator.integers(0, 6))) for v in (generator.integers(-1, 9), *generator.integers(-2, places + 2, 3))
     ]
     if seed % 3:  # good ones, but for what an attacker adds
         program = [v for to in range(outputs) for v in (seed % 6, inputs + to, 0, inputs - 1)] + program[: 4 * (seed % 2)]
     full = int(generator.integers(-1, inputs + 1)) if seed % 2 else 0
     names = [f"x{i}" for i in range(inputs)], [f"y{i}" for i in range(outputs)]
     node = helper.make_node(ELEMENTWISE, *names, domain=OWN_DOMAIN, program=program or [0], full=full)
-    shapes = [[(3,), (1,), (), (5000,)][int(generator.integers(4))] for _ in range(inputs)]
+    sizes = [(3,), (1,), (), (5000,), (2, 3), (2, 1), (7, 1, 3), (0, 3), (9000, 1)]
+    shapes = [sizes[int(generator.integers(len(sizes)))] for _ in range(inputs)]
     graph = helper.make_graph(
         [node], "g", *([helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in group] for group in names)
     )
