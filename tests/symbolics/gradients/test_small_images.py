@@ -1,4 +1,4 @@
-"""The gradient of a convolution of images of a few pixels: one product and a Col2Im, beside PyTorch's in float64."""
+"""The gradient of a convolution of images of a few pixels (one product and a Col2Im), or of many with few channels (a Conv), beside PyTorch's."""
 
 from __future__ import annotations
 
@@ -76,3 +76,27 @@ def test_others_are_transposed(size, more):
     assert "Col2Im" not in used
     for ours, reference in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, reference, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("batch", ["n", 3])
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "pads", "dilation", "channels", "turns"),
+    [
+        ((16, 17), (3, 3), 1, (1, 1, 1, 1), 1, (32, 32), True),
+        ((16, 17), (3, 2), 1, (2, 0, 1, 1), 1, (5, 3), True),
+        ((20, 20), (2, 3), 1, (1, 3, 2, 4), 2, (4, 4), True),
+        ((300,), (4,), 1, (3, 0), 1, (8, 2), True),
+        ((7, 8, 9), (3, 1, 2), 1, (1, 0, 0, 1, 0, 1), 1, (6, 6), True),
+        ((17, 17), (3, 3), 1, (0, 0, 0, 0), 1, (4, 4), False),  # 225 pixels of the output
+        ((16, 17), (3, 3), 1, (1, 1, 1, 1), 1, (4, 8), False),  # more channels to turn back than to read
+        ((16, 17), (3, 3), 1, (3, 3, 3, 3), 1, (4, 4), False),  # padding beyond the kernel
+        ((33, 33), (3, 3), 2, (1, 1, 1, 1), 1, (4, 4), False),
+        ((16, 16), (1, 1), 1, (0, 0, 0, 0), 1, (4, 4), False),
+    ],
+    ids=str,
+)
+def test_many_pixels_and_few_channels(size, kernel, stride, pads, dilation, channels, turns, batch):
+    used, found, expected = gradients(size, kernel, stride, pads, dilation, channels=channels, batch=batch)
+    assert ("ConvTranspose" in used) == (not turns)
+    for ours, reference in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, reference, rtol=1e-4, atol=1e-3)
