@@ -1,7 +1,7 @@
 """How long an export takes with the hook, against bare torch.onnx.export (which inlines the Functions).
 
 Both run in one process, in turns, after a warm-up; the medians of their processor time, on one thread, stand side by side. Targets: with the hook at most 1.1 times
-bare torch, at most 0.7 times at 100 calls, and a time per call that does not grow from 100 to 1000 calls (or grows less than bare torch's own does).
+bare torch, at most 0.8 times for 12 blocks of a transformer by torch.export, 0.7 times at 100 calls, and a time per call that does not grow from 100 to 1000 calls (or grows less than bare torch's own does).
 The same calls as ONNX functions (portable=True) stand beside those as PythonOps: at most 1.5 times their export, where equal calls share one; once more in
 processes that export once and end, as people's do, imports included.
 Opening a hook (with the call of a Function that shows that calls are caught) and the eager run that judges the file stand beside it, as shares of the
@@ -120,6 +120,7 @@ CASES = [
     Case("10 calls", lambda: chain(10), {True: RATIO, False: RATIO}),
     Case("100 calls", lambda: chain(100), {True: RATIO_AT_100, False: RATIO_AT_100}, 0.6),
     Case("8-block transformer", lambda: (transformer(8), (torch.randn(2, 6, 32),)), {True: RATIO, False: RATIO}, 0.6),
+    Case("12-block transformer", lambda: (transformer(12), (torch.randn(2, 6, 32),)), {True: 0.8, False: RATIO}, 0.6),
     # A trace and a translation of GELU and its backward take 150 ms, TorchScript's whole export of one call takes 12.
     portable("1 call", lambda: chain(1), torchscript=20),
     portable("10 calls", lambda: chain(10), torchscript=6.5),
