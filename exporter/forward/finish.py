@@ -15,7 +15,7 @@ import symbolics.node.schema  # noqa: F401  (the checker should know the operato
 from exporter.forward.fold import fold
 from exporter.forward.state import ModelState, held_out
 from exporter.train_mode.buffers import AVERAGED, UNSEEN, add_lost, carry, name_carried
-from symbolics import quirks
+from symbolics import quirks, torch_private
 from symbolics.capture.recorder import Recorder
 from symbolics.errors import ExportError
 from symbolics.graph.values import is_mark, is_python_op
@@ -70,7 +70,8 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
             stack.enter_context(apart(graph))
         anchor_calls(graph)
         if optimize and rewrite:
-            onnxscript.optimizer.optimize(model)
+            with torch_private.rules_by_operator():
+                onnxscript.optimizer.optimize(model)
         elif optimize:
             fold(model)
         else:

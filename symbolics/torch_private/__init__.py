@@ -85,6 +85,7 @@ from symbolics.torch_private.operators import (
     torchlib_operators,
     unwrapped_operator,
 )
+from symbolics.torch_private.rewriting import rules_by_operator
 from symbolics.torch_private.tensors import (
     base_of,
     from_dlpack,
@@ -223,6 +224,7 @@ __all__ = [
     "replace_helpers_of_apply",
     "replace_traced",
     "requires_grad",
+    "rules_by_operator",
     "run_backward",
     "run_forward_pre_hooks",
     "running_node",

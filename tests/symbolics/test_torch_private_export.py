@@ -10,6 +10,7 @@ import logging
 import warnings
 
 import onnx
+import onnx_ir
 import pytest
 import torch
 from torch.torch_version import TorchVersion
@@ -492,3 +493,36 @@ def test_quiet_exporter(caplog):
 
     assert said(private.quiet_exporter([ours])) == []
     assert said() == told  # what is not said any more by torch needs no silence
+
+
+def test_rules_by_operator():
+    """The same model from fewer questions; nothing stays behind."""
+    from onnxscript import optimizer, rewriter
+
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Dropout(), torch.nn.Flatten()
+    ).eval()
+    program = torch.onnx.export(model, (torch.zeros(1, 3, 5, 5),), dynamo=True, optimize=False, verbose=False)
+    plain, ours = (onnx_ir.from_proto(program.model_proto) for _ in range(2))
+    rules = rewriter._DEFAULT_REWRITE_RULES
+    optimizer.optimize(plain)
+    with private.rules_by_operator():
+        inside = rewriter._DEFAULT_REWRITE_RULES
+        assert inside is not rules
+        assert len(inside) == len(rules)
+        assert sum(rule not in rules for rule in inside) > 30
+        with private.rules_by_operator():
+            assert rewriter._DEFAULT_REWRITE_RULES is inside
+        optimizer.optimize(ours)
+    assert rewriter._DEFAULT_REWRITE_RULES is rules
+    assert onnx_ir.to_proto(ours) == onnx_ir.to_proto(plain)
+    assert [node.op_type for node in ours.graph] != [node.op_type for node in onnx_ir.from_proto(program.model_proto).graph]
+
+
+@pytest.mark.parametrize("rules", [None, (), (object(),)], ids=["none", "empty", "others"])
+def test_rules_by_operator_of_another_onnxscript(rules, monkeypatch):
+    from onnxscript import rewriter
+
+    monkeypatch.setattr(rewriter, "_DEFAULT_REWRITE_RULES", rules)
+    with private.rules_by_operator():
+        assert rewriter._DEFAULT_REWRITE_RULES is rules
