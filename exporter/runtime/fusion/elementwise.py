@@ -125,6 +125,7 @@ def _fuse(graph: ir.Graph, facts: dict[ir.Value, _Facts], guards_only: bool) -> 
         taken.update(members)
         _replace(known, members, program)
         made += 1
+    _finish(graph, known)
     return made
 
 
@@ -157,6 +158,7 @@ class _Known:
         place: The place of each.
         sorted: Whether each stands behind what it reads.
         crowded: Values that many read.
+        replaced, removed: What `_finish` is to do.
         facts: Shapes and types of values, those of the graphs around it too.
     """
 
@@ -171,6 +173,8 @@ class _Known:
         )
         self.facts = facts
         self.crowded = {output for node in self.nodes for output in node.outputs if len(output.uses()) > _MOST_READERS}
+        self.replaced: dict[ir.Value, ir.Value] = {}
+        self.removed: list[ir.Node] = []
         self._readings: dict[ir.Node, _Reading | None] = {}
 
     def of(self, value: ir.Value | None) -> _Facts:
@@ -370,8 +374,18 @@ def _replace(known: _Known, members: Sequence[ir.Node], program: _Program) -> No
         new.shape = old.shape or ir.Shape(shape or ())  # onnxruntime cannot infer it, and wants it of the outputs of a body
         known.facts[new] = known.of(old)
         old.name = None
-        old.replace_all_uses_with(new, replace_graph_outputs=old.is_graph_output())  # those are all looked through
+        for use in old.uses():
+            use.node.replace_input_with(use.idx, new)
+        known.replaced[old] = new
     for taken in sorted(gone, key=known.place.__getitem__, reverse=True):
         for place in range(len(taken.inputs)):
             taken.replace_input_with(place, None)
-        graph.remove(taken)  # not `safe`: that looks through all outputs of the graph, for each
+        known.removed.append(taken)
+
+
+def _finish(graph: ir.Graph, known: _Known) -> None:
+    """Take out what chains replaced, at once: each call looks through all outputs of the graph."""
+    for place, output in enumerate(list(graph.outputs)):
+        if output in known.replaced:
+            graph.outputs[place] = known.replaced[output]
+    graph.remove(known.removed)
