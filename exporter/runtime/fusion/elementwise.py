@@ -6,8 +6,8 @@ native library computes such a chain block by block, and rounds after each opera
 runtimes run what stands in it.
 
 What goes into a chain: operators of float32 or float64 in `_read` whose output has the shape of the chain's last one; operands have that shape
-too, or broadcast to it along axes that are next to each other. Shapes are those that the file says or that ONNX infers of it; what differs
-at a run is an error of the node.
+too, or broadcast to it along axes that are next to each other. Shapes are those that the file says or that ONNX infers of it; where they
+differ at a run, the native library broadcasts operator by operator.
 """
 
 from __future__ import annotations
@@ -35,11 +35,19 @@ TEMPORARIES, PLACES = 12, 512
 
 #: A chain of fewer operators and elements costs less as onnxruntime's own.
 _FEW_OPERATORS, _FEW_ELEMENTS = 4, 4096
+#: A longer chain saves nothing more, and looking for it takes a time that grows with the square.
+_MOST_OPERATORS = 64
+#: A result that more than these read stays as it is: who asks where they all stand waits, once for each of them.
+_MOST_READERS = 64
+#: As DIMS_MOST in native_elementwise.h.
+_MOST_DIMS = 16
+#: Before, an operand was aligned by attributes (axis, broadcast).
+_FIRST_OPSET = 7
 #: Operators between which a value may wait without being counted: it is read again before memory is short.
 _NEAR = 32
 
 _FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE}
-_Shape = tuple[int | str, ...]  # a name stands for one number in the whole file; what differs at a run, the native library refuses
+_Shape = tuple[int | str, ...]  # a name stands for one number in the whole file; where it does not at a run, the node is slower
 _Facts = tuple[_Shape | None, ir.DataType | None]
 #: Function and places of its two operands; RESULT is what the step before it made.
 _Step = tuple[int, int, int]
@@ -57,6 +65,8 @@ def fuse(model: ir.Model, *, guards_only: bool = False) -> int:
     Returns:
         How many nodes were put in.
     """
+    if model.graph.opset_imports.get("", 0) < _FIRST_OPSET:
+        return 0
     try:
         inferred = onnx.shape_inference.infer_shapes(skeleton(model))
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
@@ -86,7 +96,7 @@ def _note(graph: ir.Graph, inferred: onnx.GraphProto, facts: dict[ir.Value, _Fac
     for value in values:
         info = infos.get(value.name or "")
         tensor = value.const_value
-        if tensor is not None:
+        if tensor is not None and not value.is_graph_input():  # else a caller may give another
             facts[value] = tuple(tensor.shape.numpy()), tensor.dtype
         elif info is not None and info.HasField("shape"):
             dims = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in info.shape.dim]
@@ -107,11 +117,15 @@ def _fuse(graph: ir.Graph, facts: dict[ir.Value, _Facts], guards_only: bool) -> 
         if guards_only and end.op_type != "Where":
             continue
         program = _write(members, known) if known.is_worth_it(members) else None
+        if program is None and len(members) > TEMPORARIES:  # it may lack room: so many always have it
+            members = _grow(end, known, taken, TEMPORARIES)
+            program = _write(members, known) if known.is_worth_it(members) else None
         if program is None:
             continue
         taken.update(members)
         _replace(known, members, program)
         made += 1
+    _finish(graph, known)
     return made
 
 
@@ -131,8 +145,8 @@ class _Reading:
 
 
 def _number(value: ir.Value) -> float | None:
-    """A constant of one element."""
-    tensor = value.const_value
+    """A constant of one element that no caller can give another value."""
+    tensor = None if value.is_graph_input() else value.const_value
     return float(tensor.numpy().reshape(())) if tensor is not None and tensor.size == 1 and tensor.dtype in _FLOATS else None
 
 
@@ -143,6 +157,8 @@ class _Known:
         nodes: Its nodes.
         place: The place of each.
         sorted: Whether each stands behind what it reads.
+        crowded: Values that many read.
+        replaced, removed: What `_finish` is to do.
         facts: Shapes and types of values, those of the graphs around it too.
     """
 
@@ -156,13 +172,25 @@ class _Known:
             if value is not None and (producer := value.producer()) is not None
         )
         self.facts = facts
+        self.crowded = {output for node in self.nodes for output in node.outputs if len(output.uses()) > _MOST_READERS}
+        self.replaced: dict[ir.Value, ir.Value] = {}
+        self.removed: list[ir.Node] = []
+        self._readings: dict[ir.Node, _Reading | None] = {}
 
     def of(self, value: ir.Value | None) -> _Facts:
         """Shape and element type of a value; None for what is not known."""
         return (None, None) if value is None else self.facts.get(value, (None, None))
 
     def read(self, node: ir.Node) -> _Reading | None:
-        """An operator in the library's functions; None where it has none for it."""
+        """An operator in the library's functions; None where it has none for it.
+
+        It is looked at once: what it reads is replaced by a chain only when all nodes from the chain's end on have had their turn.
+        """
+        if node not in self._readings:
+            self._readings[node] = self._read(node)
+        return self._readings[node]
+
+    def _read(self, node: ir.Node) -> _Reading | None:
         if node.domain or len(node.outputs) != 1 or not node.inputs or any(value is None for value in node.inputs):
             return None
         operands = [value for value in node.inputs if value is not None]
@@ -203,7 +231,12 @@ class _Known:
         if reading is None:
             return False
         shape, dtype = self.of(node.outputs[0])
-        if shape is None or dtype not in _FLOATS or (like is not None and (shape, dtype) != self.of(like.outputs[0])):
+        if (
+            shape is None
+            or len(shape) > _MOST_DIMS
+            or dtype not in _FLOATS
+            or (like is not None and (shape, dtype) != self.of(like.outputs[0]))
+        ):
             return False
         given = [self.of(value) for value in reading.operands]
         return all(kind == dtype and dims is not None and _broadcasts(dims, shape) for dims, kind in given)
@@ -211,10 +244,14 @@ class _Known:
     def gone(self, members: Iterable[ir.Node]) -> set[ir.Node]:
         """The nodes that a chain takes the place of: its members, and what stands between them and their operands for them alone."""
         found = set(members)
-        inner = {test for node in found if (test := self.reading(node).inner) is not None and test in self.place}
-        return found | {
-            test for test in inner if all(use.node in found for use in test.outputs[0].uses()) and not test.outputs[0].is_graph_output()
-        }
+        return found | {test for node in found if (test := self.test_of(node, found)) is not None}
+
+    def test_of(self, node: ir.Node, members: Collection[ir.Node]) -> ir.Node | None:
+        """What stands between a member and its operands for members alone."""
+        test = self.reading(node).inner
+        if test is None or test not in self.place or test.outputs[0] in self.crowded or test.outputs[0].is_graph_output():
+            return None
+        return test if all(use.node in members for use in test.outputs[0].uses()) else None
 
     def is_worth_it(self, members: Collection[ir.Node]) -> bool:
         """Whether one node in the place of several saves anything."""
@@ -229,7 +266,8 @@ class _Known:
         if last - self.place[node] <= _NEAR:
             return False
         shape, _ = self.of(node.outputs[0])
-        full = {value for value in self.reading(node).operands if self.of(value)[0] == shape and value.producer() in self.place}
+        operands = {value for value in self.reading(node).operands if value.producer() in self.place}
+        full = {value for value in operands if self.of(value)[0] == shape and value not in self.crowded}
         return sum(all(self.place.get(use.node, last) < last for use in value.uses()) for value in full) > 1
 
 
@@ -242,9 +280,10 @@ def _broadcasts(dims: _Shape, shape: _Shape) -> bool:
     return not own or dims[own[0] : own[-1] + 1] == shape[own[0] : own[-1] + 1]
 
 
-def _grow(end: ir.Node, known: _Known, taken: Collection[ir.Node]) -> list[ir.Node]:
+def _grow(end: ir.Node, known: _Known, taken: Collection[ir.Node], most: int = _MOST_OPERATORS) -> list[ir.Node]:
     """The nodes of a chain in their order. Whoever else reads what they make stands behind its end, so that the chain can stand there."""
     members = {end}
+    gone = known.gone(members)
     waiting: list[int] = []
     seen = {end}
 
@@ -257,13 +296,16 @@ def _grow(end: ir.Node, known: _Known, taken: Collection[ir.Node]) -> list[ir.No
 
     look(end)
     last = known.place[end]
-    while waiting:  # from the end of the graph to its start: when it is a node's turn, its readers have had theirs
+    while waiting and len(members) < most:  # from the end of the graph to its start: when it is a node's turn, its readers have had theirs
         node = known.nodes[-heapq.heappop(waiting)]
-        if node in taken or not known.fits(node, end) or known.holds_more(node, end):
+        if node in taken or node.outputs[0] in known.crowded or not known.fits(node, end) or known.holds_more(node, end):
             continue
-        gone = known.gone(members)
         if all(use.node in gone or known.place.get(use.node, -1) > last for use in node.outputs[0].uses()):
             members.add(node)
+            gone.add(node)
+            test = known.test_of(node, members)
+            if test is not None:
+                gone.add(test)
             look(node)
     return sorted(members, key=known.place.__getitem__)
 
@@ -332,6 +374,18 @@ def _replace(known: _Known, members: Sequence[ir.Node], program: _Program) -> No
         new.shape = old.shape or ir.Shape(shape or ())  # onnxruntime cannot infer it, and wants it of the outputs of a body
         known.facts[new] = known.of(old)
         old.name = None
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        for use in old.uses():
+            use.node.replace_input_with(use.idx, new)
+        known.replaced[old] = new
     for taken in sorted(gone, key=known.place.__getitem__, reverse=True):
-        graph.remove(taken, safe=True)
+        for place in range(len(taken.inputs)):
+            taken.replace_input_with(place, None)
+        known.removed.append(taken)
+
+
+def _finish(graph: ir.Graph, known: _Known) -> None:
+    """Take out what chains replaced, at once: each call looks through all outputs of the graph."""
+    for place, output in enumerate(list(graph.outputs)):
+        if output in known.replaced:
+            graph.outputs[place] = known.replaced[output]
+    graph.remove(known.removed)

@@ -185,10 +185,128 @@ static int operand_of(Operand *operand, const int64_t *shape, size_t rank, const
     return 1;
 }
 
+enum { DIMS_MOST = 16 };
+
+static int is_of_one(int32_t function) { return function == SQRT || function == NEG; }
+
+/* Whether every output has the shape of `full`: something that it is made of has it. */
+static int outputs_are_full(const Program *program, const char *is_full)
+{
+    char full[2 * MOST_PLACES + MOST_TEMPORARIES];
+    memcpy(full, is_full, (size_t)program->inputs);
+    for (const Instruction *step = program->instructions; step < program->instructions + program->count; step++)
+        full[step->to] = full[step->a] || (!is_of_one(step->function) && full[step->b]);
+    return !memchr(full + program->inputs, 0, (size_t)program->outputs);
+}
+
+/* What stands in a place when shapes are others than the file says. */
+typedef struct { const char *data; char *own; size_t rank, count; int64_t shape[DIMS_MOST]; } Tensor;
+
+/* The axis that is `back` axes before the last; 1 in front of the first. */
+static int64_t dim_of(const Tensor *tensor, size_t back) { return back < tensor->rank ? tensor->shape[tensor->rank - 1 - back] : 1; }
+
+/* An operator of whole tensors, which broadcast as ONNX says. NULL, or what is wrong. */
+static const char *broadcast(int32_t function, size_t item, const Tensor *a, const Tensor *b, Tensor *to)
+{
+    const Tensor *read[2] = {a, b};
+    size_t stride[2][DIMS_MOST], at[2] = {0, 0}, index[DIMS_MOST] = {0}, size[2] = {1, 1};
+    to->rank = a->rank > b->rank ? a->rank : b->rank;
+    to->count = 1;
+    for (size_t back = 0; back < to->rank; back++) {
+        int64_t p = dim_of(a, back), q = dim_of(b, back), dim = p == 1 ? q : p;
+        if (q != dim && q != 1)
+            return "inputs of elementwise operators do not broadcast to one another: one has another type or shape than the file says (value_info)";
+        to->shape[to->rank - 1 - back] = dim;
+        for (int k = 0; k < 2; k++) {
+            int64_t own = dim_of(read[k], back);
+            stride[k][back] = own == 1 ? 0 : size[k];
+            size[k] *= (size_t)own;
+        }
+        if (dim && to->count > (size_t)PTRDIFF_MAX / sizeof(double) / (size_t)dim)
+            return "Elementwise: a result larger than memory";
+        to->count *= (size_t)dim;
+    }
+    to->own = malloc(to->count * item + 1);
+    if (!to->own)
+        return "Elementwise: no memory for a result";
+    to->data = to->own;
+    size_t width = to->rank ? (size_t)dim_of(to, 0) : 1;
+    int one[2] = {!to->rank || !stride[0][0], !to->rank || !stride[1][0]};
+    for (size_t done = 0; done < to->count; done += width) {
+        char *row = to->own + done * item;
+        const char *x = a->data + at[0] * item, *y = b->data + at[1] * item;
+        if (item == sizeof(float))
+            apply_float(function, (float *)row, (const float *)x, one[0], (const float *)y, one[1], width);
+        else
+            apply_double(function, (double *)row, (const double *)x, one[0], (const double *)y, one[1], width);
+        for (size_t back = 1; back < to->rank; back++) { /* the next row */
+            at[0] += stride[0][back];
+            at[1] += stride[1][back];
+            if (++index[back] < (size_t)dim_of(to, back))
+                break;
+            at[0] -= stride[0][back] * index[back];
+            at[1] -= stride[1][back] * index[back];
+            index[back] = 0;
+        }
+    }
+    return NULL;
+}
+
+/* The program operator by operator, each with a result of its own: shapes are others than the file says, and yet broadcast, as a name of a
+ * dim that stands for 1 and for another number. The operators would run, so this does. */
+static Status run_unequal(const Program *program, void *context, int kind)
+{
+    size_t item = kind == ONNX_FLOAT ? sizeof(float) : sizeof(double), places = (size_t)(program->inputs + program->outputs) + MOST_TEMPORARIES;
+    Tensor *tensors = calloc(places, sizeof *tensors);
+    Status status = tensors ? NULL : refused("Elementwise: no memory");
+    for (int32_t i = 0; !status && i < program->inputs; i++) {
+        const void *value = NULL;
+        int own = 0;
+        Tensor *tensor = &tensors[i];
+        status = CALL(INPUT, Status(*)(const void *, size_t, const void **))(context, (size_t)i, &value);
+        if (!status && !value)
+            status = refused("Elementwise: an input is missing");
+        if (!status)
+            status = tensor_facts(value, &own, &tensor->rank, tensor->shape, DIMS_MOST, &tensor->count);
+        if (!status && own != kind)
+            status = refused("an input of elementwise operators has another type or shape than the file says (value_info)");
+        if (!status)
+            status = CALL(TENSOR_DATA, Status(*)(const void *, void **))(value, (void **)&tensor->data);
+    }
+    for (const Instruction *step = program->instructions; !status && step < program->instructions + program->count; step++) {
+        Tensor made = {0};
+        const char *wrong = broadcast(step->function, item, &tensors[step->a], &tensors[is_of_one(step->function) ? step->a : step->b], &made);
+        if (wrong)
+            status = refused(wrong);
+        free(tensors[step->to].own);
+        tensors[step->to] = made;
+    }
+    for (int32_t i = 0; !status && i < program->outputs; i++) {
+        const Tensor *tensor = &tensors[program->inputs + i];
+        void *made = NULL, *data = NULL;
+        Tensor facts;
+        int own = 0;
+        status = CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, (size_t)i, tensor->shape, tensor->rank, &made);
+        if (!status && !made)
+            status = refused("Elementwise: an output without a name");
+        if (!status)
+            status = tensor_facts(made, &own, &facts.rank, facts.shape, DIMS_MOST, &facts.count);
+        if (!status && own != kind)
+            status = refused("an output of elementwise operators has another type than the file says");
+        if (!status)
+            status = CALL(TENSOR_DATA, Status(*)(void *, void **))(made, &data);
+        if (!status && tensor->count)
+            memcpy(data, tensor->data, tensor->count * item);
+    }
+    for (size_t i = 0; tensors && i < places; i++)
+        free(tensors[i].own);
+    free(tensors);
+    return status;
+}
+
 static Status elementwise_compute(void *state, void *context)
 {
     const Program *program = state;
-    enum { DIMS_MOST = 16 };
     int64_t shape[DIMS_MOST], other[DIMS_MOST];
     size_t rank = 0, rank_of = 0, size = 0, count = 0, given = 0;
     int kind = 0, kind_of = 0;
@@ -205,7 +323,7 @@ static Status elementwise_compute(void *state, void *context)
     if (kind != ONNX_FLOAT && kind != ONNX_DOUBLE)
         return refused("Elementwise: neither float32 nor float64");
     Operand operands[MOST_PLACES];
-    char *targets[MOST_PLACES];
+    char *targets[MOST_PLACES], is_full[MOST_PLACES];
     for (int32_t i = 0; i < program->inputs; i++) {
         value = NULL;
         if ((status = CALL(INPUT, Status(*)(const void *, size_t, const void **))(context, (size_t)i, &value)))
@@ -215,10 +333,13 @@ static Status elementwise_compute(void *state, void *context)
         if ((status = tensor_facts(value, &kind_of, &rank_of, other, DIMS_MOST, &count)))
             return status;
         if (kind_of != kind || !operand_of(&operands[i], shape, rank, other, rank_of))
-            return refused("an input of elementwise operators has another type or shape than the file says (value_info)");
+            return run_unequal(program, context, kind);
+        is_full[i] = rank_of == rank && !memcmp(other, shape, rank * sizeof *shape);
         if ((status = CALL(TENSOR_DATA, Status(*)(const void *, void **))(value, (void **)&operands[i].data)))
             return status;
     }
+    if (!outputs_are_full(program, is_full))
+        return run_unequal(program, context, kind);
     for (int32_t i = 0; i < program->outputs; i++) {
         void *made = NULL;
         if ((status = CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, (size_t)i, shape, rank, &made)))
