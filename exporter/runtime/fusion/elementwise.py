@@ -356,7 +356,15 @@ def _write(members: Sequence[ir.Node], known: _Known) -> _Program | None:
             program.instructions += [function, places[result], *(places[result] if k == _RESULT else read[k] for k in operands)]
         for place in done:
             heapq.heappush(free, place)
-    return program
+    return program if _is_full(program, {place for place, value in enumerate(inputs) if known.of(value)[0] == shape}) else None
+
+
+def _is_full(program: _Program, full: set[int]) -> bool:
+    """Whether each output is made of an operand of its shape: the library computes any other operator by operator."""
+    for step in range(0, len(program.instructions), 4):
+        _, to, *operands = program.instructions[step : step + 4]
+        full = full | {to} if full.intersection(operands) else full - {to}
+    return full.issuperset(range(len(program.inputs), len(program.inputs) + len(program.outputs)))
 
 
 def _replace(known: _Known, members: Sequence[ir.Node], program: _Program) -> None:

@@ -284,6 +284,18 @@ def test_a_chain_does_not_keep_two_for_one(between):
     assert operators[-1] == ELEMENTWISE
 
 
+@pytest.mark.parametrize("given_out", [True, False])
+def test_what_is_made_of_a_row_and_a_column(given_out):
+    """Inside a chain it is one of its operators; where others read it, it is left to onnxruntime: no operand has its shape."""
+    nodes = [("Add", ["row", "column"], "outer"), ("Mul", ["outer", "x"], "a"), ("Add", ["a", "x"], "b"), ("Sub", ["b", "a"], "c")]
+    sizes = {"row": (1, 300), "column": (300, 1), "x": (300, 300)}
+    proto = model(nodes, sizes, {"c": (300, 300), **({"outer": (300, 300)} if given_out else {})})
+    made, count = fused(proto)
+    assert count == (not given_out)
+    feeds = {name: draw(np.random.default_rng(0), size, np.float32) for name, size in sizes.items()}
+    same(outputs_of(made, feeds, True), outputs_of(proto, feeds, False))
+
+
 def test_of_a_forward_only_what_replaces_nan():
     """onnxruntime finds Gelu and the like in the rest."""
     proto = model(
