@@ -255,6 +255,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(LIMITS)}")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out: its first step takes half a minute")
+    parser.add_argument("--no-memory", action="store_true", help="leave memory out, which is measured in processes of its own")
     parser.add_argument("--time", help=argparse.SUPPRESS)
     parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -278,6 +279,8 @@ def main(argv: list[str] | None = None) -> int:
             figures.append(Figure(f"{name}: {kind}", None, "", None, 0, f"cannot: {reason}"))
         if name in ORTMODULE:
             figures.append(Figure(f"{name}: ORTModule 1.19.2 / eager", ORTMODULE[name], "ratio", None, 0, "recorded earlier, torch 2.4.1"))
+        if options.no_memory:
+            continue
         kinds = ("ours", "recompute") if name in RECOMPUTED else ("ours",)
         memory = {kind: child("--memory", name, kind) for kind in (*kinds, "eager")}
         limit = MEMORY_LIMIT if memory["eager"] > 16 else None  # of less it says nothing
