@@ -53,16 +53,17 @@ def _bias(op: Builder, slide: Windows, g: Value, b: Value | None) -> Value | Non
 
 
 def _input(op: Builder, slide: Windows, g: Value, w: Value, group: int) -> Value:
-    """The adjoint of the convolution for its input: the transposed one, or of small images one product for all samples.
+    """The adjoint of the convolution for its input: the transposed one, of small images one product for all samples, of large ones with few
+    channels a Conv (`_turned`).
 
     onnxruntime's ConvTranspose multiplies a sample at a time and reads all weights for each: of images of a few pixels that is most of what
     it does. One product gives the columns of all samples, and Col2Im adds them up.
     """
     shape, outs, sizes = static_shape(w), _known_sizes(slide.small), _known_sizes(slide.large)
     known = len(outs) == len(sizes) == slide.rank
-    if not known or group != 1 or dtype_of(w) is not ir.DataType.FLOAT:  # onnxruntime has Col2Im of no other
-        return slide.transposed(g, w, group)
-    if shape is None or slide.static is None:
+    if (
+        not known or group != 1 or shape is None or slide.static is None or dtype_of(w) is not ir.DataType.FLOAT
+    ):  # of no other is there a Col2Im
         return slide.transposed(g, w, group)
     kernel, before, after = slide.static
     m, c, *_ = shape

@@ -82,9 +82,9 @@ def _fuse_all(graph: ir.Graph, inferred: onnx.GraphProto, facts: dict[ir.Value, 
     """Also in the bodies of its nodes."""
     _note(graph, inferred, facts)
     bodies = [
-        (body, attribute.g)
+        pair
         for node, twin in zip(graph, inferred.node, strict=True)
-        for body, attribute in zip(subgraphs(node), (a for a in twin.attribute if a.type == onnx.AttributeProto.GRAPH), strict=True)
+        for pair in zip(subgraphs(node), (body for a in twin.attribute for body in ([a.g] if a.HasField("g") else a.graphs)), strict=True)
     ]
     return _fuse(graph, facts, guards_only) + sum(_fuse_all(body, twin, facts, guards_only) for body, twin in bodies)
 
@@ -111,11 +111,9 @@ def _fuse(graph: ir.Graph, facts: dict[ir.Value, _Facts], guards_only: bool) -> 
     taken: set[ir.Node] = set()
     made = 0
     for end in reversed(known.nodes):
-        if end in taken or not known.fits(end):
+        if end in taken or (guards_only and end.op_type != "Where") or not known.fits(end):
             continue
         members = [end] if guards_only else _grow(end, known, taken)
-        if guards_only and end.op_type != "Where":
-            continue
         program = _write(members, known) if known.is_worth_it(members) else None
         if program is None and len(members) > TEMPORARIES:  # it may lack room: so many always have it
             members = _grow(end, known, taken, TEMPORARIES)

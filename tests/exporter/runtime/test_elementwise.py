@@ -447,3 +447,12 @@ def test_other_types_are_refused(kind):
     array = np.array(["a", "b"], object) if kind == TensorProto.STRING else np.ones(2, helper.tensor_dtype_to_np_dtype(kind))
     with pytest.raises(exporter.RunError, match="neither float32 nor float64"):
         exporter.inference_session(proto).run(None, {"x": array})
+
+
+def test_a_node_with_several_bodies_in_one_attribute():
+    """No operator of the standard has one; what a file has beside the chain is left as it is."""
+    proto = model([("Mul", ["x", "x"], "v"), ("Add", ["v", "x"], "y")], {"x": (9000,)}, {"y": (9000,)})
+    body = helper.make_graph([helper.make_node("Identity", ["x"], ["z"])], "body", [], [helper.make_tensor_value_info("z", 1, (9000,))])
+    proto.graph.node.append(helper.make_node("Several", [], ["w"], domain="custom", bodies=[body, body]))
+    proto.opset_import.append(helper.make_opsetid("custom", 1))
+    assert fused(proto)[1] == 1
