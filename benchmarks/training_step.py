@@ -5,13 +5,14 @@
 
 Per model, in one process of its own: our step in onnxruntime, eager PyTorch (foreach AdamW), torch.compile, and the gradient
 graph of onnx-ad (without optimizer) where it can make one; they take turns, so that what else the machine does hits all
-alike. Figures are medians of the steps after three of warming up, as ratios to eager. Peak memory is measured in processes
-that run one of them alone.
+alike. Figures are medians of the steps after three of warming up, as ratios to eager. Peak memory, parameters and optimizer state
+counted, is measured in processes that run one of them alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import os
@@ -70,33 +71,19 @@ def exported(sample: Any, portable: bool = False, recompute: Any = None) -> Any:
 
 
 def runs(step: Any, sample: Any, threads: int = THREADS) -> Callable[[], float]:
-    """A session of a step, with a state of its own; each call runs it and returns the loss."""
-    import onnxruntime
-
+    """A trainer of a step; each call makes a step of the same batch and returns the loss."""
     import exporter
     from exporter.runtime.arena import use_training_arena
+    from exporter.training.trainer import Trainer
 
     options = exporter.session_options(allow=ALLOWED)
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     use_training_arena(options)  # as inference_session's own options for a step
-    session = exporter.inference_session(step.model, sess_options=options)
-    layout = step.layout
-    assert layout is not None
-    values = onnxruntime.OrtValue.ortvalue_from_numpy
-    names = [output.name for output in session.get_outputs()]
-    feeds = {name: values(array) for name, array in step.initial.items()}
-    feeds.update(
-        (name, values(t.numpy())) for name, t in zip((*layout.inputs, *layout.targets), (*sample.args, *sample.targets), strict=True)
-    )
-
-    def run() -> float:
-        results = dict(zip(names, session.run_with_ort_values(names, feeds), strict=True))
-        for output, name in layout.carried.items():
-            feeds[name] = results[output]
-        return float(results[layout.loss].numpy())
-
-    return run
+    trainer = Trainer(step, sess_options=options)
+    names = (*trainer.layout.inputs, *trainer.layout.targets)
+    batch = dict(zip(names, (*sample.args, *sample.targets), strict=True))
+    return lambda: trainer.step(batch)
 
 
 def eager(sample: Any, compiled: bool = False) -> Callable[[], float]:
@@ -211,7 +198,7 @@ def turns(contenders: dict[str, Callable[[], float]], steps: int) -> tuple[dict[
 
 
 def _memory(name: str, kind: str) -> float:
-    """Peak resident memory of steps 3 to 8 above what was resident before the first, in MiB."""
+    """What steps 3 to 8 need at their peak, in MiB, with the parameters and the optimizer's moments, which eager makes at its first step."""
     import torch
 
     from benchmarks._models import MODELS
@@ -219,17 +206,22 @@ def _memory(name: str, kind: str) -> float:
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     sample = MODELS[name]()
-    if kind != "eager":
-        run = ours(sample, recompute="auto" if kind == "recompute" else None)
-        sample = None
-    else:
+    if kind == "eager":
         run = eager(sample)
-    return peak(run)
+        held = sum(parameter.nbytes for parameter in sample.model.parameters())
+    else:
+        step = exported(sample, recompute="auto" if kind == "recompute" else None)
+        run = runs(step, sample)
+        held = sum(array.nbytes for array in step.initial.values())
+        step.initial.clear()
+        sample = None
+    return peak(run) + held / 2**20
 
 
 def peak(run: Callable[[], float]) -> float:
     """Peak resident memory of runs 3 to 8 above what was resident before the first, in MiB."""
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what an export has freed would count as ours already
     before = status("VmRSS")
     for _ in range(2):
         run()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from exporter.runtime.arena import use_training_arena
 from exporter.runtime.binding import Binding
 from exporter.runtime.fusion.elementwise import fuse
 from exporter.runtime.fusion.link import could_link, link
+from exporter.runtime.in_place import Update, take_out_updates
 from exporter.runtime.node_order import MANY_NODES, list_as_they_can_run
 from exporter.runtime.prepare import has_python_ops, prepare
 from exporter.runtime.store import ContextStore, PoolLog, Run
@@ -45,7 +47,7 @@ try:
 except ImportError as error:
     _missing = error
 
-__all__ = ["FATAL", "Session", "available", "inference_session", "open_options", "session_options"]
+__all__ = ["FATAL", "Session", "available", "inference_session", "open_options", "session_options", "step_sessions"]
 
 #: The oldest onnxruntime that this has run on, as pyproject.toml asks for it. The function table that native.c uses is there from 1.17 on.
 OLDEST = "1.20"
@@ -336,6 +338,60 @@ def inference_session(
         TrustError: The file names something that is not allowed.
         FormatError: The file is damaged, or has external data outside its folder.
     """
+    opened = _open(model, allow, store, sess_options, providers, None)
+    return opened.session(opened.proto, providers, kwargs)
+
+
+def step_sessions(
+    step: Any, carried: Mapping[str, str], allow: Any = (), *, sess_options: Any = None
+) -> tuple[Session, Session | None, dict[str, str]]:
+    """The session of a training step, and one that writes what it can of the next state over the present one.
+
+    Args:
+        step: A training step, as `inference_session` takes models.
+        carried: output -> the input that takes its value in the next step.
+        allow, sess_options: As `inference_session`.
+
+    Returns:
+        The step's session; the other one, which is to run after it (None where nothing can be written so); and what that writes: output ->
+        the input whose memory may be the output's. The first hands out what the other reads beside the step's inputs.
+
+    Raises:
+        RunError, TrustError, FormatError: As `inference_session`.
+    """
+    opened = _open(step, allow, None, sess_options, None, carried)
+    main = opened.session(opened.proto, None, {})
+    if opened.update is None:
+        return main, None, {}
+    return main, opened.session(ir.to_proto(opened.update.model), None, {}), opened.update.written
+
+
+@dataclass
+class _Opened:
+    """A model as onnxruntime takes it, and options for it.
+
+    Attributes:
+        proto, folder: The model, and where its external data lies.
+        path: Where the file is; None where it is not what is to run.
+        options: For its session.
+        update: What was taken out of it.
+    """
+
+    proto: onnx.ModelProto
+    folder: Path | None
+    path: Path | None
+    options: Any
+    update: Update | None
+
+    def session(self, proto: onnx.ModelProto, providers: Sequence[Any] | None, more: dict[str, Any]) -> Session:
+        source: str | bytes = proto.SerializeToString() if self.path is None else str(self.path)
+        return Session(source, self.options, _bound[self.options][0], providers=providers or ["CPUExecutionProvider"], **more)
+
+
+def _open(
+    model: Any, allow: Any, store: ContextStore | None, options: Any, providers: Sequence[Any] | None, carried: Mapping[str, str] | None
+) -> _Opened:
+    """Arrange a model in memory; with ``carried`` as `take_out_updates` wants it, what may write in place apart."""
     if _missing is not None and _missing.name == "onnxruntime":
         raise RunError(NO_ONNXRUNTIME)
     names = [provider if isinstance(provider, str) else provider[0] for provider in providers or ()]
@@ -347,32 +403,27 @@ def inference_session(
             raise RunError(problem)
         is_step = any(entry.key == STEP_KEY for entry in proto.metadata_props)
         with reading(model):
-            fused = 0
+            fused, update = 0, None
             if could_link(proto) or is_step:
                 graph = ir.from_proto(proto)
                 fused = link(graph) + (fuse(graph) if is_step and device == "cpu" and _missing is None else 0)
+                update = take_out_updates(graph, carried) if fused and carried is not None else None
                 proto = ir.to_proto(graph) if fused else proto
             changed = prepare(proto) or fused > 0
             large = len(proto.graph.node) >= MANY_NODES
             changed = (large and list_as_they_can_run(proto.graph)) or changed
-    if sess_options is None:
+    if options is None:
         options = open_options(allow, store, device)
         options.log_severity_level = FATAL  # an error is raised, with the Function's own traceback: onnxruntime would print it, too
         if is_step:
             use_training_arena(options)
         elif large:  # the first run would plan all buffers, in a time that grows with their number's square
             options.enable_mem_pattern = False
-    else:
-        options = sess_options
-        if options not in _bound:
-            _bind(options, Gate(allow), ContextStore() if store is None else store, device)
-        elif allow or store is not None:
-            raise ValueError("these sess_options come from exporter.session_options: give allow= and store= there")
-    source: str | bytes
-    if isinstance(model, (str, Path)) and not changed:
-        source = str(model)
-    else:
-        source = proto.SerializeToString()
-        if folder is not None:
-            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-    return Session(source, options, _bound[options][0], providers=providers or ["CPUExecutionProvider"], **kwargs)
+    elif options not in _bound:
+        _bind(options, Gate(allow), ContextStore() if store is None else store, device)
+    elif allow or store is not None:
+        raise ValueError("these sess_options come from exporter.session_options: give allow= and store= there")
+    path = Path(model) if isinstance(model, (str, Path)) and not changed else None
+    if path is None and folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
+    return _Opened(proto, folder, path, options, update)

@@ -28,7 +28,7 @@ from symbolics.node.metadata import StepLayout, read_state, write_state
 from symbolics.node.names import STATE_KEY
 from symbolics.text import clean
 
-__all__ = ["EVALUATION", "INITIAL", "MANIFEST", "TRAINING", "export_evaluation", "places", "write_artifacts"]
+__all__ = ["EVALUATION", "INITIAL", "MANIFEST", "TRAINING", "export_evaluation", "places", "with_state_inputs", "write_artifacts"]
 
 TRAINING, EVALUATION, INITIAL, MANIFEST = "training.onnx", "eval.onnx", "initial.onnx", "manifest.json"
 _VERSION = 1
@@ -81,7 +81,7 @@ def write_artifacts(
     assert step.layout is not None
     path = Path(folder)
     paths = places(path)
-    forward = _with_state_inputs(evaluation.model, step.layout)
+    forward = with_state_inputs(evaluation.model, step.layout)
     manifest = _manifest(step, step.layout, forward)
     with _made(path):
         models = [step.model, forward, step.initial_model]
@@ -147,7 +147,7 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
             module.training = mode  # not train(mode), which reaches into the modules below
 
 
-def _with_state_inputs(model: ir.Model, layout: StepLayout) -> ir.Model:
+def with_state_inputs(model: ir.Model, layout: StepLayout) -> ir.Model:
     """A copy of a forward; what a step changes are inputs of it, by the names that they have in the step.
 
     Raises:

@@ -1,0 +1,297 @@
+"""A loop in Python whose steps write where the state lies: the same bits as a loop over a session, and no more memory than it says."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import exporter
+from exporter.runtime import in_place
+from exporter.training.artifacts import export_evaluation, write_artifacts
+from exporter.training.step import export_training_step
+from exporter.training.trainer import Trainer
+from symbolics.errors import ArgumentError, ExportError, FormatError
+from tests.exporter.training.loop import Custom, Square, batches_of, eager, network, run, step_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+
+ALLOW = ["tests.exporter.training.*"]
+
+
+@pytest.fixture(autouse=True)
+def _small_states_count(monkeypatch):
+    monkeypatch.setattr(in_place, "FEW_BYTES", 1)
+
+
+def _fed(trainer, batches):
+    names = (*trainer.layout.inputs, *trainer.layout.targets)
+    return [trainer.step(dict(zip(names, batch, strict=True))) for batch in batches]
+
+
+def _wide(dtype=torch.float32):
+    """Layers whose updates are large enough for chains."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 80), nn.Tanh(), nn.Linear(80, 80), nn.Tanh(), nn.Linear(80, 3)).to(dtype)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"optimizer": "adam"},
+        {"optimizer": "lion"},
+        {"optimizer": "sgd", "hyperparameters": {"momentum": 0.9, "weight_decay": 0.1}},
+        {"optimizer": "sgd"},
+        {"clip_norm": 0.1},
+        {"accumulate": 2},
+        {"precision": "float16"},
+        {"recompute": 0},
+        {"dynamo": False},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())) or "adamw",
+)
+def test_the_same_bits_as_a_loop_over_a_session(options):
+    batches = batches_of(6, torch.float32)
+    step = step_of(_wide(), batches[0], **options)
+    losses, state = run(step, batches)
+    trainer = Trainer(step)
+    assert _fed(trainer, batches) == losses
+    for name, array in state.items():
+        np.testing.assert_array_equal(trainer._state[name].numpy(), array, err_msg=name)
+    if options.get("accumulate", 1) == 1 and options.get("precision") is None:
+        assert "param.2.weight" in trainer._written.values()
+
+
+def test_as_eager_in_float64():
+    batches = batches_of(8)
+    model = network()
+    step = step_of(model, batches[0], hyperparameters={"lr": 0.05})
+    trainer = Trainer(step)
+    expected = eager(model, F.cross_entropy, torch.optim.AdamW(model.parameters(), lr=0.05), batches)
+    np.testing.assert_allclose(_fed(trainer, batches), expected, rtol=1e-12)
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(trainer.state_dict()[key], value, rtol=1e-12, atol=1e-14)
+
+
+def test_parameters_and_moments_stay_where_they_are():
+    batches = batches_of(3, torch.float32)
+    step = step_of(_wide(), batches[0])
+    first = {name: array.copy() for name, array in step.initial.items()}
+    trainer = Trainer(step)
+    before = {name: trainer._state[name].data_ptr() for name in trainer._written.values()}
+    _fed(trainer, batches)
+    assert len(before) >= 9
+    assert before == {name: trainer._state[name].data_ptr() for name in before}
+    assert all((trainer._state[name].numpy() != first[name]).any() for name in before)
+    for name, array in first.items():
+        np.testing.assert_array_equal(step.initial[name], array)  # the caller's own
+
+
+def test_a_step_of_little_state_is_one_session(monkeypatch):
+    monkeypatch.undo()
+    batches = batches_of(2, torch.float32)
+    trainer = Trainer(step_of(_wide(), batches[0]))
+    assert trainer._update is None and not trainer._written
+    assert _fed(trainer, batches) == run(step_of(_wide(), batches[0]), batches)[0]
+
+
+def test_an_onnxruntime_that_takes_no_memory(monkeypatch):
+    monkeypatch.setattr("exporter.runtime.tensors._push", lambda: None)
+    batches = batches_of(3, torch.float32)
+    step = step_of(_wide(), batches[0])
+    trainer = Trainer(step)
+    assert trainer._update is None
+    assert _fed(trainer, batches) == run(step, batches)[0]
+
+
+class _Failing(torch.autograd.Function):
+    wanted = False
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        if _Failing.wanted:
+            raise LookupError("backward")
+        return g * 2
+
+
+class _Fails(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 80), nn.Linear(80, 3)
+
+    def forward(self, x):
+        return self.second(_Failing.apply(self.first(x)))
+
+
+def test_a_step_that_raises_has_changed_nothing():
+    torch.manual_seed(0)
+    batches = batches_of(2, torch.float32)
+    trainer = Trainer(step_of(_Fails(), batches[0]), allow=[_Failing])
+    _fed(trainer, batches[:1])
+    before = trainer.save()
+    _Failing.wanted = True
+    try:
+        with pytest.raises(LookupError):
+            _fed(trainer, batches[1:])
+    finally:
+        _Failing.wanted = False
+    assert trainer.save() == before
+    assert not trainer._main.session.store.contexts
+    _fed(trainer, batches[1:])
+    assert trainer.save() != before
+
+
+def test_functions_of_ones_own():
+    batches = batches_of(4, torch.float32)
+    torch.manual_seed(0)
+    step = step_of(Custom(), batches[0])
+    trainer = Trainer(step, allow=[Square])
+    assert _fed(trainer, batches) == run(step, batches, allow=[Square])[0]
+    assert not trainer._main.session.store.contexts
+
+
+@pytest.fixture
+def artifacts(tmp_path):
+    batches = batches_of(4, torch.float32)
+    model = nn.Sequential(*_wide(), nn.BatchNorm1d(3), nn.Dropout(0.5))
+    step = step_of(model, batches[0])
+    evaluation = export_evaluation(model, batches[0][:1])
+    write_artifacts(step, evaluation, tmp_path / "artifacts")
+    step.save(tmp_path / "step.onnx")
+    return model, step, evaluation, tmp_path, batches
+
+
+def test_from_files(artifacts):
+    model, step, evaluation, folder, batches = artifacts
+    expected, state = run(step, batches)
+    for trainer in (Trainer.load(folder / "artifacts"), Trainer.load(str(folder / "step.onnx")), Trainer(step, evaluation)):
+        assert _fed(trainer, batches) == expected
+        assert trainer._written
+        np.testing.assert_array_equal(trainer.state_dict()["2.weight"], state["param.2.weight"])
+    (name,) = trainer.layout.inputs
+    model.load_state_dict(trainer.state_dict())
+    (outputs,) = trainer.evaluate({name: batches[0][0]}).values()
+    with torch.no_grad():
+        torch.testing.assert_close(outputs, model.eval()(batches[0][0]), rtol=1e-5, atol=1e-6)
+
+
+def test_saved_and_restored(artifacts):
+    _, step, _, folder, batches = artifacts
+    trainer = Trainer.load(folder / "artifacts")
+    _fed(trainer, batches[:2])
+    saved = trainer.save()
+    rest = _fed(trainer, batches[2:])
+    again = Trainer(step)
+    again.restore(saved)
+    assert _fed(again, batches[2:]) == rest
+    assert again.save() == trainer.save()
+    head, values = saved.split(b"\n", 1)
+    entries = json.loads(head)
+    assert head.decode().startswith('[{"name":"') and ": " not in head.decode()  # as JSON.stringify writes it
+    assert [entry["name"] for entry in entries] == list(step.initial)
+    assert sum(entry["bytes"] for entry in entries) == len(values)
+    for broken in (saved[:-1], saved + b"\0", b"", saved.replace(b"param.0", b"param.9", 1)):
+        before = again.save()
+        with pytest.raises(ArgumentError, match="another model or optimizer"):
+            again.restore(broken)
+        assert again.save() == before
+
+
+def test_a_learning_rate_for_one_step():
+    batches = batches_of(2, torch.float32)
+    trainer = Trainer(step_of(_wide(), batches[0]))
+    (x,), (target,) = trainer.layout.inputs, trainer.layout.targets
+    before = trainer.state_dict()
+    trainer.step({x: batches[0][0], target: batches[0][1], "learning_rate": 0.0})
+    torch.testing.assert_close(trainer.state_dict(), before, rtol=0, atol=0)
+    trainer.step({x: batches[0][0].numpy(), target: batches[0][1].tolist()})
+    assert all((value != before[key]).any() for key, value in trainer.state_dict().items())
+
+
+def test_the_norm_of_the_gradients_is_an_output():
+    batches = batches_of(1, torch.float32)
+    trainer = Trainer(step_of(_wide(), batches[0], clip_norm=1.0))
+    _fed(trainer, batches)
+    assert set(trainer.outputs) == {"gradient_norm"} and float(trainer.outputs["gradient_norm"]) > 0
+
+
+def test_batches_that_do_not_fit():
+    batches = batches_of(1, torch.float32)
+    trainer = Trainer(step_of(_wide(), batches[0]))
+    (x,), (target,) = trainer.layout.inputs, trainer.layout.targets
+    good = {x: batches[0][0], target: batches[0][1]}
+    before = trainer.save()
+    for batch, words in (
+        ({x: batches[0][0]}, f"an input {target}, which the batch lacks"),
+        ({**good, "other": 1}, f"no input other: it takes {x}, {target}"),
+        ({**good, "param.0.weight": torch.zeros(80, 4)}, "no input param.0.weight"),
+        ({**good, x: batches[0][0].double()}, "takes torch.float32, not torch.float64"),
+        ({**good, x: "text"}, "takes a tensor of torch.float32, not str"),
+        (batches[0], "a batch is a dictionary"),
+    ):
+        with pytest.raises(ArgumentError, match=words.replace(".", r"\.")):
+            trainer.step(batch)
+    with pytest.raises(exporter.RunError):
+        trainer.step({**good, x: torch.zeros(5, 3)})
+    with pytest.raises(ArgumentError, match="no evaluation"):
+        trainer.evaluate({x: batches[0][0]})
+    assert trainer.save() == before
+
+
+def test_files_that_are_no_step(tmp_path):
+    program = exporter.export(network(torch.float32), (torch.randn(2, 4),))
+    program.save(tmp_path / "forward.onnx")
+    with pytest.raises(FormatError, match="is no training step"):
+        Trainer.load(tmp_path / "forward.onnx")
+    with pytest.raises(FormatError):
+        Trainer.load(tmp_path)
+    batch = batches_of(1, torch.float32)[0]
+    step_of(network(torch.float32), batch).save(tmp_path / "one.onnx")
+    step_of(_wide(), batch, optimizer="sgd").save(tmp_path / "other.onnx")
+    (tmp_path / "other.init.onnx").replace(tmp_path / "one.init.onnx")
+    with pytest.raises(FormatError, match="must be of one step"):
+        Trainer.load(tmp_path / "one.onnx")
+    with pytest.raises(ExportError, match="another|both of one"):
+        Trainer(step_of(network(torch.float32), batch), export_evaluation(nn.Linear(4, 3), batch[:1]))
+
+
+def test_threads_take_turns():
+    batches = batches_of(1, torch.float32) * 40
+    step = step_of(_wide(), batches[0])
+    trainer, alone = Trainer(step), Trainer(step)
+    threads = [threading.Thread(target=_fed, args=(trainer, batches[:10])) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    _fed(alone, batches)
+    assert trainer.save() == alone.save()
+
+
+def test_a_buffer_that_forward_changes():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(4, 80), nn.BatchNorm1d(80), nn.Linear(80, 3))
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            return self.inner(x) + self.calls
+
+    torch.manual_seed(0)
+    batches = batches_of(3, torch.float32)
+    step = export_training_step(Counting(), batches[0][:1], loss=F.cross_entropy, targets=batches[0][1:])
+    trainer = Trainer(step)
+    assert _fed(trainer, batches) == run(step, batches)[0]
+    assert float(trainer.state_dict()["calls"]) == 3
