@@ -20,11 +20,12 @@ from exporter.runtime import native
 from exporter.runtime.absent import NO_ONNXRUNTIME, why_no_library
 from exporter.runtime.arena import use_training_arena
 from exporter.runtime.binding import Binding
-from exporter.runtime.fusion.elementwise import fuse
+from exporter.runtime.fusion.elementwise import Facts, fuse
 from exporter.runtime.fusion.link import could_link, link
 from exporter.runtime.in_place import Update, take_out_updates
 from exporter.runtime.node_order import MANY_NODES, list_as_they_can_run
 from exporter.runtime.prepare import has_python_ops, prepare
+from exporter.runtime.step_order import list_for_memory
 from exporter.runtime.store import ContextStore, PoolLog, Run
 from symbolics.errors import RunError
 from symbolics.graph.collector import without_gc
@@ -403,14 +404,16 @@ def _open(
             raise RunError(problem)
         is_step = any(entry.key == STEP_KEY for entry in proto.metadata_props)
         with reading(model):
-            fused, update = 0, None
+            large = len(proto.graph.node) >= MANY_NODES
+            arranged, update = 0, None
             if could_link(proto) or is_step:
                 graph = ir.from_proto(proto)
-                fused = link(graph) + (fuse(graph) if is_step and device == "cpu" and _missing is None else 0)
-                update = take_out_updates(graph, carried) if fused and carried is not None else None
-                proto = ir.to_proto(graph) if fused else proto
-            changed = prepare(proto) or fused > 0
-            large = len(proto.graph.node) >= MANY_NODES
+                facts: dict[ir.Value, Facts] = {}
+                arranged = link(graph) + (fuse(graph, facts=facts) if is_step and device == "cpu" and _missing is None else 0)
+                update = take_out_updates(graph, carried) if arranged and carried is not None else None
+                arranged += is_step and not large and list_for_memory(graph.graph, facts)
+                proto = ir.to_proto(graph) if arranged else proto
+            changed = prepare(proto) or arranged > 0
             changed = (large and list_as_they_can_run(proto.graph)) or changed
     if options is None:
         options = open_options(allow, store, device)

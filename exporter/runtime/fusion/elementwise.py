@@ -24,7 +24,7 @@ from exporter.files.skeleton import skeleton
 from symbolics.graph.walk import subgraphs
 from symbolics.node.names import OWN_DOMAIN
 
-__all__ = ["ELEMENTWISE", "fuse"]
+__all__ = ["ELEMENTWISE", "Facts", "fuse"]
 
 ELEMENTWISE = "Elementwise"
 
@@ -48,19 +48,21 @@ _NEAR = 32
 
 _FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE}
 _Shape = tuple[int | str, ...]  # a name stands for one number in the whole file; where it does not at a run, the node is slower
-_Facts = tuple[_Shape | None, ir.DataType | None]
+#: Shape and element type of a value; None for what is not known.
+Facts = tuple[_Shape | None, ir.DataType | None]
 #: Function and places of its two operands; RESULT is what the step before it made.
 _Step = tuple[int, int, int]
 _RESULT = -1
 
 
-def fuse(model: ir.Model, *, guards_only: bool = False) -> int:
+def fuse(model: ir.Model, *, guards_only: bool = False, facts: dict[ir.Value, Facts] | None = None) -> int:
     """Put one node in the place of each chain, in place.
 
     Args:
         model: A model whose nodes stand in the order of their values.
         guards_only: Only what replaces NaN, alone: of a forward, onnxruntime has kernels for whole compositions (Gelu, normalizations),
             which it would no longer find.
+        facts: Takes what is known of the model's values then; nothing where ONNX cannot tell.
 
     Returns:
         How many nodes were put in.
@@ -71,14 +73,14 @@ def fuse(model: ir.Model, *, guards_only: bool = False) -> int:
         inferred = onnx.shape_inference.infer_shapes(skeleton(model))
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
         return 0  # onnxruntime says what is wrong with it
-    facts: dict[ir.Value, _Facts] = {}
+    facts = {} if facts is None else facts
     made = _fuse_all(model.graph, inferred.graph, facts, guards_only)
     if made:
         model.graph.opset_imports[OWN_DOMAIN] = 1
     return made
 
 
-def _fuse_all(graph: ir.Graph, inferred: onnx.GraphProto, facts: dict[ir.Value, _Facts], guards_only: bool) -> int:
+def _fuse_all(graph: ir.Graph, inferred: onnx.GraphProto, facts: dict[ir.Value, Facts], guards_only: bool) -> int:
     """Also in the bodies of its nodes."""
     _note(graph, inferred, facts)
     bodies = [
@@ -89,7 +91,7 @@ def _fuse_all(graph: ir.Graph, inferred: onnx.GraphProto, facts: dict[ir.Value, 
     return _fuse(graph, facts, guards_only) + sum(_fuse_all(body, twin, facts, guards_only) for body, twin in bodies)
 
 
-def _note(graph: ir.Graph, inferred: onnx.GraphProto, facts: dict[ir.Value, _Facts]) -> None:
+def _note(graph: ir.Graph, inferred: onnx.GraphProto, facts: dict[ir.Value, Facts]) -> None:
     """Shape and element type of each value of a graph that has both."""
     infos = {v.name: v.type.tensor_type for v in (*inferred.input, *inferred.output, *inferred.value_info)}
     values = [*graph.inputs, *graph.initializers.values(), *(output for node in graph for output in node.outputs)]
@@ -104,7 +106,7 @@ def _note(graph: ir.Graph, inferred: onnx.GraphProto, facts: dict[ir.Value, _Fac
                 facts[value] = tuple(dims), ir.DataType(info.elem_type)
 
 
-def _fuse(graph: ir.Graph, facts: dict[ir.Value, _Facts], guards_only: bool) -> int:
+def _fuse(graph: ir.Graph, facts: dict[ir.Value, Facts], guards_only: bool) -> int:
     known = _Known(graph, facts)
     if not known.sorted:
         return 0
@@ -160,7 +162,7 @@ class _Known:
         facts: Shapes and types of values, those of the graphs around it too.
     """
 
-    def __init__(self, graph: ir.Graph, facts: dict[ir.Value, _Facts]) -> None:
+    def __init__(self, graph: ir.Graph, facts: dict[ir.Value, Facts]) -> None:
         self.nodes = list(graph)
         self.place = {node: number for number, node in enumerate(self.nodes)}
         self.sorted = all(
@@ -175,7 +177,7 @@ class _Known:
         self.removed: list[ir.Node] = []
         self._readings: dict[ir.Node, _Reading | None] = {}
 
-    def of(self, value: ir.Value | None) -> _Facts:
+    def of(self, value: ir.Value | None) -> Facts:
         """Shape and element type of a value; None for what is not known."""
         return (None, None) if value is None else self.facts.get(value, (None, None))
 
