@@ -2,9 +2,10 @@
 
 onnxruntime runs a graph from its ends backward: the end that is listed last first, and of what a node reads, what is listed last first. Where
 updates run apart (`exporter.runtime.in_place`), the gradient of the first layer is the last end: all gradients of activations are made on the
-way to it, and those of weights after them, so that both lie in memory until the step is over. Listed by depth, the deepest ends first, the gradient of a weight is computed
-where eager computes it, right beside that of its layer's input, and what needs no gradient (the derivative of an activation) when its turn
-comes. That is not always less: a derivative that is computed in the forward may be smaller than all that it is made of. So both are counted.
+way to it, and those of weights after them, so that both lie in memory until the step is over. Listed by depth, the deepest ends first, the
+gradient of a weight is computed where eager computes it, right beside that of its layer's input, and what needs no gradient (the derivative of
+an activation) when its turn comes. That is not always less: a derivative that is computed in the forward may be smaller than all that it is
+made of. So both are counted.
 """
 
 from __future__ import annotations
