@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from exporter.runtime.fusion.elementwise import ELEMENTWISE
+from exporter.runtime.fusion.elementwise import ELEMENTWISE, Facts
 from symbolics.graph.values import attr, name_of
 from symbolics.node.names import OWN_DOMAIN
 
@@ -33,18 +33,24 @@ class Update:
     Attributes:
         model: It makes the next state of the present one and of outputs that the step has got for it.
         written: output -> the input whose memory it may be written to.
+        reads: What the step hands out for it, or is given, and the shape of each. What has another shape may be refused when some of the state
+            is written already.
+        added: The outputs that the step has got.
     """
 
     model: ir.Model
     written: dict[str, str]
+    reads: dict[str, tuple[int, ...]]
+    added: frozenset[str]
 
 
-def take_out_updates(step: ir.Model, carried: Mapping[str, str]) -> Update | None:
+def take_out_updates(step: ir.Model, carried: Mapping[str, str], facts: Mapping[ir.Value, Facts]) -> Update | None:
     """Take the nodes that may write in place out of a step, in place.
 
     Args:
         step: A training step whose chains are joined.
         carried: output -> the input that takes its value in the next step.
+        facts: Shapes and element types of the step's values, as `fuse` leaves them.
 
     Returns:
         They as a model; None where there is hardly anything to write, and the step is as it was. Outputs that they read are added behind
@@ -55,14 +61,26 @@ def take_out_updates(step: ir.Model, carried: Mapping[str, str]) -> Update | Non
     pairs = {output: inputs[carried[name_of(output)]] for output in graph.outputs if output.name in carried}
     if len(set(pairs.values())) < len(pairs):
         return None
-    nodes = [node for node in graph if _writes_in_place(node, pairs)]
+    nodes = [node for node in graph if _writes_in_place(node, pairs) and all(_fixed(value, facts) is not None for value in node.inputs)]
     written = {pairs[output] for node in nodes for output in node.outputs}
     # What two of them read, none may write.
     nodes = [node for node in nodes if written.isdisjoint(_others(node, pairs))]
     if sum(_bytes(output) for node in nodes for output in node.outputs) < FEW_BYTES:
         return None
     names = {name_of(output): name_of(pairs[output]) for node in nodes for output in node.outputs}
-    return Update(_moved(step, nodes), names)
+    reads = {name_of(v): _fixed(v, facts) or () for node in nodes for v in node.inputs if v is not None and not v.is_initializer()}
+    before = {output.name for output in graph.outputs}
+    model = _moved(step, nodes)
+    return Update(model, names, reads, frozenset(name_of(output) for output in graph.outputs if output.name not in before))
+
+
+def _fixed(value: ir.Value | None, facts: Mapping[ir.Value, Facts]) -> tuple[int, ...] | None:
+    """Its shape where that is known."""
+    shape = None if value is None else facts.get(value, (None, None))[0]
+    if shape is None:
+        return None
+    sizes = tuple(dim for dim in shape if isinstance(dim, int))
+    return sizes if len(sizes) == len(shape) else None
 
 
 def _writes_in_place(node: ir.Node, pairs: _Pairs) -> bool:

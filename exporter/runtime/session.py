@@ -345,7 +345,7 @@ def inference_session(
 
 def step_sessions(
     step: Any, carried: Mapping[str, str], allow: Any = (), *, sess_options: Any = None
-) -> tuple[Session, Session | None, dict[str, str]]:
+) -> tuple[Session, Session | None, Update | None]:
     """The session of a training step, and one that writes what it can of the next state over the present one.
 
     Args:
@@ -354,8 +354,8 @@ def step_sessions(
         allow, sess_options: As `inference_session`.
 
     Returns:
-        The step's session; the other one, which is to run after it (None where nothing can be written so); and what that writes: output ->
-        the input whose memory may be the output's. The first hands out what the other reads beside the step's inputs.
+        The step's session; the other one, which is to run after it, and what it does (None where nothing can be written so). The first hands
+        out what the other reads beside the step's inputs.
 
     Raises:
         RunError, TrustError, FormatError: As `inference_session`.
@@ -363,8 +363,8 @@ def step_sessions(
     opened = _open(step, allow, None, sess_options, None, carried)
     main = opened.session(opened.proto, None, {})
     if opened.update is None:
-        return main, None, {}
-    return main, opened.session(ir.to_proto(opened.update.model), None, {}), opened.update.written
+        return main, None, None
+    return main, opened.session(ir.to_proto(opened.update.model), None, {}), opened.update
 
 
 @dataclass
@@ -410,7 +410,7 @@ def _open(
                 graph = ir.from_proto(proto)
                 facts: dict[ir.Value, Facts] = {}
                 arranged = link(graph) + (fuse(graph, facts=facts) if is_step and device == "cpu" and _missing is None else 0)
-                update = take_out_updates(graph, carried) if arranged and carried is not None else None
+                update = take_out_updates(graph, carried, facts) if arranged and carried is not None else None
                 arranged += is_step and not large and list_for_memory(graph.graph, facts)
                 proto = ir.to_proto(graph) if arranged else proto
             changed = prepare(proto) or arranged > 0

@@ -110,7 +110,9 @@ def _takes_no_memory(node: ir.Node) -> bool:
     """Whether its output lies where its first input does, or is never made: onnxruntime's products read a matrix either way."""
     if node.op_type != "Transpose":
         return node.op_type in _VIEWS and bool(node.inputs)
-    axes = attr(node, "perm") or ()
+    axes = attr(node, "perm")
+    if not isinstance(axes, (list, tuple)):
+        return False  # all axes the other way around; or a file of nonsense, which onnxruntime refuses
     swapped = tuple(axes[-2:]) == (len(axes) - 1, len(axes) - 2) and list(axes[:-2]) == list(range(len(axes) - 2))
     return swapped and all(use.node.op_type in ("Gemm", "MatMul") for use in node.outputs[0].uses())
 

@@ -107,6 +107,7 @@ class Runner:
         self.device = device.type
         self.index = device.index or 0
         self.inputs = {value.name: _element_type(value.type) for value in session.get_inputs()}
+        self.scalars = frozenset(value.name for value in session.get_inputs() if value.shape == [])  # onnxruntime takes more for them
         self.types = {value.name: _element_type(value.type) for value in session.get_outputs()}
         self.names = list(self.types)
         self.shapes = {value.name: value.shape for value in session.get_outputs()}  # as the model declares them: numbers, and names or None

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from exporter.files.program import Program
 from exporter.files.read import open_model
+from exporter.runtime.in_place import Update
 from exporter.runtime.session import inference_session, step_sessions
 from exporter.runtime.tensors import Runner, tensor, to_array, to_tensor
 from exporter.training.artifacts import EVALUATION, INITIAL, TRAINING, with_state_inputs
 from exporter.training.step import TrainingStep
-from symbolics.errors import ArgumentError, FormatError
+from symbolics import torch_private as private
+from symbolics.errors import ArgumentError, FormatError, RunError
 from symbolics.node.dtypes import DTYPES
 from symbolics.node.metadata import StepLayout, step_of
-from symbolics.text import clean, shown
+from symbolics.text import clean, reason, shown
 
 __all__ = ["Trainer"]
 
@@ -39,8 +44,9 @@ class Trainer:
         model.load_state_dict(trainer.state_dict(), strict=False) # not strict: what is frozen is not among them
 
     A step writes parameters and moments where they lie, as eager optimizers do (`exporter.runtime.in_place`), so that it needs less
-    memory than a loop over `exporter.inference_session`, which has the next state beside the present one. A step whose forward or
-    backward raises has changed nothing. Threads may share a trainer; their steps follow one another.
+    memory than a loop over `exporter.inference_session`, which has the next state beside the present one. Losses and state are the same to
+    the bit, but for Functions that draw from torch's own generator, whose calls onnxruntime may order otherwise. A step that raises has changed
+    nothing. Threads may share a trainer; their steps follow one another.
 
     Attributes:
         layout: Which input and output of the step is what.
@@ -79,7 +85,11 @@ class Trainer:
             RunError, TrustError: As above.
         """
         path = Path(source)
-        if path.is_dir():
+        try:
+            is_folder = path.is_dir()
+        except (OSError, ValueError) as error:
+            raise FormatError(f"{shown(str(path))} cannot be read: {reason(error)}") from error
+        if is_folder:
             step, first, evaluation = path / TRAINING, path / INITIAL, path / EVALUATION
         else:
             step, first, evaluation = path, path.parent / f"{path.stem}.init.onnx", None
@@ -87,6 +97,10 @@ class Trainer:
         if layout is None:
             raise FormatError(f"{step} is no training step: export_training_step(...).save() and `pythonop step` write one")
         start = Runner(inference_session(first), _CPU)
+        odd = [name for name, kind in start.types.items() if kind not in DTYPES]
+        if start.inputs or odd:
+            what = f"it takes {shown(next(iter(start.inputs)))}" if start.inputs else f"torch has no tensor for {shown(odd[0])}"
+            raise FormatError(f"{first} is no initial state: {what}. export_training_step(...).save() and `pythonop step` write one")
         initial = {name: tensor(value).clone() for name, value in start.run({}).items()}
         trainer = cls.__new__(cls)
         trainer._open(step, evaluation, layout, initial, allow, sess_options)
@@ -95,19 +109,41 @@ class Trainer:
     def _open(self, step: Any, evaluation: Any, layout: StepLayout, initial: dict[str, torch.Tensor], allow: Any, options: Any) -> None:
         self.layout = layout
         self.outputs: dict[str, torch.Tensor] = {}
-        self._state, self._lock = initial, threading.Lock()
-        main, update, self._written = step_sessions(step, layout.carried, allow, sess_options=options)
+        self._state, self._lock, self._busy = initial, threading.RLock(), ""
+        main, update, self._apart = step_sessions(step, layout.carried, allow, sess_options=options)
         self._main = Runner(main, _CPU)
         self._update = None if update is None else Runner(update, _CPU)
         if self._update is not None and not self._update.takes_room:  # an onnxruntime that is given no memory to write to
-            self._update, self._written = None, {}
-            self._main = Runner(inference_session(step, allow, sess_options=options), _CPU)
+            self._update, self._apart = None, None
+            self._main = Runner(inference_session(step, () if options is not None else allow, sess_options=options), _CPU)
+        self._check(layout)
         self._needed = [name for name in self._main.inputs if name not in initial]
         carried = set(layout.carried.values())
         self._known = {*self._needed, *(name for name in initial if name not in carried)}
-        if missing := sorted(carried.difference(initial)):
-            raise FormatError(f"the initial state has no {shown(missing[0])!r}, which the step carries on: both files must be of one step")
         self._evaluation = None if evaluation is None else Runner(inference_session(evaluation, allow), _CPU)
+
+    def _check(self, layout: StepLayout) -> None:
+        """That the layout is one of this step and this state."""
+        outputs = {*self._main.names, *(self._apart.written if self._apart is not None else ())}
+        targets = list(layout.carried.values())
+        odd = [name for name in (layout.loss, *layout.carried) if name not in outputs]
+        twice = [name for name in targets if targets.count(name) > 1] or [name for name in (layout.loss,) if name in layout.carried]
+        if odd or twice:
+            what = f"no output {shown(odd[0])}, which its metadata name" if odd else f"two meanings for {shown(twice[0])} in its metadata"
+            raise FormatError(f"the step has {what}: export_training_step(...).save() and `pythonop step` write files that fit")
+        if missing := sorted(set(targets).difference(self._state)):
+            raise FormatError(f"the initial state has no {shown(missing[0])!r}, which the step carries on: both files must be of one step")
+        for name, value in self._state.items():
+            if not isinstance(value, torch.Tensor):
+                raise FormatError(f"the initial state has text in {shown(name)!r}: a step carries on numbers alone")
+
+    @contextlib.contextmanager
+    def _turn(self, what: str) -> Iterator[None]:
+        """This thread's turn; a signal's handler or a Function that asks in the middle of a step is told so, where the state is in between."""
+        with self._lock:
+            if self._busy == "update" or (self._busy and what in ("step", "restore")):
+                raise RunError(f"{what}() is called from within step(), by a Function or a signal's handler: call it when the step is over")
+            yield
 
     def step(self, batch: Mapping[str, Any]) -> float:
         """Make one training step.
@@ -123,20 +159,50 @@ class Trainer:
             ArgumentError: The batch lacks an input, has one that the step does not have, or one of another type.
             RunError: onnxruntime refuses a shape, or what a Function raised, as it was.
         """
-        with self._lock:
-            given = {**self._state, **_fitting(batch, self._main, self._needed, self._known)}
-            results, handles = self._main.run_owning([given[name] for name in self._main.inputs])
-            self._main.session.store.free_all(handles)
-            found = dict(zip(self._main.names, self._main.tensors(results, range(len(self._main.names))), strict=True))
-            del results
-            if self._update is not None:
-                given.update((name, found.pop(name)) for name in self._update.inputs if name in found)
-                room = [self._state[self._written[name]] for name in self._update.names]
-                self._update.run_owning([given[name] for name in self._update.inputs], room)
-            self._state.update((name, found.pop(output)) for output, name in self.layout.carried.items() if output in found)
-            loss = float(found.pop(self.layout.loss))
-            self.outputs = found
-            return loss
+        with self._turn("step"):
+            self._busy = "step"
+            try:
+                return self._step(batch)
+            finally:
+                self._busy = ""
+
+    def _step(self, batch: Mapping[str, Any]) -> float:
+        given = {**self._state, **_fitting(batch, self._main, self._needed, self._known)}
+        results, handles = self._main.run_owning([given[name] for name in self._main.inputs])
+        self._main.session.store.free_all(handles)
+        found = dict(zip(self._main.names, self._main.tensors(results, range(len(self._main.names))), strict=True))
+        del results
+        loss = float(found[self.layout.loss])
+        carried = {name: found[output] for output, name in self.layout.carried.items() if output in found}
+        changed = [name for name, value in carried.items() if value.shape != self._state[name].shape]
+        if changed:
+            was, now = list(self._state[changed[0]].shape), list(carried[changed[0]].shape)
+            raise RunError(
+                f"the step makes {clean(changed[0])!r} of shape {now}, which is {was}: the batch has other shapes than the step was exported for"
+            )
+        with _uninterrupted():
+            if self._update is not None and self._apart is not None:
+                given.update((name, found[name]) for name in self._update.inputs if name in found)
+                self._write(self._update, self._apart, given)
+            self._state.update(carried)
+        added = self._apart.added if self._apart is not None else ()
+        self.outputs = {
+            name: value
+            for name, value in found.items()
+            if name != self.layout.loss and name not in self.layout.carried and name not in added
+        }
+        return loss
+
+    def _write(self, runner: Runner, update: Update, given: Mapping[str, torch.Tensor]) -> None:
+        """Write where the state lies. Nothing may be refused halfway, so shapes are looked at before."""
+        for name, shape in update.reads.items():
+            if given[name].shape != shape:
+                raise RunError(
+                    f"{clean(name)!r} has the shape {list(given[name].shape)}, and the step says {list(shape)}: export the step anew"
+                )
+        room = [self._state[update.written[name]] for name in runner.names]
+        self._busy = "update"
+        runner.run_owning([given[name] for name in runner.inputs], room)
 
     def evaluate(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The model's outputs in eval mode, with what was learned so far.
@@ -153,20 +219,20 @@ class Trainer:
         runner = self._evaluation
         if runner is None:
             raise ArgumentError("this trainer has no evaluation: give Trainer(step, export_evaluation(...)), or load a folder of artifacts")
-        with self._lock:
+        with self._turn("evaluate"):
             needed = [name for name in runner.inputs if name not in self._state]
             given = {**self._state, **_fitting(batch, runner, needed, set(needed))}
             return {name: tensor(value) for name, value in runner.run(given).items()}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Copies of the parameters and buffers that were trained, by the model's own state_dict keys."""
-        with self._lock:
+        with self._turn("state_dict"):
             keys = {**self.layout.parameters, **self.layout.buffers}
             return {key: self._state[name].clone() for key, name in keys.items() if name in self._state}
 
     def save(self) -> bytes:
         """The whole state: a line of JSON with names, types and sizes, then the values. The trainers of other languages read it, too."""
-        with self._lock:
+        with self._turn("save"):
             return b"".join([self._head(), *(to_array(value).tobytes() for value in self._state.values())])
 
     def restore(self, saved: bytes) -> None:
@@ -175,19 +241,22 @@ class Trainer:
         Raises:
             ArgumentError: It is the state of another model or optimizer, or damaged.
         """
-        with self._lock:
+        if not isinstance(saved, (bytes, bytearray, memoryview)):
+            raise ArgumentError(f"restore takes the bytes that save() gave, not {type(saved).__name__}")
+        with self._turn("restore"):
+            saved = bytes(saved)
             head = self._head()
             size = len(head) + sum(value.nbytes for value in self._state.values())
             if saved[: len(head)] != head or len(saved) != size:
                 raise ArgumentError(
                     "what was saved is the state of another model or optimizer, or it is cut off: restore what save() of this step gave"
                 )
-            at = len(head)
-            for value in self._state.values():
-                if value.nbytes:
-                    part = torch.frombuffer(bytearray(saved[at : at + value.nbytes]), dtype=value.dtype)
-                    value.copy_(part.view(value.shape))
+            at, values = len(head), {}
+            for name, value in self._state.items():
+                part = torch.frombuffer(bytearray(saved[at : at + value.nbytes]), dtype=value.dtype) if value.nbytes else value
+                values[name] = part.view(value.shape)
                 at += value.nbytes
+            self._state.update(values)
 
     def _head(self) -> bytes:
         described = [
@@ -197,25 +266,58 @@ class Trainer:
         return (json.dumps(described, ensure_ascii=False, separators=(",", ":")) + "\n").encode()
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl+C waits until this is over: half of a state would be written."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+
 def _fitting(batch: Mapping[str, Any], runner: Runner, needed: Sequence[str], known: Collection[str]) -> dict[str, torch.Tensor]:
     """The values of a batch as tensors of the types that a session takes."""
     if not isinstance(batch, Mapping):
         raise ArgumentError(f"a batch is a dictionary of the step's inputs, {', '.join(map(clean, needed))}, not {type(batch).__name__}")
     unknown, missing = [name for name in batch if name not in known], [name for name in needed if name not in batch]
     if unknown or missing:
-        what = f"no input {shown(unknown[0])}" if unknown else f"an input {shown(missing[0])}, which the batch lacks"
+        what = f"no input {shown(str(unknown[0]))}" if unknown else f"an input {shown(missing[0])}, which the batch lacks"
         raise ArgumentError(f"the file has {what}: it takes {', '.join(map(clean, needed))}")
-    found = {}
-    for name, value in batch.items():
-        kind = runner.inputs[name]
-        dtype = None if kind is None else DTYPES.get(kind)
-        is_typed = hasattr(value, "dtype")
-        try:
-            found[name] = value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(value, dtype=None if is_typed else dtype)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ArgumentError(
-                f"the input {clean(name)!r} takes a tensor of {dtype}, not {type(value).__name__}: {clean(str(error), 200)}"
-            ) from error
-        if dtype is not None and found[name].dtype != dtype:
-            raise ArgumentError(f"the input {clean(name)!r} takes {dtype}, not {found[name].dtype}: convert it with .to({dtype})")
-    return found
+    return {name: _as_tensor(name, value, DTYPES.get(runner.inputs[name] or 0), runner.scalars) for name, value in batch.items()}
+
+
+def _as_tensor(name: str, value: Any, dtype: torch.dtype | None, scalars: Collection[str]) -> torch.Tensor:
+    """A value of a batch; numbers and lists take the type that the file wants, tensors and arrays have it."""
+    wanted = f"the input {clean(name)!r} takes a tensor of {dtype}"
+    try:
+        if isinstance(value, torch.Tensor):
+            made = value
+        elif isinstance(value, np.ndarray):
+            made = to_tensor(value.astype(value.dtype.newbyteorder("="), copy=False))
+        else:
+            made = torch.as_tensor(value.item() if isinstance(value, np.generic) else value)
+            if dtype is not None and torch.can_cast(made.dtype, dtype):  # from the numbers themselves: torch reads them as float32
+                made = torch.as_tensor(value, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(f"{wanted}, not {type(value).__name__}: {clean(str(error), 200)}") from error
+    if not isinstance(made, torch.Tensor) or (dtype is not None and made.dtype != dtype):
+        raise ArgumentError(f"{wanted}, not {getattr(made, 'dtype', type(value).__name__)}: convert it")
+    if name in scalars and made.dim():
+        raise ArgumentError(f"the input {clean(name)!r} takes one number, not a tensor of shape {list(made.shape)}")
+    return _plain(made, wanted)
+
+
+def _plain(value: torch.Tensor, wanted: str) -> torch.Tensor:
+    """A tensor that has its numbers in the memory of the CPU."""
+    is_wrapped = len(list(private.layers_of(value))) > 1 or type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    if is_wrapped or value.is_nested or value.layout is not torch.strided or value.device.type != "cpu":
+        kind = type(value).__name__ if is_wrapped or value.is_nested else f"{value.layout} on {value.device}"
+        raise ArgumentError(f"{wanted} on the CPU, dense and plain, not {kind}: convert it with .to_dense() and .cpu()")
+    return value.detach()

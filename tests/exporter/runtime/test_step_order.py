@@ -36,7 +36,7 @@ def read(step):
     """The step without its updates, not yet listed anew, and what is known of its values."""
     model, facts = ir.from_proto(ir.to_proto(step.model)), {}
     fuse(model, facts=facts)
-    assert take_out_updates(model, step.layout.carried) is not None
+    assert take_out_updates(model, step.layout.carried, facts) is not None
     return model, facts
 
 

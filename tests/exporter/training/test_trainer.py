@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
@@ -65,7 +67,7 @@ def test_the_same_bits_as_a_loop_over_a_session(options):
     for name, array in state.items():
         np.testing.assert_array_equal(trainer._state[name].numpy(), array, err_msg=name)
     if options.get("accumulate", 1) == 1 and options.get("precision") is None:
-        assert "param.2.weight" in trainer._written.values()
+        assert "param.2.weight" in trainer._apart.written.values()
 
 
 def test_as_eager_in_float64():
@@ -84,7 +86,7 @@ def test_parameters_and_moments_stay_where_they_are():
     step = step_of(_wide(), batches[0])
     first = {name: array.copy() for name, array in step.initial.items()}
     trainer = Trainer(step)
-    before = {name: trainer._state[name].data_ptr() for name in trainer._written.values()}
+    before = {name: trainer._state[name].data_ptr() for name in trainer._apart.written.values()}
     _fed(trainer, batches)
     assert len(before) >= 9
     assert before == {name: trainer._state[name].data_ptr() for name in before}
@@ -97,7 +99,7 @@ def test_a_step_of_little_state_is_one_session(monkeypatch):
     monkeypatch.undo()
     batches = batches_of(2, torch.float32)
     trainer = Trainer(step_of(_wide(), batches[0]))
-    assert trainer._update is None and not trainer._written
+    assert trainer._update is None and trainer._apart is None
     assert _fed(trainer, batches) == run(step_of(_wide(), batches[0]), batches)[0]
 
 
@@ -176,7 +178,7 @@ def test_from_files(artifacts):
     expected, state = run(step, batches)
     for trainer in (Trainer.load(folder / "artifacts"), Trainer.load(str(folder / "step.onnx")), Trainer(step, evaluation)):
         assert _fed(trainer, batches) == expected
-        assert trainer._written
+        assert trainer._apart is not None
         np.testing.assert_array_equal(trainer.state_dict()["2.weight"], state["param.2.weight"])
     (name,) = trainer.layout.inputs
     model.load_state_dict(trainer.state_dict())
@@ -223,29 +225,6 @@ def test_the_norm_of_the_gradients_is_an_output():
     trainer = Trainer(step_of(_wide(), batches[0], clip_norm=1.0))
     _fed(trainer, batches)
     assert set(trainer.outputs) == {"gradient_norm"} and float(trainer.outputs["gradient_norm"]) > 0
-
-
-def test_batches_that_do_not_fit():
-    batches = batches_of(1, torch.float32)
-    trainer = Trainer(step_of(_wide(), batches[0]))
-    (x,), (target,) = trainer.layout.inputs, trainer.layout.targets
-    good = {x: batches[0][0], target: batches[0][1]}
-    before = trainer.save()
-    for batch, words in (
-        ({x: batches[0][0]}, f"an input {target}, which the batch lacks"),
-        ({**good, "other": 1}, f"no input other: it takes {x}, {target}"),
-        ({**good, "param.0.weight": torch.zeros(80, 4)}, "no input param.0.weight"),
-        ({**good, x: batches[0][0].double()}, "takes torch.float32, not torch.float64"),
-        ({**good, x: "text"}, "takes a tensor of torch.float32, not str"),
-        (batches[0], "a batch is a dictionary"),
-    ):
-        with pytest.raises(ArgumentError, match=words.replace(".", r"\.")):
-            trainer.step(batch)
-    with pytest.raises(exporter.RunError):
-        trainer.step({**good, x: torch.zeros(5, 3)})
-    with pytest.raises(ArgumentError, match="no evaluation"):
-        trainer.evaluate({x: batches[0][0]})
-    assert trainer.save() == before
 
 
 def test_files_that_are_no_step(tmp_path):
@@ -295,3 +274,161 @@ def test_a_buffer_that_forward_changes():
     trainer = Trainer(step)
     assert _fed(trainer, batches) == run(step, batches)[0]
     assert float(trainer.state_dict()["calls"]) == 3
+
+
+class _Scaled(nn.Module):
+    """A buffer whose next value the gradient of the parameter is."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(80, 80))
+        self.register_buffer("n", torch.zeros(80, 80))
+
+    def forward(self, x):
+        self.n += x.detach()
+        return (self.w * self.n).sum()
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_what_the_update_reads_is_carried_on_as_well(optimizer):
+    torch.manual_seed(0)
+    batches = [(torch.randn(80, 80),) for _ in range(3)]
+    step = export_training_step(_Scaled(), batches[0], loss=None, optimizer=optimizer)
+    losses, state = run(step, batches)
+    trainer = Trainer(step)
+    assert _fed(trainer, batches) == losses
+    assert float(trainer.state_dict()["n"].abs().sum()) > 0
+    for name, array in state.items():
+        np.testing.assert_array_equal(trainer._state[name].numpy(), array, err_msg=name)
+    assert set(trainer.outputs) == set()
+
+
+def test_an_interrupt_leaves_no_half_state(monkeypatch):
+    """Ctrl+C between what is written in place and what is carried on."""
+    import signal
+
+    batches = batches_of(2, torch.float32)
+    step = step_of(nn.Sequential(*_wide(), nn.BatchNorm1d(3)), batches[0])
+    trainer, other = Trainer(step), Trainer(step)
+    _fed(other, batches[:1])
+    written = trainer._write
+
+    def interrupted(*given):
+        signal.raise_signal(signal.SIGINT)
+        written(*given)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(trainer, "_write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _fed(trainer, batches[:1])
+    monkeypatch.undo()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert trainer.save() == other.save()
+    assert _fed(trainer, batches[1:]) == _fed(other, batches[1:])
+
+
+def test_shapes_that_the_file_lied_about_leave_no_half_state(monkeypatch):
+    batches = batches_of(1, torch.float32)
+    trainer = Trainer(step_of(_wide(), batches[0]))
+    before = trainer.save()
+    name = next(name for name in trainer._apart.added if name.endswith("_grad"))
+    monkeypatch.setitem(trainer._apart.reads, name, (1, 2, 3))
+    with pytest.raises(exporter.RunError, match="the step says .1, 2, 3."):
+        _fed(trainer, batches)
+    assert trainer.save() == before
+
+
+class _Asking(torch.autograd.Function):
+    ask = None
+
+    @staticmethod
+    def forward(ctx, x):
+        if _Asking.ask is not None:
+            _Asking.ask()
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+def test_a_function_that_asks_in_the_middle_of_a_step():
+    class Asks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 80), nn.Linear(80, 3)
+
+        def forward(self, x):
+            return self.second(_Asking.apply(self.first(x)))
+
+    torch.manual_seed(0)
+    batches = batches_of(1, torch.float32)
+    trainer = Trainer(step_of(Asks(), batches[0]), allow=[_Asking])
+    before, found = trainer.save(), []
+    try:
+        _Asking.ask = lambda: found.append(trainer.save())
+        _fed(trainer, batches)
+        assert found == [before]
+        before = trainer.save()
+        for call in (lambda: _fed(trainer, batches), lambda: trainer.restore(before)):
+            _Asking.ask = call
+            with pytest.raises(exporter.RunError, match="from within step"):
+                _fed(trainer, batches)
+            assert trainer.save() == before
+    finally:
+        _Asking.ask = None
+    _fed(trainer, batches)
+
+
+@pytest.mark.parametrize("fault", ["loss", "carried", "twice", "both"])
+def test_layouts_that_lie(fault):
+    batches = batches_of(1, torch.float32)
+    step = step_of(_wide(), batches[0])
+    (output, name), *_ = step.layout.carried.items()
+    match fault:
+        case "loss":
+            layout = replace(step.layout, loss="other")
+        case "carried":
+            layout = replace(step.layout, carried={**step.layout.carried, "other": name})
+        case "twice":
+            layout = replace(step.layout, carried={**step.layout.carried, step.layout.loss: name})
+        case "both":
+            layout = replace(step.layout, loss=output)
+    with pytest.raises(FormatError, match="its metadata"):
+        Trainer(replace(step, layout=layout))
+
+
+def test_files_that_are_no_initial_state(tmp_path):
+    from onnx import TensorProto, helper, save
+
+    step_of(_wide(), batches_of(1, torch.float32)[0]).save(tmp_path / "step.onnx")
+    text = helper.make_node("Constant", [], ["t"], value=helper.make_tensor("t", TensorProto.STRING, [1], [b"text"]))
+    same = helper.make_node("Identity", ["x"], ["t"])
+    one = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    for nodes, inputs, kind, words in (
+        ([text], [], TensorProto.STRING, "torch has no tensor for 't'"),
+        ([same], [one], TensorProto.FLOAT, "it takes 'x'"),
+    ):
+        graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("t", kind, [1])])
+        save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), tmp_path / "step.init.onnx")
+        with pytest.raises(FormatError, match=words.replace("'", ".?")):
+            Trainer.load(tmp_path / "step.onnx")
+    with pytest.raises(FormatError):
+        Trainer.load("a" * 5000)
+    trainer = Trainer(step_of(_wide(), batches_of(1, torch.float32)[0]))
+    with pytest.raises(ArgumentError, match="takes the bytes"):
+        trainer.restore(None)
+
+
+def test_options_of_ones_own():
+    batches = batches_of(2, torch.float32)
+    step = step_of(Custom(), batches[0])
+    expected = run(step, batches, allow=[Square])[0]
+    for takes_room in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not takes_room:
+                patch.setattr("exporter.runtime.tensors._push", lambda: None)
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = 1
+            assert _fed(Trainer(step, allow=[Square], sess_options=options), batches) == expected
+            assert _fed(Trainer(step, sess_options=exporter.session_options(allow=[Square])), batches) == expected
