@@ -226,6 +226,8 @@ def test_a_step_in_two_sessions():
     old = torch.from_numpy(feeds["old"].copy())
     values = {"old": old, "rate": torch.tensor(0.1), main.get_outputs()[0].name: torch.from_numpy(product)}
     runner = Runner(update, torch.device("cpu"))
+    if not runner.takes_room:
+        pytest.xfail("this onnxruntime takes no vectors")
     runner.run_owning([values[name] for name in runner.inputs], [old])
     np.testing.assert_array_equal(old.numpy(), expected)
 
@@ -238,6 +240,8 @@ def test_a_step_in_two_sessions():
 def test_memory_of_another_size_or_type_is_not_written(wrong):
     _, update, _ = step_sessions(of_operators(), CARRIED)
     runner = Runner(update, torch.device("cpu"))
+    if not runner.takes_room:
+        pytest.xfail("this onnxruntime takes no vectors")
     good = {"old": torch.ones(64, 64), "rate": torch.tensor(0.5)}
     values = [good.get(name, torch.ones(64, 64)) for name in runner.inputs]
     for given, room in ((values, wrong), ([wrong if name == "old" else v for name, v in zip(runner.inputs, values, strict=True)], wrong)):

@@ -24,8 +24,11 @@ TESTS = [
     HERE / "test_buffers.py",
     HERE / "test_link.py",
     HERE / "test_tensors.py",
+    HERE / "test_in_place.py",
+    HERE / "test_step_order.py",
     HERE.parent / "module" / "test_torch_kernels.py",
     HERE.parent / "train_mode" / "test_dropout_masks.py",
+    HERE.parent / "training" / "test_trainer.py",
     f"{HERE.parent / 'training' / 'test_step_file.py'}::TestFile",
 ]
 

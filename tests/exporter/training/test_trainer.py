@@ -31,6 +31,13 @@ def _small_states_count(monkeypatch):
     monkeypatch.setattr(in_place, "FEW_BYTES", 1)
 
 
+def _in_place(trainer):
+    """What it writes in place; where onnxruntime is given no memory to write to, there is nothing to see."""
+    if trainer._apart is None and not trainer._main.takes_room:
+        pytest.xfail("this onnxruntime takes no vectors")
+    return trainer._apart
+
+
 def _fed(trainer, batches):
     names = (*trainer.layout.inputs, *trainer.layout.targets)
     return [trainer.step(dict(zip(names, batch, strict=True))) for batch in batches]
@@ -67,7 +74,7 @@ def test_the_same_bits_as_a_loop_over_a_session(options):
     for name, array in state.items():
         np.testing.assert_array_equal(trainer._state[name].numpy(), array, err_msg=name)
     if options.get("accumulate", 1) == 1 and options.get("precision") is None:
-        assert "param.2.weight" in trainer._apart.written.values()
+        assert "param.2.weight" in _in_place(trainer).written.values()
 
 
 def test_as_eager_in_float64():
@@ -86,7 +93,7 @@ def test_parameters_and_moments_stay_where_they_are():
     step = step_of(_wide(), batches[0])
     first = {name: array.copy() for name, array in step.initial.items()}
     trainer = Trainer(step)
-    before = {name: trainer._state[name].data_ptr() for name in trainer._apart.written.values()}
+    before = {name: trainer._state[name].data_ptr() for name in _in_place(trainer).written.values()}
     _fed(trainer, batches)
     assert len(before) >= 9
     assert before == {name: trainer._state[name].data_ptr() for name in before}
@@ -178,7 +185,7 @@ def test_from_files(artifacts):
     expected, state = run(step, batches)
     for trainer in (Trainer.load(folder / "artifacts"), Trainer.load(str(folder / "step.onnx")), Trainer(step, evaluation)):
         assert _fed(trainer, batches) == expected
-        assert trainer._apart is not None
+        assert _in_place(trainer) is not None
         np.testing.assert_array_equal(trainer.state_dict()["2.weight"], state["param.2.weight"])
     (name,) = trainer.layout.inputs
     model.load_state_dict(trainer.state_dict())
@@ -310,6 +317,7 @@ def test_an_interrupt_leaves_no_half_state(monkeypatch):
     batches = batches_of(2, torch.float32)
     step = step_of(nn.Sequential(*_wide(), nn.BatchNorm1d(3)), batches[0])
     trainer, other = Trainer(step), Trainer(step)
+    assert _in_place(trainer) is not None
     _fed(other, batches[:1])
     written = trainer._write
 
@@ -331,7 +339,7 @@ def test_shapes_that_the_file_lied_about_leave_no_half_state(monkeypatch):
     batches = batches_of(1, torch.float32)
     trainer = Trainer(step_of(_wide(), batches[0]))
     before = trainer.save()
-    name = next(name for name in trainer._apart.added if name.endswith("_grad"))
+    name = next(name for name in _in_place(trainer).added if name.endswith("_grad"))
     monkeypatch.setitem(trainer._apart.reads, name, (1, 2, 3))
     with pytest.raises(exporter.RunError, match="the step says .1, 2, 3."):
         _fed(trainer, batches)
