@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -125,9 +126,9 @@ class Trainer:
     def _check(self, layout: StepLayout) -> None:
         """That the layout is one of this step and this state."""
         outputs = {*self._main.names, *(self._apart.written if self._apart is not None else ())}
-        targets = list(layout.carried.values())
+        targets = Counter(layout.carried.values())
         odd = [name for name in (layout.loss, *layout.carried) if name not in outputs]
-        twice = [name for name in targets if targets.count(name) > 1] or [name for name in (layout.loss,) if name in layout.carried]
+        twice = [name for name, count in targets.items() if count > 1] or [name for name in (layout.loss,) if name in layout.carried]
         if odd or twice:
             what = f"no output {shown(odd[0])}, which its metadata name" if odd else f"two meanings for {shown(twice[0])} in its metadata"
             raise FormatError(f"the step has {what}: export_training_step(...).save() and `pythonop step` write files that fit")

@@ -133,19 +133,21 @@ class _Failing(torch.autograd.Function):
         return g * 2
 
 
-class _Fails(nn.Module):
-    def __init__(self):
+class _Around(nn.Module):
+    """A Function between two layers."""
+
+    def __init__(self, function):
         super().__init__()
-        self.first, self.second = nn.Linear(4, 80), nn.Linear(80, 3)
+        self.first, self.second, self.function = nn.Linear(4, 80), nn.Linear(80, 3), function
 
     def forward(self, x):
-        return self.second(_Failing.apply(self.first(x)))
+        return self.second(self.function.apply(self.first(x)))
 
 
 def test_a_step_that_raises_has_changed_nothing():
     torch.manual_seed(0)
     batches = batches_of(2, torch.float32)
-    trainer = Trainer(step_of(_Fails(), batches[0]), allow=[_Failing])
+    trainer = Trainer(step_of(_Around(_Failing), batches[0]), allow=[_Failing])
     _fed(trainer, batches[:1])
     before = trainer.save()
     _Failing.wanted = True
@@ -361,17 +363,9 @@ class _Asking(torch.autograd.Function):
 
 
 def test_a_function_that_asks_in_the_middle_of_a_step():
-    class Asks(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = nn.Linear(4, 80), nn.Linear(80, 3)
-
-        def forward(self, x):
-            return self.second(_Asking.apply(self.first(x)))
-
     torch.manual_seed(0)
     batches = batches_of(1, torch.float32)
-    trainer = Trainer(step_of(Asks(), batches[0]), allow=[_Asking])
+    trainer = Trainer(step_of(_Around(_Asking), batches[0]), allow=[_Asking])
     before, found = trainer.save(), []
     try:
         _Asking.ask = lambda: found.append(trainer.save())
