@@ -17,7 +17,7 @@ from exporter.gradient_graph.model import remove_marks
 from exporter.gradient_graph.partition import Partition, forward_part, split
 from exporter.gradient_graph.recompute import Recompute, recompute
 from exporter.gradient_graph.silent import silent_ways
-from exporter.module.torch_kernels import FUNCTIONS, OVERRIDES
+from exporter.module.torch_kernels import FUNCTIONS, OVERRIDES, pass_beside
 from exporter.runtime.arena import use_training_arena
 from exporter.runtime.fusion.elementwise import fuse
 from exporter.runtime.fusion.link import link
@@ -65,6 +65,7 @@ class Plan:
         seed: The name of the input for Dropout's seed, None where nothing drops.
         outputs: The names of the model's outputs.
         silent: As `silent_ways` gives them: who has no gradient, though autograd knows a way from it to these outputs.
+        beside: The gradients that pass `beside` the backward's session, by the names that were its outputs.
         orders: The `exporter.module.orders.Orders` of its gradients, once it ran with gradients.
     """
 
@@ -77,6 +78,7 @@ class Plan:
     seed: str | None
     outputs: tuple[str, ...]
     silent: dict[str, frozenset[str]] = field(default_factory=dict)
+    beside: frozenset[str] = frozenset()
     orders: Any = None
 
     @functools.cached_property
@@ -147,11 +149,17 @@ class Plan:
 
     @functools.cached_property
     def gradients(self) -> list[int]:
-        """Of each of `wanted`, its place among the outputs of the backward's session."""
+        """Of each of `wanted` that does not pass beside the backward's session, its place among the outputs of that."""
         partition, backward = self.partition, self.backward
-        return (
-            [backward.places[output] for output in partition.gradients.values()] if partition is not None and backward is not None else []
-        )
+        if partition is None or backward is None:
+            return []
+        return [backward.places[output] for output in partition.gradients.values() if output not in self.beside]
+
+    @functools.cached_property
+    def passed(self) -> list[tuple[int, str]]:
+        """Of each of `wanted` that passes beside the backward's session, its place among them, in order, and its name there."""
+        outputs = () if self.partition is None else self.partition.gradients.values()
+        return [(place, output) for place, output in enumerate(outputs) if output in self.beside]
 
     def room(self, shapes: list[torch.Size], pool: TensorPool) -> list[torch.Tensor]:
         """Tensors for the outputs of the backward's session, where one of them is large; else none.
@@ -159,7 +167,7 @@ class Plan:
         Small ones come faster from onnxruntime's arena, which asks the system for each page of a large one.
 
         Args:
-            shapes: Of each of `wanted`, as the tensors have them.
+            shapes: Of each of `gradients`, as the tensors have them.
             pool: Where from.
         """
         known, outputs = self._room
@@ -167,7 +175,7 @@ class Plan:
 
     @functools.cached_property
     def _room(self) -> tuple[list[torch.Size] | None, list[tuple[torch.Size, torch.dtype]]]:
-        """The shapes of `wanted`, and shape and element type of each output of the backward's session; (None, []) where that makes its outputs itself.
+        """The shapes of `gradients`, and shape and element type of each output of the backward's session; (None, []) where that makes its outputs itself.
 
         It does where the file does not say all shapes: what it made of another shape would be onnxruntime's error, not ours.
         """
@@ -322,17 +330,19 @@ class Plans:
         if kernels:
             fuse(partition.forward, guards_only=True)
         forward = self.session(partition.forward)
-        backward = None
+        backward, beside = None, frozenset[str]()
         if partition.backward is not None:
             for value in partition.backward.graph.inputs:
                 kind = forward.types.get(value.name)  # what ONNX's inference did not find out, onnxruntime's did
                 if value.type is None and kind is not None:
                     value.type = ir.TensorType(ir.DataType(kind))
+            made_here = pairing_of(self.model) is None
             if kernels:
                 fuse(partition.backward)
-            made_here = pairing_of(self.model) is None
+            if kernels and made_here:
+                beside = pass_beside(partition.backward)
             backward = self.session(partition.backward, FUNCTIONS if made_here else ())
-        return Plan(names, forward, backward, partition, statistics, buffers, seed, partition.outputs, silent)
+        return Plan(names, forward, backward, partition, statistics, buffers, seed, partition.outputs, silent, beside)
 
     def run_backward(
         self, runner: Runner, values: Sequence[Any], retain: bool, room: Sequence[torch.Tensor] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from exporter.module.higher import Versions, differentiate, looped
 from exporter.module.plans import Plan, Plans
 from exporter.module.residuals import Residuals
+from exporter.module.torch_kernels import beside
 from symbolics import torch_private as private
 from symbolics.errors import FormatError, RunError
 from symbolics.node.names import GRADIENTS_KEY
@@ -132,12 +134,19 @@ def _run_backward(ctx: Any, watched: tuple[torch.Tensor, ...], given: dict[str, 
         if not residuals.shared:
             residuals.values = None
     feeds = [row[place] for place in plan.backward_feeds]
-    room = plan.room(ctx.shapes, plans.pool)
-    found, handles = plans.run_backward(plan.backward, feeds, keep or residuals.shared, room)
+    shapes = list(ctx.shapes)
+    for place, _ in reversed(plan.passed):
+        del shapes[place]
+    room = plan.room(shapes, plans.pool)
+    with beside() if plan.passed else contextlib.nullcontext({}) as passed:
+        found, handles = plans.run_backward(plan.backward, feeds, keep or residuals.shared, room)
     plans.store.free_all(handles)
     if not keep and not residuals.shared:
         residuals.close()
-    return [room[place] for place in plan.gradients] if room else plan.backward.tensors(found, plan.gradients)
+    gradients = [room[place] for place in plan.gradients] if room else plan.backward.tensors(found, plan.gradients)
+    for place, name in plan.passed:
+        gradients.insert(place, passed[name])
+    return gradients
 
 
 def _differentiable(ctx: Any, watched: tuple[torch.Tensor, ...], given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -3,16 +3,23 @@
 In standard operators each is about a dozen nodes. Those of a convolution cost 1.5 times torch's kernel, the others are as many passes
 over the data. So where a loaded file runs on the CPU, its backward holds a PythonOp in their place. No file has them, and gradients of
 gradients are those of the standard operators.
+
+What a PythonOp puts out is copied into onnxruntime's memory. Gradients of weights, which may be as large as the model, therefore
+pass beside the session where nothing in it reads them (`pass_beside`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
+from exporter.runtime.fusion.link import LINKED
 from symbolics.errors import RunError
 from symbolics.gradients import RULES
 from symbolics.gradients.convolution import conv
@@ -20,15 +27,38 @@ from symbolics.gradients.elementwise import gelu
 from symbolics.gradients.normalization import batch_normalization
 from symbolics.gradients.registry import Grads, Ints
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr
-from symbolics.node.attributes import ir_attributes, write_attributes
+from symbolics.graph.values import attr, is_python_op
+from symbolics.node.attributes import ir_attributes, read_attributes, values_of, write_attributes
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Slot
 from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, qualified_name
 
-__all__ = ["FUNCTIONS", "OVERRIDES", "BatchNormGradient", "ConvolutionGradient", "GeluGradient"]
+__all__ = ["FUNCTIONS", "OVERRIDES", "BatchNormGradient", "ConvolutionGradient", "GeluGradient", "beside", "pass_beside"]
 
 _KINDS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+# Where a result has so few positions, torch's kernel takes up to nine times as long as products of matrices, once the weight is so large:
+# measured with 1, 8, 32 and 64 images on a processor with AVX2 alone.
+_FEW_POSITIONS, _LARGE_WEIGHT = 4, 1 << 19
+
+
+class _Beside(threading.local):
+    """What passes beside the run of a session on this thread; onnxruntime calls kernels on the thread of the run."""
+
+    tensors: dict[str, torch.Tensor] | None = None
+
+
+_beside = _Beside()
+
+
+@contextlib.contextmanager
+def beside() -> Iterator[dict[str, torch.Tensor]]:
+    """Around a run: name -> gradient, of what `pass_beside` has taken out of the session."""
+    before, _beside.tensors = _beside.tensors, {}
+    try:
+        yield _beside.tensors
+    finally:
+        _beside.tensors = before
 
 
 def _check(function: type, fits: bool, *tensors: torch.Tensor) -> None:
@@ -58,6 +88,7 @@ class ConvolutionGradient(torch.autograd.Function):
         padding: Sequence[int],
         dilation: Sequence[int],
         wanted: Sequence[bool],
+        name: str = "",
     ) -> tuple[torch.Tensor, ...]:
         """As torch.ops.aten.convolution_backward.
 
@@ -68,6 +99,7 @@ class ConvolutionGradient(torch.autograd.Function):
             weight: (M, C, *kernel).
             stride, padding, dilation: One per spatial axis.
             wanted: Of x, weight and bias, which gradients are returned.
+            name: The name under which the weight's passes `beside` the session, which gets an empty tensor; "" for not so.
 
         Raises:
             RunError: The sizes do not fit.
@@ -78,15 +110,39 @@ class ConvolutionGradient(torch.autograd.Function):
             reach = [x.shape[i + 2] + 2 * padding[i] - dilation[i] * (weight.shape[i + 2] - 1) - 1 for i in axes]
             fits = g.shape == (x.shape[0], weight.shape[0], *(reach[i] // stride[i] + 1 for i in axes))
         _check(ConvolutionGradient, fits, g, x, weight)
-        found = torch.ops.aten.convolution_backward(
-            g, x, weight, [weight.shape[0]], stride, padding, dilation, False, [0] * len(stride), 1, list(wanted)
-        )
+        if len(axes) == 2 and g.shape[2:].numel() <= _FEW_POSITIONS and weight.numel() >= _LARGE_WEIGHT and g.dtype is torch.float32:
+            found = _by_columns(g, x, weight, stride, padding, dilation, wanted)
+        else:
+            found = torch.ops.aten.convolution_backward(
+                g, x, weight, [weight.shape[0]], stride, padding, dilation, False, [0] * len(stride), 1, list(wanted)
+            )
+        if name and _beside.tensors is not None:
+            _beside.tensors[name] = found[1]
+            found = (found[0], g.new_empty(0), found[2])
         return tuple(t for t, want in zip(found, wanted, strict=True) if want)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> None:
         """Never called: gradients of gradients are those of the standard operators."""
         raise NotImplementedError
+
+
+def _by_columns(
+    g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], wanted: Sequence[bool]
+) -> tuple[Any, ...]:
+    """The gradients of a convolution of images as products with the matrix of what each position of the result reads."""
+    sizes: dict[str, Any] = {"kernel_size": weight.shape[2:], "dilation": dilation, "padding": padding, "stride": stride}
+    dx = dw = db = None
+    flat = g.transpose(0, 1).reshape(weight.shape[0], -1)  # (M, N * positions)
+    if wanted[0]:
+        columns = (weight.reshape(weight.shape[0], -1).t() @ flat).view(-1, x.shape[0], g.shape[2:].numel())
+        dx = torch.nn.functional.fold(columns.transpose(0, 1), x.shape[2:], **sizes)
+    if wanted[1]:
+        columns = torch.nn.functional.unfold(x, **sizes).transpose(0, 1)  # (C * kernel, N, positions)
+        dw = (flat @ columns.reshape(columns.shape[0], -1).t()).view(weight.shape)
+    if wanted[2]:
+        db = flat.sum(1)
+    return dx, dw, db
 
 
 class BatchNormGradient(torch.autograd.Function):
@@ -210,6 +266,32 @@ def _gelu(op: Builder, g: ir.Value, x: ir.Value, *, approximate: str) -> Grads:
     (dx,) = _call(op, GeluGradient, [g, x], (approximate,), 1)
     dx.shape = x.shape
     return dx
+
+
+def pass_beside(backward: ir.Model) -> frozenset[str]:
+    """Take gradients of weights that nothing in a backward reads out of its outputs: the node hands them over `beside` it.
+
+    Args:
+        backward: Changed.
+
+    Returns:
+        The names of the outputs that it no longer has.
+    """
+    taken = set()
+    for node in backward.graph:
+        if not is_python_op(node) or attr(node, "name") != qualified_name(ConvolutionGradient) or LINKED in node.attributes:
+            continue
+        call = read_attributes(values_of(node))
+        if call.args[-1][:2] != (True, True):
+            continue
+        _, dx, weight, *_ = node.outputs
+        if weight.is_graph_output() and not weight.uses() and dx.uses():  # onnxruntime drops a node that nobody reads
+            call = dataclasses.replace(call, args=(*call.args, weight.name))
+            node.attributes.update({a.name: a for a in ir_attributes(write_attributes(call))})
+            weight.shape = ir.Shape([0])
+            backward.graph.outputs.remove(weight)
+            taken.add(weight.name)
+    return frozenset(taken)
 
 
 #: What the backward of a loaded file may call, where these rules made it; a file that names them itself is refused.
