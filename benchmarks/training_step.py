@@ -47,6 +47,8 @@ RECOMPUTED = ("gpt-b1-1024", "bloom")
 ORTMODULE = {"gpt-b2-gelu": 1.19, "resnet": 1.7, "chain-100": 1.65}
 ALLOWED = ["benchmarks._models:*", "transformers.models.bloom.*", "snntorch.surrogate*"]
 THREADS = 2
+#: Seconds between two contenders: OpenMP's threads spin for some 10 ms after their last work.
+PAUSE = 0.03
 #: Contenders that must run, and learn as eager does.
 OWN = ("ours", "eager", "loaded", "portable", "recompute")
 
@@ -72,15 +74,16 @@ def exported(sample: Any, portable: bool = False, recompute: Any = None) -> Any:
 
 def runs(step: Any, sample: Any, threads: int = THREADS) -> Callable[[], float]:
     """A trainer of a step; each call makes a step of the same batch and returns the loss."""
-    import exporter
+    import onnxruntime
+
     from exporter.runtime.arena import use_training_arena
     from exporter.training.trainer import Trainer
 
-    options = exporter.session_options(allow=ALLOWED)
+    options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     use_training_arena(options)  # as inference_session's own options for a step
-    trainer = Trainer(step, sess_options=options)
+    trainer = Trainer(step, allow=ALLOWED, sess_options=options)
     names = (*trainer.layout.inputs, *trainer.layout.targets)
     batch = dict(zip(names, (*sample.args, *sample.targets), strict=True))
     return lambda: trainer.step(batch)
@@ -185,11 +188,15 @@ def _measure(name: str, steps: int, compiled: bool) -> dict[str, Any]:
 
 
 def turns(contenders: dict[str, Callable[[], float]], steps: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Median seconds of a step of each, in turns, after three of warming up; and the loss of its last step."""
+    """Median seconds of a step of each, in turns, after three of warming up; and the loss of its last step.
+
+    Between two of them is a pause, in which the threads of the one before cease to spin: users run one of them alone.
+    """
     times: dict[str, list[float]] = {kind: [] for kind in contenders}
     losses: dict[str, float] = {}
     for number in range(steps + 3):
         for kind, run in contenders.items():
+            time.sleep(PAUSE)
             begin = time.perf_counter()
             losses[kind] = run()
             if number >= 3:
@@ -233,7 +240,7 @@ def peak(run: Callable[[], float]) -> float:
 
 def child(*arguments: str, program: str = "training_step") -> Any:
     """What a benchmark tells in a process of its own, as its last line of JSON."""
-    environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(THREADS), "TOKENIZERS_PARALLELISM": "false"}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{program}", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:

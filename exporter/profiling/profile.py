@@ -140,7 +140,6 @@ def profile(
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "run")
         options.log_severity_level = FATAL
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # as `session_options`: torch's threads want the cores
         if as_written:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         session = inference_session(model, allow, sess_options=options)
