@@ -138,7 +138,8 @@ def _run_backward(ctx: Any, watched: tuple[torch.Tensor, ...], given: dict[str, 
     for place, _ in reversed(plan.passed):
         del shapes[place]
     room = plan.room(shapes, plans.pool)
-    with beside() if plan.passed else contextlib.nullcontext({}) as passed:
+    around: contextlib.AbstractContextManager[dict[str, torch.Tensor]] = beside() if plan.passed else contextlib.nullcontext({})
+    with around as passed:
         found, handles = plans.run_backward(plan.backward, feeds, keep or residuals.shared, room)
     plans.store.free_all(handles)
     if not keep and not residuals.shared:

@@ -1,4 +1,4 @@
-"""Gradients that torch's own kernels take under `load`, where torch is there anyway: of convolutions, BatchNormalization and GELU.
+"""Gradients that torch's own kernels take under `load`, where torch is there anyway: of convolutions and BatchNormalization.
 
 In standard operators each is about a dozen nodes. Those of a convolution cost 1.5 times torch's kernel, the others are as many passes
 over the data. So where a loaded file runs on the CPU, its backward holds a PythonOp in their place. No file has them, and gradients of
@@ -23,17 +23,16 @@ from exporter.runtime.fusion.link import LINKED
 from symbolics.errors import RunError
 from symbolics.gradients import RULES
 from symbolics.gradients.convolution import conv
-from symbolics.gradients.elementwise import gelu
 from symbolics.gradients.normalization import batch_normalization
 from symbolics.gradients.registry import Grads, Ints
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr, is_python_op
+from symbolics.graph.values import attr, is_python_op, name_of
 from symbolics.node.attributes import ir_attributes, read_attributes, values_of, write_attributes
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Slot
 from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, qualified_name
 
-__all__ = ["FUNCTIONS", "OVERRIDES", "BatchNormGradient", "ConvolutionGradient", "GeluGradient", "beside", "pass_beside"]
+__all__ = ["FUNCTIONS", "OVERRIDES", "BatchNormGradient", "ConvolutionGradient", "beside", "pass_beside"]
 
 _KINDS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
@@ -128,7 +127,13 @@ class ConvolutionGradient(torch.autograd.Function):
 
 
 def _by_columns(
-    g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], wanted: Sequence[bool]
+    g: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    wanted: Sequence[bool],
 ) -> tuple[Any, ...]:
     """The gradients of a convolution of images as products with the matrix of what each position of the result reads."""
     sizes: dict[str, Any] = {"kernel_size": weight.shape[2:], "dilation": dilation, "padding": padding, "stride": stride}
@@ -170,27 +175,6 @@ class BatchNormGradient(torch.autograd.Function):
             g, x, scale, None, None, mean, inverse, True, epsilon, [True, True, True]
         )
         return found
-
-    backward = ConvolutionGradient.backward
-
-
-class GeluGradient(torch.autograd.Function):
-    """The gradient of GELU."""
-
-    @staticmethod
-    def forward(ctx: Any, g: torch.Tensor, x: torch.Tensor, approximate: str) -> tuple[torch.Tensor]:
-        """As torch.ops.aten.gelu_backward.
-
-        Args:
-            ctx: autograd's; nothing is kept.
-            g, x: Of one shape.
-            approximate: "none" or "tanh".
-
-        Raises:
-            RunError: The sizes do not fit.
-        """
-        _check(GeluGradient, g.shape == x.shape, g, x)
-        return (torch.ops.aten.gelu_backward(g, x, approximate=approximate),)
 
     backward = ConvolutionGradient.backward
 
@@ -260,14 +244,6 @@ def _batch_normalization(
     return [*found, None, None]
 
 
-def _gelu(op: Builder, g: ir.Value, x: ir.Value, *, approximate: str) -> Grads:
-    if not _same_kind(g, x):
-        return gelu(op, g, x, approximate=approximate)
-    (dx,) = _call(op, GeluGradient, [g, x], (approximate,), 1)
-    dx.shape = x.shape
-    return dx
-
-
 def pass_beside(backward: ir.Model) -> frozenset[str]:
     """Take gradients of weights that nothing in a backward reads out of its outputs: the node hands them over `beside` it.
 
@@ -285,23 +261,25 @@ def pass_beside(backward: ir.Model) -> frozenset[str]:
         if call.args[-1][:2] != (True, True):
             continue
         _, dx, weight, *_ = node.outputs
-        if weight.is_graph_output() and not weight.uses() and dx.uses():  # onnxruntime drops a node that nobody reads
-            call = dataclasses.replace(call, args=(*call.args, weight.name))
+        if (
+            weight.is_graph_output() and not weight.uses() and (dx.uses() or dx.is_graph_output())
+        ):  # onnxruntime drops a node that nobody reads
+            name = name_of(weight)
+            call = dataclasses.replace(call, args=(*call.args, name))
             node.attributes.update({a.name: a for a in ir_attributes(write_attributes(call))})
             weight.shape = ir.Shape([0])
             backward.graph.outputs.remove(weight)
-            taken.add(weight.name)
+            taken.add(name)
     return frozenset(taken)
 
 
 #: What the backward of a loaded file may call, where these rules made it; a file that names them itself is refused.
-FUNCTIONS = (BatchNormGradient, ConvolutionGradient, GeluGradient)
+FUNCTIONS = (BatchNormGradient, ConvolutionGradient)
 
 #: operator -> the rule that takes the place of the standard one.
 OVERRIDES: dict[str, Callable[..., Grads]] = {
     "BatchNormalization": _batch_normalization,
     "Conv": _convolution,
-    "Gelu": _gelu,
 }
 
 assert all(("", name) in RULES for name in OVERRIDES)

@@ -205,6 +205,109 @@ def test_what_a_function_has_left_is_found_by_the_second_order(behind, dynamo):
     torch.testing.assert_close(results[1], results[0], rtol=2e-4, atol=2e-4)
 
 
+def deep(kernel=3, channels=240, **options):
+    """Convolutions whose results have few positions and whose weights are large."""
+    return Net(nn.Conv2d(2, channels, 3, padding=1), nn.Conv2d(channels, channels + 4, kernel, **options), nn.Tanh())
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: deep(stride=2, padding=1), (3, 2, 4, 3)),
+        (lambda: deep(bias=False, dilation=(2, 1)), (2, 2, 6, 3)),
+        (lambda: deep(padding=(1, 2), stride=(1, 2)), (1, 2, 2, 2)),
+        (lambda: deep(kernel=(4, 3)), (5, 2, 4, 3)),
+    ],
+    ids=["strides", "dilation, no bias", "padding", "one position"],
+)
+def test_few_positions_are_products_of_matrices(make, shape, monkeypatch):
+    model, loaded, _, x = both(make, shape)
+    assert model.layers[1].weight.numel() >= torch_kernels._LARGE_WEIGHT
+    calls = []
+    by_columns = torch_kernels._by_columns
+    monkeypatch.setattr(torch_kernels, "_by_columns", lambda *given: calls.append(given) or by_columns(*given))
+    results = []
+    for module in (model, loaded):
+        x = x.detach().requires_grad_()
+        module.zero_grad()
+        module(x).square().sum().backward()
+        results.append([x.grad, *(module.get_parameter(name).grad for name, _ in model.named_parameters())])
+    assert len(calls) == 1
+    exact = model.double()
+    x64 = x.detach().double().requires_grad_()
+    exact.zero_grad()
+    exact(x64).square().sum().backward()
+    for found, reference in zip(results[1], [x64.grad, *(p.grad for p in exact.parameters())], strict=True):
+        torch.testing.assert_close(found.double(), reference, rtol=1e-4, atol=1e-4 * float(reference.abs().max()))
+
+
+class TestBeside:
+    """Gradients of weights that pass beside the session."""
+
+    def plan(self, loaded):
+        bound = next(v for v in vars(loaded).values() if hasattr(v, "plans"))
+        (plan,) = (plan for plan in bound.plans._plans.values() if plan.partition is not None)
+        return plan
+
+    def test_they_are_no_outputs_and_nobody_elses_memory(self):
+        model, loaded, _, x = both(*CASES["2 axes"][:2])
+        grads = []
+        for _ in range(2):
+            loaded.zero_grad()
+            loaded(x.requires_grad_()).square().sum().backward()
+            grads.append([p.grad for p in loaded.parameters()])
+        plan = self.plan(loaded)
+        assert len(plan.passed) == 2 and len(plan.backward.names) == len(plan.wanted) - 2
+        for first, second in zip(*grads, strict=True):
+            assert first.data_ptr() != second.data_ptr()
+            torch.testing.assert_close(first, second)
+
+    def test_one_that_the_graph_reads_stays(self):
+        """A weight that is used twice has a sum for its gradient."""
+
+        class Tied(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv = nn.Conv2d(2, 2, 3, padding=1)
+
+            def forward(self, x):
+                return self.conv(self.conv(x).tanh()).sin()
+
+        model, loaded, _, x = both(Tied, (2, 2, 4, 4))
+        results = []
+        for module in (model, loaded):
+            x = x.detach().requires_grad_()
+            module(x).square().sum().backward()
+            results.append([x.grad, *(module.get_parameter(name).grad for name, _ in model.named_parameters())])
+        torch.testing.assert_close(results[1], results[0], rtol=2e-5, atol=2e-5)
+        assert not self.plan(loaded).passed
+
+    def test_two_at_once_and_one_within_another(self):
+        """Names are the same in both; each backward gets its own."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        pairs = [both(*CASES["2 axes"][:2]) for _ in range(2)]
+        for place, (model, loaded, _, _) in enumerate(pairs):
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    parameter.add_(place)
+                    loaded.get_parameter(name).copy_(parameter)
+
+        def gradients(module, x):
+            names = [name for name, _ in pairs[0][0].named_parameters()]
+            return torch.autograd.grad(module(x.requires_grad_()).square().sum(), [module.get_parameter(name) for name in names])
+
+        expected = [gradients(model, x) for model, _, _, x in pairs]
+        with ThreadPoolExecutor(2) as pool:
+            for _ in range(20):
+                found = list(pool.map(lambda pair: gradients(pair[1], pair[3]), pairs))
+                torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
+        with torch_kernels.beside() as outer:
+            outer["mine"] = torch.ones(1)
+            torch.testing.assert_close(gradients(pairs[0][1], pairs[0][3]), expected[0], rtol=2e-5, atol=2e-5)
+        assert list(outer) == ["mine"]
+
+
 def test_transforms_know_nothing_of_it():
     model, loaded, _, x = both(*CASES["gelu"][:2])
     results = []
@@ -233,7 +336,7 @@ def test_a_loaded_file_saves_none_of_it(tmp_path):
 def test_their_backward_says_what_they_are():
     x = torch.ones(2, requires_grad=True)
     with pytest.raises(NotImplementedError):
-        torch_kernels.GeluGradient.apply(torch.ones(2), x, "none")[0].sum().backward()
+        torch_kernels.BatchNormGradient.apply(torch.ones(3, 2), torch.ones(3, 2), x, x, x, 1e-5)[0].sum().backward()
 
 
 def zeros(*sizes, dtype=torch.float32):
@@ -262,8 +365,7 @@ ONES, NONE, ALL = (1, 1), (0, 0), (True, True, True)
         (torch_kernels.ConvolutionGradient, (zeros(*G), zeros(*X), zeros(*W), (1,), NONE, ONES, ALL)),
         (torch_kernels.ConvolutionGradient, (zeros(*G), zeros(*X), zeros(*W), ONES, NONE, ONES, (True,))),
         (torch_kernels.ConvolutionGradient, (zeros(3), zeros(3), zeros(3), (), (), (), ALL)),
-        (torch_kernels.GeluGradient, (zeros(1), zeros(3), "none")),
-        (torch_kernels.GeluGradient, (torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), "none")),
+        (torch_kernels.ConvolutionGradient, (*(zeros(*s, dtype=torch.int64) for s in (G, X, W)), ONES, NONE, ONES, ALL)),
     ],
 )
 def test_a_file_cannot_lie_to_torchs_kernels(function, arguments):
@@ -281,29 +383,29 @@ class Names(nn.Module):
     """What a stranger's file might call."""
 
     def forward(self, x):
-        return torch_kernels.GeluGradient.apply(x, x, "none")[0]
+        return torch_kernels.BatchNormGradient.apply(x, x, x[0], x[1], x[1], 1e-5)[0]
 
 
 @pytest.mark.parametrize("opened", [exporter.load, exporter.inference_session, reference_evaluator])
 @pytest.mark.parametrize("training", [False, True], ids=["forward", "training"])
 def test_a_file_that_names_them_is_refused(opened, training):
     """Only the backward that load itself makes may call them."""
-    x = torch.randn(3)
+    x = torch.randn(2, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = exporter.export(Names(), (x,), eager_check=False).model
     if training:
         model = exporter.build_gradient_graph(model)
     given = model if opened is exporter.load else ir.to_proto(model)
-    with pytest.raises(TrustError, match="GeluGradient"):
+    with pytest.raises(TrustError, match="BatchNormGradient"):
         opened(given)
-    assert opened(given, allow=[torch_kernels.GeluGradient])
+    assert opened(given, allow=[torch_kernels.BatchNormGradient])
 
 
 def test_a_training_file_whose_gradient_names_them_is_refused():
-    text = '<ir_version: 10, opset_import: ["": 20]> g (float[3] x) => (float[3] y) { y = Gelu(x) }'
+    text = '<ir_version: 10, opset_import: ["": 20]> g (float[1,1,3,3] x, float[1,1,2,2] w) => (float[1,1,2,2] y) { y = Conv(x, w) }'
     training = exporter.build_gradient_graph(onnx.parser.parse_model(text), overrides=torch_kernels.OVERRIDES)
     assert any(is_python_op(node) for node in training.graph)
-    module, x = exporter.load(training), torch.randn(3, requires_grad=True)
-    with pytest.raises(TrustError, match="GeluGradient"):
-        module(x)
+    module, x, w = exporter.load(training), torch.randn(1, 1, 3, 3, requires_grad=True), torch.randn(1, 1, 2, 2, requires_grad=True)
+    with pytest.raises(TrustError, match="ConvolutionGradient"):
+        module(x, w)
