@@ -19,6 +19,7 @@ from exporter.gradient_graph.recompute import Recompute, recompute
 from exporter.gradient_graph.silent import silent_ways
 from exporter.module.torch_kernels import FUNCTIONS, OVERRIDES, pass_beside
 from exporter.runtime.arena import use_training_arena
+from exporter.runtime.fusion.blocked import block_channels
 from exporter.runtime.fusion.elementwise import fuse
 from exporter.runtime.fusion.link import link
 from exporter.runtime.session import FATAL, available, inference_session, open_options
@@ -318,6 +319,7 @@ class Plans:
         if not wrt:
             with reading(self.model):
                 part = forward_part(model, self.state, extra)
+            self._block_channels(part)
             forward = self.session(part)
             outputs = tuple(name for name in forward.names if name not in extra)
             return Plan(names, forward, None, None, statistics, buffers, seed, outputs)
@@ -329,6 +331,7 @@ class Plans:
             partition = split(model, self.state, extra, wrt)
         if kernels:
             fuse(partition.forward, guards_only=True)
+        self._block_channels(partition.forward)
         forward = self.session(partition.forward)
         backward, beside = None, frozenset[str]()
         if partition.backward is not None:
@@ -336,6 +339,7 @@ class Plans:
                 kind = forward.types.get(value.name)  # what ONNX's inference did not find out, onnxruntime's did
                 if value.type is None and kind is not None:
                     value.type = ir.TensorType(ir.DataType(kind))
+            self._block_channels(partition.backward)
             made_here = pairing_of(self.model) is None
             if kernels:
                 fuse(partition.backward)
@@ -343,6 +347,10 @@ class Plans:
                 beside = pass_beside(partition.backward)
             backward = self.session(partition.backward, FUNCTIONS if made_here else ())
         return Plan(names, forward, backward, partition, statistics, buffers, seed, partition.outputs, silent, beside)
+
+    def _block_channels(self, model: ir.Model) -> None:
+        if self.device.type == "cpu" and not self.providers:
+            block_channels(model)
 
     def run_backward(
         self, runner: Runner, values: Sequence[Any], retain: bool, room: Sequence[torch.Tensor] = ()

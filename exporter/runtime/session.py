@@ -20,6 +20,7 @@ from exporter.runtime import native
 from exporter.runtime.absent import NO_ONNXRUNTIME, why_no_library
 from exporter.runtime.arena import use_training_arena
 from exporter.runtime.binding import Binding
+from exporter.runtime.fusion.blocked import block_channels
 from exporter.runtime.fusion.elementwise import Facts, fuse
 from exporter.runtime.fusion.link import could_link, link
 from exporter.runtime.in_place import Update, take_out_updates
@@ -432,6 +433,7 @@ def _open(
                 graph = ir.from_proto(proto)
                 facts: dict[ir.Value, Facts] = {}
                 arranged = link(graph) + (fuse(graph, facts=facts) if is_step and device == "cpu" and _missing is None else 0)
+                arranged += block_channels(graph) if is_step and device == "cpu" else 0
                 update = take_out_updates(graph, carried, facts) if arranged and carried is not None else None
                 arranged += is_step and not large and list_for_memory(graph.graph, facts)
                 proto = ir.to_proto(graph) if arranged else proto

@@ -54,12 +54,14 @@ def _bias(op: Builder, slide: Windows, g: Value, b: Value | None) -> Value | Non
 
 def _input(op: Builder, slide: Windows, g: Value, w: Value, group: int) -> Value:
     """The adjoint of the convolution for its input: the transposed one, of small images one product for all samples, of large ones with few
-    channels a Conv (`_turned`).
+    channels, and of one channel a group, a Conv (`_turned`).
 
     onnxruntime's ConvTranspose multiplies a sample at a time and reads all weights for each: of images of a few pixels that is most of what
     it does. One product gives the columns of all samples, and Col2Im adds them up.
     """
     shape, outs, sizes = static_shape(w), _known_sizes(slide.small), _known_sizes(slide.large)
+    if shape is not None and shape[:2] == (group, 1) and group > 1 and (turned := _turned(op, slide, g, w, group)) is not None:
+        return turned
     known = len(outs) == len(sizes) == slide.rank
     if (
         not known or group != 1 or shape is None or slide.static is None or dtype_of(w) is not ir.DataType.FLOAT
@@ -79,8 +81,10 @@ def _input(op: Builder, slide: Windows, g: Value, w: Value, group: int) -> Value
     return op.Col2Im(columns, op.i64(sizes), op.i64(kernel), strides=slide.strides, dilations=slide.dilations, pads=pads)
 
 
-def _turned(op: Builder, slide: Windows, g: Value, w: Value) -> Value | None:
+def _turned(op: Builder, slide: Windows, g: Value, w: Value, group: int = 1) -> Value | None:
     """The same as a Conv with the weights turned around, of windows that move place by place; None for any other.
+
+    ``group`` is 1, or as many as there are channels on either side.
 
     onnxruntime's Conv lays out what it reads, in as many threads as there are, and its ConvTranspose adds up what it wrote, in one: of
     large images with few channels that is the most of it.
@@ -92,7 +96,11 @@ def _turned(op: Builder, slide: Windows, g: Value, w: Value) -> Value | None:
         return None
     m, c, *_ = static_shape(w) or ()
     positions = math.prod(kernel)
-    last = op.Gather(op.Transpose(op.Reshape(w, [m, c, positions]), perm=[2, 1, 0]), op.i64(range(positions)[::-1]), axis=0)
+    backwards = op.i64(range(positions)[::-1])
+    if group > 1:
+        turned = op.Reshape(op.Gather(op.Reshape(w, [m, positions]), backwards, axis=1), [m, 1, *kernel])
+        return op.Conv(g, turned, pads=pads, dilations=slide.dilations, group=group)
+    last = op.Gather(op.Transpose(op.Reshape(w, [m, c, positions]), perm=[2, 1, 0]), backwards, axis=0)
     turned = op.Reshape(op.Transpose(last, perm=[1, 2, 0]), [c, m, *kernel])
     return op.Conv(g, turned, pads=pads, dilations=slide.dilations)
 

@@ -26,6 +26,7 @@ TESTS = [
     HERE / "test_tensors.py",
     HERE / "test_in_place.py",
     HERE / "test_step_order.py",
+    HERE / "test_blocked.py",
     HERE.parent / "module" / "test_torch_kernels.py",
     HERE.parent / "train_mode" / "test_dropout_masks.py",
     HERE.parent / "training" / "test_trainer.py",

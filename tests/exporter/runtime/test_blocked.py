@@ -1,0 +1,174 @@
+"""Convolutions of one result a group, by onnxruntime's kernels for channels in blocks."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+import exporter
+from exporter.runtime.fusion import blocked
+from exporter.training.trainer import Trainer
+
+
+def conv(x, w, bias=False, kind=ir.DataType.FLOAT, constant=None, **attributes):
+    """A model of one Conv whose weights are inputs, or a constant; ``x`` and ``w`` are shapes."""
+    names = ["x", "w", "b"][: 2 + bias]
+    values = [ir.val(name, kind, shape) for name, shape in zip(names, (x, w, w[:1]), strict=False)]
+    graph = ir.Graph(values if constant is None else values[:1], [], nodes=[], opset_imports={"": 18}, name="conv")
+    if constant is not None:
+        values[1].const_value = ir.tensor(constant, name="w")
+        graph.register_initializer(values[1])
+    node = ir.node("Conv", values, attributes, outputs=[ir.val("y", kind)])
+    graph.append(node)
+    graph.outputs.append(node.outputs[0])
+    return ir.Model(graph, ir_version=9)
+
+
+def run(model, feeds):
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 2, 4
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)[0]
+
+
+def of_blocks(model):
+    return sum(node.op_type == "Conv" and node.domain == "com.microsoft.nchwc" for node in model.graph)
+
+
+def test_this_onnxruntime_has_blocks():
+    """Of this processor's own size: a release that changes what its kernels read makes this 0."""
+    assert blocked.block_size() in (8, 16)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "options"),
+    [
+        ((2, 16, 9, 8), (16, 1, 3, 3), {"pads": [1, 1, 1, 1]}),
+        ((1, 48, 9, 8), (48, 1, 5, 2), {"strides": [2, 1], "pads": [0, 2, 1, 0]}),
+        ((3, 32, 9, 8), (32, 1, 3, 2), {"dilations": [2, 3], "pads": [1, 0, 0, 2], "bias": True}),
+        ((1, 64, 3, 3), (64, 1, 3, 3), {"bias": True}),
+        ((2, 16, 7, 1), (16, 1, 1, 1), {}),
+        ((0, 16, 4, 4), (16, 1, 3, 3), {}),
+        ((1, 96, 10, 11), (16, 6, 8, 9), {}),
+        ((2, 80, 6, 6), (10, 8, 3, 3), {"strides": [2, 2], "dilations": [1, 2], "pads": [1, 0, 2, 1]}),
+    ],
+    ids=["3x3", "strides", "dilations", "one place", "1x1", "no images", "several channels a group", "several, and ten groups"],
+)
+def test_the_result_is_torchs(x, w, options):
+    rng, bias = np.random.default_rng(0), options.get("bias", False)
+    feeds = {name: rng.standard_normal(shape, np.float32) for name, shape in zip("xwb", (x, w, w[:1]), strict=True)}
+    attributes = {key: value for key, value in options.items() if key != "bias"}
+    model = conv(x, w, bias, group=w[0], **attributes)
+    assert blocked.block_channels(model) == of_blocks(model) == 1
+    if not bias:
+        del feeds["b"]
+    found = run(model, feeds)
+    given = {name: torch.from_numpy(array).double() for name, array in feeds.items()}
+    top, left, bottom, right = options.get("pads", [0] * 4)
+    padded = torch.nn.functional.pad(given["x"], (left, right, top, bottom))
+    geometry = {"stride": options.get("strides", 1), "dilation": options.get("dilations", 1), "groups": w[0]}
+    expected = torch.nn.functional.conv2d(padded, given["w"], given.get("b"), **geometry)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: conv((1, 12, 4, 4), (12, 1, 3, 3), group=12),
+        lambda: conv((1, 16, 4, 4), (32, 1, 3, 3), group=16),
+        lambda: conv((1, 16, 4, 4), (16, 16, 3, 3)),
+        lambda: conv((1, 32, 4, 4), (16, 2, 3, 3), group=16, bias=True),
+        lambda: conv((1, 16, 4, 4), (16, 1, 3, 3), group=16, auto_pad="SAME_UPPER"),
+        lambda: conv((1, 16, 4, 4), (16, 1, 3, 3), group=16, kind=ir.DataType.DOUBLE),
+        lambda: conv((1, 16, 4), (16, 1, 3), group=16),
+        lambda: conv((1, 16, 4, 4), (16, 1, "k", 3), group=16),
+        lambda: conv((1, 16, 4, 4), (16, 1, 3, 3), group=16, constant=np.ones((16, 1, 3, 3), np.float32)),
+    ],
+    ids=[
+        "no whole blocks",
+        "two results",
+        "one group",
+        "bias of a sum",
+        "auto_pad",
+        "double",
+        "one axis",
+        "unknown size",
+        "constant weights",
+    ],
+)
+def test_others_stay(model):
+    model = model()
+    assert blocked.block_channels(model) == of_blocks(model) == 0
+    assert "com.microsoft.nchwc" not in model.opset_imports
+
+
+@pytest.mark.parametrize(
+    "x", [(1, 8, 4, 4), (1, 24, 4, 4), (1, 32, 4, 4), (1, 0, 4, 4), (1, 16, 4), (1, 16, 4, 4, 4), (16,), (1, 16, 2, 2)]
+)
+@pytest.mark.parametrize("w", [(16, 1, 3, 3), (8, 2, 3, 3)])
+def test_images_of_another_shape_are_refused(x, w):
+    """The file says nothing of x, so the kernel is what looks."""
+    model = conv(x, w, group=w[0])
+    model.graph.inputs[0].shape = None
+    assert blocked.block_channels(model) == 1
+    with pytest.raises(Exception, match=r"(?i)shape|rank|channels|dimension|invalid"):
+        run(model, {"x": np.ones(x, np.float32), "w": np.ones(w, np.float32)})
+
+
+def test_without_such_kernels_nothing_changes(monkeypatch):
+    monkeypatch.setattr(blocked, "block_size", lambda: 0)
+    model = conv((1, 16, 4, 4), (16, 1, 3, 3), group=16)
+    assert blocked.block_channels(model) == of_blocks(model) == 0
+
+
+class Depthwise(nn.Module):
+    """Two depthwise convolutions, one with places left out, and what mixes the channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 16, 1),
+            nn.Conv2d(16, 16, (5, 3), padding=(2, 1), groups=16),
+            nn.Tanh(),
+            nn.Conv2d(16, 16, 3, stride=2, dilation=2, groups=16, bias=False),
+            nn.Conv2d(16, 4, 1),
+        )
+
+    def forward(self, x):
+        return self.layers(x).mean((2, 3))
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+def test_steps_and_loaded_modules_have_eagers_gradients(dynamo, monkeypatch):
+    counts = []
+    replace = blocked.block_channels
+    for module in ("exporter.runtime.session", "exporter.module.plans"):
+        monkeypatch.setattr(f"{module}.block_channels", lambda model: counts.append(replace(model)) or counts[-1])
+    torch.manual_seed(0)
+    model, x, target = Depthwise(), torch.randn(2, 3, 12, 10), torch.tensor([1, 3])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded = exporter.load(exporter.export(model, (x,), dynamo=dynamo)).train()
+        step = exporter.export_training_step(
+            model, (x,), loss=nn.functional.cross_entropy, targets=(target,), optimizer="sgd", hyperparameters={"lr": 0.5}, dynamo=dynamo
+        )
+    loss = nn.functional.cross_entropy(model.double()(x.double()), target)
+    loss.backward()
+    nn.functional.cross_entropy(loaded(x), target).backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(loaded.get_parameter(name).grad.double(), parameter.grad, rtol=1e-4, atol=1e-6)
+    assert sum(counts) >= 4  # two of the forward; of the backward both for weights, and one for the images
+    counts.clear()
+    trainer = Trainer(step)
+    assert sum(counts) >= 4
+    names = (*trainer.layout.inputs, *trainer.layout.targets)
+    assert trainer.step(dict(zip(names, (x, target), strict=True))) == pytest.approx(float(loss.detach()), rel=1e-5)
+    state = trainer.state_dict()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(state[name].double(), parameter.detach() - 0.5 * parameter.grad, rtol=1e-4, atol=1e-5)
