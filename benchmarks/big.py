@@ -147,7 +147,7 @@ def _measure(kind: str, giga: float, folder: Path, cold: bool) -> dict[str, Any]
 
 def _run(*arguments: str) -> tuple[Any, list[tuple[float, float, float]]]:
     """What a process of its own tells, and its memory while it ran: (when, anonymous, of files), in MiB."""
-    environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": str(THREADS)}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS)}
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.big", *arguments]
     samples = []
     with tempfile.TemporaryFile("w+") as out, subprocess.Popen(command, stdout=out, env=environment) as process:

@@ -443,3 +443,28 @@ def test_an_output_of_another_type_than_the_file_says():
     call = dataclasses.replace(record(F.SavesNothing, x), output_types=(11,))
     with pytest.raises(RunError, match=r"op0.*SavesNothing.*output 0 has dtype torch.float32, the file says torch.float64"):
         Runner(forward(call)).run(x)
+
+
+def test_threads_wait_awake_where_no_function_wants_the_cores():
+    spinning, stop = "session.intra_op.allow_spinning", "session.force_spinning_stop"
+    plain = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 20]> g (float[3] x) => (float[3] y) { y = Sin(x) }')
+    calls = forward(record(F.SavesInput, torch.randn(2, 4, requires_grad=True)))
+
+    def said(model, options=None):
+        given = inference_session(model, () if options in bound else ALLOW, sess_options=options).get_session_options()
+        found = []
+        for key in (spinning, stop):
+            try:
+                found.append(given.get_session_config_entry(key))
+            except RuntimeError:  # nobody has said
+                found.append("")
+        return tuple(found)
+
+    bound = [session_options(ALLOW)]
+    assert said(plain) == said(plain, onnxruntime.SessionOptions()) == ("1", "1")
+    assert said(calls) == said(calls, onnxruntime.SessionOptions()) == ("0", "")
+    assert said(plain, bound[0]) == ("0", "")  # for a plain InferenceSession, of which nobody knows the model
+    for chosen in ("0", "1"):
+        options = onnxruntime.SessionOptions()
+        options.add_session_config_entry(spinning, chosen)
+        assert said(plain, options) == (chosen, "")
