@@ -17,7 +17,7 @@ from exporter.gradient_graph.partition import ancestors
 from symbolics.errors import ArgumentError, PythonopWarning
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import clone_nodes
-from symbolics.graph.scope import Scope
+from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.values import is_float, made_by, name_of, trains
 from symbolics.graph.walk import discard, reads, walk
 from symbolics.node.metadata import pairing_of, results_of
@@ -293,11 +293,7 @@ class _Copies:
         self.graph = model.graph
         self.parts = parts
         self.late = late
-        prefix = "again/"
-        names = {name for node in walk(self.graph) for value in node.outputs if (name := value.name)} | set(self.graph.initializers)
-        while any(name.startswith(prefix) for name in names):
-            prefix = f"_{prefix}"
-        self.op = Builder(Scope(prefix, lambda value: False))
+        self.op = Builder(Scope(free_prefix(self.graph, "again/"), lambda value: False))
         self.op.scope.opset = model.opset_imports[""]
         self.again = again | self._idle() if late else again
         self.order = {node: place for place, node in enumerate(parts.nodes)}

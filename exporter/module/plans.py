@@ -141,12 +141,12 @@ class Plan:
 
     @functools.cached_property
     def wanted(self) -> list[Wanted]:
-        """The gradients."""
+        """The gradients: those of `gradients`, then those of `passed`."""
         partition, backward = self.partition, self.backward
         if partition is None or backward is None:
             return []
-        places = self.places(partition.gradients)
-        return [Wanted(name, place, partition.reach[name]) for name, place in zip(partition.gradients, places, strict=True)]
+        names = sorted(partition.gradients, key=lambda name: partition.gradients[name] in self.beside)
+        return [Wanted(name, place, partition.reach[name]) for name, place in zip(names, self.places(names), strict=True)]
 
     @functools.cached_property
     def gradients(self) -> list[int]:
@@ -157,10 +157,9 @@ class Plan:
         return [backward.places[output] for output in partition.gradients.values() if output not in self.beside]
 
     @functools.cached_property
-    def passed(self) -> list[tuple[int, str]]:
-        """Of each of `wanted` that passes beside the backward's session, its place among them, in order, and its name there."""
-        outputs = () if self.partition is None else self.partition.gradients.values()
-        return [(place, output) for place, output in enumerate(outputs) if output in self.beside]
+    def passed(self) -> list[str]:
+        """Of each of `wanted` that passes beside the backward's session, its name there."""
+        return [] if self.partition is None else [output for output in self.partition.gradients.values() if output in self.beside]
 
     def room(self, shapes: list[torch.Size], pool: TensorPool) -> list[torch.Tensor]:
         """Tensors for the outputs of the backward's session, where one of them is large; else none.
@@ -343,8 +342,7 @@ class Plans:
             made_here = pairing_of(self.model) is None
             if kernels:
                 fuse(partition.backward)
-            if kernels and made_here:
-                beside = pass_beside(partition.backward)
+                beside = pass_beside(partition.backward) if made_here else beside
             backward = self.session(partition.backward, FUNCTIONS if made_here else ())
         return Plan(names, forward, backward, partition, statistics, buffers, seed, partition.outputs, silent, beside)
 

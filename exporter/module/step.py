@@ -134,10 +134,7 @@ def _run_backward(ctx: Any, watched: tuple[torch.Tensor, ...], given: dict[str, 
         if not residuals.shared:
             residuals.values = None
     feeds = [row[place] for place in plan.backward_feeds]
-    shapes = list(ctx.shapes)
-    for place, _ in reversed(plan.passed):
-        del shapes[place]
-    room = plan.room(shapes, plans.pool)
+    room = plan.room(ctx.shapes[: len(plan.gradients)], plans.pool)
     around: contextlib.AbstractContextManager[dict[str, torch.Tensor]] = beside() if plan.passed else contextlib.nullcontext({})
     with around as passed:
         found, handles = plans.run_backward(plan.backward, feeds, keep or residuals.shared, room)
@@ -145,9 +142,7 @@ def _run_backward(ctx: Any, watched: tuple[torch.Tensor, ...], given: dict[str, 
     if not keep and not residuals.shared:
         residuals.close()
     gradients = [room[place] for place in plan.gradients] if room else plan.backward.tensors(found, plan.gradients)
-    for place, name in plan.passed:
-        gradients.insert(place, passed[name])
-    return gradients
+    return [*gradients, *(passed[name] for name in plan.passed)]
 
 
 def _differentiable(ctx: Any, watched: tuple[torch.Tensor, ...], given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -110,7 +110,7 @@ class ConvolutionGradient(torch.autograd.Function):
             fits = g.shape == (x.shape[0], weight.shape[0], *(reach[i] // stride[i] + 1 for i in axes))
         _check(ConvolutionGradient, fits, g, x, weight)
         if len(axes) == 2 and g.shape[2:].numel() <= _FEW_POSITIONS and weight.numel() >= _LARGE_WEIGHT and g.dtype is torch.float32:
-            found = _by_columns(g, x, weight, stride, padding, dilation, wanted)
+            found = _by_columns(g, x, weight, wanted, stride=stride, padding=padding, dilation=dilation)
         else:
             found = torch.ops.aten.convolution_backward(
                 g, x, weight, [weight.shape[0]], stride, padding, dilation, False, [0] * len(stride), 1, list(wanted)
@@ -127,16 +127,13 @@ class ConvolutionGradient(torch.autograd.Function):
 
 
 def _by_columns(
-    g: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    wanted: Sequence[bool],
+    g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, wanted: Sequence[bool], **geometry: Sequence[int]
 ) -> tuple[Any, ...]:
-    """The gradients of a convolution of images as products with the matrix of what each position of the result reads."""
-    sizes: dict[str, Any] = {"kernel_size": weight.shape[2:], "dilation": dilation, "padding": padding, "stride": stride}
+    """The gradients of a convolution of images as products with the matrix of what each position of the result reads.
+
+    ``geometry`` is stride, padding and dilation.
+    """
+    sizes: dict[str, Any] = {"kernel_size": weight.shape[2:], **geometry}
     dx = dw = db = None
     flat = g.transpose(0, 1).reshape(weight.shape[0], -1)  # (M, N * positions)
     if wanted[0]:

@@ -11,8 +11,9 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from symbolics.graph.values import attr, constant_of, name_of, static_shape
+from symbolics.graph.walk import walk
 
-__all__ = ["Scope"]
+__all__ = ["Scope", "free_prefix"]
 
 _FOLDED_SIZE = 4096
 _FOLDED_DEPTH = 40
@@ -30,6 +31,16 @@ _NO_MORE = frozenset(
     ReduceSum ReduceSumSquare Reshape Slice Split Squeeze Transpose Trilu Unsqueeze
     """.split()
 )
+
+
+def free_prefix(graph: ir.Graph, prefix: str) -> str:
+    """The prefix, behind as many underscores as it takes until no value of the graph has a name that starts so."""
+    names = (
+        {value.name for node in walk(graph) for value in node.outputs} | {value.name for value in graph.inputs} | set(graph.initializers)
+    )
+    while any(name is not None and name.startswith(prefix) for name in names):
+        prefix = f"_{prefix}"
+    return prefix
 
 
 class Scope:

@@ -13,19 +13,26 @@ many channels as there are channels and images together, and a sum.
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
-from symbolics.graph.values import attr, name_of, static_shape
+from symbolics.graph.copies import replace
+from symbolics.graph.emitter import Emitter
+from symbolics.graph.scope import Scope, free_prefix
+from symbolics.graph.values import attr, static_shape
 
 __all__ = ["block_channels", "block_size"]
 
 _DOMAIN = "com.microsoft.nchwc"
 _SIZES = (16, 8)  # with AVX-512 and without
+_PROBE = """
+    <ir_version: 9, opset_import: ["": 18]>
+    probe (float[1,16,1,2] x, float[16,1,1,2] w) => (float[1,16,1,1] y) { y = Conv <group = 16> (x, w) }
+"""
 
 
 @functools.cache
@@ -35,25 +42,18 @@ def block_size() -> int:
 
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(shape, np.float32) for shape in ((1, 16, 1, 2), (16, 1, 1, 2)))
-    expected = (x * w.reshape(1, 16, 1, 2)).sum(-1)
+    expected = (x * w.reshape(1, 16, 1, 2)).sum(-1, keepdims=True)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
     for size in _SIZES:
-        graph = ir.Graph([], [], nodes=[], opset_imports={"": 18}, name="blocks")
-        values = [ir.val(name, ir.DataType.FLOAT, array.shape) for name, array in (("x", x), ("w", w))]
-        graph.inputs.extend(values)
-        node = ir.node("Conv", values, {"group": 16, "kernel_shape": [1, 2]}, outputs=[ir.val("y", ir.DataType.FLOAT, (1, 16, 1, 1))])
-        graph.append(node)
-        graph.outputs.append(node.outputs[0])
-        model = ir.Model(graph, ir_version=9)
-        _Blocks(graph, size).replace(node)
-        model.opset_imports[_DOMAIN] = 1
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = 1, 4
+        model = ir.from_proto(onnx.parser.parse_model(_PROBE))
+        _replace(model, list(model.graph), size)
         try:
             session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
             (found,) = session.run(None, {"x": x, "w": w})
         except Exception:  # onnxruntime has errors of many classes for what it does not know
             continue
-        if np.allclose(found[..., 0], expected, atol=1e-5):
+        if np.allclose(found, expected, atol=1e-5):
             return size
     return 0
 
@@ -68,13 +68,7 @@ def block_channels(model: ir.Model) -> int:
         How many nodes were replaced.
     """
     nodes = [node for node in model.graph if node.op_type == "Conv" and node.domain == "" and _fits(node)]
-    if not nodes or not (size := block_size()):
-        return 0
-    blocks = _Blocks(model.graph, size)
-    count = sum(blocks.replace(node) for node in nodes)
-    if count:
-        model.opset_imports[_DOMAIN] = 1
-    return count
+    return _replace(model, nodes, size) if nodes and (size := block_size()) else 0
 
 
 def _fits(node: ir.Node) -> bool:
@@ -88,52 +82,27 @@ def _fits(node: ir.Node) -> bool:
     return 1 < group == shape[0] and (shape[1] == 1 or not any(bias))
 
 
-class _Blocks:
-    """What writes into one graph."""
-
-    def __init__(self, graph: ir.Graph, size: int) -> None:
-        self.graph = graph
-        self.size = size
-        taken = {value.name for node in graph for value in node.outputs} | set(graph.initializers)
-        self._names = (name for number in itertools.count() if (name := f"blocked/{number}") not in taken)
-
-    def replace(self, node: ir.Node) -> bool:
-        """Replace a node that `_fits`; False where its channels fill no blocks."""
+def _replace(model: ir.Model, nodes: Iterable[ir.Node], size: int) -> int:
+    """Replace nodes that `_fits`, but those whose channels fill no blocks of this size."""
+    scope, count = Scope(free_prefix(model.graph, "blocked/"), lambda value: False), 0
+    for node in nodes:
         x, w, *bias = node.inputs
-        assert x is not None and w is not None
         groups, each, *kernel = static_shape(w) or ()
-        channels, size, y = groups * each, self.size, node.outputs[0]
+        channels = groups * each
         if channels % size:
-            return False
-        new: list[ir.Node] = []
-
-        def add(
-            operator: str, inputs: Sequence[ir.Value | None], domain: str = "", kind: ir.DataType = ir.DataType.FLOAT, **attributes: Any
-        ) -> ir.Value:
-            made = ir.node(operator, inputs, attributes, domain=domain, outputs=[ir.val(next(self._names), kind)])
-            made.name = name_of(made.outputs[0])
-            new.append(made)
-            return made.outputs[0]
-
-        kept = {a.name: a.value for a in node.attributes.values() if a.name in ("pads", "strides", "dilations")}
-        laid = add("Transpose", [add("Reshape", [w, self._sizes([channels // size, size, *kernel])])], perm=[0, 2, 3, 1])
-        weights = add("Reshape", [laid, self._sizes([channels, 1, *kernel])])
-        blocks = add("ReorderInput", [x], _DOMAIN)
-        found = add("Conv", [blocks, weights, *bias], _DOMAIN, group=channels, kernel_shape=kernel, **kept)
-        found = add("ReorderOutput", [found], _DOMAIN, channels=channels)
+            continue
+        op = Emitter(scope)
+        laid = op.Transpose(op.Reshape(w, [channels // size, size, *kernel]), perm=[0, 2, 3, 1])
+        weights = op.Reshape(laid, [channels, 1, *kernel])
+        blocks = op.node("ReorderInput", [x], domain=_DOMAIN)
+        geometry: dict[str, Any] = {name: node.attributes[name] for name in ("pads", "strides", "dilations") if name in node.attributes}
+        found = op.node("Conv", [blocks, weights, *bias], domain=_DOMAIN, group=channels, kernel_shape=kernel, **geometry)
+        found = op.node("ReorderOutput", [found], domain=_DOMAIN, channels=channels)
         if each > 1:
-            images = add("Shape", [found], kind=ir.DataType.INT64, start=2)
-            sizes = add("Concat", [self._sizes([-1, groups, each]), images], kind=ir.DataType.INT64, axis=0)
-            apart = add("Reshape", [found, sizes])
-            found = add("ReduceSum", [apart, self._sizes([2])], keepdims=0)
-        found.shape = y.shape
-        self.graph.insert_before(node, new)
-        ir.convenience.replace_all_uses_with(y, found, replace_graph_outputs=True)
-        self.graph.remove(node, safe=True)
-        found.name, y.name = y.name, found.name
-        return True
-
-    def _sizes(self, sizes: Sequence[int]) -> ir.Value:
-        value = ir.val(next(self._names), const_value=ir.tensor(list(sizes), ir.DataType.INT64))
-        self.graph.register_initializer(value)
-        return value
+            found = op.ReduceSum(op.Reshape(found, [-1, groups, each, op.Shape(found, start=2)]), [2], keepdims=0)
+        replace(scope, node, op.nodes, [found])
+        count += 1
+    if count:
+        scope.register(model.graph)
+        model.opset_imports[_DOMAIN] = 1
+    return count

@@ -61,9 +61,30 @@ def both(make, shape, dynamo=True):
     return model, exporter.load(program, allow=[f"{__name__}:*"]).train(), program, x
 
 
+def gradients(model, loaded, x):
+    """Those of x and of the parameters, of both modules."""
+    results = []
+    for module in (model, loaded):
+        x = x.detach().requires_grad_()
+        module.zero_grad()
+        module(x).square().sum().backward()
+        results.append([x.grad, *(module.get_parameter(name).grad for name, _ in model.named_parameters())])
+    return results
+
+
+def bound_of(loaded):
+    return next(v for v in vars(loaded).values() if hasattr(v, "plans"))
+
+
+def plan_of(loaded):
+    """The only one with gradients."""
+    (plan,) = (plan for plan in bound_of(loaded).plans._plans.values() if plan.partition is not None)
+    return plan
+
+
 def kernels(loaded, wrt=None):
     """How many nodes of torch's kernels the backward has."""
-    bound = next(v for v in vars(loaded).values() if hasattr(v, "plans"))
+    bound = bound_of(loaded)
     names = frozenset([*bound.inputs, *bound.state] if wrt is None else wrt)
     model = bound.plans.training_model(
         True, names & {*bound.inputs, *(n for n in bound.state if "running" not in n and "num_" not in n)}, torch_kernels.OVERRIDES
@@ -79,12 +100,7 @@ def test_gradients_are_eagers(case, dynamo):
     if count is not None:
         assert kernels(loaded) == (count[dynamo] if isinstance(count, tuple) else count)
     assert not any(n.op_type == "PythonOp" for n in program.model_proto.graph.node)
-    results = []
-    for module in (model, loaded):
-        x = x.detach().requires_grad_()
-        module.zero_grad()
-        module(x).square().sum().backward()
-        results.append([x.grad, *(module.get_parameter(name).grad for name, _ in model.named_parameters())])
+    results = gradients(model, loaded, x)
     torch.testing.assert_close(results[1], results[0], rtol=2e-5, atol=2e-5)
 
 
@@ -139,13 +155,12 @@ def test_what_the_forward_has_left_is_known_to_every_order(first, last):
         results.append([y.detach(), grad.detach(), *torch.autograd.grad(grad.square().sum(), x)])
         del y, grad
     torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-3)
-    bound = next(v for v in vars(loaded).values() if hasattr(v, "plans"))
-    (plan,) = (plan for plan in bound.plans._plans.values() if plan.partition is not None)
+    plan = plan_of(loaded)
     residuals = plan.partition.residuals
     assert {name for name in residuals if name.startswith("grad/")} <= set(plan.orders[2].known)
     standard = {out.name for node in walk(plan.orders[1].model.graph) for out in node.outputs}
     assert set(residuals) <= standard
-    assert len(bound.plans.store) == 0
+    assert len(bound_of(loaded).plans.store) == 0
 
 
 @pytest.mark.parametrize("frozen", [["layers.0.weight"], ["layers.0.bias"], ["layers.0.weight", "layers.0.bias"]])
@@ -225,13 +240,8 @@ def test_few_positions_are_products_of_matrices(make, shape, monkeypatch):
     assert model.layers[1].weight.numel() >= torch_kernels._LARGE_WEIGHT
     calls = []
     by_columns = torch_kernels._by_columns
-    monkeypatch.setattr(torch_kernels, "_by_columns", lambda *given: calls.append(given) or by_columns(*given))
-    results = []
-    for module in (model, loaded):
-        x = x.detach().requires_grad_()
-        module.zero_grad()
-        module(x).square().sum().backward()
-        results.append([x.grad, *(module.get_parameter(name).grad for name, _ in model.named_parameters())])
+    monkeypatch.setattr(torch_kernels, "_by_columns", lambda *given, **geometry: calls.append(given) or by_columns(*given, **geometry))
+    results = gradients(model, loaded, x)
     assert len(calls) == 1
     exact = model.double()
     x64 = x.detach().double().requires_grad_()
@@ -244,11 +254,6 @@ def test_few_positions_are_products_of_matrices(make, shape, monkeypatch):
 class TestBeside:
     """Gradients of weights that pass beside the session."""
 
-    def plan(self, loaded):
-        bound = next(v for v in vars(loaded).values() if hasattr(v, "plans"))
-        (plan,) = (plan for plan in bound.plans._plans.values() if plan.partition is not None)
-        return plan
-
     def test_they_are_no_outputs_and_nobody_elses_memory(self):
         model, loaded, _, x = both(*CASES["2 axes"][:2])
         grads = []
@@ -256,7 +261,7 @@ class TestBeside:
             loaded.zero_grad()
             loaded(x.requires_grad_()).square().sum().backward()
             grads.append([p.grad for p in loaded.parameters()])
-        plan = self.plan(loaded)
+        plan = plan_of(loaded)
         assert len(plan.passed) == 2 and len(plan.backward.names) == len(plan.wanted) - 2
         for first, second in zip(*grads, strict=True):
             assert first.data_ptr() != second.data_ptr()
@@ -274,13 +279,9 @@ class TestBeside:
                 return self.conv(self.conv(x).tanh()).sin()
 
         model, loaded, _, x = both(Tied, (2, 2, 4, 4))
-        results = []
-        for module in (model, loaded):
-            x = x.detach().requires_grad_()
-            module(x).square().sum().backward()
-            results.append([x.grad, *(module.get_parameter(name).grad for name, _ in model.named_parameters())])
+        results = gradients(model, loaded, x)
         torch.testing.assert_close(results[1], results[0], rtol=2e-5, atol=2e-5)
-        assert not self.plan(loaded).passed
+        assert not plan_of(loaded).passed
 
     def test_two_at_once_and_one_within_another(self):
         """Names are the same in both; each backward gets its own."""
@@ -293,23 +294,24 @@ class TestBeside:
                     parameter.add_(place)
                     loaded.get_parameter(name).copy_(parameter)
 
-        def gradients(module, x):
+        def of_parameters(module, x):
             names = [name for name, _ in pairs[0][0].named_parameters()]
             return torch.autograd.grad(module(x.requires_grad_()).square().sum(), [module.get_parameter(name) for name in names])
 
-        expected = [gradients(model, x) for model, _, _, x in pairs]
+        expected = [of_parameters(model, x) for model, _, _, x in pairs]
         with ThreadPoolExecutor(2) as pool:
             for _ in range(20):
-                found = list(pool.map(lambda pair: gradients(pair[1], pair[3]), pairs))
+                found = list(pool.map(lambda pair: of_parameters(pair[1], pair[3]), pairs))
                 torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
         with torch_kernels.beside() as outer:
             outer["mine"] = torch.ones(1)
-            torch.testing.assert_close(gradients(pairs[0][1], pairs[0][3]), expected[0], rtol=2e-5, atol=2e-5)
+            torch.testing.assert_close(of_parameters(pairs[0][1], pairs[0][3]), expected[0], rtol=2e-5, atol=2e-5)
         assert list(outer) == ["mine"]
 
 
-def test_transforms_know_nothing_of_it():
-    model, loaded, _, x = both(*CASES["gelu"][:2])
+@pytest.mark.parametrize("case", ["2 axes", "gelu"])
+def test_transforms_know_nothing_of_it(case):
+    model, loaded, _, x = both(*CASES[case][:2])
     results = []
     for module in (model, loaded):
         parameters = {name: module.get_parameter(name).detach() for name, _ in model.named_parameters()}

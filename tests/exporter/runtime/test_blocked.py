@@ -121,6 +121,22 @@ def test_images_of_another_shape_are_refused(x, w):
         run(model, {"x": np.ones(x, np.float32), "w": np.ones(w, np.float32)})
 
 
+def test_names_of_the_graph_are_left_alone():
+    """An input of a name that the pass would give, and readers of the result under its own."""
+    model = conv((1, 16, 4, 4), (16, 1, 3, 3), group=16)
+    model.graph.inputs[0].name = "blocked/Reshape_2"
+    assert blocked.block_channels(model) == 1
+    proto = ir.to_proto(model)
+    names = [
+        *(value.name for value in proto.graph.input),
+        *(t.name for t in proto.graph.initializer),
+        *(o for n in proto.graph.node for o in n.output),
+    ]
+    assert len(names) == len(set(names)) and proto.graph.output[0].name == "y"
+    feeds = {"blocked/Reshape_2": np.ones((1, 16, 4, 4), np.float32), "w": np.ones((16, 1, 3, 3), np.float32)}
+    np.testing.assert_allclose(run(model, feeds), np.full((1, 16, 2, 2), 9), rtol=1e-6)
+
+
 def test_without_such_kernels_nothing_changes(monkeypatch):
     monkeypatch.setattr(blocked, "block_size", lambda: 0)
     model = conv((1, 16, 4, 4), (16, 1, 3, 3), group=16)
