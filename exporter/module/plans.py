@@ -32,7 +32,7 @@ from symbolics.errors import RunError
 from symbolics.graph.collector import without_gc
 from symbolics.node.dtypes import DTYPES
 from symbolics.node.metadata import changes_of, pairing_of
-from symbolics.node.names import ORT_DOMAIN
+from symbolics.node.names import ORT_DOMAIN, qualified_name
 from symbolics.node.patterns import Patterns
 
 __all__ = ["Plan", "Plans", "Wanted"]
@@ -372,13 +372,13 @@ class Plans:
 
         Args:
             model: The part.
-            functions: Classes that it may name beside those of ``allow=``.
+            functions: Classes of torch's own kernels, which it may name beside those of ``allow=``.
         """
-        options = open_options([*self.allow, *functions], self.store)
+        options = open_options([*self.allow, *functions], self.store, long=frozenset(map(qualified_name, functions)))
         options.log_severity_level = FATAL
         options.intra_op_num_threads = torch.get_num_threads()
         use_training_arena(options)
         # onnxruntime's own fusions (FusedGemm) look for this import where the domain has operators of ours.
         model.opset_imports.setdefault(ORT_DOMAIN, 1)
         session = inference_session(model, sess_options=options, providers=self.providers)
-        return Runner(session, self.device)
+        return Runner(session, self.device, after_torch=True)

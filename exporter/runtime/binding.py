@@ -8,7 +8,7 @@ import re
 import threading
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -59,6 +59,7 @@ class KernelPlan(NamedTuple):
         apply, arguments: ``Function.apply``, and its arguments with None in the places of tensors.
         positions: Where among the arguments each tensor goes.
         log: The session's `PoolLog.entries`, for handles made on threads that no run stands on; None in a plain session.
+        long: Whether torch has all of its threads from the first call on; else when calls on one have taken long (native_threads.h).
     """
 
     kernel: _AnyKernel
@@ -75,6 +76,7 @@ class KernelPlan(NamedTuple):
     arguments: tuple[Any, ...] = ()
     positions: tuple[int, ...] = ()
     log: list[Any] | None = None
+    long: bool = False
 
 
 def _attribute_kinds(specs: dict[str, Any], *more: str) -> tuple[tuple[str, str], ...]:
@@ -96,6 +98,8 @@ class Binding:
         self.gate = gate
         self.store = store
         self.errors: OrderedDict[str, BaseException] = OrderedDict()
+        #: Names of Functions whose calls are long, as `KernelPlan.long`; None: all, as nobody else wants the processors.
+        self.long: Container[str] | None = ()
         self._made = threading.local()
 
     @contextlib.contextmanager
@@ -153,6 +157,7 @@ class Binding:
             )
             plan = _plan_forward(kernel, absent, inputs, outputs)
         kernel.pool = getattr(self._made, "pool", None)
+        plan = plan._replace(long=self.long is None or plan.name in self.long)
         return plan if kernel.pool is None else plan._replace(log=kernel.pool.entries)
 
     def strings(self, values: Any, shape: tuple[int, ...] | None) -> Any:

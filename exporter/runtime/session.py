@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,10 @@ try:
     _Session = onnxruntime.InferenceSession
 
     from exporter.runtime.native import _native  # type: ignore[attr-defined]
-    from exporter.runtime.native.functions import FUNCTIONS, LARGE
+    from exporter.runtime.native.functions import FUNCTIONS, LARGE, THREADS
 
     _native.setup(*FUNCTIONS, RunError, LARGE)
+    _native.threads(*THREADS)
 except ImportError as error:
     _missing = error
 
@@ -111,8 +112,8 @@ def session_options(allow: Any = (), *, store: ContextStore | None = None, devic
         device: "cuda" registers the operators for CUDAExecutionProvider as well; it has not been run on a GPU yet.
 
     Returns:
-        An onnxruntime.SessionOptions; everything else in it is onnxruntime's default, but intra-op threads do not
-        spin (they would take the cores from torch's threads).
+        An onnxruntime.SessionOptions; everything else in it is onnxruntime's default, but intra-op threads spin during
+        a run only (they would take the cores from torch's threads).
 
     Raises:
         RunError: onnxruntime or the native library is not there, or onnxruntime is too old.
@@ -126,35 +127,36 @@ def session_options(allow: Any = (), *, store: ContextStore | None = None, devic
     if problem:
         raise RunError(problem)
     options = open_options(allow, store, device)
-    options.add_session_config_entry(_SPINNING, "0")
+    _choose_spinning(options, None, None)
     return options
 
 
-def open_options(allow: Any, store: ContextStore | None, device: str = "cpu") -> Any:
+def open_options(allow: Any, store: ContextStore | None, device: str = "cpu", long: Container[str] = ()) -> Any:
     """As `session_options`, also without the native library: options for models without PythonOps then.
 
-    Whether threads spin is left to `inference_session`, which knows the model.
+    Whether threads spin is left to `inference_session`, which knows the model. ``long`` are Functions as in `Binding`.
     """
     options = onnxruntime.SessionOptions()
-    _bind(options, Gate(allow), ContextStore() if store is None else store, device)
+    _bind(options, Gate(allow), ContextStore() if store is None else store, device).long = long
     return options
 
 
 _SPINNING = "session.intra_op.allow_spinning"
 
 
-def _choose_spinning(options: Any, proto: onnx.ModelProto) -> None:
-    """Let threads wait for the next operator awake, as torch's do, where the options do not say and no PythonOp needs the cores for torch's.
+def _choose_spinning(options: Any, proto: onnx.ModelProto | None, long: Container[str] | None) -> None:
+    """Let threads wait for the next operator awake, as torch's do, where the options do not say and no long PythonOp needs the cores for torch's.
 
-    They sleep between runs. To wake a thread takes 50 us, as long as a small operator: a training step without PythonOps takes up to a
-    quarter less so. With PythonOps that compute by torch it takes up to a half more, since two threads then wait awake for each core.
+    They sleep between runs. To wake a thread takes 50 us, as long as a small operator: a training step takes up to a quarter less so.
+    PythonOps run on one thread while they are short. Those that begin with all of torch's would take up to a half more, since two
+    threads then wait awake for each core.
     """
     try:
         options.get_session_config_entry(_SPINNING)
     except RuntimeError:  # nobody has said
-        python = has_python_ops(proto)
-        options.add_session_config_entry(_SPINNING, "0" if python else "1")
-        if not python:
+        waits = proto is None or not long or not has_python_ops(proto, long)
+        options.add_session_config_entry(_SPINNING, "1" if waits else "0")
+        if waits:
             options.add_session_config_entry("session.force_spinning_stop", "1")
 
 
@@ -169,6 +171,8 @@ class Session(_Session):  # type: ignore[misc]
 
     def __init__(self, model: str | bytes, options: Any, binding: Binding, **kwargs: Any) -> None:
         self._binding = binding
+        if options.intra_op_num_threads == 1:
+            binding.long = None
         self.store = binding.store
         self._pool = PoolLog(self.store)
         self._parallel = options.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
@@ -247,6 +251,15 @@ class Session(_Session):  # type: ignore[misc]
                     made += named  # freed when the outer run raises
         # Outside the except block: the original keeps its own __context__ and __cause__.
         raise original
+
+    def send_torch_to_sleep(self, last_run: float) -> None:
+        """Before a run: torch's threads may still wait awake for what this thread computed last, and would take half of the processors.
+
+        Args:
+            last_run: Seconds that the run before took; of a short one nothing is done, which is then quicker.
+        """
+        if _missing is None:
+            _native.put_to_sleep(last_run)
 
     def run_owning(self, method: Callable[..., Any], *args: Any) -> list[int]:
         """A run of a session of sequential execution for a caller who frees contexts: nobody looks for handles among its results,
@@ -450,7 +463,7 @@ def _open(
         _bind(options, Gate(allow), ContextStore() if store is None else store, device)
     elif allow or store is not None:
         raise ValueError("these sess_options come from exporter.session_options: give allow= and store= there")
-    _choose_spinning(options, proto)
+    _choose_spinning(options, proto, _bound[options][0].long)
     path = Path(model) if isinstance(model, (str, Path)) and not changed else None
     if path is None and folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))

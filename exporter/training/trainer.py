@@ -112,11 +112,11 @@ class Trainer:
         self.outputs: dict[str, torch.Tensor] = {}
         self._state, self._lock, self._busy = initial, threading.RLock(), ""
         main, update, self._apart = step_sessions(step, layout.carried, allow, sess_options=options)
-        self._main = Runner(main, _CPU)
+        self._main = Runner(main, _CPU, after_torch=True)
         self._update = None if update is None else Runner(update, _CPU)
         if self._update is not None and not self._update.takes_room:  # an onnxruntime that is given no memory to write to
             self._update, self._apart = None, None
-            self._main = Runner(inference_session(step, () if options is not None else allow, sess_options=options), _CPU)
+            self._main = Runner(inference_session(step, () if options is not None else allow, sess_options=options), _CPU, after_torch=True)
         self._check(layout)
         self._needed = [name for name in self._main.inputs if name not in initial]
         carried = set(layout.carried.values())

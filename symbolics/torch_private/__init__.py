@@ -96,6 +96,7 @@ from symbolics.torch_private.tensors import (
     shares_memory,
     weak_storage,
 )
+from symbolics.torch_private.threads import openmp_functions
 from symbolics.torch_private.torchscript import (
     has_bodies,
     inner_function,
@@ -205,6 +206,7 @@ __all__ = [
     "may_move",
     "module_backward_hooks",
     "non_persistent_buffers",
+    "openmp_functions",
     "operator_classes",
     "operator_name",
     "opsets_of_torchscript",

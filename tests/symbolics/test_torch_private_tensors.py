@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -130,3 +132,11 @@ def test_transform_kinds():
     seen = []
     torch.func.grad(lambda x: torch.func.vmap(lambda y: seen.append(private.transform_kinds()) or y)(x).sum())(torch.ones(2))
     assert seen == [["Grad", "Vmap"]] and private.transform_kinds() == []
+
+
+def test_openmp_functions():
+    found = private.openmp_functions()
+    assert len(found) == 5
+    assert sys.platform != "linux" or all(found[:3]), (
+        "torch's library brings another OpenMP along, or none: see symbolics/torch_private/threads.py"
+    )

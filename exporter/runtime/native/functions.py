@@ -11,7 +11,7 @@ from torch.autograd.graph import get_gradient_edge
 from exporter.runtime.kernels import LARGE, without_leaf
 from symbolics import torch_private as private
 
-__all__ = ["FUNCTIONS", "LARGE"]
+__all__ = ["FUNCTIONS", "LARGE", "THREADS"]
 
 
 def _release_leaf(leaf: torch.Tensor) -> tuple[torch.Tensor, Any, tuple[int, ...]]:
@@ -35,3 +35,6 @@ FUNCTIONS = (
     private.release_weak_storage,
     private.own_memory,
 )
+
+#: In the order of threads() in native_threads.h.
+THREADS = private.openmp_functions()

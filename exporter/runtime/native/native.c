@@ -14,11 +14,12 @@
  *
  * native_abi.h has the declarations of others, native_tensors.h our structs, native_inputs.h gather, native_outputs.h write,
  * native_contexts.h the store's side, native_run.h the call, native_device.h the same for devices,
- * native_elementwise.h chains of standard operators; here kernels are made
+ * native_elementwise.h chains of standard operators, native_threads.h whose threads run; here kernels are made
  * and the two modules meet. Together they are one translation unit.
  */
 #include "native_device.h"
 #include "native_elementwise.h"
+#include "native_threads.h"
 
 /* --------------------------------------------------------------------------------------- kernels and their making */
 
@@ -47,11 +48,13 @@ static Status compute(void *state, void *context)
 {
     Kernel *kernel = state;
     Status status = NULL;
+    Turn turn = begin_turn(kernel->long_calls);
     PyGILState_STATE gil = PyGILState_Ensure();
     if (kernel->by_python  ? compute_by_python(kernel, context)
         : kernel->backward ? compute_backward(kernel, context)
                            : compute_forward(kernel, context))
         status = failure(kernel->binding, kernel->object);
+    kernel->long_calls += end_turn(turn);
     PyGILState_Release(gil);
     return status;
 }
@@ -194,7 +197,7 @@ static void free_kernel(Kernel *kernel)
 /* The fields of KernelPlan in binding.py, in its order; a test compares the two. */
 enum {
     PLAN_KERNEL, PLAN_FLAGS, PLAN_KINDS, PLAN_PLACES, PLAN_INPUTS, PLAN_ID, PLAN_NAME, PLAN_FAST, PLAN_WRITTEN, PLAN_SINGLE,
-    PLAN_APPLY, PLAN_ARGUMENTS, PLAN_POSITIONS, PLAN_LOG
+    PLAN_APPLY, PLAN_ARGUMENTS, PLAN_POSITIONS, PLAN_LOG, PLAN_LONG
 };
 
 static const char *const OPERATORS[] = {"PythonOp", "PythonOpGrad", "PythonOpBackward", "PythonOpTangent", "Elementwise"}; /* as enum Operator */
@@ -243,7 +246,7 @@ static Kernel *make_kernel(const CustomOp *op, const void *info)
     plan = PyObject_CallMethodObjArgs(binding->owner, s_plan, operator, attributes, name, inputs, outputs, NULL);
     if (!plan)
         goto done;
-    if (!PyTuple_Check(plan) || PyTuple_Size(plan) != PLAN_LOG + 1) {
+    if (!PyTuple_Check(plan) || PyTuple_Size(plan) != PLAN_LONG + 1) {
         internal("a plan");
         goto done;
     }
@@ -267,6 +270,7 @@ static Kernel *make_kernel(const CustomOp *op, const void *info)
         Py_CLEAR(kernel->log);
     kernel->fast = PyTuple_GetItem(plan, PLAN_FAST) == Py_True;
     kernel->single = PyTuple_GetItem(plan, PLAN_SINGLE) == Py_True;
+    kernel->long_calls = PyTuple_GetItem(plan, PLAN_LONG) == Py_True || op->on_device ? LONG_CALLS : 0;
     flags = PyTuple_GetItem(plan, PLAN_FLAGS);
     kinds = PyTuple_GetItem(plan, PLAN_KINDS);
     kernel->inputs = PyLong_AsSsize_t(PyTuple_GetItem(plan, PLAN_INPUTS));
@@ -497,6 +501,8 @@ static PyMethodDef methods[] = {
     {"prepare", prepare, METH_VARARGS, "prepare(owner, store, contexts, runs, device) -> capsule"},
     {"registered", registered, METH_NOARGS, "registered() -> bool"},
     {"setup", setup, METH_VARARGS, "setup(13 functions of torch, RunError, large)"},
+    {"threads", threads, METH_VARARGS, "threads(5 addresses of functions of OpenMP and MKL, 0 for none)"},
+    {"put_to_sleep", sleep_before, METH_O, "put_to_sleep(seconds of the last run)"},
     {NULL, NULL, 0, NULL},
 };
 

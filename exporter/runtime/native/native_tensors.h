@@ -52,6 +52,7 @@ typedef struct Kernel {
     int32_t *kinds;              /* ONNX element types of the outputs, 0 unknown */
     unsigned char *modes;        /* forward: two rows, without and with a context */
     PyObject *id, *name;
+    int long_calls;              /* calls that one thread was long for; from LONG_CALLS on torch has all of its own */
     PyObject *log;               /* a list, for handles made on threads that no run stands on; NULL in a plain session */
 } Kernel;
 

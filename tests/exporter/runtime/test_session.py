@@ -16,7 +16,7 @@ import torch
 import exporter.runtime.session as session_module
 from exporter.runtime.prepare import prepare
 from exporter.runtime.reference import reference_evaluator
-from exporter.runtime.session import inference_session, session_options
+from exporter.runtime.session import inference_session, open_options, session_options
 from exporter.runtime.store import ContextStore
 from symbolics.errors import RunError
 from symbolics.node.call import Autocast, AutogradCall
@@ -445,7 +445,7 @@ def test_an_output_of_another_type_than_the_file_says():
         Runner(forward(call)).run(x)
 
 
-def test_threads_wait_awake_where_no_function_wants_the_cores():
+def test_threads_wait_awake_during_a_run():
     spinning, stop = "session.intra_op.allow_spinning", "session.force_spinning_stop"
     plain = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 20]> g (float[3] x) => (float[3] y) { y = Sin(x) }')
     calls = forward(record(F.SavesInput, torch.randn(2, 4, requires_grad=True)))
@@ -460,10 +460,13 @@ def test_threads_wait_awake_where_no_function_wants_the_cores():
                 found.append("")
         return tuple(found)
 
-    bound = [session_options(ALLOW)]
+    name = record(F.SavesInput, torch.randn(2)).name
+    bound = [session_options(ALLOW), *(open_options(ALLOW, None, long={name}) for _ in range(2))]
     assert said(plain) == said(plain, onnxruntime.SessionOptions()) == ("1", "1")
-    assert said(calls) == said(calls, onnxruntime.SessionOptions()) == ("0", "")
-    assert said(plain, bound[0]) == ("0", "")  # for a plain InferenceSession, of which nobody knows the model
+    assert said(calls) == said(calls, onnxruntime.SessionOptions()) == ("1", "1")
+    assert said(plain, bound[0]) == ("1", "1")
+    assert said(calls, bound[1]) == ("0", ""), "torch's threads work in it from the first call on"
+    assert said(plain, bound[2]) == ("1", "1")
     for chosen in ("0", "1"):
         options = onnxruntime.SessionOptions()
         options.add_session_config_entry(spinning, chosen)

@@ -1,0 +1,112 @@
+/* torch's threads beside onnxruntime's. Part of native.c, its only user.
+ *
+ * Each of the two libraries has a thread per processor. After an operator those of torch, which are OpenMP's, stay awake for the next
+ * one: libgomp's for some milliseconds, during which onnxruntime's get half of the processors that they run on. So
+ *   - a call that takes less than that runs on the thread that is there (`Turn`);
+ *   - before a long run of a session, torch's threads are put to sleep (`put_to_sleep`).
+ */
+#ifndef PYTHONOP_NATIVE_THREADS_H
+#define PYTHONOP_NATIVE_THREADS_H
+
+#include "native_tensors.h"
+
+#include <time.h>
+
+/* Functions of the OpenMP, and of the MKL, that torch runs on; NULL where there is none. Filled by threads(). */
+static struct {
+    int (*most)(void);                                               /* omp_get_max_threads */
+    void (*set_most)(int);                                           /* omp_set_num_threads: of the calling thread */
+    int (*processors)(void);                                         /* omp_get_num_procs */
+    void (*parallel)(void (*)(void *), void *, unsigned, unsigned);  /* GOMP_parallel */
+    int (*set_most_of_mkl)(int);                                     /* MKL_Set_Num_Threads_Local: returns what was, 0 for OpenMP's */
+} openmp;
+
+/* Seconds of a call on one thread from which on several are worth waking, and being waited for. */
+static const double LONG_CALL = 4e-3;
+/* So many calls must have taken as long: the first ones import and compile, and the machine may have been busy. */
+enum { LONG_CALLS = 3 };
+/* Seconds that a run must have taken, for each thread that putting the others to sleep makes. */
+static const double LONG_RUN = 3e-3;
+
+static double seconds(void)
+{
+    struct timespec now;
+#ifdef _WIN32
+    timespec_get(&now, TIME_UTC);
+#else
+    clock_gettime(CLOCK_MONOTONIC, &now);
+#endif
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* One call of torch's code within a run. */
+typedef struct {
+    int threads, mkl; /* what was set before; 0 threads: nothing was changed */
+    double begin;
+} Turn;
+
+static Turn begin_turn(int long_calls)
+{
+    Turn turn = {0};
+    if (long_calls < LONG_CALLS && openmp.most && (turn.threads = openmp.most()) > 1) {
+        openmp.set_most(1);
+        if (openmp.set_most_of_mkl)
+            turn.mkl = openmp.set_most_of_mkl(1);
+        turn.begin = seconds();
+    } else
+        turn.threads = 0;
+    return turn;
+}
+
+/* Whether the call was a long one. */
+static int end_turn(Turn turn)
+{
+    if (!turn.threads)
+        return 0;
+    openmp.set_most(turn.threads);
+    if (openmp.set_most_of_mkl)
+        openmp.set_most_of_mkl(turn.mkl);
+    return seconds() - turn.begin > LONG_CALL;
+}
+
+static void nothing(void *unused) { (void)unused; }
+
+/* With more threads than processors libgomp's wait for a microsecond and sleep: it is given one more than that, which ends when torch
+ * needs fewer. */
+static void put_to_sleep(double last_run)
+{
+    int threads = openmp.parallel ? openmp.most() : 1, wanted = threads > 1 ? openmp.processors() + 1 : 0;
+    if (wanted > threads && last_run > LONG_RUN * (wanted - threads))
+        openmp.parallel(nothing, NULL, (unsigned)wanted, 0);
+}
+
+/* ------------------------------------------------------------------------------------------------- Python's side */
+
+/* threads(most, set_most, processors, parallel, set_most_of_mkl): addresses, 0 for what torch's OpenMP and MKL do not have */
+static PyObject *threads(PyObject *module, PyObject *args)
+{
+    (void)module;
+    void **targets[] = {(void **)&openmp.most, (void **)&openmp.set_most, (void **)&openmp.processors, (void **)&openmp.parallel, (void **)&openmp.set_most_of_mkl};
+    for (size_t i = 0; i < sizeof targets / sizeof *targets; i++) {
+        PyObject *address = PyTuple_GetItem(args, (Py_ssize_t)i);
+        *targets[i] = address ? PyLong_AsVoidPtr(address) : NULL;
+        if (PyErr_Occurred())
+            return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* put_to_sleep(seconds of the last run) */
+static PyObject *sleep_before(PyObject *module, PyObject *last_run)
+{
+    (void)module;
+    double last = PyFloat_AsDouble(last_run);
+    if (PyErr_Occurred())
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    put_to_sleep(last);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+#endif

@@ -1,0 +1,106 @@
+"""torch's threads beside onnxruntime's: short calls run on one, long ones on all, and none waits awake where a session runs."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import onnxruntime
+import pytest
+import torch
+
+from exporter.runtime.native import _native
+from exporter.runtime.native.functions import THREADS
+from exporter.runtime.session import inference_session
+from tests.exporter.runtime.build import forward, record, training
+
+ALLOW = [f"{__name__}:*"]
+pytestmark = pytest.mark.xfail(not THREADS[0], reason="torch brings no OpenMP whose threads can be counted", strict=True)
+
+
+class Counts(torch.autograd.Function):
+    """Notes how many threads it has, and takes as long as told."""
+
+    seen: list[int] = []
+    seconds = 0.0
+    fails = False
+
+    @staticmethod
+    def forward(ctx, x):
+        Counts.seen.append(torch.get_num_threads())
+        time.sleep(Counts.seconds)
+        if Counts.fails:
+            raise ValueError("as told")
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        Counts.seen.append(torch.get_num_threads())
+        return g * 2
+
+
+@pytest.fixture(autouse=True)
+def three_threads(monkeypatch):
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    monkeypatch.setattr(Counts, "seen", [])
+    yield
+    assert torch.get_num_threads() == 3, "a run has changed what its caller set"
+    torch.set_num_threads(before)
+
+
+def _runs(model, count, threads=2, **feeds):
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = inference_session(model, ALLOW, sess_options=options)
+    x = torch.randn(2).numpy()
+    for _ in range(count):
+        session.run(None, {value.name: x for value in session.get_inputs()})
+    return Counts.seen
+
+
+def test_short_calls_run_on_one_thread():
+    call = record(Counts, torch.randn(2, requires_grad=True))
+    Counts.seen.clear()
+    assert _runs(training(call), 5) == [1] * 10, "forward and backward"
+
+
+def test_long_calls_get_all_threads(monkeypatch):
+    call = record(Counts, torch.randn(2))
+    Counts.seen.clear()
+    monkeypatch.setattr(Counts, "seconds", 0.006)
+    assert _runs(forward(call), 6) == [1, 1, 1, 3, 3, 3]
+
+
+def test_a_session_of_one_thread_leaves_torch_all():
+    call = record(Counts, torch.randn(2))
+    Counts.seen.clear()
+    assert _runs(forward(call), 2, threads=1) == [3, 3]
+
+
+def test_what_raises_leaves_the_number_as_it_was(monkeypatch):
+    call = record(Counts, torch.randn(2))
+    monkeypatch.setattr(Counts, "fails", True)
+    with pytest.raises(ValueError, match="as told"):
+        _runs(forward(call), 1)
+
+
+@pytest.mark.xfail(
+    not THREADS[3] or len(os.sched_getaffinity(0)) < 2, reason="libgomp's threads sleep at once, or there is another OpenMP", strict=True
+)
+def test_threads_of_torch_sleep_before_a_long_run(request):
+    x = torch.randn(1 << 20)
+    request.addfinalizer(lambda: torch.set_num_threads(3))
+    torch.set_num_threads(2)  # of more than there are processors, none waits awake
+
+    def awake(last_run):
+        shares = []
+        for _ in range(5):
+            torch.nn.functional.gelu(x)  # in parallel: its threads wait for more
+            _native.put_to_sleep(last_run)
+            begin = time.process_time()
+            time.sleep(0.002)
+            shares.append((time.process_time() - begin) / 0.002)
+        return shares  # on a machine with other work one may have had no turn
+
+    assert min(awake(1e9)) < 0.1 < max(awake(0.0)), "a short run is not worth it"
