@@ -78,10 +78,7 @@ setup(
             "exporter.runtime.native._native",
             ["exporter/runtime/native/native.c"],
             define_macros=[("Py_LIMITED_API", ABI)],
-            depends=[
-                f"exporter/runtime/native/native_{part}.h"
-                for part in ("abi", "tensors", "inputs", "outputs", "contexts", "run", "device", "elementwise")
-            ],
+            depends=sorted(str(path) for path in Path("exporter/runtime/native").glob("*.h")),
             py_limited_api=True,
             extra_compile_args=flags,
             export_symbols=["RegisterCustomOps"],

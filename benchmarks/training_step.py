@@ -4,8 +4,8 @@
     python -m benchmarks.training_step gpt-b2 resnet    # some
 
 Per model, in one process of its own: our step in onnxruntime, eager PyTorch (foreach AdamW), torch.compile, and the gradient
-graph of onnx-ad (without optimizer) where it can make one; they take turns, so that what else the machine does hits all
-alike. Figures are medians of the steps after three of warming up, as ratios to eager. Peak memory, parameters and optimizer state
+graph of onnx-ad (without optimizer) where it can make one; they take turns of a few steps, so that what else the machine does hits
+all alike. Figures are medians of the steps after those of warming up, as ratios to eager. Peak memory, parameters and optimizer state
 counted, is measured in processes that run one of them alone.
 """
 
@@ -15,6 +15,7 @@ import argparse
 import ctypes
 import gc
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -49,6 +50,8 @@ ALLOWED = ["benchmarks._models:*", "transformers.models.bloom.*", "snntorch.surr
 THREADS = 2
 #: Seconds between two contenders: OpenMP's threads spin for some 10 ms after their last work.
 PAUSE = 0.03
+#: Steps of a turn that are not counted, and that are.
+UNCOUNTED, COUNTED = 2, 3
 #: Contenders that must run, and learn as eager does.
 OWN = ("ours", "eager", "loaded", "portable", "recompute")
 
@@ -188,19 +191,21 @@ def _measure(name: str, steps: int, compiled: bool) -> dict[str, Any]:
 
 
 def turns(contenders: dict[str, Callable[[], float]], steps: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Median seconds of a step of each, in turns, after three of warming up; and the loss of its last step.
+    """Median seconds of a step of each, over at least so many; and the loss of its last step.
 
-    Between two of them is a pause, in which the threads of the one before cease to spin: users run one of them alone.
+    They take turns of a few steps, of which the first find the processor's caches full of another's data: who trains runs one in a loop.
+    Between two turns is a pause, in which the threads of the one before cease to spin. The first turn of each warms up.
     """
     times: dict[str, list[float]] = {kind: [] for kind in contenders}
     losses: dict[str, float] = {}
-    for number in range(steps + 3):
+    for turn in range(1 + math.ceil(steps / COUNTED)):
         for kind, run in contenders.items():
             time.sleep(PAUSE)
-            begin = time.perf_counter()
-            losses[kind] = run()
-            if number >= 3:
-                times[kind].append(time.perf_counter() - begin)
+            for number in range(UNCOUNTED + COUNTED):
+                begin = time.perf_counter()
+                losses[kind] = run()
+                if turn and number >= UNCOUNTED:
+                    times[kind].append(time.perf_counter() - begin)
     return {kind: statistics.median(values) for kind, values in times.items()}, losses
 
 

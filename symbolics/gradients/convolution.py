@@ -146,7 +146,13 @@ def _weight_by_columns(op: Builder, slide: Windows, padded: Value, small: Value,
         sizes = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(outs, slide.strides, kernel, slide.dilations)]
         pixels = op.Reshape(op.Transpose(padded, perm=[0, *axes, 1]), [0, math.prod(sizes), c])
         starts = _numbers(sizes, outs, slide.strides)[:, None]
-        offsets = _numbers(sizes, kernel, slide.dilations).reshape(kernel[0] if slide.rank > 1 else 1, -1)
+        offsets = _numbers(sizes, kernel, slide.dilations)
+        samples = small.shape[0] if small.shape is not None else None
+        if isinstance(samples, int) and samples * math.prod(outs) < m:  # what is seen is smaller than the product: it is turned
+            seen = op.Gather(pixels, op.constant((starts + offsets).ravel(), ir.DataType.INT32), axis=1)
+            turned = op.Transpose(op.Reshape(seen, [-1, len(positions), c]), perm=[0, 2, 1])
+            return op.Reshape(op.Gemm(rows, op.Reshape(turned, [-1, c * len(positions)])), [m, c, *kernel])
+        offsets = offsets.reshape(kernel[0] if slide.rank > 1 else 1, -1)
         parts = []
         for offset in offsets:
             seen = op.Gather(pixels, op.constant((starts + offset).ravel(), ir.DataType.INT32), axis=1)

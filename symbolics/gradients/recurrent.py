@@ -244,17 +244,16 @@ def _plain_lstm(op: Builder, x: Value, initial: Sequence[Value], reverse: bool, 
     inside, name, kind = op.child(), op.scope.name, ir.TensorType(dtype_of(x))
     h, c, xt = (Value(name=name(stem), type=kind, shape=ir.Shape([None, None])) for stem in ("h", "c", "x"))
     rt = op.Transpose(r, perm=[1, 0])
-    size = op.dim(r, 1)
-    sizes = op.vector([3 * size if isinstance(size, int) else op.Mul(size, op.i64([3])), size])
     with inside.arithmetic():
-        gates, new = inside.Split(inside.Gemm(h, rt, xt), sizes, axis=1, outputs=2)
-        gates, new = inside.Sigmoid(gates), inside.Tanh(new)
-        i, o, forget = inside.Split(gates, axis=1, num_outputs=3, outputs=3)
+        # Four parts of one size: ONNX infers their shapes in a body, and what lies between them and the Concat is two passes over memory.
+        *gates, new = inside.Split(inside.Gemm(h, rt, xt), axis=1, num_outputs=4, outputs=4)
+        i, o, forget = (inside.Sigmoid(gate) for gate in gates)
+        new = inside.Tanh(new)
         old, added = forget * c, i * new
         cell = old + added
         squashed = inside.Tanh(cell)
         state = o * squashed
-        slopes = inside.Concat(inside.Concat(added, state, old, axis=1) * (1.0 - gates), i - added * new, axis=1)
+        slopes = inside.Concat(added * (1.0 - i), state * (1.0 - o), old * (1.0 - forget), i - added * new, axis=1)
         ends = [state, cell, inside.Identity(state), slopes, o - state * squashed, forget]
     body = ir.Graph([h, c, xt], ends, nodes=inside.nodes, name=name("step"))
     way = int(reverse)
