@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import weakref
@@ -47,6 +48,8 @@ try:
 
     _native.setup(*FUNCTIONS, RunError, LARGE)
     _native.threads(*THREADS)
+    if hasattr(os, "register_at_fork"):  # a child has none of the threads, and waking them would wait forever
+        os.register_at_fork(after_in_child=lambda: _native.threads(*THREADS[:3], 0, THREADS[4]))
 except ImportError as error:
     _missing = error
 

@@ -63,7 +63,8 @@ static int end_turn(Turn turn)
 {
     if (!turn.threads)
         return 0;
-    openmp.set_most(turn.threads);
+    if (openmp.most() == 1) /* else the call has set another number */
+        openmp.set_most(turn.threads);
     if (openmp.set_most_of_mkl)
         openmp.set_most_of_mkl(turn.mkl);
     return seconds() - turn.begin > LONG_CALL;

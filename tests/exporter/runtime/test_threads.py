@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 
 import onnxruntime
@@ -18,17 +20,34 @@ ALLOW = [f"{__name__}:*"]
 pytestmark = pytest.mark.xfail(not THREADS[0], reason="torch brings no OpenMP whose threads can be counted", strict=True)
 
 
+FORKS = """
+import os, signal, sys, torch
+import exporter.runtime.session
+from exporter.runtime.native import _native
+torch.set_num_threads(2)
+torch.nn.functional.gelu(torch.randn(1 << 20))
+if os.fork() == 0:
+    signal.alarm(20)
+    _native.put_to_sleep(1e9)
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
 class Counts(torch.autograd.Function):
     """Notes how many threads it has, and takes as long as told."""
 
     seen: list[int] = []
     seconds = 0.0
     fails = False
+    sets = 0
 
     @staticmethod
     def forward(ctx, x):
         Counts.seen.append(torch.get_num_threads())
         time.sleep(Counts.seconds)
+        if Counts.sets:
+            torch.set_num_threads(Counts.sets)
         if Counts.fails:
             raise ValueError("as told")
         return x * 2
@@ -104,3 +123,17 @@ def test_threads_of_torch_sleep_before_a_long_run(request):
         return shares  # on a machine with other work one may have had no turn
 
     assert min(awake(1e9)) < 0.1 < max(awake(0.0)), "a short run is not worth it"
+
+
+@pytest.mark.xfail(not hasattr(os, "fork"), reason="no fork", strict=True)
+def test_a_forked_process_wakes_no_threads_that_it_has_not():
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", FORKS], timeout=120, check=False).returncode == 0
+
+
+def test_a_number_that_a_call_sets_stays(monkeypatch):
+    call = record(Counts, torch.randn(2))
+    Counts.seen.clear()
+    monkeypatch.setattr(Counts, "sets", 2)
+    assert _runs(forward(call), 1) == [1]
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(3)
