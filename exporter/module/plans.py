@@ -331,7 +331,7 @@ class Plans:
         if kernels:
             fuse(partition.forward, guards_only=True)
         self._block_channels(partition.forward)
-        forward = self.session(partition.forward)
+        forward = self.session(partition.forward, after_torch=True)
         backward, beside = None, frozenset[str]()
         if partition.backward is not None:
             for value in partition.backward.graph.inputs:
@@ -343,7 +343,7 @@ class Plans:
             if kernels:
                 fuse(partition.backward)
                 beside = pass_beside(partition.backward) if made_here else beside
-            backward = self.session(partition.backward, FUNCTIONS if made_here else ())
+            backward = self.session(partition.backward, FUNCTIONS if made_here else (), after_torch=True)
         return Plan(names, forward, backward, partition, statistics, buffers, seed, partition.outputs, silent, beside)
 
     def _block_channels(self, model: ir.Model) -> None:
@@ -367,12 +367,13 @@ class Plans:
             finally:
                 self.store.retain = before
 
-    def session(self, model: ir.Model, functions: Sequence[type] = ()) -> Runner:
+    def session(self, model: ir.Model, functions: Sequence[type] = (), *, after_torch: bool = False) -> Runner:
         """A session on a part of the file, which shares the contexts of the others.
 
         Args:
             model: The part.
             functions: Classes of torch's own kernels, which it may name beside those of ``allow=``.
+            after_torch: As `Runner` has it. Not where nothing is trained: threads that serve may never have computed by torch.
         """
         options = open_options([*self.allow, *functions], self.store, long=frozenset(map(qualified_name, functions)))
         options.log_severity_level = FATAL
@@ -381,4 +382,4 @@ class Plans:
         # onnxruntime's own fusions (FusedGemm) look for this import where the domain has operators of ours.
         model.opset_imports.setdefault(ORT_DOMAIN, 1)
         session = inference_session(model, sess_options=options, providers=self.providers)
-        return Runner(session, self.device, after_torch=True)
+        return Runner(session, self.device, after_torch=after_torch)

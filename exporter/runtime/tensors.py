@@ -100,16 +100,16 @@ class Runner:
     """A session whose inputs and outputs are torch tensors, or values of another runner's outputs that pass through unseen.
 
     Inputs are read where they lie. Outputs are onnxruntime's memory: `tensor` looks at it without a copy. Nothing of a run is kept
-    for the next, so threads may share a runner.
+    for the next but the seconds that it took, so threads may share a runner.
     """
 
     def __init__(self, session: Any, device: torch.device, *, after_torch: bool = False) -> None:
         """Args:
         session, device: What runs, and where its outputs are.
-        after_torch: Whether torch computes between two runs.
+        after_torch: Whether torch computes between two runs, on the thread that makes them.
         """
         self.session = session
-        self._took = 0.0 if after_torch else None
+        self._took = 0.0 if after_torch and device.type == "cpu" else None
         self.device = device.type
         self.index = device.index or 0
         self.inputs = {value.name: _element_type(value.type) for value in session.get_inputs()}
