@@ -93,7 +93,8 @@ def _replace(model: ir.Model, nodes: Iterable[ir.Node], size: int) -> int:
             continue
         op = Emitter(scope)
         laid = op.Transpose(op.Reshape(w, [channels // size, size, *kernel]), perm=[0, 2, 3, 1])
-        weights = op.Reshape(laid, [channels, 1, *kernel])
+        # As many as the images have now: fewer would be filled up to whole blocks, without a word.
+        weights = op.Reshape(laid, [op.Shape(x, start=1, end=2), 1, *kernel])
         blocks = op.node("ReorderInput", [x], domain=_DOMAIN)
         geometry: dict[str, Any] = {name: node.attributes[name] for name in ("pads", "strides", "dilations") if name in node.attributes}
         found = op.node("Conv", [blocks, weights, *bias], domain=_DOMAIN, group=channels, kernel_shape=kernel, **geometry)
