@@ -312,10 +312,12 @@ def test_what_the_update_reads_is_carried_on_as_well(optimizer):
     assert set(trainer.outputs) == set()
 
 
-def test_an_interrupt_leaves_no_half_state(monkeypatch):
+def test_an_interrupt_leaves_no_half_state(monkeypatch, request):
     """Ctrl+C between what is written in place and what is carried on."""
     import signal
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what it starts in the background
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     batches = batches_of(2, torch.float32)
     step = step_of(nn.Sequential(*_wide(), nn.BatchNorm1d(3)), batches[0])
     trainer, other = Trainer(step), Trainer(step)
