@@ -157,8 +157,8 @@ class Binding:
             )
             plan = _plan_forward(kernel, absent, inputs, outputs)
         kernel.pool = getattr(self._made, "pool", None)
-        plan = plan._replace(long=self.long is None or plan.name in self.long)
-        return plan if kernel.pool is None else plan._replace(log=kernel.pool.entries)
+        log = None if kernel.pool is None else kernel.pool.entries
+        return plan._replace(log=log, long=self.long is None or plan.name in self.long)
 
     def strings(self, values: Any, shape: tuple[int, ...] | None) -> Any:
         """A list of str as an array of that shape; and without a shape the inverse: (shape, list of bytes)."""

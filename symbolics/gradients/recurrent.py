@@ -245,7 +245,7 @@ def _plain_lstm(op: Builder, x: Value, initial: Sequence[Value], reverse: bool, 
     h, c, xt = (Value(name=name(stem), type=kind, shape=ir.Shape([None, None])) for stem in ("h", "c", "x"))
     rt = op.Transpose(r, perm=[1, 0])
     with inside.arithmetic():
-        # Four parts of one size: ONNX infers their shapes in a body, and what lies between them and the Concat is two passes over memory.
+        # Four parts of one size: ONNX infers their shapes in a body, so that what lies between them and the Concat can join into chains.
         *gates, new = inside.Split(inside.Gemm(h, rt, xt), axis=1, num_outputs=4, outputs=4)
         i, o, forget = (inside.Sigmoid(gate) for gate in gates)
         new = inside.Tanh(new)
