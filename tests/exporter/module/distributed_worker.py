@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 import exporter
-from examples.ddp import wrap
+from examples.ddp import leave, wrap
 
 STEPS = 4
 
@@ -74,3 +74,4 @@ def compare(path, kind):
 
 if __name__ == "__main__":
     main(*sys.argv[1:3])
+    leave(0)
