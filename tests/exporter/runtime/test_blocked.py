@@ -1,4 +1,4 @@
-"""Convolutions of one result a group, by onnxruntime's kernels for channels in blocks."""
+"""Convolutions by onnxruntime's kernels for channels in blocks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from exporter.runtime.fusion import blocked
 from exporter.training.trainer import Trainer
 
 
-def conv(x, w, bias=False, kind=ir.DataType.FLOAT, constant=None, **attributes):
-    """A model of one Conv whose weights are inputs, or a constant; ``x`` and ``w`` are shapes."""
+def conv(x, w, bias=False, kind=ir.DataType.FLOAT, constant=None, op_type="Conv", y=None, **attributes):
+    """A model of one convolution whose weights are inputs, or a constant; ``x``, ``w`` and ``y`` are shapes."""
     names = ["x", "w", "b"][: 2 + bias]
-    values = [ir.val(name, kind, shape) for name, shape in zip(names, (x, w, w[:1]), strict=False)]
+    values = [ir.val(name, kind, shape) for name, shape in zip(names, (x, w, w[:1] if op_type == "Conv" else w[1:2]), strict=False)]
     graph = ir.Graph(values if constant is None else values[:1], [], nodes=[], opset_imports={"": 18}, name="conv")
     if constant is not None:
         values[1].const_value = ir.tensor(constant, name="w")
         graph.register_initializer(values[1])
-    node = ir.node("Conv", values, attributes, outputs=[ir.val("y", kind)])
+    node = ir.node(op_type, values, attributes, outputs=[ir.val("y", kind, y)])
     graph.append(node)
     graph.outputs.append(node.outputs[0])
     return ir.Model(graph, ir_version=9)
@@ -77,12 +77,59 @@ def test_the_result_is_torchs(x, w, options):
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-4)
 
 
+def expected_of(feeds, op_type, options):
+    """torch's, in float64."""
+    given = {name: torch.from_numpy(array).double() for name, array in feeds.items()}
+    top, left, bottom, right = options.get("pads", [0] * 4)
+    geometry = {"stride": options.get("strides", 1), "dilation": options.get("dilations", 1)}
+    if op_type == "Conv":
+        padded = torch.nn.functional.pad(given["x"], (left, right, top, bottom))
+        return torch.nn.functional.conv2d(padded, given["w"], given.get("b"), **geometry).numpy()
+    whole = torch.nn.functional.conv_transpose2d(given["x"], given["w"], given.get("b"), **geometry)
+    return whole[:, :, top : whole.shape[2] - bottom, left : whole.shape[3] - right].numpy()
+
+
+@pytest.mark.parametrize(
+    ("op_type", "x", "w", "options"),
+    [
+        ("Conv", (4, 16, 64, 66), (32, 16, 3, 3), {"pads": [1, 1, 1, 1], "bias": True}),
+        ("Conv", (7, 16, 64, 66), (32, 16, 3, 5), {"strides": [2, 1], "dilations": [2, 1], "pads": [1, 0, 0, 2]}),
+        ("Conv", (1, 48, 43, 44), (80, 48, 3, 4), {"bias": True}),
+        ("Conv", (1, 64, 36, 36), (64, 64, 4, 4), {}),
+        ("ConvTranspose", (4, 16, 64, 66), (16, 32, 3, 3), {"pads": [1, 1, 1, 1]}),
+        ("ConvTranspose", (1, 80, 41, 41), (80, 48, 3, 4), {"bias": True, "pads": [0, 1, 2, 2]}),
+        ("ConvTranspose", (1, 64, 35, 34), (64, 64, 4, 4), {"dilations": [2, 3], "pads": [6, 2, 0, 9]}),
+        ("ConvTranspose", (3, 128, 9, 9), (128, 256, 4, 3), {}),
+    ],
+)
+@pytest.mark.parametrize("batch", [True, False], ids=["batch known", "batch open"])
+def test_one_group_with_many_windows(op_type, x, w, options, batch):
+    rng, bias = np.random.default_rng(0), options.get("bias", False)
+    sizes = {"x": x, "w": w, **({"b": (w[op_type != "Conv"],)} if bias else {})}
+    feeds = {name: rng.standard_normal(shape, np.float32) for name, shape in sizes.items()}
+    expected = expected_of(feeds, op_type, options)
+    n = x[0] if batch else "n"
+    model = conv((n, *x[1:]), w, op_type=op_type, y=(n, *expected.shape[1:]), **options)
+    assert blocked.block_channels(model) == of_blocks(model) == int(batch or x[0] == 1)
+    np.testing.assert_allclose(run(model, feeds), expected, rtol=1e-4, atol=2e-4)
+
+
 @pytest.mark.parametrize(
     "model",
     [
         lambda: conv((1, 12, 4, 4), (12, 1, 3, 3), group=12),
         lambda: conv((1, 16, 4, 4), (32, 1, 3, 3), group=16),
-        lambda: conv((1, 16, 4, 4), (16, 16, 3, 3)),
+        lambda: conv((1, 16, 4, 4), (16, 16, 3, 3), y=(1, 16, 2, 2)),
+        lambda: conv((8, 512, 4, 4), (512, 512, 3, 3), y=(8, 512, 4, 4), pads=[1, 1, 1, 1]),
+        lambda: conv((64, 64, 40, 40), (64, 64, 1, 1), y=(64, 64, 40, 40)),
+        lambda: conv((64, 64, 40, 40), (64, 64, 3, 3)),
+        lambda: conv((64, 64, 40, 40), (60, 64, 3, 3), y=(64, 60, 38, 38)),
+        lambda: conv((64, 60, 40, 40), (64, 60, 3, 3), y=(64, 64, 38, 38)),
+        lambda: conv((64, 64, 40, 40), (64, 64, 3, 3), op_type="ConvTranspose", strides=[2, 1]),
+        lambda: conv((64, 64, 40, 40), (64, 64, 3, 3), op_type="ConvTranspose", output_padding=[0, 1], dilations=[2, 2]),
+        lambda: conv((64, 64, 40, 40), (64, 64, 3, 3), op_type="ConvTranspose", pads=[0, 3, 0, 0]),
+        lambda: conv((64, 64, 40, 40), (64, 64, 3, 3), op_type="ConvTranspose", output_shape=[41, 41]),
+        lambda: conv((64, 64, 40, 40), (64, 32, 3, 3), op_type="ConvTranspose", group=2),
         lambda: conv((1, 32, 4, 4), (16, 2, 3, 3), group=16, bias=True),
         lambda: conv((1, 16, 4, 4), (16, 1, 3, 3), group=16, auto_pad="SAME_UPPER"),
         lambda: conv((1, 16, 4, 4), (16, 1, 3, 3), group=16, kind=ir.DataType.DOUBLE),
@@ -93,7 +140,17 @@ def test_the_result_is_torchs(x, w, options):
     ids=[
         "no whole blocks",
         "two results",
-        "one group",
+        "few windows",
+        "few windows for the weights",
+        "one group of 1x1",
+        "unknown result",
+        "no whole blocks of results",
+        "no whole blocks of channels",
+        "transposed by strides",
+        "transposed with more behind",
+        "transposed and cut inside",
+        "transposed to a size",
+        "transposed by groups",
         "bias of a sum",
         "auto_pad",
         "double",
@@ -114,9 +171,18 @@ def test_others_stay(model):
 @pytest.mark.parametrize("w", [(16, 1, 3, 3), (8, 2, 3, 3)])
 def test_images_of_another_shape_are_refused(x, w):
     """The file says nothing of x, so the kernel is what looks."""
-    model = conv(x, w, group=w[0])
-    model.graph.inputs[0].shape = None
+    refused(conv(x, w, group=w[0]), x, w)
+
+
+@pytest.mark.parametrize("x", [(1, 16, 40, 40), (1, 40, 40, 40), (1, 33, 40, 40), (1, 48, 40, 40), (1, 0, 40, 40), (1, 32, 40), (1, 32)])
+@pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose"])
+def test_so_they_are_with_one_group(x, op_type):
+    refused(conv((64, 32, 40, 40), (32, 32, 3, 3), op_type=op_type, y=(64, 32, 38, 38)), x, (32, 32, 3, 3))
+
+
+def refused(model, x, w):
     assert blocked.block_channels(model) == 1
+    model.graph.inputs[0].shape = None
     with pytest.raises(Exception, match=r"(?i)shape|rank|channels|dimension|invalid"):
         run(model, {"x": np.ones(x, np.float32), "w": np.ones(w, np.float32)})
 
