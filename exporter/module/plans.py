@@ -22,7 +22,7 @@ from exporter.runtime.arena import use_training_arena
 from exporter.runtime.fusion.blocked import block_channels
 from exporter.runtime.fusion.elementwise import fuse
 from exporter.runtime.fusion.link import link
-from exporter.runtime.session import FATAL, available, inference_session, open_options
+from exporter.runtime.session import FATAL, available, inference_session, open_options, threads_outside
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tensors import LARGE, Runner, TensorPool
 from exporter.train_mode.batch_norm import Statistics, batch_statistics, counter_of
@@ -377,7 +377,7 @@ class Plans:
         """
         options = open_options([*self.allow, *functions], self.store, long=frozenset(map(qualified_name, functions)))
         options.log_severity_level = FATAL
-        options.intra_op_num_threads = torch.get_num_threads()
+        options.intra_op_num_threads = threads_outside() or torch.get_num_threads()
         use_training_arena(options)
         # onnxruntime's own fusions (FusedGemm) look for this import where the domain has operators of ours.
         model.opset_imports.setdefault(ORT_DOMAIN, 1)

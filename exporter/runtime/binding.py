@@ -98,18 +98,18 @@ class Binding:
         self.gate = gate
         self.store = store
         self.errors: OrderedDict[str, BaseException] = OrderedDict()
-        #: Names of Functions whose calls are long, as `KernelPlan.long`; None: all, as nobody else wants the processors.
-        self.long: Container[str] | None = ()
+        #: Names of Functions whose calls are long, as `KernelPlan.long`.
+        self.long: Container[str] = ()
         self._made = threading.local()
 
     @contextlib.contextmanager
-    def making(self, pool: PoolLog) -> Iterator[None]:
-        """Around the making of a session on this thread: its kernels know the session's log."""
-        self._made.pool = pool
+    def making(self, pool: PoolLog, *, alone: bool) -> Iterator[None]:
+        """Around the making of a session on this thread: its kernels know the session's log, and whether its one thread leaves torch the others."""
+        self._made.pool, self._made.alone = pool, alone
         try:
             yield
         finally:
-            del self._made.pool
+            del self._made.pool, self._made.alone
 
     def plan(self, operator: str, attributes: dict[str, Any], node_name: str, inputs: int, outputs: tuple[bool, ...]) -> KernelPlan:
         """How a node runs; decoded once, when its session is made.
@@ -158,7 +158,7 @@ class Binding:
             plan = _plan_forward(kernel, absent, inputs, outputs)
         kernel.pool = getattr(self._made, "pool", None)
         log = None if kernel.pool is None else kernel.pool.entries
-        return plan._replace(log=log, long=self.long is None or plan.name in self.long)
+        return plan._replace(log=log, long=getattr(self._made, "alone", False) or plan.name in self.long)
 
     def strings(self, values: Any, shape: tuple[int, ...] | None) -> Any:
         """A list of str as an array of that shape; and without a shape the inverse: (shape, list of bytes)."""

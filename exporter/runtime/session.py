@@ -49,7 +49,7 @@ try:
     _native.setup(*FUNCTIONS, RunError, LARGE)
     _native.threads(*THREADS)
     if hasattr(os, "register_at_fork"):  # a child has none of the threads, and waking them would wait forever
-        os.register_at_fork(after_in_child=lambda: _native.threads(*THREADS[:3], 0, THREADS[4]))
+        os.register_at_fork(after_in_child=lambda: _native.threads(*THREADS[:3], 0, *THREADS[4:]))
 except ImportError as error:
     _missing = error
 
@@ -130,7 +130,7 @@ def session_options(allow: Any = (), *, store: ContextStore | None = None, devic
     if problem:
         raise RunError(problem)
     options = open_options(allow, store, device)
-    _choose_spinning(options, None, None)
+    _choose_spinning(options, None, ())
     return options
 
 
@@ -144,10 +144,15 @@ def open_options(allow: Any, store: ContextStore | None, device: str = "cpu", lo
     return options
 
 
+def threads_outside() -> int:
+    """Inside of a Function that a session runs on one thread: torch's threads outside of it; else 0. A session that is made there stays."""
+    return _native.threads_outside() if _missing is None else 0
+
+
 _SPINNING = "session.intra_op.allow_spinning"
 
 
-def _choose_spinning(options: Any, proto: onnx.ModelProto | None, long: Container[str] | None) -> None:
+def _choose_spinning(options: Any, proto: onnx.ModelProto | None, long: Container[str]) -> None:
     """Let threads wait for the next operator awake, as torch's do, where the options do not say and no long PythonOp needs the cores for torch's.
 
     They sleep between runs. To wake a thread takes 50 us, as long as a small operator: a training step takes up to a quarter less so.
@@ -174,12 +179,10 @@ class Session(_Session):  # type: ignore[misc]
 
     def __init__(self, model: str | bytes, options: Any, binding: Binding, **kwargs: Any) -> None:
         self._binding = binding
-        if options.intra_op_num_threads == 1:
-            binding.long = None
         self.store = binding.store
         self._pool = PoolLog(self.store)
         self._parallel = options.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
-        with binding.making(self._pool):
+        with binding.making(self._pool, alone=options.intra_op_num_threads == 1):
             self._guard(lambda: super(Session, self).__init__(model, options, **kwargs))
         self._integers = frozenset(value.name for value in self.get_outputs() if value.type == "tensor(int64)")
 

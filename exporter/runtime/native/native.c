@@ -48,13 +48,14 @@ static Status compute(void *state, void *context)
 {
     Kernel *kernel = state;
     Status status = NULL;
-    Turn turn = begin_turn(kernel->long_calls);
     PyGILState_STATE gil = PyGILState_Ensure();
+    int long_calls = kernel->long_calls; /* another thread may be in the same kernel */
+    Turn turn = begin_turn(long_calls);
     if (kernel->by_python  ? compute_by_python(kernel, context)
         : kernel->backward ? compute_backward(kernel, context)
                            : compute_forward(kernel, context))
         status = failure(kernel->binding, kernel->object);
-    kernel->long_calls += end_turn(turn);
+    kernel->long_calls += end_turn(turn, long_calls);
     PyGILState_Release(gil);
     return status;
 }
@@ -501,7 +502,8 @@ static PyMethodDef methods[] = {
     {"prepare", prepare, METH_VARARGS, "prepare(owner, store, contexts, runs, device) -> capsule"},
     {"registered", registered, METH_NOARGS, "registered() -> bool"},
     {"setup", setup, METH_VARARGS, "setup(13 functions of torch, RunError, large)"},
-    {"threads", threads, METH_VARARGS, "threads(5 addresses of functions of OpenMP and MKL, 0 for none)"},
+    {"threads", threads, METH_VARARGS, "threads(6 addresses of functions of torch, OpenMP and MKL, 0 for none)"},
+    {"threads_outside", threads_outside, METH_NOARGS, "threads_outside() -> torch's threads outside of the call that the thread is in, or 0"},
     {"put_to_sleep", sleep_before, METH_O, "put_to_sleep(seconds of the last run)"},
     {NULL, NULL, 0, NULL},
 };

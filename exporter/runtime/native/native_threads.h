@@ -12,34 +12,43 @@
 
 #include <time.h>
 
-/* Functions of the OpenMP, and of the MKL, that torch runs on; NULL where there is none. Filled by threads(). */
+/* Functions of torch, and of the OpenMP and the MKL that it runs on; NULL where there is none. Filled by threads(). */
 static struct {
-    int (*most)(void);                                               /* omp_get_max_threads */
+    int (*most)(void);                                               /* at::get_num_threads: gives a thread torch's number, where it has none yet */
     void (*set_most)(int);                                           /* omp_set_num_threads: of the calling thread */
     int (*processors)(void);                                         /* omp_get_num_procs */
     void (*parallel)(void (*)(void *), void *, unsigned, unsigned);  /* GOMP_parallel */
     int (*set_most_of_mkl)(int);                                     /* MKL_Set_Num_Threads_Local: returns what was, 0 for OpenMP's */
+    int (*limit)(void);                                              /* omp_get_thread_limit */
 } openmp;
 
 /* Seconds of a call on one thread from which on several are worth waking, and being waited for. */
 static const double LONG_CALL = 4e-3;
-/* So many calls must have taken as long: the first ones import and compile, and the machine may have been busy. */
+/* So many calls must have taken as long: the first ones import and compile. After one, the time counts that the thread has computed,
+ * without waiting for the GIL or for a processor; to ask for that takes several times as long. */
 enum { LONG_CALLS = 3 };
 /* Seconds that a run must have taken, for each thread that putting the others to sleep makes. */
 static const double LONG_RUN = 3e-3;
 
-static double seconds(void)
+static double seconds(int long_calls)
 {
     struct timespec now;
 #ifdef _WIN32
+    (void)long_calls;
     timespec_get(&now, TIME_UTC);
 #else
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(long_calls ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &now);
 #endif
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* One call of torch's code within a run. */
+#ifdef _MSC_VER
+static __declspec(thread) int outside;
+#else
+static __thread int outside; /* What was set before the call that this thread is in; 0: it is in none that changed it. */
+#endif
+
+/* One call of torch's code within a run. Begins with the GIL held: waiting for that is no work. `long_calls`: so many were so far. */
 typedef struct {
     int threads, mkl; /* what was set before; 0 threads: nothing was changed */
     double begin;
@@ -49,45 +58,48 @@ static Turn begin_turn(int long_calls)
 {
     Turn turn = {0};
     if (long_calls < LONG_CALLS && openmp.most && (turn.threads = openmp.most()) > 1) {
+        outside = turn.threads;
         openmp.set_most(1);
         if (openmp.set_most_of_mkl)
             turn.mkl = openmp.set_most_of_mkl(1);
-        turn.begin = seconds();
+        turn.begin = seconds(long_calls);
     } else
         turn.threads = 0;
     return turn;
 }
 
 /* Whether the call was a long one. */
-static int end_turn(Turn turn)
+static int end_turn(Turn turn, int long_calls)
 {
     if (!turn.threads)
         return 0;
-    if (openmp.most() == 1) /* else the call has set another number */
+    outside = 0;
+    if (openmp.most() == 1) { /* else the call has set another number, of both */
         openmp.set_most(turn.threads);
-    if (openmp.set_most_of_mkl)
-        openmp.set_most_of_mkl(turn.mkl);
-    return seconds() - turn.begin > LONG_CALL;
+        if (openmp.set_most_of_mkl)
+            openmp.set_most_of_mkl(turn.mkl);
+    }
+    return seconds(long_calls) - turn.begin > LONG_CALL;
 }
 
 static void nothing(void *unused) { (void)unused; }
 
 /* With more threads than processors libgomp's wait for a microsecond and sleep: it is given one more than that, which ends when torch
- * needs fewer. */
+ * needs fewer. Where torch has less than half of the processors, it may keep them. */
 static void put_to_sleep(double last_run)
 {
-    int threads = openmp.parallel ? openmp.most() : 1, wanted = threads > 1 ? openmp.processors() + 1 : 0;
-    if (wanted > threads && last_run > LONG_RUN * (wanted - threads))
+    int threads = openmp.parallel ? openmp.most() : 1, wanted = threads > 1 ? openmp.processors() + 1 : 0, more = wanted - threads;
+    if (more > 0 && more <= threads + 1 && last_run > LONG_RUN * more && openmp.limit() >= wanted)
         openmp.parallel(nothing, NULL, (unsigned)wanted, 0);
 }
 
 /* ------------------------------------------------------------------------------------------------- Python's side */
 
-/* threads(most, set_most, processors, parallel, set_most_of_mkl): addresses, 0 for what torch's OpenMP and MKL do not have */
+/* threads(most, set_most, processors, parallel, set_most_of_mkl, limit): addresses, 0 for what torch's OpenMP and MKL do not have */
 static PyObject *threads(PyObject *module, PyObject *args)
 {
     (void)module;
-    void **targets[] = {(void **)&openmp.most, (void **)&openmp.set_most, (void **)&openmp.processors, (void **)&openmp.parallel, (void **)&openmp.set_most_of_mkl};
+    void **targets[] = {(void **)&openmp.most, (void **)&openmp.set_most, (void **)&openmp.processors, (void **)&openmp.parallel, (void **)&openmp.set_most_of_mkl, (void **)&openmp.limit};
     for (size_t i = 0; i < sizeof targets / sizeof *targets; i++) {
         PyObject *address = PyTuple_GetItem(args, (Py_ssize_t)i);
         *targets[i] = address ? PyLong_AsVoidPtr(address) : NULL;
@@ -95,6 +107,13 @@ static PyObject *threads(PyObject *module, PyObject *args)
             return NULL;
     }
     Py_RETURN_NONE;
+}
+
+/* threads_outside(): how many torch has where the call began that this thread is in; 0 where it is in none that changed it */
+static PyObject *threads_outside(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyLong_FromLong(outside);
 }
 
 /* put_to_sleep(seconds of the last run) */

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import onnxruntime
 import pytest
@@ -13,7 +15,7 @@ import torch
 
 from exporter.runtime.native import _native
 from exporter.runtime.native.functions import THREADS
-from exporter.runtime.session import inference_session
+from exporter.runtime.session import inference_session, session_options, threads_outside
 from tests.exporter.runtime.build import forward, record, training
 
 ALLOW = [f"{__name__}:*"]
@@ -41,11 +43,16 @@ class Counts(torch.autograd.Function):
     seconds = 0.0
     fails = False
     sets = 0
+    asks = None
 
     @staticmethod
     def forward(ctx, x):
         Counts.seen.append(torch.get_num_threads())
-        time.sleep(Counts.seconds)
+        end = time.thread_time() + Counts.seconds
+        while time.thread_time() < end:
+            pass
+        if Counts.asks:
+            Counts.asks()
         if Counts.sets:
             torch.set_num_threads(Counts.sets)
         if Counts.fails:
@@ -93,6 +100,58 @@ def test_long_calls_get_all_threads(monkeypatch):
 def test_a_session_of_one_thread_leaves_torch_all():
     call = record(Counts, torch.randn(2))
     assert _runs(forward(call), 2, threads=1) == [3, 3]
+
+
+def test_options_of_a_session_of_one_thread_serve_another():
+    call = record(Counts, torch.randn(2))
+    options = session_options(ALLOW)
+    for threads in (1, 2):
+        options.intra_op_num_threads = threads
+        Counts.seen.clear()
+        session = inference_session(forward(call), sess_options=options)
+        session.run(None, {value.name: torch.randn(2).numpy() for value in session.get_inputs()})
+        assert Counts.seen == [3 if threads == 1 else 1]
+
+
+def test_to_wait_for_the_gil_is_no_work():
+    """A thread of Python's own has the GIL for 5 ms at a time."""
+    call, stop = record(Counts, torch.randn(2)), threading.Event()
+
+    def busy():
+        while not stop.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    try:
+        assert _runs(forward(call), 8) == [1] * 8
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_new_thread_has_torchs_number(number):
+    """torch gives it to a thread when that first asks, which is within a call here."""
+    call = record(Counts, torch.randn(2))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    session = inference_session(forward(call), ALLOW, sess_options=options)
+    feeds = {value.name: torch.randn(2).numpy() for value in session.get_inputs()}
+    torch.set_num_threads(number)
+    try:
+        Counts.seen.clear()
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(lambda: (session.run(None, feeds), torch.get_num_threads())[1]).result()
+    finally:
+        torch.set_num_threads(3)
+    assert Counts.seen == [1] and found == number
+
+
+def test_a_session_that_is_made_in_a_call_has_all_threads(monkeypatch):
+    monkeypatch.setattr(Counts, "asks", lambda: Counts.seen.append(threads_outside() or torch.get_num_threads()))
+    assert _runs(forward(record(Counts, torch.randn(2))), 1) == [1, 3]
+    assert threads_outside() == 0
 
 
 def test_what_raises_leaves_the_number_as_it_was(monkeypatch):
