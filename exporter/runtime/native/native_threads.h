@@ -10,6 +10,9 @@
 
 #include "native_tensors.h"
 
+#ifdef __linux__
+#include <sched.h>
+#endif
 #include <time.h>
 
 /* Functions of torch, and of the OpenMP and the MKL that it runs on; NULL where there is none. Filled by threads(). */
@@ -82,15 +85,49 @@ static int end_turn(Turn turn, int long_calls)
     return seconds(long_calls) - turn.begin > LONG_CALL;
 }
 
-static void nothing(void *unused) { (void)unused; }
+#ifdef __linux__
+/* What a thread that is made inherits: to run on the processor of its maker, which waits for it; elsewhere it may have to wait until a
+ * thread of torch's that stays awake there sleeps, for milliseconds. */
+typedef struct {
+    cpu_set_t before, here;
+    int changed;
+} Place;
+
+static void stay_here(Place *place)
+{
+    int processor = sched_getcpu();
+    CPU_ZERO(&place->here);
+    place->changed = processor >= 0 && processor < CPU_SETSIZE && !sched_getaffinity(0, sizeof place->before, &place->before);
+    if (place->changed) {
+        CPU_SET(processor, &place->here);
+        place->changed = !sched_setaffinity(0, sizeof place->here, &place->here);
+    }
+}
+
+/* Of each thread of a region: where it was, unless it has a place of its own. */
+static void go_back(void *data)
+{
+    Place *place = data;
+    cpu_set_t now;
+    if (place->changed && !sched_getaffinity(0, sizeof now, &now) && CPU_EQUAL(&now, &place->here))
+        sched_setaffinity(0, sizeof place->before, &place->before);
+}
+#else
+typedef int Place;
+static void stay_here(Place *place) { *place = 0; }
+static void go_back(void *place) { (void)place; }
+#endif
 
 /* With more threads than processors libgomp's wait for a microsecond and sleep: it is given one more than that, which ends when torch
  * needs fewer. Where torch has less than half of the processors, it may keep them. */
 static void put_to_sleep(double last_run)
 {
     int threads = openmp.parallel ? openmp.most() : 1, wanted = threads > 1 ? openmp.processors() + 1 : 0, more = wanted - threads;
-    if (more > 0 && more <= threads + 1 && last_run > LONG_RUN * more && openmp.limit() >= wanted)
-        openmp.parallel(nothing, NULL, (unsigned)wanted, 0);
+    if (more > 0 && more <= threads + 1 && last_run > LONG_RUN * more && openmp.limit() >= wanted) {
+        Place place;
+        stay_here(&place);
+        openmp.parallel(go_back, &place, (unsigned)wanted, 0);
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------- Python's side */
