@@ -17,7 +17,7 @@ from exporter.gradient_graph.model import remove_marks
 from exporter.gradient_graph.partition import Partition, forward_part, split
 from exporter.gradient_graph.recompute import Recompute, recompute
 from exporter.gradient_graph.silent import silent_ways
-from exporter.module.torch_kernels import FUNCTIONS, OVERRIDES, pass_beside
+from exporter.module.torch_kernels import FUNCTIONS, OVERRIDES, are_worth_it, pass_beside
 from exporter.runtime.arena import use_training_arena
 from exporter.runtime.fusion.blocked import block_channels
 from exporter.runtime.fusion.elementwise import fuse
@@ -309,8 +309,8 @@ class Plans:
 
     @without_gc()
     def _make(self, training: bool, wrt: frozenset[str], example: Mapping[str, torch.Tensor]) -> Plan:
-        kernels = self.device.type == "cpu" and available() is None  # torch's kernels run as PythonOps do
-        model, statistics, seed = self.training_model(training, wrt, OVERRIDES if kernels else None)
+        kernels = self.device.type == "cpu" and available() is None  # torch's run as PythonOps do, chains as operators of the same library
+        model, statistics, seed = self.training_model(training, wrt, OVERRIDES if kernels and are_worth_it(self.model) else None)
         changes = changes_of(model)
         names = (*self.inputs, *self.state, *([] if seed is None else [seed]))
         buffers = changes.carried if training or changes.always else {}

@@ -32,7 +32,7 @@ from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Slot
 from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, qualified_name
 
-__all__ = ["FUNCTIONS", "OVERRIDES", "BatchNormGradient", "ConvolutionGradient", "beside", "pass_beside"]
+__all__ = ["FUNCTIONS", "OVERRIDES", "BatchNormGradient", "ConvolutionGradient", "are_worth_it", "beside", "pass_beside"]
 
 _KINDS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
@@ -239,6 +239,20 @@ def _batch_normalization(
     for grad, value in zip(found, (x, scale, bias), strict=True):
         grad.shape = value.shape
     return [*found, None, None]
+
+
+def are_worth_it(model: ir.Model) -> bool:
+    """Whether a model has more of what these kernels are for than products of matrices.
+
+    Beside torch's kernels onnxruntime's threads wait asleep, and each operator wakes them: a backward of a few convolutions and many
+    products takes a tenth more so.
+    """
+    own = sum(
+        node.op_type == "BatchNormalization" or (node.op_type == "Conv" and attr(node, "group", 1) == 1)
+        for node in model.graph
+        if node.domain == ""
+    )
+    return own > sum(node.op_type in ("MatMul", "Gemm") for node in model.graph if node.domain == "")
 
 
 def pass_beside(backward: ir.Model) -> frozenset[str]:

@@ -411,3 +411,19 @@ def test_a_training_file_whose_gradient_names_them_is_refused():
     module, x, w = exporter.load(training), torch.randn(1, 1, 3, 3, requires_grad=True), torch.randn(1, 1, 2, 2, requires_grad=True)
     with pytest.raises(TrustError, match="ConvolutionGradient"):
         module(x, w)
+
+
+@pytest.mark.parametrize("linears", [1, 2, 3])
+def test_among_more_products_than_convolutions_there_are_none(linears, monkeypatch):
+    """Two convolutions, the first of which needs no gradient for what it reads."""
+    calls, apply = [], torch_kernels.ConvolutionGradient.forward
+    monkeypatch.setattr(torch_kernels.ConvolutionGradient, "forward", lambda *args: calls.append(args) or apply(*args))
+
+    def make():
+        layers = [nn.Linear(4, 4) for _ in range(linears)]
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 4, 3), nn.Flatten(2), nn.Linear(36, 4), *layers[1:])
+
+    model, loaded, _, x = both(make, (2, 3, 10, 10))
+    results = gradients(model, loaded, x)
+    torch.testing.assert_close(results[1], results[0], rtol=2e-5, atol=2e-5)
+    assert len(calls) == (2 if linears == 1 else 0)
