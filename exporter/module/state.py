@@ -42,11 +42,13 @@ def look_up(module: torch.nn.Module, *path: str) -> torch.Tensor:
         if owner is None:
             return _asked(module, path)
     found = owner._parameters.get(path[-1])
+    if found is None:
+        found = owner._buffers.get(path[-1])
     return _asked(module, path) if found is None else found
 
 
 def _asked(module: Any, path: tuple[str, ...]) -> torch.Tensor:
-    """The same, step by step: a buffer, a parametrized tensor, or what the part has that a module on the way was put around."""
+    """The same, step by step: a parametrized tensor, or what the part has that a module on the way was put around."""
     for place, name in enumerate(path):
         if place and not isinstance(module, Part) and not _has(module, name) and any(isinstance(each, Part) for each in module.modules()):
             return module(*path[place:])

@@ -242,7 +242,7 @@ def _batch_normalization(
 
 
 def are_worth_it(model: ir.Model) -> bool:
-    """Whether a model has more of what these kernels are for than products of matrices.
+    """Whether a model has as much of what these kernels are for as products of matrices.
 
     Beside torch's kernels onnxruntime's threads wait asleep, and each operator wakes them: a backward of a few convolutions and many
     products takes a tenth more so.
@@ -252,7 +252,7 @@ def are_worth_it(model: ir.Model) -> bool:
         for node in model.graph
         if node.domain == ""
     )
-    return own > sum(node.op_type in ("MatMul", "Gemm") for node in model.graph if node.domain == "")
+    return own >= sum(node.op_type in ("MatMul", "Gemm") for node in model.graph if node.domain == "")
 
 
 def pass_beside(backward: ir.Model) -> frozenset[str]:

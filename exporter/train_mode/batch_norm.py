@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -41,8 +42,9 @@ class Statistics:
             results: name -> value, of the run.
         """
         batch_mean, batch_var, shape = (results[name] for name in self.values)
-        count = shape.prod() // shape[1]
-        unbiased = batch_var * (count / (count - 1))
+        samples, _, *sizes = shape.tolist()  # numbers: operators on a tensor of so few take ten times as long
+        count = samples * math.prod(sizes)
+        unbiased = batch_var * (count / (count - 1) if count > 1 else math.inf)
         if batches is not None:
             batches.add_(1)
         for running, batch in ((mean, batch_mean), (var, unbiased)):
