@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from symbolics.gradients.convolution import conv
 from symbolics.gradients.normalization import batch_normalization
 from symbolics.gradients.registry import Grads, Ints
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr, is_python_op, name_of
+from symbolics.graph.values import attr, is_python_op, name_of, static_shape
 from symbolics.node.attributes import ir_attributes, read_attributes, values_of, write_attributes
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Slot
@@ -74,6 +75,13 @@ def _check(function: type, fits: bool, *tensors: torch.Tensor) -> None:
         )
 
 
+def _few_positions(sizes: Sequence[Any], weight: Sequence[int] | None) -> bool:
+    """Whether a result of these sizes has few positions, for a large weight of this shape; False where a size is not known."""
+    if weight is None or len(sizes) != 2 or not all(isinstance(size, int) for size in sizes):
+        return False
+    return math.prod(sizes) <= _FEW_POSITIONS and math.prod(weight) >= _LARGE_WEIGHT
+
+
 class ConvolutionGradient(torch.autograd.Function):
     """The gradients of a convolution, of those of its input, weight and bias that are asked for."""
 
@@ -109,7 +117,7 @@ class ConvolutionGradient(torch.autograd.Function):
             reach = [x.shape[i + 2] + 2 * padding[i] - dilation[i] * (weight.shape[i + 2] - 1) - 1 for i in axes]
             fits = g.shape == (x.shape[0], weight.shape[0], *(reach[i] // stride[i] + 1 for i in axes))
         _check(ConvolutionGradient, fits, g, x, weight)
-        if len(axes) == 2 and g.shape[2:].numel() <= _FEW_POSITIONS and weight.numel() >= _LARGE_WEIGHT and g.dtype is torch.float32:
+        if g.dtype is torch.float32 and _few_positions(g.shape[2:], weight.shape):
             found = _by_columns(g, x, weight, wanted, stride=stride, padding=padding, dilation=dilation)
         else:
             found = torch.ops.aten.convolution_backward(
@@ -211,8 +219,9 @@ def _convolution(
     pads = attr(node, "pads") or [0] * (2 * (0 if w.shape is None else len(w.shape) - 2))
     n = len(pads) // 2
     usual = attr(node, "auto_pad", "NOTSET") == "NOTSET" and 0 < n <= 3 and list(pads[:n]) == list(pads[n:])
-    # Of a depthwise convolution torch's kernel is the slower one, but for channels last.
-    if not usual or group > 1 or not _same_kind(g, x, w):
+    # Of a depthwise convolution torch's kernel is the slower one, but for channels last; of few positions it is products of matrices here,
+    # too (`_by_columns`), which onnxruntime is quicker at.
+    if not usual or group > 1 or not _same_kind(g, x, w) or _few_positions((y.shape or ())[2:], static_shape(w)):
         return conv(op, g, x, w, b, y=y, node=node, group=group, kernel_shape=kernel_shape)
     inputs = (x, w, b)
     wanted = tuple(value is not None and value in op.scope.active for value in inputs)
