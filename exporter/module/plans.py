@@ -22,6 +22,7 @@ from exporter.runtime.arena import use_training_arena
 from exporter.runtime.fusion.blocked import block_channels
 from exporter.runtime.fusion.elementwise import fuse
 from exporter.runtime.fusion.link import link
+from exporter.runtime.fusion.products import multiply_few_windows
 from exporter.runtime.session import FATAL, available, inference_session, open_options, threads_outside
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tensors import LARGE, Runner, TensorPool
@@ -318,7 +319,7 @@ class Plans:
         if not wrt:
             with reading(self.model):
                 part = forward_part(model, self.state, extra)
-            self._block_channels(part)
+            self._arrange_convolutions(part)
             forward = self.session(part)
             outputs = tuple(name for name in forward.names if name not in extra)
             return Plan(names, forward, None, None, statistics, buffers, seed, outputs)
@@ -330,7 +331,7 @@ class Plans:
             partition = split(model, self.state, extra, wrt)
         if kernels:
             fuse(partition.forward, guards_only=True)
-        self._block_channels(partition.forward)
+        self._arrange_convolutions(partition.forward)
         forward = self.session(partition.forward, after_torch=True)
         backward, beside = None, frozenset[str]()
         if partition.backward is not None:
@@ -338,7 +339,7 @@ class Plans:
                 kind = forward.types.get(value.name)  # what ONNX's inference did not find out, onnxruntime's did
                 if value.type is None and kind is not None:
                     value.type = ir.TensorType(ir.DataType(kind))
-            self._block_channels(partition.backward)
+            self._arrange_convolutions(partition.backward)
             made_here = pairing_of(self.model) is None
             if kernels:
                 fuse(partition.backward)
@@ -346,8 +347,9 @@ class Plans:
             backward = self.session(partition.backward, FUNCTIONS if made_here else (), after_torch=True)
         return Plan(names, forward, backward, partition, statistics, buffers, seed, partition.outputs, silent, beside)
 
-    def _block_channels(self, model: ir.Model) -> None:
+    def _arrange_convolutions(self, model: ir.Model) -> None:
         if self.device.type == "cpu" and not self.providers:
+            multiply_few_windows(model)
             block_channels(model)
 
     def run_backward(

@@ -16,7 +16,7 @@ from symbolics.graph.builder import Builder
 from symbolics.graph.values import dtype_of, static_shape
 from symbolics.node.limits import MAX_UNROLLED
 
-__all__: list[str] = []
+__all__ = ["columns"]
 
 _FEW_CHANNELS, _MORE_CHANNELS = 16, 24
 _MANY_PIXELS = 2**18
@@ -143,23 +143,39 @@ def _weight_by_columns(op: Builder, slide: Windows, large: Value, small: Value, 
             groups = [op.Concat(*groups, axis=0)]
         parts = [op.Gemm(rows, op.Reshape(group, [len(positions) * c // len(groups), -1]), transB=1) for group in groups]
     else:
-        sizes = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(outs, slide.strides, kernel, slide.dilations)]
-        # Whole pixels are padded several times faster than rows of each channel.
-        padded = op.padded(op.Transpose(large, perm=[0, *axes, 1]), slide.before, slide.after, range(1, slide.rank + 1), slide.rank + 2)
-        pixels = op.Reshape(padded, [0, math.prod(sizes), c])
-        starts = _numbers(sizes, outs, slide.strides)[:, None]
-        offsets = _numbers(sizes, kernel, slide.dilations)
         samples = small.shape[0] if small.shape is not None else None
         if isinstance(samples, int) and samples * math.prod(outs) < m:  # what is seen is smaller than the product: it is turned
-            seen = op.Gather(pixels, op.constant((starts + offsets).ravel(), ir.DataType.INT32), axis=1)
-            turned = op.Transpose(op.Reshape(seen, [-1, len(positions), c]), perm=[0, 2, 1])
-            return op.Reshape(op.Gemm(rows, op.Reshape(turned, [-1, c * len(positions)])), [m, c, *kernel])
+            return op.Reshape(op.Gemm(rows, columns(op, slide, large, c)), [m, c, *kernel])
+        pixels, starts, offsets = _pixels(op, slide, large, c)
         offsets = offsets.reshape(kernel[0] if slide.rank > 1 else 1, -1)
         parts = []
         for offset in offsets:
             seen = op.Gather(pixels, op.constant((starts + offset).ravel(), ir.DataType.INT32), axis=1)
             parts.append(op.Gemm(rows, op.Reshape(seen, [-1, len(offset) * c])))
     return op.Reshape(_kernel_last(op, parts, m, c, len(positions)), [m, c, *kernel])
+
+
+def _pixels(op: Builder, slide: Windows, large: Value, channels: int) -> tuple[Value, np.ndarray, np.ndarray]:
+    """Pixels (N, places, channels); the places (windows, 1) where windows begin, and what to add for each kernel position."""
+    kernel, *_ = slide.static or ([],)
+    outs = _known_sizes(slide.small)
+    sizes = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(outs, slide.strides, kernel, slide.dilations)]
+    # Whole pixels are padded several times faster than rows of each channel.
+    last = op.Transpose(large, perm=[0, *range(2, slide.rank + 2), 1])
+    padded = op.padded(last, slide.before, slide.after, range(1, slide.rank + 1), slide.rank + 2)
+    pixels = op.Reshape(padded, [0, math.prod(sizes), channels])
+    return pixels, _numbers(sizes, outs, slide.strides)[:, None], _numbers(sizes, kernel, slide.dilations)
+
+
+def columns(op: Builder, slide: Windows, large: Value, channels: int) -> Value:
+    """What each window reads: (samples and windows, channels and kernel positions).
+
+    The kernel, the padding, and the sizes of the small side are known.
+    """
+    pixels, starts, offsets = _pixels(op, slide, large, channels)
+    seen = op.Gather(pixels, op.constant((starts + offsets).ravel(), ir.DataType.INT32), axis=1)
+    turned = op.Transpose(op.Reshape(seen, [-1, len(offsets), channels]), perm=[0, 2, 1])
+    return op.Reshape(turned, [-1, channels * len(offsets)])
 
 
 def _kernel_last(op: Builder, parts: Sequence[Value], m: int, c: int, positions: int) -> Value:

@@ -1,0 +1,65 @@
+"""Convolutions of few windows as one product for all images.
+
+onnxruntime multiplies an image at a time, and reads all weights for each: 1.7 ms for eight images of 512 channels on 2x2 and 3x3 weights,
+of which one product takes half. In memory, where weights are no constants, which its optimizer packs.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from symbolics.gradients.convolution import columns
+from symbolics.gradients.windows import windows
+from symbolics.graph.builder import Builder
+from symbolics.graph.copies import replace
+from symbolics.graph.scope import Scope, free_prefix
+from symbolics.graph.values import attr, static_shape
+
+__all__ = ["multiply_few_windows"]
+
+_MOST, _LEAST = 4, 16  # windows of an image, and of all
+_WEIGHTS = 2**18
+
+
+def multiply_few_windows(model: ir.Model) -> int:
+    """Replace what is written above in a model for onnxruntime's CPU, where the shapes are known.
+
+    Args:
+        model: Changed.
+
+    Returns:
+        How many nodes were replaced.
+    """
+    nodes = [node for node in model.graph if node.op_type == "Conv" and node.domain == "" and _fits(node)]
+    if not nodes:
+        return 0
+    scope = Scope(free_prefix(model.graph, "products/"), lambda value: False)
+    for node in nodes:
+        op = Builder(scope)
+        replace(scope, node, op.nodes, [_product(op, node)])
+    scope.register(model.graph)
+    return len(nodes)
+
+
+def _fits(node: ir.Node) -> bool:
+    x, w = node.inputs[:2]
+    if x is None or w is None or w.const_value is not None or attr(node, "group", 1) != 1 or attr(node, "auto_pad", "NOTSET") != "NOTSET":
+        return False
+    weights, images, results = static_shape(w), static_shape(x), static_shape(node.outputs[0])
+    if weights is None or images is None or results is None or len(weights) != 4 or x.dtype is not ir.DataType.FLOAT:
+        return False
+    few = math.prod(results[2:]) <= _MOST and results[0] * math.prod(results[2:]) >= _LEAST
+    return few and math.prod(weights) >= _WEIGHTS and math.prod(weights[2:]) > 1 and min(attr(node, "pads") or [0]) >= 0
+
+
+def _product(op: Builder, node: ir.Node) -> ir.Value:
+    x, w, *more = node.inputs
+    assert x is not None and w is not None
+    results, channels, *kernel = static_shape(w) or ()
+    samples, _, *sizes = static_shape(node.outputs[0]) or ()
+    slide = windows(op, node, x, node.outputs[0], kernel)
+    bias = [op.Unsqueeze(value, [1]) for value in more if value is not None]
+    product = op.Gemm(op.Reshape(w, [results, -1]), columns(op, slide, x, channels), *bias, transB=1)
+    return op.Reshape(op.Transpose(op.Reshape(product, [results, samples, -1]), perm=[1, 0, 2]), [samples, results, *sizes])

@@ -1,0 +1,106 @@
+"""Convolutions of few windows as one product for all images."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+import exporter
+from exporter.runtime.fusion.products import multiply_few_windows
+from exporter.training.trainer import Trainer
+from tests.exporter.runtime.test_blocked import conv, expected_of, run
+
+FEW = ((8, 64, 2, 2), (512, 64, 3, 3), (8, 512, 2, 2))
+
+
+def convs(model):
+    return sum(node.op_type == "Conv" for node in model.graph)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "options"),
+    [
+        ((8, 64, 2, 2), (512, 64, 3, 3), {"pads": [1, 1, 1, 1]}),
+        ((16, 70, 3, 5), (400, 70, 2, 5), {"pads": [0, 2, 0, 0], "strides": [2, 2], "bias": True}),
+        ((5, 128, 7, 6), (300, 128, 4, 4), {"dilations": [2, 1], "strides": [1, 2], "pads": [0, 1, 1, 0], "bias": True}),
+        ((16, 4096, 3, 3), (8, 4096, 3, 3), {}),
+    ],
+    ids=["3x3", "strides", "dilations", "one window"],
+)
+def test_the_result_is_torchs(x, w, options):
+    rng, bias = np.random.default_rng(0), options.get("bias", False)
+    sizes = {"x": x, "w": w, **({"b": w[:1]} if bias else {})}
+    feeds = {name: rng.standard_normal(shape, np.float32) for name, shape in sizes.items()}
+    expected = expected_of(feeds, "Conv", options)
+    model = conv(x, w, y=expected.shape, **options)
+    assert multiply_few_windows(model) == 1 and convs(model) == 0
+    found = run(model, feeds)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: conv((8, 64, 2, 3), FEW[1], y=(8, 512, 2, 3), pads=[1, 1, 1, 1]),
+        lambda: conv((3, 64, 2, 2), FEW[1], y=(3, 512, 2, 2), pads=[1, 1, 1, 1]),
+        lambda: conv(("n", 64, 2, 2), FEW[1], y=("n", 512, 2, 2), pads=[1, 1, 1, 1]),
+        lambda: conv(FEW[0], FEW[1], pads=[1, 1, 1, 1]),
+        lambda: conv(FEW[0], (256, 64, 3, 3), y=(8, 256, 2, 2), pads=[1, 1, 1, 1]),
+        lambda: conv((8, 1024, 2, 2), (512, 1024, 1, 1), y=(8, 512, 2, 2)),
+        lambda: conv((8, 128, 2, 2), FEW[1], y=FEW[2], pads=[1, 1, 1, 1], group=2),
+        lambda: conv(FEW[0], FEW[1], y=FEW[2], auto_pad="SAME_UPPER"),
+        lambda: conv(FEW[0], FEW[1], y=FEW[2], pads=[1, 1, 1, 1], kind=ir.DataType.DOUBLE),
+        lambda: conv(FEW[0], FEW[1], y=FEW[2], pads=[1, 1, 1, 1], constant=np.ones(FEW[1], np.float32)),
+        lambda: conv((16, 64, 2), (512, 64, 9), y=(16, 512, 2), pads=[4, 4]),
+    ],
+    ids=["windows", "images", "unknown images", "unknown result", "weights", "1x1", "groups", "auto_pad", "double", "constant", "one axis"],
+)
+def test_others_stay(model):
+    model = model()
+    assert multiply_few_windows(model) == 0 and convs(model) == 1
+
+
+class Late(nn.Module):
+    """As the last layers of a ResNet see a small image."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(64, 512, 3, padding=1), nn.Tanh(), nn.Conv2d(512, 64, 3, padding=1, stride=2, bias=False))
+
+    def forward(self, x):
+        return self.layers(x).mean((2, 3))
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+def test_steps_and_loaded_modules_have_eagers_gradients(dynamo, monkeypatch):
+    counts = []
+    for module in ("exporter.runtime.session", "exporter.module.plans"):
+        monkeypatch.setattr(f"{module}.multiply_few_windows", lambda model: counts.append(multiply_few_windows(model)) or counts[-1])
+    torch.manual_seed(0)
+    model, x, target = Late(), torch.randn(16, 64, 2, 2), torch.arange(16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded = exporter.load(exporter.export(model, (x,), dynamo=dynamo)).train()
+        step = exporter.export_training_step(
+            model, (x,), loss=nn.functional.cross_entropy, targets=(target,), optimizer="sgd", hyperparameters={"lr": 0.5}, dynamo=dynamo
+        )
+    loss = nn.functional.cross_entropy(model.double()(x.double()), target)
+    loss.backward()
+    nn.functional.cross_entropy(loaded(x), target).backward()
+    assert counts[-2:] == [2, 0], "forward, backward"
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(loaded.get_parameter(name).grad.double(), parameter.grad, rtol=1e-4, atol=1e-6)
+    counts.clear()
+    trainer = Trainer(step)
+    assert sum(counts) >= 2
+    names = (*trainer.layout.inputs, *trainer.layout.targets)
+    assert trainer.step(dict(zip(names, (x, target), strict=True))) == pytest.approx(float(loss.detach()), rel=1e-5)
+    state = trainer.state_dict()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(state[name].double(), parameter.detach() - 0.5 * parameter.grad, rtol=1e-4, atol=1e-5)
