@@ -319,7 +319,7 @@ class Plans:
         if not wrt:
             with reading(self.model):
                 part = forward_part(model, self.state, extra)
-            self._arrange_convolutions(part)
+            self._arrange_convolutions(part, example)
             forward = self.session(part)
             outputs = tuple(name for name in forward.names if name not in extra)
             return Plan(names, forward, None, None, statistics, buffers, seed, outputs)
@@ -331,7 +331,7 @@ class Plans:
             partition = split(model, self.state, extra, wrt)
         if kernels:
             fuse(partition.forward, guards_only=True)
-        self._arrange_convolutions(partition.forward)
+        self._arrange_convolutions(partition.forward, example)
         forward = self.session(partition.forward, after_torch=True)
         backward, beside = None, frozenset[str]()
         if partition.backward is not None:
@@ -339,7 +339,7 @@ class Plans:
                 kind = forward.types.get(value.name)  # what ONNX's inference did not find out, onnxruntime's did
                 if value.type is None and kind is not None:
                     value.type = ir.TensorType(ir.DataType(kind))
-            self._arrange_convolutions(partition.backward)
+            self._arrange_convolutions(partition.backward, example)
             made_here = pairing_of(self.model) is None
             if kernels:
                 fuse(partition.backward)
@@ -347,10 +347,15 @@ class Plans:
             backward = self.session(partition.backward, FUNCTIONS if made_here else (), after_torch=True)
         return Plan(names, forward, backward, partition, statistics, buffers, seed, partition.outputs, silent, beside)
 
-    def _arrange_convolutions(self, model: ir.Model) -> None:
+    def _arrange_convolutions(self, model: ir.Model, example: Mapping[str, torch.Tensor]) -> None:
         if self.device.type == "cpu" and not self.providers:
-            multiply_few_windows(model)
-            block_channels(model)
+            inputs = [value for value in self.model.graph.inputs if value.name in example and value.shape is not None]
+            dims = (
+                (str(dim), size) for value in inputs for dim, size in zip(value.shape or (), example[value.name or ""].shape, strict=False)
+            )
+            sizes = dict(dims)
+            multiply_few_windows(model, sizes)
+            block_channels(model, sizes)
 
     def run_backward(
         self, runner: Runner, values: Sequence[Any], retain: bool, room: Sequence[torch.Tensor] = ()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.values import attr, static_shape
 
-__all__ = ["block_channels", "block_size"]
+__all__ = ["block_channels", "block_size", "count_windows"]
 
 _DOMAIN = "com.microsoft.nchwc"
 _SIZES = (16, 8)  # with AVX-512 and without
@@ -63,16 +63,17 @@ def block_size() -> int:
     return 0
 
 
-def block_channels(model: ir.Model) -> int:
+def block_channels(model: ir.Model, sizes: Mapping[str, int] | None = None) -> int:
     """Replace what is written above in a model for onnxruntime's CPU, where the shapes are known.
 
     Args:
         model: Changed.
+        sizes: name of an open size -> what it is likely to be: how many images there are. Others are right, too, but may be slower.
 
     Returns:
         How many nodes were replaced.
     """
-    nodes = [node for node in model.graph if node.domain == "" and (_one_result_a_group(node) or _many_windows(node))]
+    nodes = [node for node in model.graph if node.domain == "" and (_one_result_a_group(node) or _many_windows(node, sizes or {}))]
     return _replace(model, nodes, size) if nodes and (size := block_size()) else 0
 
 
@@ -94,21 +95,36 @@ def _one_result_a_group(node: ir.Node) -> bool:
     return 1 < attr(node, "group", 1) == shape[0] and (shape[1] == 1 or not any(node.inputs[2:]))
 
 
-def _many_windows(node: ir.Node) -> bool:
+def count_windows(side: ir.Value | None, sizes: Mapping[str, int]) -> tuple[int, int]:
+    """How many images and windows of each a convolution has, by the side that has an element a window: (N, C, H, W).
+
+    Args:
+        side: The result of a Conv, what a ConvTranspose reads.
+        sizes: As `block_channels` has it; an open number of images that is not among them counts as 1.
+
+    Returns:
+        No windows where the shape is not known.
+    """
+    shape = side.shape if side is not None else None
+    places = [size for size in (shape or ())[2:] if isinstance(size, int)]
+    if shape is None or len(shape) != 4 or len(places) != 2:
+        return 1, 0
+    images = shape[0] if isinstance(shape[0], int) else sizes.get(str(shape[0].value), 1)
+    return images, math.prod(places)
+
+
+def _many_windows(node: ir.Node, sizes: Mapping[str, int]) -> bool:
     """Whether a Conv of one group, or a ConvTranspose that is one, has enough to do for each weight that is turned."""
     if node.op_type not in _WINDOWS or attr(node, "group", 1) != 1 or not (shape := _of_images(node)) or math.prod(shape[2:]) == 1:
         return False
     if node.op_type == "ConvTranspose":
         kernel, dilations, pads = shape[2:], attr(node, "dilations") or [1, 1], attr(node, "pads") or [0] * 4
-        if {1} != {*(attr(node, "strides") or [1]), 1} or any(attr(node, "output_padding") or []) or attr(node, "output_shape") is not None:
+        moves = any(stride != 1 for stride in attr(node, "strides") or []) or any(attr(node, "output_padding") or [])
+        if moves or attr(node, "output_shape") is not None:
             return False
         if min((k - 1) * d - p for k, d, p in zip(kernel * 2, dilations * 2, pads)) < 0:
             return False
-    side = node.outputs[0] if node.op_type == "Conv" else node.inputs[0]  # the one that has an element a window
-    sizes = side.shape if side is not None else None
-    if sizes is None or len(sizes) != 4 or not all(isinstance(size, int) for size in sizes[2:]):
-        return False
-    windows = math.prod(size for size in (sizes[0], *sizes[2:]) if isinstance(size, int))  # of one image where their number is open
+    windows = math.prod(count_windows(node.outputs[0] if node.op_type == "Conv" else node.inputs[0], sizes))
     return windows >= _WINDOWS[node.op_type] and windows * math.prod(shape) >= _PRODUCTS
 
 

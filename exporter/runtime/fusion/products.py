@@ -7,11 +7,13 @@ of which one product takes half. In memory, where weights are no constants, whic
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from exporter.runtime.fusion.blocked import count_windows
 from symbolics.gradients.convolution import columns
-from symbolics.gradients.windows import windows
+from symbolics.gradients.windows import windows as geometry
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import replace
 from symbolics.graph.scope import Scope, free_prefix
@@ -23,16 +25,17 @@ _MOST, _LEAST = 4, 16  # windows of an image, and of all
 _WEIGHTS = 2**18
 
 
-def multiply_few_windows(model: ir.Model) -> int:
+def multiply_few_windows(model: ir.Model, sizes: Mapping[str, int] | None = None) -> int:
     """Replace what is written above in a model for onnxruntime's CPU, where the shapes are known.
 
     Args:
         model: Changed.
+        sizes: As `block_channels` has it.
 
     Returns:
         How many nodes were replaced.
     """
-    nodes = [node for node in model.graph if node.op_type == "Conv" and node.domain == "" and _fits(node)]
+    nodes = [node for node in model.graph if node.op_type == "Conv" and node.domain == "" and _fits(node, sizes or {})]
     if not nodes:
         return 0
     scope = Scope(free_prefix(model.graph, "products/"), lambda value: False)
@@ -43,14 +46,15 @@ def multiply_few_windows(model: ir.Model) -> int:
     return len(nodes)
 
 
-def _fits(node: ir.Node) -> bool:
+def _fits(node: ir.Node, sizes: Mapping[str, int]) -> bool:
     x, w = node.inputs[:2]
     if x is None or w is None or w.const_value is not None or attr(node, "group", 1) != 1 or attr(node, "auto_pad", "NOTSET") != "NOTSET":
         return False
-    weights, images, results = static_shape(w), static_shape(x), static_shape(node.outputs[0])
-    if weights is None or images is None or results is None or len(weights) != 4 or x.dtype is not ir.DataType.FLOAT:
+    weights = static_shape(w)
+    if weights is None or len(weights) != 4 or x.dtype is not ir.DataType.FLOAT or not count_windows(x, sizes)[1]:
         return False
-    few = math.prod(results[2:]) <= _MOST and results[0] * math.prod(results[2:]) >= _LEAST
+    images, windows = count_windows(node.outputs[0], sizes)
+    few = 0 < windows <= _MOST and images * windows >= _LEAST
     return few and math.prod(weights) >= _WEIGHTS and math.prod(weights[2:]) > 1 and min(attr(node, "pads") or [0]) >= 0
 
 
@@ -58,8 +62,9 @@ def _product(op: Builder, node: ir.Node) -> ir.Value:
     x, w, *more = node.inputs
     assert x is not None and w is not None
     results, channels, *kernel = static_shape(w) or ()
-    samples, _, *sizes = static_shape(node.outputs[0]) or ()
-    slide = windows(op, node, x, node.outputs[0], kernel)
+    _, windows = count_windows(node.outputs[0], {})
+    sizes = (node.outputs[0].shape or ())[2:]
+    slide = geometry(op, node, x, node.outputs[0], kernel)
     bias = [op.Unsqueeze(value, [1]) for value in more if value is not None]
     product = op.Gemm(op.Reshape(w, [results, -1]), columns(op, slide, x, channels), *bias, transB=1)
-    return op.Reshape(op.Transpose(op.Reshape(product, [results, samples, -1]), perm=[1, 0, 2]), [samples, results, *sizes])
+    return op.Reshape(op.Transpose(op.Reshape(product, [results, -1, windows]), perm=[1, 0, 2]), [-1, results, *sizes])

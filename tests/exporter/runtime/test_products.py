@@ -66,6 +66,15 @@ def test_others_stay(model):
     assert multiply_few_windows(model) == 0 and convs(model) == 1
 
 
+def test_of_images_whose_number_is_open_a_likely_one_decides():
+    for likely, count in ((16, 1), (1, 0)):
+        model = conv(("n", 64, 2, 2), FEW[1], y=("n", 512, 2, 2), pads=[1, 1, 1, 1])
+        assert multiply_few_windows(model, {"n": likely}) == count
+        for images in (0, 1, 3):
+            feeds = {"x": np.ones((images, 64, 2, 2), np.float32), "w": np.ones(FEW[1], np.float32)}
+            np.testing.assert_array_equal(run(model, feeds), np.full((images, 512, 2, 2), 256))
+
+
 class Late(nn.Module):
     """As the last layers of a ResNet see a small image."""
 
@@ -77,11 +86,22 @@ class Late(nn.Module):
         return self.layers(x).mean((2, 3))
 
 
+def test_a_loaded_module_takes_the_number_of_its_first_call(monkeypatch):
+    counts = []
+    monkeypatch.setattr("exporter.module.plans.multiply_few_windows", lambda *args: counts.append(multiply_few_windows(*args)))
+    torch.manual_seed(0)
+    model, x = Late(), torch.randn(16, 64, 2, 2)
+    loaded = exporter.load(exporter.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))).train()
+    for images in (16, 2):
+        torch.testing.assert_close(loaded(x[:images]), model(x[:images]), rtol=1e-4, atol=1e-5)
+    assert counts[-2:] == [2, 0], "forward, backward"
+
+
 @pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
 def test_steps_and_loaded_modules_have_eagers_gradients(dynamo, monkeypatch):
     counts = []
     for module in ("exporter.runtime.session", "exporter.module.plans"):
-        monkeypatch.setattr(f"{module}.multiply_few_windows", lambda model: counts.append(multiply_few_windows(model)) or counts[-1])
+        monkeypatch.setattr(f"{module}.multiply_few_windows", lambda *args: counts.append(multiply_few_windows(*args)) or counts[-1])
     torch.manual_seed(0)
     model, x, target = Late(), torch.randn(16, 64, 2, 2), torch.arange(16)
     with warnings.catch_warnings():
