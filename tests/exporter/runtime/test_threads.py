@@ -22,6 +22,10 @@ ALLOW = [f"{__name__}:*"]
 pytestmark = pytest.mark.xfail(not THREADS[0], reason="torch brings no OpenMP whose threads can be counted", strict=True)
 
 
+_where_threads_wait_awake = pytest.mark.xfail(
+    not THREADS[3] or len(os.sched_getaffinity(0)) < 2, reason="libgomp's threads sleep at once, or there is another OpenMP", strict=True
+)
+
 FORKS = """
 import os, signal, sys, torch
 import exporter.runtime.session
@@ -113,9 +117,10 @@ def test_options_of_a_session_of_one_thread_serve_another():
         assert Counts.seen == [3 if threads == 1 else 1]
 
 
-def test_to_wait_for_the_gil_is_no_work():
+def test_to_wait_for_the_gil_is_no_work(monkeypatch):
     """A thread of Python's own has the GIL for 5 ms at a time."""
     call, stop = record(Counts, torch.randn(2)), threading.Event()
+    monkeypatch.setattr(Counts, "asks", lambda: time.sleep(0))  # gives it up, as a long operator does
 
     def busy():
         while not stop.is_set():
@@ -161,9 +166,7 @@ def test_what_raises_leaves_the_number_as_it_was(monkeypatch):
         _runs(forward(call), 1)
 
 
-@pytest.mark.xfail(
-    not THREADS[3] or len(os.sched_getaffinity(0)) < 2, reason="libgomp's threads sleep at once, or there is another OpenMP", strict=True
-)
+@_where_threads_wait_awake
 def test_threads_of_torch_sleep_before_a_long_run(request):
     x = torch.randn(1 << 20)
     request.addfinalizer(lambda: torch.set_num_threads(3))
@@ -180,6 +183,20 @@ def test_threads_of_torch_sleep_before_a_long_run(request):
         return shares  # on a machine with other work one may have had no turn
 
     assert min(awake(1e9)) < 0.1 < max(awake(0.0)), "a short run is not worth it"
+
+
+@_where_threads_wait_awake
+def test_no_thread_stays_where_it_was_made(request):
+    """Threads are made on the processor that the caller is on."""
+    x, everywhere = torch.randn(1 << 16), os.sched_getaffinity(0)
+    request.addfinalizer(lambda: torch.set_num_threads(3))
+    torch.set_num_threads(2)
+    for _ in range(20):
+        torch.nn.functional.gelu(x)
+        _native.put_to_sleep(1e9)
+        assert {int(task): os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")} == dict.fromkeys(
+            map(int, os.listdir("/proc/self/task")), everywhere
+        )
 
 
 @pytest.mark.xfail(not hasattr(os, "fork"), reason="no fork", strict=True)
