@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import onnx_ir as ir
 import torch
 
+from symbolics.errors import RunError
 from symbolics.graph.values import array_of, attr, made_by, name_of, trains
 from symbolics.node.metadata import changes_of, read_cumulative
 from symbolics.node.names import NEW_VARIANCE
 from symbolics.quirks import copied, read_copies
 
-__all__ = ["Statistics", "batch_statistics", "counter_of", "kept_statistics", "plain_statistics", "source_of"]
+__all__ = ["Statistics", "batch_statistics", "counter_of", "kept_statistics", "one_value", "plain_statistics", "source_of"]
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,16 @@ class Statistics:
             mean, var: The buffers.
             batches: The buffer that counts, int64 scalar, None where there is none.
             results: name -> value, of the run.
+
+        Raises:
+            RunError: The batch has one value for each channel, of which there is no variance.
         """
         batch_mean, batch_var, shape = (results[name] for name in self.values)
-        samples, _, *sizes = shape.tolist()  # numbers: operators on a tensor of so few take ten times as long
+        samples, _, *sizes = whole = shape.tolist()  # numbers: operators on a tensor of so few take ten times as long
         count = samples * math.prod(sizes)
-        unbiased = batch_var * (count / (count - 1) if count > 1 else math.inf)
+        if count == 1:
+            raise RunError(f"{self.var!r}: {one_value(whole)}")
+        unbiased = batch_var * (count / (count - 1))
         if batches is not None:
             batches.add_(1)
         for running, batch in ((mean, batch_mean), (var, unbiased)):
@@ -53,6 +59,12 @@ class Statistics:
                 running.add_((batch - running) / batches)
             else:
                 running.mul_(self.momentum).add_(batch, alpha=1 - self.momentum)
+
+
+def one_value(shape: object = None) -> str:
+    """What is wrong with a batch of that shape."""
+    of = "" if shape is None else f" of shape {shape}"
+    return f"a batch{of} has one value for each channel, of which there is no variance: train with more (a DataLoader: drop_last=True), or use eval()"
 
 
 def _buffer(value: ir.Value | None, position: int) -> ir.Value | None:

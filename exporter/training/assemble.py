@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from exporter.forward.fold import fold
 from exporter.forward.state import held_out
-from exporter.train_mode.batch_norm import Statistics, counter_of
+from exporter.train_mode.batch_norm import Statistics, counter_of, one_value
 from exporter.training.carried import LOSS, Carried
 from exporter.training.groups import Group
 from exporter.training.loss_scale import LossScale
@@ -132,7 +132,11 @@ class Assembly:
             size = op.Cast(op.ReduceProd(shape, None, keepdims=0), to=dtype_of(var))
             channels = op.Cast(op.Gather(shape, 1), to=dtype_of(var))
             batches = self._counted(owners.get(counter_of(entry.mean)), values)
-            for old, batch in zip(running, (mean, var * (size / (size - channels)))):  # torch keeps the unbiased variance
+            # Of one value for each channel there is none, and nothing follows but NaN: the index is then out of range, an error.
+            there = op.Gather(op.constant([1.0], dtype_of(var)), op.Cast(op.Equal(size, channels), to=ir.DataType.INT64))
+            if (check := there.producer()) is not None:
+                check.name = f"{entry.var}: {one_value()}"
+            for old, batch in zip(running, (mean, var * (size / (size - channels) * there))):  # torch keeps the unbiased variance
                 now = self.carried.next.get(old, old)
                 if entry.momentum is None:  # the average of all batches
                     assert batches is not None

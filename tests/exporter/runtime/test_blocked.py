@@ -175,7 +175,9 @@ def test_images_of_another_shape_are_refused(x, w):
     refused(conv(x, w, group=w[0]), x, w)
 
 
-@pytest.mark.parametrize("x", [(1, 16, 40, 40), (1, 24, 40, 40), (1, 31, 40, 40), (1, 33, 40, 40), (1, 48, 40, 40), (1, 0, 40, 40), (1, 32, 40), (1, 32)])
+@pytest.mark.parametrize(
+    "x", [(1, 16, 40, 40), (1, 24, 40, 40), (1, 31, 40, 40), (1, 33, 40, 40), (1, 48, 40, 40), (1, 0, 40, 40), (1, 32, 40), (1, 32)]
+)
 @pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose"])
 def test_so_they_are_with_one_group(x, op_type):
     refused(conv((64, 32, 40, 40), (32, 32, 3, 3), op_type=op_type, y=(64, 32, 38, 38)), x, (32, 32, 3, 3))

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import exporter
+from exporter.training.trainer import Trainer
+from symbolics.errors import RunError
 
 
 class Twice(nn.Module):
@@ -40,3 +42,32 @@ def test_one_bad_batch_spoils_the_buffers_and_no_later_gradient(momentum, bad):
             results.append([y.detach(), grad, *(module.get_buffer(f"norm.running_{name}").clone() for name in ("mean", "var"))])
         torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-3, equal_nan=True)
         assert bool(results[1][1].isfinite().all()) is not spoiled
+
+
+def _dynamic(model):
+    x, target = torch.randn(8, 4), torch.zeros(8, dtype=torch.long)
+    batch = {0: torch.export.Dim.DYNAMIC}
+    step = exporter.export_training_step(
+        model, (x,), loss=nn.functional.cross_entropy, targets=(target,), optimizer="sgd", dynamic_shapes=(batch, batch)
+    )
+    return exporter.load(exporter.export(model, (x,), dynamic_shapes=(batch,))).train(), step
+
+
+def test_a_batch_of_one_is_an_error_as_in_eager():
+    """The last of a DataLoader: its variance would be NaN for ever after."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
+    loaded, step = _dynamic(model)
+    x = torch.randn(1, 4)
+    with pytest.raises(ValueError, match="more than 1 value"):
+        model(x)
+    before = {key: value.clone() for key, value in loaded.state_dict().items()}
+    with pytest.raises(RunError, match=r"1\.running_var.*shape \[1, 4\] has one value.*drop_last"):
+        loaded(x)
+    for key, value in loaded.state_dict().items():
+        torch.testing.assert_close(value, before[key], rtol=0, atol=0)
+    trainer = Trainer(step)
+    names = (*trainer.layout.inputs, *trainer.layout.targets)
+    with pytest.raises(Exception, match=r"1\.running_var.*has one value.*drop_last"):
+        trainer.step(dict(zip(names, (x, torch.zeros(1, dtype=torch.long)), strict=True)))
+    trainer.step(dict(zip(names, (torch.randn(2, 4), torch.zeros(2, dtype=torch.long)), strict=True)))
+    assert trainer.state_dict()["1.running_var"].isfinite().all()
