@@ -89,7 +89,9 @@ def _turned(op: Builder, slide: Windows, g: Value, w: Value, group: int = 1) -> 
     onnxruntime's Conv lays out what it reads, in as many threads as there are, and its ConvTranspose adds up what it wrote, in one: of
     large images with few channels that is the most of it.
     """
-    kernel, before, after = slide.static or ([], [], [])
+    if slide.static is None:
+        return None
+    kernel, before, after = slide.static
     reach = [(k - 1) * d for k, d in zip(kernel, slide.dilations)]
     pads = [r - p for side in (before, after) for r, p in zip(reach, side)]
     if set(slide.strides) != {1} or min(pads) < 0 or min(after) < 0:
@@ -221,7 +223,9 @@ def _weight_by_conv(op: Builder, slide: Windows, padded: Value, small: Value, w:
         rows = op.Reshape(op.Transpose(split, perm=[2, 1, 0, *[a + 1 for a in axes]]), op.Concat(op.vector([c, -1]), spatial, axis=0))
     full = op.Conv(rows, op.Transpose(small, perm=swap), strides=slide.dilations, dilations=slide.strides, group=group)
     cut = op.Slice(full, [0] * n, op.vector([op.dim(w, a) for a in axes]), axes)
-    return op.Transpose(cut, perm=swap)
+    found, samples = op.Transpose(cut, perm=swap), op.dim(small, 0)
+    # Of no samples onnxruntime's Conv writes nothing: what the memory held.
+    return found if isinstance(samples, int) else op.Where(op.Greater(samples, op.i64([0])), found, 0.0)
 
 
 @gradient("Col2Im")

@@ -13,16 +13,17 @@ import torch
 #: What each returns is told in native_threads.h; the first is at::get_num_threads, which no header of C names.
 _FUNCTIONS = (
     "_ZN2at15get_num_threadsEv", "omp_set_num_threads", "omp_get_num_procs", "GOMP_parallel", "MKL_Set_Num_Threads_Local", "omp_get_thread_limit",
+    "omp_get_thread_num",
 )  # fmt: skip
-_GET, _SET, _PROCESSORS, _PARALLEL, _, _LIMIT = _FUNCTIONS
+_GET, _SET, _PROCESSORS, _PARALLEL, _, _LIMIT, _NUMBER = _FUNCTIONS
 
 
 def openmp_functions() -> tuple[int, ...]:
     """Addresses of functions of torch, and of the OpenMP and the MKL that it computes on: each of another copy would speak of other threads.
 
     Returns:
-        Of at::get_num_threads, omp_set_num_threads, omp_get_num_procs, GOMP_parallel, MKL_Set_Num_Threads_Local and
-        omp_get_thread_limit; 0 for what there is not. GOMP_parallel is libgomp's alone, and 0 too where its threads sleep at once
+        Of at::get_num_threads, omp_set_num_threads, omp_get_num_procs, GOMP_parallel, MKL_Set_Num_Threads_Local,
+        omp_get_thread_limit and omp_get_thread_num; 0 for what there is not. GOMP_parallel is libgomp's alone, and 0 too where its threads sleep at once
         (OMP_WAIT_POLICY=passive), or where few more threads may be made: libgomp ends the process when it cannot make one.
 
     torch.set_num_threads speaks of all threads of the process: one that begins in between would keep the number.
@@ -35,7 +36,7 @@ def openmp_functions() -> tuple[int, ...]:
     own = ctypes.CDLL(str(library))
     for loaded in (ctypes.CDLL(None), own):  # what was loaded before torch, by LD_PRELOAD, torch uses, too
         found = {name: _address(loaded, name) or _address(own, name) for name in _FUNCTIONS}
-        if not all(found[name] for name in (_GET, _SET, _PROCESSORS, _LIMIT)) or not _counts_for_torch(found[_SET]):
+        if not all(found[name] for name in (_GET, _SET, _PROCESSORS, _LIMIT, _NUMBER)) or not _counts_for_torch(found[_SET]):
             continue
         others = sys.platform != "linux" or _address(loaded, "__kmpc_fork_call")  # LLVM's and Intel's sleep by rules of their own
         if others or os.environ.get("OMP_WAIT_POLICY", "").strip().lower() == "passive" or _threads_left() < _ROOM:

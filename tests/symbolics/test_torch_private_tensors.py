@@ -136,7 +136,7 @@ def test_transform_kinds():
 
 def test_openmp_functions():
     found = private.openmp_functions()
-    assert len(found) == 6
+    assert len(found) == 7
     assert sys.platform != "linux" or all(found[:3]), (
         "torch's library brings another OpenMP along, or none: see symbolics/torch_private/threads.py"
     )

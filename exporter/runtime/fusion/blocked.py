@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
+from exporter.runtime.fusion.declared import forget, is_certain, row_if_declared
 from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
@@ -85,7 +86,7 @@ def _of_images(node: ir.Node) -> list[int]:
         return []
     if attr(node, "auto_pad", "NOTSET") != "NOTSET" or min(attr(node, "pads") or [0]) < 0:
         return []
-    return list(shape)
+    return list(shape) if list(attr(node, "kernel_shape") or shape[2:]) == list(shape[2:]) else []
 
 
 def _one_result_a_group(node: ir.Node) -> bool:
@@ -131,13 +132,16 @@ def _many_windows(node: ir.Node, sizes: Mapping[str, int]) -> bool:
 def _replace(model: ir.Model, nodes: Iterable[ir.Node], size: int) -> int:
     """Replace nodes of `_one_result_a_group` and `_many_windows`, but those whose channels fill no blocks of this size."""
     scope, count = Scope(free_prefix(model.graph, "blocked/"), lambda value: False), 0
+    checked: list[ir.Value | None] = []
     for node in nodes:
         op = Emitter(scope)
         one_group = attr(node, "group", 1) == 1
         found = _dense(op, node, size) if one_group else _grouped(op, node, size)
         if found is not None:
+            checked += node.inputs[:2]
             replace(scope, node, op.nodes, [found])
             count += 1
+    forget(checked)
     if count:
         scope.register(model.graph)
         model.opset_imports[_DOMAIN] = 1
@@ -151,12 +155,20 @@ def _grouped(op: Emitter, node: ir.Node, size: int) -> ir.Value | None:
     if channels % size:
         return None
     laid = op.Transpose(op.Reshape(w, [channels // size, size, *kernel]), perm=[0, 2, 3, 1])
-    # As many as the images have now: fewer would be filled up to whole blocks, without a word.
-    weights = op.Reshape(laid, [op.Shape(x, start=1, end=2), 1, *kernel])
+    weights = op.Reshape(laid, _sizes(op, x, w, [channels, 1, *kernel], 0))
     found = _in_blocks(op, node, weights, [*bias], kernel, channels, group=channels)
     if each == 1:
         return found
     return op.ReduceSum(op.Reshape(found, [-1, groups, each, op.Shape(found, start=2)]), [2], keepdims=0)
+
+
+def _sizes(op: Emitter, x: ir.Value | None, w: ir.Value | None, sizes: Sequence[int], axis: int) -> ir.Value:
+    """The shape of the weights in blocks, with as many channels at an axis as the images have: fewer would be filled up to whole blocks,
+    without a word.
+    """
+    assert x is not None and w is not None
+    row = op.i64(sizes) if is_certain(w) else row_if_declared(op, sizes, (w, 0, static_shape(w) or ()))
+    return op.Concat(op.Slice(row, [0], [axis]), op.Shape(x, start=1, end=2), op.Slice(row, [axis + 1], [len(sizes)]), axis=0)
 
 
 def _dense(op: Emitter, node: ir.Node, size: int) -> ir.Value | None:
@@ -181,7 +193,7 @@ def _dense(op: Emitter, node: ir.Node, size: int) -> ir.Value | None:
         laid = op.Gather(laid, op.i64(range(positions)[::-1]), axis=1)
         dilations, pads = attr(node, "dilations") or [1, 1], attr(node, "pads") or [0] * 4
         geometry = {"pads": [(k - 1) * d - p for k, d, p in zip(kernel * 2, [*dilations] * 2, pads)]}
-    weights = op.Reshape(laid, [results, op.Shape(x, start=1, end=2), *kernel])  # as above
+    weights = op.Reshape(laid, _sizes(op, x, w, [results, first * second // results, *kernel], 1))
     return _in_blocks(op, node, weights, [*bias], kernel, results, **geometry)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from exporter.runtime.fusion.blocked import count_windows
+from exporter.runtime.fusion.declared import forget, is_certain, row_if_declared
 from symbolics.gradients.convolution import columns
 from symbolics.gradients.windows import windows as geometry
 from symbolics.graph.builder import Builder
@@ -39,9 +40,11 @@ def multiply_few_windows(model: ir.Model, sizes: Mapping[str, int] | None = None
     if not nodes:
         return 0
     scope = Scope(free_prefix(model.graph, "products/"), lambda value: False)
+    checked = [value for node in nodes for value in node.inputs[:2]]
     for node in nodes:
         op = Builder(scope)
         replace(scope, node, op.nodes, [_product(op, node)])
+    forget(checked)
     scope.register(model.graph)
     return len(nodes)
 
@@ -50,12 +53,22 @@ def _fits(node: ir.Node, sizes: Mapping[str, int]) -> bool:
     x, w = node.inputs[:2]
     if x is None or w is None or w.const_value is not None or attr(node, "group", 1) != 1 or attr(node, "auto_pad", "NOTSET") != "NOTSET":
         return False
-    weights = static_shape(w)
-    if weights is None or len(weights) != 4 or x.dtype is not ir.DataType.FLOAT or not count_windows(x, sizes)[1]:
+    weights, pads = static_shape(w), attr(node, "pads") or [0] * 4
+    if weights is None or len(weights) != 4 or x.dtype is not ir.DataType.FLOAT or not count_windows(x, sizes)[1] or min(pads) < 0:
         return False
+    kernel = list(weights[2:])
     images, windows = count_windows(node.outputs[0], sizes)
     few = 0 < windows <= _MOST and images * windows >= _LEAST
-    return few and math.prod(weights) >= _WEIGHTS and math.prod(weights[2:]) > 1 and min(attr(node, "pads") or [0]) >= 0
+    if not few or math.prod(weights) < _WEIGHTS or math.prod(kernel) == 1 or list(attr(node, "kernel_shape") or kernel) != kernel:
+        return False
+    for axis in range(2):
+        stride, dilation = ((attr(node, name) or [1, 1])[axis] for name in ("strides", "dilations"))
+        size, found = ((value.shape or ())[2 + axis] for value in (x, node.outputs[0]))
+        reach = size + pads[axis] + pads[2 + axis] - (kernel[axis] - 1) * dilation - 1
+        # The file's word, which may be wrong; and of an image of which nothing is seen there is nothing to lay out.
+        if found != reach // stride + 1 or reach % stride >= size + pads[2 + axis]:
+            return False
+    return True
 
 
 def _product(op: Builder, node: ir.Node) -> ir.Value:
@@ -63,8 +76,10 @@ def _product(op: Builder, node: ir.Node) -> ir.Value:
     assert x is not None and w is not None
     results, channels, *kernel = static_shape(w) or ()
     _, windows = count_windows(node.outputs[0], {})
-    sizes = (node.outputs[0].shape or ())[2:]
+    images, result = ([size for size in (value.shape or ())[2:] if isinstance(size, int)] for value in (x, node.outputs[0]))
     slide = geometry(op, node, x, node.outputs[0], kernel)
     bias = [op.Unsqueeze(value, [1]) for value in more if value is not None]
-    product = op.Gemm(op.Reshape(w, [results, -1]), columns(op, slide, x, channels), *bias, transB=1)
-    return op.Reshape(op.Transpose(op.Reshape(product, [results, -1, windows]), perm=[1, 0, 2]), [-1, results, *sizes])
+    checks = [(x, 1, [channels, *images]), *([] if is_certain(w) else [(w, 0, [results, channels, *kernel])])]
+    weights = op.Reshape(w, row_if_declared(op, [results, channels * math.prod(kernel)], *checks))
+    product = op.Gemm(weights, columns(op, slide, x, channels), *bias, transB=1)
+    return op.Reshape(op.Transpose(op.Reshape(product, [results, -1, windows]), perm=[1, 0, 2]), [-1, results, *result])

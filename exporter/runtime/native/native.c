@@ -502,7 +502,7 @@ static PyMethodDef methods[] = {
     {"prepare", prepare, METH_VARARGS, "prepare(owner, store, contexts, runs, device) -> capsule"},
     {"registered", registered, METH_NOARGS, "registered() -> bool"},
     {"setup", setup, METH_VARARGS, "setup(13 functions of torch, RunError, large)"},
-    {"threads", threads, METH_VARARGS, "threads(6 addresses of functions of torch, OpenMP and MKL, 0 for none)"},
+    {"threads", threads, METH_VARARGS, "threads(7 addresses of functions of torch, OpenMP and MKL, 0 for none)"},
     {"threads_outside", threads_outside, METH_NOARGS, "threads_outside() -> torch's threads outside of the call that the thread is in, or 0"},
     {"put_to_sleep", sleep_before, METH_O, "put_to_sleep(seconds of the last run)"},
     {NULL, NULL, 0, NULL},

@@ -23,6 +23,7 @@ static struct {
     void (*parallel)(void (*)(void *), void *, unsigned, unsigned);  /* GOMP_parallel */
     int (*set_most_of_mkl)(int);                                     /* MKL_Set_Num_Threads_Local: returns what was, 0 for OpenMP's */
     int (*limit)(void);                                              /* omp_get_thread_limit */
+    int (*number)(void);                                             /* omp_get_thread_num: of the calling thread in a region */
 } openmp;
 
 /* Seconds of a call on one thread from which on several are worth waking, and being waited for. */
@@ -90,11 +91,12 @@ static int end_turn(Turn turn, int long_calls)
  * thread of torch's that stays awake there sleeps, for milliseconds. */
 typedef struct {
     cpu_set_t before, here;
-    int changed;
+    int threads, changed; /* so many there are already */
 } Place;
 
-static void stay_here(Place *place)
+static void stay_here(Place *place, int threads)
 {
+    place->threads = threads;
     int processor = sched_getcpu();
     CPU_ZERO(&place->here);
     place->changed = processor >= 0 && processor < CPU_SETSIZE && !sched_getaffinity(0, sizeof place->before, &place->before);
@@ -104,17 +106,18 @@ static void stay_here(Place *place)
     }
 }
 
-/* Of each thread of a region: where it was, unless it has a place of its own. */
+/* In each thread of a region: the maker, and those that were made, go where it was. */
 static void go_back(void *data)
 {
     Place *place = data;
+    int number = openmp.number();
     cpu_set_t now;
-    if (place->changed && !sched_getaffinity(0, sizeof now, &now) && CPU_EQUAL(&now, &place->here))
+    if (place->changed && (number == 0 || number >= place->threads) && !sched_getaffinity(0, sizeof now, &now) && CPU_EQUAL(&now, &place->here))
         sched_setaffinity(0, sizeof place->before, &place->before);
 }
 #else
 typedef int Place;
-static void stay_here(Place *place) { *place = 0; }
+static void stay_here(Place *place, int threads) { *place = threads; }
 static void go_back(void *place) { (void)place; }
 #endif
 
@@ -125,18 +128,18 @@ static void put_to_sleep(double last_run)
     int threads = openmp.parallel ? openmp.most() : 1, wanted = threads > 1 ? openmp.processors() + 1 : 0, more = wanted - threads;
     if (more > 0 && more <= threads + 1 && last_run > LONG_RUN * more && openmp.limit() >= wanted) {
         Place place;
-        stay_here(&place);
+        stay_here(&place, threads);
         openmp.parallel(go_back, &place, (unsigned)wanted, 0);
     }
 }
 
 /* ------------------------------------------------------------------------------------------------- Python's side */
 
-/* threads(most, set_most, processors, parallel, set_most_of_mkl, limit): addresses, 0 for what torch's OpenMP and MKL do not have */
+/* threads(most, set_most, processors, parallel, set_most_of_mkl, limit, number): addresses, 0 for what torch's OpenMP and MKL do not have */
 static PyObject *threads(PyObject *module, PyObject *args)
 {
     (void)module;
-    void **targets[] = {(void **)&openmp.most, (void **)&openmp.set_most, (void **)&openmp.processors, (void **)&openmp.parallel, (void **)&openmp.set_most_of_mkl, (void **)&openmp.limit};
+    void **targets[] = {(void **)&openmp.most, (void **)&openmp.set_most, (void **)&openmp.processors, (void **)&openmp.parallel, (void **)&openmp.set_most_of_mkl, (void **)&openmp.limit, (void **)&openmp.number};
     for (size_t i = 0; i < sizeof targets / sizeof *targets; i++) {
         PyObject *address = PyTuple_GetItem(args, (Py_ssize_t)i);
         *targets[i] = address ? PyLong_AsVoidPtr(address) : NULL;

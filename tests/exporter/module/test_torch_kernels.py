@@ -430,3 +430,13 @@ def test_among_more_products_than_convolutions_there_are_none(linears, monkeypat
     results = gradients(model, loaded, x)
     torch.testing.assert_close(results[1], results[0], rtol=2e-5, atol=2e-5)
     assert len(calls) == (2 if linears == 2 else 0)
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+def test_a_depthwise_convolution_of_open_sizes_and_of_no_images(dynamo):
+    """Of no images the gradient is zero, as in eager."""
+    sizes = {0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
+    model, loaded, _, _ = both(lambda: nn.Conv2d(16, 16, 3, padding=1, groups=16), (2, 16, 5, 6), dynamo=dynamo, dynamic_shapes=(sizes,))
+    for images, size in ((3, 7), (0, 5), (2, 4)):
+        results = gradients(model, loaded, torch.randn(images, 16, size, size + 1))
+        torch.testing.assert_close(results[1], results[0], rtol=2e-4, atol=2e-4)

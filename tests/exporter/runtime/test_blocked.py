@@ -123,6 +123,7 @@ def test_one_group_with_many_windows(op_type, x, w, options, batch):
         lambda: conv((1, 16, 4, 4), (16, 16, 3, 3), y=(1, 16, 2, 2)),
         lambda: conv((8, 512, 4, 4), (512, 512, 3, 3), y=(8, 512, 4, 4), pads=[1, 1, 1, 1]),
         lambda: conv((64, 64, 40, 40), (64, 64, 1, 1), y=(64, 64, 40, 40)),
+        lambda: conv((64, 64, 40, 40), (64, 64, 3, 3), y=(64, 64, 38, 38), kernel_shape=[1, 9]),
         lambda: conv((64, 64, 40, 40), (64, 64, 3, 3)),
         lambda: conv((64, 64, 40, 40), (60, 64, 3, 3), y=(64, 60, 38, 38)),
         lambda: conv((64, 60, 40, 40), (64, 60, 3, 3), y=(64, 64, 38, 38)),
@@ -144,6 +145,7 @@ def test_one_group_with_many_windows(op_type, x, w, options, batch):
         "few windows",
         "few windows for the weights",
         "one group of 1x1",
+        "a kernel that the weights are not",
         "unknown result",
         "no whole blocks of results",
         "no whole blocks of channels",
@@ -188,6 +190,42 @@ def refused(model, x, w):
     model.graph.inputs[0].shape = None
     with pytest.raises(Exception, match=r"(?i)shape|rank|channels|dimension|invalid"):
         run(model, {"x": np.ones(x, np.float32), "w": np.ones(w, np.float32)})
+
+
+def computed(model, real):
+    """The weights are what another node computes, of which the graph says their shape, and which have another."""
+    w = model.graph.inputs[1]
+    node = ir.node("Neg", [ir.val("v", ir.DataType.FLOAT, real)], outputs=[ir.val("computed", ir.DataType.FLOAT, list(w.shape))])
+    model.graph.insert_before(model.graph[0], node)
+    for conv_node in list(model.graph):
+        if conv_node.op_type != "Neg":
+            conv_node.replace_input_with(1, node.outputs[0])
+    model.graph.inputs[1] = node.inputs[0]
+    return model
+
+
+@pytest.mark.parametrize(
+    ("op_type", "x", "w", "real"),
+    [
+        ("Conv", (64, 32, 40, 40), (64, 32, 1, 9), (64, 32, 9, 1)),
+        ("Conv", (64, 32, 40, 40), (64, 32, 3, 3), (32, 64, 3, 3)),
+        ("ConvTranspose", (64, 32, 40, 40), (32, 64, 3, 3), (64, 32, 3, 3)),
+        ("Conv", (64, 16, 40, 40), (16, 1, 1, 9), (16, 1, 9, 1)),
+    ],
+)
+def test_computed_weights_have_the_shape_that_the_file_says(op_type, x, w, real):
+    group = {"group": 16} if w[1] == 1 else {}
+    for shape, right in ((w, True), (real, False)):
+        model = computed(conv(x, w, op_type=op_type, y=(64, 64, 38, 38), **group), shape)
+        assert blocked.block_channels(model) == 1
+        model.graph.inputs[1].shape = None
+        feeds = {"x": np.ones((1, *x[1:]), np.float32), "v": -np.ones(shape, np.float32)}
+        model.graph.inputs[0].shape = None
+        if right:
+            assert run(model, feeds).max() == np.prod(w[2:]) * (1 if group else 32)
+        else:
+            with pytest.raises(Exception, match="the file says of 'computed' another shape"):
+                run(model, feeds)
 
 
 def test_names_of_the_graph_are_left_alone():

@@ -13,7 +13,7 @@ from torch import nn
 import exporter
 from exporter.runtime.fusion.products import multiply_few_windows
 from exporter.training.trainer import Trainer
-from tests.exporter.runtime.test_blocked import conv, expected_of, run
+from tests.exporter.runtime.test_blocked import computed, conv, expected_of, run
 
 FEW = ((8, 64, 2, 2), (512, 64, 3, 3), (8, 512, 2, 2))
 
@@ -58,12 +58,57 @@ def test_the_result_is_torchs(x, w, options):
         lambda: conv(FEW[0], FEW[1], y=FEW[2], pads=[1, 1, 1, 1], kind=ir.DataType.DOUBLE),
         lambda: conv(FEW[0], FEW[1], y=FEW[2], pads=[1, 1, 1, 1], constant=np.ones(FEW[1], np.float32)),
         lambda: conv((16, 64, 2), (512, 64, 9), y=(16, 512, 2), pads=[4, 4]),
+        lambda: conv(FEW[0], FEW[1], y=FEW[2], pads=[1, 1, 1, 1], kernel_shape=[1, 9]),
+        lambda: conv((16, 64, 3, 3), FEW[1], y=FEW[2], pads=[1, 1, 1, 1]),
+        lambda: conv((16, 64, 2, 2), FEW[1], y=(16, 512, 1, 1), pads=[4, 4, 4, 4], strides=[8, 8]),
     ],
-    ids=["windows", "images", "unknown images", "unknown result", "weights", "1x1", "groups", "auto_pad", "double", "constant", "one axis"],
+    ids=[
+        "windows",
+        "images",
+        "unknown images",
+        "unknown result",
+        "weights",
+        "1x1",
+        "groups",
+        "auto_pad",
+        "double",
+        "constant",
+        "one axis",
+        "a kernel that the weights are not",
+        "a result that is not the image's",
+        "nothing of the image is seen",
+    ],
 )
 def test_others_stay(model):
     model = model()
     assert multiply_few_windows(model) == 0 and convs(model) == 1
+
+
+@pytest.mark.parametrize("x", [(8, 64, 4, 1), (8, 64, 1, 4), (8, 128, 2, 1), (8, 32, 2, 4), (8, 64, 4), (8, 16, 2, 2)])
+def test_images_of_another_shape_are_an_error(x):
+    """The file says of x what is not so: as many numbers, in another order."""
+    model = conv(*FEW[:2], y=FEW[2], pads=[1, 1, 1, 1])
+    assert multiply_few_windows(model) == 1
+    model.graph.inputs[0].shape = None
+    with pytest.raises(Exception, match=r"(?i)shape|rank"):
+        run(model, {"x": np.ones(x, np.float32), "w": np.ones(FEW[1], np.float32)})
+
+
+def test_as_many_numbers_in_another_order_are_an_error():
+    """Without padding nothing else tells 3x6 from 6x3."""
+    model = conv((16, 64, 3, 6), (512, 64, 3, 6), y=(16, 512, 1, 1))
+    assert multiply_few_windows(model) == 1
+    model.graph.inputs[0].shape = None
+    with pytest.raises(Exception, match="the file says of 'x' another shape"):
+        run(model, {"x": np.ones((16, 64, 6, 3), np.float32), "w": np.ones((512, 64, 3, 6), np.float32)})
+
+
+def test_so_are_computed_weights():
+    model = computed(conv((8, 64, 2, 10), (512, 64, 1, 9), y=(8, 512, 2, 2)), (512, 64, 9, 1))
+    assert multiply_few_windows(model) == 1
+    model.graph.inputs[1].shape = None
+    with pytest.raises(Exception, match="the file says of 'x' and 'computed' another shape"):
+        run(model, {"x": np.ones((8, 64, 2, 10), np.float32), "v": np.ones((512, 64, 9, 1), np.float32)})
 
 
 def test_of_images_whose_number_is_open_a_likely_one_decides():
