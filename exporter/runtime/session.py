@@ -139,7 +139,12 @@ def open_options(allow: Any, store: ContextStore | None, device: str = "cpu", lo
     """As `session_options`, also without the native library: options for models without PythonOps then.
 
     Whether threads spin is left to `inference_session`, which knows the model. ``long`` are Functions as in `Binding`.
+
+    Raises:
+        RunError: onnxruntime is not there.
     """
+    if _missing is not None and _missing.name == "onnxruntime":
+        raise RunError(NO_ONNXRUNTIME)
     options = onnxruntime.SessionOptions()
     _bind(options, Gate(allow), ContextStore() if store is None else store, device).long = long
     return options

@@ -24,9 +24,21 @@ from symbolics.node.containers import Slot
 from tests.exporter.runtime.build import forward, record, training
 from tests.exporter.runtime.cases import CASES, check_case
 from tests.exporter.runtime.runner import Runner
+from tests.processes import python
 from tests.zoo import functions as F, hostile
 
 ALLOW = ["tests.zoo.functions:*"]
+NO_ONNXRUNTIME = """
+import sys
+sys.modules["onnxruntime"] = None
+import exporter
+for call in (exporter.load, exporter.inference_session):
+    try:
+        call(sys.argv[1], allow=["tests.zoo.functions:*"])
+    except exporter.RunError as error:
+        assert "onnxruntime is not installed: pip install" in str(error), error
+        print("RunError")
+"""
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -436,6 +448,13 @@ def test_without_onnxruntime_the_message_says_what_to_do(monkeypatch):
     for call in (session_options, lambda: inference_session(forward(record(F.Copies, torch.ones(1))))):
         with pytest.raises(RunError, match=r"onnxruntime is not installed: pip install 'pythonop\[run\]'.*reference_evaluator"):
             call()
+
+
+def test_without_onnxruntime_a_loaded_file_says_so_too(tmp_path):
+    """In a process that has none: where it was only left out of the names here, more would be there."""
+    onnx.save(forward(record(F.Copies, torch.ones(1))), tmp_path / "model.onnx")
+    done = python("-c", NO_ONNXRUNTIME, str(tmp_path / "model.onnx"))
+    assert done.stdout.splitlines() == ["RunError"] * 2, done.stderr[-2000:]
 
 
 def test_an_output_of_another_type_than_the_file_says():
