@@ -14,11 +14,12 @@
  *
  * native_abi.h has the declarations of others, native_tensors.h our structs, native_inputs.h gather, native_outputs.h write,
  * native_contexts.h the store's side, native_run.h the call, native_device.h the same for devices,
- * native_elementwise.h chains of standard operators, native_threads.h whose threads run; here kernels are made
- * and the two modules meet. Together they are one translation unit.
+ * native_elementwise.h chains of standard operators, native_threads.h whose threads run, native_nodes.h what a node says of
+ * itself; here kernels are made and the two modules meet. Together they are one translation unit.
  */
 #include "native_device.h"
 #include "native_elementwise.h"
+#include "native_nodes.h"
 #include "native_threads.h"
 
 /* --------------------------------------------------------------------------------------- kernels and their making */
@@ -60,58 +61,6 @@ static Status compute(void *state, void *context)
     return status;
 }
 
-/* One attribute by name and kind ('s', 'i', 'f', 'I' for ints, 'F' for floats); NULL without an exception if it is absent. */
-static PyObject *attribute(const void *info, const char *name, char kind)
-{
-    size_t size = 0;
-    Status status = NULL;
-    PyObject *out = NULL;
-    int slot = kind == 's' ? ATTR_STRING : kind == 'I' ? ATTRS_INT : ATTRS_FLOAT;
-    if (kind == 'i') {
-        int64_t value = 0;
-        status = CALL(ATTR_INT, Status(*)(const void *, const char *, int64_t *))(info, name, &value);
-        if (!status)
-            return PyLong_FromLongLong(value);
-        goto absent;
-    }
-    if (kind == 'f') {
-        float value = 0;
-        status = CALL(ATTR_FLOAT, Status(*)(const void *, const char *, float *))(info, name, &value);
-        if (!status)
-            return PyFloat_FromDouble(value);
-        goto absent;
-    }
-    status = CALL(slot, Status(*)(const void *, const char *, void *, size_t *))(info, name, NULL, &size);
-    if (status)
-        goto absent;
-    size_t item = kind == 's' ? 1 : kind == 'I' ? sizeof(int64_t) : sizeof(float);
-    char *buffer = size < (size_t)PY_SSIZE_T_MAX / item ? malloc(size * item + 1) : NULL;
-    if (!buffer)
-        return PyErr_NoMemory();
-    status = size ? CALL(slot, Status(*)(const void *, const char *, void *, size_t *))(info, name, buffer, &size) : NULL;
-    if (status) {
-        free(buffer);
-        goto absent;
-    }
-    if (kind == 's') {
-        /* the size counts the final zero; Binding.plan refuses what is no UTF-8 */
-        out = PyUnicode_DecodeUTF8(buffer, size ? (Py_ssize_t)size - 1 : 0, "surrogateescape");
-    } else if ((out = PyList_New((Py_ssize_t)size))) {
-        for (size_t i = 0; out && i < size; i++) {
-            PyObject *number = kind == 'I' ? PyLong_FromLongLong(((int64_t *)buffer)[i]) : PyFloat_FromDouble(((float *)buffer)[i]);
-            if (number)
-                PyList_SetItem(out, (Py_ssize_t)i, number);
-            else
-                Py_CLEAR(out);
-        }
-    }
-    free(buffer);
-    return out;
-absent:
-    CALL(RELEASE_STATUS, void (*)(Status))(status);
-    return NULL;
-}
-
 /* A tuple of places as an array; NULL with an exception where one is not below `below`. */
 static Py_ssize_t *index_array(PyObject *tuple, Py_ssize_t *count, Py_ssize_t below)
 {
@@ -128,39 +77,6 @@ static Py_ssize_t *index_array(PyObject *tuple, Py_ssize_t *count, Py_ssize_t be
             internal("a place");
             return NULL;
         }
-    }
-    return out;
-}
-
-/* The name of a node, "" where it has none; a text from a file. */
-static PyObject *node_name(const void *info)
-{
-    size_t size = 0;
-    Status status = CALL(NODE_NAME, Status(*)(const void *, char *, size_t *))(info, NULL, &size);
-    char *buffer = status || !size ? NULL : calloc(size, 1);
-    if (buffer)
-        status = CALL(NODE_NAME, Status(*)(const void *, char *, size_t *))(info, buffer, &size);
-    if (status)
-        CALL(RELEASE_STATUS, void (*)(Status))(status);
-    PyObject *name = PyUnicode_DecodeUTF8(buffer && !status ? buffer : "", buffer && !status ? (Py_ssize_t)size - 1 : 0, "replace");
-    free(buffer);
-    return name;
-}
-
-/* One bool per output of a node: whether it has a name. */
-static PyObject *named_outputs(const void *info)
-{
-    size_t count = 0;
-    if (check(CALL(NODE_OUTPUTS, Status(*)(const void *, size_t *))(info, &count)))
-        return NULL;
-    PyObject *out = PyTuple_New((Py_ssize_t)count);
-    for (size_t i = 0; out && i < count; i++) {
-        size_t size = 0; /* counts the final zero */
-        if (check(CALL(NODE_OUTPUT_NAME, Status(*)(const void *, size_t, char *, size_t *))(info, i, NULL, &size))) {
-            Py_DECREF(out);
-            return NULL;
-        }
-        PyTuple_SetItem(out, (Py_ssize_t)i, PyBool_FromLong(size > 1));
     }
     return out;
 }
