@@ -349,11 +349,8 @@ class Plans:
 
     def _arrange_convolutions(self, model: ir.Model, example: Mapping[str, torch.Tensor]) -> None:
         if self.device.type == "cpu" and not self.providers:
-            inputs = [value for value in self.model.graph.inputs if value.name in example and value.shape is not None]
-            dims = (
-                (str(dim), size) for value in inputs for dim, size in zip(value.shape or (), example[value.name or ""].shape, strict=False)
-            )
-            sizes = dict(dims)
+            inputs = [(value.shape or (), example[value.name]) for value in self.model.graph.inputs if value.name and value.name in example]
+            sizes = {str(dim): size for shape, given in inputs for dim, size in zip(shape, given.shape, strict=False)}
             multiply_few_windows(model, sizes)
             block_channels(model, sizes)
 

@@ -183,17 +183,17 @@ def _dense(op: Emitter, node: ir.Node, size: int) -> ir.Value | None:
     positions, tiles = math.prod(kernel), first * second // size**2
     geometry: dict[str, Any] = {}
     if node.op_type == "Conv":
-        results = first
+        results, channels = first, second
         laid = op.Transpose(op.Reshape(w, [first // size, size, second * positions]), perm=[0, 2, 1])
         laid = op.Transpose(op.Reshape(laid, [tiles, size, positions, size]), perm=[0, 2, 1, 3])
     else:
-        results = second
+        results, channels = second, first
         laid = op.Transpose(op.Reshape(w, [first // size, size, second // size, size * positions]), perm=[2, 0, 1, 3])
         laid = op.Transpose(op.Reshape(laid, [tiles, size * size, positions]), perm=[0, 2, 1])
         laid = op.Gather(laid, op.i64(range(positions)[::-1]), axis=1)
         dilations, pads = attr(node, "dilations") or [1, 1], attr(node, "pads") or [0] * 4
         geometry = {"pads": [(k - 1) * d - p for k, d, p in zip(kernel * 2, [*dilations] * 2, pads)]}
-    weights = op.Reshape(laid, _sizes(op, x, w, [results, first * second // results, *kernel], 1))
+    weights = op.Reshape(laid, _sizes(op, x, w, [results, channels, *kernel], 1))
     return _in_blocks(op, node, weights, [*bias], kernel, results, **geometry)
 
 
