@@ -24,6 +24,7 @@ from exporter.runtime.binding import Binding
 from exporter.runtime.fusion.blocked import block_channels
 from exporter.runtime.fusion.elementwise import Facts, fuse
 from exporter.runtime.fusion.link import could_link, link
+from exporter.runtime.fusion.moves import move_at_once
 from exporter.runtime.fusion.products import multiply_few_windows
 from exporter.runtime.in_place import Update, take_out_updates
 from exporter.runtime.node_order import MANY_NODES, list_as_they_can_run
@@ -460,6 +461,7 @@ def _open(
                 facts: dict[ir.Value, Facts] = {}
                 arranged = link(graph) + (fuse(graph, facts=facts) if is_step and device == "cpu" and _missing is None else 0)
                 arranged += multiply_few_windows(graph) + block_channels(graph) if is_step and device == "cpu" else 0
+                arranged += move_at_once(graph, facts) if is_step and device == "cpu" and _missing is None else 0
                 update = take_out_updates(graph, carried, facts) if arranged and carried is not None else None
                 arranged += is_step and not large and list_for_memory(graph.graph, facts)
                 proto = ir.to_proto(graph) if arranged else proto

@@ -19,6 +19,7 @@
  */
 #include "native_device.h"
 #include "native_elementwise.h"
+#include "native_rearrange.h"
 #include "native_nodes.h"
 #include "native_threads.h"
 
@@ -117,7 +118,7 @@ enum {
     PLAN_APPLY, PLAN_ARGUMENTS, PLAN_POSITIONS, PLAN_LOG, PLAN_LONG
 };
 
-static const char *const OPERATORS[] = {"PythonOp", "PythonOpGrad", "PythonOpBackward", "PythonOpTangent", "Elementwise"}; /* as enum Operator */
+static const char *const OPERATORS[] = {"PythonOp", "PythonOpGrad", "PythonOpBackward", "PythonOpTangent", "Elementwise", "Rearrange"}; /* as enum Operator */
 static const char *op_name(const CustomOp *op) { return OPERATORS[op->kind]; }
 static int takes_context(const CustomOp *op) { return op->kind == PYTHON_OP_GRAD || op->kind == PYTHON_OP_BACKWARD; }
 
@@ -268,12 +269,13 @@ static void destroy(void *state)
     PyGILState_Release(gil);
 }
 
-static void elementwise_destroy(void *state)
+/* A Program or an Arrangement: what both begin with is the binding. */
+static void destroy_plain(void *state)
 {
     if (!state || !Py_IsInitialized())
         return;
     PyGILState_STATE gil = PyGILState_Ensure();
-    free_binding(((Program *)state)->binding);
+    free_binding(*(Binding **)state);
     PyGILState_Release(gil);
     free(state);
 }
@@ -304,13 +306,13 @@ static void fill_op(CustomOp *op, Binding *binding, int kind, int on_device, int
     op->input_count = input_count;
     op->output_type = output_type;
     op->output_count = output_count;
-    op->destroy = kind == ELEMENTWISE ? elementwise_destroy : destroy;
+    op->destroy = kind >= ELEMENTWISE ? destroy_plain : destroy;
     op->input_kind = input_kind;
     op->output_kind = output_kind;
     op->input_memory = input_memory;
     op->input_min = op->input_same = op->output_min = op->output_same = zero;
-    op->create = kind == ELEMENTWISE ? elementwise_create : create;
-    op->compute = kind == ELEMENTWISE ? elementwise_compute : compute;
+    op->create = kind == ELEMENTWISE ? elementwise_create : kind == REARRANGE ? rearrange_create : create;
+    op->compute = kind == ELEMENTWISE ? elementwise_compute : kind == REARRANGE ? rearrange_compute : compute;
     op->start_version = first_version;
     op->end_version = last_version;
     op->binding = binding;
@@ -333,9 +335,9 @@ EXPORT Status RegisterCustomOps(void *options, const ApiBase *base)
     Status status = CALL(CREATE_DOMAIN, Status(*)(const char *, void **))("com.microsoft", &binding->domain);
     if (!status)
         status = CALL(CREATE_DOMAIN, Status(*)(const char *, void **))("pythonop", &binding->own_domain);
-    const CustomOp *ops[] = {&binding->forward,        &binding->backward,        &binding->again,        &binding->tangent,     &binding->elementwise,
+    const CustomOp *ops[] = {&binding->forward,        &binding->backward,        &binding->again,        &binding->tangent,     &binding->elementwise, &binding->rearrange,
                              &binding->device_forward, &binding->device_backward, &binding->device_again, &binding->device_tangent};
-    for (int i = 0; !status && i < (binding->device == WITH_CUDA ? 9 : 5); i++)
+    for (int i = 0; !status && i < (binding->device == WITH_CUDA ? 10 : 6); i++)
         status = CALL(DOMAIN_ADD, Status(*)(void *, const void *))(ops[i]->kind >= PYTHON_OP_BACKWARD ? binding->own_domain : binding->domain, ops[i]);
     if (!status)
         status = CALL(ADD_DOMAIN, Status(*)(void *, void *))(options, binding->domain);
@@ -368,6 +370,7 @@ static PyObject *prepare(PyObject *module, PyObject *args)
     fill_op(&binding->again, binding, PYTHON_OP_BACKWARD, 1, 0);
     fill_op(&binding->tangent, binding, PYTHON_OP_TANGENT, device == BORROW, 0);
     fill_op(&binding->elementwise, binding, ELEMENTWISE, 0, 0);
+    fill_op(&binding->rearrange, binding, REARRANGE, 0, 0);
     fill_op(&binding->device_forward, binding, PYTHON_OP, 1, 1);
     fill_op(&binding->device_backward, binding, PYTHON_OP_GRAD, 1, 1);
     fill_op(&binding->device_again, binding, PYTHON_OP_BACKWARD, 1, 1);

@@ -1,0 +1,390 @@
+"""Operators that only move elements become one copy, in memory.
+
+A convolution's gradient lays out what its products read: Transpose, Pad, Gather, Slice, Concat. onnxruntime runs them one by one, most of
+them in one thread, and what one core has written the other one then reads, which takes two to five times as long where the cores share no
+cache. The native library writes the result of all of them at once, in as many threads as there are. Two forms:
+
+- a value that such operators make of another one, and that anything else reads, is one node Rearrange;
+- a gradient for weights by columns (symbolics/gradients/convolution.py), where the kernel's positions are interleaved behind the products:
+  each column is laid out as a row, in the order of the weights, and nothing is interleaved. Where windows move place by place, what the
+  first axis of the kernel does is done to the other side: of 3x3 positions, images and gradients are laid out three times each, in place of
+  nine times and once, and one product is all. It multiplies zeros with places of the image that no gradient belongs to: of an image that is
+  not finite, more positions of the gradient are NaN than the operators' would be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from exporter.runtime.fusion.elementwise import Facts
+from exporter.runtime.fusion.views import Axis, View, replace_groups
+from symbolics.graph.copies import replace
+from symbolics.graph.emitter import Emitter
+from symbolics.graph.scope import Scope, free_prefix
+from symbolics.graph.values import array_of, attr, made_by
+from symbolics.graph.walk import discard
+from symbolics.node.names import OWN_DOMAIN
+
+__all__ = ["REARRANGE", "move_at_once"]
+
+REARRANGE = "Rearrange"
+
+_MOST_AXES = 16  # as DIMS_MOST in native_elementwise.h
+_FAR = 2**40  # as FAR in native_rearrange.h
+_FEW_ELEMENTS = 4096  # of fewer, a node of its own costs more than is saved
+_MOST_PLACES = 2**20  # of an index that is looked at
+_MOST_WASTE = 1.3  # times as many places: the zeros are multiplied, too
+_PRODUCTS = frozenset({"MatMul", "Gemm"})  # they read a matrix either way
+_FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE}
+
+
+def move_at_once(model: ir.Model, facts: Mapping[ir.Value, Facts] | None = None) -> int:
+    """Replace what is written above in a model for onnxruntime's CPU with the native library, where the shapes are known.
+
+    Args:
+        model: Changed. Its nodes stand in the order of their values.
+        facts: Shapes and element types of values that do not say it themselves. They may be wrong: the native library compares the shape
+            of what it reads.
+
+    Returns:
+        How many nodes were put in.
+    """
+    found = _Views(model.graph, facts or {})
+    scope = Scope(free_prefix(model.graph, "moved/"), lambda value: False)
+    made = 0
+    for node in list(model.graph):
+        if node.op_type == "Concat" and (parts := found.products_of(node)) is not None:
+            op = Emitter(scope)
+            replace(scope, node, op.nodes, [_in_weight_order(op, found, node, *parts)])
+            made += 1
+    if made:
+        _sweep(model.graph)
+    for node in list(model.graph):
+        view = found.of(node.outputs[0]) if len(node.outputs) == 1 else None
+        if view is not None and found.is_worth_it(node, view):
+            op = Emitter(scope)
+            replace(scope, node, op.nodes, [_moved(op, view, found.kind(view.source))])
+            made += 1
+    if made:
+        scope.register(model.graph)
+        model.graph.opset_imports[OWN_DOMAIN] = 1
+        _sweep(model.graph)
+    return made
+
+
+def _moved(op: Emitter, view: View, kind: ir.DataType) -> ir.Value:
+    """The node that writes a view."""
+    axes = view.axes()
+    sizes = [-1 if axis.size is None else axis.size for axis in axes]
+    lead = max(0, 2 - len(axes))
+    steps = [step for dim in range(len(view.dims)) for step in (*(0,) * lead, *(axis.steps[dim] for axis in axes))]
+    made: ir.Value = op.node(
+        REARRANGE,
+        [view.source],
+        domain=OWN_DOMAIN,
+        source=[-1 if dim is None else dim for dim in view.dims],
+        starts=list(view.starts),
+        sizes=[1] * lead + sizes,
+        steps=steps,
+        shape=[-1 if size is None else size for size in view.shape] or [1],
+    )
+    made.type = ir.TensorType(kind)
+    if None not in view.shape:
+        made.shape = ir.Shape([size or 1 for size in view.shape])
+    return made
+
+
+def _in_weight_order(op: Emitter, found: _Views, node: ir.Node, rows: ir.Value, columns: View, results: int, parts: int) -> ir.Value:
+    """The gradient for weights (results * channels, positions).
+
+    Args:
+        op: Takes the nodes.
+        found: What is known of the graph.
+        node: What makes it so far.
+        rows: (results, windows).
+        columns: (channels, positions, windows).
+        results: How many.
+        parts: In how many products it is computed, each of some channels: what one reads is to stay in the cache.
+    """
+    channels, positions, _ = columns.shape
+    assert channels and positions
+    if (shared := _shared(found.of(rows), columns)) is not None:
+        left, right = (_moved(op, view, found.kind(view.source)) for view in shared)
+        outer = columns.groups[1][0].size or 1
+        product = op.Gemm(left, right, transB=1)
+        product.shape = ir.Shape([outer * results, channels * positions // outer])
+        apart = op.Reshape(product, [results, outer, channels, positions // outer])
+        return op.Reshape(op.Transpose(apart, perm=[0, 2, 1, 3]), [results * channels, positions])
+    parts = next(part for part in range(parts, channels + 1) if channels % part == 0)
+    each = columns.reshaped([parts, channels // parts * positions, -1])
+    assert each is not None
+    kind = found.kind(columns.source)
+    products = [
+        op.Gemm(rows, _moved(op, replace_groups(v, v.groups[1:]), kind), transB=1)
+        for v in ((each.at(0, part) if parts > 1 else each) for part in range(parts))
+    ]
+    joined = op.Concat(*products, axis=1) if parts > 1 else products[0]
+    return op.Reshape(joined, [results * channels, positions])
+
+
+def _shared(rows: View | None, columns: View) -> tuple[View, View] | None:
+    """(results and first axis of the kernel, places) and (channels and the kernel's other axes, places), where windows move place by place
+    along that axis; None where they do not, or where too many places are zero.
+    """
+    channels, positions, windows = columns.groups
+    if rows is None or len(rows.groups) != 2 or not positions:
+        return None
+    results, places = rows.groups
+    down, *others = positions
+    moving = [k for k, axis in enumerate(windows) if _only(axis, down)]
+    if len(moving) != 1 or [axis.size for axis in windows] != [axis.size for axis in places]:
+        return None
+    (k,) = moving
+    window, place = windows[k], places[k]
+    along = [dim for dim, step in enumerate(place.steps) if step]
+    if len(along) != 1 or max(window.steps) != 1 or place.size is None or down.size is None:
+        return None
+    (dim,) = along
+    alone = not any(axis.steps[dim] for group in rows.groups for axis in group if axis is not place)
+    if place.steps[dim] != 1 or rows.starts[dim] or rows.dims[dim] != place.size or not alone:
+        return None
+    step = max(down.steps)
+    height = place.size + (down.size - 1) * step
+    if step < 1 or height > _MOST_WASTE * place.size:
+        return None
+    back = Axis(down.size, tuple(-step if i == dim else 0 for i in range(len(rows.dims))))
+    left = replace_groups(rows, ((*results, back), (*places[:k], Axis(height, place.steps), *places[k + 1 :])))
+    right = replace_groups(columns, ((*channels, *others), (*windows[:k], Axis(height, window.steps), *windows[k + 1 :])))
+    return left, right
+
+
+def _only(axis: Axis, other: Axis) -> bool:
+    """Whether an axis moves along one dim, the one that the other moves along."""
+    return [bool(step) for step in axis.steps] == [bool(step) for step in other.steps] and sum(map(bool, axis.steps)) == 1
+
+
+class _Views:
+    """What the operators of a graph that only move elements make."""
+
+    def __init__(self, graph: ir.Graph, facts: Mapping[ir.Value, Facts]) -> None:
+        self.graph = graph
+        self._facts = facts
+        self._known: dict[ir.Value, View | None] = {}
+
+    def _fact(self, value: ir.Value) -> Facts:
+        shape, kind = self._facts.get(value, (None, None))
+        if shape is None and value.shape is not None:
+            shape = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
+        return shape, kind or value.dtype
+
+    def kind(self, value: ir.Value) -> ir.DataType:
+        """The element type of a view's tensor."""
+        kind = self._fact(value)[1]
+        assert kind is not None
+        return kind
+
+    def of(self, value: ir.Value | None) -> View | None:
+        """A value as a view: of another one where such operators make it, else of itself; None where its shape is not known."""
+        if value is None or value.const_value is not None:
+            return None
+        waiting = [value]
+        while waiting:  # without recursion: a chain of operators may be long
+            last = waiting[-1]
+            if last in self._known:
+                waiting.pop()
+                continue
+            node = last.producer()
+            read = [] if node is None or not _may_move(node) else [v for v in _tensors(node) if v is not None and v not in self._known]
+            if read and len(waiting) <= len(self.graph) + 1:
+                waiting += read
+                continue
+            waiting.pop()
+            self._known[last] = self._made(last)
+        return self._known[value]
+
+    def _made(self, value: ir.Value) -> View | None:
+        node = value.producer()
+        given = [self._known.get(v) for v in _tensors(node)] if node is not None and _may_move(node) else []
+        views = [view for view in given if view is not None]
+        made = _move(node, views) if node is not None and views and len(views) == len(given) else None
+        if made is not None:
+            return made
+        shape, kind = self._fact(value)
+        if shape is None or kind not in _FLOATS or value.const_value is not None or len(shape) > _MOST_AXES:
+            return None
+        dims = tuple(dim if isinstance(dim, int) else None for dim in shape)
+        return View.of(value, dims) if dims.count(None) < 2 and 0 not in dims else None
+
+    def is_worth_it(self, node: ir.Node, view: View) -> bool:
+        """Whether the operators that make a node's output are better one copy."""
+        (value,) = node.outputs
+        if not view.moves or view.source is value or math.prod(size or 1 for size in view.shape) < _FEW_ELEMENTS:
+            return False
+        uses = value.uses()
+        if not uses and not value.is_graph_output():
+            return False
+        readers = [use.node for use in uses]
+        if not value.is_graph_output() and all(
+            len(reader.outputs) == 1 and (after := self.of(reader.outputs[0])) is not None and after.source is view.source
+            for reader in readers
+        ):
+            return False  # it goes into copies of what this one is made of
+        if node.op_type == "Transpose" and any(reader.op_type in _PRODUCTS for reader in readers):
+            return False
+        axes = view.axes()
+        return len(axes) <= _MOST_AXES and all(
+            abs(number) < _FAR for number in (*view.starts, *(n for a in axes for n in (a.size or 0, *a.steps)))
+        )
+
+    def products_of(self, node: ir.Node) -> tuple[ir.Value, View, int, int] | None:
+        """The rows, the columns (channels, positions, windows), the results and the number of products of a gradient for weights that a
+        Concat interleaves; None for any other.
+        """
+        if attr(node, "axis") != 1 or len(node.inputs) < 2:
+            return None
+        gemms: list[ir.Node] = []
+        for place, value in enumerate(node.inputs):
+            reshape = made_by(value, "Reshape")
+            part = None if reshape is None else reshape.inputs[0]
+            split = made_by(part, "Split")
+            if split is not None:
+                if len(split.inputs) > 1 or part is not split.outputs[place % len(split.outputs)] or attr(split, "axis") != 1:
+                    return None
+                part = split.inputs[0]
+            gemm = made_by(part, "Gemm")
+            each = 1 if split is None else len(split.outputs)
+            if reshape is None or gemm is None or len(node.inputs) % each or not _is_plain(gemm):
+                return None
+            if place % each == 0:
+                gemms.append(gemm)
+            if gemms[-1] is not gemm or len(gemms) != place // each + 1:
+                return None
+        views = [self.of(gemm.inputs[1]) for gemm in gemms]
+        given = [view for view in views if view is not None and len(view.groups) == 2 and view.source is not gemms[0].inputs[1]]
+        rows, positions = gemms[0].inputs[0], len(node.inputs)
+        each = positions // len(gemms)
+        if rows is None or len(given) < len(gemms) or any(gemm.inputs[0] is not rows for gemm in gemms):
+            return None
+        width = given[0].shape[1]
+        if width is None or width % each or width == each:
+            return None
+        channels = width // each
+        wanted = made_by(node.inputs[0], "Reshape")
+        sizes = None if wanted is None else array_of(wanted.inputs[1])
+        if sizes is None or sizes.shape != (2,) or sizes[1] != 1 or sizes[0] <= 0 or sizes[0] % channels:
+            return None
+        for value in node.inputs[1:]:
+            other = made_by(value, "Reshape")
+            if other is None or not np.array_equal(array_of(other.inputs[1]), sizes):
+                return None
+        # (windows, positions of a product, channels), for each product
+        apart = [view.groups[0] for view in given]
+        shaped = [view.reshaped([-1 if view.shape[0] is None else view.shape[0], each, channels]) for view in given]
+        if any(view is None or view.groups[0] != own for view, own in zip(shaped, apart, strict=True)):
+            return None
+        joined = View.joined([view for view in shaped if view is not None], 1) if len(shaped) > 1 else shaped[0]
+        turned = None if joined is None else joined.transposed([2, 1, 0])
+        return None if turned is None or turned.shape[1] != positions else (rows, turned, int(sizes[0]) // channels, len(gemms))
+
+
+def _is_plain(gemm: ir.Node) -> bool:
+    """Whether a Gemm is the product of its two inputs as they are."""
+    scaled = attr(gemm, "alpha") != 1.0 or attr(gemm, "transA") or attr(gemm, "transB")
+    return len(gemm.inputs) == 2 and not scaled
+
+
+def _tensors(node: ir.Node) -> Sequence[ir.Value | None]:
+    """What a node moves."""
+    return node.inputs if node.op_type == "Concat" else node.inputs[:1]
+
+
+def _may_move(node: ir.Node) -> bool:
+    return node.domain == "" and node.op_type in _MOVES and len(node.outputs) == 1 and len(node.inputs) > 0
+
+
+def _move(node: ir.Node, views: list[View]) -> View | None:
+    """What a node makes of views; None where that is none."""
+    return _MOVES[node.op_type](node, views)
+
+
+def _row(node: ir.Node, place: int) -> list[int] | None:
+    """An input of constant ints; None where there is none."""
+    found = array_of(node.inputs[place]) if place < len(node.inputs) else None
+    return found.ravel().tolist() if found is not None and found.dtype.kind == "i" and found.size <= _MOST_AXES * 2 else None
+
+
+def _has(node: ir.Node, place: int) -> bool:
+    return place < len(node.inputs) and node.inputs[place] is not None
+
+
+def _concat(node: ir.Node, views: list[View]) -> View | None:
+    axis = attr(node, "axis")
+    rank = len(views[0].groups)
+    return View.joined(views, axis % rank) if len(views) > 1 and isinstance(axis, int) and -rank <= axis < rank else None
+
+
+def _gather(node: ir.Node, views: list[View]) -> View | None:
+    axis, indices, rank = attr(node, "axis"), array_of(node.inputs[1]) if _has(node, 1) else None, len(views[0].groups)
+    if indices is None or indices.size > _MOST_PLACES or not -rank <= axis < rank:
+        return None
+    return views[0].picked(axis % rank, indices.astype(np.int64))
+
+
+def _pad(node: ir.Node, views: list[View]) -> View | None:
+    (view,) = views
+    pads = _row(node, 1)
+    filling = array_of(node.inputs[2]) if _has(node, 2) else np.zeros(1)
+    if pads is None or _has(node, 3) or attr(node, "mode", "constant") not in ("constant", b"constant") or filling is None:
+        return None
+    if filling.size != 1 or filling.ravel()[0] != 0 or np.signbit(filling.ravel()[0]) or len(pads) != 2 * len(view.groups):
+        return None
+    return view.padded(pads[: len(view.groups)], pads[len(view.groups) :])
+
+
+def _reshape(node: ir.Node, views: list[View]) -> View | None:
+    shape = _row(node, 1)
+    return None if shape is None or attr(node, "allowzero") or min(shape, default=0) < -1 else views[0].reshaped(shape)
+
+
+def _slice(node: ir.Node, views: list[View]) -> View | None:
+    view: View | None = views[0]
+    starts, ends = _row(node, 1), _row(node, 2)
+    if view is None or starts is None or ends is None or len(starts) != len(ends):
+        return None
+    rank = len(view.groups)
+    axes = _row(node, 3) if _has(node, 3) else list(range(len(starts)))
+    steps = _row(node, 4) if _has(node, 4) else [1] * len(starts)
+    if axes is None or steps is None or not len(axes) == len(steps) == len(starts) or 0 in steps or not all(-rank <= a < rank for a in axes):
+        return None
+    if len({axis % rank for axis in axes}) < len(axes):
+        return None
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        size = view.shape[axis]
+        if size is None or size > _MOST_PLACES:
+            return None
+        places = range(size)[start:end:step]
+        if places != range(size):
+            view = view.picked(axis % rank, np.array(places, np.int64))
+        if view is None:
+            return None
+    return view
+
+
+def _transpose(node: ir.Node, views: list[View]) -> View | None:
+    perm = attr(node, "perm", None)
+    return views[0].transposed(range(len(views[0].groups))[::-1] if perm is None else perm)
+
+
+_MOVES = {"Concat": _concat, "Gather": _gather, "Pad": _pad, "Reshape": _reshape, "Slice": _slice, "Transpose": _transpose}
+
+
+def _sweep(graph: ir.Graph) -> None:
+    """Take out what nobody reads any more."""
+    for node in reversed(list(graph)):
+        if node.domain == "" and node.op_type in (*_MOVES, "Gemm", "Split") and not any(o.uses() or o.is_graph_output() for o in node.outputs):
+            discard(node)
+            graph.remove(node)
