@@ -19,10 +19,9 @@ from exporter.gradient_graph.recompute import Recompute, recompute
 from exporter.gradient_graph.silent import silent_ways
 from exporter.module.torch_kernels import FUNCTIONS, OVERRIDES, are_worth_it, pass_beside
 from exporter.runtime.arena import use_training_arena
-from exporter.runtime.fusion.blocked import block_channels
+from exporter.runtime.fusion.arrange import arrange
 from exporter.runtime.fusion.elementwise import fuse
 from exporter.runtime.fusion.link import link
-from exporter.runtime.fusion.products import multiply_few_windows
 from exporter.runtime.session import FATAL, available, inference_session, open_options, threads_outside
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tensors import LARGE, Runner, TensorPool
@@ -319,7 +318,7 @@ class Plans:
         if not wrt:
             with reading(self.model):
                 part = forward_part(model, self.state, extra)
-            self._arrange_convolutions(part, example)
+            self._arrange(part, example)
             forward = self.session(part)
             outputs = tuple(name for name in forward.names if name not in extra)
             return Plan(names, forward, None, None, statistics, buffers, seed, outputs)
@@ -331,7 +330,7 @@ class Plans:
             partition = split(model, self.state, extra, wrt)
         if kernels:
             fuse(partition.forward, guards_only=True)
-        self._arrange_convolutions(partition.forward, example)
+        self._arrange(partition.forward, example)
         forward = self.session(partition.forward, after_torch=True)
         backward, beside = None, frozenset[str]()
         if partition.backward is not None:
@@ -339,7 +338,7 @@ class Plans:
                 kind = forward.types.get(value.name)  # what ONNX's inference did not find out, onnxruntime's did
                 if value.type is None and kind is not None:
                     value.type = ir.TensorType(ir.DataType(kind))
-            self._arrange_convolutions(partition.backward, example)
+            self._arrange(partition.backward, example)
             made_here = pairing_of(self.model) is None
             if kernels:
                 fuse(partition.backward)
@@ -347,12 +346,11 @@ class Plans:
             backward = self.session(partition.backward, FUNCTIONS if made_here else (), after_torch=True)
         return Plan(names, forward, backward, partition, statistics, buffers, seed, partition.outputs, silent, beside)
 
-    def _arrange_convolutions(self, model: ir.Model, example: Mapping[str, torch.Tensor]) -> None:
+    def _arrange(self, model: ir.Model, example: Mapping[str, torch.Tensor]) -> None:
         if self.device.type == "cpu" and not self.providers:
             inputs = [(value.shape or (), example[value.name]) for value in self.model.graph.inputs if value.name and value.name in example]
             sizes = {str(dim): size for shape, given in inputs for dim, size in zip(shape, given.shape, strict=False)}
-            multiply_few_windows(model, sizes)
-            block_channels(model, sizes)
+            arrange(model, sizes, native=available() is None)
 
     def run_backward(
         self, runner: Runner, values: Sequence[Any], retain: bool, room: Sequence[torch.Tensor] = ()

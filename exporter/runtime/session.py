@@ -21,11 +21,9 @@ from exporter.runtime import native
 from exporter.runtime.absent import NO_ONNXRUNTIME, why_no_library
 from exporter.runtime.arena import use_training_arena
 from exporter.runtime.binding import Binding
-from exporter.runtime.fusion.blocked import block_channels
+from exporter.runtime.fusion.arrange import arrange
 from exporter.runtime.fusion.elementwise import Facts, fuse
 from exporter.runtime.fusion.link import could_link, link
-from exporter.runtime.fusion.moves import move_at_once
-from exporter.runtime.fusion.products import multiply_few_windows
 from exporter.runtime.in_place import Update, take_out_updates
 from exporter.runtime.node_order import MANY_NODES, list_as_they_can_run
 from exporter.runtime.prepare import has_python_ops, prepare
@@ -460,8 +458,8 @@ def _open(
                 graph = ir.from_proto(proto)
                 facts: dict[ir.Value, Facts] = {}
                 arranged = link(graph) + (fuse(graph, facts=facts) if is_step and device == "cpu" and _missing is None else 0)
-                arranged += multiply_few_windows(graph) + block_channels(graph) if is_step and device == "cpu" else 0
-                arranged += move_at_once(graph, facts) if is_step and device == "cpu" and _missing is None else 0
+                if is_step and device == "cpu":
+                    arranged += arrange(graph, facts=facts, native=_missing is None)
                 update = take_out_updates(graph, carried, facts) if arranged and carried is not None else None
                 arranged += is_step and not large and list_for_memory(graph.graph, facts)
                 proto = ir.to_proto(graph) if arranged else proto

@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from exporter.runtime.fusion.elementwise import Facts
-from exporter.runtime.fusion.views import Axis, View, replace_groups
+from exporter.runtime.fusion.views import Axis, View, replace_groups, replace_source
 from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
@@ -35,7 +35,7 @@ REARRANGE = "Rearrange"
 
 _MOST_AXES = 16  # as DIMS_MOST in native_elementwise.h
 _FAR = 2**40  # as FAR in native_rearrange.h
-_FEW_ELEMENTS = 4096  # of fewer, a node of its own costs more than is saved
+_FEW_ELEMENTS, _MANY_ELEMENTS = 2**12, 2**18  # of fewer, onnxruntime's operators cost no more: of several, and of one
 _MOST_PLACES = 2**20  # of an index that is looked at
 _MOST_WASTE = 1.3  # times as many places: the zeros are multiplied, too
 _PRODUCTS = frozenset({"MatMul", "Gemm"})  # they read a matrix either way
@@ -53,7 +53,7 @@ def move_at_once(model: ir.Model, facts: Mapping[ir.Value, Facts] | None = None)
     Returns:
         How many nodes were put in.
     """
-    found = _Views(model.graph, facts or {})
+    found = _Views(model.graph, facts or {}, through=True)
     scope = Scope(free_prefix(model.graph, "moved/"), lambda value: False)
     made = 0
     for node in list(model.graph):
@@ -63,11 +63,14 @@ def move_at_once(model: ir.Model, facts: Mapping[ir.Value, Facts] | None = None)
             made += 1
     if made:
         _sweep(model.graph)
+    found = _Views(model.graph, facts or {})
+    now: dict[ir.Value, ir.Value] = {}  # what was replaced -> what stands for it
     for node in list(model.graph):
         view = found.of(node.outputs[0]) if len(node.outputs) == 1 else None
         if view is not None and found.is_worth_it(node, view):
-            op = Emitter(scope)
-            replace(scope, node, op.nodes, [_moved(op, view, found.kind(view.source))])
+            op, value = Emitter(scope), node.outputs[0]
+            moved = now[value] = _moved(op, replace_source(view, now.get(view.source, view.source)), found.kind(view.source))
+            replace(scope, node, op.nodes, [moved])
             made += 1
     if made:
         scope.register(model.graph)
@@ -168,12 +171,18 @@ def _only(axis: Axis, other: Axis) -> bool:
 
 
 class _Views:
-    """What the operators of a graph that only move elements make."""
+    """What the operators of a graph that only move elements make.
 
-    def __init__(self, graph: ir.Graph, facts: Mapping[ir.Value, Facts]) -> None:
+    Attributes:
+        through: Also through what several read and is read here and there: turned once for all of them, it is better left as it is.
+    """
+
+    def __init__(self, graph: ir.Graph, facts: Mapping[ir.Value, Facts], *, through: bool = False) -> None:
         self.graph = graph
+        self.through = through
         self._facts = facts
         self._known: dict[ir.Value, View | None] = {}
+        self._facts_of: dict[ir.Value, ir.Value] = {}  # value -> one of the same element type
 
     def _fact(self, value: ir.Value) -> Facts:
         shape, kind = self._facts.get(value, (None, None))
@@ -183,7 +192,7 @@ class _Views:
 
     def kind(self, value: ir.Value) -> ir.DataType:
         """The element type of a view's tensor."""
-        kind = self._fact(value)[1]
+        kind = self._fact(self._facts_of.get(value, value))[1]
         assert kind is not None
         return kind
 
@@ -208,7 +217,7 @@ class _Views:
 
     def _made(self, value: ir.Value) -> View | None:
         node = value.producer()
-        given = [self._known.get(v) for v in _tensors(node)] if node is not None and _may_move(node) else []
+        given = [self._as_read(v) for v in _tensors(node)] if node is not None and _may_move(node) else []
         views = [view for view in given if view is not None]
         made = _move(node, views) if node is not None and views and len(views) == len(given) else None
         if made is not None:
@@ -219,10 +228,20 @@ class _Views:
         dims = tuple(dim if isinstance(dim, int) else None for dim in shape)
         return View.of(value, dims) if dims.count(None) < 2 and 0 not in dims else None
 
+    def _as_read(self, value: ir.Value | None) -> View | None:
+        """A value for what reads it."""
+        view = None if value is None else self._known.get(value)
+        if value is None or view is None or view.source is value or self.through or len(value.uses()) < 2 or view.is_straight:
+            return view
+        dims = tuple(view.shape)
+        self._facts_of[value] = view.source
+        return View.of(value, dims) if dims.count(None) < 2 else None
+
     def is_worth_it(self, node: ir.Node, view: View) -> bool:
         """Whether the operators that make a node's output are better one copy."""
         (value,) = node.outputs
-        if not view.moves or view.source is value or math.prod(size or 1 for size in view.shape) < _FEW_ELEMENTS:
+        least = _FEW_ELEMENTS if view.moves > 1 else _MANY_ELEMENTS
+        if not view.moves or view.source is value or math.prod(size or 1 for size in view.shape) < least:
             return False
         uses = value.uses()
         if not uses and not value.is_graph_output():
@@ -288,7 +307,9 @@ class _Views:
             return None
         joined = View.joined([view for view in shaped if view is not None], 1) if len(shaped) > 1 else shaped[0]
         turned = None if joined is None else joined.transposed([2, 1, 0])
-        return None if turned is None or turned.shape[1] != positions else (rows, turned, int(sizes[0]) // channels, len(gemms))
+        if turned is None or not turned.is_straight:  # windows that move by more are better read as whole pixels
+            return None
+        return None if turned.shape[1] != positions else (rows, turned, int(sizes[0]) // channels, len(gemms))
 
 
 def _is_plain(gemm: ir.Node) -> bool:

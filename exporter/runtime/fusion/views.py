@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-__all__ = ["Axis", "View", "in_turn", "replace_groups"]
+__all__ = ["Axis", "View", "in_turn", "replace_groups", "replace_source"]
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class View:
         dims: Its shape; None for one that is open.
         starts: The coordinates of the first element.
         groups: The axes of each dim of the result, the outer ones first; none for a dim of one element.
-        moves: Whether an element is elsewhere than in the tensor.
+        moves: How many operators have moved elements.
     """
 
     source: ir.Value
     dims: tuple[int | None, ...]
     starts: tuple[int, ...]
     groups: tuple[tuple[Axis, ...], ...]
-    moves: bool = False
+    moves: int = 0
 
     @classmethod
     def of(cls, source: ir.Value, dims: tuple[int | None, ...]) -> View:
@@ -63,11 +63,17 @@ class View:
         """Of the result; None for a dim with an open axis."""
         return [None if any(axis.size is None for axis in group) else math.prod(axis.size or 1 for axis in group) for group in self.groups]
 
+    @property
+    def is_straight(self) -> bool:
+        """Whether the tensor is read one element after the other."""
+        axes = self.axes()
+        return not axes or (not any(axes[-1].steps[:-1]) and abs(axes[-1].steps[-1]) == 1)
+
     def transposed(self, perm: Sequence[int]) -> View | None:
         """Transpose."""
         if sorted(perm) != list(range(len(self.groups))):
             return None
-        return replace(self, groups=tuple(self.groups[axis] for axis in perm), moves=self.moves or list(perm) != sorted(perm))
+        return replace(self, groups=tuple(self.groups[axis] for axis in perm), moves=self.moves + (list(perm) != sorted(perm)))
 
     def reshaped(self, shape: Sequence[int]) -> View | None:
         """Reshape with allowzero=0."""
@@ -120,7 +126,7 @@ class View:
                 return None
             starts[dim] -= step * first
             groups[place] = (Axis(axis.size + first + last, axis.steps),)
-        return replace(self, starts=tuple(starts), groups=tuple(groups), moves=True)
+        return replace(self, starts=tuple(starts), groups=tuple(groups), moves=self.moves + 1)
 
     def picked(self, axis: int, indices: np.ndarray) -> View | None:
         """Gather along an axis, of a number or a vector of them, or a Slice: at places that follow one another regularly."""
@@ -137,13 +143,13 @@ class View:
             return None
         starts = tuple(int(start + first) for start, first in zip(self.starts, coordinates[0], strict=True))
         groups = [*self.groups[:axis], *([found] if indices.ndim else []), *self.groups[axis + 1 :]]
-        return replace(self, starts=starts, groups=tuple(groups), moves=True)
+        return replace(self, starts=starts, groups=tuple(groups), moves=self.moves + 1)
 
     def at(self, axis: int, index: int) -> View:
         """One index of an outermost axis of a group, which is gone then."""
         outer, *inner = self.groups[axis]
         starts = tuple(start + index * step for start, step in zip(self.starts, outer.steps, strict=True))
-        return replace(self, starts=starts, groups=(*self.groups[:axis], tuple(inner), *self.groups[axis + 1 :]), moves=True)
+        return replace(self, starts=starts, groups=(*self.groups[:axis], tuple(inner), *self.groups[axis + 1 :]))
 
     @staticmethod
     def joined(views: Sequence[View], axis: int) -> View | None:
@@ -155,7 +161,7 @@ class View:
         if found is None:
             return None
         groups = [*first.groups[:axis], (*found, *first.groups[axis]), *first.groups[axis + 1 :]]
-        return replace(first, groups=tuple(groups), moves=True)
+        return replace(first, groups=tuple(groups), moves=sum(view.moves for view in views) + 1)
 
     def axes(self) -> list[Axis]:
         """The indices of the result, as few as say the same."""
@@ -172,7 +178,12 @@ class View:
 
 def replace_groups(view: View, groups: Sequence[tuple[Axis, ...]]) -> View:
     """A view of the same tensor, from the same place on, by other axes."""
-    return replace(view, groups=tuple(groups), moves=True)
+    return replace(view, groups=tuple(groups))
+
+
+def replace_source(view: View, source: ir.Value) -> View:
+    """The same of another tensor of the same shape."""
+    return replace(view, source=source)
 
 
 def in_turn(coordinates: np.ndarray) -> tuple[Axis, ...] | None:

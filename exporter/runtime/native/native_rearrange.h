@@ -76,11 +76,23 @@ static Range inside(Range range, int64_t at, int64_t step, int64_t dim)
                 for (int64_t x = xs.low; x < xs.high; x++)                                                                           \
                     to[y * lower + x] = from[y * down + x * 2];                                                                      \
         } else { /* tile by tile, so that what one row reads or writes of a line of the cache the next ones do, too */               \
+            type tile[TILE][TILE];                                                                                                   \
             for (int64_t y = ys.low; y < ys.high; y += TILE)                                                                         \
-                for (int64_t x = xs.low; x < xs.high; x += TILE)                                                                     \
-                    for (int64_t k = y; k < ys.high && k < y + TILE; k++)                                                            \
-                        for (int64_t i = x; i < xs.high && i < x + TILE; i++)                                                        \
-                            to[k * lower + i * right] = from[k * down + i * along];                                                  \
+                for (int64_t x = xs.low; x < xs.high; x += TILE) {                                                                   \
+                    int64_t rows = ys.high - y < TILE ? ys.high - y : TILE, columns = xs.high - x < TILE ? xs.high - x : TILE;       \
+                    const type *read = from + y * down + x * along;                                                                  \
+                    type *row = to + y * lower + x * right;                                                                          \
+                    if (rows == TILE && columns == TILE && along == 1 && lower == 1) { /* whole ones turned, with loops that have constant bounds */\
+                        for (int64_t k = 0; k < TILE; k++)                                                                           \
+                            for (int64_t i = 0; i < TILE; i++)                                                                       \
+                                tile[i][k] = read[k * down + i];                                                                     \
+                        for (int64_t i = 0; i < TILE; i++)                                                                           \
+                            memcpy(row + i * right, tile[i], sizeof tile[i]);                                                        \
+                    } else                                                                                                           \
+                        for (int64_t k = 0; k < rows; k++)                                                                           \
+                            for (int64_t i = 0; i < columns; i++)                                                                    \
+                                row[k * lower + i * right] = read[k * down + i * along];                                             \
+                }                                                                                                                    \
         }                                                                                                                            \
     }                                                                                                                                \
     static void zero_##type(type *to, Range ys, Range xs, int64_t lower, int64_t right)                                             \
