@@ -20,7 +20,7 @@ from exporter.gradient_graph.silent import silent_ways
 from exporter.module.torch_kernels import FUNCTIONS, OVERRIDES, are_worth_it, pass_beside
 from exporter.runtime.arena import use_training_arena
 from exporter.runtime.fusion.arrange import arrange
-from exporter.runtime.fusion.elementwise import fuse
+from exporter.runtime.fusion.elementwise import Facts, fuse
 from exporter.runtime.fusion.link import link
 from exporter.runtime.session import FATAL, available, inference_session, open_options, threads_outside
 from exporter.runtime.store import ContextStore
@@ -328,9 +328,7 @@ class Plans:
             if self.recompute is not None:
                 recompute(model, self.recompute, {name: tuple(value.shape) for name, value in example.items()}, extra, late=False)
             partition = split(model, self.state, extra, wrt)
-        if kernels:
-            fuse(partition.forward, guards_only=True)
-        self._arrange(partition.forward, example)
+        self._arrange(partition.forward, example, fused=kernels, guards_only=True)
         forward = self.session(partition.forward, after_torch=True)
         backward, beside = None, frozenset[str]()
         if partition.backward is not None:
@@ -338,19 +336,22 @@ class Plans:
                 kind = forward.types.get(value.name)  # what ONNX's inference did not find out, onnxruntime's did
                 if value.type is None and kind is not None:
                     value.type = ir.TensorType(ir.DataType(kind))
-            self._arrange(partition.backward, example)
+            self._arrange(partition.backward, example, fused=kernels)
             made_here = pairing_of(self.model) is None
             if kernels:
-                fuse(partition.backward)
                 beside = pass_beside(partition.backward) if made_here else beside
             backward = self.session(partition.backward, FUNCTIONS if made_here else (), after_torch=True)
         return Plan(names, forward, backward, partition, statistics, buffers, seed, partition.outputs, silent, beside)
 
-    def _arrange(self, model: ir.Model, example: Mapping[str, torch.Tensor]) -> None:
+    def _arrange(self, model: ir.Model, example: Mapping[str, torch.Tensor], *, fused: bool = False, guards_only: bool = False) -> None:
+        """What `fuse` and `arrange` make of a part, the former where ``fused``."""
+        facts: dict[ir.Value, Facts] = {}
+        if fused:
+            fuse(model, guards_only=guards_only, facts=facts)
         if self.device.type == "cpu" and not self.providers:
             inputs = [(value.shape or (), example[value.name]) for value in self.model.graph.inputs if value.name and value.name in example]
             sizes = {str(dim): size for shape, given in inputs for dim, size in zip(shape, given.shape, strict=False)}
-            arrange(model, sizes, native=available() is None)
+            arrange(model, sizes, facts, native=available() is None)
 
     def run_backward(
         self, runner: Runner, values: Sequence[Any], retain: bool, room: Sequence[torch.Tensor] = ()

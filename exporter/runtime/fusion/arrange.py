@@ -15,9 +15,7 @@ from exporter.runtime.fusion.sums import multiply_sums
 __all__ = ["arrange"]
 
 
-def arrange(
-    model: ir.Model, sizes: Mapping[str, int] | None = None, facts: Mapping[ir.Value, Facts] | None = None, *, native: bool
-) -> int:
+def arrange(model: ir.Model, sizes: Mapping[str, int] | None = None, facts: Mapping[ir.Value, Facts] | None = None, *, native: bool) -> int:
     """Few windows and sums of rows as products, channels in blocks, and what these and the gradients lay out at once.
 
     Args:

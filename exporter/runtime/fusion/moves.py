@@ -182,7 +182,7 @@ class _Views:
         self.through = through
         self._facts = facts
         self._known: dict[ir.Value, View | None] = {}
-        self._facts_of: dict[ir.Value, ir.Value] = {}  # value -> one of the same element type
+        self._turned_of: dict[ir.Value, ir.Value] = {}  # what is turned once for several -> of which value
 
     def _fact(self, value: ir.Value) -> Facts:
         shape, kind = self._facts.get(value, (None, None))
@@ -192,7 +192,9 @@ class _Views:
 
     def kind(self, value: ir.Value) -> ir.DataType:
         """The element type of a view's tensor."""
-        kind = self._fact(self._facts_of.get(value, value))[1]
+        while value in self._turned_of:
+            value = self._turned_of[value]
+        kind = self._fact(value)[1]
         assert kind is not None
         return kind
 
@@ -234,7 +236,7 @@ class _Views:
         if value is None or view is None or view.source is value or self.through or len(value.uses()) < 2 or view.is_straight:
             return view
         dims = tuple(view.shape)
-        self._facts_of[value] = view.source
+        self._turned_of[value] = view.source
         return View.of(value, dims) if dims.count(None) < 2 else None
 
     def is_worth_it(self, node: ir.Node, view: View) -> bool:
@@ -263,53 +265,53 @@ class _Views:
         """The rows, the columns (channels, positions, windows), the results and the number of products of a gradient for weights that a
         Concat interleaves; None for any other.
         """
-        if attr(node, "axis") != 1 or len(node.inputs) < 2:
+        interleaved = _interleaved(node)
+        if interleaved is None:
             return None
-        gemms: list[ir.Node] = []
-        for place, value in enumerate(node.inputs):
-            reshape = made_by(value, "Reshape")
-            part = None if reshape is None else reshape.inputs[0]
-            split = made_by(part, "Split")
-            if split is not None:
-                if len(split.inputs) > 1 or part is not split.outputs[place % len(split.outputs)] or attr(split, "axis") != 1:
-                    return None
-                part = split.inputs[0]
-            gemm = made_by(part, "Gemm")
-            each = 1 if split is None else len(split.outputs)
-            if reshape is None or gemm is None or len(node.inputs) % each or not _is_plain(gemm):
-                return None
-            if place % each == 0:
-                gemms.append(gemm)
-            if gemms[-1] is not gemm or len(gemms) != place // each + 1:
-                return None
-        views = [self.of(gemm.inputs[1]) for gemm in gemms]
-        given = [view for view in views if view is not None and len(view.groups) == 2 and view.source is not gemms[0].inputs[1]]
+        gemms, count = interleaved
         rows, positions = gemms[0].inputs[0], len(node.inputs)
-        each = positions // len(gemms)
-        if rows is None or len(given) < len(gemms) or any(gemm.inputs[0] is not rows for gemm in gemms):
+        views = [view for gemm in gemms if (view := self.of(gemm.inputs[1])) is not None and view.moves and len(view.groups) == 2]
+        if rows is None or len(views) < len(gemms) or any(gemm.inputs[0] is not rows for gemm in gemms):
             return None
-        width = given[0].shape[1]
-        if width is None or width % each or width == each:
+        each, (windows, width) = positions // len(gemms), views[0].shape
+        if width is None or width % each or count % (width // each):
             return None
         channels = width // each
-        wanted = made_by(node.inputs[0], "Reshape")
-        sizes = None if wanted is None else array_of(wanted.inputs[1])
-        if sizes is None or sizes.shape != (2,) or sizes[1] != 1 or sizes[0] <= 0 or sizes[0] % channels:
-            return None
-        for value in node.inputs[1:]:
-            other = made_by(value, "Reshape")
-            if other is None or not np.array_equal(array_of(other.inputs[1]), sizes):
-                return None
         # (windows, positions of a product, channels), for each product
-        apart = [view.groups[0] for view in given]
-        shaped = [view.reshaped([-1 if view.shape[0] is None else view.shape[0], each, channels]) for view in given]
-        if any(view is None or view.groups[0] != own for view, own in zip(shaped, apart, strict=True)):
+        shaped = [found for view in views if (found := view.reshaped([-1 if windows is None else windows, each, channels])) is not None]
+        if len(shaped) < len(views) or any(found.groups[0] != view.groups[0] for found, view in zip(shaped, views, strict=True)):
             return None
-        joined = View.joined([view for view in shaped if view is not None], 1) if len(shaped) > 1 else shaped[0]
+        joined = View.joined(shaped, 1) if len(shaped) > 1 else shaped[0]
         turned = None if joined is None else joined.transposed([2, 1, 0])
-        if turned is None or not turned.is_straight:  # windows that move by more are better read as whole pixels
+        # Windows that move by more than a place are better read as whole pixels.
+        return None if turned is None or not turned.is_straight else (rows, turned, count // channels, len(gemms))
+
+
+def _interleaved(node: ir.Node) -> tuple[list[ir.Node], int] | None:
+    """The plain products whose columns, in equal parts, a Concat puts side by side as columns, and how long these are."""
+    if attr(node, "axis") != 1 or len(node.inputs) < 2:
+        return None
+    gemms: list[ir.Node] = []
+    lengths = set()
+    for place, value in enumerate(node.inputs):
+        reshape = made_by(value, "Reshape")
+        sizes = None if reshape is None else array_of(reshape.inputs[1])
+        part = None if reshape is None else reshape.inputs[0]
+        split = made_by(part, "Split")
+        each = 1 if split is None else len(split.outputs)
+        if split is not None:
+            if len(split.inputs) > 1 or attr(split, "axis") != 1 or part is not split.outputs[place % each]:
+                return None
+            part = split.inputs[0]
+        gemm = made_by(part, "Gemm")
+        if gemm is None or not _is_plain(gemm) or sizes is None or sizes.shape != (2,) or sizes[0] <= 0 or sizes[1] != 1:
             return None
-        return None if turned.shape[1] != positions else (rows, turned, int(sizes[0]) // channels, len(gemms))
+        lengths.add(int(sizes[0]))
+        if place % each == 0:
+            gemms.append(gemm)
+        if gemms[-1] is not gemm or len(gemms) != place // each + 1:
+            return None
+    return (gemms, lengths.pop()) if len(lengths) == 1 and len(node.inputs) % len(gemms) == 0 else None
 
 
 def _is_plain(gemm: ir.Node) -> bool:
@@ -379,7 +381,13 @@ def _slice(node: ir.Node, views: list[View]) -> View | None:
     rank = len(view.groups)
     axes = _row(node, 3) if _has(node, 3) else list(range(len(starts)))
     steps = _row(node, 4) if _has(node, 4) else [1] * len(starts)
-    if axes is None or steps is None or not len(axes) == len(steps) == len(starts) or 0 in steps or not all(-rank <= a < rank for a in axes):
+    if (
+        axes is None
+        or steps is None
+        or not len(axes) == len(steps) == len(starts)
+        or 0 in steps
+        or not all(-rank <= a < rank for a in axes)
+    ):
         return None
     if len({axis % rank for axis in axes}) < len(axes):
         return None
@@ -406,6 +414,10 @@ _MOVES = {"Concat": _concat, "Gather": _gather, "Pad": _pad, "Reshape": _reshape
 def _sweep(graph: ir.Graph) -> None:
     """Take out what nobody reads any more."""
     for node in reversed(list(graph)):
-        if node.domain == "" and node.op_type in (*_MOVES, "Gemm", "Split") and not any(o.uses() or o.is_graph_output() for o in node.outputs):
+        if (
+            node.domain == ""
+            and node.op_type in (*_MOVES, "Gemm", "Split")
+            and not any(o.uses() or o.is_graph_output() for o in node.outputs)
+        ):
             discard(node)
             graph.remove(node)

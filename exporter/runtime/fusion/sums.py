@@ -39,19 +39,21 @@ def multiply_sums(model: ir.Model, facts: Mapping[ir.Value, Facts] | None = None
         if rows is None:
             continue
         op = Emitter(scope)
-        count, width, rank = rows
+        count, rank = rows
         ones = op.constant(np.ones((1, count)), ir.DataType.FLOAT)
-        total = op.MatMul(ones, op.Reshape(node.inputs[0], [-1, width]))
+        flat = op.Flatten(node.inputs[0], axis=rank - 1) if rank > 2 else node.inputs[0]  # of other sizes than said, no product is made
+        total = op.MatMul(ones, flat)
         keeps = attr(node, "keepdims") != 0
-        replace(scope, node, op.nodes, [op.Reshape(total, [*(1,) * (rank - 1 if keeps else 0), width])])
+        shaped = total if keeps and rank == 2 else op.Reshape(total, [*(1,) * (rank - 1 if keeps else 0), -1])
+        replace(scope, node, op.nodes, [shaped])
         made += 1
     if made:
         scope.register(model.graph)
     return made
 
 
-def _rows(node: ir.Node, facts: Mapping[ir.Value, Facts]) -> tuple[int, int, int] | None:
-    """How many rows of which width, and the rank of what is read; None for any other sum, and for few rows."""
+def _rows(node: ir.Node, facts: Mapping[ir.Value, Facts]) -> tuple[int, int] | None:
+    """How many rows, and the rank of what is read; None for any other sum, and for few rows."""
     x, axes = node.inputs[0], array_of(node.inputs[1]) if len(node.inputs) > 1 else None
     if x is None or axes is None or x.const_value is not None:
         return None
@@ -61,7 +63,11 @@ def _rows(node: ir.Node, facts: Mapping[ir.Value, Facts]) -> tuple[int, int, int
     if shape is None or (kind or x.dtype) is not ir.DataType.FLOAT:
         return None
     sizes = [dim for dim in shape if isinstance(dim, int)]
-    if len(sizes) < len(shape) or len(sizes) < 2 or sorted(axis % len(sizes) for axis in axes.ravel().tolist()) != list(range(len(sizes) - 1)):
+    if (
+        len(sizes) < len(shape)
+        or len(sizes) < 2
+        or sorted(axis % len(sizes) for axis in axes.ravel().tolist()) != list(range(len(sizes) - 1))
+    ):
         return None
-    count, width = math.prod(sizes[:-1]), sizes[-1]
-    return (count, width, len(sizes)) if count >= _FEW_ROWS and count * width >= _FEW_ELEMENTS else None
+    count = math.prod(sizes[:-1])
+    return (count, len(sizes)) if count >= _FEW_ROWS and count * sizes[-1] >= _FEW_ELEMENTS else None

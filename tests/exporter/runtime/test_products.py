@@ -130,7 +130,9 @@ class Late(nn.Module):
 
 def test_a_loaded_module_takes_the_number_of_its_first_call(monkeypatch):
     counts = []
-    monkeypatch.setattr("exporter.module.plans.multiply_few_windows", lambda *args: counts.append(multiply_few_windows(*args)))
+    monkeypatch.setattr(
+        "exporter.runtime.fusion.arrange.multiply_few_windows", lambda *args: counts.append(multiply_few_windows(*args)) or counts[-1]
+    )
     torch.manual_seed(0)
     model, x = Late(), torch.randn(16, 64, 2, 2)
     loaded = exporter.load(exporter.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))).train()
@@ -142,8 +144,9 @@ def test_a_loaded_module_takes_the_number_of_its_first_call(monkeypatch):
 @pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
 def test_steps_and_loaded_modules_have_eagers_gradients(dynamo, monkeypatch):
     counts = []
-    for module in ("exporter.runtime.session", "exporter.module.plans"):
-        monkeypatch.setattr(f"{module}.multiply_few_windows", lambda *args: counts.append(multiply_few_windows(*args)) or counts[-1])
+    monkeypatch.setattr(
+        "exporter.runtime.fusion.arrange.multiply_few_windows", lambda *args: counts.append(multiply_few_windows(*args)) or counts[-1]
+    )
     torch.manual_seed(0)
     loaded, step = trains_as_eager(Late(), torch.randn(16, 64, 2, 2), torch.arange(16), dynamo, counts)
     assert loaded[-2:] == [2, 0], "forward, backward"
