@@ -363,7 +363,8 @@ def inference_session(
 
     What onnxruntime needs of a file beyond what it says (typed outputs, no empty names) is arranged in memory. PythonOps that
     feed one another alone run as one there, with one autograd graph (`exporter.runtime.fusion.link`), and the optimizer of a training step is
-    one pass over memory for each parameter (`exporter.runtime.fusion.elementwise`). A large graph's nodes are listed in an order that
+    one pass over memory for each parameter (`exporter.runtime.fusion.elementwise`); a step's convolutions, their gradients and sums of rows
+    run by quicker operators (`exporter.runtime.fusion.arrange`). A large graph's nodes are listed in an order that
     onnxruntime opens faster (`exporter.runtime.node_order`).
 
     Args:

@@ -1,1 +1,1 @@
-"""Several PythonOps that run as one: which may (link), and how (chain)."""
+"""What nodes become in memory: several that run as one (link, chain, elementwise, moves), or others in their place (arrange)."""

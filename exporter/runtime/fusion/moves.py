@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from exporter.runtime.fusion.elementwise import Facts
-from exporter.runtime.fusion.views import Axis, View, replace_groups, replace_source
+from exporter.runtime.fusion.views import FAR, Axis, View, replace_groups, replace_source
 from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
@@ -34,7 +34,6 @@ __all__ = ["REARRANGE", "move_at_once"]
 REARRANGE = "Rearrange"
 
 _MOST_AXES = 16  # as DIMS_MOST in native_elementwise.h
-_FAR = 2**40  # as FAR in native_rearrange.h
 _FEW_ELEMENTS, _MANY_ELEMENTS = 2**12, 2**18  # of fewer, onnxruntime's operators cost no more: of several, and of one
 _MOST_PLACES = 2**20  # of an index that is looked at
 _MOST_WASTE = 1.3  # times as many places: the zeros are multiplied, too
@@ -57,7 +56,7 @@ def move_at_once(model: ir.Model, facts: Mapping[ir.Value, Facts] | None = None)
     scope = Scope(free_prefix(model.graph, "moved/"), lambda value: False)
     made = 0
     for node in list(model.graph):
-        if node.op_type == "Concat" and (parts := found.products_of(node)) is not None:
+        if node.op_type == "Concat" and node.domain == "" and (parts := found.products_of(node)) is not None:
             op = Emitter(scope)
             replace(scope, node, op.nodes, [_in_weight_order(op, found, node, *parts)])
             made += 1
@@ -228,7 +227,7 @@ class _Views:
         if shape is None or kind not in _FLOATS or value.const_value is not None or len(shape) > _MOST_AXES:
             return None
         dims = tuple(dim if isinstance(dim, int) else None for dim in shape)
-        return View.of(value, dims) if dims.count(None) < 2 and 0 not in dims else None
+        return View.of(value, dims) if dims.count(None) < 2 and all(dim is None or 0 < dim < FAR for dim in dims) else None
 
     def _as_read(self, value: ir.Value | None) -> View | None:
         """A value for what reads it."""
@@ -258,7 +257,7 @@ class _Views:
             return False
         axes = view.axes()
         return len(axes) <= _MOST_AXES and all(
-            abs(number) < _FAR for number in (*view.starts, *(n for a in axes for n in (a.size or 0, *a.steps)))
+            abs(number) < FAR for number in (*view.starts, *(n for a in axes for n in (a.size or 0, *a.steps)))
         )
 
     def products_of(self, node: ir.Node) -> tuple[ir.Value, View, int, int] | None:
@@ -289,13 +288,13 @@ class _Views:
 
 def _interleaved(node: ir.Node) -> tuple[list[ir.Node], int] | None:
     """The plain products whose columns, in equal parts, a Concat puts side by side as columns, and how long these are."""
-    if attr(node, "axis") != 1 or len(node.inputs) < 2:
+    if attr(node, "axis") != 1 or len(node.inputs) < 2 or len(node.outputs) != 1:
         return None
     gemms: list[ir.Node] = []
     lengths = set()
     for place, value in enumerate(node.inputs):
         reshape = made_by(value, "Reshape")
-        sizes = None if reshape is None else array_of(reshape.inputs[1])
+        sizes = None if reshape is None else _row(reshape, 1)
         part = None if reshape is None else reshape.inputs[0]
         split = made_by(part, "Split")
         each = 1 if split is None else len(split.outputs)
@@ -304,9 +303,9 @@ def _interleaved(node: ir.Node) -> tuple[list[ir.Node], int] | None:
                 return None
             part = split.inputs[0]
         gemm = made_by(part, "Gemm")
-        if gemm is None or not _is_plain(gemm) or sizes is None or sizes.shape != (2,) or sizes[0] <= 0 or sizes[1] != 1:
+        if gemm is None or not _is_plain(gemm) or sizes is None or len(sizes) != 2 or sizes[0] <= 0 or sizes[1] != 1:
             return None
-        lengths.add(int(sizes[0]))
+        lengths.add(sizes[0])
         if place % each == 0:
             gemms.append(gemm)
         if gemms[-1] is not gemm or len(gemms) != place // each + 1:
@@ -334,9 +333,15 @@ def _move(node: ir.Node, views: list[View]) -> View | None:
     return _MOVES[node.op_type](node, views)
 
 
+def _constant(node: ir.Node, place: int) -> np.ndarray | None:
+    """An input that no caller can give another value; None where there is none."""
+    value = node.inputs[place] if place < len(node.inputs) else None
+    return None if value is None or value.is_graph_input() else array_of(value)
+
+
 def _row(node: ir.Node, place: int) -> list[int] | None:
-    """An input of constant ints; None where there is none."""
-    found = array_of(node.inputs[place]) if place < len(node.inputs) else None
+    """An input of constant ints."""
+    found = _constant(node, place)
     return found.ravel().tolist() if found is not None and found.dtype.kind == "i" and found.size <= _MOST_AXES * 2 else None
 
 
@@ -344,26 +349,37 @@ def _has(node: ir.Node, place: int) -> bool:
     return place < len(node.inputs) and node.inputs[place] is not None
 
 
-def _concat(node: ir.Node, views: list[View]) -> View | None:
+def _axis(node: ir.Node, rank: int) -> int | None:
+    """The axis that a node says, counted from the front."""
     axis = attr(node, "axis")
-    rank = len(views[0].groups)
-    return View.joined(views, axis % rank) if len(views) > 1 and isinstance(axis, int) and -rank <= axis < rank else None
+    return axis % rank if isinstance(axis, int) and -rank <= axis < rank else None
+
+
+def _concat(node: ir.Node, views: list[View]) -> View | None:
+    axis = _axis(node, len(views[0].groups))
+    return View.joined(views, axis) if len(views) > 1 and axis is not None else None
 
 
 def _gather(node: ir.Node, views: list[View]) -> View | None:
-    axis, indices, rank = attr(node, "axis"), array_of(node.inputs[1]) if _has(node, 1) else None, len(views[0].groups)
-    if indices is None or indices.size > _MOST_PLACES or not -rank <= axis < rank:
+    axis, indices = _axis(node, len(views[0].groups)), _constant(node, 1)
+    if axis is None or indices is None or indices.dtype.kind != "i" or indices.size > _MOST_PLACES:
         return None
-    return views[0].picked(axis % rank, indices.astype(np.int64))
+    return views[0].picked(axis, indices.astype(np.int64))
 
 
 def _pad(node: ir.Node, views: list[View]) -> View | None:
     (view,) = views
     pads = _row(node, 1)
-    filling = array_of(node.inputs[2]) if _has(node, 2) else np.zeros(1)
+    filling = _constant(node, 2) if _has(node, 2) else np.zeros(1)
     if pads is None or _has(node, 3) or attr(node, "mode", "constant") not in ("constant", b"constant") or filling is None:
         return None
-    if filling.size != 1 or filling.ravel()[0] != 0 or np.signbit(filling.ravel()[0]) or len(pads) != 2 * len(view.groups):
+    if (
+        filling.size != 1
+        or filling.dtype.kind != "f"
+        or filling.ravel()[0] != 0
+        or np.signbit(filling.ravel()[0])
+        or len(pads) != 2 * len(view.groups)
+    ):
         return None
     return view.padded(pads[: len(view.groups)], pads[len(view.groups) :])
 
@@ -405,7 +421,9 @@ def _slice(node: ir.Node, views: list[View]) -> View | None:
 
 def _transpose(node: ir.Node, views: list[View]) -> View | None:
     perm = attr(node, "perm", None)
-    return views[0].transposed(range(len(views[0].groups))[::-1] if perm is None else perm)
+    if perm is None:
+        return views[0].transposed(range(len(views[0].groups))[::-1])
+    return views[0].transposed(perm) if isinstance(perm, (list, tuple)) and all(isinstance(axis, int) for axis in perm) else None
 
 
 _MOVES = {"Concat": _concat, "Gather": _gather, "Pad": _pad, "Reshape": _reshape, "Slice": _slice, "Transpose": _transpose}

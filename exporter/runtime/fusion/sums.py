@@ -21,6 +21,7 @@ from symbolics.graph.values import array_of, attr
 __all__ = ["multiply_sums"]
 
 _FEW_ROWS, _FEW_ELEMENTS = 16, 2**14
+_MOST_AXES, _MOST_ROWS = 16, 2**20  # the ones are 4 MiB then
 
 
 def multiply_sums(model: ir.Model, facts: Mapping[ir.Value, Facts] | None = None) -> int:
@@ -54,8 +55,9 @@ def multiply_sums(model: ir.Model, facts: Mapping[ir.Value, Facts] | None = None
 
 def _rows(node: ir.Node, facts: Mapping[ir.Value, Facts]) -> tuple[int, int] | None:
     """How many rows, and the rank of what is read; None for any other sum, and for few rows."""
-    x, axes = node.inputs[0], array_of(node.inputs[1]) if len(node.inputs) > 1 else None
-    if x is None or axes is None or x.const_value is not None:
+    x, given = node.inputs if len(node.inputs) == 2 and len(node.outputs) == 1 else (None, None)
+    axes = None if given is None or given.is_graph_input() else array_of(given)
+    if x is None or axes is None or axes.dtype.kind != "i" or axes.size > _MOST_AXES or x.const_value is not None:
         return None
     shape, kind = facts.get(x, (None, None))
     if shape is None and x.shape is not None:
@@ -63,11 +65,10 @@ def _rows(node: ir.Node, facts: Mapping[ir.Value, Facts]) -> tuple[int, int] | N
     if shape is None or (kind or x.dtype) is not ir.DataType.FLOAT:
         return None
     sizes = [dim for dim in shape if isinstance(dim, int)]
-    if (
-        len(sizes) < len(shape)
-        or len(sizes) < 2
-        or sorted(axis % len(sizes) for axis in axes.ravel().tolist()) != list(range(len(sizes) - 1))
-    ):
+    rank, along = len(sizes), axes.ravel().tolist()
+    if rank < len(shape) or rank < 2 or not all(-rank <= axis < rank for axis in along):
+        return None
+    if sorted(axis % rank for axis in along) != list(range(rank - 1)) or not isinstance(attr(node, "keepdims"), int):
         return None
     count = math.prod(sizes[:-1])
-    return (count, len(sizes)) if count >= _FEW_ROWS and count * sizes[-1] >= _FEW_ELEMENTS else None
+    return (count, rank) if _FEW_ROWS <= count <= _MOST_ROWS and count * sizes[-1] >= _FEW_ELEMENTS else None

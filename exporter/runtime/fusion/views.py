@@ -7,13 +7,17 @@ outside of the tensor it is zero. Transpose, Reshape, Slice, Pad with zeros, and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
-__all__ = ["Axis", "View", "in_turn", "replace_groups", "replace_source"]
+__all__ = ["FAR", "Axis", "View", "in_turn", "replace_groups", "replace_source"]
+
+
+#: No size, start or step is more, as in native_rearrange.h: what a file says is no size of a tensor then.
+FAR = 2**40
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class View:
     def padded(self, before: Sequence[int], after: Sequence[int]) -> View | None:
         """Pad with zeros: of dims that are a whole dim of the tensor, so that what lies outside of them lies outside of it."""
         starts, groups = list(self.starts), list(self.groups)
-        if len(before) != len(groups) or len(after) != len(groups) or min(*before, *after) < 0:
+        if len(before) != len(groups) or len(after) != len(groups) or not all(0 <= amount < FAR for amount in (*before, *after)):
             return None
         axes = [axis for group in self.groups for axis in group]
         for place, (first, last) in enumerate(zip(before, after, strict=True)):
@@ -134,7 +138,7 @@ class View:
         sizes = [a.size for a in group if a.size is not None]
         length = math.prod(sizes)
         flat = indices.ravel()
-        if len(sizes) != len(group) or indices.ndim > 1 or not flat.size or flat.min() < -length or flat.max() >= length:
+        if len(sizes) != len(group) or length >= FAR or indices.ndim > 1 or not flat.size or flat.min() < -length or flat.max() >= length:
             return None
         places = np.stack(np.unravel_index(flat % length, sizes), axis=-1) if sizes else np.zeros((flat.size, 0), np.int64)
         coordinates = places @ np.array([a.steps for a in group], np.int64).reshape(len(group), len(self.dims))
@@ -198,14 +202,11 @@ def in_turn(coordinates: np.ndarray) -> tuple[Axis, ...] | None:
             return None
         axes.insert(0, Axis(size, tuple(int(step) for step in moves[0])))
         rest = rest[::size]
-    said = coordinates[0] + sum((np.array(list(_indices(axes, k)))[:, None] * np.array(a.steps) for k, a in enumerate(axes)), np.int64(0))
-    return tuple(axes) if np.array_equal(np.broadcast_to(said, coordinates.shape), coordinates) else None
-
-
-def _indices(axes: Sequence[Axis], place: int) -> Iterator[int]:
-    """The index along an axis of all elements, in their order."""
-    sizes = [axis.size or 1 for axis in axes]
-    yield from np.indices(sizes)[place].ravel().tolist()
+    if not axes:
+        return ()
+    indices = np.indices([axis.size or 1 for axis in axes]).reshape(len(axes), -1)
+    said = indices.T @ np.array([axis.steps for axis in axes], np.int64) + coordinates[0]
+    return tuple(axes) if np.array_equal(said, coordinates) else None
 
 
 def _take(rest: list[Axis], size: int | None) -> tuple[Axis, ...] | None:
