@@ -34,6 +34,7 @@ __all__ = ["REARRANGE", "move_at_once"]
 REARRANGE = "Rearrange"
 
 _MOST_AXES = 16  # as DIMS_MOST in native_elementwise.h
+_MOST_BEFORE = 64  # before those that go on are one
 _FEW_ELEMENTS, _MANY_ELEMENTS = 2**12, 2**18  # of fewer, onnxruntime's operators cost no more: of several, and of one
 _MOST_PLACES = 2**20  # of an index that is looked at
 _MOST_WASTE = 1.3  # times as many places: the zeros are multiplied, too
@@ -69,7 +70,9 @@ def move_at_once(model: ir.Model, facts: Mapping[ir.Value, Facts] | None = None)
         if view is not None and found.is_worth_it(node, view):
             op, value = Emitter(scope), node.outputs[0]
             moved = now[value] = _moved(op, replace_source(view, now.get(view.source, view.source)), found.kind(view.source))
+            shape = moved.shape
             replace(scope, node, op.nodes, [moved])
+            moved.shape = shape  # not what the file says of it, which onnxruntime would believe
             made += 1
     if made:
         scope.register(model.graph)
@@ -92,11 +95,10 @@ def _moved(op: Emitter, view: View, kind: ir.DataType) -> ir.Value:
         starts=list(view.starts),
         sizes=[1] * lead + sizes,
         steps=steps,
-        shape=[-1 if size is None else size for size in view.shape] or [1],
+        shape=[-1 if size is None else size for size in view.shape],
     )
     made.type = ir.TensorType(kind)
-    if None not in view.shape:
-        made.shape = ir.Shape([size or 1 for size in view.shape])
+    made.shape = ir.Shape(view.shape)
     return made
 
 
@@ -123,6 +125,8 @@ def _in_weight_order(op: Emitter, found: _Views, node: ir.Node, rows: ir.Value, 
         return op.Reshape(op.Transpose(apart, perm=[0, 2, 1, 3]), [results * channels, positions])
     parts = next(part for part in range(parts, channels + 1) if channels % part == 0)
     each = columns.reshaped([parts, channels // parts * positions, -1])
+    if each is None or len(each.groups[0]) != 1:  # channels of several axes, as shuffled ones, that are not parted so
+        parts, each = 1, columns.reshaped([1, channels * positions, -1])
     assert each is not None
     kind = found.kind(columns.source)
     products = [
@@ -221,7 +225,7 @@ class _Views:
         given = [self._as_read(v) for v in _tensors(node)] if node is not None and _may_move(node) else []
         views = [view for view in given if view is not None]
         made = _move(node, views) if node is not None and views and len(views) == len(given) else None
-        if made is not None:
+        if made is not None and sum(map(len, made.groups)) <= _MOST_BEFORE:
             return made
         shape, kind = self._fact(value)
         if shape is None or kind not in _FLOATS or value.const_value is not None or len(shape) > _MOST_AXES:
@@ -242,7 +246,7 @@ class _Views:
         """Whether the operators that make a node's output are better one copy."""
         (value,) = node.outputs
         least = _FEW_ELEMENTS if view.moves > 1 else _MANY_ELEMENTS
-        if not view.moves or view.source is value or math.prod(size or 1 for size in view.shape) < least:
+        if not view.moves or view.source is value or not view.groups or math.prod(size or 1 for size in view.shape) < least:
             return False
         uses = value.uses()
         if not uses and not value.is_graph_output():

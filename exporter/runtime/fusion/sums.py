@@ -41,7 +41,7 @@ def multiply_sums(model: ir.Model, facts: Mapping[ir.Value, Facts] | None = None
             continue
         op = Emitter(scope)
         count, rank = rows
-        ones = op.constant(np.ones((1, count)), ir.DataType.FLOAT)
+        ones = op.constant(np.ones((1, count), np.float32), ir.DataType.FLOAT)
         flat = op.Flatten(node.inputs[0], axis=rank - 1) if rank > 2 else node.inputs[0]  # of other sizes than said, no product is made
         total = op.MatMul(ones, flat)
         keeps = attr(node, "keepdims") != 0

@@ -268,11 +268,12 @@ static void join_axes(size_t axes, const int64_t *sizes, const int64_t *strides,
 /* The layout for an input of a shape; NULL, or what is wrong. */
 static const char *lay_out(const Arrangement *how, const int64_t *dims, Layout *layout, size_t *total)
 {
-    int64_t open = 0, stride = 1, sizes[DIMS_MOST], strides[DIMS_MOST] = {0};
+    int64_t open = 0, stride = 1, sizes[DIMS_MOST], strides[DIMS_MOST] = {0}; /* stride: 0 where the input is empty */
     for (size_t i = 0; i < how->dims; i++) {
         if (how->source[i] >= 0 && how->source[i] != dims[i])
             return "the file says of the input of a Transpose, Pad, Slice or Gather another shape than it has";
         open = how->source[i] < 0 ? dims[i] : open;
+        stride = dims[i] ? stride : 0;
     }
     *total = 1;
     for (size_t i = 0; i < how->axes; i++) {
@@ -281,6 +282,8 @@ static const char *lay_out(const Arrangement *how, const int64_t *dims, Layout *
             return "Rearrange: a result larger than memory";
         *total *= (size_t)sizes[i];
     }
+    if (!*total)
+        return NULL;
     int64_t low[DIMS_MOST], high[DIMS_MOST];
     layout->base = 0;
     layout->guards = 0;
@@ -290,7 +293,8 @@ static const char *lay_out(const Arrangement *how, const int64_t *dims, Layout *
             return "Rearrange: a start of no size";
         for (size_t i = 0; i < how->axes; i++) {
             int64_t last = sizes[i] > 1 ? sizes[i] - 1 : 0, step = last ? how->steps[d][i] : 0;
-            if (last && stride && (step > FARTHEST / stride / last || step < -(FARTHEST / stride / last)))
+            int64_t most = last ? FARTHEST / (stride ? stride : 1) / last : FAR;
+            if (step > most || step < -most)
                 return "Rearrange: steps of no size";
             *(step < 0 ? &low[d] : &high[d]) += step * last;
             strides[i] += step * stride;

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import time
 
 import numpy as np
 import onnx
@@ -104,6 +106,7 @@ STAY = {
     "irregular indices": "i = Constant <value_ints = [0, 1, 3]> () t = Gather <axis = 1> (x, i) y = Relu(t)",
     "a table of indices": "i = Constant <value = int64[2, 2] {0, 1, 2, 3}> () t = Gather <axis = 1> (x, i) y = Relu(t)",
     "nothing moves": "r = Constant <value_ints = [12, 6]> () t = Reshape (x, r) u = Transpose <perm = [0, 1]> (t) y = Relu(u)",
+    "a scalar": "i = Constant <value_int = 1> () t = Gather <axis = 0> (x, i) u = Gather <axis = 0> (t, i) v = Gather <axis = 0> (u, i) y = Relu(v)",
     "a product that reads either way": "t = Transpose <perm = [0, 2, 1]> (x) y = MatMul (x, t)",
 }
 
@@ -314,7 +317,111 @@ def test_steps_and_loaded_modules_have_eagers_gradients(dynamo, always, monkeypa
     assert max(step) > 6
 
 
+class Shuffled(nn.Module):
+    """A convolution of channels that were shuffled, as ShuffleNet's: two axes of what is read."""
+
+    def __init__(self, channels: int, groups: int):
+        super().__init__()
+        self.groups, self.first, self.conv = groups, nn.Conv2d(3, channels, 1), nn.Conv2d(channels, 32, 3, padding=1)
+
+    def forward(self, x):
+        y = self.first(x)
+        n, c, h, w = y.shape
+        y = y.view(n, self.groups, c // self.groups, h, w).transpose(1, 2).reshape(n, c, h, w)
+        return torch.relu(self.conv(y)).flatten(1)
+
+
+@pytest.mark.parametrize("size", [4, 12], ids=["by parts", "shared"])
+@pytest.mark.parametrize(("channels", "groups"), [(32, 16), (24, 12), (32, 2), (27, 3)])
+def test_shuffled_channels_have_their_own_gradients(channels, groups, size, always):
+    torch.manual_seed(0)
+    model = Shuffled(channels, groups)
+    trains_as_eager(model, torch.randn(16, 3, size, size), torch.arange(16) % 5, False, [])
+
+
 # ------------------------------------------------------------------------------------------------------- files that lie
+@pytest.mark.parametrize(
+    ("name", "body", "other"),
+    [
+        ("i", "t = Gather <axis = 1> (x, i) y = Relu(t)", [3, 2, 1]),
+        ("i", "t = Pad (x, i) y = Relu(t)", [1, 0, 0, 1, 0, 0]),
+        ("i", "t = Reshape (x, i) u = Transpose (t) y = Relu(u)", [6, 12]),
+    ],
+    ids=["indices", "pads", "a shape"],
+)
+def test_constants_that_a_caller_may_give_are_none(name, body, other, always):
+    first = {3: [0, 1, 2], 6: [0, 1, 0, 0, 1, 0], 2: [12, 6]}[len(other)]
+    model = ir.from_proto(
+        onnx.parser.parse_model(
+            f'<ir_version: 9, opset_import: ["": 18]> g (float[3, 4, 6] x, int64[{len(other)}] {name}) => (float y) '
+            f"<int64[{len(other)}] {name} = {{{', '.join(map(str, first))}}}> {{ {body} }}"
+        )
+    )
+    feeds = {"x": np.random.default_rng(0).standard_normal((3, 4, 6), np.float32), name: np.array(other, np.int64)}
+    expected = plain(model, feeds)[0]
+    move_at_once(model)
+    np.testing.assert_array_equal(inference_session(ir.to_proto(model)).run(None, feeds)[0], expected, strict=True)
+
+
+def test_what_a_file_says_of_the_result_is_not_believed(always):
+    model = parsed("t = Transpose <perm = [2, 0, 1]> (x) s = Shape(t) f = Cast <to = 1> (s) z = Relu(t) y = Add(f, f)", (3, 4, 6))
+    model.graph.outputs.append(next(node.outputs[0] for node in model.graph if node.op_type == "Relu"))
+    turned = next(node.outputs[0] for node in model.graph if node.op_type == "Transpose")
+    turned.shape, turned.type = ir.Shape([9, 9, 9]), ir.TensorType(ir.DataType.FLOAT)
+    model.graph.outputs[1].type = turned.type
+    assert move_at_once(model) == 1
+    np.testing.assert_array_equal(inference_session(ir.to_proto(model)).run(None, {"x": np.ones((3, 4, 6), np.float32)})[0], [12, 6, 8])
+
+
+def test_what_is_turned_again_for_several_has_its_type(always):
+    rows = "a = Constant <value_ints = [0]> () b = Constant <value_ints = [2]> () c = Constant <value_ints = [1]> () "
+    model = parsed(
+        rows + "t = Transpose (x) s = Slice (t, a, b, c) u = Slice (t, c, b, c) v = Transpose (s) "
+        "p = Slice (v, a, b, c) q = Slice (v, c, b, c) k = Relu(p) l = Relu(q) m = Relu(u) n = Add(k, k) o = Add(l, l) "
+        "r = ReduceSum(m) d = Add(n, r) y = Concat <axis = 1> (d, o)",
+        (4, 5, 6),
+    )
+    feeds = {"x": np.random.default_rng(0).standard_normal((4, 5, 6), np.float32)}
+    expected = plain(model, feeds)[0]
+    assert move_at_once(model) > 2
+    np.testing.assert_allclose(inference_session(ir.to_proto(model)).run(None, feeds)[0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        'i = Constant <value_ints = [1]> () t = Gather <axis = "one"> (x, i) y = Relu(t)',
+        "t = Transpose <perm = 1> (x) y = Relu(t)",
+        "t = Transpose <perm = [0.5, 1.0, 2.0]> (x) y = Relu(t)",
+        "i = Constant <value_ints = [1]> () t = Gather <axis = 9> (x, i) y = Relu(t)",
+        "p = Constant <value_ints = [0, 4611686018427387904, 0, 0, 0, 0]> () t = Pad (x, p) y = Relu(t)",
+        "i = Constant <value_ints = [9223372036854775807]> () t = Gather (x, i) y = Relu(t)",
+        "r = Constant <value_ints = [-1, -1]> () t = Reshape (x, r) u = Transpose (t) y = Relu(u)",
+        "t = Pad (x) y = Relu(t)",
+        "t = Reshape (x) y = Relu(t)",
+        "t = Slice (x) y = Relu(t)",
+        "t = Gather (x) y = Relu(t)",
+        "t = Concat (x, x) y = Relu(t)",
+    ],
+)
+def test_nonsense_is_left_to_onnxruntime(body, always):
+    assert move_at_once(parsed(body, (3, 4, 6))) == 0
+
+
+def test_a_chain_of_many_axes_ends_in_time(always):
+    nodes = [onnx.helper.make_node("Concat", [f"v{k}"] * 3, [f"v{k + 1}"], axis=0) for k in range(2000)]
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Neg", ["x"], ["v0"]), *nodes],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", 1, [2, 3])],
+        [onnx.helper.make_tensor_value_info("v2000", 1, None)],
+    )
+    model = ir.from_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9))
+    start = time.process_time()
+    move_at_once(model)
+    assert time.process_time() - start < 20
+
+
 def test_a_shape_that_the_file_only_says_is_compared(always):
     model = parsed(
         "r = Constant <value_ints = [0, 0, -1]> () s = Shape(x) u = Reshape(x, s) t = Transpose <perm = [1, 0, 2]> (u) y = Relu(t)",
@@ -377,6 +484,20 @@ def test_numbers_of_a_file_are_looked_at(change, said):
         session.run(None, {"x": x})
 
 
+@pytest.mark.parametrize(
+    ("shape", "change"),
+    [
+        ((4, 0), {"source": [4, 0], "sizes": [2**40, 1], "steps": [2**40, 0, 0, 0], "shape": [-1]}),
+        ((2, 6), {"sizes": [0, 2**40], "shape": [0]}),
+        ((0, 2**40), {"source": [0, 2**40], "sizes": [3, 2], "shape": [3, 2]}),
+    ],
+)
+def test_numbers_that_are_too_large_for_an_empty_tensor(shape, change):
+    session = inference_session(_own(GOOD | change))
+    with contextlib.suppress(RunError):
+        assert not session.run(None, {"x": np.zeros(shape, np.float32)})[0].any()
+
+
 def test_every_place_is_inside_or_zero():
     """Steps and starts at random, against what the header says a node is."""
     rng = np.random.default_rng(0)
@@ -420,3 +541,8 @@ def test_other_operators_of_the_same_names_stay(always):
     model = parsed("t = Transpose <perm = [1, 0]> (x) y = Relu(t)", (4, 6))
     next(node for node in model.graph if node.op_type == "Transpose").domain = "own"
     assert move_at_once(model) == 0
+    model, _, _ = _conv(*GEOMETRIES["3x3"][:2], **GEOMETRIES["3x3"][2])
+    concat = next(node for node in model.graph if node.op_type == "Concat" and len(node.inputs) == 9)
+    concat.domain = "own"
+    move_at_once(model)
+    assert any(node is concat for node in model.graph)

@@ -63,8 +63,24 @@ def test_infinities_and_nan_stay_in_their_columns():
         lambda: total(("n", 4096), [0]),
         lambda: total((256, 64), [0], kind="double"),
         lambda: total((32768,), [0]),
+        lambda: total((2**33, 4), [0]),
+        lambda: total((256, 64), [2]),
+        lambda: total((256, 64), [0, 0]),
     ],
-    ids=["the last axis", "not all others", "the last one, too", "all", "few rows", "few elements", "an open size", "double", "one axis"],
+    ids=[
+        "the last axis",
+        "not all others",
+        "the last one, too",
+        "all",
+        "few rows",
+        "few elements",
+        "an open size",
+        "double",
+        "one axis",
+        "too many rows",
+        "no axis of it",
+        "one axis twice",
+    ],
 )
 def test_others_stay(model):
     model = model()
