@@ -282,7 +282,7 @@ class _Views:
         channels = width // each
         # (windows, positions of a product, channels), for each product
         shaped = [found for view in views if (found := view.reshaped([-1 if windows is None else windows, each, channels])) is not None]
-        if len(shaped) < len(views) or any(found.groups[0] != view.groups[0] for found, view in zip(shaped, views, strict=True)):
+        if len(shaped) < len(views):
             return None
         joined = View.joined(shaped, 1) if len(shaped) > 1 else shaped[0]
         turned = None if joined is None else joined.transposed([2, 1, 0])

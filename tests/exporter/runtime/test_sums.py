@@ -87,6 +87,16 @@ def test_others_stay(model):
     assert multiply_sums(model) == 0 and sums(model) == 1
 
 
+def test_axes_that_a_caller_may_give_stay():
+    model = total((256, 64), [0])
+    constant = next(node for node in model.graph if node.op_type == "Constant")
+    axes = ir.val("axes", ir.DataType.INT64, [1], const_value=ir.tensor(np.array([0]), name="axes"))
+    constant.outputs[0].replace_all_uses_with(axes)
+    model.graph.inputs.append(axes)
+    model.graph.register_initializer(axes)
+    assert multiply_sums(model) == 0
+
+
 @pytest.mark.parametrize("said", [(128, 128), (512, 32), (4, 64, 64), (256, 128)])
 def test_a_shape_that_the_file_only_says_is_no_wrong_number(said):
     """onnxruntime refuses the product of another count of rows; of another width, the sum is right."""
