@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -24,7 +24,7 @@ from exporter.files.skeleton import skeleton
 from symbolics.graph.walk import subgraphs
 from symbolics.node.names import OWN_DOMAIN
 
-__all__ = ["ELEMENTWISE", "Facts", "fuse"]
+__all__ = ["ELEMENTWISE", "Facts", "fact_of", "fuse"]
 
 ELEMENTWISE = "Elementwise"
 
@@ -53,6 +53,14 @@ Facts = tuple[_Shape | None, ir.DataType | None]
 #: Function and places of its two operands; RESULT is what the step before it made.
 _Step = tuple[int, int, int]
 _RESULT = -1
+
+
+def fact_of(value: ir.Value, facts: Mapping[ir.Value, Facts]) -> Facts:
+    """Shape and element type of a value: what was found out, else what it says itself."""
+    shape, kind = facts.get(value, (None, None))
+    if shape is None and value.shape is not None:
+        shape = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
+    return shape, kind or value.dtype
 
 
 def fuse(model: ir.Model, *, guards_only: bool = False, facts: dict[ir.Value, Facts] | None = None) -> int:

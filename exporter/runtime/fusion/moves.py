@@ -14,18 +14,19 @@ cache. The native library writes the result of all of them at once, in as many t
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from exporter.runtime.fusion.elementwise import Facts
-from exporter.runtime.fusion.views import FAR, Axis, View, replace_groups, replace_source
+from exporter.runtime.fusion.elementwise import Facts, fact_of
+from exporter.runtime.fusion.views import FAR, Axis, View
 from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
-from symbolics.graph.values import array_of, attr, made_by
+from symbolics.graph.values import attr, fixed_array, made_by
 from symbolics.graph.walk import discard
 from symbolics.node.names import OWN_DOMAIN
 
@@ -59,7 +60,7 @@ def move_at_once(model: ir.Model, facts: Mapping[ir.Value, Facts] | None = None)
     for node in list(model.graph):
         if node.op_type == "Concat" and node.domain == "" and (parts := found.products_of(node)) is not None:
             op = Emitter(scope)
-            replace(scope, node, op.nodes, [_in_weight_order(op, found, node, *parts)])
+            replace(scope, node, op.nodes, [_in_weight_order(op, found, *parts)])
             made += 1
     if made:
         _sweep(model.graph)
@@ -69,7 +70,7 @@ def move_at_once(model: ir.Model, facts: Mapping[ir.Value, Facts] | None = None)
         view = found.of(node.outputs[0]) if len(node.outputs) == 1 else None
         if view is not None and found.is_worth_it(node, view):
             op, value = Emitter(scope), node.outputs[0]
-            moved = now[value] = _moved(op, replace_source(view, now.get(view.source, view.source)), found.kind(view.source))
+            moved = now[value] = _moved(op, dataclasses.replace(view, source=now.get(view.source, view.source)), found.kind(view.source))
             shape = moved.shape
             replace(scope, node, op.nodes, [moved])
             moved.shape = shape  # not what the file says of it, which onnxruntime would believe
@@ -102,13 +103,12 @@ def _moved(op: Emitter, view: View, kind: ir.DataType) -> ir.Value:
     return made
 
 
-def _in_weight_order(op: Emitter, found: _Views, node: ir.Node, rows: ir.Value, columns: View, results: int, parts: int) -> ir.Value:
+def _in_weight_order(op: Emitter, found: _Views, rows: ir.Value, columns: View, results: int, parts: int) -> ir.Value:
     """The gradient for weights (results * channels, positions).
 
     Args:
         op: Takes the nodes.
         found: What is known of the graph.
-        node: What makes it so far.
         rows: (results, windows).
         columns: (channels, positions, windows).
         results: How many.
@@ -130,7 +130,7 @@ def _in_weight_order(op: Emitter, found: _Views, node: ir.Node, rows: ir.Value, 
     assert each is not None
     kind = found.kind(columns.source)
     products = [
-        op.Gemm(rows, _moved(op, replace_groups(v, v.groups[1:]), kind), transB=1)
+        op.Gemm(rows, _moved(op, dataclasses.replace(v, groups=v.groups[1:]), kind), transB=1)
         for v in ((each.at(0, part) if parts > 1 else each) for part in range(parts))
     ]
     joined = op.Concat(*products, axis=1) if parts > 1 else products[0]
@@ -163,8 +163,8 @@ def _shared(rows: View | None, columns: View) -> tuple[View, View] | None:
     if step < 1 or height > _MOST_WASTE * place.size:
         return None
     back = Axis(down.size, tuple(-step if i == dim else 0 for i in range(len(rows.dims))))
-    left = replace_groups(rows, ((*results, back), (*places[:k], Axis(height, place.steps), *places[k + 1 :])))
-    right = replace_groups(columns, ((*channels, *others), (*windows[:k], Axis(height, window.steps), *windows[k + 1 :])))
+    left = dataclasses.replace(rows, groups=((*results, back), (*places[:k], Axis(height, place.steps), *places[k + 1 :])))
+    right = dataclasses.replace(columns, groups=((*channels, *others), (*windows[:k], Axis(height, window.steps), *windows[k + 1 :])))
     return left, right
 
 
@@ -187,17 +187,11 @@ class _Views:
         self._known: dict[ir.Value, View | None] = {}
         self._turned_of: dict[ir.Value, ir.Value] = {}  # what is turned once for several -> of which value
 
-    def _fact(self, value: ir.Value) -> Facts:
-        shape, kind = self._facts.get(value, (None, None))
-        if shape is None and value.shape is not None:
-            shape = tuple(dim if isinstance(dim, int) else str(dim.value) for dim in value.shape)
-        return shape, kind or value.dtype
-
     def kind(self, value: ir.Value) -> ir.DataType:
         """The element type of a view's tensor."""
         while value in self._turned_of:
             value = self._turned_of[value]
-        kind = self._fact(value)[1]
+        kind = fact_of(value, self._facts)[1]
         assert kind is not None
         return kind
 
@@ -227,7 +221,7 @@ class _Views:
         made = _move(node, views) if node is not None and views and len(views) == len(given) else None
         if made is not None and sum(map(len, made.groups)) <= _MOST_BEFORE:
             return made
-        shape, kind = self._fact(value)
+        shape, kind = fact_of(value, self._facts)
         if shape is None or kind not in _FLOATS or value.const_value is not None or len(shape) > _MOST_AXES:
             return None
         dims = tuple(dim if isinstance(dim, int) else None for dim in shape)
@@ -339,8 +333,7 @@ def _move(node: ir.Node, views: list[View]) -> View | None:
 
 def _constant(node: ir.Node, place: int) -> np.ndarray | None:
     """An input that no caller can give another value; None where there is none."""
-    value = node.inputs[place] if place < len(node.inputs) else None
-    return None if value is None or value.is_graph_input() else array_of(value)
+    return fixed_array(node.inputs[place]) if place < len(node.inputs) else None
 
 
 def _row(node: ir.Node, place: int) -> list[int] | None:

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from exporter.runtime.fusion.elementwise import Facts
+from exporter.runtime.fusion.elementwise import Facts, fact_of
 from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
-from symbolics.graph.values import array_of, attr
+from symbolics.graph.values import attr, fixed_array
 
 __all__ = ["multiply_sums"]
 
@@ -56,13 +56,11 @@ def multiply_sums(model: ir.Model, facts: Mapping[ir.Value, Facts] | None = None
 def _rows(node: ir.Node, facts: Mapping[ir.Value, Facts]) -> tuple[int, int] | None:
     """How many rows, and the rank of what is read; None for any other sum, and for few rows."""
     x, given = node.inputs if len(node.inputs) == 2 and len(node.outputs) == 1 else (None, None)
-    axes = None if given is None or given.is_graph_input() else array_of(given)
+    axes = fixed_array(given)
     if x is None or axes is None or axes.dtype.kind != "i" or axes.size > _MOST_AXES or x.const_value is not None:
         return None
-    shape, kind = facts.get(x, (None, None))
-    if shape is None and x.shape is not None:
-        shape = tuple(dim if isinstance(dim, int) else "" for dim in x.shape)
-    if shape is None or (kind or x.dtype) is not ir.DataType.FLOAT:
+    shape, kind = fact_of(x, facts)
+    if shape is None or kind is not ir.DataType.FLOAT:
         return None
     sizes = [dim for dim in shape if isinstance(dim, int)]
     rank, along = len(sizes), axes.ravel().tolist()

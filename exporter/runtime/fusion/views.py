@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-__all__ = ["FAR", "Axis", "View", "in_turn", "replace_groups", "replace_source"]
+__all__ = ["FAR", "Axis", "View", "in_turn"]
 
 
 #: No size, start or step is more, as in native_rearrange.h: what a file says is no size of a tensor then.
@@ -100,7 +100,7 @@ class View:
             groups.append(found)
         behind: list[tuple[Axis, ...]] = []
         for size in reversed(wanted[cut + 1 :]):
-            found = _take_last(rest, size)
+            found = _take(rest, size, last=True)
             if found is None:
                 return None
             behind.insert(0, found)
@@ -180,16 +180,6 @@ class View:
         return found
 
 
-def replace_groups(view: View, groups: Sequence[tuple[Axis, ...]]) -> View:
-    """A view of the same tensor, from the same place on, by other axes."""
-    return replace(view, groups=tuple(groups))
-
-
-def replace_source(view: View, source: ir.Value) -> View:
-    """The same of another tensor of the same shape."""
-    return replace(view, source=source)
-
-
 def in_turn(coordinates: np.ndarray) -> tuple[Axis, ...] | None:
     """Axes along which coordinates (places, dims) follow one another; None where they are not regular."""
     axes: list[Axis] = []
@@ -209,41 +199,23 @@ def in_turn(coordinates: np.ndarray) -> tuple[Axis, ...] | None:
     return tuple(axes) if np.array_equal(said, coordinates) else None
 
 
-def _take(rest: list[Axis], size: int | None) -> tuple[Axis, ...] | None:
-    """The first axes, so many elements of them; None for `size`: the open one alone."""
+def _take(rest: list[Axis], size: int | None, *, last: bool = False) -> tuple[Axis, ...] | None:
+    """The first axes or the last ones, so many elements of them; None for `size`: the open one alone."""
+    end = -1 if last else 0
     if size is None:
-        return (rest.pop(0),) if rest and rest[0].size is None else None
-    found = []
-    while size > 1:
-        if not rest or (own := rest[0].size) is None:
-            return None
-        if size % own == 0:
-            found.append(rest.pop(0))
-            size //= own
-        elif own % size == 0:
-            outer, rest[0] = rest[0].split(own // size)
-            found.append(outer)
-            size = 1
-        else:
-            return None
-    return tuple(found) if size == 1 else None
-
-
-def _take_last(rest: list[Axis], size: int | None) -> tuple[Axis, ...] | None:
-    """The same of the last ones."""
-    if size is None:
-        return (rest.pop(),) if rest and rest[-1].size is None else None
+        return (rest.pop(end),) if rest and rest[end].size is None else None
     found: list[Axis] = []
     while size > 1:
-        if not rest or (own := rest[-1].size) is None:
+        if not rest or (own := rest[end].size) is None:
             return None
         if size % own == 0:
-            found.insert(0, rest.pop())
+            found.append(rest.pop(end))
             size //= own
         elif own % size == 0:
-            rest[-1], inner = rest[-1].split(size)
-            found.insert(0, inner)
+            outer, inner = rest[end].split(size if last else own // size)
+            taken, rest[end] = (inner, outer) if last else (outer, inner)
+            found.append(taken)
             size = 1
         else:
             return None
-    return tuple(found) if size == 1 else None
+    return tuple(found[::-1] if last else found) if size == 1 else None

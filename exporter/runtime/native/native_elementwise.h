@@ -411,6 +411,15 @@ static Program *program_of(const int64_t *list, size_t length, size_t inputs, si
     return program;
 }
 
+/* The binding of an operator, which is counted once more. */
+static Binding *hold(const CustomOp *op)
+{
+    PyGILState_STATE gil = PyGILState_Ensure(); /* who counts bindings holds it */
+    op->binding->count++;
+    PyGILState_Release(gil);
+    return op->binding;
+}
+
 static Status elementwise_create(const CustomOp *op, const void *const *table, const void *info, void **out)
 {
     (void)table;
@@ -427,10 +436,7 @@ static Status elementwise_create(const CustomOp *op, const void *const *table, c
         return status;
     if (!program)
         return refused("pythonop::Elementwise stands for no chain of operators: no file has this node, inference_session makes it in memory");
-    PyGILState_STATE gil = PyGILState_Ensure(); /* who counts bindings holds it */
-    program->binding = op->binding;
-    program->binding->count++;
-    PyGILState_Release(gil);
+    program->binding = hold(op);
     *out = program;
     return NULL;
 }

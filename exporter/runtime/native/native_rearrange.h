@@ -266,11 +266,11 @@ static void join_axes(size_t axes, const int64_t *sizes, const int64_t *strides,
 }
 
 /* The layout for an input of a shape; NULL, or what is wrong. */
-static const char *lay_out(const Arrangement *how, const int64_t *dims, Layout *layout, size_t *total)
+static const char *lay_out(const Arrangement *how, const int64_t *dims, size_t rank, Layout *layout, size_t *total)
 {
     int64_t open = 0, stride = 1, sizes[DIMS_MOST], strides[DIMS_MOST] = {0}; /* stride: 0 where the input is empty */
     for (size_t i = 0; i < how->dims; i++) {
-        if (how->source[i] >= 0 && how->source[i] != dims[i])
+        if (rank != how->dims || (how->source[i] >= 0 && how->source[i] != dims[i]))
             return "the file says of the input of a Transpose, Pad, Slice or Gather another shape than it has";
         open = how->source[i] < 0 ? dims[i] : open;
         stride = dims[i] ? stride : 0;
@@ -350,7 +350,7 @@ static Status rearrange_compute(void *state, void *context)
         return status;
     if (kind != ONNX_FLOAT && kind != ONNX_DOUBLE)
         return refused("Rearrange: neither float32 nor float64");
-    const char *wrong = rank == how->dims ? lay_out(how, dims, &layout, &total) : "the file says of the input of a Transpose, Pad, Slice or Gather another shape than it has";
+    const char *wrong = lay_out(how, dims, rank, &layout, &total);
     if (wrong || (wrong = shape_of(how, shape, total)))
         return refused(wrong);
     if ((status = CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, 0, shape, how->rank, &made)))
@@ -410,10 +410,7 @@ static Status rearrange_create(const CustomOp *op, const void *const *table, con
         free(how);
         return status ? status : refused("pythonop::Rearrange stands for no operators: no file has this node, inference_session makes it in memory");
     }
-    PyGILState_STATE gil = PyGILState_Ensure(); /* who counts bindings holds it */
-    how->binding = op->binding;
-    how->binding->count++;
-    PyGILState_Release(gil);
+    how->binding = hold(op);
     *out = how;
     return NULL;
 }
