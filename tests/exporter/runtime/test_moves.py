@@ -135,7 +135,15 @@ def test_others_stay(body, always):
     assert [node.op_type for node in model.graph if node.op_type in ("Pad", "Gather", "Transpose")] or made
 
 
-@pytest.mark.parametrize("body", ["t = Transpose <perm = [1, 2, 0]> (x) y = Relu(t)", CHAINS["windows"], CHAINS["reshaped"]])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "t = Transpose <perm = [1, 2, 0]> (x) y = Relu(t)",
+        CHAINS["windows"],
+        CHAINS["reshaped"],
+        "r = Constant <value_ints = [-1, 2]> () t = Reshape (x, r) u = Transpose (t) y = Relu(u)",
+    ],
+)
 def test_an_open_size_is_what_the_input_has(body, always):
     for count in (1, 5):
         is_as_before(parsed(body, ("n", 4, 6)), {"x": np.random.default_rng(0).standard_normal((count, 4, 6), np.float32)})
