@@ -22,6 +22,7 @@ from exporter.runtime.arena import use_training_arena
 from exporter.runtime.fusion.arrange import arrange
 from exporter.runtime.fusion.elementwise import Facts, fuse
 from exporter.runtime.fusion.link import link
+from exporter.runtime.fusion.outputs import hand_out_as_made
 from exporter.runtime.session import FATAL, available, inference_session, open_options, threads_outside
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tensors import LARGE, Runner, TensorPool
@@ -336,22 +337,31 @@ class Plans:
                 kind = forward.types.get(value.name)  # what ONNX's inference did not find out, onnxruntime's did
                 if value.type is None and kind is not None:
                     value.type = ir.TensorType(ir.DataType(kind))
-            self._arrange(partition.backward, example, fused=kernels)
+            facts = self._arrange(partition.backward, example, fused=kernels)
             made_here = pairing_of(self.model) is None
             if kernels:
                 beside = pass_beside(partition.backward) if made_here else beside
-            backward = self.session(partition.backward, FUNCTIONS if made_here else (), after_torch=True)
+            shapes = hand_out_as_made(partition.backward, facts) if self.on_cpu else None
+            backward = self.session(partition.backward, FUNCTIONS if made_here else (), after_torch=True, shapes=shapes)
         return Plan(names, forward, backward, partition, statistics, buffers, seed, partition.outputs, silent, beside)
 
-    def _arrange(self, model: ir.Model, example: Mapping[str, torch.Tensor], *, fused: bool = False, guards_only: bool = False) -> None:
-        """What `fuse` and `arrange` make of a part, the former where ``fused``."""
+    @property
+    def on_cpu(self) -> bool:
+        """Whether onnxruntime's own kernels for the CPU run it."""
+        return self.device.type == "cpu" and not self.providers
+
+    def _arrange(
+        self, model: ir.Model, example: Mapping[str, torch.Tensor], *, fused: bool = False, guards_only: bool = False
+    ) -> dict[ir.Value, Facts]:
+        """What `fuse` and `arrange` make of a part, the former where ``fused``; what that knows of its values."""
         facts: dict[ir.Value, Facts] = {}
         if fused:
             fuse(model, guards_only=guards_only, facts=facts)
-        if self.device.type == "cpu" and not self.providers:
+        if self.on_cpu:
             inputs = [(value.shape or (), example[value.name]) for value in self.model.graph.inputs if value.name and value.name in example]
             sizes = {str(dim): size for shape, given in inputs for dim, size in zip(shape, given.shape, strict=False)}
             arrange(model, sizes, facts, native=available() is None)
+        return facts
 
     def run_backward(
         self, runner: Runner, values: Sequence[Any], retain: bool, room: Sequence[torch.Tensor] = ()
@@ -370,13 +380,20 @@ class Plans:
             finally:
                 self.store.retain = before
 
-    def session(self, model: ir.Model, functions: Sequence[type] = (), *, after_torch: bool = False) -> Runner:
+    def session(
+        self,
+        model: ir.Model,
+        functions: Sequence[type] = (),
+        *,
+        after_torch: bool = False,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+    ) -> Runner:
         """A session on a part of the file, which shares the contexts of the others.
 
         Args:
             model: The part.
             functions: Classes of torch's own kernels, which it may name beside those of ``allow=``.
-            after_torch: As `Runner` has it. Not where nothing is trained: threads that serve may never have computed by torch.
+            after_torch, shapes: As `Runner` has them. The former not where nothing is trained: threads that serve may never have computed by torch.
         """
         options = open_options([*self.allow, *functions], self.store, long=frozenset(map(qualified_name, functions)))
         options.log_severity_level = FATAL
@@ -385,4 +402,4 @@ class Plans:
         # onnxruntime's own fusions (FusedGemm) look for this import where the domain has operators of ours.
         model.opset_imports.setdefault(ORT_DOMAIN, 1)
         session = inference_session(model, sess_options=options, providers=self.providers)
-        return Runner(session, self.device, after_torch=after_torch)
+        return Runner(session, self.device, after_torch=after_torch, shapes=shapes)

@@ -9,12 +9,13 @@ the state, with their outputs bound to the memory of their inputs. The file on d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from exporter.runtime.fusion.elementwise import ELEMENTWISE, Facts
+from exporter.runtime.fusion.elementwise import ELEMENTWISE, Facts, fact_of
+from exporter.runtime.fusion.outputs import before_reshape, fixed_shape
 from symbolics.graph.values import attr, name_of
 from symbolics.node.names import OWN_DOMAIN
 
@@ -61,26 +62,34 @@ def take_out_updates(step: ir.Model, carried: Mapping[str, str], facts: Mapping[
     pairs = {output: inputs[carried[name_of(output)]] for output in graph.outputs if output.name in carried}
     if len(set(pairs.values())) < len(pairs):
         return None
-    nodes = [node for node in graph if _writes_in_place(node, pairs) and all(_fixed(value, facts) is not None for value in node.inputs)]
+    nodes = [node for node in graph if _writes_in_place(node, pairs) and all(v and fixed_shape(v, facts) is not None for v in node.inputs)]
     written = {pairs[output] for node in nodes for output in node.outputs}
     # What two of them read, none may write.
     nodes = [node for node in nodes if written.isdisjoint(_others(node, pairs))]
     if sum(_bytes(output) for node in nodes for output in node.outputs) < FEW_BYTES:
         return None
     names = {name_of(output): name_of(pairs[output]) for node in nodes for output in node.outputs}
-    reads = {name_of(v): _fixed(v, facts) or () for node in nodes for v in node.inputs if v is not None and not v.is_initializer()}
+    nodes = [*_reshapes(nodes, facts), *nodes]
+    made = {output for node in nodes for output in node.outputs}
+    taken = {v for node in nodes for v in node.inputs if v is not None and not v.is_initializer() and v not in made}
+    reads = {name_of(v): fixed_shape(v, facts) or () for v in taken}
     before = {output.name for output in graph.outputs}
-    model = _moved(step, nodes)
+    model = _moved(step, nodes, names)
     return Update(model, names, reads, frozenset(name_of(output) for output in graph.outputs if output.name not in before))
 
 
-def _fixed(value: ir.Value | None, facts: Mapping[ir.Value, Facts]) -> tuple[int, ...] | None:
-    """Its shape where that is known."""
-    shape = None if value is None else facts.get(value, (None, None))[0]
-    if shape is None:
-        return None
-    sizes = tuple(dim for dim in shape if isinstance(dim, int))
-    return sizes if len(sizes) == len(shape) else None
+def _reshapes(nodes: list[ir.Node], facts: Mapping[ir.Value, Facts]) -> list[ir.Node]:
+    """Reshapes that these alone read: free of what a session is given, and copies as its last nodes."""
+    found: dict[ir.Node, None] = {}
+    for value in (value for node in nodes for value in node.inputs if value is not None and not value.is_graph_output()):
+        source, node, kind = before_reshape(value, facts), value.producer(), fact_of(value, facts)[1]
+        if source is None or node is None or kind is None or not {use.node for use in value.uses()} <= set(nodes):
+            continue
+        sizes = node.inputs[1]
+        if sizes is not None and sizes.is_initializer() and not sizes.is_graph_input():
+            source.type = value.type = ir.TensorType(kind)
+            found[node] = None
+    return list(found)
 
 
 def _writes_in_place(node: ir.Node, pairs: _Pairs) -> bool:
@@ -116,37 +125,36 @@ def _bytes(value: ir.Value) -> int:
     return int(math.prod(value.shape.numpy()) * value.dtype.itemsize)
 
 
-def _moved(step: ir.Model, nodes: list[ir.Node]) -> ir.Model:
-    """The nodes as a model; the step is without them, and hands out what they read."""
+def _moved(step: ir.Model, nodes: list[ir.Node], written: Collection[str]) -> ir.Model:
+    """The nodes as a model; the step is without them, and hands out what they read. Outputs of the update are those ``written``."""
     graph = step.graph
     given: dict[ir.Value, ir.Value] = {}
-    initializers, copies = [], []
+    inputs: list[ir.Value] = []
+    initializers: list[ir.Value] = []
+    copies: list[ir.Node] = []
     for node in nodes:
-        kind = node.outputs[0].dtype
-        assert kind is not None
         for value in node.inputs:
             assert value is not None
-            if value not in given:
-                value.type = value.type or ir.TensorType(kind)  # a chain is of one element type
-                shape = value.shape if value.is_graph_input() else None  # onnxruntime holds what is given to it
-                given[value] = ir.Value(
-                    name=value.name, type=value.type, shape=shape, const_value=value.const_value if value.is_initializer() else None
-                )
-                if value.is_initializer():
-                    initializers.append(given[value])
-                elif not (value.is_graph_input() or value.is_graph_output()):
-                    graph.outputs.append(value)
+            if value in given:
+                continue
+            value.type = value.type or node.outputs[0].type  # a chain is of one element type
+            shape = value.shape if value.is_graph_input() else None  # onnxruntime holds what is given to it
+            const = value.const_value if value.is_initializer() else None
+            given[value] = ir.Value(name=value.name, type=value.type, shape=shape, const_value=const)
+            (initializers if value.is_initializer() else inputs).append(given[value])
+            if not (value.is_initializer() or value.is_graph_input() or value.is_graph_output()):
+                graph.outputs.append(value)
         read = [given[value] for value in node.inputs if value is not None]
         copy = ir.Node(node.domain, node.op_type, read, node.attributes.values(), num_outputs=len(node.outputs), name=node.name)
         for old, new in zip(node.outputs, copy.outputs, strict=True):
             new.name, new.type, new.shape = old.name, old.type, old.shape
+            given[old] = new
         copies.append(copy)
     gone = {output for node in nodes for output in node.outputs}
     kept = [output for output in graph.outputs if output not in gone]
     graph.outputs.clear()
     graph.outputs.extend(kept)
     graph.remove(nodes, safe=True)
-    inputs = [value for value in given.values() if value not in initializers]
-    outputs = [output for copy in copies for output in copy.outputs]
+    outputs = [output for copy in copies for output in copy.outputs if output.name in written]
     update = ir.Graph(inputs, outputs, nodes=copies, initializers=initializers, name="update", opset_imports=dict(graph.opset_imports))
     return ir.Model(update, ir_version=step.ir_version, producer_name="pythonop")

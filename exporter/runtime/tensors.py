@@ -103,10 +103,13 @@ class Runner:
     for the next but the seconds that it took, so threads may share a runner.
     """
 
-    def __init__(self, session: Any, device: torch.device, *, after_torch: bool = False) -> None:
+    def __init__(
+        self, session: Any, device: torch.device, *, after_torch: bool = False, shapes: Mapping[str, Sequence[int]] | None = None
+    ) -> None:
         """Args:
         session, device: What runs, and where its outputs are.
         after_torch: Whether torch computes between two runs, on the thread that makes them.
+        shapes: Of outputs that the session makes of another shape with as many elements, on the CPU: the one that their tensors have.
         """
         self.session = session
         self._took = 0.0 if after_torch and device.type == "cpu" else None
@@ -117,6 +120,8 @@ class Runner:
         self.types = {value.name: _element_type(value.type) for value in session.get_outputs()}
         self.names = list(self.types)
         self.shapes = {value.name: value.shape for value in session.get_outputs()}  # as the model declares them: numbers, and names or None
+        self._made = {place: self.shapes[name] for place, name in enumerate(self.names) if name in (shapes or {})}
+        self.shapes |= shapes or {}
         self.places = {name: i for i, name in enumerate(self.names)}
         # Which outputs a vector itself says in DLPack: its bool is a type that not every release has.
         self._direct = [
@@ -162,6 +167,8 @@ class Runner:
 
     def _run_owning(self, values: Sequence[Any], room: Sequence[torch.Tensor]) -> tuple[Any, Sequence[int]]:
         if self._vector is not None:
+            if room and self._made:
+                room = [each.view(self._made[place]) if place in self._made else each for place, each in enumerate(room)]
             return self._vector.run_owning(values, room)
         from onnxruntime import InferenceSession, OrtValue
 
@@ -182,8 +189,13 @@ class Runner:
 
     def tensors(self, found: Any, places: Iterable[int]) -> list[torch.Tensor]:
         """`tensor` of some of the outputs that `run_owning` returned."""
-        direct = self._direct
-        return [private.from_dlpack(found.dlpack_at(place)) if direct[place] else tensor(found[place]) for place in places]
+        direct, places = self._direct, list(places)
+        made = [private.from_dlpack(found.dlpack_at(place)) if direct[place] else tensor(found[place]) for place in places]
+        if self._made:
+            for i, place in enumerate(places):
+                if place in self._made and list(made[i].shape) == self._made[place]:
+                    made[i] = made[i].view(self.shapes[self.names[place]])
+        return made
 
 
 def _settled(value: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,7 @@ REARRANGE = "Rearrange"
 
 _MOST_AXES = 16  # as DIMS_MOST in native_elementwise.h
 _MOST_BEFORE = 64  # before those that go on are one
-_FEW_ELEMENTS, _MANY_ELEMENTS = 2**12, 2**18  # of fewer, onnxruntime's operators cost no more: of several, and of one
+_FEW_ELEMENTS, _MANY_ELEMENTS = 2**12, 2**13  # of fewer, onnxruntime's operators cost no more: of several, and of one
 _MOST_PLACES = 2**20  # of an index that is looked at
 _MOST_WASTE = 1.3  # times as many places: the zeros are multiplied, too
 _PRODUCTS = frozenset({"MatMul", "Gemm"})  # they read a matrix either way

@@ -248,3 +248,44 @@ def test_memory_of_another_size_or_type_is_not_written(wrong):
         with pytest.raises(PythonopError):
             runner.run_owning(given, [room])
     assert bool((wrong == 1).all())
+
+
+def reshaped(sizes=(64, 64), **changed):
+    """next = old - g * rate, g a Reshape of x * x, (64 * 64) elements."""
+    made = {name: value(name, shape) for name, shape in {"old": sizes, "next": sizes, "x": (4096,), "m": (4096,), "g": sizes}.items()}
+    made |= {"rate": value("rate", ())} | changed
+    shape = ir.Value(name="s", const_value=ir.tensor(np.array(sizes, np.int64), name="s"))
+    shape.type, shape.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([2])
+    nodes = [
+        ir.Node("", "Mul", [made["x"], made["x"]], outputs=[made["m"]]),
+        ir.Node("", "Reshape", [made["m"], shape], outputs=[made["g"]]),
+        chain([made["old"], made["g"], made["rate"]], [made["next"]], [(MUL, 4, 1, 2), (SUB, 3, 0, 4)]),
+    ]
+    return model(nodes, [made["old"], made["x"], made["rate"]], [made["next"]], [shape])
+
+
+def test_a_reshape_goes_with_what_reads_it():
+    step = reshaped()
+    update = taken(step, CARRIED)
+    assert update.reads == {"old": (64, 64), "m": (4096,), "rate": ()} and update.added == {"m"}
+    assert [node.op_type for node in step.graph] == ["Mul"] and [output.name for output in step.graph.outputs] == ["m"]
+    assert [node.op_type for node in update.model.graph] == ["Reshape", ELEMENTWISE]
+    assert [found.name for found in update.model.graph.outputs] == ["next"]
+
+
+@pytest.mark.parametrize("stays", ["another reads it", "an output", "a shape that a caller may give"])
+def test_a_reshape_that_stays(stays):
+    step = reshaped()
+    reshape = step.graph[1]
+    if stays == "another reads it":
+        end = value("end", (64, 64))
+        step.graph.append(ir.Node("", "Neg", [reshape.outputs[0]], outputs=[end]))
+        step.graph.outputs.append(end)
+    elif stays == "an output":
+        step.graph.outputs.append(reshape.outputs[0])
+    else:
+        step.graph.inputs.append(reshape.inputs[1])
+    update = taken(step, CARRIED)
+    assert update.reads == {"old": (64, 64), "g": (64, 64), "rate": ()}
+    assert "Reshape" in [node.op_type for node in step.graph]
+    assert [node.op_type for node in update.model.graph] == [ELEMENTWISE]
