@@ -62,7 +62,7 @@ def take_out_updates(step: ir.Model, carried: Mapping[str, str], facts: Mapping[
     pairs = {output: inputs[carried[name_of(output)]] for output in graph.outputs if output.name in carried}
     if len(set(pairs.values())) < len(pairs):
         return None
-    nodes = [node for node in graph if _writes_in_place(node, pairs) and all(v and fixed_shape(v, facts) is not None for v in node.inputs)]
+    nodes = [node for node in graph if _writes_in_place(node, pairs) and _is_known(node, facts)]
     written = {pairs[output] for node in nodes for output in node.outputs}
     # What two of them read, none may write.
     nodes = [node for node in nodes if written.isdisjoint(_others(node, pairs))]
@@ -71,19 +71,25 @@ def take_out_updates(step: ir.Model, carried: Mapping[str, str], facts: Mapping[
     names = {name_of(output): name_of(pairs[output]) for node in nodes for output in node.outputs}
     nodes = [*_reshapes(nodes, facts), *nodes]
     made = {output for node in nodes for output in node.outputs}
-    taken = {v for node in nodes for v in node.inputs if v is not None and not v.is_initializer() and v not in made}
+    taken = [v for node in nodes for v in node.inputs if v is not None and not v.is_initializer() and v not in made]
     reads = {name_of(v): fixed_shape(v, facts) or () for v in taken}
     before = {output.name for output in graph.outputs}
     model = _moved(step, nodes, names)
     return Update(model, names, reads, frozenset(name_of(output) for output in graph.outputs if output.name not in before))
 
 
+def _is_known(node: ir.Node, facts: Mapping[ir.Value, Facts]) -> bool:
+    """Whether the shapes of what a node reads are known."""
+    return all(value is not None and fixed_shape(value, facts) is not None for value in node.inputs)
+
+
 def _reshapes(nodes: list[ir.Node], facts: Mapping[ir.Value, Facts]) -> list[ir.Node]:
     """Reshapes that these alone read: free of what a session is given, and copies as its last nodes."""
     found: dict[ir.Node, None] = {}
+    readers = set(nodes)
     for value in (value for node in nodes for value in node.inputs if value is not None and not value.is_graph_output()):
         source, node, kind = before_reshape(value, facts), value.producer(), fact_of(value, facts)[1]
-        if source is None or node is None or kind is None or not {use.node for use in value.uses()} <= set(nodes):
+        if source is None or node is None or kind is None or not {use.node for use in value.uses()} <= readers:
             continue
         sizes = node.inputs[1]
         if sizes is not None and sizes.is_initializer() and not sizes.is_graph_input():

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from exporter.runtime.fusion.elementwise import Facts, fact_of
-from symbolics.graph.values import made_by, name_of
+from symbolics.graph.values import fixed_array, made_by, name_of
 
 __all__ = ["before_reshape", "fixed_shape", "hand_out_as_made"]
 
@@ -29,13 +29,22 @@ def before_reshape(value: ir.Value, facts: Mapping[ir.Value, Facts]) -> ir.Value
         facts: Shapes and element types of values that do not say it themselves.
     """
     reshape = made_by(value, "Reshape")
-    source = None if reshape is None else reshape.inputs[0]
+    source, given = reshape.inputs if reshape is not None and len(reshape.inputs) == 2 else (None, None)
     if source is None or source.producer() is None or source.is_graph_output():
         return None
     sizes, made, kinds = fixed_shape(value, facts), fixed_shape(source, facts), {fact_of(v, facts)[1] for v in (value, source)}
-    if sizes is None or made is None or len(kinds) != 1 or not kinds <= _FLOATS:
+    if sizes is None or made is None or len(kinds) != 1 or not kinds <= _FLOATS or not _says(given, sizes):
         return None
     return source if math.prod(sizes) == math.prod(made) >= _FEW_ELEMENTS else None
+
+
+def _says(given: ir.Value | None, sizes: tuple[int, ...]) -> bool:
+    """Whether what a Reshape is given means these sizes: what a file says of its result may be wrong."""
+    array = fixed_array(given)
+    if array is None or array.shape != (len(sizes),):
+        return False
+    listed = array.tolist()
+    return listed.count(-1) <= 1 and all(size in (-1, known) for size, known in zip(listed, sizes, strict=True))
 
 
 def fixed_shape(value: ir.Value, facts: Mapping[ir.Value, Facts]) -> tuple[int, ...] | None:

@@ -80,18 +80,40 @@ def test_of_two_reshapes_of_one_value_one_is_a_copy():
         lambda: model("m = Neg (x) y = Reshape (m, s)", known=(), more=SIZES),
         lambda: model("m = Neg (x) y = Reshape (m, s)", outputs="float[8, 8, n] y", more=SIZES),
         lambda: model("m = Neg (x) y = Reshape (m, s)", outputs="float[8, 9, 96] y", more=SIZES),
+        lambda: model("m = Neg (x) y = Reshape (m, s)", outputs="float[16, 4, 96] y", more=SIZES),
+        lambda: model("m = Neg (x) y = Reshape (m, s)", outputs="float[8, 8, 96] y", more="<int64[3] s = {-1, -1, 96}>"),
+        lambda: model("m = Neg (x) y = Reshape (m, s)", outputs="float[8, 8, 96] y", more="<int64[2] s = {64, 96}>"),
+        lambda: model("m = Neg (x) y = Reshape (m)"),
         lambda: model("m = Neg (x) y = Reshape (m, s)", outputs="float[8, 8, 96] y, float[64, 96] m", more=SIZES),
         lambda: model("m = Neg (x) y = Reshape (m, s)", outputs="float[8, 8, 96] y, float[8, 8, 96] y", more=SIZES),
         lambda: model("m = Neg (x) y = Identity (m)", outputs="float[64, 96] y"),
         lambda: model("m = Neg (x) y = Reshape (m, s)", x="int64[64, 96]", outputs="int64[8, 8, 96] y", more=SIZES),
     ],
-    ids=["an input", "unknown", "open", "lies", "handed out", "twice", "no Reshape", "integers"],
+    ids=[
+        "an input",
+        "unknown",
+        "open",
+        "lies",
+        "lies with as many elements",
+        "two open sizes",
+        "another rank",
+        "no sizes",
+        "handed out",
+        "twice",
+        "no Reshape",
+        "integers",
+    ],
 )
 def test_what_stays(stays):
     changed = stays()
     before = ir.to_proto(changed).SerializeToString()
     assert hand_out_as_made(changed, {}) == {}
     assert ir.to_proto(changed).SerializeToString() == before
+
+
+def test_a_size_may_be_left_open():
+    body = "m = Neg (x) y = Reshape (m, s)"
+    assert runs_as_before(*(model(body, more="<int64[3] s = {8, -1, 96}>") for _ in range(2))) == {"y": (8, 8, 96)}
 
 
 def test_few_elements_stay():
