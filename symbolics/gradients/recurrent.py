@@ -14,6 +14,7 @@ from onnx_ir import Value
 from symbolics.gradients.control_flow import OWN_BACKWARD
 from symbolics.gradients.registry import composite
 from symbolics.graph.builder import Builder
+from symbolics.graph.lstm import lstm_backward_step, lstm_step
 from symbolics.graph.values import attr, dtype_of
 
 __all__: list[str] = []
@@ -236,25 +237,14 @@ def lstm(
 def _plain_lstm(op: Builder, x: Value, initial: Sequence[Value], reverse: bool, r: Value) -> tuple[Value, ...]:
     """`_over_time` for the usual activations: (T, B, 4H), [(B, H), (B, H)] -> (all h (T, B, H), last h, last c).
 
-    Its Scan has further outputs, stacked by time, which are all that its backward reads: what a step's dc, dh, dc, dc are
-    multiplied with for the gradients before the activations (T, B, 4H), the derivative of h by c (T, B, H), and the gate
-    f (T, B, H). They are made here, step by step, since whole stacks of them would double the memory of the backward.
-    With p = i g, q = f c and t = tanh(c'), i (1 - g^2) is i - p g and o (1 - t^2) is o - h t.
+    Its Scan has further outputs, stacked by time, which are all that its backward reads (`lstm_step`). They are made here, step by step,
+    since whole stacks of them would double the memory of the backward.
     """
     inside, name, kind = op.child(), op.scope.name, ir.TensorType(dtype_of(x))
     h, c, xt = (Value(name=name(stem), type=kind, shape=ir.Shape([None, None])) for stem in ("h", "c", "x"))
     rt = op.Transpose(r, perm=[1, 0])
     with inside.arithmetic():
-        # Four parts of one size: ONNX infers their shapes in a body, so that what lies between them and the Concat can join into chains.
-        *gates, new = inside.Split(inside.Gemm(h, rt, xt), axis=1, num_outputs=4, outputs=4)
-        i, o, forget = (inside.Sigmoid(gate) for gate in gates)
-        new = inside.Tanh(new)
-        old, added = forget * c, i * new
-        cell = old + added
-        squashed = inside.Tanh(cell)
-        state = o * squashed
-        slopes = inside.Concat(added * (1.0 - i), state * (1.0 - o), old * (1.0 - forget), i - added * new, axis=1)
-        ends = [state, cell, inside.Identity(state), slopes, o - state * squashed, forget]
+        ends = lstm_step(inside, h, c, xt, rt)
     body = ir.Graph([h, c, xt], ends, nodes=inside.nodes, name=name("step"))
     way = int(reverse)
     last_h, last_c, y, *_ = op.node(
@@ -278,12 +268,9 @@ def _plain_lstm_backward(op: Builder, node: ir.Node, cotangents: Sequence[Value 
 
     inside = op.child()
     dh, dc, *read = (Value(name=name("back"), type=kind, shape=ir.Shape([None, None])) for _ in range(6 if dy is not None else 5))
-    slope, pass_on, kept = read[:3]
+    r = op.Transpose(rt, perm=[1, 0])
     with inside.arithmetic():
-        whole_h = dh + read[3] if dy is not None else dh
-        whole_c = dc + whole_h * pass_on
-        dgates = inside.Concat(whole_c, whole_h, whole_c, whole_c, axis=1) * slope
-        ends = [inside.MatMul(dgates, op.Transpose(rt, perm=[1, 0])), whole_c * kept, dgates]
+        ends = lstm_backward_step(inside, dh, dc, read, r)
     scanned = [slopes, through, forget, *([] if dy is None else [dy])]
     body = ir.Graph([dh, dc, *read], ends, nodes=inside.nodes, name=name("backward"))
     start = [op.zeros_like(v) if g is None else g for g, v in ((dh_last, h0), (dc_last, c0))]
