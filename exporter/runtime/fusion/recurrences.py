@@ -68,14 +68,14 @@ def _match(node: ir.Node) -> tuple[str, ir.Value, int] | None:
     """The operator that a Scan is, its weights, and whether it goes from the last step to the first; None for any other Scan."""
     body = attr(node, "body")
     count = len(node.inputs)
-    if not isinstance(body, ir.Graph) or None in node.inputs or not all(output.name for output in node.outputs):
+    if not isinstance(body, ir.Graph) or not all(output.name for output in node.outputs):
         return None
     form = {(3, 6): 1, (5, 3): 3, (6, 3): 4}.get((count, len(node.outputs)))  # how many are scanned
     if form is None or len(body.inputs) != count or len(body) > _MOST_NODES or attr(node, "num_scan_inputs") != form:
         return None
     ways = {*(attr(node, "scan_input_directions") or [0]), *(attr(node, "scan_output_directions") or [0])}
     axes = [*(attr(node, "scan_input_axes") or ()), *(attr(node, "scan_output_axes") or ())]
-    if len(ways) != 1 or any(axes) or any(v.dtype not in (None, ir.DataType.FLOAT) for v in (*body.inputs, *node.inputs)):
+    if len(ways) != 1 or any(axes) or any(v is None or v.dtype not in (None, ir.DataType.FLOAT) for v in (*body.inputs, *node.inputs)):
         return None
     table: dict[object, int] = {}
     kind, template = (LSTM, _forward) if form == 1 else (LSTM_GRAD, _backward)
