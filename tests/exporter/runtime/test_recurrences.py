@@ -151,9 +151,13 @@ def _doubles(model):
     scan(model).inputs[0].type = ir.TensorType(ir.DataType.DOUBLE)
 
 
+def _of_no_type(model):
+    scan(model).attributes["body"].as_graph().inputs[2].type = None
+
+
 @pytest.mark.parametrize(
     "change",
-    [_other_operator, _other_order, _other_constant, _scaled, _other_ways, _other_axis, _unnamed, _circle, _doubles],
+    [_other_operator, _other_order, _other_constant, _scaled, _other_ways, _other_axis, _unnamed, _circle, _doubles, _of_no_type],
     ids=lambda f: f.__name__,
 )
 def test_another_scan_stays(change):
