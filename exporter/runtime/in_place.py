@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from exporter.runtime.fusion.elementwise import ELEMENTWISE, Facts, fact_of
-from exporter.runtime.fusion.outputs import before_reshape, fixed_shape
+from exporter.runtime.fusion.elementwise import ELEMENTWISE, Facts, fact_of, fixed_shape
+from exporter.runtime.fusion.outputs import before_reshape
 from symbolics.graph.values import attr, name_of
 from symbolics.node.names import OWN_DOMAIN
 

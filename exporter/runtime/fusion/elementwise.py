@@ -24,7 +24,7 @@ from exporter.files.skeleton import skeleton
 from symbolics.graph.walk import subgraphs
 from symbolics.node.names import OWN_DOMAIN
 
-__all__ = ["ELEMENTWISE", "Facts", "fact_of", "fuse"]
+__all__ = ["ELEMENTWISE", "Facts", "fact_of", "fixed_shape", "fuse", "inferred_graph"]
 
 ELEMENTWISE = "Elementwise"
 
@@ -63,6 +63,21 @@ def fact_of(value: ir.Value, facts: Mapping[ir.Value, Facts]) -> Facts:
     return shape, kind or value.dtype
 
 
+def fixed_shape(value: ir.Value, facts: Mapping[ir.Value, Facts]) -> tuple[int, ...] | None:
+    """The shape of a value where all of it is known."""
+    shape = fact_of(value, facts)[0]
+    sizes = tuple(dim for dim in shape or () if isinstance(dim, int))
+    return sizes if shape is not None and len(sizes) == len(shape) else None
+
+
+def inferred_graph(model: ir.Model) -> onnx.GraphProto | None:
+    """A model's graph with what ONNX infers of its values; None where it cannot: onnxruntime says what is wrong with it."""
+    try:
+        return onnx.shape_inference.infer_shapes(skeleton(model)).graph
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
+        return None
+
+
 def fuse(model: ir.Model, *, guards_only: bool = False, facts: dict[ir.Value, Facts] | None = None) -> int:
     """Put one node in the place of each chain, in place.
 
@@ -77,12 +92,11 @@ def fuse(model: ir.Model, *, guards_only: bool = False, facts: dict[ir.Value, Fa
     """
     if model.graph.opset_imports.get("", 0) < _FIRST_OPSET:
         return 0
-    try:
-        inferred = onnx.shape_inference.infer_shapes(skeleton(model))
-    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
-        return 0  # onnxruntime says what is wrong with it
+    inferred = inferred_graph(model)
+    if inferred is None:
+        return 0
     facts = {} if facts is None else facts
-    made = _fuse_all(model.graph, inferred.graph, facts, guards_only)
+    made = _fuse_all(model.graph, inferred, facts, guards_only)
     if made:
         model.graph.opset_imports[OWN_DOMAIN] = 1
     return made

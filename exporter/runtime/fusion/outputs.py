@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from exporter.runtime.fusion.elementwise import Facts, fact_of
+from exporter.runtime.fusion.elementwise import Facts, fact_of, fixed_shape
 from symbolics.graph.values import fixed_array, made_by, name_of
 
-__all__ = ["before_reshape", "fixed_shape", "hand_out_as_made"]
+__all__ = ["before_reshape", "hand_out_as_made"]
 
 _FEW_ELEMENTS = 2**12  # of fewer, the copy costs less than to look at the result in another shape
 _FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE}
@@ -45,13 +45,6 @@ def _says(given: ir.Value | None, sizes: tuple[int, ...]) -> bool:
         return False
     listed = array.tolist()
     return listed.count(-1) <= 1 and all(size in (-1, known) for size, known in zip(listed, sizes, strict=True))
-
-
-def fixed_shape(value: ir.Value, facts: Mapping[ir.Value, Facts]) -> tuple[int, ...] | None:
-    """The shape of a value where all of it is known."""
-    shape = fact_of(value, facts)[0]
-    sizes = tuple(dim for dim in shape or () if isinstance(dim, int))
-    return sizes if shape is not None and len(sizes) == len(shape) else None
 
 
 def hand_out_as_made(model: ir.Model, facts: Mapping[ir.Value, Facts]) -> dict[str, tuple[int, ...]]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-import onnx
 import onnx_ir as ir
 
-from exporter.files.skeleton import skeleton
+from exporter.runtime.fusion.elementwise import inferred_graph
 from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.lstm import lstm_backward_step, lstm_step
@@ -60,11 +59,9 @@ def run_lstms(model: ir.Model) -> int:
 
 def _shapes(model: ir.Model) -> dict[str, ir.Shape]:
     """What ONNX infers of values whose file says nothing."""
-    try:
-        inferred = onnx.shape_inference.infer_shapes(skeleton(model))
-    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
-        return {}
-    return {v.name: ir.serde.deserialize_value_info_proto(v, None).shape for v in (*inferred.graph.value_info, *inferred.graph.output)}  # type: ignore[misc]
+    graph = inferred_graph(model)
+    infos = () if graph is None else (*graph.value_info, *graph.output)
+    return {v.name: shape for v in infos if (shape := ir.serde.deserialize_value_info_proto(v, None).shape) is not None}
 
 
 def _match(node: ir.Node) -> tuple[str, ir.Value, int] | None:

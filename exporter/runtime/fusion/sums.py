@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from exporter.runtime.fusion.elementwise import Facts, fact_of
+from exporter.runtime.fusion.elementwise import Facts, fact_of, fixed_shape
 from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
@@ -59,12 +59,11 @@ def _rows(node: ir.Node, facts: Mapping[ir.Value, Facts]) -> tuple[int, int] | N
     axes = fixed_array(given)
     if x is None or axes is None or axes.dtype.kind != "i" or axes.size > _MOST_AXES or x.const_value is not None:
         return None
-    shape, kind = fact_of(x, facts)
-    if shape is None or kind is not ir.DataType.FLOAT:
+    sizes = fixed_shape(x, facts)
+    if sizes is None or fact_of(x, facts)[1] is not ir.DataType.FLOAT:
         return None
-    sizes = [dim for dim in shape if isinstance(dim, int)]
     rank, along = len(sizes), axes.ravel().tolist()
-    if rank < len(shape) or rank < 2 or not all(-rank <= axis < rank for axis in along):
+    if rank < 2 or not all(-rank <= axis < rank for axis in along):
         return None
     if sorted(axis % rank for axis in along) != list(range(rank - 1)) or not isinstance(attr(node, "keepdims"), int):
         return None

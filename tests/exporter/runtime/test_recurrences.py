@@ -12,8 +12,11 @@ import torch
 from torch import nn
 
 import exporter
+from exporter.module import plans
+from exporter.runtime import session
 from exporter.runtime.fusion.recurrences import LSTM, LSTM_GRAD, run_lstms
 from exporter.runtime.session import inference_session, session_options
+from exporter.training.trainer import Trainer
 from symbolics.graph.walk import walk
 from symbolics.node.names import OWN_DOMAIN
 
@@ -30,12 +33,6 @@ class Sum(nn.Module):
         y, (h, c) = self.lstm(x, (h, c))
         total = y.sin().sum() if self.sequence else y.new_zeros(())
         return total + (h * 0.7).cos().sum() + (c * c).sum() if self.states else total
-
-
-def trained(tmp_path, module, given):
-    """The gradient file of a module as a model, with its Scans."""
-    exporter.export(module, given, training=True).save(tmp_path / "lstm.onnx")
-    return ir.load(tmp_path / "lstm.onnx")
 
 
 def kinds(model):
@@ -57,8 +54,8 @@ def test_a_loaded_lstm_is_eager(time, batch, hidden, both_ways, tmp_path):
     eager = Sum(4, hidden, both_ways)
     count = 1 + both_ways
     given = [torch.randn(time, batch, 4), torch.randn(count, batch, hidden), torch.randn(count, batch, hidden)]
-    model = trained(tmp_path, eager, tuple(given))
-    assert kinds(model).count("Scan") == 0  # gradients are made when it is loaded
+    exporter.export(eager, tuple(given), training=True).save(tmp_path / "lstm.onnx")
+    assert kinds(ir.load(tmp_path / "lstm.onnx")).count("Scan") == 0  # gradients are made when it is loaded
     module = exporter.load(tmp_path / "lstm.onnx")
     results = []
     for run, kind in ((module, torch.float32), (eager.double(), torch.float64)):
@@ -67,6 +64,25 @@ def test_a_loaded_lstm_is_eager(time, batch, hidden, both_ways, tmp_path):
         results.append([*(leaf.grad for leaf in leaves), *(p.grad for _, p in sorted(run.named_parameters()))])
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_both_doors_call_it(monkeypatch, tmp_path):
+    """A loaded module's forward and backward, and a training step."""
+    counts = []
+
+    def counted(model):
+        counts.append(run_lstms(model))
+        return counts[-1]
+
+    monkeypatch.setattr(plans, "run_lstms", counted)
+    monkeypatch.setattr(session, "run_lstms", counted)
+    given = (torch.randn(3, 2, 4), torch.randn(1, 2, 8), torch.randn(1, 2, 8))
+    exporter.export(Sum(4, 8, False), given, training=True).save(tmp_path / "lstm.onnx")
+    exporter.load(tmp_path / "lstm.onnx")(*given).backward()
+    assert [count for count in counts if count] == [1, 1]
+    counts.clear()
+    Trainer(exporter.export_training_step(Sum(4, 8, False), given, loss=None))
+    assert sum(counts) == 2
 
 
 def scans(*args, time=6, batch=5, hidden=40, **options):
@@ -189,17 +205,17 @@ def feeds(shapes, kind=np.float32):
 
 @pytest.mark.parametrize(("kind", "good"), [(LSTM, GOOD), (LSTM_GRAD, GOOD_GRAD)], ids=[LSTM, LSTM_GRAD])
 def test_shapes_that_do_not_fit_are_refused(kind, good):
-    session = node(kind, good)
-    assert session.run(None, feeds(good))[0].shape == (2, 40)
+    made = node(kind, good)
+    assert made.run(None, feeds(good))[0].shape == (2, 40)
     for name, shape in good.items():
         for other in [(), shape[1:], (*shape, 1), *(tuple(d + (i == k) for i, d in enumerate(shape)) for k in range(len(shape)))]:
             if kind == LSTM and name == "x" and other == (4, 2, 160):
                 continue  # another number of steps
             with pytest.raises(Exception, match=r"LSTM's inputs do not fit"):
-                session.run(None, feeds(good | {name: other}))
+                made.run(None, feeds(good | {name: other}))
         for other in [tuple(0 if i == k else d for i, d in enumerate(shape)) for k in range(len(shape))]:
             with contextlib.suppress(Exception):
-                session.run(None, feeds(good | {name: other}))
+                made.run(None, feeds(good | {name: other}))
 
 
 @pytest.mark.parametrize(("kind", "good"), [(LSTM, GOOD), (LSTM_GRAD, GOOD_GRAD)], ids=[LSTM, LSTM_GRAD])
