@@ -79,6 +79,8 @@ def _match(node: ir.Node) -> tuple[str, ir.Value, int] | None:
         return None
     if any(value is None or value.dtype not in (None, ir.DataType.FLOAT) for value in node.inputs):
         return None
+    if form == 1 and _is_spread(*node.inputs[1:3]):
+        return None
     table: dict[object, int] = {}
     kind, template = (LSTM, _forward) if form == 1 else (LSTM_GRAD, _backward)
     outer, numbers = _outline(body, list(body.inputs), list(body.outputs), table)
@@ -86,6 +88,13 @@ def _match(node: ir.Node) -> tuple[str, ir.Value, int] | None:
     if numbers != expected or len(outer) != 1:
         return None
     return kind, outer[0], int(ways.pop())
+
+
+def _is_spread(state: ir.Value | None, x: ir.Value | None) -> bool:
+    """Whether x (T, B, 4H) is known to be smaller, which a Gemm adds to each row, or to each unit, of a state (B, H)."""
+    shape = None if x is None else x.shape
+    rows = None if state is None or state.shape is None or len(state.shape) != 2 else state.shape[0]
+    return shape is not None and (len(shape) != 3 or shape[2] == 1 or (shape[1] == 1 and rows != 1))
 
 
 def _forward(op: Emitter, given: Sequence[ir.Value], weights: ir.Value) -> list[ir.Value]:
@@ -129,6 +138,8 @@ def _outline(
         array = fixed_array(value)
         if array is not None and array.size == 1:
             known[value] = table.setdefault(("constant", str(array.dtype), array.shape, array.tobytes()), len(table))
+        elif node is None and graph is not None and value.name in graph.initializers:
+            return [], []  # a value of the body's own, for which outside there is no name
         elif node is None or node.graph is not graph:
             outer.append(value)
             known[value] = table.setdefault(("outer", len(outer)), len(table))
