@@ -5,7 +5,8 @@ them in one thread, and what one core has written the other one then reads, whic
 cache. The native library writes the result of all of them at once, in as many threads as there are. Two forms:
 
 - a value that such operators make of another one, and that anything else reads, is one node Rearrange;
-- a gradient for weights by columns (symbolics/gradients/convolution.py), where the kernel's positions are interleaved behind the products:
+- a gradient for weights by columns (symbolics/gradients/convolution.py), where the kernel's positions are interleaved behind the products. Where
+  the processor has AVX-512 it is one node ConvWeightGrad (exporter/runtime/fusion/weights.py), else still products:
   each column is laid out as a row, in the order of the weights, and nothing is interleaved. Where windows move place by place, what the
   first axis of the kernel does is done to the other side: of 3x3 positions, images and gradients are laid out three times each, in place of
   nine times and once, and one product is all. It multiplies zeros with places of the image that no gradient belongs to: of an image that is
@@ -23,6 +24,7 @@ import onnx_ir as ir
 
 from exporter.runtime.fusion.elementwise import Facts, fact_of
 from exporter.runtime.fusion.views import FAR, Axis, View
+from exporter.runtime.fusion.weights import conv_weight_grad
 from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
@@ -60,8 +62,13 @@ def move_at_once(model: ir.Model, facts: Mapping[ir.Value, Facts] | None = None)
     for node in list(model.graph):
         if node.op_type == "Concat" and node.domain == "" and (parts := found.products_of(node)) is not None:
             op = Emitter(scope)
-            replace(scope, node, op.nodes, [_in_weight_order(op, found, *parts)])
-            made += 1
+            rows, columns, results, products = parts
+            weights = conv_weight_grad(op, found.of(rows), columns) if found.kind(columns.source) is ir.DataType.FLOAT else None
+            if weights is None and columns.is_straight:  # windows that move by more than a place are better read as whole pixels
+                weights = _in_weight_order(op, found, rows, columns, results, products)
+            if weights is not None:
+                replace(scope, node, op.nodes, [weights])
+                made += 1
     if made:
         _sweep(model.graph)
     found = _Views(model.graph, facts or {})
@@ -280,8 +287,7 @@ class _Views:
             return None
         joined = View.joined(shaped, 1) if len(shaped) > 1 else shaped[0]
         turned = None if joined is None else joined.transposed([2, 1, 0])
-        # Windows that move by more than a place are better read as whole pixels.
-        return None if turned is None or not turned.is_straight else (rows, turned, count // channels, len(gemms))
+        return None if turned is None else (rows, turned, count // channels, len(gemms))
 
 
 def _interleaved(node: ir.Node) -> tuple[list[ir.Node], int] | None:

@@ -15,12 +15,13 @@
  * native_abi.h has the declarations of others, native_tensors.h our structs, native_inputs.h gather, native_outputs.h write,
  * native_contexts.h the store's side, native_run.h the call, native_device.h the same for devices,
  * native_elementwise.h chains of standard operators, native_rearrange.h those that only move elements, native_lstm.h all steps of an LSTM
- * (native_product.h its products), native_threads.h whose threads run, native_nodes.h what a node says of itself; here kernels are made and the two modules meet. Together they are one translation unit.
+ * native_convolution.h gradients for weights (native_panels.h the products of both), native_threads.h whose threads run, native_nodes.h what a node says of itself; here kernels are made and the two modules meet. Together they are one translation unit.
  */
 #include "native_device.h"
 #include "native_elementwise.h"
 #include "native_rearrange.h"
 #include "native_lstm.h"
+#include "native_convolution.h"
 #include "native_nodes.h"
 #include "native_threads.h"
 
@@ -119,7 +120,7 @@ enum {
     PLAN_APPLY, PLAN_ARGUMENTS, PLAN_POSITIONS, PLAN_LOG, PLAN_LONG
 };
 
-static const char *const OPERATORS[] = {"PythonOp", "PythonOpGrad", "PythonOpBackward", "PythonOpTangent", "Elementwise", "Rearrange", "Lstm", "LstmGrad"}; /* as enum Operator */
+static const char *const OPERATORS[] = {"PythonOp", "PythonOpGrad", "PythonOpBackward", "PythonOpTangent", "Elementwise", "Rearrange", "Lstm", "LstmGrad", "ConvWeightGrad"}; /* as enum Operator */
 static const char *op_name(const CustomOp *op) { return OPERATORS[op->kind]; }
 static int takes_context(const CustomOp *op) { return op->kind == PYTHON_OP_GRAD || op->kind == PYTHON_OP_BACKWARD; }
 
@@ -270,7 +271,7 @@ static void destroy(void *state)
     PyGILState_Release(gil);
 }
 
-/* A Program, an Arrangement or a Recurrence: what they begin with is the binding. */
+/* A Program, an Arrangement, a Recurrence or Windows: what they begin with is the binding. */
 static void destroy_plain(void *state)
 {
     if (!state || !Py_IsInitialized())
@@ -312,8 +313,8 @@ static void fill_op(CustomOp *op, Binding *binding, int kind, int on_device, int
     op->output_kind = output_kind;
     op->input_memory = input_memory;
     op->input_min = op->input_same = op->output_min = op->output_same = zero;
-    op->create = kind == ELEMENTWISE ? elementwise_create : kind == REARRANGE ? rearrange_create : kind >= LSTM ? lstm_create : create;
-    op->compute = kind == ELEMENTWISE ? elementwise_compute : kind == REARRANGE ? rearrange_compute : kind == LSTM ? lstm_compute : kind == LSTM_GRAD ? lstm_grad_compute : compute;
+    op->create = kind == ELEMENTWISE ? elementwise_create : kind == REARRANGE ? rearrange_create : kind == CONV_WEIGHT_GRAD ? conv_grad_create : kind >= LSTM ? lstm_create : create;
+    op->compute = kind == ELEMENTWISE ? elementwise_compute : kind == REARRANGE ? rearrange_compute : kind == LSTM ? lstm_compute : kind == LSTM_GRAD ? lstm_grad_compute : kind == CONV_WEIGHT_GRAD ? conv_grad_compute : compute;
     op->start_version = first_version;
     op->end_version = last_version;
     op->binding = binding;
@@ -336,9 +337,9 @@ EXPORT Status RegisterCustomOps(void *options, const ApiBase *base)
     Status status = CALL(CREATE_DOMAIN, Status(*)(const char *, void **))("com.microsoft", &binding->domain);
     if (!status)
         status = CALL(CREATE_DOMAIN, Status(*)(const char *, void **))("pythonop", &binding->own_domain);
-    const CustomOp *ops[] = {&binding->forward,        &binding->backward,        &binding->again,        &binding->tangent,     &binding->elementwise, &binding->rearrange, &binding->lstm, &binding->lstm_grad,
+    const CustomOp *ops[] = {&binding->forward,        &binding->backward,        &binding->again,        &binding->tangent,     &binding->elementwise, &binding->rearrange, &binding->lstm, &binding->lstm_grad, &binding->conv_grad,
                              &binding->device_forward, &binding->device_backward, &binding->device_again, &binding->device_tangent};
-    for (int i = 0; !status && i < (binding->device == WITH_CUDA ? 12 : 8); i++)
+    for (int i = 0; !status && i < (binding->device == WITH_CUDA ? 13 : 9); i++)
         status = CALL(DOMAIN_ADD, Status(*)(void *, const void *))(ops[i]->kind >= PYTHON_OP_BACKWARD ? binding->own_domain : binding->domain, ops[i]);
     if (!status)
         status = CALL(ADD_DOMAIN, Status(*)(void *, void *))(options, binding->domain);
@@ -374,6 +375,7 @@ static PyObject *prepare(PyObject *module, PyObject *args)
     fill_op(&binding->rearrange, binding, REARRANGE, 0, 0);
     fill_op(&binding->lstm, binding, LSTM, 0, 0);
     fill_op(&binding->lstm_grad, binding, LSTM_GRAD, 0, 0);
+    fill_op(&binding->conv_grad, binding, CONV_WEIGHT_GRAD, 0, 0);
     fill_op(&binding->device_forward, binding, PYTHON_OP, 1, 1);
     fill_op(&binding->device_backward, binding, PYTHON_OP_GRAD, 1, 1);
     fill_op(&binding->device_again, binding, PYTHON_OP_BACKWARD, 1, 1);
@@ -420,6 +422,13 @@ static PyObject *setup(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* has_wide_vectors() -> whether products are quicker here than onnxruntime's */
+static PyObject *wide_vectors(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyBool_FromLong(has_wide_vectors());
+}
+
 static PyMethodDef methods[] = {
     {"prepare", prepare, METH_VARARGS, "prepare(owner, store, contexts, runs, device) -> capsule"},
     {"registered", registered, METH_NOARGS, "registered() -> bool"},
@@ -427,6 +436,7 @@ static PyMethodDef methods[] = {
     {"threads", threads, METH_VARARGS, "threads(7 addresses of functions of torch, OpenMP and MKL, 0 for none)"},
     {"threads_outside", threads_outside, METH_NOARGS, "threads_outside() -> torch's threads outside of the call that the thread is in, or 0"},
     {"put_to_sleep", sleep_before, METH_O, "put_to_sleep(seconds of the last run)"},
+    {"has_wide_vectors", wide_vectors, METH_NOARGS, "has_wide_vectors() -> whether the processor has AVX-512, and this library uses it"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -11,9 +11,9 @@
 #define PYTHONOP_NATIVE_LSTM_H
 
 #include "native_elementwise.h"
-#include "native_product.h"
+#include "native_panels.h"
 
-enum { ROWS = 16, GATES = 4, FEW_PRODUCTS = 1 << 19 }; /* rows at once; of fewer products a step, one thread is quicker */
+enum { ROWS = 16, GATES = 4 }; /* rows at once */
 
 typedef struct {
     Binding *binding; /* as Program has it, at the same place */
@@ -34,11 +34,12 @@ typedef struct {
 
 typedef union { float number; uint32_t bits; } Bits;
 
-/* 2^n e^r with x = n ln 2 + r, |r| <= ln 2 / 2, and a polynomial (relative error 2e-9) for e^r; x is held within what float32 can say. */
+/* 2^n e^r with x = n ln 2 + r, |r| <= ln 2 / 2, and a polynomial (relative error 2e-9) for e^r. From 88.4 on it is infinite, so that gates
+ * are 0 as eager has them: huge states times what is nearly 0 would leak. */
 static inline float exponential(float x)
 {
     const float shift = 12582912.0f; /* 1.5 * 2^23: what is added to it is rounded to a whole number, which its last bits say */
-    x = x > 88.0f ? 88.0f : x;
+    x = x > 89.0f ? 89.0f : x; /* n = 128: the exponent of infinity */
     x = x < -87.0f ? -87.0f : x;
     Bits whole = {x * 1.44269504f + shift}, scale;
     float n = whole.number - shift, r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -120,7 +121,7 @@ static void forward_task(void *data, size_t block)
             memset(gates[gate], 0, sizeof gates[gate]);
             for (size_t i = 0; i < rows; i++)
                 memcpy(gates[gate] + i * PANEL, run->read[2] + ((run->step * run->batch + row + i) * GATES + gate) * hidden + first, n * sizeof(float));
-            run->multiply(rows, gates[gate], run->before + row * hidden, hidden, run->panels + (block * GATES + gate) * hidden * PANEL, hidden);
+            run->multiply(rows, gates[gate], PANEL, run->before + row * hidden, hidden, 1, run->panels + (block * GATES + gate) * hidden * PANEL, hidden);
         }
         for (size_t i = 0; i < rows; i++) {
             size_t here = (row + i) * hidden + first, at = run->step * run->batch * hidden + here;
@@ -143,7 +144,7 @@ static void backward_task(void *data, size_t block)
             for (size_t i = 0; i < rows; i++)
                 memcpy(dh + i * PANEL, run->read[0] + (row + i) * hidden + first, n * sizeof(float));
         else
-            run->multiply(rows, dh, run->before + row * wide, wide, run->panels + block * wide * PANEL, wide);
+            run->multiply(rows, dh, PANEL, run->before + row * wide, wide, 1, run->panels + block * wide * PANEL, wide);
         for (size_t i = 0; i < rows; i++) {
             size_t here = (row + i) * hidden + first, at = run->step * run->batch * hidden + here, slopes = (run->step * run->batch + row + i) * wide + first;
             if (run->step == run->time) {
@@ -176,7 +177,8 @@ static Status all_forward(Lstm *run, void *context, int backwards)
     Status status = NULL;
     for (size_t block = 0; block < panels(hidden); block++)
         for (size_t gate = 0; gate < GATES; gate++)
-            lay_out_panel(run->panels + (block * GATES + gate) * hidden * PANEL, run->read[3], hidden, GATES * hidden, gate * hidden + block * PANEL, columns_of(run, block * PANEL));
+            lay_out_panel(run->panels + (block * GATES + gate) * hidden * PANEL, run->read[3] + gate * hidden + block * PANEL, hidden, GATES * hidden, 1,
+                          columns_of(run, block * PANEL));
     memcpy(run->made[1], run->read[1], state * sizeof(float));
     run->before = run->read[0];
     for (size_t k = 0; !status && k < run->time; k++) {
@@ -193,7 +195,7 @@ static Status all_backward(Lstm *run, void *context, int backwards)
     size_t hidden = run->hidden, state = run->batch * hidden, wide = GATES * hidden;
     Status status = NULL;
     for (size_t block = 0; block < panels(hidden); block++)
-        lay_out_panel(run->panels + block * wide * PANEL, run->read[5], wide, hidden, block * PANEL, columns_of(run, block * PANEL));
+        lay_out_panel(run->panels + block * wide * PANEL, run->read[5] + block * PANEL, wide, hidden, 1, columns_of(run, block * PANEL));
     memcpy(run->made[1], run->read[1], state * sizeof(float));
     run->first = 1;
     for (size_t k = 0; !status && k <= run->time; k++) {

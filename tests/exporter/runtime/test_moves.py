@@ -15,12 +15,18 @@ import torch
 from torch import nn
 
 import exporter
-from exporter.runtime.fusion import moves
+from exporter.runtime.fusion import moves, weights
 from exporter.runtime.fusion.moves import REARRANGE, move_at_once
 from exporter.runtime.fusion.views import Axis, View, in_turn
 from exporter.runtime.session import inference_session, session_options
 from symbolics.errors import RunError
 from tests.exporter.runtime.test_blocked import trains_as_eager
+
+
+@pytest.fixture(autouse=True)
+def by_products(monkeypatch):
+    """Gradients for weights as on a processor without AVX-512; the others are test_weights.py's."""
+    monkeypatch.setattr(weights, "is_quicker", lambda: False)
 
 
 @pytest.fixture(autouse=True)

@@ -260,3 +260,65 @@ def test_numbers_that_are_none_stay_in_their_rows():
     h, c, *_ = node(LSTM, GOOD).run(None, extreme)
     np.testing.assert_allclose(c, 2.0)  # gates of 0, then of 1: twice tanh(inf)
     np.testing.assert_allclose(h, np.tanh(2.0), rtol=1e-6)
+
+
+BODY = """step (float[b, 4] h, float[b, 4] c, float[b, d] x) => (float[b, 4] h1, float[b, 4] c1, float[b, 4] y, float[b, 16] s, float[b, 4] p, float[b, 4] f) {
+    gates = Gemm (h, weights, x)
+    gi, go, gf, gg = Split <axis = 1, num_outputs = 4> (gates)
+    i = Sigmoid (gi) o = Sigmoid (go) f = Sigmoid (gf) g = Tanh (gg)
+    old = Mul (f, c) added = Mul (i, g) c1 = Add (old, added) t = Tanh (c1) h1 = Mul (o, t)
+    a1 = Sub (one, i) a2 = Mul (added, a1) b1 = Sub (one, o) b2 = Mul (h1, b1) d1 = Sub (one, f) d2 = Mul (old, d1)
+    e1 = Mul (added, g) e2 = Sub (i, e1) s = Concat <axis = 1> (a2, b2, d2, e2)
+    y = Identity (h1) p1 = Mul (h1, t) p = Sub (o, p1)
+}"""
+
+
+def foreign(x=(3, 2, 16), within=False):
+    """A file's own Scan of the steps that our gradients write, and what it takes; its weights in the body, under a name that the outer graph has."""
+    rng = np.random.default_rng(0)
+    helper, array = onnx.helper, onnx.numpy_helper.from_array
+    body = onnx.parser.parse_graph(BODY.replace("float[b, d] x", "float[d] x" if len(x) == 2 else "float[e, d] x"))
+    weights, others = rng.standard_normal((4, 16), np.float32), np.zeros((4, 16), np.float32)
+    body.initializer.append(array(np.float32(1), "one"))
+    if within:
+        body.initializer.append(array(weights, "weights"))
+    scan = helper.make_node("Scan", ["h0", "c0", "x"], ["h", "c", "y", "s", "p", "f"], body=body, num_scan_inputs=1)
+    shapes = {"h0": (2, 4), "c0": (2, 4), "x": x}
+    inputs = [helper.make_tensor_value_info(name, 1, shape) for name, shape in shapes.items()]
+    outputs = [helper.make_tensor_value_info(name, 1, None) for name in ("y", "h", "z")]
+    graph = helper.make_graph(
+        [scan, helper.make_node("Neg", ["weights"], ["z"])], "g", inputs, outputs, [array(others if within else weights, "weights")]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    return ir.from_proto(model), {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+
+
+def test_a_scan_of_a_file_is_one_too():
+    model, given = foreign()
+    changed = model.clone()
+    assert run_lstms(changed) == 1
+    runs_both(model, changed, given)
+
+
+def test_weights_of_the_body_stay_there():
+    """Outside, their name is another value's."""
+    model, given = foreign(within=True)
+    changed = model.clone()
+    assert run_lstms(changed) == 0
+    runs_both(model, changed, given)
+
+
+@pytest.mark.parametrize("x", [(3, 1, 16), (3, 16), (3, 2, 1)])
+def test_a_scan_that_adds_one_row_to_all_stays(x):
+    model, given = foreign(x)
+    changed = model.clone()
+    assert run_lstms(changed) == 0
+    runs_both(model, changed, given)
+
+
+def test_shut_gates_let_nothing_through():
+    given = {name: value * 0 for name, value in feeds(GOOD).items()}
+    given["c"] += np.float32(1e30)
+    given["x"][:] = -200
+    h, c, *_ = node(LSTM, GOOD).run(None, given)
+    assert not c.any() and not h.any()

@@ -1,0 +1,90 @@
+"""Gradients of convolutions for their weights, by the native library, where the processor has AVX-512.
+
+As standard operators they are products that read each place of an image for every position of the kernel, which something has to lay out
+in memory. The native library lays out what a task needs in the caches (native_convolution.h).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import onnx_ir as ir
+
+from exporter.runtime.fusion.views import Axis, View
+from symbolics.graph.emitter import Emitter
+from symbolics.node.names import OWN_DOMAIN
+
+__all__ = ["CONV_WEIGHT_GRAD", "conv_weight_grad", "is_quicker"]
+
+CONV_WEIGHT_GRAD = "ConvWeightGrad"
+
+_MOST_KERNEL, _MOST_STRIDE, _MOST_DILATION = 64, 16, 64  # no more than in native_convolution.h
+_MOST_WIDE = 512  # windows of a row: longer ones fill the caches
+_FEW_RESULTS = 16  # of the 32 that are computed at once
+_FEW_PLACES = 64  # of an image: of fewer, what begins and ends a row of windows is most of it
+
+
+def is_quicker() -> bool:
+    """Whether the native library's products are quicker on this processor than onnxruntime's."""
+    from exporter.runtime.native import _native  # type: ignore[attr-defined]
+
+    return bool(_native.has_wide_vectors())
+
+
+def conv_weight_grad(op: Emitter, rows: View | None, columns: View) -> ir.Value | None:
+    """The gradient for weights (results * channels, kernel positions); None where it is not that of a Conv of two axes and one group.
+
+    Args:
+        op: Takes the node.
+        rows: The gradients (results, windows) of a tensor (N, results, OH, OW).
+        columns: What the windows see (channels, kernel positions, windows) of a tensor (N, channels, H, W).
+    """
+    if rows is None or len(rows.dims) != 4 or len(columns.dims) != 4 or any(rows.starts) or any(columns.starts[:2]) or not is_quicker():
+        return None
+    images, results, *outs = rows.dims
+    channels = columns.dims[1]
+    if rows.groups != (_axes(rows.dims, (1,)), _axes(rows.dims, (0, 2, 3))) or images != columns.dims[0]:
+        return None
+    seen, positions, windows = columns.groups
+    kernel, dilations = _along_each(positions)
+    sizes, strides = _along_each(axis for axis in windows if not axis.steps[0])
+    said = (_axes(columns.dims, (1,)), _grid(kernel, dilations), (*_axes(rows.dims, (0,)), *_grid(sizes, strides)))
+    if sizes != outs or (seen, positions, windows) != said or results is None or channels is None:
+        return None
+    moves = zip((kernel, strides, dilations), (_MOST_KERNEL, _MOST_STRIDE, _MOST_DILATION))
+    if any(not 0 < number <= most for numbers, most in moves for number in numbers):
+        return None
+    if results < _FEW_RESULTS or sizes[0] * sizes[1] < _FEW_PLACES or sizes[1] > _MOST_WIDE:
+        return None
+    made: ir.Value = op.node(
+        CONV_WEIGHT_GRAD, [columns.source, rows.source], domain=OWN_DOMAIN,
+        kernel=kernel, strides=strides, dilations=dilations, starts=list(columns.starts[2:]),
+        images=[-1 if dim is None else dim for dim in columns.dims], gradients=[-1 if dim is None else dim for dim in rows.dims],
+    )  # fmt: skip
+    made.type = ir.TensorType(ir.DataType.FLOAT)
+    made.shape = ir.Shape([results * channels, kernel[0] * kernel[1]])
+    return made
+
+
+def _steps(dim: int, step: int) -> tuple[int, ...]:
+    return tuple(step if i == dim else 0 for i in range(4))
+
+
+def _axes(dims: Sequence[int | None], along: Iterable[int]) -> tuple[Axis, ...]:
+    """The indices of dims of a tensor, one after the other."""
+    return tuple(Axis(dims[dim], _steps(dim, 1)) for dim in along if dims[dim] != 1)
+
+
+def _grid(sizes: Sequence[int], steps: Sequence[int]) -> tuple[Axis, ...]:
+    """The indices of places of an image."""
+    return tuple(Axis(size, _steps(2 + i, step)) for i, (size, step) in enumerate(zip(sizes, steps)) if size != 1)
+
+
+def _along_each(axes: Iterable[Axis]) -> tuple[list[int], list[int]]:
+    """How many places there are down and across an image, and by how much they move; 1 where no index moves along it."""
+    sizes, steps = [1, 1], [1, 1]
+    for axis in axes:
+        for i in range(2):
+            if axis.steps[2 + i]:
+                sizes[i], steps[i] = axis.size or 0, axis.steps[2 + i]
+    return sizes, steps
