@@ -36,7 +36,7 @@ def run_lstms(model: ir.Model) -> int:
     Returns:
         How many nodes were replaced.
     """
-    if sys.platform == "win32":  # MSVC makes no vectors of native_product.h: onnxruntime's products are quicker
+    if sys.platform == "win32":  # MSVC makes no vectors of native_panels.h: onnxruntime's products are quicker
         return 0
     scans = [node for node in model.graph if node.op_type == "Scan" and node.domain == ""]
     found = [(node, *match) for node in scans if (match := _match(node)) is not None]

@@ -43,13 +43,15 @@ def conv_weight_grad(op: Emitter, rows: View | None, columns: View) -> ir.Value 
         return None
     images, results, *outs = rows.dims
     channels = columns.dims[1]
-    if rows.groups != (_axes(rows.dims, (1,)), _axes(rows.dims, (0, 2, 3))) or images != columns.dims[0]:
+    image, result, down, across = View.of(rows.source, rows.dims).groups
+    if rows.groups != (result, (*image, *down, *across)) or images != columns.dims[0]:
         return None
-    seen, positions, windows = columns.groups
+    _, positions, windows = columns.groups
     kernel, dilations = _along_each(positions)
     sizes, strides = _along_each(axis for axis in windows if not axis.steps[0])
-    said = (_axes(columns.dims, (1,)), _grid(kernel, dilations), (*_axes(rows.dims, (0,)), *_grid(sizes, strides)))
-    if sizes != outs or (seen, positions, windows) != said or results is None or channels is None:
+    channel = View.of(columns.source, columns.dims).groups[1]
+    said = (channel, _grid(kernel, dilations), (*image, *_grid(sizes, strides)))
+    if sizes != outs or columns.groups != said or results is None or channels is None:
         return None
     moves = zip((kernel, strides, dilations), (_MOST_KERNEL, _MOST_STRIDE, _MOST_DILATION))
     if any(not 0 < number <= most for numbers, most in moves for number in numbers):
@@ -66,18 +68,10 @@ def conv_weight_grad(op: Emitter, rows: View | None, columns: View) -> ir.Value 
     return made
 
 
-def _steps(dim: int, step: int) -> tuple[int, ...]:
-    return tuple(step if i == dim else 0 for i in range(4))
-
-
-def _axes(dims: Sequence[int | None], along: Iterable[int]) -> tuple[Axis, ...]:
-    """The indices of dims of a tensor, one after the other."""
-    return tuple(Axis(dims[dim], _steps(dim, 1)) for dim in along if dims[dim] != 1)
-
-
 def _grid(sizes: Sequence[int], steps: Sequence[int]) -> tuple[Axis, ...]:
     """The indices of places of an image."""
-    return tuple(Axis(size, _steps(2 + i, step)) for i, (size, step) in enumerate(zip(sizes, steps)) if size != 1)
+    (down, across), (high, wide) = steps, sizes
+    return tuple(axis for axis in (Axis(high, (0, 0, down, 0)), Axis(wide, (0, 0, 0, across))) if axis.size != 1)
 
 
 def _along_each(axes: Iterable[Axis]) -> tuple[list[int], list[int]]:

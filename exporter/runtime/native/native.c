@@ -14,8 +14,9 @@
  *
  * native_abi.h has the declarations of others, native_tensors.h our structs, native_inputs.h gather, native_outputs.h write,
  * native_contexts.h the store's side, native_run.h the call, native_device.h the same for devices,
- * native_elementwise.h chains of standard operators, native_rearrange.h those that only move elements, native_lstm.h all steps of an LSTM
- * native_convolution.h gradients for weights (native_panels.h the products of both), native_threads.h whose threads run, native_nodes.h what a node says of itself; here kernels are made and the two modules meet. Together they are one translation unit.
+ * native_elementwise.h chains of standard operators, native_rearrange.h those that only move elements, native_lstm.h all steps of an LSTM,
+ * native_convolution.h gradients for weights (native_panels.h the products of both), native_threads.h whose threads run, native_nodes.h what a
+ * node says of itself; here kernels are made and the two modules meet. Together they are one translation unit.
  */
 #include "native_device.h"
 #include "native_elementwise.h"

@@ -92,7 +92,7 @@ static void conv_grad_task(void *data, size_t task)
     size_t rows = channels * run->positions, groups = (rows + TOGETHER - 1) / TOGETHER, places = run->outs[0] * run->outs[1];
     /* the sums, the panel, the planes of all images at once: 64 bytes for the panel to be aligned */
     size_t terms = run->together * run->rows * run->outs[1], parts;
-    float *sums = calloc(groups * TOGETHER * PANEL + terms * PANEL + 16 + run->together * channels * plane, sizeof *sums);
+    float *sums = malloc((groups * TOGETHER * PANEL + terms * PANEL + 16 + run->together * channels * plane) * sizeof *sums);
     const float **begins = malloc(groups * TOGETHER * sizeof *begins);
     size_t *parts_at = malloc((run->together * run->rows + 1) * sizeof *parts_at);
     if (!sums || !begins || !parts_at) {
@@ -102,6 +102,7 @@ static void conv_grad_task(void *data, size_t task)
         free(parts_at);
         return;
     }
+    memset(sums, 0, groups * TOGETHER * PANEL * sizeof *sums);
     float *panel = (float *)(((uintptr_t)(sums + groups * TOGETHER * PANEL) + 63) & ~(uintptr_t)63), *seen = panel + terms * PANEL;
     for (size_t row = 0; row < groups * TOGETHER; row++)
         begins[row] = seen + begin_of(run, row < rows ? row : 0); /* rows of nothing: their sums are not read */
@@ -188,17 +189,9 @@ static Status conv_grad_compute(void *state, void *context)
     }
     if (!lay_out_run(&run, dims[0], dims[1]))
         return refused(OTHER_IMAGES);
-    void *made = NULL;
     shape[0] = (int64_t)(run.results * run.channels), shape[1] = (int64_t)run.positions;
-    if ((status = CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, 0, shape, 2, &made)))
-        return status;
-    if (!made)
-        return refused("ConvWeightGrad: an output without a name");
-    if ((status = tensor_facts(made, &kind, &rank, dims[0], DIMS_MOST, &count)))
-        return status;
-    if (kind != ONNX_FLOAT)
-        return refused("an output of a Conv's gradient has another type than the file says");
-    if ((status = CALL(TENSOR_DATA, Status(*)(void *, void **))(made, (void **)&run.y)) || !count)
+    if ((status = make_output(context, 0, shape, 2, ONNX_FLOAT, "ConvWeightGrad: an output without a name",
+                              "an output of a Conv's gradient has another type than the file says", (void **)&run.y)) || !run.results || !run.channels)
         return status;
     size_t tasks = panels(run.results) * run.blocks;
     if (tasks > 1)
@@ -213,9 +206,7 @@ static Status conv_grad_create(const CustomOp *op, const void *const *table, con
     (void)table;
     Windows *how = calloc(1, sizeof *how);
     size_t inputs = 0, outputs = 0;
-    Status status = CALL(NODE_INPUTS, Status(*)(const void *, size_t *))(info, &inputs);
-    if (!status)
-        status = CALL(NODE_OUTPUTS, Status(*)(const void *, size_t *))(info, &outputs);
+    Status status = count_places(info, &inputs, &outputs);
     int good = how && !status && inputs == 2 && outputs == 1 && read_list(info, "kernel", how->kernel, 2, 0, 1) && read_list(info, "strides", how->strides, 2, 0, 1) &&
                read_list(info, "dilations", how->dilations, 2, 0, 1) && read_list(info, "starts", how->starts, 2, 0, -FAR) &&
                read_list(info, "images", how->images, 4, 1, 0) && read_list(info, "gradients", how->gradients, 4, 1, 0);

@@ -142,6 +142,8 @@ static void run_task(void *data, size_t number)
     }
 }
 
+enum { DIMS_MOST = 16 };
+
 static Status refused(const char *text) { return CALL(CREATE_STATUS, Status(*)(int, const char *))(ORT_FAIL, text); }
 
 /* What a tensor is; shape has room for `most` dims. */
@@ -162,6 +164,35 @@ static Status tensor_facts(const void *value, int *kind, size_t *rank, int64_t *
         *count *= (size_t)shape[i];
     return status;
 }
+
+/* The memory of an output of this shape and element type; what is said where it has no name, and where the file says another type of it. */
+static Status make_output(void *context, size_t index, const int64_t *shape, size_t rank, int kind, const char *nameless, const char *other, void **data)
+{
+    void *made = NULL;
+    int64_t dims[DIMS_MOST];
+    size_t count = 0, wanted = 1;
+    int own = 0;
+    for (size_t i = 0; i < rank; i++)
+        wanted *= (size_t)shape[i];
+    Status status = CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, index, shape, rank, &made);
+    if (!status && !made)
+        return refused(nameless);
+    if (!status)
+        status = tensor_facts(made, &own, &rank, dims, DIMS_MOST, &count);
+    if (!status && (own != kind || count != wanted))
+        return refused(other);
+    return status ? status : CALL(TENSOR_DATA, Status(*)(void *, void **))(made, data);
+}
+
+/* How many inputs and outputs a node has. */
+static Status count_places(const void *info, size_t *inputs, size_t *outputs)
+{
+    Status status = CALL(NODE_INPUTS, Status(*)(const void *, size_t *))(info, inputs);
+    return status ? status : CALL(NODE_OUTPUTS, Status(*)(const void *, size_t *))(info, outputs);
+}
+
+static const char *const NAMELESS = "Elementwise: an output without a name";
+static const char *const OTHER_TYPE = "an output of elementwise operators has another type than the file says";
 
 /* How an input is read for outputs of a shape; 0 where it does not broadcast to it, or by axes that are not next to each other. */
 static int operand_of(Operand *operand, const int64_t *shape, size_t rank, const int64_t *other, size_t rank_of)
@@ -184,8 +215,6 @@ static int operand_of(Operand *operand, const int64_t *shape, size_t rank, const
         operand->inner *= (size_t)shape[i];
     return 1;
 }
-
-enum { DIMS_MOST = 16 };
 
 static int is_of_one(int32_t function) { return function == SQRT || function == NEG; }
 
@@ -283,18 +312,8 @@ static Status run_unequal(const Program *program, void *context, int kind)
     }
     for (int32_t i = 0; !status && i < program->outputs; i++) {
         const Tensor *tensor = &tensors[program->inputs + i];
-        void *made = NULL, *data = NULL;
-        Tensor facts;
-        int own = 0;
-        status = CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, (size_t)i, tensor->shape, tensor->rank, &made);
-        if (!status && !made)
-            status = refused("Elementwise: an output without a name");
-        if (!status)
-            status = tensor_facts(made, &own, &facts.rank, facts.shape, DIMS_MOST, &facts.count);
-        if (!status && own != kind)
-            status = refused("an output of elementwise operators has another type than the file says");
-        if (!status)
-            status = CALL(TENSOR_DATA, Status(*)(void *, void **))(made, &data);
+        void *data = NULL;
+        status = make_output(context, (size_t)i, tensor->shape, tensor->rank, kind, NAMELESS, OTHER_TYPE, &data);
         if (!status && tensor->count)
             memcpy(data, tensor->data, tensor->count * item);
     }
@@ -341,16 +360,7 @@ static Status elementwise_compute(void *state, void *context)
     if (!outputs_are_full(program, is_full))
         return run_unequal(program, context, kind);
     for (int32_t i = 0; i < program->outputs; i++) {
-        void *made = NULL;
-        if ((status = CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, (size_t)i, shape, rank, &made)))
-            return status;
-        if (!made)
-            return refused("Elementwise: an output without a name");
-        if ((status = tensor_facts(made, &kind_of, &rank_of, other, DIMS_MOST, &count)))
-            return status;
-        if (kind_of != kind)
-            return refused("an output of elementwise operators has another type than the file says");
-        if ((status = CALL(TENSOR_DATA, Status(*)(void *, void **))(made, (void **)&targets[i])))
+        if ((status = make_output(context, (size_t)i, shape, rank, kind, NAMELESS, OTHER_TYPE, (void **)&targets[i])))
             return status;
     }
     Job job = {program, kind == ONNX_FLOAT ? sizeof(float) : sizeof(double), size, operands, targets};
@@ -427,9 +437,7 @@ static Status elementwise_create(const CustomOp *op, const void *const *table, c
     int64_t full = -1, *list = ints(info, "program", &length);
     Status status = CALL(ATTR_INT, Status(*)(const void *, const char *, int64_t *))(info, "full", &full);
     if (!status)
-        status = CALL(NODE_INPUTS, Status(*)(const void *, size_t *))(info, &inputs);
-    if (!status)
-        status = CALL(NODE_OUTPUTS, Status(*)(const void *, size_t *))(info, &outputs);
+        status = count_places(info, &inputs, &outputs);
     Program *program = status ? NULL : program_of(list, length, inputs, outputs, full);
     free(list);
     if (status)

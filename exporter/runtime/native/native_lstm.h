@@ -13,7 +13,7 @@
 #include "native_elementwise.h"
 #include "native_panels.h"
 
-enum { ROWS = 16, GATES = 4 }; /* rows at once */
+enum { ROWS = 16, GATES = 4, FEW_PRODUCTS = 1 << 19 }; /* rows at once; of fewer products a step, one thread is quicker */
 
 typedef struct {
     Binding *binding; /* as Program has it, at the same place */
@@ -121,7 +121,7 @@ static void forward_task(void *data, size_t block)
             memset(gates[gate], 0, sizeof gates[gate]);
             for (size_t i = 0; i < rows; i++)
                 memcpy(gates[gate] + i * PANEL, run->read[2] + ((run->step * run->batch + row + i) * GATES + gate) * hidden + first, n * sizeof(float));
-            run->multiply(rows, gates[gate], PANEL, run->before + row * hidden, hidden, 1, run->panels + (block * GATES + gate) * hidden * PANEL, hidden);
+            run->multiply(rows, gates[gate], run->before + row * hidden, hidden, run->panels + (block * GATES + gate) * hidden * PANEL, hidden);
         }
         for (size_t i = 0; i < rows; i++) {
             size_t here = (row + i) * hidden + first, at = run->step * run->batch * hidden + here;
@@ -144,7 +144,7 @@ static void backward_task(void *data, size_t block)
             for (size_t i = 0; i < rows; i++)
                 memcpy(dh + i * PANEL, run->read[0] + (row + i) * hidden + first, n * sizeof(float));
         else
-            run->multiply(rows, dh, PANEL, run->before + row * wide, wide, 1, run->panels + block * wide * PANEL, wide);
+            run->multiply(rows, dh, run->before + row * wide, wide, run->panels + block * wide * PANEL, wide);
         for (size_t i = 0; i < rows; i++) {
             size_t here = (row + i) * hidden + first, at = run->step * run->batch * hidden + here, slopes = (run->step * run->batch + row + i) * wide + first;
             if (run->step == run->time) {
@@ -256,17 +256,9 @@ static Status open_run(Lstm *run, void *context, const char *const *read, size_t
             return status;
     }
     for (size_t i = 0; i < outputs; i++) {
-        void *value = NULL;
         size_t expected = dims_of(run, made[i], wanted);
-        if ((status = CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, i, wanted, expected, &value)))
-            return status;
-        if (!value)
-            return refused("an output of an LSTM has no name");
-        if ((status = tensor_facts(value, &kind, &rank, dims, DIMS_MOST, &count)))
-            return status;
-        if (kind != ONNX_FLOAT)
-            return refused("an output of an LSTM has another type than the file says");
-        if ((status = CALL(TENSOR_DATA, Status(*)(void *, void **))(value, (void **)&run->made[i])))
+        if ((status = make_output(context, i, wanted, expected, ONNX_FLOAT, "an output of an LSTM has no name",
+                                  "an output of an LSTM has another type than the file says", (void **)&run->made[i])))
             return status;
     }
     return NULL;
@@ -298,11 +290,7 @@ static Status lstm_create(const CustomOp *op, const void *const *table, const vo
     int64_t backwards = -1;
     size_t inputs = 0, outputs = 0;
     Status status = CALL(ATTR_INT, Status(*)(const void *, const char *, int64_t *))(info, "backwards", &backwards);
-    if (!status)
-        status = CALL(NODE_INPUTS, Status(*)(const void *, size_t *))(info, &inputs);
-    if (!status)
-        status = CALL(NODE_OUTPUTS, Status(*)(const void *, size_t *))(info, &outputs);
-    if (status)
+    if (status || (status = count_places(info, &inputs, &outputs)))
         return status;
     int good = op->kind == LSTM ? inputs == 4 && outputs == 6 : (inputs == 6 || inputs == 7) && outputs == 3;
     Recurrence *how = good && (backwards == 0 || backwards == 1) ? calloc(1, sizeof *how) : NULL;

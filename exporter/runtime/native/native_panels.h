@@ -12,11 +12,11 @@
 #include <immintrin.h>
 #endif
 
-enum { PANEL = 32, TOGETHER = 8, FEW_PRODUCTS = 1 << 19 }; /* columns of one, rows of windows; of fewer products, one thread is quicker */
+enum { PANEL = 32, TOGETHER = 8 }; /* columns of one, rows of windows at once */
 
-/* to (rows x PANEL, rows `apart`) += a (rows x depth, rows `stride` and columns `step` apart) times a panel (depth x PANEL). An element's
- * terms are added in their order, whatever the rows. */
-typedef void (*MultiplyPanel)(size_t rows, float *to, size_t apart, const float *a, size_t stride, size_t step, const float *panel, size_t depth);
+/* to (rows x PANEL) += a (rows x depth, rows `stride` apart) times a panel (depth x PANEL). An element's terms are added in their order,
+ * whatever the rows. */
+typedef void (*MultiplyPanel)(size_t rows, float *to, const float *a, size_t stride, const float *panel, size_t depth);
 /* to (TOGETHER x PANEL) += TOGETHER rows times a panel. Of what begins where the row does, it is `parts` times `wide` numbers, at `places`. */
 typedef void (*MultiplyWindows)(float *to, const float *const *begins, const size_t *places, size_t parts, size_t wide, const float *panel);
 
@@ -29,38 +29,37 @@ typedef void (*MultiplyWindows)(float *to, const float *const *begins, const siz
 /* `at_once` rows of two vectors of so many bytes are as many sums as the processor has registers for. */
 #define DEFINE_MULTIPLY(name, features, bytes, at_once)                                                                                     \
     typedef float name##_vector __attribute__((vector_size(bytes), aligned(4), may_alias));                                                 \
-    features inline __attribute__((FUSED always_inline)) static void name##_rows(size_t rows, float *to, size_t apart, const float *a,      \
-                                                                                 size_t stride, size_t step, const float *panel, size_t depth)\
+    features inline __attribute__((FUSED always_inline)) static void name##_rows(size_t rows, float *to, const float *a, size_t stride,     \
+                                                                                 const float *panel, size_t depth)                          \
     {                                                                                                                                       \
         enum { LANES = (bytes) / 4 };                                                                                                       \
         for (size_t column = 0; column < PANEL; column += 2 * LANES) {                                                                      \
-            const float *left = a;                                                                                                          \
             name##_vector sums[at_once][2];                                                                                                 \
             for (size_t i = 0; i < rows; i++)                                                                                               \
                 for (size_t v = 0; v < 2; v++)                                                                                              \
-                    sums[i][v] = *(const name##_vector *)(to + i * apart + column + v * LANES);                                             \
-            for (size_t k = 0; k < depth; k++, left += step) {                                                                              \
+                    sums[i][v] = *(const name##_vector *)(to + i * PANEL + column + v * LANES);                                             \
+            for (size_t k = 0; k < depth; k++) {                                                                                            \
                 const name##_vector low = *(const name##_vector *)(panel + k * PANEL + column);                                             \
                 const name##_vector high = *(const name##_vector *)(panel + k * PANEL + column + LANES);                                    \
                 for (size_t i = 0; i < rows; i++) {                                                                                         \
-                    sums[i][0] += left[i * stride] * low;                                                                                   \
-                    sums[i][1] += left[i * stride] * high;                                                                                  \
+                    sums[i][0] += a[i * stride + k] * low;                                                                                  \
+                    sums[i][1] += a[i * stride + k] * high;                                                                                 \
                 }                                                                                                                           \
             }                                                                                                                               \
             for (size_t i = 0; i < rows; i++)                                                                                               \
                 for (size_t v = 0; v < 2; v++)                                                                                              \
-                    *(name##_vector *)(to + i * apart + column + v * LANES) = sums[i][v];                                                   \
+                    *(name##_vector *)(to + i * PANEL + column + v * LANES) = sums[i][v];                                                   \
         }                                                                                                                                   \
     }                                                                                                                                       \
-    features __attribute__((FUSED noinline)) static void name(size_t rows, float *to, size_t apart, const float *a, size_t stride, size_t step,\
-                                                              const float *panel, size_t depth)                                             \
+    features __attribute__((FUSED noinline)) static void name(size_t rows, float *to, const float *a, size_t stride, const float *panel,    \
+                                                              size_t depth)                                                                 \
     {                                                                                                                                       \
-        for (; rows >= at_once; rows -= at_once, to += at_once * apart, a += at_once * stride)                                              \
-            name##_rows(at_once, to, apart, a, stride, step, panel, depth);                                                                 \
-        for (; rows >= 2; rows -= 2, to += 2 * apart, a += 2 * stride)                                                                      \
-            name##_rows(2, to, apart, a, stride, step, panel, depth);                                                                       \
+        for (; rows >= at_once; rows -= at_once, to += at_once * PANEL, a += at_once * stride)                                              \
+            name##_rows(at_once, to, a, stride, panel, depth);                                                                              \
+        for (; rows >= 2; rows -= 2, to += 2 * PANEL, a += 2 * stride)                                                                      \
+            name##_rows(2, to, a, stride, panel, depth);                                                                                    \
         if (rows)                                                                                                                           \
-            name##_rows(1, to, apart, a, stride, step, panel, depth);                                                                       \
+            name##_rows(1, to, a, stride, panel, depth);                                                                                    \
     }                                                                                                                                       \
     features __attribute__((FUSED noinline)) static void name##_windows(float *to, const float *const *begins, const size_t *places,        \
                                                                         size_t parts, size_t wide, const float *panel)                      \
@@ -94,19 +93,19 @@ DEFINE_MULTIPLY(multiply_avx2, __attribute__((target("avx2,fma"))), 32, 6)
 #endif
 DEFINE_MULTIPLY(multiply_any, , 16, 6)
 #else
-static void multiply_any(size_t rows, float *to, size_t apart, const float *a, size_t stride, size_t step, const float *panel, size_t depth)
+static void multiply_any(size_t rows, float *to, const float *a, size_t stride, const float *panel, size_t depth)
 {
     for (size_t i = 0; i < rows; i++)
         for (size_t k = 0; k < depth; k++)
             for (size_t j = 0; j < PANEL; j++)
-                to[i * apart + j] += a[i * stride + k * step] * panel[k * PANEL + j];
+                to[i * PANEL + j] += a[i * stride + k] * panel[k * PANEL + j];
 }
 
 static void multiply_any_windows(float *to, const float *const *begins, const size_t *places, size_t parts, size_t wide, const float *panel)
 {
     for (size_t part = 0; part < parts; part++, panel += wide * PANEL)
         for (size_t i = 0; i < TOGETHER; i++)
-            multiply_any(1, to + i * PANEL, PANEL, begins[i] + places[part], 0, 1, panel, wide);
+            multiply_any(1, to + i * PANEL, begins[i] + places[part], wide, panel, wide);
 }
 #endif
 

@@ -336,11 +336,10 @@ static Status rearrange_compute(void *state, void *context)
 {
     const Arrangement *how = state;
     const void *value = NULL;
-    void *made = NULL;
     Layout layout;
     int64_t dims[DIMS_MOST], shape[DIMS_MOST];
     size_t rank = 0, count = 0, total = 0;
-    int kind = 0, kind_of = 0;
+    int kind = 0;
     Status status = CALL(INPUT, Status(*)(const void *, size_t, const void **))(context, 0, &value);
     if (status)
         return status;
@@ -353,16 +352,9 @@ static Status rearrange_compute(void *state, void *context)
     const char *wrong = lay_out(how, dims, rank, &layout, &total);
     if (wrong || (wrong = shape_of(how, shape, total)))
         return refused(wrong);
-    if ((status = CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, 0, shape, how->rank, &made)))
-        return status;
-    if (!made)
-        return refused("Rearrange: an output without a name");
-    if ((status = tensor_facts(made, &kind_of, &rank, dims, DIMS_MOST, &count)))
-        return status;
-    if (kind_of != kind || count != total)
-        return refused("an output of a Transpose, Pad, Slice or Gather has another type than the file says");
-    if ((status = CALL(TENSOR_DATA, Status(*)(const void *, void **))(value, (void **)&layout.from)) ||
-        (status = CALL(TENSOR_DATA, Status(*)(void *, void **))(made, (void **)&layout.to)) || !total)
+    if ((status = make_output(context, 0, shape, how->rank, kind, "Rearrange: an output without a name",
+                              "an output of a Transpose, Pad, Slice or Gather has another type than the file says", (void **)&layout.to)) ||
+        (status = CALL(TENSOR_DATA, Status(*)(const void *, void **))(value, (void **)&layout.from)) || !total)
         return status;
     size_t width = (size_t)layout.inner[1].size, height = (size_t)layout.inner[0].size;
     layout.item = kind == ONNX_FLOAT ? sizeof(uint32_t) : sizeof(uint64_t);
@@ -398,9 +390,7 @@ static Status rearrange_create(const CustomOp *op, const void *const *table, con
     Arrangement *how = calloc(1, sizeof *how);
     int64_t steps[DIMS_MOST * DIMS_MOST];
     size_t inputs = 0, outputs = 0;
-    Status status = CALL(NODE_INPUTS, Status(*)(const void *, size_t *))(info, &inputs);
-    if (!status)
-        status = CALL(NODE_OUTPUTS, Status(*)(const void *, size_t *))(info, &outputs);
+    Status status = count_places(info, &inputs, &outputs);
     int good = how && !status && inputs == 1 && outputs == 1 && (how->dims = read_list(info, "source", how->source, 0, 1, 0)) &&
                read_list(info, "starts", how->starts, how->dims, 0, -FAR) && (how->axes = read_list(info, "sizes", how->sizes, 0, 1, 0)) >= 2 &&
                (how->rank = read_list(info, "shape", how->shape, 0, 1, 0)) && read_list(info, "steps", steps, how->dims * how->axes, 0, -FAR);
