@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -12,6 +14,7 @@ from torch import nn
 import exporter
 from exporter.runtime.fusion import moves, weights
 from exporter.runtime.fusion.moves import move_at_once
+from exporter.runtime.fusion.views import View
 from exporter.runtime.fusion.weights import CONV_WEIGHT_GRAD
 from exporter.runtime.session import inference_session, session_options
 from exporter.training.trainer import Trainer
@@ -137,13 +140,13 @@ GOOD = {
 }  # fmt: skip
 
 
-def node(inputs=("x", "g"), outputs=("y",), element=1, **attributes):
+def node(inputs=("x", "g"), outputs=("y",), element=1, made_as=None, **attributes):
     helper = onnx.helper
     made = helper.make_node(
         CONV_WEIGHT_GRAD, list(inputs), list(outputs), domain=OWN_DOMAIN, **{k: v for k, v in (GOOD | attributes).items() if v is not None}
     )
-    values = [helper.make_tensor_value_info(name, element, None) for name in (*inputs, *outputs)]
-    graph = helper.make_graph([made], "g", values[: len(inputs)], values[len(inputs) :])
+    given = [helper.make_tensor_value_info(name, element, None) for name in inputs]
+    graph = helper.make_graph([made], "g", given, [helper.make_tensor_value_info(name, made_as or element, None) for name in outputs])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid(OWN_DOMAIN, 1)], ir_version=9)
     return inference_session(model, sess_options=session_options(()))
 
@@ -182,6 +185,13 @@ def test_shapes_that_do_not_fit_are_refused():
         run(node(element=11), kind=np.float64)
 
 
+@pytest.mark.parametrize("made_as", [7, 11], ids=["int64", "double"])
+def test_an_output_of_another_type_is_refused(made_as):
+    """onnxruntime makes it of the type that the file says, whatever the operator does."""
+    with pytest.raises(exporter.RunError, match="has another type than the file says"):
+        run(node(made_as=made_as))
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -202,3 +212,66 @@ def test_windows_outside_of_an_image_see_zeros(change):
         assert "other shapes" in str(error)
     else:
         assert np.isfinite(found).all() and found.min() >= 0 and found.max() <= 72
+
+
+def test_no_channels_or_no_results_are_no_windows():
+    opened = {"images": [-1, -1, 6, 6], "gradients": [-1, 5, 6, 6]}
+    with pytest.raises(Exception, match="stands for no operators"):
+        node(**opened)  # one open size at most
+    assert run(node(images=[2, -1, 6, 6]), x=(2, 0, 6, 6)).shape == (0, 9)
+    assert run(node(gradients=[2, -1, 6, 6]), g=(2, 0, 6, 6)).shape == (0, 9)
+
+
+# ------------------------------------------------------------------------------------------------- views that are no Conv's
+class Taken(list):
+    """In place of an emitter: what it is asked for."""
+
+    def node(self, *args, **attributes):
+        self.append(attributes)
+        return ir.Value(name="y")
+
+
+def views(batch=2, channels=4, results=5):
+    """(results, windows) of gradients and (channels, positions, windows) of images, as for a kernel of 3 with padding 1."""
+    rows = View.of(ir.Value(name="g"), (batch, results, 6, 6)).transposed([1, 0, 2, 3]).reshaped([results, -1])
+    columns = View.of(ir.Value(name="x"), (batch, channels, 6, 6))
+    (image, channel, down, across) = (group[0] if group else None for group in columns.groups)
+    positions = (replace(down, size=3), replace(across, size=3))
+    images = () if image is None else (image,)
+    return rows, replace(columns, starts=(0, 0, -1, -1), groups=((channel,), positions, (*images, down, across)))
+
+
+def test_views_of_a_conv_are_taken():
+    for batch in (1, 2, None):
+        taken = Taken()
+        assert weights.conv_weight_grad(taken, *views(batch)) is not None
+        assert taken[0]["starts"] == [-1, -1] and taken[0]["kernel"] == [3, 3]
+
+
+OTHERS = {
+    "channels from another on": lambda rows, columns: (rows, replace(columns, starts=(0, 1, -1, -1))),
+    "images from another on": lambda rows, columns: (rows, replace(columns, starts=(-1, 0, -1, -1))),
+    "gradients from another place on": lambda rows, columns: (replace(rows, starts=(0, 0, 1, 0)), columns),
+    "one image of several": lambda rows, columns: (views(1)[0], replace(views(1)[1], dims=(3, *columns.dims[1:]))),
+    "channels backwards": lambda rows, columns: (rows, _first_axis(columns, steps=(0, -1, 0, 0))),
+    "every other channel": lambda rows, columns: (rows, _first_axis(columns, size=2, steps=(0, 2, 0, 0))),
+    "some channels": lambda rows, columns: (rows, _first_axis(columns, size=3)),
+    "positions in another order": lambda rows, columns: (rows, _order(columns, 1)),
+    "windows in another order": lambda rows, columns: (rows, _order(columns, 2)),
+    "results in another order": lambda rows, columns: (_first_axis(rows, steps=(0, -1, 0, 0)), columns),
+    "gradients in another order": lambda rows, columns: (_order(rows, 1), columns),
+}
+
+
+def _first_axis(view, **change):
+    return replace(view, groups=((replace(view.groups[0][0], **change),), *view.groups[1:]))
+
+
+def _order(view, group):
+    return replace(view, groups=tuple(axes[::-1] if i == group else axes for i, axes in enumerate(view.groups)))
+
+
+@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
+def test_views_that_are_no_convs_are_left(change):
+    taken = Taken()
+    assert weights.conv_weight_grad(taken, *change(*views())) is None and not taken
