@@ -24,6 +24,7 @@ DATE = os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")
 
 os.umask(0o022)  # of what setuptools writes itself
 
+threads = ["-pthread"] if sys.platform == "linux" else []  # glibc before 2.34 has locks of its own in a library of their own
 if sys.platform == "win32":
     flags = ["/O2", "/std:c11"]
 else:
@@ -81,6 +82,7 @@ setup(
             depends=sorted(str(path) for path in Path("exporter/runtime/native").glob("*.h")),
             py_limited_api=True,
             extra_compile_args=flags,
+            extra_link_args=threads,
             export_symbols=["RegisterCustomOps"],
             optional=True,
         )

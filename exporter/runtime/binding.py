@@ -60,6 +60,7 @@ class KernelPlan(NamedTuple):
         positions: Where among the arguments each tensor goes.
         log: The session's `PoolLog.entries`, for handles made on threads that no run stands on; None in a plain session.
         long: Whether torch has all of its threads from the first call on; else when calls on one have taken long (native_threads.h).
+        alone: Whether the session has one thread, which leaves torch the others.
     """
 
     kernel: _AnyKernel
@@ -77,6 +78,7 @@ class KernelPlan(NamedTuple):
     positions: tuple[int, ...] = ()
     log: list[Any] | None = None
     long: bool = False
+    alone: bool = False
 
 
 def _attribute_kinds(specs: dict[str, Any], *more: str) -> tuple[tuple[str, str], ...]:
@@ -158,7 +160,7 @@ class Binding:
             plan = _plan_forward(kernel, absent, inputs, outputs)
         kernel.pool = getattr(self._made, "pool", None)
         log = None if kernel.pool is None else kernel.pool.entries
-        return plan._replace(log=log, long=getattr(self._made, "alone", False) or plan.name in self.long)
+        return plan._replace(log=log, long=plan.name in self.long, alone=getattr(self._made, "alone", False))
 
     def strings(self, values: Any, shape: tuple[int, ...] | None) -> Any:
         """A list of str as an array of that shape; and without a shape the inverse: (shape, list of bytes)."""

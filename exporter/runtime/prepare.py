@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import onnx
 import onnx.inliner
@@ -59,10 +59,9 @@ def prepare(proto: onnx.ModelProto) -> bool:
     return changed
 
 
-def has_python_ops(proto: onnx.ModelProto, names: Container[str] | None = None) -> bool:
-    """Whether a model has a node of ours, in a body or a function too; with ``names``, one of these Functions."""
-    nodes = (node for graph in graphs(proto) for node in _ours(graph, *_DOMAINS))
-    return any(names is None or any(a.name == "name" and a.s.decode(errors="replace") in names for a in node.attribute) for node in nodes)
+def has_python_ops(proto: onnx.ModelProto) -> bool:
+    """Whether a model has a node of ours, in a body or a function too."""
+    return any(True for graph in graphs(proto) for _ in _ours(graph, *_DOMAINS))
 
 
 def drop_unread_contexts(proto: onnx.ModelProto) -> bool:

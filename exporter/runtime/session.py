@@ -131,14 +131,14 @@ def session_options(allow: Any = (), *, store: ContextStore | None = None, devic
     if problem:
         raise RunError(problem)
     options = open_options(allow, store, device)
-    _choose_spinning(options, None, ())
+    _choose_spinning(options)
     return options
 
 
 def open_options(allow: Any, store: ContextStore | None, device: str = "cpu", long: Container[str] = ()) -> Any:
     """As `session_options`, also without the native library: options for models without PythonOps then.
 
-    Whether threads spin is left to `inference_session`, which knows the model. ``long`` are Functions as in `Binding`.
+    ``long`` are Functions as in `Binding`.
 
     Raises:
         RunError: onnxruntime is not there.
@@ -158,20 +158,17 @@ def threads_outside() -> int:
 _SPINNING = "session.intra_op.allow_spinning"
 
 
-def _choose_spinning(options: Any, proto: onnx.ModelProto | None, long: Container[str]) -> None:
-    """Let threads wait for the next operator awake, as torch's do, where the options do not say and no long PythonOp needs the cores for torch's.
+def _choose_spinning(options: Any) -> None:
+    """Let threads wait for the next operator awake, as torch's do, where the options do not say.
 
-    They sleep between runs. To wake a thread takes 50 us, as long as a small operator: a training step takes up to a quarter less so.
-    PythonOps run on one thread while they are short. Those that begin with all of torch's would take up to a half more, since two
-    threads then wait awake for each core.
+    They sleep between runs, and while a long PythonOp needs the cores for torch's (native_threads.h). To wake a thread takes 50 us, as long
+    as a small operator: a training step takes up to a quarter less so.
     """
     try:
         options.get_session_config_entry(_SPINNING)
     except RuntimeError:  # nobody has said
-        waits = proto is None or not long or not has_python_ops(proto, long)
-        options.add_session_config_entry(_SPINNING, "1" if waits else "0")
-        if waits:
-            options.add_session_config_entry("session.force_spinning_stop", "1")
+        options.add_session_config_entry(_SPINNING, "1")
+        options.add_session_config_entry("session.force_spinning_stop", "1")
 
 
 class Session(_Session):  # type: ignore[misc]
@@ -480,7 +477,7 @@ def _open(
         _bind(options, Gate(allow), ContextStore() if store is None else store, device)
     elif allow or store is not None:
         raise ValueError("these sess_options come from exporter.session_options: give allow= and store= there")
-    _choose_spinning(options, proto, _bound[options][0].long)
+    _choose_spinning(options)
     path = Path(model) if isinstance(model, (str, Path)) and not changed else None
     if path is None and folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))

@@ -49,20 +49,40 @@ static Status failure(Binding *binding, PyObject *kernel)
     return status;
 }
 
+typedef struct { Kernel *kernel; void *context; Status status; } Call;
+
+static void call_python(void *data)
+{
+    Call *call = data;
+    Kernel *kernel = call->kernel;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    Turn turn = begin_turn(&kernel->pace);
+    if (kernel->by_python  ? compute_by_python(kernel, call->context)
+        : kernel->backward ? compute_backward(kernel, call->context)
+                           : compute_forward(kernel, call->context))
+        call->status = failure(kernel->binding, kernel->object);
+    end_turn(turn, &kernel->pace);
+    PyGILState_Release(gil);
+}
+
 static Status compute(void *state, void *context)
 {
     Kernel *kernel = state;
-    Status status = NULL;
-    PyGILState_STATE gil = PyGILState_Ensure();
-    int long_calls = kernel->long_calls; /* another thread may be in the same kernel */
-    Turn turn = begin_turn(long_calls);
-    if (kernel->by_python  ? compute_by_python(kernel, context)
-        : kernel->backward ? compute_backward(kernel, context)
-                           : compute_forward(kernel, context))
-        status = failure(kernel->binding, kernel->object);
-    kernel->long_calls += end_turn(turn, long_calls);
-    PyGILState_Release(gil);
-    return status;
+    Pace *pace = &kernel->pace;
+    Call call = {kernel, context, NULL};
+    if (pace->alone_anyway || pace->long_calls < LONG_CALLS || !openmp.most || openmp.most() == 1) {
+        call_python(&call);
+        return call.status;
+    }
+    double begin = seconds(0);
+    call_alone(context, call_python, &call);
+    if (!pace->given && pace->tries < LONG_CALLS) {
+        double took = seconds(0) - begin;
+        PyGILState_STATE gil = PyGILState_Ensure();
+        end_try(pace, took);
+        PyGILState_Release(gil);
+    }
+    return call.status;
 }
 
 /* A tuple of places as an array; NULL with an exception where one is not below `below`. */
@@ -118,7 +138,7 @@ static void free_kernel(Kernel *kernel)
 /* The fields of KernelPlan in binding.py, in its order; a test compares the two. */
 enum {
     PLAN_KERNEL, PLAN_FLAGS, PLAN_KINDS, PLAN_PLACES, PLAN_INPUTS, PLAN_ID, PLAN_NAME, PLAN_FAST, PLAN_WRITTEN, PLAN_SINGLE,
-    PLAN_APPLY, PLAN_ARGUMENTS, PLAN_POSITIONS, PLAN_LOG, PLAN_LONG
+    PLAN_APPLY, PLAN_ARGUMENTS, PLAN_POSITIONS, PLAN_LOG, PLAN_LONG, PLAN_ALONE
 };
 
 static const char *const OPERATORS[] = {"PythonOp", "PythonOpGrad", "PythonOpBackward", "PythonOpTangent", "Elementwise", "Rearrange", "Lstm", "LstmGrad", "ConvWeightGrad"}; /* as enum Operator */
@@ -167,7 +187,7 @@ static Kernel *make_kernel(const CustomOp *op, const void *info)
     plan = PyObject_CallMethodObjArgs(binding->owner, s_plan, operator, attributes, name, inputs, outputs, NULL);
     if (!plan)
         goto done;
-    if (!PyTuple_Check(plan) || PyTuple_Size(plan) != PLAN_LONG + 1) {
+    if (!PyTuple_Check(plan) || PyTuple_Size(plan) != PLAN_ALONE + 1) {
         internal("a plan");
         goto done;
     }
@@ -191,7 +211,9 @@ static Kernel *make_kernel(const CustomOp *op, const void *info)
         Py_CLEAR(kernel->log);
     kernel->fast = PyTuple_GetItem(plan, PLAN_FAST) == Py_True;
     kernel->single = PyTuple_GetItem(plan, PLAN_SINGLE) == Py_True;
-    kernel->long_calls = PyTuple_GetItem(plan, PLAN_LONG) == Py_True || op->on_device ? LONG_CALLS : 0;
+    kernel->pace.alone_anyway = PyTuple_GetItem(plan, PLAN_ALONE) == Py_True || op->on_device;
+    kernel->pace.given = kernel->pace.alone_anyway || PyTuple_GetItem(plan, PLAN_LONG) == Py_True;
+    kernel->pace.long_calls = kernel->pace.given ? LONG_CALLS : 0;
     flags = PyTuple_GetItem(plan, PLAN_FLAGS);
     kinds = PyTuple_GetItem(plan, PLAN_KINDS);
     kernel->inputs = PyLong_AsSsize_t(PyTuple_GetItem(plan, PLAN_INPUTS));

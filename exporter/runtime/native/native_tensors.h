@@ -38,6 +38,13 @@ enum { UNKNOWN = 0, VIEW, COPY };
 /* A flag of a backward: the node has no gradient there, and one that the engine gives is an error (PythonOpGrad.watched). */
 enum { WATCHED = 2 };
 
+/* How long a node's calls take (native_threads.h). Written with the GIL held. */
+typedef struct {
+    int long_calls, tries;          /* calls that one thread was long for: of enough, torch has all of its own; calls of those so far */
+    int given, alone_anyway;        /* torch has them from the first call on; because onnxruntime's have nothing to do */
+    double alone, together, no_gain; /* seconds of the quickest of either; of one thread, where all were no gain */
+} Pace;
+
 typedef struct Kernel {
     Binding *binding;
     PyObject *object; /* kernels.PythonOp, kernels.PythonOpGrad, backward.PythonOpBackward or tangent.PythonOpTangent */
@@ -52,7 +59,7 @@ typedef struct Kernel {
     int32_t *kinds;              /* ONNX element types of the outputs, 0 unknown */
     unsigned char *modes;        /* forward: two rows, without and with a context */
     PyObject *id, *name;
-    int long_calls;              /* calls that one thread was long for; from LONG_CALLS on torch has all of its own */
+    Pace pace;
     PyObject *log;               /* a list, for handles made on threads that no run stands on; NULL in a plain session */
 } Kernel;
 

@@ -1,8 +1,9 @@
 /* torch's threads beside onnxruntime's. Part of native.c, its only user.
  *
- * Each of the two libraries has a thread per processor. After an operator those of torch, which are OpenMP's, stay awake for the next
- * one: libgomp's for some milliseconds, during which onnxruntime's get half of the processors that they run on. So
- *   - a call that takes less than that runs on the thread that is there (`Turn`);
+ * Each of the two libraries has a thread per processor, and both let them wait awake for the next operator: libgomp, which is torch's, for
+ * some milliseconds. Two such threads on one processor get half of it each, in turns of milliseconds. So
+ *   - a short call of torch's code runs on the thread that is there (`Turn`);
+ *   - in a long one, onnxruntime's threads sleep (`call_alone`), and then torch's;
  *   - before a long run of a session, torch's threads are put to sleep (`put_to_sleep`).
  */
 #ifndef PYTHONOP_NATIVE_THREADS_H
@@ -11,6 +12,7 @@
 #include "native_tensors.h"
 
 #ifdef __linux__
+#include <pthread.h>
 #include <sched.h>
 #endif
 #include <time.h>
@@ -26,11 +28,15 @@ static struct {
     int (*number)(void);                                             /* omp_get_thread_num: of the calling thread in a region */
 } openmp;
 
-/* Seconds of a call on one thread from which on several are worth waking, and being waited for. */
-static const double LONG_CALL = 4e-3;
-/* So many calls must have taken as long: the first ones import and compile. After one, the time counts that the thread has computed,
- * without waiting for the GIL or for a processor; to ask for that takes several times as long. */
+/* Seconds of a call on one thread from which on several are worth waking, and putting to sleep, which takes 0.15 ms together; and where
+ * nothing puts them to sleep. */
+static const double LONG_CALL = 5e-4, LONG_CALL_AWAKE = 4e-3;
+/* So many calls must have taken as long, one after the other: the first ones import and compile. After one, the time counts that the thread
+ * has computed, without waiting for the GIL or for a processor; to ask for that takes several times as long. As many calls are then tried on
+ * all threads. */
 enum { LONG_CALLS = 3 };
+/* A call on all threads that takes more than this part of the time on one is no gain; a call that takes so many times as long is another one. */
+static const double GAIN = 0.9, OTHER = 4;
 /* Seconds that a run must have taken, for each thread that putting the others to sleep makes. */
 static const double LONG_RUN = 3e-3;
 
@@ -52,38 +58,52 @@ static __declspec(thread) int outside;
 static __thread int outside; /* What was set before the call that this thread is in; 0: it is in none that changed it. */
 #endif
 
-/* One call of torch's code within a run. Begins with the GIL held: waiting for that is no work. `long_calls`: so many were so far. */
+/* One call of torch's code within a run. Begins with the GIL held: waiting for that is no work. */
 typedef struct {
-    int threads, mkl; /* what was set before; 0 threads: nothing was changed */
+    int threads, mkl, counted; /* what was set before; 0 threads: nothing was changed. Long calls so far */
     double begin;
 } Turn;
 
-static Turn begin_turn(int long_calls)
+static Turn begin_turn(const Pace *pace)
 {
-    Turn turn = {0};
-    if (long_calls < LONG_CALLS && openmp.most && (turn.threads = openmp.most()) > 1) {
+    Turn turn = {.counted = pace->long_calls};
+    if (turn.counted < LONG_CALLS && openmp.most && (turn.threads = openmp.most()) > 1) {
         outside = turn.threads;
         openmp.set_most(1);
         if (openmp.set_most_of_mkl)
             turn.mkl = openmp.set_most_of_mkl(1);
-        turn.begin = seconds(long_calls);
+        turn.begin = seconds(turn.counted);
     } else
         turn.threads = 0;
     return turn;
 }
 
-/* Whether the call was a long one. */
-static int end_turn(Turn turn, int long_calls)
+static void end_turn(Turn turn, Pace *pace)
 {
     if (!turn.threads)
-        return 0;
+        return;
     outside = 0;
     if (openmp.most() == 1) { /* else the call has set another number, of both */
         openmp.set_most(turn.threads);
         if (openmp.set_most_of_mkl)
             openmp.set_most_of_mkl(turn.mkl);
     }
-    return seconds(long_calls) - turn.begin > LONG_CALL;
+    double took = seconds(turn.counted) - turn.begin;
+    if (took > (openmp.parallel ? LONG_CALL : LONG_CALL_AWAKE) && took > OTHER * pace->no_gain) {
+        pace->alone = turn.counted && pace->alone < took ? pace->alone : took;
+        pace->long_calls = turn.counted + 1;
+    } else
+        pace->long_calls = 0;
+}
+
+/* After a call on all threads: back to one where none of the first was quicker. */
+static void end_try(Pace *pace, double took)
+{
+    pace->together = pace->tries && pace->together < took ? pace->together : took;
+    if (++pace->tries < LONG_CALLS || pace->together < GAIN * pace->alone)
+        return;
+    pace->no_gain = pace->alone;
+    pace->tries = pace->long_calls = 0;
 }
 
 #ifdef __linux__
@@ -132,6 +152,53 @@ static void put_to_sleep(double last_run)
         openmp.parallel(go_back, &place, (unsigned)wanted, 0);
     }
 }
+
+#ifdef __linux__
+/* A call that is one task of a loop of onnxruntime's, whose other threads wait asleep in the others until it is over. */
+typedef struct {
+    void (*call)(void *);
+    void *data;
+    pthread_t caller;
+    int begun, over; /* over: guarded by the lock */
+    pthread_mutex_t lock;
+    pthread_cond_t end;
+} Loop;
+
+static void call_or_wait(void *data, size_t task)
+{
+    Loop *loop = data;
+    (void)task;
+    if (!pthread_equal(pthread_self(), loop->caller)) {
+        pthread_mutex_lock(&loop->lock);
+        while (!loop->over)
+            pthread_cond_wait(&loop->end, &loop->lock);
+        pthread_mutex_unlock(&loop->lock);
+    } else if (!loop->begun) {
+        loop->begun = 1;
+        loop->call(loop->data);
+        put_to_sleep(INFINITY);
+        pthread_mutex_lock(&loop->lock);
+        loop->over = 1;
+        pthread_cond_broadcast(&loop->end);
+        pthread_mutex_unlock(&loop->lock);
+    }
+}
+
+static void call_alone(const void *context, void (*call)(void *), void *data)
+{
+    Loop loop = {.call = call, .data = data, .caller = pthread_self(), .lock = PTHREAD_MUTEX_INITIALIZER, .end = PTHREAD_COND_INITIALIZER};
+    int processors = openmp.processors ? openmp.processors() : 0;
+    Status status = NULL;
+    if (processors > 1)
+        status = CALL(PARALLEL_FOR, Status(*)(const void *, void (*)(void *, size_t), size_t, size_t, void *))(context, call_or_wait, (size_t)processors, 0, &loop);
+    if (status) /* none of the tasks is left, whether they ran or not */
+        CALL(RELEASE_STATUS, void (*)(void *))(status);
+    if (!loop.begun)
+        call(data);
+}
+#else
+static void call_alone(const void *context, void (*call)(void *), void *data) { (void)context; call(data); }
+#endif
 
 /* ------------------------------------------------------------------------------------------------- Python's side */
 

@@ -480,12 +480,11 @@ def test_threads_wait_awake_during_a_run():
         return tuple(found)
 
     name = record(F.SavesInput, torch.randn(2)).name
-    bound = [session_options(ALLOW), *(open_options(ALLOW, None, long={name}) for _ in range(2))]
+    bound = [session_options(ALLOW), open_options(ALLOW, None, long={name})]
     assert said(plain) == said(plain, onnxruntime.SessionOptions()) == ("1", "1")
     assert said(calls) == said(calls, onnxruntime.SessionOptions()) == ("1", "1")
     assert said(plain, bound[0]) == ("1", "1")
-    assert said(calls, bound[1]) == ("0", ""), "torch's threads work in it from the first call on"
-    assert said(plain, bound[2]) == ("1", "1")
+    assert said(calls, bound[1]) == ("1", "1"), "torch's threads work in it from the first call on, while they sleep"
     for chosen in ("0", "1"):
         options = onnxruntime.SessionOptions()
         options.add_session_config_entry(spinning, chosen)

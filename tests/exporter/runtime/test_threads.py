@@ -1,7 +1,8 @@
-"""torch's threads beside onnxruntime's: short calls run on one, long ones on all, and none waits awake where a session runs."""
+"""torch's threads beside onnxruntime's: short calls run on one, long ones on all, and none waits awake where the other's work."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -9,13 +10,15 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
 
 from exporter.runtime.native import _native
 from exporter.runtime.native.functions import THREADS
-from exporter.runtime.session import inference_session, session_options, threads_outside
+from exporter.runtime.session import inference_session, open_options, session_options, threads_outside
 from tests.exporter.runtime.build import forward, record, training
 
 ALLOW = [f"{__name__}:*"]
@@ -41,10 +44,11 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 
 
 class Counts(torch.autograd.Function):
-    """Notes how many threads it has, and takes as long as told."""
+    """Notes how many threads it has, and takes as long as told: on one thread, and on several where that is another time."""
 
     seen: list[int] = []
     seconds = 0.0
+    seconds_together = None
     fails = False
     sets = 0
     asks = None
@@ -52,7 +56,8 @@ class Counts(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         Counts.seen.append(torch.get_num_threads())
-        end = time.thread_time() + Counts.seconds
+        alone = Counts.seconds_together is None or torch.get_num_threads() == 1
+        end = time.thread_time() + (Counts.seconds if alone else Counts.seconds_together)
         while time.thread_time() < end:
             pass
         if Counts.asks:
@@ -95,15 +100,213 @@ def test_short_calls_run_on_one_thread():
     assert _runs(training(call), 5) == [1] * 10, "forward and backward"
 
 
+def _takes(monkeypatch, seconds, together=None):
+    monkeypatch.setattr(Counts, "seconds", seconds)
+    monkeypatch.setattr(Counts, "seconds_together", together)
+
+
 def test_long_calls_get_all_threads(monkeypatch):
     call = record(Counts, torch.randn(2))
-    monkeypatch.setattr(Counts, "seconds", 0.006)
-    assert _runs(forward(call), 6) == [1, 1, 1, 3, 3, 3]
+    _takes(monkeypatch, 0.03, 0.001)
+    assert _runs(forward(call), 10) == [1, 1, 1, *[3] * 7]
+
+
+def test_long_calls_that_gain_nothing_go_back_to_one(monkeypatch):
+    call, turns = record(Counts, torch.randn(2)), itertools.chain([0.006] * 8, itertools.repeat(0.06))
+    _takes(monkeypatch, 0.006)
+    monkeypatch.setattr(Counts, "asks", lambda: _takes(monkeypatch, next(turns)))
+    assert _runs(forward(call), 17) == [1, 1, 1, 3, 3, 3, 1, 1, 1, 1, 1, 1, 3, 3, 3, 1, 1], (
+        "and what takes ten times as long is tried once more"
+    )
+
+
+@pytest.mark.parametrize(
+    ("alone", "together", "expected"),
+    [([0.04, 0.01, 0.04], [0.02] * 3, 1), ([0.02] * 3, [0.001, 0.04, 0.04], 3), ([0.02] * 3, [0.04, 0.001, 0.04], 3)],
+)
+def test_the_quickest_call_of_either_kind_counts(monkeypatch, alone, together, expected):
+    call, turns = record(Counts, torch.randn(2)), iter([*alone[1:], *together, 0.0])
+    _takes(monkeypatch, alone[0])
+    monkeypatch.setattr(Counts, "asks", lambda: _takes(monkeypatch, next(turns, 0.0)))
+    assert _runs(forward(call), 7) == [1, 1, 1, 3, 3, 3, expected]
+
+
+def test_calls_are_long_where_one_follows_the_other(monkeypatch):
+    call, turns = record(Counts, torch.randn(2)), itertools.cycle([0.006, 0.0, 0.006])
+    monkeypatch.setattr(Counts, "asks", lambda: _takes(monkeypatch, next(turns)))
+    assert _runs(forward(call), 13) == [1] * 13
+
+
+def _share_of_a_pause(monkeypatch, spinning):
+    """What other threads compute while a long call, behind a product of onnxruntime's, sleeps for some milliseconds; of one processor."""
+    helper, shares = onnx.helper, []
+
+    def pause():
+        if torch.get_num_threads() > 1:
+            begin, length = time.process_time(), 0.004
+            time.sleep(length)
+            shares.append((time.process_time() - begin) / length)
+
+    call = record(Counts, torch.randn(512, 512))
+    _takes(monkeypatch, 0.03, 0.001)
+    monkeypatch.setattr(Counts, "asks", pause)
+    model = forward(call)
+    (given,) = model.graph.input
+    product = helper.make_node("MatMul", ["left", "left"], [given.name])
+    model.graph.node.insert(0, product)
+    given.name = "left"
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
+    session = inference_session(model, ALLOW, sess_options=options)
+    x = torch.randn(512, 512).numpy()
+    for _ in range(12):
+        session.run(None, {"left": x})
+    return shares
+
+
+@_where_threads_wait_awake
+@pytest.mark.parametrize("spinning", ["0", "1"])
+def test_onnxruntimes_threads_sleep_while_a_long_call_computes(monkeypatch, spinning):
+    shares = _share_of_a_pause(monkeypatch, spinning)
+    assert len(shares) == 9 and sorted(shares)[4] < 0.3, shares
+
+
+class Works(torch.autograd.Function):
+    """Computes by torch's threads."""
+
+    @staticmethod
+    def forward(ctx, x):
+        Counts.seen.append(torch.get_num_threads())
+        return torch.nn.functional.gelu(torch.nn.functional.gelu(x))
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+class Pauses(torch.autograd.Function):
+    """Notes what other threads compute meanwhile, of one processor."""
+
+    shares: list[float] = []
+
+    @staticmethod
+    def forward(ctx, x):
+        begin, length = time.process_time(), 0.003
+        time.sleep(length)
+        Pauses.shares.append((time.process_time() - begin) / length)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+@_where_threads_wait_awake
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_of_torch_sleep_after_a_long_call(monkeypatch, request, threads):
+    """Where onnxruntime has one thread, nobody needs the processor."""
+    x = torch.randn(1 << 20)
+    model, pauses = forward(record(Works, x)), forward(record(Pauses, x))
+    (node,) = pauses.graph.node
+    node.name, node.input[0], node.output[0], node.output[1] = "pause", model.graph.output[0].name, "", "paused"
+    model.graph.output[0].name = "paused"
+    model.graph.node.append(node)
+    request.addfinalizer(lambda: torch.set_num_threads(3))
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    options = open_options(ALLOW, None, long={record(Works, x).name})
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = inference_session(model, sess_options=options)
+    monkeypatch.setattr(Pauses, "shares", [])
+    for _ in range(9):
+        session.run(None, {model.graph.input[0].name: x.numpy()})
+    middle = sorted(Pauses.shares)[4]
+    assert (middle < 0.3) == (threads > 1), Pauses.shares
+
+
+def test_a_long_call_may_run_another_session(monkeypatch):
+    """Of onnxruntime's own, whose loop is one within a loop."""
+    parsed = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 20]> g (float[n, n] x) => (float[n, n] y) { y = MatMul(x, x) }')
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    inner = onnxruntime.InferenceSession(parsed.SerializeToString(), options)
+    x, found = torch.randn(512, 512).numpy(), []
+    call = record(Counts, torch.randn(2))
+    _takes(monkeypatch, 0.03, 0.001)
+    monkeypatch.setattr(Counts, "asks", lambda: found.append((torch.get_num_threads(), inner.run(None, {"x": x})[0])))
+    _runs(forward(call), 10)
+    assert [threads for threads, _ in found] == [1, 1, 1, *[3] * 7]
+    for _, y in found:
+        np.testing.assert_allclose(y, x @ x, rtol=1e-3, atol=1e-3)
+
+
+def test_a_long_call_may_run_its_own_session(monkeypatch):
+    call = record(Counts, torch.randn(2))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    session = inference_session(forward(call), ALLOW, sess_options=options)
+    feeds = {value.name: torch.ones(2).numpy() for value in session.get_inputs()}
+    depth, found = [], []
+
+    def again():
+        if len(depth) < 2:
+            depth.append(0)
+            found.append(session.run(None, feeds)[0].tolist())
+            depth.pop()
+
+    _takes(monkeypatch, 0.03, 0.001)
+    monkeypatch.setattr(Counts, "asks", again)
+    for _ in range(4):
+        assert session.run(None, feeds)[0].tolist() == [2.0, 2.0]
+    assert found == [[2.0, 2.0]] * 8 and 3 in Counts.seen
+
+
+def test_long_calls_of_several_threads_and_sessions(monkeypatch):
+    call = record(Counts, torch.randn(2))
+    _takes(monkeypatch, 0.002, 0.0006)
+    chosen = [onnxruntime.SessionOptions() for _ in range(2)]
+    for options in chosen:
+        options.intra_op_num_threads = 2
+    sessions = [inference_session(forward(call), ALLOW, sess_options=options) for options in chosen]
+    feeds = {value.name: torch.ones(2).numpy() for value in sessions[0].get_inputs()}
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: sessions[i % 2].run(None, feeds)[0].tolist(), range(100)))
+    assert found == [[2.0, 2.0]] * 100
+
+
+def test_what_a_long_call_raises_ends_its_run_alone(monkeypatch):
+    call = record(Counts, torch.randn(2))
+    _takes(monkeypatch, 0.03, 0.001)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    session = inference_session(forward(call), ALLOW, sess_options=options)
+    feeds = {value.name: torch.ones(2).numpy() for value in session.get_inputs()}
+    Counts.seen.clear()
+    for fails in [False] * 5 + [True, False] * 3:
+        monkeypatch.setattr(Counts, "fails", fails)
+        if fails:
+            with pytest.raises(ValueError, match="as told"):
+                session.run(None, feeds)
+        else:
+            session.run(None, feeds)
+    assert Counts.seen == [1, 1, 1, *[3] * 8]
 
 
 def test_a_session_of_one_thread_leaves_torch_all():
     call = record(Counts, torch.randn(2))
     assert _runs(forward(call), 2, threads=1) == [3, 3]
+
+
+def test_functions_that_are_said_to_be_long_have_all_threads_for_good(monkeypatch):
+    call = record(Counts, torch.randn(2))
+    monkeypatch.setattr(Counts, "seen", [])
+    options = open_options(ALLOW, None, long={call.name})
+    options.intra_op_num_threads = 2
+    session = inference_session(forward(call), sess_options=options)
+    for _ in range(8):
+        session.run(None, {value.name: torch.randn(2).numpy() for value in session.get_inputs()})
+    assert Counts.seen == [3] * 8
 
 
 def test_options_of_a_session_of_one_thread_serve_another():
