@@ -41,18 +41,24 @@ _ACTIVATIONS = {
 
 
 def _activations(node: ir.Node, default: Sequence[str], directions: int) -> list[list[Activation]]:
-    """The activations of each direction; alphas and betas are consumed in their order."""
+    """The activations of each direction; alphas and betas are consumed in their order.
+
+    ``clip`` bounds what goes into the gates. An LSTM's third function, of the cell, sees it unbounded: as onnxruntime computes it, which is what
+    the file does without gradients.
+    """
     names = list(attr(node, "activations") or [*default] * directions)
     alphas, betas = iter(attr(node, "activation_alpha") or ()), iter(attr(node, "activation_beta") or ())
     clip = attr(node, "clip")
     out: list[Activation] = []
-    for name in names:
+    for place, name in enumerate(names):
         function, alpha, beta = _ACTIVATIONS[name.lower()]
         a = alpha if alpha is None else float(next(alphas, alpha))
         b = beta if beta is None else float(next(betas, beta))
 
-        def apply(op: Builder, x: Value, function: Any = function, a: Any = a, b: Any = b) -> Value:
-            return function(op, x if clip is None else op.Clip(x, -float(clip), float(clip)), a, b)
+        bound = None if clip is None or place % len(default) == 2 else float(clip)
+
+        def apply(op: Builder, x: Value, function: Any = function, a: Any = a, b: Any = b, bound: float | None = bound) -> Value:
+            return function(op, x if bound is None else op.Clip(x, -bound, bound), a, b)
 
         out.append(apply)
     n = len(default)

@@ -156,6 +156,25 @@ def test_the_plain_lstm_equals_eager(bidirectional, batch_first):
         np.testing.assert_allclose(g, e.numpy(), rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("way", ["forward", "bidirectional"])
+@pytest.mark.parametrize(("operator", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4), ("LSTM with peepholes", 4)])
+def test_a_clip_bounds_what_onnxruntime_bounds(operator, gates, way):
+    """Of an LSTM the gates, not the cell that the last function sees: here it begins far outside."""
+    name, *more = operator.split(" with ")
+    d = 2 if way == "bidirectional" else 1
+    shapes = {"x": (5, 3, 4), "w": (d, gates * 6, 4), "r": (d, gates * 6, 6), "b": (d, 2 * gates * 6), "h": (d, 3, 6)}
+    shapes |= {"c": (d, 3, 6)} if name == "LSTM" else {}
+    shapes |= {"p": (d, 18)} if more else {}
+    feeds = {key: array * 2 for key, array in values(**shapes).items()}
+    body = f'y, z = {name}<hidden_size = 6, clip = 0.7, direction = "{way}">(x, w, r, b, "", {", ".join([*shapes][4:])})'
+    signature = ", ".join(f"float[{','.join(map(str, shape))}] {key}" for key, shape in shapes.items())
+    model = model_of(signature, body)
+    plain = run(ir.from_proto(model), feeds)
+    found = run(build_gradient_graph(model), feeds | {f"{name}_grad": np.ones_like(value) for name, value in plain.items()})
+    for output, value in plain.items():
+        np.testing.assert_allclose(found[output], value, rtol=1e-5, atol=1e-6)
+
+
 # ----------------------------------------------------------------------------------------------------------------- Conv
 @pytest.mark.parametrize("channels", [3, 20, 50])
 @pytest.mark.parametrize(
