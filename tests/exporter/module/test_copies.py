@@ -56,7 +56,7 @@ def test_pickle_keeps_the_mode_and_trains_statistics_on():
     module(x), model(x)
     other = pickle.loads(pickle.dumps(module))
     assert other.training
-    assert_step_alike(other, model, (x,))
+    assert_step_alike(other, model, (x,), tolerance=5e-5)  # a bias before it has a gradient of rounding errors alone
     assert_close(other.get_buffer("1.running_var"), model[1].running_var)
 
 

@@ -18,6 +18,12 @@ from symbolics.graph.values import is_python_op
 from symbolics.graph.walk import walk
 
 
+@pytest.fixture(autouse=True)
+def on_a_processor_without_wide_vectors(monkeypatch):
+    """Where nothing is quicker for convolutions of images."""
+    monkeypatch.setattr(torch_kernels, "is_quicker", lambda: False)
+
+
 class Net(nn.Module):
     """Two layers, so that the first has a gradient of its result that is not one."""
 
@@ -430,6 +436,32 @@ def test_among_more_products_than_convolutions_there_are_none(linears, monkeypat
     results = gradients(model, loaded, x)
     torch.testing.assert_close(results[1], results[0], rtol=2e-5, atol=2e-5)
     assert len(calls) == (2 if linears == 2 else 0)
+
+
+@pytest.mark.parametrize(
+    ("case", "count"),
+    [
+        ("1 axis", 2),
+        ("2 axes", 0),
+        ("3 axes", 2),
+        ("groups", 0),
+        ("batch norm of images", 0),
+        ("batch norm", 0),
+        ("open", 0),
+    ],
+)
+def test_with_wide_vectors_convolutions_of_images_have_none(case, count, monkeypatch):
+    monkeypatch.setattr(torch_kernels, "is_quicker", lambda: True)
+    calls = []
+    for function in torch_kernels.FUNCTIONS:
+        apply = function.forward
+        monkeypatch.setattr(function, "forward", lambda *args, apply=apply: calls.append(args) or apply(*args))
+    make, shape = CASES.get(case, CASES["2 axes"])[:2]
+    sizes = ({0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC},) if case == "open" else None
+    model, loaded, _, x = both(make, shape, dynamic_shapes=sizes)
+    results = gradients(model, loaded, x)
+    torch.testing.assert_close(results[1], results[0], rtol=2e-5, atol=2e-5)
+    assert len(calls) == count
 
 
 @pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
