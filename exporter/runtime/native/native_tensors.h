@@ -42,7 +42,8 @@ enum { WATCHED = 2 };
 typedef struct {
     int long_calls, tries;          /* calls that one thread was long for: of enough, torch has all of its own; calls of those so far */
     int given, alone_anyway;        /* torch has them from the first call on; because onnxruntime's have nothing to do */
-    double alone, together, no_gain; /* seconds of the quickest of either; of one thread, where all were no gain */
+    int pause, paused;              /* so many calls on one thread, where all were no gain; of those that are left */
+    double alone, together;         /* seconds of the quickest of either */
 } Pace;
 
 typedef struct Kernel {

@@ -35,19 +35,22 @@ static const double LONG_CALL = 5e-4, LONG_CALL_AWAKE = 4e-3;
  * has computed, without waiting for the GIL or for a processor; to ask for that takes several times as long. As many calls are then tried on
  * all threads. */
 enum { LONG_CALLS = 3 };
-/* A call on all threads that takes more than this part of the time on one is no gain; a call that takes so many times as long is another one. */
-static const double GAIN = 0.9, OTHER = 4;
+/* A call on all threads that takes more than this part of the time on one is no gain: so many calls are on one then, before it is tried
+ * again, and twice as many each time. */
+static const double GAIN = 0.9;
+enum { FIRST_PAUSE = 32, LONGEST_PAUSE = 4096 };
 /* Seconds that a run must have taken, for each thread that putting the others to sleep makes. */
 static const double LONG_RUN = 3e-3;
 
-static double seconds(int long_calls)
+/* Of a clock, or that this thread has computed. */
+static double seconds(int computed)
 {
     struct timespec now;
 #ifdef _WIN32
-    (void)long_calls;
+    (void)computed;
     timespec_get(&now, TIME_UTC);
 #else
-    clock_gettime(long_calls ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &now);
+    clock_gettime(computed ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &now);
 #endif
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
@@ -57,6 +60,14 @@ static __declspec(thread) int outside;
 #else
 static __thread int outside; /* What was set before the call that this thread is in; 0: it is in none that changed it. */
 #endif
+
+/* With more threads than processors libgomp's wait for a microsecond and sleep: one more than that, where torch may have as many; else 0. Where
+ * torch has less than half of the processors, its threads may stay awake. */
+static int threads_that_sleep(void)
+{
+    int threads = openmp.parallel ? openmp.most() : 1, wanted = threads > 1 ? openmp.processors() + 1 : 0, more = wanted - threads;
+    return more > 0 && more <= threads + 1 && openmp.limit() >= wanted ? wanted : 0;
+}
 
 /* One call of torch's code within a run. Begins with the GIL held: waiting for that is no work. */
 typedef struct {
@@ -89,7 +100,9 @@ static void end_turn(Turn turn, Pace *pace)
             openmp.set_most_of_mkl(turn.mkl);
     }
     double took = seconds(turn.counted) - turn.begin;
-    if (took > (openmp.parallel ? LONG_CALL : LONG_CALL_AWAKE) && took > OTHER * pace->no_gain) {
+    if (pace->paused)
+        pace->paused--;
+    else if (took > LONG_CALL && (took > LONG_CALL_AWAKE || (openmp.parallel && openmp.most() > openmp.processors()) || threads_that_sleep())) {
         pace->alone = turn.counted && pace->alone < took ? pace->alone : took;
         pace->long_calls = turn.counted + 1;
     } else
@@ -102,7 +115,8 @@ static void end_try(Pace *pace, double took)
     pace->together = pace->tries && pace->together < took ? pace->together : took;
     if (++pace->tries < LONG_CALLS || pace->together < GAIN * pace->alone)
         return;
-    pace->no_gain = pace->alone;
+    pace->pause = !pace->pause ? FIRST_PAUSE : pace->pause < LONGEST_PAUSE ? 2 * pace->pause : LONGEST_PAUSE;
+    pace->paused = pace->pause;
     pace->tries = pace->long_calls = 0;
 }
 
@@ -111,12 +125,13 @@ static void end_try(Pace *pace, double took)
  * thread of torch's that stays awake there sleeps, for milliseconds. */
 typedef struct {
     cpu_set_t before, here;
-    int threads, changed; /* so many there are already */
+    int changed;
 } Place;
 
-static void stay_here(Place *place, int threads)
+static __thread int was_here; /* The thread was made before this region, or has gone back. */
+
+static void stay_here(Place *place)
 {
-    place->threads = threads;
     int processor = sched_getcpu();
     CPU_ZERO(&place->here);
     place->changed = processor >= 0 && processor < CPU_SETSIZE && !sched_getaffinity(0, sizeof place->before, &place->before);
@@ -130,71 +145,97 @@ static void stay_here(Place *place, int threads)
 static void go_back(void *data)
 {
     Place *place = data;
-    int number = openmp.number();
     cpu_set_t now;
-    if (place->changed && (number == 0 || number >= place->threads) && !sched_getaffinity(0, sizeof now, &now) && CPU_EQUAL(&now, &place->here))
+    if (place->changed && (openmp.number() == 0 || !was_here) && !sched_getaffinity(0, sizeof now, &now) && CPU_EQUAL(&now, &place->here))
         sched_setaffinity(0, sizeof place->before, &place->before);
+    was_here = 1;
 }
 #else
 typedef int Place;
-static void stay_here(Place *place, int threads) { *place = threads; }
+static void stay_here(Place *place) { (void)place; }
 static void go_back(void *place) { (void)place; }
 #endif
 
-/* With more threads than processors libgomp's wait for a microsecond and sleep: it is given one more than that, which ends when torch
- * needs fewer. Where torch has less than half of the processors, it may keep them. */
+/* The threads above torch's number end when it needs fewer. */
 static void put_to_sleep(double last_run)
 {
-    int threads = openmp.parallel ? openmp.most() : 1, wanted = threads > 1 ? openmp.processors() + 1 : 0, more = wanted - threads;
-    if (more > 0 && more <= threads + 1 && last_run > LONG_RUN * more && openmp.limit() >= wanted) {
+    int wanted = threads_that_sleep();
+    if (wanted && last_run > LONG_RUN * (wanted - openmp.most())) {
         Place place;
-        stay_here(&place, threads);
+        stay_here(&place);
         openmp.parallel(go_back, &place, (unsigned)wanted, 0);
     }
 }
 
 #ifdef __linux__
-/* A call that is one task of a loop of onnxruntime's, whose other threads wait asleep in the others until it is over. */
+/* A call that is one task of a loop of onnxruntime's, whose other threads wait asleep in the others until it is over. None waits for ever: who
+ * calls may find no task left, and a Function may wait for what only these threads do (`run_async` of its own session). */
 typedef struct {
     void (*call)(void *);
     void *data;
     pthread_t caller;
-    int begun, over; /* over: guarded by the lock */
+    atomic_flag_t begun;
+    int over; /* or it has taken as long as they wait; guarded by the lock */
     pthread_mutex_t lock;
     pthread_cond_t end;
 } Loop;
+
+static const double BEGIN_WAIT = 1e-3, LONGEST_WAIT = 0.1; /* seconds, the first for a call that has not begun */
+
+static void finish(Loop *loop)
+{
+    pthread_mutex_lock(&loop->lock);
+    loop->over = 1;
+    pthread_cond_broadcast(&loop->end);
+    pthread_mutex_unlock(&loop->lock);
+}
+
+/* Whether the call is over within so many seconds. */
+static int wait_for(Loop *loop, double most)
+{
+    double end = seconds(0) + most;
+    struct timespec until = {.tv_sec = (time_t)end, .tv_nsec = (long)((end - (double)(time_t)end) * 1e9)};
+    int status = 0;
+    pthread_mutex_lock(&loop->lock);
+    while (!loop->over && !status)
+        status = pthread_cond_timedwait(&loop->end, &loop->lock, &until);
+    pthread_mutex_unlock(&loop->lock);
+    return !status;
+}
 
 static void call_or_wait(void *data, size_t task)
 {
     Loop *loop = data;
     (void)task;
     if (!pthread_equal(pthread_self(), loop->caller)) {
-        pthread_mutex_lock(&loop->lock);
-        while (!loop->over)
-            pthread_cond_wait(&loop->end, &loop->lock);
-        pthread_mutex_unlock(&loop->lock);
-    } else if (!loop->begun) {
-        loop->begun = 1;
+        if (!wait_for(loop, BEGIN_WAIT) && peek(&loop->begun) && !wait_for(loop, LONGEST_WAIT))
+            finish(loop); /* for its other tasks, too */
+    } else if (!exchange(&loop->begun, 1)) {
         loop->call(loop->data);
         put_to_sleep(INFINITY);
-        pthread_mutex_lock(&loop->lock);
-        loop->over = 1;
-        pthread_cond_broadcast(&loop->end);
-        pthread_mutex_unlock(&loop->lock);
+        finish(loop);
     }
 }
 
 static void call_alone(const void *context, void (*call)(void *), void *data)
 {
-    Loop loop = {.call = call, .data = data, .caller = pthread_self(), .lock = PTHREAD_MUTEX_INITIALIZER, .end = PTHREAD_COND_INITIALIZER};
+    Loop loop = {.call = call, .data = data, .caller = pthread_self(), .lock = PTHREAD_MUTEX_INITIALIZER};
     int processors = openmp.processors ? openmp.processors() : 0;
-    Status status = NULL;
-    if (processors > 1)
-        status = CALL(PARALLEL_FOR, Status(*)(const void *, void (*)(void *, size_t), size_t, size_t, void *))(context, call_or_wait, (size_t)processors, 0, &loop);
-    if (status) /* none of the tasks is left, whether they ran or not */
-        CALL(RELEASE_STATUS, void (*)(void *))(status);
-    if (!loop.begun)
+    pthread_condattr_t clock;
+    if (processors > 1 && !pthread_condattr_init(&clock)) {
+        pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+        if (!pthread_cond_init(&loop.end, &clock)) {
+            Status status = CALL(PARALLEL_FOR, Status(*)(const void *, void (*)(void *, size_t), size_t, size_t, void *))(context, call_or_wait, (size_t)processors, 0, &loop);
+            if (status) /* no task is left, whether they ran or not */
+                CALL(RELEASE_STATUS, void (*)(void *))(status);
+            pthread_cond_destroy(&loop.end);
+        }
+        pthread_condattr_destroy(&clock);
+    }
+    if (!peek(&loop.begun)) {
         call(data);
+        put_to_sleep(INFINITY);
+    }
 }
 #else
 static void call_alone(const void *context, void (*call)(void *), void *data) { (void)context; call(data); }

@@ -112,12 +112,10 @@ def test_long_calls_get_all_threads(monkeypatch):
 
 
 def test_long_calls_that_gain_nothing_go_back_to_one(monkeypatch):
-    call, turns = record(Counts, torch.randn(2)), itertools.chain([0.006] * 8, itertools.repeat(0.06))
-    _takes(monkeypatch, 0.006)
-    monkeypatch.setattr(Counts, "asks", lambda: _takes(monkeypatch, next(turns)))
-    assert _runs(forward(call), 17) == [1, 1, 1, 3, 3, 3, 1, 1, 1, 1, 1, 1, 3, 3, 3, 1, 1], (
-        "and what takes ten times as long is tried once more"
-    )
+    """And are tried again, each time after twice as many calls."""
+    call = record(Counts, torch.randn(2))
+    _takes(monkeypatch, 0.002)
+    assert _runs(forward(call), 120) == [1] * 3 + [3] * 3 + [1] * (32 + 3) + [3] * 3 + [1] * (64 + 3) + [3] * 3 + [1] * 6
 
 
 @pytest.mark.parametrize(
@@ -239,6 +237,65 @@ def test_a_long_call_may_run_another_session(monkeypatch):
     assert [threads for threads, _ in found] == [1, 1, 1, *[3] * 7]
     for _, y in found:
         np.testing.assert_allclose(y, x @ x, rtol=1e-3, atol=1e-3)
+
+
+def test_more_threads_than_processors_may_take_all_tasks(monkeypatch):
+    """With a dynamic block base, all of onnxruntime's threads join: the caller may find nothing to do."""
+    call = record(Counts, torch.randn(2))
+    _takes(monkeypatch, 0.006, 0.001)
+    for base in ("1", "4"):
+        options = session_options(ALLOW)
+        options.intra_op_num_threads = 8
+        options.add_session_config_entry("session.dynamic_block_base", base)
+        session = inference_session(forward(call), sess_options=options)
+        feeds = {value.name: torch.ones(2).numpy() for value in session.get_inputs()}
+        Counts.seen.clear()
+        for _ in range(200):
+            assert session.run(None, feeds)[0].tolist() == [2.0, 2.0]
+        assert Counts.seen[:6] == [1, 1, 1, 3, 3, 3]
+
+
+def test_a_long_call_may_wait_for_what_onnxruntimes_threads_do(monkeypatch):
+    call, ended = record(Counts, torch.randn(2)), threading.Event()
+    _takes(monkeypatch, 0.006, 0.001)
+    options = session_options(ALLOW)
+    options.intra_op_num_threads = 2
+    session = inference_session(forward(call), sess_options=options)
+    feeds = {value.name: torch.ones(2).numpy() for value in session.get_inputs()}
+    for _ in range(5):
+        session.run(None, feeds)
+
+    def wait():
+        monkeypatch.setattr(Counts, "asks", None)
+        session.run_async(None, feeds, lambda results, data, error: ended.set(), None)
+        assert ended.wait(20)
+
+    monkeypatch.setattr(Counts, "asks", wait)
+    session.run(None, feeds)
+    assert ended.is_set() and 3 in Counts.seen
+
+
+@_where_threads_wait_awake
+def test_threads_of_a_caller_that_had_none_run_everywhere(monkeypatch, request):
+    """torch's are made when they are put to sleep, if the Function computed nothing by them."""
+    call, everywhere = record(Counts, torch.randn(2)), os.sched_getaffinity(0)
+    request.addfinalizer(lambda: torch.set_num_threads(3))
+    torch.set_num_threads(len(everywhere))
+    _takes(monkeypatch, 0.006, 0.001)
+    options = session_options(ALLOW)
+    options.intra_op_num_threads = 2
+    session = inference_session(forward(call), sess_options=options)
+    feeds = {value.name: torch.ones(2).numpy() for value in session.get_inputs()}
+    before = set(os.listdir("/proc/self/task"))
+
+    def runs():
+        for _ in range(8):
+            session.run(None, feeds)
+        return [os.sched_getaffinity(int(task)) for task in set(os.listdir("/proc/self/task")) - before]
+
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(runs).result()
+    assert len(found) > len(everywhere) and found == [everywhere] * len(found)
 
 
 def test_a_long_call_may_run_its_own_session(monkeypatch):
