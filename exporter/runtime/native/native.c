@@ -70,13 +70,14 @@ static Status compute(void *state, void *context)
     Kernel *kernel = state;
     Pace *pace = &kernel->pace;
     Call call = {kernel, context, NULL};
-    if (pace->alone_anyway || pace->long_calls < LONG_CALLS || !openmp.most || openmp.most() == 1) {
+    if (pace->alone || pace->long_calls < LONG_CALLS || !openmp.most || openmp.most() == 1) {
         call_python(&call);
         return call.status;
     }
-    double begin = seconds(1);
+    int on_trial = !pace->given && pace->tries < LONG_CALLS;
+    double begin = on_trial ? seconds(1) : 0;
     call_alone(context, call_python, &call);
-    if (!pace->given && pace->tries < LONG_CALLS) {
+    if (on_trial) {
         double took = seconds(1) - begin;
         PyGILState_STATE gil = PyGILState_Ensure();
         end_try(pace, took);
@@ -211,8 +212,8 @@ static Kernel *make_kernel(const CustomOp *op, const void *info)
         Py_CLEAR(kernel->log);
     kernel->fast = PyTuple_GetItem(plan, PLAN_FAST) == Py_True;
     kernel->single = PyTuple_GetItem(plan, PLAN_SINGLE) == Py_True;
-    kernel->pace.alone_anyway = PyTuple_GetItem(plan, PLAN_ALONE) == Py_True || op->on_device;
-    kernel->pace.given = kernel->pace.alone_anyway || PyTuple_GetItem(plan, PLAN_LONG) == Py_True;
+    kernel->pace.alone = PyTuple_GetItem(plan, PLAN_ALONE) == Py_True || op->on_device;
+    kernel->pace.given = kernel->pace.alone || PyTuple_GetItem(plan, PLAN_LONG) == Py_True;
     kernel->pace.long_calls = kernel->pace.given ? LONG_CALLS : 0;
     flags = PyTuple_GetItem(plan, PLAN_FLAGS);
     kinds = PyTuple_GetItem(plan, PLAN_KINDS);

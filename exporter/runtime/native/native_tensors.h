@@ -41,9 +41,9 @@ enum { WATCHED = 2 };
 /* How long a node's calls take (native_threads.h). Written with the GIL held. */
 typedef struct {
     int long_calls, tries;          /* calls that one thread was long for: of enough, torch has all of its own; calls of those so far */
-    int given, alone_anyway;        /* torch has them from the first call on; because onnxruntime's have nothing to do */
+    int given, alone;               /* torch has them from the first call on; because onnxruntime has no others here */
     int pause, paused;              /* so many calls on one thread, where all were no gain; of those that are left */
-    double alone, together;         /* seconds of the quickest of either */
+    double on_one, on_all;          /* seconds of the quickest call on one thread, and on all */
 } Pace;
 
 typedef struct Kernel {

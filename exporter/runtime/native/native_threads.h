@@ -69,6 +69,9 @@ static int threads_that_sleep(void)
     return more > 0 && more <= threads + 1 && openmp.limit() >= wanted ? wanted : 0;
 }
 
+/* Whether they need not stay awake: they are more than processors, or may be. */
+static int can_sleep(void) { return openmp.parallel && (openmp.most() > openmp.processors() || threads_that_sleep()); }
+
 /* One call of torch's code within a run. Begins with the GIL held: waiting for that is no work. */
 typedef struct {
     int threads, mkl, counted; /* what was set before; 0 threads: nothing was changed. Long calls so far */
@@ -102,8 +105,8 @@ static void end_turn(Turn turn, Pace *pace)
     double took = seconds(turn.counted) - turn.begin;
     if (pace->paused)
         pace->paused--;
-    else if (took > LONG_CALL && (took > LONG_CALL_AWAKE || (openmp.parallel && openmp.most() > openmp.processors()) || threads_that_sleep())) {
-        pace->alone = turn.counted && pace->alone < took ? pace->alone : took;
+    else if (took > LONG_CALL && (took > LONG_CALL_AWAKE || can_sleep())) {
+        pace->on_one = turn.counted && pace->on_one < took ? pace->on_one : took;
         pace->long_calls = turn.counted + 1;
     } else
         pace->long_calls = 0;
@@ -112,8 +115,8 @@ static void end_turn(Turn turn, Pace *pace)
 /* After a call on all threads: back to one where none of the first was quicker. */
 static void end_try(Pace *pace, double took)
 {
-    pace->together = pace->tries && pace->together < took ? pace->together : took;
-    if (++pace->tries < LONG_CALLS || pace->together < GAIN * pace->alone)
+    pace->on_all = pace->tries && pace->on_all < took ? pace->on_all : took;
+    if (++pace->tries < LONG_CALLS || pace->on_all < GAIN * pace->on_one)
         return;
     pace->pause = !pace->pause ? FIRST_PAUSE : pace->pause < LONGEST_PAUSE ? 2 * pace->pause : LONGEST_PAUSE;
     pace->paused = pace->pause;
@@ -128,7 +131,7 @@ typedef struct {
     int changed;
 } Place;
 
-static __thread int was_here; /* The thread was made before this region, or has gone back. */
+static __thread int was_here; /* The thread has been in such a region: this one did not make it. */
 
 static void stay_here(Place *place)
 {

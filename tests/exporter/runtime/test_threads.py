@@ -84,14 +84,21 @@ def three_threads(monkeypatch):
     torch.set_num_threads(before)
 
 
-def _runs(model, count, threads=2):
+def _opened(model, threads=2, options=None, **entries):
+    """A session of so many threads, and what it takes; ``entries`` of its options without the ``session.``, ``options`` of `open_options`."""
     Counts.seen.clear()  # of the call that was recorded
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = inference_session(model, ALLOW, sess_options=options)
-    x = torch.randn(2).numpy()
+    chosen = onnxruntime.SessionOptions() if options is None else options
+    chosen.intra_op_num_threads = threads
+    for key, value in entries.items():
+        chosen.add_session_config_entry(f"session.{key}", value)
+    session = inference_session(model, ALLOW if options is None else (), sess_options=chosen)
+    return session, {value.name: np.ones(2, np.float32) for value in session.get_inputs()}
+
+
+def _runs(model, count, threads=2, options=None):
+    session, feeds = _opened(model, threads, options)
     for _ in range(count):
-        session.run(None, {value.name: x for value in session.get_inputs()})
+        session.run(None, feeds)
     return Counts.seen
 
 
@@ -153,10 +160,7 @@ def _share_of_a_pause(monkeypatch, spinning):
     product = helper.make_node("MatMul", ["left", "left"], [given.name])
     model.graph.node.insert(0, product)
     given.name = "left"
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 2
-    options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
-    session = inference_session(model, ALLOW, sess_options=options)
+    session, _ = _opened(model, **{"intra_op.allow_spinning": spinning})
     x = torch.randn(512, 512).numpy()
     for _ in range(12):
         session.run(None, {"left": x})
@@ -213,9 +217,7 @@ def test_threads_of_torch_sleep_after_a_long_call(monkeypatch, request, threads)
     request.addfinalizer(lambda: torch.set_num_threads(3))
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     options = open_options(ALLOW, None, long={record(Works, x).name})
-    options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = inference_session(model, sess_options=options)
+    session, _ = _opened(model, threads, options, **{"intra_op.allow_spinning": "0"})
     monkeypatch.setattr(Pauses, "shares", [])
     for _ in range(9):
         session.run(None, {model.graph.input[0].name: x.numpy()})
@@ -244,12 +246,7 @@ def test_more_threads_than_processors_may_take_all_tasks(monkeypatch):
     call = record(Counts, torch.randn(2))
     _takes(monkeypatch, 0.006, 0.001)
     for base in ("1", "4"):
-        options = session_options(ALLOW)
-        options.intra_op_num_threads = 8
-        options.add_session_config_entry("session.dynamic_block_base", base)
-        session = inference_session(forward(call), sess_options=options)
-        feeds = {value.name: torch.ones(2).numpy() for value in session.get_inputs()}
-        Counts.seen.clear()
+        session, feeds = _opened(forward(call), 8, dynamic_block_base=base)
         for _ in range(40):
             assert session.run(None, feeds)[0].tolist() == [2.0, 2.0]
         assert Counts.seen[:6] == [1, 1, 1, 3, 3, 3]
@@ -258,10 +255,7 @@ def test_more_threads_than_processors_may_take_all_tasks(monkeypatch):
 def test_a_long_call_may_wait_for_what_onnxruntimes_threads_do(monkeypatch):
     call, ended = record(Counts, torch.randn(2)), threading.Event()
     _takes(monkeypatch, 0.006, 0.001)
-    options = session_options(ALLOW)
-    options.intra_op_num_threads = 2
-    session = inference_session(forward(call), sess_options=options)
-    feeds = {value.name: torch.ones(2).numpy() for value in session.get_inputs()}
+    session, feeds = _opened(forward(call))
     for _ in range(5):
         session.run(None, feeds)
 
@@ -282,10 +276,7 @@ def test_threads_of_a_caller_that_had_none_run_everywhere(monkeypatch, request):
     request.addfinalizer(lambda: torch.set_num_threads(3))
     torch.set_num_threads(len(everywhere))
     _takes(monkeypatch, 0.006, 0.001)
-    options = session_options(ALLOW)
-    options.intra_op_num_threads = 2
-    session = inference_session(forward(call), sess_options=options)
-    feeds = {value.name: torch.ones(2).numpy() for value in session.get_inputs()}
+    session, feeds = _opened(forward(call))
     before = set(os.listdir("/proc/self/task"))
 
     def runs():
@@ -300,10 +291,7 @@ def test_threads_of_a_caller_that_had_none_run_everywhere(monkeypatch, request):
 
 def test_a_long_call_may_run_its_own_session(monkeypatch):
     call = record(Counts, torch.randn(2))
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 2
-    session = inference_session(forward(call), ALLOW, sess_options=options)
-    feeds = {value.name: torch.ones(2).numpy() for value in session.get_inputs()}
+    session, feeds = _opened(forward(call))
     depth, found = [], []
 
     def again():
@@ -322,11 +310,8 @@ def test_a_long_call_may_run_its_own_session(monkeypatch):
 def test_long_calls_of_several_threads_and_sessions(monkeypatch):
     call = record(Counts, torch.randn(2))
     _takes(monkeypatch, 0.002, 0.0006)
-    chosen = [onnxruntime.SessionOptions() for _ in range(2)]
-    for options in chosen:
-        options.intra_op_num_threads = 2
-    sessions = [inference_session(forward(call), ALLOW, sess_options=options) for options in chosen]
-    feeds = {value.name: torch.ones(2).numpy() for value in sessions[0].get_inputs()}
+    (first, feeds), (second, _) = (_opened(forward(call)) for _ in range(2))
+    sessions = [first, second]
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda i: sessions[i % 2].run(None, feeds)[0].tolist(), range(100)))
     assert found == [[2.0, 2.0]] * 100
@@ -335,11 +320,7 @@ def test_long_calls_of_several_threads_and_sessions(monkeypatch):
 def test_what_a_long_call_raises_ends_its_run_alone(monkeypatch):
     call = record(Counts, torch.randn(2))
     _takes(monkeypatch, 0.03, 0.001)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 2
-    session = inference_session(forward(call), ALLOW, sess_options=options)
-    feeds = {value.name: torch.ones(2).numpy() for value in session.get_inputs()}
-    Counts.seen.clear()
+    session, feeds = _opened(forward(call))
     for fails in [False] * 5 + [True, False] * 3:
         monkeypatch.setattr(Counts, "fails", fails)
         if fails:
@@ -355,15 +336,9 @@ def test_a_session_of_one_thread_leaves_torch_all():
     assert _runs(forward(call), 2, threads=1) == [3, 3]
 
 
-def test_functions_that_are_said_to_be_long_have_all_threads_for_good(monkeypatch):
+def test_functions_that_are_said_to_be_long_have_all_threads_for_good():
     call = record(Counts, torch.randn(2))
-    monkeypatch.setattr(Counts, "seen", [])
-    options = open_options(ALLOW, None, long={call.name})
-    options.intra_op_num_threads = 2
-    session = inference_session(forward(call), sess_options=options)
-    for _ in range(8):
-        session.run(None, {value.name: torch.randn(2).numpy() for value in session.get_inputs()})
-    assert Counts.seen == [3] * 8
+    assert _runs(forward(call), 8, options=open_options(ALLOW, None, long={call.name})) == [3] * 8
 
 
 def test_options_of_a_session_of_one_thread_serve_another():
@@ -399,10 +374,7 @@ def test_to_wait_for_the_gil_is_no_work(monkeypatch):
 def test_a_new_thread_has_torchs_number(number):
     """torch gives it to a thread when that first asks, which is within a call here."""
     call = record(Counts, torch.randn(2))
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 2
-    session = inference_session(forward(call), ALLOW, sess_options=options)
-    feeds = {value.name: torch.randn(2).numpy() for value in session.get_inputs()}
+    session, feeds = _opened(forward(call))
     torch.set_num_threads(number)
     try:
         Counts.seen.clear()
