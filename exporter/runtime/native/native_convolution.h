@@ -2,7 +2,7 @@
  *
  * No file has this node: exporter/runtime/fusion/moves.py makes it in memory, float32, where the processor has AVX-512. As standard operators it
  * is a product that reads each place of an image for every position of the kernel, laid out in memory before. Here a task lays out, in the
- * caches, some rows of the gradients of 32 results, as a panel, and of the images of some channels, with the zeros around them; a row of the
+ * caches, some rows of the gradients of 64 results, as two panels, and of the images of some channels, with the zeros around them; a row of the
  * product then begins where its kernel position does. Terms are added image by image, in their order, whatever the threads.
  *
  *   x (N, C, H, W), g (N, M, OH, OW) -> (M * C, kernel positions)
@@ -16,7 +16,7 @@
 
 static const char *const OTHER_IMAGES = "the file says of what a Conv and its gradient read or make other shapes than they have";
 
-enum { NEAR = 1 << 15, TERMS = 256, SUMS = 288, MANY_TASKS = 16, MOST_WIDE = 1 << 12 }; /* floats of images in a cache; terms and rows at once */
+enum { NEAR = 1 << 15, TERMS = 256, SUMS = 288, RESULTS = 2 * PANEL, MANY_TASKS = 16, MOST_WIDE = 1 << 12 }; /* floats of images in a cache; terms and rows at once */
 enum { MOST_KERNEL = 64, MOST_STRIDE = 16, MOST_SEEN = 1 << 24 };
 
 typedef struct {
@@ -36,42 +36,44 @@ typedef struct {
     atomic_flag_t failed;
 } ConvGrad;
 
+static size_t tasks_of(const ConvGrad *run) { return (run->results + RESULTS - 1) / RESULTS * run->blocks; }
 static size_t planes_of(const ConvGrad *run) { return (size_t)(run->how->strides[0] * run->how->strides[1]); }
 
-/* A row of a plane: every so many numbers of a row of the image, zeros outside of it. */
-static void lay_out_row(const ConvGrad *run, float *to, const float *from, int64_t column)
+/* Every so many numbers of a row of an image. */
+static void take_every(float *to, size_t count, size_t step, const float *from, size_t left)
 {
-    int64_t step = run->how->strides[1], wide = (int64_t)run->sizes[1];
-    size_t j = 0;
-    for (; j < run->pitch && column < 0; j++, column += step)
-        to[j] = 0;
-    size_t inside = column < wide ? (size_t)((wide - column + step - 1) / step) : 0;
-    inside = inside < run->pitch - j ? inside : run->pitch - j;
-    if (step == 1 && inside)
-        memcpy(to + j, from + column, inside * sizeof *to);
-    else if (step == 2) /* of a known step, the compiler makes vectors */
-        for (size_t i = 0; i < inside; i++)
-            to[j + i] = from[column + 2 * (int64_t)i];
+    if (step == 1)
+        memcpy(to, from, count * sizeof *to);
+    else if (step == 2)
+        take_every_second(to, count, from, left);
     else
-        for (size_t i = 0; i < inside; i++)
-            to[j + i] = from[column + (int64_t)i * step];
-    if (j + inside < run->pitch)
-        memset(to + j + inside, 0, (run->pitch - j - inside) * sizeof *to);
+        for (size_t i = 0; i < count; i++)
+            to[i] = from[i * step];
 }
 
-/* What windows from the row `top` on see of one channel of an image, a plane for each pair of remainders. */
+/* What windows from the row `top` on see of one channel of an image, a plane for each pair of remainders; zeros outside of the image. */
 static void lay_out_planes(const ConvGrad *run, float *to, const float *image, size_t top)
 {
-    const int64_t *strides = run->how->strides, *starts = run->how->starts;
+    const int64_t *strides = run->how->strides, *starts = run->how->starts, high = (int64_t)run->sizes[0], wide = (int64_t)run->sizes[1];
+    size_t pitch = run->pitch;
     for (int64_t down = 0; down < strides[0]; down++)
-        for (int64_t along = 0; along < strides[1]; along++)
-            for (size_t i = 0; i < run->high; i++, to += run->pitch) {
-                int64_t row = (int64_t)(top + i) * strides[0] + down + starts[0];
-                if (row < 0 || row >= (int64_t)run->sizes[0])
-                    memset(to, 0, run->pitch * sizeof *to);
-                else
-                    lay_out_row(run, to, image + row * (int64_t)run->sizes[1], along + starts[1]);
+        for (int64_t along = 0; along < strides[1]; along++) {
+            int64_t step = strides[1], column = along + starts[1], row = (int64_t)top * strides[0] + down + starts[0];
+            int64_t outside = column < 0 ? (-column + step - 1) / step : 0;
+            size_t before = outside < (int64_t)pitch ? (size_t)outside : pitch;
+            column += (int64_t)before * step;
+            size_t inside = column >= 0 && column < wide ? (size_t)((wide - column + step - 1) / step) : 0;
+            inside = inside < pitch - before ? inside : pitch - before;
+            for (size_t i = 0; i < run->high; i++, to += pitch, row += strides[0]) {
+                size_t seen = row >= 0 && row < high ? inside : 0, begin = seen ? before : 0;
+                for (size_t j = 0; j < begin; j++)
+                    to[j] = 0;
+                if (seen)
+                    take_every(to + begin, seen, (size_t)step, image + row * wide + column, (size_t)(wide - column));
+                for (size_t j = begin + seen; j < pitch; j++)
+                    to[j] = 0;
             }
+        }
 }
 
 /* Where a row of the product begins in the planes. */
@@ -87,12 +89,12 @@ static size_t begin_of(const ConvGrad *run, size_t row)
 static void conv_grad_task(void *data, size_t task)
 {
     ConvGrad *run = data;
-    size_t first = task % run->blocks * run->each, result = task / run->blocks * PANEL, plane = planes_of(run) * run->high * run->pitch;
-    size_t channels = run->channels - first < run->each ? run->channels - first : run->each, results = run->results - result < PANEL ? run->results - result : PANEL;
+    size_t first = task % run->blocks * run->each, result = task / run->blocks * RESULTS, plane = planes_of(run) * run->high * run->pitch;
+    size_t channels = run->channels - first < run->each ? run->channels - first : run->each, results = run->results - result < RESULTS ? run->results - result : RESULTS;
     size_t rows = channels * run->positions, groups = (rows + TOGETHER - 1) / TOGETHER, places = run->outs[0] * run->outs[1];
-    /* the sums, the panel, the planes of all images at once: 64 bytes for the panel to be aligned */
-    size_t terms = run->together * run->rows * run->outs[1], parts;
-    float *sums = malloc((groups * TOGETHER * PANEL + terms * PANEL + 16 + run->together * channels * plane) * sizeof *sums);
+    /* the sums, a panel, the planes of all images at once: 64 bytes for the panel to be aligned */
+    size_t terms = run->together * run->rows * run->outs[1], each = groups * TOGETHER * PANEL, all = panels(results) * each;
+    float *sums = malloc((all + terms * PANEL + 16 + run->together * channels * plane) * sizeof *sums);
     const float **begins = malloc(groups * TOGETHER * sizeof *begins);
     size_t *parts_at = malloc((run->together * run->rows + 1) * sizeof *parts_at);
     if (!sums || !begins || !parts_at) {
@@ -102,28 +104,32 @@ static void conv_grad_task(void *data, size_t task)
         free(parts_at);
         return;
     }
-    memset(sums, 0, groups * TOGETHER * PANEL * sizeof *sums);
-    float *panel = (float *)(((uintptr_t)(sums + groups * TOGETHER * PANEL) + 63) & ~(uintptr_t)63), *seen = panel + terms * PANEL;
+    memset(sums, 0, all * sizeof *sums);
+    float *panel = (float *)(((uintptr_t)(sums + all) + 63) & ~(uintptr_t)63), *seen = panel + terms * PANEL;
     for (size_t row = 0; row < groups * TOGETHER; row++)
         begins[row] = seen + begin_of(run, row < rows ? row : 0); /* rows of nothing: their sums are not read */
     for (size_t image = 0; image < run->images; image += run->together)
         for (size_t top = 0; top < run->outs[0]; top += run->rows) {
-            size_t some = run->outs[0] - top < run->rows ? run->outs[0] - top : run->rows;
-            parts = 0;
-            for (size_t i = 0; i < run->together && image + i < run->images; i++) {
+            size_t some = run->outs[0] - top < run->rows ? run->outs[0] - top : run->rows, parts = 0;
+            size_t together = run->images - image < run->together ? run->images - image : run->together;
+            for (size_t i = 0; i < together; i++) {
                 const float *x = run->x + ((image + i) * run->channels + first) * run->sizes[0] * run->sizes[1];
                 for (size_t c = 0; c < channels; c++)
                     lay_out_planes(run, seen + (i * channels + c) * plane, x + c * run->sizes[0] * run->sizes[1], top);
-                lay_out_panel(panel + parts * run->outs[1] * PANEL, run->g + ((image + i) * run->results + result) * places + top * run->outs[1], some * run->outs[1], 1, places, results);
                 for (size_t y = 0; y < some; y++)
                     parts_at[parts++] = i * channels * plane + y * run->pitch;
             }
-            for (size_t group = 0; group < groups; group++)
-                run->multiply(sums + group * TOGETHER * PANEL, begins + group * TOGETHER, parts_at, parts, run->outs[1], panel);
+            for (size_t j = 0; j < results; j += PANEL) {
+                const float *g = run->g + (image * run->results + result + j) * places + top * run->outs[1];
+                for (size_t i = 0; i < together; i++, g += run->results * places)
+                    lay_out_panel(panel + i * some * run->outs[1] * PANEL, g, some * run->outs[1], 1, places, results - j < PANEL ? results - j : PANEL);
+                for (size_t group = 0; group < groups; group++)
+                    run->multiply(sums + j / PANEL * each + group * TOGETHER * PANEL, begins + group * TOGETHER, parts_at, parts, run->outs[1], panel);
+            }
         }
-    for (size_t j = 0; j < results; j++)
-        for (size_t row = 0; row < rows; row++)
-            run->y[((result + j) * run->channels + first) * run->positions + row] = sums[row * PANEL + j];
+    for (size_t j = 0; j < results; j += PANEL)
+        lay_out_columns(run->y + ((result + j) * run->channels + first) * run->positions, run->channels * run->positions, sums + j / PANEL * each, rows,
+                        results - j < PANEL ? results - j : PANEL);
     free(sums);
     free(begins);
     free(parts_at);
@@ -158,7 +164,7 @@ static int lay_out_run(ConvGrad *run, const int64_t *x, const int64_t *g)
     for (;;) {
         run->blocks = (run->channels + run->each - 1) / run->each;
         size_t twice = 2 * run->each;
-        if (panels(run->results) * run->blocks <= MANY_TASKS || twice * run->positions > SUMS || twice * run->together * planes_of(run) * run->high * run->pitch > NEAR)
+        if (tasks_of(run) <= MANY_TASKS || twice * run->positions > SUMS || twice * run->together * planes_of(run) * run->high * run->pitch > NEAR)
             return 1;
         run->each = twice;
     }
@@ -193,7 +199,7 @@ static Status conv_grad_compute(void *state, void *context)
     if ((status = make_output(context, 0, shape, 2, ONNX_FLOAT, "ConvWeightGrad: an output without a name",
                               "an output of a Conv's gradient has another type than the file says", (void **)&run.y)) || !run.results || !run.channels)
         return status;
-    size_t tasks = panels(run.results) * run.blocks;
+    size_t tasks = tasks_of(&run);
     if (tasks > 1)
         status = CALL(PARALLEL_FOR, Status(*)(const void *, void (*)(void *, size_t), size_t, size_t, void *))(context, conv_grad_task, tasks, 0, &run);
     else

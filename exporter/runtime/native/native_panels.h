@@ -12,6 +12,7 @@
 #include <immintrin.h>
 #endif
 
+enum { AHEAD = 64 };
 enum { PANEL = 32, TOGETHER = 8 }; /* columns of one, rows of windows at once */
 
 /* to (rows x PANEL) += a (rows x depth, rows `stride` apart) times a panel (depth x PANEL). An element's terms are added in their order,
@@ -132,12 +133,14 @@ static MultiplyWindows multiply_windows(void) { return QUICKEST(_windows); }
 static size_t panels(size_t columns) { return columns / PANEL + (columns % PANEL != 0); }
 
 #if defined(__GNUC__) && defined(__x86_64__)
-/* 16 rows of 16 numbers, `stride` apart, as the columns of a panel: pairs, fours, then lanes of four change places. */
-__attribute__((target("avx512f"))) static void turn_sixteen(float *panel, const float *rows, size_t stride)
+/* 16 rows of 16 numbers, `stride` apart, as columns, of rows that are `pitch` apart: pairs, fours, then lanes of four change places. */
+__attribute__((target("avx512f"))) static void turn_sixteen(float *to, size_t pitch, const float *rows, size_t stride)
 {
     __m512 whole[16], pairs[16];
-    for (size_t i = 0; i < 16; i++)
+    for (size_t i = 0; i < 16; i++) {
         whole[i] = _mm512_loadu_ps(rows + i * stride);
+        __builtin_prefetch(rows + i * stride + AHEAD, 0, 2); /* rows far apart, which the processor does not foresee */
+    }
     for (size_t i = 0; i < 16; i += 2) {
         pairs[i] = _mm512_unpacklo_ps(whole[i], whole[i + 1]);
         pairs[i + 1] = _mm512_unpackhi_ps(whole[i], whole[i + 1]);
@@ -151,10 +154,10 @@ __attribute__((target("avx512f"))) static void turn_sixteen(float *panel, const 
     for (size_t c = 0; c < 4; c++) { /* whole[i + c]: of the rows i to i + 3 the columns c, c + 4, c + 8 and c + 12 */
         __m512 even = _mm512_shuffle_f32x4(whole[c], whole[4 + c], 0x88), odd = _mm512_shuffle_f32x4(whole[c], whole[4 + c], 0xdd);
         __m512 behind = _mm512_shuffle_f32x4(whole[8 + c], whole[12 + c], 0x88), last = _mm512_shuffle_f32x4(whole[8 + c], whole[12 + c], 0xdd);
-        _mm512_storeu_ps(panel + c * PANEL, _mm512_shuffle_f32x4(even, behind, 0x88));
-        _mm512_storeu_ps(panel + (4 + c) * PANEL, _mm512_shuffle_f32x4(odd, last, 0x88));
-        _mm512_storeu_ps(panel + (8 + c) * PANEL, _mm512_shuffle_f32x4(even, behind, 0xdd));
-        _mm512_storeu_ps(panel + (12 + c) * PANEL, _mm512_shuffle_f32x4(odd, last, 0xdd));
+        _mm512_storeu_ps(to + c * pitch, _mm512_shuffle_f32x4(even, behind, 0x88));
+        _mm512_storeu_ps(to + (4 + c) * pitch, _mm512_shuffle_f32x4(odd, last, 0x88));
+        _mm512_storeu_ps(to + (8 + c) * pitch, _mm512_shuffle_f32x4(even, behind, 0xdd));
+        _mm512_storeu_ps(to + (12 + c) * pitch, _mm512_shuffle_f32x4(odd, last, 0xdd));
     }
 }
 #endif
@@ -167,7 +170,7 @@ static void lay_out_panel(float *panel, const float *b, size_t depth, size_t row
     if (row == 1 && count % 16 == 0 && has_wide_vectors())
         for (; turned + 16 <= depth; turned += 16)
             for (size_t j = 0; j < count; j += 16)
-                turn_sixteen(panel + turned * PANEL + j, b + turned + j * column, column);
+                turn_sixteen(panel + turned * PANEL + j, PANEL, b + turned + j * column, column);
 #endif
     for (size_t k = 0; k < depth; k++) {
         if (k >= turned && column == 1)
@@ -178,6 +181,48 @@ static void lay_out_panel(float *panel, const float *b, size_t depth, size_t row
         if (count < PANEL)
             memset(panel + k * PANEL + count, 0, (PANEL - count) * sizeof *b);
     }
+}
+
+/* The first `count` columns of a panel as rows of `depth` numbers, `pitch` apart. */
+static void lay_out_columns(float *to, size_t pitch, const float *panel, size_t depth, size_t count)
+{
+    size_t turned = 0;
+#if defined(__GNUC__) && defined(__x86_64__)
+    if (count % 16 == 0 && has_wide_vectors())
+        for (; turned + 16 <= depth; turned += 16)
+            for (size_t j = 0; j < count; j += 16)
+                turn_sixteen(to + j * pitch + turned, pitch, panel + turned * PANEL + j, PANEL);
+#endif
+    for (size_t j = 0; j < count; j++)
+        for (size_t k = turned; k < depth; k++)
+            to[j * pitch + k] = panel[k * PANEL + j];
+}
+
+#if defined(__GNUC__) && defined(__x86_64__)
+/* Sixteen at a time; of the `left` numbers from `from` on, none beyond them is read. */
+__attribute__((target("avx512f"))) static void take_every_second_of_many(float *to, size_t count, const float *from, size_t left)
+{
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    for (size_t i = 0; i < count; i += 16, left -= left < 32 ? left : 32) {
+        __mmask16 low = (__mmask16)(left < 16 ? (1u << left) - 1 : 0xffff), high = (__mmask16)(left < 16 ? 0 : left < 32 ? (1u << (left - 16)) - 1 : 0xffff);
+        __m512 taken = _mm512_permutex2var_ps(_mm512_maskz_loadu_ps(low, from + 2 * i), even, _mm512_maskz_loadu_ps(high, from + 2 * i + 16));
+        _mm512_mask_storeu_ps(to + i, (__mmask16)(count - i < 16 ? (1u << (count - i)) - 1 : 0xffff), taken);
+    }
+}
+#endif
+
+/* `count` numbers, every second from `from` on, where there are `left`. */
+static void take_every_second(float *to, size_t count, const float *from, size_t left)
+{
+#if defined(__GNUC__) && defined(__x86_64__)
+    if (has_wide_vectors()) {
+        take_every_second_of_many(to, count, from, left);
+        return;
+    }
+#endif
+    (void)left;
+    for (size_t i = 0; i < count; i++)
+        to[i] = from[2 * i];
 }
 
 #endif
