@@ -1,4 +1,4 @@
-"""What convolutions and sums become in memory, for onnxruntime's CPU."""
+"""What convolutions, sums and statistics become in memory, for onnxruntime's CPU."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from exporter.runtime.fusion.blocked import block_channels
 from exporter.runtime.fusion.elementwise import Facts
 from exporter.runtime.fusion.moves import move_at_once
 from exporter.runtime.fusion.products import multiply_few_windows
+from exporter.runtime.fusion.statistics import zeros_at_once
 from exporter.runtime.fusion.sums import multiply_sums
 
 __all__ = ["arrange"]
@@ -22,10 +23,10 @@ def arrange(model: ir.Model, sizes: Mapping[str, int] | None = None, facts: Mapp
         model: Changed. Its nodes stand in the order of their values.
         sizes: As `block_channels` has it.
         facts: As `move_at_once` has it.
-        native: Whether the native library is there, which moves elements.
+        native: Whether the native library is there, which moves elements and makes zeros.
 
     Returns:
         How many nodes were replaced.
     """
     replaced = multiply_few_windows(model, sizes) + block_channels(model, sizes) + multiply_sums(model, facts)
-    return replaced + (move_at_once(model, facts) if native else 0)
+    return replaced + (zeros_at_once(model) + move_at_once(model, facts) if native else 0)
