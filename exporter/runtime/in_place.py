@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from exporter.runtime.fusion.elementwise import ELEMENTWISE, Facts, fact_of, fixed_shape
+from exporter.runtime.fusion.elementwise import ELEMENTWISE, FUNCTIONS, Facts, fact_of, fixed_shape
 from exporter.runtime.fusion.outputs import before_reshape
 from symbolics.graph.values import attr, name_of
 from symbolics.node.names import OWN_DOMAIN
@@ -108,6 +108,8 @@ def _writes_in_place(node: ir.Node, pairs: _Pairs) -> bool:
         return False
     places = {value: place for place, value in enumerate((*node.inputs, *node.outputs))}
     program = attr(node, "program") or ()
+    if FUNCTIONS["Sum"] in program[::4]:
+        return False
     for output in node.outputs:
         old = pairs[output]
         if old.dtype != output.dtype or not _bytes(output) or old.shape != output.shape or old.is_graph_output():

@@ -21,6 +21,7 @@ import onnx
 import onnx_ir as ir
 
 from exporter.files.skeleton import skeleton
+from exporter.runtime.fusion.normalizations import write_out_normalizations
 from symbolics.graph.walk import subgraphs
 from symbolics.node.names import OWN_DOMAIN
 
@@ -28,8 +29,8 @@ __all__ = ["ELEMENTWISE", "Facts", "fact_of", "fixed_shape", "fuse", "inferred_g
 
 ELEMENTWISE = "Elementwise"
 
-#: function -> its number in native_elementwise.h. The last two are of two operators each: see `_read`.
-FUNCTIONS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3, "Sqrt": 4, "Neg": 5, "Greater": 6, "Guard": 7}
+#: function -> its number in native_elementwise.h. Greater and Guard are of two operators each: see `_read`. Sum is in channels.py.
+FUNCTIONS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3, "Sqrt": 4, "Neg": 5, "Greater": 6, "Guard": 7, "Sum": 8}
 #: As MOST_TEMPORARIES and MOST_PLACES there; a chain that needs more stays as it is.
 TEMPORARIES, PLACES = 12, 512
 
@@ -92,6 +93,9 @@ def fuse(model: ir.Model, *, guards_only: bool = False, facts: dict[ir.Value, Fa
     """
     if model.graph.opset_imports.get("", 0) < _FIRST_OPSET:
         return 0
+    if not guards_only:
+        write_out_normalizations(model)
+        _sum_late(model.graph)
     inferred = inferred_graph(model)
     if inferred is None:
         return 0
@@ -100,6 +104,21 @@ def fuse(model: ir.Model, *, guards_only: bool = False, facts: dict[ir.Value, Fa
     if made:
         model.graph.opset_imports[OWN_DOMAIN] = 1
     return made
+
+
+def _sum_late(graph: ir.Graph) -> None:
+    """Let sums stand in front of whoever first reads them: a chain ends where something else reads what it makes."""
+    place: dict[ir.Node, float] = {node: number for number, node in enumerate(graph)}
+    moved: list[tuple[ir.Node, ir.Node]] = []
+    for node in reversed(graph):  # a sum that reads another one has moved before it
+        readers = [use.node for use in node.outputs[0].uses()] if node.op_type == "ReduceSum" and node.domain == "" else []
+        first = min(readers, key=lambda reader: place.get(reader, -1), default=None)
+        if first is not None and place.get(first, -1) > place[node] + 1:
+            moved.append((node, first))
+            place[node] = place[first] - 0.5
+    graph.remove([node for node, _ in moved])  # at once: each call looks through all outputs of the graph
+    for node, first in moved:
+        graph.insert_before(first, node)
 
 
 def _fuse_all(graph: ir.Graph, inferred: onnx.GraphProto, facts: dict[ir.Value, Facts], guards_only: bool) -> int:

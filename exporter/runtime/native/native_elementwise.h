@@ -1,24 +1,27 @@
 /* pythonop::Elementwise: a chain of elementwise operators as one pass over memory. Part of native.c, its only user.
  *
  * No file has this node: exporter/runtime/fusion/elementwise.py makes it in memory of Add, Sub, Mul, Div, Sqrt and Neg, of comparisons that
- * become numbers and of what replaces NaN. It computes block by block, so that what lies between two operators stays in the cache, and rounds
- * as they do: after each of them. It holds no Python object and takes no lock in a run. A file that brings one of its own meets the checks of
+ * become numbers and of what replaces NaN, and of sums by channels (exporter/runtime/fusion/channels.py). It computes block by block, so that what
+ * lies between two operators stays in the cache, and rounds as they do: after each of them. It holds no Python object and takes no lock in a run. A file that brings one of its own meets the checks of
  * `program_of` and `operand_of`, which let nothing outside the blocks and the operands be read or written.
  */
 #ifndef PYTHONOP_NATIVE_ELEMENTWISE_H
 #define PYTHONOP_NATIVE_ELEMENTWISE_H
 
-#include "native_tensors.h"
+#include "native_nodes.h"
 
-enum { ADD = 0, SUB, MUL, DIV, SQRT, NEG, GREATER, GUARD, FUNCTION_COUNT }; /* as FUNCTIONS in elementwise.py */
-enum { BLOCK_BYTES = 4096, MOST_TEMPORARIES = 12, MOST_PLACES = 512, PER_TASK = 1 << 15 };
+enum { ADD = 0, SUB, MUL, DIV, SQRT, NEG, GREATER, GUARD, SUM, FUNCTION_COUNT }; /* as FUNCTIONS in elementwise.py */
+enum { BLOCK_BYTES = 4096, MOST_TEMPORARIES = 12, MOST_PLACES = 512, PER_TASK = 1 << 15, MOST_SUMS = 4, CHANNELS = 64, PARTIAL_SUMS = 32 };
 
-/* to, a, b: places. First the inputs, then the outputs, then temporaries. */
+/* to, a, b: places. First the inputs, then the outputs, then temporaries. A SUM adds what stands in a, over all axes but the second, to an
+ * output that nothing else writes or reads, the sum number b. */
 typedef struct { int32_t function, to, a, b; } Instruction;
 
 typedef struct {
     Binding *binding; /* onnxruntime reads the operator, which is a part of it, as long as the kernel lives */
     int32_t inputs, outputs, full; /* full: the input that has the shape of the outputs */
+    int32_t sums;
+    char is_sum[MOST_PLACES]; /* of an output */
     size_t count;
     Instruction instructions[];
 } Program;
@@ -32,7 +35,11 @@ typedef struct {
     size_t item, size; /* bytes of an element; elements of an output */
     const Operand *operands;
     char **targets;
+    size_t images, channels, inner; /* of an output, where there are sums: its first two axes and what is behind them */
+    size_t together;                /* channels of a task then */
 } Job;
+
+typedef double Totals[MOST_SUMS][CHANNELS];
 
 typedef union { double align; char bytes[BLOCK_BYTES]; } Block;
 
@@ -84,6 +91,21 @@ typedef union { double align; char bytes[BLOCK_BYTES]; } Block;
             for (; i < end; i++)                                                                                                     \
                 to[i] = x;                                                                                                           \
         }                                                                                                                            \
+    }                                                                                                                                \
+    /* The same bits on every processor. */                                                                                          \
+    WIDEST static double sum_##type(const type *a, size_t n)                                                                         \
+    {                                                                                                                                \
+        type partial[PARTIAL_SUMS] = {0};                                                                                            \
+        size_t i = 0;                                                                                                                \
+        for (; i + PARTIAL_SUMS <= n; i += PARTIAL_SUMS)                                                                             \
+            for (size_t j = 0; j < PARTIAL_SUMS; j++)                                                                                \
+                partial[j] += a[i + j];                                                                                              \
+        for (size_t j = 0; i + j < n; j++)                                                                                           \
+            partial[j] += a[i + j];                                                                                                  \
+        double total = 0;                                                                                                            \
+        for (size_t j = 0; j < PARTIAL_SUMS; j++)                                                                                    \
+            total += partial[j];                                                                                                     \
+        return total;                                                                                                                \
     }
 DEFINE_APPLY(float, sqrtf)
 DEFINE_APPLY(double, sqrt)
@@ -115,80 +137,70 @@ static const char *operand_at(const Operand *operand, size_t item, size_t start,
     return room->bytes;
 }
 
-static void run_task(void *data, size_t number)
+static double sum_of(size_t item, const char *from, size_t n)
 {
-    const Job *job = data;
+    return item == sizeof(float) ? sum_float((const float *)from, n) : sum_double((const double *)from, n);
+}
+
+static void put_sum(size_t item, char *to, size_t place, double total)
+{
+    if (item == sizeof(float))
+        ((float *)to)[place] = (float)total;
+    else
+        ((double *)to)[place] = total;
+}
+
+/* n elements of the outputs from one on; their sums by channels, of which the first begins there, are added to the totals. */
+static void run_block(const Job *job, size_t start, size_t n, Block *temporaries, Totals totals)
+{
     const Program *program = job->program;
-    Block temporaries[MOST_TEMPORARIES], rooms[2];
-    size_t block = BLOCK_BYTES / job->item, begin = number * PER_TASK, end = begin + PER_TASK < job->size ? begin + PER_TASK : job->size;
+    Block rooms[2];
+    size_t offset = start * job->item;
     int32_t first = program->inputs + program->outputs;
-    for (size_t start = begin; start < end; start += block) {
-        size_t n = end - start < block ? end - start : block, offset = start * job->item;
-        for (const Instruction *step = program->instructions; step < program->instructions + program->count; step++) {
-            const char *read[2];
-            int one[2] = {0, 0};
-            for (int k = 0; k < 2; k++) {
-                int32_t place = k ? step->b : step->a;
-                read[k] = place < program->inputs ? operand_at(&job->operands[place], job->item, start, n, &rooms[k], &one[k])
-                          : place < first         ? job->targets[place - program->inputs] + offset
-                                                  : temporaries[place - first].bytes;
-            }
-            char *to = step->to < first ? job->targets[step->to - program->inputs] + offset : temporaries[step->to - first].bytes;
-            if (job->item == sizeof(float))
-                apply_float(step->function, (float *)to, (const float *)read[0], one[0], (const float *)read[1], one[1], n);
-            else
-                apply_double(step->function, (double *)to, (const double *)read[0], one[0], (const double *)read[1], one[1], n);
+    for (const Instruction *step = program->instructions; step < program->instructions + program->count; step++) {
+        const char *read[2];
+        int one[2] = {0, 0}, is_sum = step->function == SUM;
+        for (int k = 0; k < 2 - is_sum; k++) {
+            int32_t place = k ? step->b : step->a;
+            read[k] = place < program->inputs ? operand_at(&job->operands[place], job->item, start, n, &rooms[k], &one[k])
+                      : place < first         ? job->targets[place - program->inputs] + offset
+                                              : temporaries[place - first].bytes;
         }
+        char *to = step->to < first ? job->targets[step->to - program->inputs] + offset : temporaries[step->to - first].bytes;
+        if (is_sum)
+            for (size_t channel = 0, i = 0; i < n; channel++, i += job->inner)
+                totals[step->b][channel] += sum_of(job->item, read[0] + i * job->item, job->inner < n - i ? job->inner : n - i);
+        else if (job->item == sizeof(float))
+            apply_float(step->function, (float *)to, (const float *)read[0], one[0], (const float *)read[1], one[1], n);
+        else
+            apply_double(step->function, (double *)to, (const double *)read[0], one[0], (const double *)read[1], one[1], n);
     }
 }
 
-enum { DIMS_MOST = 16 };
-
-static Status refused(const char *text) { return CALL(CREATE_STATUS, Status(*)(int, const char *))(ORT_FAIL, text); }
-
-/* What a tensor is; shape has room for `most` dims. */
-static Status tensor_facts(const void *value, int *kind, size_t *rank, int64_t *shape, size_t most, size_t *count)
+static void run_task(void *data, size_t number)
 {
-    void *info = NULL;
-    Status status = CALL(TYPE_AND_SHAPE, Status(*)(const void *, void **))(value, &info);
-    if (status)
-        return status;
-    if (!(status = CALL(ELEMENT_TYPE, Status(*)(const void *, int *))(info, kind)) && !(status = CALL(DIM_COUNT, Status(*)(const void *, size_t *))(info, rank)) &&
-        *rank <= most)
-        status = CALL(DIMS, Status(*)(const void *, int64_t *, size_t))(info, shape, *rank);
-    CALL(RELEASE_INFO, void (*)(void *))(info);
-    if (!status && *rank > most)
-        return refused("Elementwise: a tensor of more than 16 dims");
-    *count = 1;
-    for (size_t i = 0; !status && i < *rank; i++)
-        *count *= (size_t)shape[i];
-    return status;
+    const Job *job = data;
+    Block temporaries[MOST_TEMPORARIES];
+    size_t block = BLOCK_BYTES / job->item, begin = number * PER_TASK, end = begin + PER_TASK < job->size ? begin + PER_TASK : job->size;
+    for (size_t start = begin; start < end; start += block)
+        run_block(job, start, end - start < block ? end - start : block, temporaries, NULL);
 }
 
-/* The memory of an output of this shape and element type; what is said where it has no name, and where the file says another type of it. */
-static Status make_output(void *context, size_t index, const int64_t *shape, size_t rank, int kind, const char *nameless, const char *other, void **data)
+/* Some channels of all images: whatever the threads, a sum is of the same terms in the same order. */
+static void run_channels(void *data, size_t number)
 {
-    void *made = NULL;
-    int64_t dims[DIMS_MOST];
-    size_t count = 0, wanted = 1;
-    int own = 0;
-    for (size_t i = 0; i < rank; i++)
-        wanted *= (size_t)shape[i];
-    Status status = CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, index, shape, rank, &made);
-    if (!status && !made)
-        return refused(nameless);
-    if (!status)
-        status = tensor_facts(made, &own, &rank, dims, DIMS_MOST, &count);
-    if (!status && (own != kind || count != wanted))
-        return refused(other);
-    return status ? status : CALL(TENSOR_DATA, Status(*)(void *, void **))(made, data);
-}
-
-/* How many inputs and outputs a node has. */
-static Status count_places(const void *info, size_t *inputs, size_t *outputs)
-{
-    Status status = CALL(NODE_INPUTS, Status(*)(const void *, size_t *))(info, inputs);
-    return status ? status : CALL(NODE_OUTPUTS, Status(*)(const void *, size_t *))(info, outputs);
+    const Job *job = data;
+    const Program *program = job->program;
+    Block temporaries[MOST_TEMPORARIES];
+    Totals totals = {{0}};
+    size_t block = BLOCK_BYTES / job->item, first = number * job->together;
+    size_t channels = job->channels - first < job->together ? job->channels - first : job->together, size = channels * job->inner;
+    for (size_t image = 0; image < job->images; image++)
+        for (size_t done = 0; done < size; done += block)
+            run_block(job, (image * job->channels + first) * job->inner + done, size - done < block ? size - done : block, temporaries, totals);
+    for (const Instruction *step = program->instructions; step < program->instructions + program->count; step++)
+        for (size_t i = 0; step->function == SUM && i < channels; i++)
+            put_sum(job->item, job->targets[step->to - program->inputs], first + i, totals[step->b][i]);
 }
 
 static const char *const NAMELESS = "Elementwise: an output without a name";
@@ -216,9 +228,9 @@ static int operand_of(Operand *operand, const int64_t *shape, size_t rank, const
     return 1;
 }
 
-static int is_of_one(int32_t function) { return function == SQRT || function == NEG; }
+static int is_of_one(int32_t function) { return function == SQRT || function == NEG || function == SUM; }
 
-/* Whether every output has the shape of `full`: something that it is made of has it. */
+/* Whether every output, or what it is the sum of, has the shape of `full`: something that it is made of has it. */
 static int outputs_are_full(const Program *program, const char *is_full)
 {
     char full[2 * MOST_PLACES + MOST_TEMPORARIES];
@@ -281,6 +293,27 @@ static const char *broadcast(int32_t function, size_t item, const Tensor *a, con
     return NULL;
 }
 
+static const char *const NO_CHANNELS = "what is summed by channels has other dims than the file says";
+
+/* A sum by channels of a whole tensor. NULL, or what is wrong. */
+static const char *sum_channels(size_t item, const Tensor *a, Tensor *to)
+{
+    if (a->rank < 2)
+        return NO_CHANNELS;
+    size_t images = (size_t)a->shape[0], channels = (size_t)a->shape[1], inner = images && channels ? a->count / images / channels : 0;
+    to->rank = 1, to->shape[0] = (int64_t)channels, to->count = channels;
+    to->data = to->own = malloc(channels * item + 1);
+    if (!to->own)
+        return "Elementwise: no memory for a result";
+    for (size_t channel = 0; channel < channels; channel++) {
+        double total = 0;
+        for (size_t image = 0; image < images; image++)
+            total += sum_of(item, a->data + (image * channels + channel) * inner * item, inner);
+        put_sum(item, to->own, channel, total);
+    }
+    return NULL;
+}
+
 /* The program operator by operator, each with a result of its own: shapes are others than the file says, and yet broadcast, as a name of a
  * dim that stands for 1 and for another number. The operators would run, so this does. */
 static Status run_unequal(const Program *program, void *context, int kind)
@@ -304,7 +337,8 @@ static Status run_unequal(const Program *program, void *context, int kind)
     }
     for (const Instruction *step = program->instructions; !status && step < program->instructions + program->count; step++) {
         Tensor made = {0};
-        const char *wrong = broadcast(step->function, item, &tensors[step->a], &tensors[is_of_one(step->function) ? step->a : step->b], &made);
+        const Tensor *a = &tensors[step->a];
+        const char *wrong = step->function == SUM ? sum_channels(item, a, &made) : broadcast(step->function, item, a, is_of_one(step->function) ? a : &tensors[step->b], &made);
         if (wrong)
             status = refused(wrong);
         free(tensors[step->to].own);
@@ -359,52 +393,53 @@ static Status elementwise_compute(void *state, void *context)
     }
     if (!outputs_are_full(program, is_full))
         return run_unequal(program, context, kind);
+    if (program->sums && rank < 2)
+        return refused(NO_CHANNELS);
     for (int32_t i = 0; i < program->outputs; i++) {
-        if ((status = make_output(context, (size_t)i, shape, rank, kind, NAMELESS, OTHER_TYPE, (void **)&targets[i])))
+        const int64_t *of = program->is_sum[i] ? shape + 1 : shape;
+        if ((status = make_output(context, (size_t)i, of, program->is_sum[i] ? 1 : rank, kind, NAMELESS, OTHER_TYPE, (void **)&targets[i])))
             return status;
     }
-    Job job = {program, kind == ONNX_FLOAT ? sizeof(float) : sizeof(double), size, operands, targets};
+    Job job = {.program = program, .item = kind == ONNX_FLOAT ? sizeof(float) : sizeof(double), .size = size, .operands = operands, .targets = targets};
     size_t tasks = size / PER_TASK + (size % PER_TASK != 0);
+    if (program->sums) {
+        job.images = (size_t)shape[0], job.channels = (size_t)shape[1], job.inner = size ? size / job.images / job.channels : 0;
+        job.together = job.inner ? BLOCK_BYTES / job.item / job.inner : CHANNELS;
+        job.together = !job.together ? 1 : job.together < CHANNELS ? job.together : CHANNELS;
+        tasks = (job.channels + job.together - 1) / job.together;
+    }
+    void (*run)(void *, size_t) = program->sums ? run_channels : run_task;
     if (tasks > 1)
-        return CALL(PARALLEL_FOR, Status(*)(const void *, void (*)(void *, size_t), size_t, size_t, void *))(context, run_task, tasks, 0, &job);
+        return CALL(PARALLEL_FOR, Status(*)(const void *, void (*)(void *, size_t), size_t, size_t, void *))(context, run, tasks, 0, &job);
     if (tasks)
-        run_task(&job, 0);
+        run(&job, 0);
     return NULL;
 }
 
-/* A list of ints of the node; NULL where there is none, or no memory. */
-static int64_t *ints(const void *info, const char *name, size_t *count)
-{
-    *count = 0;
-    Status status = CALL(ATTRS_INT, Status(*)(const void *, const char *, int64_t *, size_t *))(info, name, NULL, count);
-    int64_t *list = status || *count > (1 << 20) ? NULL : malloc(*count * sizeof *list + 1);
-    if (list && *count)
-        status = CALL(ATTRS_INT, Status(*)(const void *, const char *, int64_t *, size_t *))(info, name, list, count);
-    if (status) {
-        CALL(RELEASE_STATUS, void (*)(Status))(status);
-        free(list);
-        return NULL;
-    }
-    return list;
-}
-
-/* The program of a node: four ints an instruction. Nothing is read before it is written, and every output is written. */
+/* The program of a node: four ints an instruction. Nothing is read before it is written, nothing but a SUM writes where one does, and every
+ * output is written. */
 static Program *program_of(const int64_t *list, size_t length, size_t inputs, size_t outputs, int64_t full)
 {
     if (!list || !length || length % 4 || !inputs || !outputs || inputs > MOST_PLACES || outputs > MOST_PLACES || full < 0 || full >= (int64_t)inputs)
         return NULL;
     Program *program = calloc(1, sizeof *program + length / 4 * sizeof(Instruction));
-    int64_t places = (int64_t)(inputs + outputs) + MOST_TEMPORARIES;
+    int64_t places = (int64_t)(inputs + outputs) + MOST_TEMPORARIES, first = (int64_t)inputs;
+    enum { NUMBERS = 1, A_SUM };
     char *written = program ? calloc((size_t)places, 1) : NULL;
     int good = written != NULL;
     if (good)
-        memset(written, 1, inputs);
+        memset(written, NUMBERS, inputs);
     for (size_t i = 0; good && i < length; i += 4) {
         int64_t function = list[i], to = list[i + 1], a = list[i + 2], b = list[i + 3];
-        good = function >= 0 && function < FUNCTION_COUNT && to >= (int64_t)inputs && to < places && a >= 0 && a < places && b >= 0 && b < places && written[a] && written[b];
+        good = function >= 0 && function < FUNCTION_COUNT && to >= first && to < places && a >= 0 && a < places && b >= 0 && b < places && written[a] == NUMBERS &&
+               written[b] == NUMBERS && written[to] != A_SUM;
+        if (good && function == SUM && (good = to < first + (int64_t)outputs && !written[to] && program->sums < MOST_SUMS)) {
+            program->is_sum[to - first] = 1;
+            b = program->sums++;
+        }
         if (good) {
             program->instructions[i / 4] = (Instruction){(int32_t)function, (int32_t)to, (int32_t)a, (int32_t)b};
-            written[to] = 1;
+            written[to] = function == SUM ? A_SUM : NUMBERS;
         }
     }
     for (size_t i = 0; good && i < outputs; i++)
@@ -419,15 +454,6 @@ static Program *program_of(const int64_t *list, size_t length, size_t inputs, si
     program->full = (int32_t)full;
     program->count = length / 4;
     return program;
-}
-
-/* The binding of an operator, which is counted once more. */
-static Binding *hold(const CustomOp *op)
-{
-    PyGILState_STATE gil = PyGILState_Ensure(); /* who counts bindings holds it */
-    op->binding->count++;
-    PyGILState_Release(gil);
-    return op->binding;
 }
 
 static Status elementwise_create(const CustomOp *op, const void *const *table, const void *info, void **out)

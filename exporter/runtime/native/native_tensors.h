@@ -200,4 +200,47 @@ static int look(const void *value, Seen *seen)
     return 0;
 }
 
+/* ------------------------------------------------------------------------------------------------ of kernels without Python */
+enum { DIMS_MOST = 16 };
+
+static Status refused(const char *text) { return CALL(CREATE_STATUS, Status(*)(int, const char *))(ORT_FAIL, text); }
+
+/* What a tensor is; shape has room for `most` dims. */
+static Status tensor_facts(const void *value, int *kind, size_t *rank, int64_t *shape, size_t most, size_t *count)
+{
+    void *info = NULL;
+    Status status = CALL(TYPE_AND_SHAPE, Status(*)(const void *, void **))(value, &info);
+    if (status)
+        return status;
+    if (!(status = CALL(ELEMENT_TYPE, Status(*)(const void *, int *))(info, kind)) && !(status = CALL(DIM_COUNT, Status(*)(const void *, size_t *))(info, rank)) &&
+        *rank <= most)
+        status = CALL(DIMS, Status(*)(const void *, int64_t *, size_t))(info, shape, *rank);
+    CALL(RELEASE_INFO, void (*)(void *))(info);
+    if (!status && *rank > most)
+        return refused("a tensor of more than 16 dims");
+    *count = 1;
+    for (size_t i = 0; !status && i < *rank; i++)
+        *count *= (size_t)shape[i];
+    return status;
+}
+
+/* The memory of an output of this shape and element type; what is said where it has no name, and where the file says another type of it. */
+static Status make_output(void *context, size_t index, const int64_t *shape, size_t rank, int kind, const char *nameless, const char *other, void **data)
+{
+    void *made = NULL;
+    int64_t dims[DIMS_MOST];
+    size_t count = 0, wanted = 1;
+    int own = 0;
+    for (size_t i = 0; i < rank; i++)
+        wanted *= (size_t)shape[i];
+    Status status = CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, index, shape, rank, &made);
+    if (!status && !made)
+        return refused(nameless);
+    if (!status)
+        status = tensor_facts(made, &own, &rank, dims, DIMS_MOST, &count);
+    if (!status && (own != kind || count != wanted))
+        return refused(other);
+    return status ? status : CALL(TENSOR_DATA, Status(*)(void *, void **))(made, data);
+}
+
 #endif
