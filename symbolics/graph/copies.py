@@ -144,7 +144,7 @@ def replace(scope: Scope, node: ir.Node, nodes: Iterable[ir.Node], values: Seque
     for old, new in zip(node.outputs, values):
         if new is None:
             continue
-        if new not in made or old.is_graph_output():
+        if new not in made:
             same = ir.Node("", "Identity", [new], name=scope.name("Identity"))
             nodes.append(same)
             new = same.outputs[0]
