@@ -9,6 +9,7 @@ import onnx_ir as ir
 from exporter.runtime.fusion.blocked import block_channels
 from exporter.runtime.fusion.elementwise import Facts
 from exporter.runtime.fusion.moves import move_at_once
+from exporter.runtime.fusion.phases import convolve_phases
 from exporter.runtime.fusion.products import multiply_few_windows
 from exporter.runtime.fusion.sums import multiply_sums
 
@@ -16,16 +17,17 @@ __all__ = ["arrange"]
 
 
 def arrange(model: ir.Model, sizes: Mapping[str, int] | None = None, facts: Mapping[ir.Value, Facts] | None = None, *, native: bool) -> int:
-    """Few windows and sums of rows as products, channels in blocks, and what these and the gradients lay out at once.
+    """Few windows and sums of rows as products, channels in blocks, strides by phases, and what these and the gradients lay out at once.
 
     Args:
         model: Changed. Its nodes stand in the order of their values.
         sizes: As `block_channels` has it.
         facts: As `move_at_once` has it.
-        native: Whether the native library is there, which moves elements.
+        native: Whether the native library is there, which moves elements and puts phases together.
 
     Returns:
         How many nodes were replaced.
     """
-    replaced = multiply_few_windows(model, sizes) + block_channels(model, sizes) + multiply_sums(model, facts)
+    replaced = multiply_few_windows(model, sizes) + (convolve_phases(model, sizes) if native else 0)
+    replaced += block_channels(model, sizes) + multiply_sums(model, facts)
     return replaced + (move_at_once(model, facts) if native else 0)
