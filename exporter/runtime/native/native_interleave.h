@@ -63,7 +63,8 @@ static void interleave_row(const Interleaving *run, size_t row)
         int64_t input = how->phases[y % down * along + phase];
         if (input < 0)
             continue;
-        size_t high = (size_t)of_phase((int64_t)height, (int64_t)down, (int64_t)(y % down)), wide = (size_t)of_phase((int64_t)width, (int64_t)along, (int64_t)phase);
+        size_t high = (size_t)of_phase(how->images[2], how->strides[0], (int64_t)(y % down));
+        size_t wide = (size_t)of_phase(how->images[3], how->strides[1], (int64_t)phase);
         from[phase] = run->from[input] + ((blocks * high + y / down) * wide) * block;
         steps[phase] = block;
     }
@@ -118,8 +119,9 @@ static Status interleave_compute(void *state, void *context)
         if (kind != ONNX_FLOAT)
             return refused("Interleave: not float32");
         shape[0] = shape[0] < 0 && rank ? dims[0] : shape[0];
-        if (rank != 4 || dims[0] != shape[0] || dims[1] != shape[1] || dims[2] != of_phase(shape[2], how->strides[0], (int64_t)phase / how->strides[1]) ||
-            dims[3] != of_phase(shape[3], how->strides[1], (int64_t)phase % how->strides[1]))
+        int64_t high = of_phase(shape[2], how->strides[0], (int64_t)phase / how->strides[1]);
+        int64_t wide = of_phase(shape[3], how->strides[1], (int64_t)phase % how->strides[1]);
+        if (rank != 4 || dims[0] != shape[0] || dims[1] != shape[1] || dims[2] != high || dims[3] != wide)
             return refused(OTHER_PHASES);
         if ((status = CALL(TENSOR_DATA, Status(*)(const void *, void **))(value, (void **)&run.from[input])))
             return status;
@@ -143,7 +145,8 @@ static Status interleave_create(const CustomOp *op, const void *const *table, co
     Phases *how = calloc(1, sizeof *how);
     size_t outputs = 0;
     Status status = count_places(info, how ? &how->inputs : &outputs, &outputs);
-    int good = how && !status && outputs == 1 && read_list(info, "strides", how->strides, 2, 0, 1) && read_list(info, "images", how->images, 4, 1, 0) &&
+    int good = how && !status && outputs == 1 && read_list(info, "strides", how->strides, 2, 0, 1) &&
+               read_list(info, "images", how->images, 4, 1, 0) &&
                read_list(info, "block", &how->block, 1, 0, FOUR) && how->strides[0] <= 2 && how->strides[1] <= 2 && how->block <= MOST_BLOCK &&
                how->block % FOUR == 0 && how->images[1] % how->block == 0 &&
                read_list(info, "phases", how->phases, (size_t)(how->strides[0] * how->strides[1]), MOST_PHASES, 0);
