@@ -157,7 +157,7 @@ static Status interleave_create(const CustomOp *op, const void *const *table, co
             good = how->phases[phase] == next++;
     for (size_t i = 1; good && i < 4; i++) {
         good = how->images[i] > 0 && how->images[i] <= FAR / size;
-        size *= how->images[i];
+        size *= good ? how->images[i] : 1;
     }
     if (!good || !next || (size_t)next != how->inputs) {
         free(how);
