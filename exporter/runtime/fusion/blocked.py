@@ -29,9 +29,9 @@ from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.values import attr, static_shape
 
-__all__ = ["block_channels", "block_size", "count_windows"]
+__all__ = ["BLOCKED_DOMAIN", "block_channels", "block_size", "count_windows", "sizes_as_read", "turned_weights", "weights_of_images"]
 
-_DOMAIN = "com.microsoft.nchwc"
+BLOCKED_DOMAIN = "com.microsoft.nchwc"
 _SIZES = (16, 8)  # with AVX-512 and without
 _WINDOWS = {"Conv": 512, "ConvTranspose": 128}  # so many at least, in all images: the weights of the latter are turned faster
 _PRODUCTS = 2**26  # of numbers: of less, waking threads once more is what counts
@@ -78,7 +78,7 @@ def block_channels(model: ir.Model, sizes: Mapping[str, int] | None = None) -> i
     return _replace(model, nodes, size) if nodes and (size := block_size()) else 0
 
 
-def _of_images(node: ir.Node) -> list[int]:
+def weights_of_images(node: ir.Node) -> list[int]:
     """The shape of the weights, which are no constant, of a convolution of images of float32; else nothing."""
     x, w = node.inputs[:2]
     shape = static_shape(w)
@@ -91,7 +91,7 @@ def _of_images(node: ir.Node) -> list[int]:
 
 def _one_result_a_group(node: ir.Node) -> bool:
     """Whether a Conv has one result a group."""
-    if node.op_type != "Conv" or not (shape := _of_images(node)):
+    if node.op_type != "Conv" or not (shape := weights_of_images(node)):
         return False
     return 1 < attr(node, "group", 1) == shape[0] and (shape[1] == 1 or not any(node.inputs[2:]))
 
@@ -116,7 +116,7 @@ def count_windows(side: ir.Value | None, sizes: Mapping[str, int]) -> tuple[int,
 
 def _many_windows(node: ir.Node, sizes: Mapping[str, int]) -> bool:
     """Whether a Conv of one group, or a ConvTranspose that is one, has enough to do for each weight that is turned."""
-    if node.op_type not in _WINDOWS or attr(node, "group", 1) != 1 or not (shape := _of_images(node)) or math.prod(shape[2:]) == 1:
+    if node.op_type not in _WINDOWS or attr(node, "group", 1) != 1 or not (shape := weights_of_images(node)) or math.prod(shape[2:]) == 1:
         return False
     if node.op_type == "ConvTranspose":
         kernel, dilations, pads = shape[2:], attr(node, "dilations") or [1, 1], attr(node, "pads") or [0] * 4
@@ -144,7 +144,7 @@ def _replace(model: ir.Model, nodes: Iterable[ir.Node], size: int) -> int:
     forget(checked)
     if count:
         scope.register(model.graph)
-        model.opset_imports[_DOMAIN] = 1
+        model.opset_imports[BLOCKED_DOMAIN] = 1
     return count
 
 
@@ -155,14 +155,14 @@ def _grouped(op: Emitter, node: ir.Node, size: int) -> ir.Value | None:
     if channels % size:
         return None
     laid = op.Transpose(op.Reshape(w, [channels // size, size, *kernel]), perm=[0, 2, 3, 1])
-    weights = op.Reshape(laid, _sizes(op, x, w, [channels, 1, *kernel], 0))
+    weights = op.Reshape(laid, sizes_as_read(op, x, w, [channels, 1, *kernel], 0))
     found = _in_blocks(op, node, weights, [*bias], kernel, channels, group=channels)
     if each == 1:
         return found
     return op.ReduceSum(op.Reshape(found, [-1, groups, each, op.Shape(found, start=2)]), [2], keepdims=0)
 
 
-def _sizes(op: Emitter, x: ir.Value | None, w: ir.Value | None, sizes: Sequence[int], axis: int) -> ir.Value:
+def sizes_as_read(op: Emitter, x: ir.Value | None, w: ir.Value | None, sizes: Sequence[int], axis: int) -> ir.Value:
     """The shape of the weights in blocks, with as many channels at an axis as the images have: fewer would be filled up to whole blocks,
     without a word.
     """
@@ -188,13 +188,20 @@ def _dense(op: Emitter, node: ir.Node, size: int) -> ir.Value | None:
         laid = op.Transpose(op.Reshape(laid, [tiles, size, positions, size]), perm=[0, 2, 1, 3])
     else:
         results, channels = second, first
-        laid = op.Transpose(op.Reshape(w, [first // size, size, second // size, size * positions]), perm=[2, 0, 1, 3])
-        laid = op.Transpose(op.Reshape(laid, [tiles, size * size, positions]), perm=[0, 2, 1])
-        laid = op.Gather(laid, op.i64(range(positions)[::-1]), axis=1)
+        laid = op.Gather(turned_weights(op, w, [first, second, *kernel], size), op.i64(range(positions)[::-1]), axis=1)
         dilations, pads = attr(node, "dilations") or [1, 1], attr(node, "pads") or [0] * 4
         geometry = {"pads": [(k - 1) * d - p for k, d, p in zip(kernel * 2, [*dilations] * 2, pads)]}
-    weights = op.Reshape(laid, _sizes(op, x, w, [results, channels, *kernel], 1))
+    weights = op.Reshape(laid, sizes_as_read(op, x, w, [results, channels, *kernel], 1))
     return _in_blocks(op, node, weights, [*bias], kernel, results, **geometry)
+
+
+def turned_weights(op: Emitter, w: ir.Value | None, shape: Sequence[int], size: int) -> ir.Value:
+    """The weights of a ConvTranspose, of this shape, as (blocks of results and of channels, kernel positions, channel and result of a block)."""
+    channels, results, *kernel = shape
+    tiles, positions = channels * results // size**2, math.prod(kernel)
+    laid = op.Transpose(op.Reshape(w, [channels // size, size, results // size, size * positions]), perm=[2, 0, 1, 3])
+    turned: ir.Value = op.Transpose(op.Reshape(laid, [tiles, size * size, positions]), perm=[0, 2, 1])
+    return turned
 
 
 def _in_blocks(
@@ -202,6 +209,6 @@ def _in_blocks(
 ) -> ir.Value:
     """The Conv of that domain, of the node's images and geometry but what is said here, and its result as it was."""
     said: dict[str, Any] = {name: node.attributes[name] for name in ("pads", "strides", "dilations") if name in node.attributes}
-    blocks = op.node("ReorderInput", [node.inputs[0]], domain=_DOMAIN)
-    found = op.node("Conv", [blocks, weights, *bias], domain=_DOMAIN, kernel_shape=kernel, **said | geometry)
-    return op.node("ReorderOutput", [found], domain=_DOMAIN, channels=results)
+    blocks = op.node("ReorderInput", [node.inputs[0]], domain=BLOCKED_DOMAIN)
+    found = op.node("Conv", [blocks, weights, *bias], domain=BLOCKED_DOMAIN, kernel_shape=kernel, **said | geometry)
+    return op.node("ReorderOutput", [found], domain=BLOCKED_DOMAIN, channels=results)

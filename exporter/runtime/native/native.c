@@ -15,14 +15,15 @@
  * native_abi.h has the declarations of others, native_tensors.h our structs, native_inputs.h gather, native_outputs.h write,
  * native_contexts.h the store's side, native_run.h the call, native_device.h the same for devices,
  * native_elementwise.h chains of standard operators, native_rearrange.h those that only move elements, native_lstm.h all steps of an LSTM,
- * native_convolution.h gradients for weights (native_panels.h the products of both), native_threads.h whose threads run, native_nodes.h what a
- * node says of itself; here kernels are made and the two modules meet. Together they are one translation unit.
+ * native_convolution.h gradients for weights (native_panels.h the products of both), native_interleave.h images of phases, native_threads.h whose
+ * threads run, native_nodes.h what a node says of itself; here kernels are made and the two modules meet. Together they are one translation unit.
  */
 #include "native_device.h"
 #include "native_elementwise.h"
 #include "native_rearrange.h"
 #include "native_lstm.h"
 #include "native_convolution.h"
+#include "native_interleave.h"
 #include "native_nodes.h"
 #include "native_threads.h"
 
@@ -142,7 +143,7 @@ enum {
     PLAN_APPLY, PLAN_ARGUMENTS, PLAN_POSITIONS, PLAN_LOG, PLAN_LONG, PLAN_ALONE
 };
 
-static const char *const OPERATORS[] = {"PythonOp", "PythonOpGrad", "PythonOpBackward", "PythonOpTangent", "Elementwise", "Rearrange", "Lstm", "LstmGrad", "ConvWeightGrad"}; /* as enum Operator */
+static const char *const OPERATORS[] = {"PythonOp", "PythonOpGrad", "PythonOpBackward", "PythonOpTangent", "Elementwise", "Rearrange", "Lstm", "LstmGrad", "ConvWeightGrad", "Interleave"}; /* as enum Operator */
 static const char *op_name(const CustomOp *op) { return OPERATORS[op->kind]; }
 static int takes_context(const CustomOp *op) { return op->kind == PYTHON_OP_GRAD || op->kind == PYTHON_OP_BACKWARD; }
 
@@ -337,8 +338,8 @@ static void fill_op(CustomOp *op, Binding *binding, int kind, int on_device, int
     op->output_kind = output_kind;
     op->input_memory = input_memory;
     op->input_min = op->input_same = op->output_min = op->output_same = zero;
-    op->create = kind == ELEMENTWISE ? elementwise_create : kind == REARRANGE ? rearrange_create : kind == CONV_WEIGHT_GRAD ? conv_grad_create : kind >= LSTM ? lstm_create : create;
-    op->compute = kind == ELEMENTWISE ? elementwise_compute : kind == REARRANGE ? rearrange_compute : kind == LSTM ? lstm_compute : kind == LSTM_GRAD ? lstm_grad_compute : kind == CONV_WEIGHT_GRAD ? conv_grad_compute : compute;
+    op->create = kind == ELEMENTWISE ? elementwise_create : kind == REARRANGE ? rearrange_create : kind == CONV_WEIGHT_GRAD ? conv_grad_create : kind == INTERLEAVE ? interleave_create : kind >= LSTM ? lstm_create : create;
+    op->compute = kind == ELEMENTWISE ? elementwise_compute : kind == REARRANGE ? rearrange_compute : kind == LSTM ? lstm_compute : kind == LSTM_GRAD ? lstm_grad_compute : kind == CONV_WEIGHT_GRAD ? conv_grad_compute : kind == INTERLEAVE ? interleave_compute : compute;
     op->start_version = first_version;
     op->end_version = last_version;
     op->binding = binding;
@@ -361,9 +362,9 @@ EXPORT Status RegisterCustomOps(void *options, const ApiBase *base)
     Status status = CALL(CREATE_DOMAIN, Status(*)(const char *, void **))("com.microsoft", &binding->domain);
     if (!status)
         status = CALL(CREATE_DOMAIN, Status(*)(const char *, void **))("pythonop", &binding->own_domain);
-    const CustomOp *ops[] = {&binding->forward,        &binding->backward,        &binding->again,        &binding->tangent,     &binding->elementwise, &binding->rearrange, &binding->lstm, &binding->lstm_grad, &binding->conv_grad,
+    const CustomOp *ops[] = {&binding->forward,        &binding->backward,        &binding->again,        &binding->tangent,     &binding->elementwise, &binding->rearrange, &binding->lstm, &binding->lstm_grad, &binding->conv_grad, &binding->interleave,
                              &binding->device_forward, &binding->device_backward, &binding->device_again, &binding->device_tangent};
-    for (int i = 0; !status && i < (binding->device == WITH_CUDA ? 13 : 9); i++)
+    for (int i = 0; !status && i < (binding->device == WITH_CUDA ? 14 : 10); i++)
         status = CALL(DOMAIN_ADD, Status(*)(void *, const void *))(ops[i]->kind >= PYTHON_OP_BACKWARD ? binding->own_domain : binding->domain, ops[i]);
     if (!status)
         status = CALL(ADD_DOMAIN, Status(*)(void *, void *))(options, binding->domain);
@@ -400,6 +401,7 @@ static PyObject *prepare(PyObject *module, PyObject *args)
     fill_op(&binding->lstm, binding, LSTM, 0, 0);
     fill_op(&binding->lstm_grad, binding, LSTM_GRAD, 0, 0);
     fill_op(&binding->conv_grad, binding, CONV_WEIGHT_GRAD, 0, 0);
+    fill_op(&binding->interleave, binding, INTERLEAVE, 0, 0);
     fill_op(&binding->device_forward, binding, PYTHON_OP, 1, 1);
     fill_op(&binding->device_backward, binding, PYTHON_OP_GRAD, 1, 1);
     fill_op(&binding->device_again, binding, PYTHON_OP_BACKWARD, 1, 1);
