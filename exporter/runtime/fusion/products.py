@@ -22,7 +22,7 @@ from symbolics.graph.values import attr, static_shape
 
 __all__ = ["multiply_few_windows"]
 
-_MOST, _LEAST = 4, 16  # windows of an image, and of all
+_MOST, _LEAST = 16, 16  # windows of an image, and of all
 _WEIGHTS = 2**18
 
 

@@ -23,11 +23,12 @@ def convs(model):
     ("x", "w", "options"),
     [
         ((8, 64, 2, 2), (512, 64, 3, 3), {"pads": [1, 1, 1, 1]}),
+        ((3, 256, 4, 4), (128, 256, 3, 3), {"pads": [1, 1, 1, 1], "bias": True}),
         ((16, 70, 3, 5), (400, 70, 2, 5), {"pads": [0, 2, 0, 0], "strides": [2, 2], "bias": True}),
         ((5, 128, 7, 6), (300, 128, 4, 4), {"dilations": [2, 1], "strides": [1, 2], "pads": [0, 1, 1, 0], "bias": True}),
         ((16, 4096, 3, 3), (8, 4096, 3, 3), {}),
     ],
-    ids=["3x3", "strides", "dilations", "one window"],
+    ids=["3x3", "sixteen windows", "strides", "dilations", "one window"],
 )
 def test_the_result_is_torchs(x, w, options):
     rng, bias = np.random.default_rng(0), options.get("bias", False)
@@ -44,7 +45,8 @@ def test_the_result_is_torchs(x, w, options):
 @pytest.mark.parametrize(
     "model",
     [
-        lambda: conv((8, 64, 2, 3), FEW[1], y=(8, 512, 2, 3), pads=[1, 1, 1, 1]),
+        lambda: conv((8, 64, 1, 17), FEW[1], y=(8, 512, 1, 17), pads=[1, 1, 1, 1]),
+        lambda: conv((8, 64, 3, 6), FEW[1], y=(8, 512, 3, 6), pads=[1, 1, 1, 1]),
         lambda: conv((3, 64, 2, 2), FEW[1], y=(3, 512, 2, 2), pads=[1, 1, 1, 1]),
         lambda: conv(("n", 64, 2, 2), FEW[1], y=("n", 512, 2, 2), pads=[1, 1, 1, 1]),
         lambda: conv(FEW[0], FEW[1], pads=[1, 1, 1, 1]),
@@ -60,6 +62,7 @@ def test_the_result_is_torchs(x, w, options):
         lambda: conv((16, 64, 2, 2), FEW[1], y=(16, 512, 1, 1), pads=[4, 4, 4, 4], strides=[8, 8]),
     ],
     ids=[
+        "windows of a row",
         "windows",
         "images",
         "unknown images",
