@@ -15,14 +15,15 @@
  * native_abi.h has the declarations of others, native_tensors.h our structs, native_inputs.h gather, native_outputs.h write,
  * native_contexts.h the store's side, native_run.h the call, native_device.h the same for devices,
  * native_elementwise.h chains of standard operators, native_rearrange.h those that only move elements, native_lstm.h all steps of an LSTM,
- * native_convolution.h gradients for weights (native_panels.h the products of both), native_threads.h whose threads run, native_nodes.h what a
- * node says of itself; here kernels are made and the two modules meet. Together they are one translation unit.
+ * native_convolution.h gradients for weights (native_panels.h the products of both), native_pools.h pools and their gradients, native_threads.h
+ * whose threads run, native_nodes.h what a node says of itself; here kernels are made and the two modules meet. Together they are one translation unit.
  */
 #include "native_device.h"
 #include "native_elementwise.h"
 #include "native_rearrange.h"
 #include "native_lstm.h"
 #include "native_convolution.h"
+#include "native_pools.h"
 #include "native_nodes.h"
 #include "native_threads.h"
 
@@ -142,7 +143,7 @@ enum {
     PLAN_APPLY, PLAN_ARGUMENTS, PLAN_POSITIONS, PLAN_LOG, PLAN_LONG, PLAN_ALONE
 };
 
-static const char *const OPERATORS[] = {"PythonOp", "PythonOpGrad", "PythonOpBackward", "PythonOpTangent", "Elementwise", "Rearrange", "Lstm", "LstmGrad", "ConvWeightGrad"}; /* as enum Operator */
+static const char *const OPERATORS[] = {"PythonOp", "PythonOpGrad", "PythonOpBackward", "PythonOpTangent", "Elementwise", "Rearrange", "Lstm", "LstmGrad", "ConvWeightGrad", "MaxPoolIndices", "MaxPoolGrad"}; /* as enum Operator */
 static const char *op_name(const CustomOp *op) { return OPERATORS[op->kind]; }
 static int takes_context(const CustomOp *op) { return op->kind == PYTHON_OP_GRAD || op->kind == PYTHON_OP_BACKWARD; }
 
@@ -295,7 +296,7 @@ static void destroy(void *state)
     PyGILState_Release(gil);
 }
 
-/* A Program, an Arrangement, a Recurrence or Windows: what they begin with is the binding. */
+/* A Program, an Arrangement, a Recurrence, Windows, a Pool or its gradient: what they begin with is the binding. */
 static void destroy_plain(void *state)
 {
     if (!state || !Py_IsInitialized())
@@ -322,6 +323,12 @@ static int zero(const CustomOp *op) { (void)op; return 0; }
 static int first_version(const CustomOp *op) { (void)op; return 1; }
 static int last_version(const CustomOp *op) { (void)op; return INT32_MAX; }
 
+typedef struct { Status (*create)(const CustomOp *, const void *const *, const void *, void **); Status (*compute)(void *, void *); } KernelOf;
+static const KernelOf KERNELS[] = { /* as enum Operator */
+    {create, compute}, {create, compute}, {create, compute}, {create, compute}, {elementwise_create, elementwise_compute}, {rearrange_create, rearrange_compute},
+    {lstm_create, lstm_compute}, {lstm_create, lstm_grad_compute}, {conv_grad_create, conv_grad_compute}, {pool_create, pool_compute}, {pool_grad_create, pool_grad_compute},
+};
+
 static void fill_op(CustomOp *op, Binding *binding, int kind, int on_device, int cuda)
 {
     memset(op, 0, sizeof *op);
@@ -337,8 +344,8 @@ static void fill_op(CustomOp *op, Binding *binding, int kind, int on_device, int
     op->output_kind = output_kind;
     op->input_memory = input_memory;
     op->input_min = op->input_same = op->output_min = op->output_same = zero;
-    op->create = kind == ELEMENTWISE ? elementwise_create : kind == REARRANGE ? rearrange_create : kind == CONV_WEIGHT_GRAD ? conv_grad_create : kind >= LSTM ? lstm_create : create;
-    op->compute = kind == ELEMENTWISE ? elementwise_compute : kind == REARRANGE ? rearrange_compute : kind == LSTM ? lstm_compute : kind == LSTM_GRAD ? lstm_grad_compute : kind == CONV_WEIGHT_GRAD ? conv_grad_compute : compute;
+    op->create = KERNELS[kind].create;
+    op->compute = KERNELS[kind].compute;
     op->start_version = first_version;
     op->end_version = last_version;
     op->binding = binding;
@@ -362,8 +369,9 @@ EXPORT Status RegisterCustomOps(void *options, const ApiBase *base)
     if (!status)
         status = CALL(CREATE_DOMAIN, Status(*)(const char *, void **))("pythonop", &binding->own_domain);
     const CustomOp *ops[] = {&binding->forward,        &binding->backward,        &binding->again,        &binding->tangent,     &binding->elementwise, &binding->rearrange, &binding->lstm, &binding->lstm_grad, &binding->conv_grad,
+                             &binding->pool,           &binding->pool_grad,
                              &binding->device_forward, &binding->device_backward, &binding->device_again, &binding->device_tangent};
-    for (int i = 0; !status && i < (binding->device == WITH_CUDA ? 13 : 9); i++)
+    for (int i = 0; !status && i < (binding->device == WITH_CUDA ? 15 : 11); i++)
         status = CALL(DOMAIN_ADD, Status(*)(void *, const void *))(ops[i]->kind >= PYTHON_OP_BACKWARD ? binding->own_domain : binding->domain, ops[i]);
     if (!status)
         status = CALL(ADD_DOMAIN, Status(*)(void *, void *))(options, binding->domain);
@@ -400,6 +408,8 @@ static PyObject *prepare(PyObject *module, PyObject *args)
     fill_op(&binding->lstm, binding, LSTM, 0, 0);
     fill_op(&binding->lstm_grad, binding, LSTM_GRAD, 0, 0);
     fill_op(&binding->conv_grad, binding, CONV_WEIGHT_GRAD, 0, 0);
+    fill_op(&binding->pool, binding, MAX_POOL_INDICES, 0, 0);
+    fill_op(&binding->pool_grad, binding, MAX_POOL_GRAD, 0, 0);
     fill_op(&binding->device_forward, binding, PYTHON_OP, 1, 1);
     fill_op(&binding->device_backward, binding, PYTHON_OP_GRAD, 1, 1);
     fill_op(&binding->device_again, binding, PYTHON_OP_BACKWARD, 1, 1);
