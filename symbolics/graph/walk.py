@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import onnx_ir as ir
 
-__all__ = ["captured", "discard", "prune", "reads", "subgraphs", "walk"]
+__all__ = ["captured", "discard", "prune", "reads", "subgraphs", "sweep", "walk"]
 
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
@@ -66,3 +66,11 @@ def prune(nodes: list[ir.Node], kept: Iterable[ir.Value]) -> list[ir.Node]:
             discard(node)
     out.reverse()
     return out
+
+
+def sweep(graph: ir.Graph, operators: Collection[str]) -> None:
+    """Take standard operators of these kinds out of a graph where nobody reads what they make."""
+    for node in reversed(list(graph)):
+        if node.domain == "" and node.op_type in operators and not any(o.uses() or o.is_graph_output() for o in node.outputs):
+            discard(node)
+            graph.remove(node)

@@ -29,7 +29,7 @@ from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.values import attr, fixed_array, made_by
-from symbolics.graph.walk import discard
+from symbolics.graph.walk import sweep
 from symbolics.node.names import OWN_DOMAIN
 
 __all__ = ["REARRANGE", "move_at_once"]
@@ -70,7 +70,7 @@ def move_at_once(model: ir.Model, facts: Mapping[ir.Value, Facts] | None = None)
                 replace(scope, node, op.nodes, [weights])
                 made += 1
     if made:
-        _sweep(model.graph)
+        sweep(model.graph, _SWEPT)
     found = _Views(model.graph, facts or {})
     now: dict[ir.Value, ir.Value] = {}  # what was replaced -> what stands for it
     for node in list(model.graph):
@@ -85,7 +85,7 @@ def move_at_once(model: ir.Model, facts: Mapping[ir.Value, Facts] | None = None)
     if made:
         scope.register(model.graph)
         model.graph.opset_imports[OWN_DOMAIN] = 1
-        _sweep(model.graph)
+        sweep(model.graph, _SWEPT)
     return made
 
 
@@ -430,15 +430,4 @@ def _transpose(node: ir.Node, views: list[View]) -> View | None:
 
 
 _MOVES = {"Concat": _concat, "Gather": _gather, "Pad": _pad, "Reshape": _reshape, "Slice": _slice, "Transpose": _transpose}
-
-
-def _sweep(graph: ir.Graph) -> None:
-    """Take out what nobody reads any more."""
-    for node in reversed(list(graph)):
-        if (
-            node.domain == ""
-            and node.op_type in (*_MOVES, "Gemm", "Split")
-            and not any(o.uses() or o.is_graph_output() for o in node.outputs)
-        ):
-            discard(node)
-            graph.remove(node)
+_SWEPT = frozenset({*_MOVES, "Gemm", "Split"})

@@ -12,7 +12,7 @@ from exporter.runtime.fusion.elementwise import ELEMENTWISE, FUNCTIONS
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.values import attr, made_by, trains
-from symbolics.graph.walk import prune
+from symbolics.graph.walk import sweep
 from symbolics.node.names import OWN_DOMAIN
 from symbolics.quirks import copied
 
@@ -50,7 +50,7 @@ def zeros_at_once(model: ir.Model) -> int:
         made += 1
     if made:
         graph.opset_imports[OWN_DOMAIN] = 1
-        _take_out(graph)
+        sweep(graph, _MAKERS)
     return made
 
 
@@ -61,10 +61,3 @@ def _buffer(value: ir.Value | None) -> ir.Value | None:
     buffer, other = less.inputs if less is not None and len(less.inputs) == 2 else (None, None)
     is_its_own = buffer is not None and buffer is other and buffer.dtype in _FLOATS and value is not None and value.dtype is buffer.dtype
     return buffer if is_its_own else None
-
-
-def _take_out(graph: ir.Graph) -> None:
-    """What made the zeros before, where nobody reads it any more."""
-    makers = [node for node in graph if node.op_type in _MAKERS and node.domain == ""]
-    kept = set(prune(makers, graph.outputs))
-    graph.remove([node for node in makers if node not in kept])

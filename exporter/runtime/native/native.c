@@ -15,8 +15,9 @@
  * native_abi.h has the declarations of others, native_tensors.h our structs, native_inputs.h gather, native_outputs.h write,
  * native_contexts.h the store's side, native_run.h the call, native_device.h the same for devices,
  * native_elementwise.h chains of standard operators, native_rearrange.h those that only move elements, native_lstm.h all steps of an LSTM,
- * native_convolution.h gradients for weights (native_panels.h the products of both), native_interleave.h images of phases, native_threads.h whose
- * threads run, native_nodes.h what a node says of itself; here kernels are made and the two modules meet. Together they are one translation unit.
+ * native_convolution.h gradients for weights (native_panels.h the products of both), native_interleave.h images of phases, native_pools.h pools and
+ * their gradients, native_threads.h whose threads run, native_nodes.h what a node says of itself; here kernels are made and the two modules meet.
+ * Together they are one translation unit.
  */
 #include "native_device.h"
 #include "native_elementwise.h"
@@ -24,6 +25,7 @@
 #include "native_lstm.h"
 #include "native_convolution.h"
 #include "native_interleave.h"
+#include "native_pools.h"
 #include "native_nodes.h"
 #include "native_threads.h"
 
@@ -143,7 +145,7 @@ enum {
     PLAN_APPLY, PLAN_ARGUMENTS, PLAN_POSITIONS, PLAN_LOG, PLAN_LONG, PLAN_ALONE
 };
 
-static const char *const OPERATORS[] = {"PythonOp", "PythonOpGrad", "PythonOpBackward", "PythonOpTangent", "Elementwise", "Rearrange", "Lstm", "LstmGrad", "ConvWeightGrad", "Interleave"}; /* as enum Operator */
+static const char *const OPERATORS[] = {"PythonOp", "PythonOpGrad", "PythonOpBackward", "PythonOpTangent", "Elementwise", "Rearrange", "Lstm", "LstmGrad", "ConvWeightGrad", "Interleave", "MaxPoolIndices", "MaxPoolGrad"}; /* as enum Operator */
 static const char *op_name(const CustomOp *op) { return OPERATORS[op->kind]; }
 static int takes_context(const CustomOp *op) { return op->kind == PYTHON_OP_GRAD || op->kind == PYTHON_OP_BACKWARD; }
 
@@ -296,7 +298,7 @@ static void destroy(void *state)
     PyGILState_Release(gil);
 }
 
-/* A Program, an Arrangement, a Recurrence or Windows: what they begin with is the binding. */
+/* A Program, an Arrangement, a Recurrence, Windows, a Pool or its gradient: what they begin with is the binding. */
 static void destroy_plain(void *state)
 {
     if (!state || !Py_IsInitialized())
@@ -323,6 +325,13 @@ static int zero(const CustomOp *op) { (void)op; return 0; }
 static int first_version(const CustomOp *op) { (void)op; return 1; }
 static int last_version(const CustomOp *op) { (void)op; return INT32_MAX; }
 
+typedef struct { Status (*create)(const CustomOp *, const void *const *, const void *, void **); Status (*compute)(void *, void *); } KernelOf;
+static const KernelOf KERNELS[] = { /* as enum Operator */
+    {create, compute}, {create, compute}, {create, compute}, {create, compute}, {elementwise_create, elementwise_compute}, {rearrange_create, rearrange_compute},
+    {lstm_create, lstm_compute}, {lstm_create, lstm_grad_compute}, {conv_grad_create, conv_grad_compute}, {interleave_create, interleave_compute},
+    {pool_create, pool_compute}, {pool_grad_create, pool_grad_compute},
+};
+
 static void fill_op(CustomOp *op, Binding *binding, int kind, int on_device, int cuda)
 {
     memset(op, 0, sizeof *op);
@@ -338,8 +347,8 @@ static void fill_op(CustomOp *op, Binding *binding, int kind, int on_device, int
     op->output_kind = output_kind;
     op->input_memory = input_memory;
     op->input_min = op->input_same = op->output_min = op->output_same = zero;
-    op->create = kind == ELEMENTWISE ? elementwise_create : kind == REARRANGE ? rearrange_create : kind == CONV_WEIGHT_GRAD ? conv_grad_create : kind == INTERLEAVE ? interleave_create : kind >= LSTM ? lstm_create : create;
-    op->compute = kind == ELEMENTWISE ? elementwise_compute : kind == REARRANGE ? rearrange_compute : kind == LSTM ? lstm_compute : kind == LSTM_GRAD ? lstm_grad_compute : kind == CONV_WEIGHT_GRAD ? conv_grad_compute : kind == INTERLEAVE ? interleave_compute : compute;
+    op->create = KERNELS[kind].create;
+    op->compute = KERNELS[kind].compute;
     op->start_version = first_version;
     op->end_version = last_version;
     op->binding = binding;
@@ -349,6 +358,11 @@ static void fill_op(CustomOp *op, Binding *binding, int kind, int on_device, int
 }
 
 static Binding *pending; /* what the next RegisterCustomOps is for; Python holds a lock around it */
+
+static Status add_op(const Binding *binding, const CustomOp *op)
+{
+    return CALL(DOMAIN_ADD, Status(*)(void *, const void *))(op->kind >= PYTHON_OP_BACKWARD ? binding->own_domain : binding->domain, op);
+}
 
 EXPORT Status RegisterCustomOps(void *options, const ApiBase *base)
 {
@@ -362,10 +376,10 @@ EXPORT Status RegisterCustomOps(void *options, const ApiBase *base)
     Status status = CALL(CREATE_DOMAIN, Status(*)(const char *, void **))("com.microsoft", &binding->domain);
     if (!status)
         status = CALL(CREATE_DOMAIN, Status(*)(const char *, void **))("pythonop", &binding->own_domain);
-    const CustomOp *ops[] = {&binding->forward,        &binding->backward,        &binding->again,        &binding->tangent,     &binding->elementwise, &binding->rearrange, &binding->lstm, &binding->lstm_grad, &binding->conv_grad, &binding->interleave,
-                             &binding->device_forward, &binding->device_backward, &binding->device_again, &binding->device_tangent};
-    for (int i = 0; !status && i < (binding->device == WITH_CUDA ? 14 : 10); i++)
-        status = CALL(DOMAIN_ADD, Status(*)(void *, const void *))(ops[i]->kind >= PYTHON_OP_BACKWARD ? binding->own_domain : binding->domain, ops[i]);
+    for (int kind = 0; !status && kind < OPERATOR_COUNT; kind++)
+        status = add_op(binding, &binding->ops[kind]);
+    for (int kind = 0; !status && binding->device == WITH_CUDA && kind < ELEMENTWISE; kind++)
+        status = add_op(binding, &binding->on_device[kind]);
     if (!status)
         status = CALL(ADD_DOMAIN, Status(*)(void *, void *))(options, binding->domain);
     if (!status)
@@ -392,20 +406,10 @@ static PyObject *prepare(PyObject *module, PyObject *args)
         return PyErr_NoMemory();
     binding->count = 1;
     binding->device = device;
-    fill_op(&binding->forward, binding, PYTHON_OP, device == BORROW, 0);
-    fill_op(&binding->backward, binding, PYTHON_OP_GRAD, device == BORROW, 0);
-    fill_op(&binding->again, binding, PYTHON_OP_BACKWARD, 1, 0);
-    fill_op(&binding->tangent, binding, PYTHON_OP_TANGENT, device == BORROW, 0);
-    fill_op(&binding->elementwise, binding, ELEMENTWISE, 0, 0);
-    fill_op(&binding->rearrange, binding, REARRANGE, 0, 0);
-    fill_op(&binding->lstm, binding, LSTM, 0, 0);
-    fill_op(&binding->lstm_grad, binding, LSTM_GRAD, 0, 0);
-    fill_op(&binding->conv_grad, binding, CONV_WEIGHT_GRAD, 0, 0);
-    fill_op(&binding->interleave, binding, INTERLEAVE, 0, 0);
-    fill_op(&binding->device_forward, binding, PYTHON_OP, 1, 1);
-    fill_op(&binding->device_backward, binding, PYTHON_OP_GRAD, 1, 1);
-    fill_op(&binding->device_again, binding, PYTHON_OP_BACKWARD, 1, 1);
-    fill_op(&binding->device_tangent, binding, PYTHON_OP_TANGENT, 1, 1);
+    for (int kind = 0; kind < OPERATOR_COUNT; kind++)
+        fill_op(&binding->ops[kind], binding, kind, kind == PYTHON_OP_BACKWARD || (kind < ELEMENTWISE && device == BORROW), 0);
+    for (int kind = 0; kind < ELEMENTWISE; kind++)
+        fill_op(&binding->on_device[kind], binding, kind, 1, 1);
     PyObject **targets[] = {&binding->owner, &binding->store, &binding->contexts, &binding->runs}, *values[] = {owner, store, contexts, runs};
     for (int i = 0; i < 4; i++) {
         Py_INCREF(values[i]);

@@ -14,7 +14,7 @@ static PyObject *s_requires_grad, *s_run, *s_retain, *s_keep, *s_finish, *s_take
 static size_t large = 1 << 16;
 
 /* What a kernel runs. PythonOpBackward has no path of its own: it is run as a PythonOpGrad on a device is, by Python. PythonOpTangent is run as a PythonOp that is not simple. */
-enum Operator { PYTHON_OP = 0, PYTHON_OP_GRAD, PYTHON_OP_BACKWARD, PYTHON_OP_TANGENT, ELEMENTWISE, REARRANGE, LSTM, LSTM_GRAD, CONV_WEIGHT_GRAD, INTERLEAVE }; /* from PYTHON_OP_BACKWARD on: of the domain pythonop */
+enum Operator { PYTHON_OP = 0, PYTHON_OP_GRAD, PYTHON_OP_BACKWARD, PYTHON_OP_TANGENT, ELEMENTWISE, REARRANGE, LSTM, LSTM_GRAD, CONV_WEIGHT_GRAD, INTERLEAVE, MAX_POOL_INDICES, MAX_POOL_GRAD, OPERATOR_COUNT }; /* from PYTHON_OP_BACKWARD on: of the domain pythonop */
 
 /* Which operators a binding registers: for the CPU; for CUDA as well; for the CPU by the device path, for tests. */
 enum Device { CPU_ONLY = 0, WITH_CUDA, BORROW };
@@ -22,7 +22,7 @@ enum Device { CPU_ONLY = 0, WITH_CUDA, BORROW };
 /* One set of options: its gate and store as Python objects, its operators. Kernels and options count. */
 typedef struct Binding {
     Py_ssize_t count;
-    CustomOp forward, backward, again, tangent, device_forward, device_backward, device_again, device_tangent, elementwise, rearrange, lstm, lstm_grad, conv_grad, interleave;
+    CustomOp ops[OPERATOR_COUNT], on_device[ELEMENTWISE]; /* by enum Operator; those on a device are of the first ones alone */
     int device; /* enum Device */
     void *domain, *own_domain; /* com.microsoft, and pythonop */
     PyObject *owner;    /* exporter.runtime.session.Binding */
