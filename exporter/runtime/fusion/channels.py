@@ -76,7 +76,11 @@ def _give_out(graph: ir.Graph, chain: ir.Node, sums: Sequence[ir.Node], facts: d
     for i, node in enumerate(sums):
         place = next(places[output] for output in chain.outputs if output is node.inputs[0])
         program += [FUNCTIONS["Sum"], inputs + len(kept) + i, place, place]
-    attributes = [ir.AttrInt64s("program", program), ir.AttrInt64("full", attr(chain, "full"))]
+    rank = len(fact_of(sums[0].inputs[0], facts)[0] or ())  # type: ignore[arg-type]
+    attributes = [
+        ir.AttrInt64s("program", program),
+        *(ir.AttrInt64(name, said) for name, said in (("full", attr(chain, "full")), ("rank", rank))),
+    ]
     made = ir.Node(OWN_DOMAIN, ELEMENTWISE, chain.inputs, attributes, num_outputs=len(kept) + len(sums), name=chain.name)
     graph.insert_before(chain, made)
     for old, new in zip([*kept, *(node.outputs[0] for node in sums)], made.outputs, strict=True):

@@ -21,6 +21,7 @@ typedef struct {
     Binding *binding; /* onnxruntime reads the operator, which is a part of it, as long as the kernel lives */
     int32_t inputs, outputs, full; /* full: the input that has the shape of the outputs */
     int32_t sums;
+    int64_t rank; /* of what is summed */
     char is_sum[MOST_PLACES]; /* of an output */
     size_t count;
     Instruction instructions[];
@@ -296,9 +297,9 @@ static const char *broadcast(int32_t function, size_t item, const Tensor *a, con
 static const char *const NO_CHANNELS = "what is summed by channels has other dims than the file says";
 
 /* A sum by channels of a whole tensor. NULL, or what is wrong. */
-static const char *sum_channels(size_t item, const Tensor *a, Tensor *to)
+static const char *sum_channels(int64_t rank, size_t item, const Tensor *a, Tensor *to)
 {
-    if (a->rank < 2)
+    if (a->rank != (size_t)rank)
         return NO_CHANNELS;
     size_t images = (size_t)a->shape[0], channels = (size_t)a->shape[1], inner = images && channels ? a->count / images / channels : 0;
     to->rank = 1, to->shape[0] = (int64_t)channels, to->count = channels;
@@ -338,7 +339,7 @@ static Status run_unequal(const Program *program, void *context, int kind)
     for (const Instruction *step = program->instructions; !status && step < program->instructions + program->count; step++) {
         Tensor made = {0};
         const Tensor *a = &tensors[step->a];
-        const char *wrong = step->function == SUM ? sum_channels(item, a, &made) : broadcast(step->function, item, a, is_of_one(step->function) ? a : &tensors[step->b], &made);
+        const char *wrong = step->function == SUM ? sum_channels(program->rank, item, a, &made) : broadcast(step->function, item, a, is_of_one(step->function) ? a : &tensors[step->b], &made);
         if (wrong)
             status = refused(wrong);
         free(tensors[step->to].own);
@@ -393,7 +394,7 @@ static Status elementwise_compute(void *state, void *context)
     }
     if (!outputs_are_full(program, is_full))
         return run_unequal(program, context, kind);
-    if (program->sums && rank < 2)
+    if (program->sums && rank != (size_t)program->rank)
         return refused(NO_CHANNELS);
     for (int32_t i = 0; i < program->outputs; i++) {
         const int64_t *of = program->is_sum[i] ? shape + 1 : shape;
@@ -418,7 +419,7 @@ static Status elementwise_compute(void *state, void *context)
 
 /* The program of a node: four ints an instruction. Nothing is read before it is written, nothing but a SUM writes where one does, and every
  * output is written. */
-static Program *program_of(const int64_t *list, size_t length, size_t inputs, size_t outputs, int64_t full)
+static Program *program_of(const int64_t *list, size_t length, size_t inputs, size_t outputs, int64_t full, int64_t rank)
 {
     if (!list || !length || length % 4 || !inputs || !outputs || inputs > MOST_PLACES || outputs > MOST_PLACES || full < 0 || full >= (int64_t)inputs)
         return NULL;
@@ -444,6 +445,7 @@ static Program *program_of(const int64_t *list, size_t length, size_t inputs, si
     }
     for (size_t i = 0; good && i < outputs; i++)
         good = written[inputs + i];
+    good = good && (!program->sums || (rank >= 2 && rank <= DIMS_MOST));
     free(written);
     if (!good) {
         free(program);
@@ -452,6 +454,7 @@ static Program *program_of(const int64_t *list, size_t length, size_t inputs, si
     program->inputs = (int32_t)inputs;
     program->outputs = (int32_t)outputs;
     program->full = (int32_t)full;
+    program->rank = rank;
     program->count = length / 4;
     return program;
 }
@@ -460,11 +463,14 @@ static Status elementwise_create(const CustomOp *op, const void *const *table, c
 {
     (void)table;
     size_t length = 0, inputs = 0, outputs = 0;
-    int64_t full = -1, *list = ints(info, "program", &length);
-    Status status = CALL(ATTR_INT, Status(*)(const void *, const char *, int64_t *))(info, "full", &full);
+    int64_t full = -1, rank = 0, *list = ints(info, "program", &length);
+    Status status = CALL(ATTR_INT, Status(*)(const void *, const char *, int64_t *))(info, "rank", &rank);
+    if (status)
+        CALL(RELEASE_STATUS, void (*)(Status))(status); /* there are no sums */
+    status = CALL(ATTR_INT, Status(*)(const void *, const char *, int64_t *))(info, "full", &full);
     if (!status)
         status = count_places(info, &inputs, &outputs);
-    Program *program = status ? NULL : program_of(list, length, inputs, outputs, full);
+    Program *program = status ? NULL : program_of(list, length, inputs, outputs, full, rank);
     free(list);
     if (status)
         return status;

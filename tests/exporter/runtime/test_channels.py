@@ -217,7 +217,7 @@ def test_a_sum_that_a_body_reads_stays_in_front_of_it():
 # --------------------------------------------------------------------------------------------------- nodes of a file
 def node(program, inputs, outputs, **more):
     names = [f"x{i}" for i in range(inputs)], [f"y{i}" for i in range(outputs)]
-    made = helper.make_node(ELEMENTWISE, *names, domain=OWN_DOMAIN, program=program, **({"full": 0} | more))
+    made = helper.make_node(ELEMENTWISE, *names, domain=OWN_DOMAIN, program=program, **({"full": 0, "rank": 2} | more))
     infos = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in group] for group in names)
     proto = helper.make_model(helper.make_graph([made], "g", *infos), opset_imports=[helper.make_opsetid(OWN_DOMAIN, 1)], ir_version=10)
     return inference_session(proto)
@@ -252,8 +252,14 @@ def test_five_sums_are_refused():
         node([n for i in range(5) for n in (SUM, 1 + i, 0, 0)], 1, 5)
 
 
-@pytest.mark.parametrize("shape", [(), (7,), (1,)], ids=str)
-def test_what_has_no_channels_is_refused(shape):
+@pytest.mark.parametrize("rank", [0, 1, 17, -1, "two"], ids=str)
+def test_other_ranks_are_refused(rank):
+    with pytest.raises(PythonopError, match="stands for no chain"):
+        node([SUM, 1, 0, 0], 1, 1, rank=rank)
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (1,), (2, 16, 3)], ids=str)
+def test_what_has_other_dims_than_said_is_refused(shape):
     session = node([ADD, 2, 0, 1, SUM, 3, 2, 2], 2, 2)
     for other in (shape, (1,)):
         with pytest.raises(PythonopError, match="other dims than the file says"):
@@ -265,7 +271,7 @@ def test_what_has_no_channels_is_refused(shape):
 )
 def test_shapes_that_only_broadcast(shapes):
     x, y = (np.random.default_rng(i).standard_normal(shape).astype(np.float32) for i, shape in enumerate(shapes))
-    total, both = node([ADD, 3, 0, 1, SUM, 2, 3, 3], 2, 2).run(None, {"x0": x, "x1": y})
+    total, both = node([ADD, 3, 0, 1, SUM, 2, 3, 3], 2, 2, rank=x.ndim).run(None, {"x0": x, "x1": y})
     np.testing.assert_array_equal(both, x + y)
     axes = tuple(axis for axis in range((x + y).ndim) if axis != 1)
     np.testing.assert_allclose(total, (x + y).astype(np.float64).sum(axes), rtol=1e-5, atol=1e-6)
