@@ -221,8 +221,8 @@ def test_threads_of_torch_sleep_after_a_long_call(monkeypatch, request, threads)
     monkeypatch.setattr(Pauses, "shares", [])
     for _ in range(9):
         session.run(None, {model.graph.input[0].name: x.numpy()})
-    middle = sorted(Pauses.shares)[4]
-    assert (middle < 0.3) == (threads > 1), Pauses.shares
+    shares = sorted(Pauses.shares)  # where other work has the processor, threads that are awake look asleep
+    assert shares[4] < 0.3 if threads > 1 else shares[-1] > 0.3, shares
 
 
 def test_a_long_call_may_run_another_session(monkeypatch):
