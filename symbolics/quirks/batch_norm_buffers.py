@@ -60,4 +60,5 @@ def read_copies(node: ir.Node, mean: ir.Value, var: ir.Value) -> None:
 def copied(value: ir.Value | None) -> ir.Value | None:
     """The statistic of which `read_copies` made this copy; None for any other value."""
     maker = None if value is None else value.producer()
-    return maker.inputs[1] if maker is not None and maker.op_type == "Where" and maker.inputs[1] is maker.inputs[2] else None
+    is_copy = maker is not None and maker.op_type == "Where" and len(maker.inputs) == 3 and maker.inputs[1] is maker.inputs[2]
+    return maker.inputs[1] if maker is not None and is_copy else None

@@ -34,6 +34,7 @@ __all__ = ["BLOCKED_DOMAIN", "block_channels", "block_size", "count_windows", "s
 BLOCKED_DOMAIN = "com.microsoft.nchwc"
 _SIZES = (16, 8)  # with AVX-512 and without
 _WINDOWS = {"Conv": 512, "ConvTranspose": 128}  # so many at least, in all images: the weights of the latter are turned faster
+_MOST_POSITIONS = 2**10  # of a kernel: passes list them
 _PRODUCTS = 2**26  # of numbers: of less, waking threads once more is what counts
 _PROBE = """
     <ir_version: 9, opset_import: ["": 18]>
@@ -84,7 +85,7 @@ def weights_of_images(node: ir.Node) -> list[int]:
     shape = static_shape(w)
     if x is None or w is None or shape is None or len(shape) != 4 or x.dtype is not ir.DataType.FLOAT or w.const_value is not None:
         return []
-    if attr(node, "auto_pad", "NOTSET") != "NOTSET" or min(attr(node, "pads") or [0]) < 0:
+    if attr(node, "auto_pad", "NOTSET") != "NOTSET" or min(attr(node, "pads") or [0]) < 0 or math.prod(shape[2:]) > _MOST_POSITIONS:
         return []
     return list(shape) if list(attr(node, "kernel_shape") or shape[2:]) == list(shape[2:]) else []
 

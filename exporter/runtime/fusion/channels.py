@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
+from exporter.runtime.fusion.declared import forget
 from exporter.runtime.fusion.elementwise import ELEMENTWISE, FUNCTIONS, TEMPORARIES, Facts, fact_of
 from symbolics.graph.values import attr, fixed_array
 from symbolics.node.names import OWN_DOMAIN
@@ -49,7 +50,8 @@ def _chain(node: ir.Node, facts: Mapping[ir.Value, Facts]) -> ir.Node | None:
     shape, rank = fact_of(x, facts)[0], 0 if axes is None else axes.size + 1
     if axes is None or axes.dtype.kind != "i" or shape is None or len(shape) != rank or rank < 3 or attr(node, "keepdims") != 0:
         return None
-    if sorted(axis % rank for axis in axes.ravel().tolist()) != [0, *range(2, rank)]:
+    along = axes.ravel().tolist()
+    if not all(-rank <= axis < rank for axis in along) or sorted(axis % rank for axis in along) != [0, *range(2, rank)]:
         return None
     numbers = 1
     for dim in shape[2:]:
@@ -77,10 +79,8 @@ def _give_out(graph: ir.Graph, chain: ir.Node, sums: Sequence[ir.Node], facts: d
         place = next(places[output] for output in chain.outputs if output is node.inputs[0])
         program += [FUNCTIONS["Sum"], inputs + len(kept) + i, place, place]
     rank = len(fact_of(sums[0].inputs[0], facts)[0] or ())  # type: ignore[arg-type]
-    attributes = [
-        ir.AttrInt64s("program", program),
-        *(ir.AttrInt64(name, said) for name, said in (("full", attr(chain, "full")), ("rank", rank))),
-    ]
+    said = [chain.attributes[name] for name in ("full", "channels") if name in chain.attributes]
+    attributes = [ir.AttrInt64s("program", program), ir.AttrInt64("rank", rank), *said]
     made = ir.Node(OWN_DOMAIN, ELEMENTWISE, chain.inputs, attributes, num_outputs=len(kept) + len(sums), name=chain.name)
     graph.insert_before(chain, made)
     for old, new in zip([*kept, *(node.outputs[0] for node in sums)], made.outputs, strict=True):
@@ -90,3 +90,4 @@ def _give_out(graph: ir.Graph, chain: ir.Node, sums: Sequence[ir.Node], facts: d
         old.name = None
         old.replace_all_uses_with(new, replace_graph_outputs=True)
     graph.remove([*sums, chain], safe=True)
+    forget(made.outputs[len(kept) :])  # onnxruntime would believe of a sum what the file says, which so far it has derived itself

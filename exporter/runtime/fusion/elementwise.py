@@ -21,7 +21,7 @@ import onnx
 import onnx_ir as ir
 
 from exporter.files.skeleton import skeleton
-from exporter.runtime.fusion.normalizations import write_out_normalizations
+from exporter.runtime.fusion.normalizations import ALONG_CHANNELS, write_out_normalizations
 from symbolics.graph.walk import subgraphs
 from symbolics.node.names import OWN_DOMAIN
 
@@ -413,7 +413,9 @@ def _replace(known: _Known, members: Sequence[ir.Node], program: _Program) -> No
     end = members[-1]
     graph, (shape, dtype) = end.graph, known.of(end.outputs[0])
     assert isinstance(graph, ir.Graph) and dtype is not None
-    attributes = [ir.AttrInt64s("program", program.instructions), ir.AttrInt64("full", program.full)]
+    attributes: list[ir.Attr] = [ir.AttrInt64s("program", program.instructions), ir.AttrInt64("full", program.full)]
+    if channels := [i for i, value in enumerate(program.inputs) if ALONG_CHANNELS in value.meta and known.of(value)[0] != shape]:
+        attributes.append(ir.AttrInt64s("channels", channels))
     node = ir.Node(OWN_DOMAIN, ELEMENTWISE, program.inputs, attributes, num_outputs=len(program.outputs), name=end.name)
     graph.insert_before(end, node)
     known.place[node] = known.place[end]

@@ -136,7 +136,7 @@ def _interleaved(op: Emitter, node: ir.Node, axes: list[list[_Phase]], size: int
         places.append(len(parts) if positions else -1)
         if positions:
             kernel = [len(down.positions), len(across.positions)]
-            weights = turned if positions == [0] == list(range(height * width)) else op.Gather(turned, op.i64(positions), axis=1)
+            weights = turned if height * width == 1 else op.Gather(turned, op.i64(positions), axis=1)
             weights = op.Reshape(weights, op.i64([results, channels, *kernel]))
             pads = [down.before, across.before, down.after, across.after]
             parts.append(op.node("Conv", [blocks, weights, *bias], domain=BLOCKED_DOMAIN, kernel_shape=kernel, pads=pads))

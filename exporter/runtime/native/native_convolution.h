@@ -148,6 +148,9 @@ static int lay_out_run(ConvGrad *run, const int64_t *x, const int64_t *g)
         if (x[2 + i] > INT32_MAX || g[2 + i] > INT32_MAX)
             return 0;
     }
+    if (x[1] > INT32_MAX || g[1] > INT32_MAX) /* their product is a size of the result */
+        return 0;
+    run->images = run->outs[0] && run->outs[1] ? run->images : 0;
     for (size_t i = 0; i < 4; i++)
         if ((how->images[i] >= 0 && how->images[i] != x[i]) || (how->gradients[i] >= 0 && how->gradients[i] != g[i]))
             return 0;
@@ -159,6 +162,8 @@ static int lay_out_run(ConvGrad *run, const int64_t *x, const int64_t *g)
     run->together = run->rows == run->outs[0] && run->outs[0] && run->outs[1] ? TERMS / (run->outs[0] * run->outs[1]) : 1;
     run->together = !run->together ? 1 : run->together < run->images ? run->together : run->images;
     run->each = TOGETHER;
+    if (run->together * run->each * planes_of(run) * run->high * run->pitch > MOST_SEEN)
+        run->together = 1;
     if (run->each * planes_of(run) * run->high * run->pitch > MOST_SEEN)
         return 0;
     for (;;) {

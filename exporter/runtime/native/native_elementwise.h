@@ -22,6 +22,8 @@ typedef struct {
     int32_t inputs, outputs, full; /* full: the input that has the shape of the outputs */
     int32_t sums;
     int64_t rank; /* of what is summed */
+    char along[MOST_PLACES]; /* of an input: it has one number for each channel, or something is wrong; `channels`: one of them has */
+    int32_t channels;
     char is_sum[MOST_PLACES]; /* of an output */
     size_t count;
     Instruction instructions[];
@@ -294,14 +296,17 @@ static const char *broadcast(int32_t function, size_t item, const Tensor *a, con
     return NULL;
 }
 
-static const char *const NO_CHANNELS = "what is summed by channels has other dims than the file says";
+static const char *const NO_CHANNELS = "what is summed or normalized by channels has other dims than the file says";
 
 /* A sum by channels of a whole tensor. NULL, or what is wrong. */
 static const char *sum_channels(int64_t rank, size_t item, const Tensor *a, Tensor *to)
 {
     if (a->rank != (size_t)rank)
         return NO_CHANNELS;
-    size_t images = (size_t)a->shape[0], channels = (size_t)a->shape[1], inner = images && channels ? a->count / images / channels : 0;
+    /* of an empty tensor the other dims may be any */
+    size_t images = a->count ? (size_t)a->shape[0] : 0, channels = (size_t)a->shape[1], inner = images ? a->count / images / channels : 0;
+    if (channels > (size_t)PTRDIFF_MAX / sizeof(double))
+        return "Elementwise: a result larger than memory";
     to->rank = 1, to->shape[0] = (int64_t)channels, to->count = channels;
     to->data = to->own = malloc(channels * item + 1);
     if (!to->own)
@@ -319,6 +324,8 @@ static const char *sum_channels(int64_t rank, size_t item, const Tensor *a, Tens
  * dim that stands for 1 and for another number. The operators would run, so this does. */
 static Status run_unequal(const Program *program, void *context, int kind)
 {
+    if (program->channels)
+        return refused(NO_CHANNELS);
     size_t item = kind == ONNX_FLOAT ? sizeof(float) : sizeof(double), places = (size_t)(program->inputs + program->outputs) + MOST_TEMPORARIES;
     Tensor *tensors = calloc(places, sizeof *tensors);
     Status status = tensors ? NULL : refused("Elementwise: no memory");
@@ -388,6 +395,8 @@ static Status elementwise_compute(void *state, void *context)
             return status;
         if (kind_of != kind || !operand_of(&operands[i], shape, rank, other, rank_of))
             return run_unequal(program, context, kind);
+        if (program->along[i] && size && (rank < 2 || operands[i].count != (size_t)shape[1] || operands[i].inner != size / (size_t)shape[0] / (size_t)shape[1]))
+            return refused(NO_CHANNELS);
         is_full[i] = rank_of == rank && !memcmp(other, shape, rank * sizeof *shape);
         if ((status = CALL(TENSOR_DATA, Status(*)(const void *, void **))(value, (void **)&operands[i].data)))
             return status;
@@ -404,7 +413,7 @@ static Status elementwise_compute(void *state, void *context)
     Job job = {.program = program, .item = kind == ONNX_FLOAT ? sizeof(float) : sizeof(double), .size = size, .operands = operands, .targets = targets};
     size_t tasks = size / PER_TASK + (size % PER_TASK != 0);
     if (program->sums) {
-        job.images = (size_t)shape[0], job.channels = (size_t)shape[1], job.inner = size ? size / job.images / job.channels : 0;
+        job.images = size ? (size_t)shape[0] : 0, job.channels = (size_t)shape[1], job.inner = size ? size / job.images / job.channels : 0;
         job.together = job.inner ? BLOCK_BYTES / job.item / job.inner : CHANNELS;
         job.together = !job.together ? 1 : job.together < CHANNELS ? job.together : CHANNELS;
         tasks = (job.channels + job.together - 1) / job.together;
@@ -471,6 +480,11 @@ static Status elementwise_create(const CustomOp *op, const void *const *table, c
     if (!status)
         status = count_places(info, &inputs, &outputs);
     Program *program = status ? NULL : program_of(list, length, inputs, outputs, full, rank);
+    free(list);
+    list = program ? ints(info, "channels", &length) : NULL;
+    for (size_t i = 0; list && i < length; i++)
+        if (list[i] >= 0 && list[i] < (int64_t)inputs)
+            program->along[list[i]] = 1, program->channels = 1;
     free(list);
     if (status)
         return status;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
@@ -277,19 +279,58 @@ def test_shapes_that_only_broadcast(shapes):
     np.testing.assert_allclose(total, (x + y).astype(np.float64).sum(axes), rtol=1e-5, atol=1e-6)
 
 
+HUGE = 2**62
+
+
+@pytest.mark.parametrize("dims", [[0, HUGE], [0, HUGE, 1], [2**58, 16, 0], [0, 16, HUGE]], ids=str)
+def test_an_empty_tensor_of_huge_dims_is_refused_or_summed_at_once(dims):
+    made = helper.make_node(ELEMENTWISE, ["e", "x"], ["y"], domain=OWN_DOMAIN, program=[SUM, 2, 0, 0], full=1, rank=len(dims))
+    shape = numpy_helper.from_array(np.array(dims, np.int64), "shape")
+    graph = helper.make_graph(
+        [helper.make_node("ConstantOfShape", ["shape"], ["e"]), made], "g", [helper.make_tensor_value_info("x", 1, None)],
+        [helper.make_tensor_value_info("y", 1, None)], [shape],
+    )  # fmt: skip
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid(OWN_DOMAIN, 1)], ir_version=10)
+    begin = time.monotonic()
+    try:
+        (found,) = inference_session(proto).run(None, {"x": np.ones((1,) * len(dims), np.float32)})
+    except PythonopError:
+        pass
+    else:
+        assert found.shape == (dims[1],) and not found.any()
+    assert time.monotonic() - begin < 20
+
+
+def test_what_the_file_says_of_a_sum_is_not_believed():
+    nodes = [("Mul", ["x", "x"], "y"), ("Add", ["y", "x"], "z"), ("ReduceSum", ["z"], "s", {"axes": [0, 2, 3], "keepdims": 0}), ("Exp", ["s"], "e")]
+    made = model(nodes, {"x": (4, 16, 8, 8)}, {"e": None}, said={"s": (32,)})
+    graph = ir.to_proto(made)
+    graph.graph.node.append(helper.make_node("Shape", ["s"], ["n"]))
+    graph.graph.output.append(helper.make_tensor_value_info("n", TensorProto.INT64, None))
+    made = ir.from_proto(graph)
+    assert summed(made) == 1
+    assert inference_session(ir.to_proto(made)).run(["n"], {"x": np.ones((4, 16, 8, 8), np.float32)})[0].tolist() == [16]
+
+
+def test_axes_that_there_are_not_stay_an_error():
+    made = chain_of((4, 16, 8, 8), axes=[4, 2, 3])
+    assert summed(made) == 0
+
+
 # ------------------------------------------------------------------------------------------------ BatchNormalizations
-def normalization(shape=(4, 16, 8, 8), computed=True, reader="Sub", twice=False, **attributes):
+def normalization(shape=(4, 16, 8, 8), computed=True, reader="Sub", twice=False, first=False, of="Mul", **attributes):
+    """y = x * x - n: the gradient of a BatchNormalization that trains has such a difference."""
     values = ["k" if computed else "scale", "bias", "mean", "var"]
-    nodes = [("Mul", ["scale", "scale"], "k"), ("BatchNormalization", ["x", *values], "n", attributes), (reader, ["x", "n"], "y")]
+    read = ["n", "p"] if first else ["p", "n"]
+    nodes = [("Mul", ["scale", "scale"], "k"), ("BatchNormalization", ["x", *values], "n", attributes), (of, ["x", "x"], "p"), (reader, read, "y")]
     vectors = dict.fromkeys(("scale", "bias", "mean", "var"), shape[1:2])
     more = [("Exp", ["n"], "e")] if twice else []
     return model([*nodes, *more], {"x": shape, **vectors}, {"y": None, **({"e": None} if twice else {})}, said={"k": shape[1:2]})
 
 
-@pytest.mark.parametrize("reader", ["Sub", "Add"])
-@pytest.mark.parametrize("shape", [(4, 16, 8, 8), (64, 128), (3, 16, 40)], ids=str)
-def test_a_normalization_in_a_chain_is_onnxruntimes(shape, reader):
-    made, generator = normalization(shape, reader=reader, epsilon=1e-3), np.random.default_rng(0)
+@pytest.mark.parametrize("shape", [(4, 16, 8, 8), (64, 128), (3, 16, 40), (2, 16, 1, 1), (0, 16, 3)], ids=str)
+def test_a_normalization_in_a_chain_is_onnxruntimes(shape):
+    made, generator = normalization(shape, epsilon=1e-3), np.random.default_rng(0)
     feeds = {name: generator.random(shape[1:2], np.float32) for name in ("scale", "bias", "mean", "var")}
     feeds["x"] = generator.standard_normal(shape).astype(np.float32)
     expected = onnxruntime.InferenceSession(ir.to_proto(made).SerializeToString()).run(None, feeds)[0]
@@ -298,11 +339,39 @@ def test_a_normalization_in_a_chain_is_onnxruntimes(shape, reader):
     np.testing.assert_allclose(inference_session(ir.to_proto(made)).run(None, feeds)[0], expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("change", [{"computed": False}, {"reader": "Mul"}, {"twice": True}, {"training_mode": 1}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [{"computed": False}, {"reader": "Mul"}, {"reader": "Add"}, {"first": True}, {"of": "Max"}, {"twice": True}, {"training_mode": 1}],
+    ids=str,
+)
 def test_other_normalizations_stay(change):
     made = normalization(**change)
     fuse(made)
     assert "BatchNormalization" in kinds(made)
+
+
+def test_a_normalization_of_another_domain_is_none():
+    proto = ir.to_proto(normalization())
+    next(found for found in proto.graph.node if found.op_type == "BatchNormalization").domain = "mine"
+    proto.opset_import.append(helper.make_opsetid("mine", 1))
+    made = ir.from_proto(proto)
+    fuse(made)
+    assert "BatchNormalization" in kinds(made)
+
+
+@pytest.mark.parametrize(
+    ("x", "k"), [((4, 4, 8), (4,)), ((4, 4, 64), (4,)), ((4, 1, 8, 8), (4,)), ((4, 4, 8, 8), (1,)), ((1, 4, 8), (4,)), ((64,), (4,))], ids=str
+)
+def test_a_normalization_of_other_shapes_than_said_is_an_error(x, k):
+    """Of a product and a sum they would be numbers, along another axis."""
+    made = normalization((4, 4, 8, 8))
+    fuse(made)
+    assert "BatchNormalization" not in kinds(made)
+    for value in (*made.graph.inputs, *(output for found in made.graph for output in found.outputs)):
+        value.shape = None
+    feeds = {name: np.ones(k, np.float32) for name in ("scale", "bias", "mean", "var")} | {"x": np.ones(x, np.float32)}
+    with pytest.raises(PythonopError, match="other dims than the file says|does not fit|shape"):
+        inference_session(ir.to_proto(made)).run(None, feeds)
 
 
 class Block(nn.Module):

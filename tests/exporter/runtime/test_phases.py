@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import numpy as np
 import onnx
@@ -156,6 +157,14 @@ def test_others_stay(model):
     model = model()
     assert convolve_phases(model) == 0 and of_phases(model) == []
     assert OWN_DOMAIN not in model.opset_imports and "com.microsoft.nchwc" not in model.opset_imports
+
+
+@pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose"])
+def test_positions_of_a_huge_kernel_are_not_listed(op_type):
+    begin = time.monotonic()
+    model = conv((1, 16, 20, 20), (16, 16, 2**40, 1), op_type=op_type, strides=[2, 2])
+    assert convolve_phases(model) == blocked.block_channels(model) == 0
+    assert time.monotonic() - begin < 10
 
 
 def test_without_kernels_for_blocks_or_the_native_library_nothing_changes(monkeypatch):

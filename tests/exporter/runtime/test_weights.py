@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 import exporter
+from exporter.errors import PythonopError
 from exporter.runtime.fusion import moves, weights
 from exporter.runtime.fusion.moves import move_at_once
 from exporter.runtime.fusion.views import View
@@ -169,6 +171,23 @@ def run(session, x=(2, 4, 6, 6), g=(2, 5, 6, 6), kind=np.float32):
 def test_nodes_that_stand_for_nothing_are_refused(change):
     with pytest.raises(Exception, match="ConvWeightGrad stands for no operators|Attribute"):
         node(**change)
+
+
+@pytest.mark.parametrize("dims", [[0, 2**33, 1, 1], [2**58, 4, 0, 0]], ids=str)
+def test_empty_tensors_of_huge_dims_are_refused_or_done_at_once(dims):
+    helper, begin = onnx.helper, time.monotonic()
+    shape = onnx.numpy_helper.from_array(np.array(dims, np.int64), "shape")
+    said = GOOD | {"kernel": [1, 1], "starts": [0, 0], "images": [-1, *dims[1:]], "gradients": [-1, *dims[1:]]}
+    nodes = [helper.make_node("ConstantOfShape", ["shape"], ["e"]), helper.make_node(CONV_WEIGHT_GRAD, ["e", "e"], ["y"], domain=OWN_DOMAIN, **said)]
+    graph = helper.make_graph(nodes, "g", [], [helper.make_tensor_value_info("y", 1, None)], [shape])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid(OWN_DOMAIN, 1)], ir_version=9)
+    try:
+        (found,) = inference_session(model, sess_options=session_options(())).run(None, {})
+    except PythonopError:
+        pass
+    else:
+        assert found.shape == (dims[1] ** 2, 1) and not found.any()
+    assert time.monotonic() - begin < 20
 
 
 def test_shapes_that_do_not_fit_are_refused():
