@@ -178,7 +178,10 @@ def test_empty_tensors_of_huge_dims_are_refused_or_done_at_once(dims):
     helper, begin = onnx.helper, time.monotonic()
     shape = onnx.numpy_helper.from_array(np.array(dims, np.int64), "shape")
     said = GOOD | {"kernel": [1, 1], "starts": [0, 0], "images": [-1, *dims[1:]], "gradients": [-1, *dims[1:]]}
-    nodes = [helper.make_node("ConstantOfShape", ["shape"], ["e"]), helper.make_node(CONV_WEIGHT_GRAD, ["e", "e"], ["y"], domain=OWN_DOMAIN, **said)]
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["e"]),
+        helper.make_node(CONV_WEIGHT_GRAD, ["e", "e"], ["y"], domain=OWN_DOMAIN, **said),
+    ]
     graph = helper.make_graph(nodes, "g", [], [helper.make_tensor_value_info("y", 1, None)], [shape])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid(OWN_DOMAIN, 1)], ir_version=9)
     try:
