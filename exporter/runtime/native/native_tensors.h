@@ -43,6 +43,7 @@ typedef struct {
     int long_calls, tries;          /* calls that one thread was long for: of enough, torch has all of its own; calls of those so far */
     int given, alone;               /* torch has them from the first call on; because onnxruntime has no others here */
     int pause, paused;              /* so many calls on one thread, where all were no gain; of those that are left */
+    int stay, stayed;               /* the same of calls on all, where they were one */
     double on_one, on_all;          /* seconds of the quickest call on one thread, and on all */
 } Pace;
 

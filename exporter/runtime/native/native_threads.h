@@ -36,7 +36,7 @@ static const double LONG_CALL = 5e-4, LONG_CALL_AWAKE = 4e-3;
  * all threads. */
 enum { LONG_CALLS = 3 };
 /* A call on all threads that takes more than this part of the time on one is no gain: so many calls are on one then, before it is tried
- * again, and twice as many each time. */
+ * again, and twice as many each time. Where it is one, one thread is tried again after as many: the first calls may have had a busy moment. */
 static const double GAIN = 0.9;
 enum { FIRST_PAUSE = 32, LONGEST_PAUSE = 4096 };
 /* Seconds that a run must have taken, for each thread that putting the others to sleep makes. */
@@ -94,8 +94,13 @@ static Turn begin_turn(const Pace *pace)
 
 static void end_turn(Turn turn, Pace *pace)
 {
-    if (!turn.threads)
+    if (!turn.threads) {
+        if (pace->stayed && !--pace->stayed) {
+            pace->long_calls = LONG_CALLS - 1;
+            pace->tries = 0;
+        }
         return;
+    }
     outside = 0;
     if (openmp.most() == 1) { /* else the call has set another number, of both */
         openmp.set_most(turn.threads);
@@ -112,14 +117,19 @@ static void end_turn(Turn turn, Pace *pace)
         pace->long_calls = 0;
 }
 
+static int longer(int pause) { return !pause ? FIRST_PAUSE : pause < LONGEST_PAUSE ? 2 * pause : LONGEST_PAUSE; }
+
 /* After a call on all threads: back to one where none of the first was quicker. */
 static void end_try(Pace *pace, double took)
 {
     pace->on_all = pace->tries && pace->on_all < took ? pace->on_all : took;
-    if (++pace->tries < LONG_CALLS || pace->on_all < GAIN * pace->on_one)
+    if (++pace->tries < LONG_CALLS)
         return;
-    pace->pause = !pace->pause ? FIRST_PAUSE : pace->pause < LONGEST_PAUSE ? 2 * pace->pause : LONGEST_PAUSE;
-    pace->paused = pace->pause;
+    if (pace->on_all < GAIN * pace->on_one) {
+        pace->stay = pace->stayed = longer(pace->stay);
+        return;
+    }
+    pace->pause = pace->paused = longer(pace->pause);
     pace->tries = pace->long_calls = 0;
 }
 
