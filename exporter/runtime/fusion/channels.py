@@ -26,7 +26,8 @@ def sum_by_channels(model: ir.Model, facts: dict[ir.Value, Facts]) -> int:
 
     Args:
         model: Changed.
-        facts: As `fuse` found them; takes those of the chains' new results. Where they are wrong, the native library adds as ReduceSum would.
+        facts: As `fuse` found them; takes those of the chains' new results. Where a rank is wrong, a run is an error; of other sizes than said, the sums are
+            those of what there is.
 
     Returns:
         How many ReduceSums were taken out.

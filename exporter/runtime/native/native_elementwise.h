@@ -21,7 +21,7 @@ typedef struct {
     Binding *binding; /* onnxruntime reads the operator, which is a part of it, as long as the kernel lives */
     int32_t inputs, outputs, full; /* full: the input that has the shape of the outputs */
     int32_t sums;
-    int64_t rank; /* of what is summed */
+    int64_t rank; /* of what is summed: another one is an error */
     char along[MOST_PLACES]; /* of an input: it has one number for each channel, or something is wrong; `channels`: one of them has */
     int32_t channels;
     char is_sum[MOST_PLACES]; /* of an output */
