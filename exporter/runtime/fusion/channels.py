@@ -6,13 +6,15 @@ of their own the sums read both again, and the product is written for its sum al
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
 from exporter.runtime.fusion.declared import forget
 from exporter.runtime.fusion.elementwise import ELEMENTWISE, FUNCTIONS, TEMPORARIES, Facts, fact_of
-from symbolics.graph.values import attr, fixed_array
+from exporter.runtime.fusion.sums import added_axes
+from symbolics.graph.values import attr
 from symbolics.node.names import OWN_DOMAIN
 
 __all__ = ["sum_by_channels"]
@@ -26,8 +28,8 @@ def sum_by_channels(model: ir.Model, facts: dict[ir.Value, Facts]) -> int:
 
     Args:
         model: Changed.
-        facts: As `fuse` found them; takes those of the chains' new results. Where a rank is wrong, a run is an error; of other sizes than said, the sums are
-            those of what there is.
+        facts: As `fuse` found them; takes those of the chains' new results. Where a rank is wrong, a run is an error; of other sizes than
+            said, the sums are those of what there is.
 
     Returns:
         How many ReduceSums were taken out.
@@ -44,20 +46,15 @@ def sum_by_channels(model: ir.Model, facts: dict[ir.Value, Facts]) -> int:
 
 def _chain(node: ir.Node, facts: Mapping[ir.Value, Facts]) -> ir.Node | None:
     """The chain whose result a node adds by channels; None for any other node, and where that saves nothing."""
-    x, given = node.inputs if len(node.inputs) == 2 and len(node.outputs) == 1 else (None, None)
-    chain, axes = None if x is None else x.producer(), fixed_array(given)
+    x = node.inputs[0] if node.inputs else None
+    chain = None if x is None else x.producer()
     if x is None or chain is None or chain.op_type != ELEMENTWISE or chain.domain != OWN_DOMAIN or chain.graph is not node.graph:
         return None
-    shape, rank = fact_of(x, facts)[0], 0 if axes is None else axes.size + 1
-    if axes is None or axes.dtype.kind != "i" or shape is None or len(shape) != rank or rank < 3 or attr(node, "keepdims") != 0:
+    shape = fact_of(x, facts)[0] or ()
+    rank = len(shape)
+    if rank < 3 or added_axes(node, rank) != [0, *range(2, rank)] or attr(node, "keepdims") != 0:
         return None
-    along = axes.ravel().tolist()
-    if not all(-rank <= axis < rank for axis in along) or sorted(axis % rank for axis in along) != [0, *range(2, rank)]:
-        return None
-    numbers = 1
-    for dim in shape[2:]:
-        numbers *= dim if isinstance(dim, int) else _FEW_NUMBERS
-    channels = shape[1]
+    channels, numbers = shape[1], math.prod(dim if isinstance(dim, int) else _FEW_NUMBERS for dim in shape[2:])
     return chain if isinstance(channels, int) and channels >= _FEW_CHANNELS and numbers >= _FEW_NUMBERS else None
 
 
@@ -79,7 +76,7 @@ def _give_out(graph: ir.Graph, chain: ir.Node, sums: Sequence[ir.Node], facts: d
     for i, node in enumerate(sums):
         place = next(places[output] for output in chain.outputs if output is node.inputs[0])
         program += [FUNCTIONS["Sum"], inputs + len(kept) + i, place, place]
-    rank = len(fact_of(sums[0].inputs[0], facts)[0] or ())  # type: ignore[arg-type]
+    rank = len(fact_of(chain.outputs[0], facts)[0] or ())
     said = [chain.attributes[name] for name in ("full", "channels") if name in chain.attributes]
     attributes = [ir.AttrInt64s("program", program), ir.AttrInt64("rank", rank), *said]
     made = ir.Node(OWN_DOMAIN, ELEMENTWISE, chain.inputs, attributes, num_outputs=len(kept) + len(sums), name=chain.name)

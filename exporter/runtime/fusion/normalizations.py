@@ -31,6 +31,8 @@ def write_out_normalizations(model: ir.Model) -> int:
         How many nodes were replaced.
     """
     nodes = [node for node in model.graph if node.op_type == "BatchNormalization" and node.domain == "" and _is_in_a_chain(node)]
+    if not nodes:
+        return 0
     scope = Scope(free_prefix(model.graph, "normalized/"), lambda value: False)
     for node in nodes:
         op = Emitter(scope)

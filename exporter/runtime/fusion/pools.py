@@ -43,6 +43,8 @@ def pool_at_once(model: ir.Model, facts: dict[ir.Value, Facts]) -> int:
         How many nodes were put in.
     """
     graph = model.graph
+    if all(node.op_type not in ("MaxPool", "ScatterElements") for node in graph):
+        return 0
     scope = Scope(free_prefix(graph, "pooled/"), lambda value: False)
     made = 0
     for node in list(graph):

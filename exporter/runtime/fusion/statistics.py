@@ -33,9 +33,12 @@ def zeros_at_once(model: ir.Model) -> int:
         How many nodes were put in.
     """
     graph = model.graph
+    nodes = [node for node in graph if node.op_type == "BatchNormalization" and trains(node)]
+    if not nodes:
+        return 0
     scope, made = Scope(free_prefix(graph, "statistics/"), lambda value: False), 0
-    for node in list(graph):
-        buffers = [_buffer(value) for value in node.inputs[3:5]] if node.op_type == "BatchNormalization" and trains(node) else []
+    for node in nodes:
+        buffers = [_buffer(value) for value in node.inputs[3:5]]
         mean, var = buffers if len(buffers) == 2 else (None, None)
         if mean is None or var is None or mean.dtype is not var.dtype or attr(node, "momentum") != 0:
             continue

@@ -18,7 +18,7 @@ from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.values import attr, fixed_array
 
-__all__ = ["multiply_sums"]
+__all__ = ["added_axes", "multiply_sums"]
 
 _FEW_ROWS, _FEW_ELEMENTS = 16, 2**14
 _MOST_AXES, _MOST_ROWS = 16, 2**20  # the ones are 4 MiB then
@@ -55,17 +55,21 @@ def multiply_sums(model: ir.Model, facts: Mapping[ir.Value, Facts] | None = None
 
 def _rows(node: ir.Node, facts: Mapping[ir.Value, Facts]) -> tuple[int, int] | None:
     """How many rows, and the rank of what is read; None for any other sum, and for few rows."""
-    x, given = node.inputs if len(node.inputs) == 2 and len(node.outputs) == 1 else (None, None)
-    axes = fixed_array(given)
-    if x is None or axes is None or axes.dtype.kind != "i" or axes.size > _MOST_AXES or x.const_value is not None:
+    x = node.inputs[0] if node.inputs else None
+    sizes = None if x is None or x.const_value is not None else fixed_shape(x, facts)
+    if x is None or sizes is None or fact_of(x, facts)[1] is not ir.DataType.FLOAT:
         return None
-    sizes = fixed_shape(x, facts)
-    if sizes is None or fact_of(x, facts)[1] is not ir.DataType.FLOAT:
-        return None
-    rank, along = len(sizes), axes.ravel().tolist()
-    if rank < 2 or not all(-rank <= axis < rank for axis in along):
-        return None
-    if sorted(axis % rank for axis in along) != list(range(rank - 1)) or not isinstance(attr(node, "keepdims"), int):
+    rank = len(sizes)
+    if rank < 2 or added_axes(node, rank) != list(range(rank - 1)) or not isinstance(attr(node, "keepdims"), int):
         return None
     count = math.prod(sizes[:-1])
     return (count, rank) if _FEW_ROWS <= count <= _MOST_ROWS and count * sizes[-1] >= _FEW_ELEMENTS else None
+
+
+def added_axes(node: ir.Node, rank: int) -> list[int] | None:
+    """The axes, from the front and in their order, that a ReduceSum of a tensor of this rank adds over; None where they are no constant of it."""
+    axes = fixed_array(node.inputs[1]) if len(node.inputs) == 2 and len(node.outputs) == 1 else None
+    if axes is None or axes.dtype.kind != "i" or axes.size > _MOST_AXES:
+        return None
+    along = axes.ravel().tolist()
+    return sorted(axis % rank for axis in along) if all(-rank <= axis < rank for axis in along) else None

@@ -204,11 +204,7 @@ static Status conv_grad_compute(void *state, void *context)
     if ((status = make_output(context, 0, shape, 2, ONNX_FLOAT, "ConvWeightGrad: an output without a name",
                               "an output of a Conv's gradient has another type than the file says", (void **)&run.y)) || !run.results || !run.channels)
         return status;
-    size_t tasks = tasks_of(&run);
-    if (tasks > 1)
-        status = CALL(PARALLEL_FOR, Status(*)(const void *, void (*)(void *, size_t), size_t, size_t, void *))(context, conv_grad_task, tasks, 0, &run);
-    else
-        conv_grad_task(&run, 0);
+    status = in_parallel(context, conv_grad_task, tasks_of(&run), &run);
     return status || !peek(&run.failed) ? status : refused("ConvWeightGrad: no memory");
 }
 

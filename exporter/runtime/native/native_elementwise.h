@@ -418,12 +418,7 @@ static Status elementwise_compute(void *state, void *context)
         job.together = !job.together ? 1 : job.together < CHANNELS ? job.together : CHANNELS;
         tasks = (job.channels + job.together - 1) / job.together;
     }
-    void (*run)(void *, size_t) = program->sums ? run_channels : run_task;
-    if (tasks > 1)
-        return CALL(PARALLEL_FOR, Status(*)(const void *, void (*)(void *, size_t), size_t, size_t, void *))(context, run, tasks, 0, &job);
-    if (tasks)
-        run(&job, 0);
-    return NULL;
+    return in_parallel(context, program->sums ? run_channels : run_task, tasks, &job);
 }
 
 /* The program of a node: four ints an instruction. Nothing is read before it is written, nothing but a SUM writes where one does, and every

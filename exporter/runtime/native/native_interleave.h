@@ -133,10 +133,7 @@ static Status interleave_compute(void *state, void *context)
     run.rows = (size_t)(shape[0] * (shape[1] / how->block) * shape[2]);
     run.per_task = wide < PER_TASK ? PER_TASK / wide : 1;
     size_t tasks = (run.rows + run.per_task - 1) / run.per_task;
-    if (tasks > 1)
-        return CALL(PARALLEL_FOR, Status(*)(const void *, void (*)(void *, size_t), size_t, size_t, void *))(context, interleave_task, tasks, 0, &run);
-    interleave_task(&run, 0);
-    return NULL;
+    return in_parallel(context, interleave_task, tasks, &run);
 }
 
 static Status interleave_create(const CustomOp *op, const void *const *table, const void *info, void **out)

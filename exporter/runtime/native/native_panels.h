@@ -12,7 +12,7 @@
 #include <immintrin.h>
 #endif
 
-enum { AHEAD = 64 };
+enum { AHEAD = 64 }; /* numbers behind those that are turned: what is read from there next is asked for */
 enum { PANEL = 32, TOGETHER = 8 }; /* columns of one, rows of windows at once */
 
 /* to (rows x PANEL) += a (rows x depth, rows `stride` apart) times a panel (depth x PANEL). An element's terms are added in their order,

@@ -189,15 +189,6 @@ static Status input_of(void *context, size_t index, int kind, const char *wrong,
     return status ? status : CALL(TENSOR_DATA, Status(*)(const void *, void **))(value, (void **)data);
 }
 
-static Status in_parallel(void *context, void (*task)(void *, size_t), size_t tasks, void *run)
-{
-    if (tasks > 1)
-        return CALL(PARALLEL_FOR, Status(*)(const void *, void (*)(void *, size_t), size_t, size_t, void *))(context, task, tasks, 0, run);
-    if (tasks)
-        task(run, 0);
-    return NULL;
-}
-
 static Status pool_compute(void *state, void *context)
 {
     static const char *const nameless = "MaxPoolIndices: an output without a name", *const other = "an output of a MaxPool has another type than the file says";

@@ -363,10 +363,7 @@ static Status rearrange_compute(void *state, void *context)
     layout.chunks = (height + layout.rows - 1) / layout.rows;
     layout.per_task = layout.chunks > 1 || height * width > PER_TASK ? 1 : PER_TASK / (height * width);
     size_t tasks = (layout.planes + layout.per_task - 1) / layout.per_task * layout.chunks;
-    if (tasks > 1)
-        return CALL(PARALLEL_FOR, Status(*)(const void *, void (*)(void *, size_t), size_t, size_t, void *))(context, arrange_task, tasks, 0, &layout);
-    arrange_task(&layout, 0);
-    return NULL;
+    return in_parallel(context, arrange_task, tasks, &layout);
 }
 
 /* A list of a node's ints: `count` of them, or any number up to DIMS_MOST where that is 0; how many there are, 0 where they are not as

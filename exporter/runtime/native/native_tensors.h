@@ -244,4 +244,14 @@ static Status make_output(void *context, size_t index, const int64_t *shape, siz
     return status ? status : CALL(TENSOR_DATA, Status(*)(void *, void **))(made, data);
 }
 
+/* All tasks of a kernel, in the session's threads where there are several. */
+static Status in_parallel(void *context, void (*task)(void *, size_t), size_t tasks, void *run)
+{
+    if (tasks > 1)
+        return CALL(PARALLEL_FOR, Status(*)(const void *, void (*)(void *, size_t), size_t, size_t, void *))(context, task, tasks, 0, run);
+    if (tasks)
+        task(run, 0);
+    return NULL;
+}
+
 #endif
