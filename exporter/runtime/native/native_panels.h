@@ -203,8 +203,9 @@ static void lay_out_columns(float *to, size_t pitch, const float *panel, size_t 
 __attribute__((target("avx512f"))) static void take_every_second_of_many(float *to, size_t count, const float *from, size_t left)
 {
     const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    for (size_t i = 0; i < count; i += 16, left -= left < 32 ? left : 32) {
-        __mmask16 low = (__mmask16)(left < 16 ? (1u << left) - 1 : 0xffff), high = (__mmask16)(left < 16 ? 0 : left < 32 ? (1u << (left - 16)) - 1 : 0xffff);
+    for (size_t i = 0; i < count; i += 16) {
+        size_t here = left - 2 * i;
+        __mmask16 low = (__mmask16)(here < 16 ? (1u << here) - 1 : 0xffff), high = (__mmask16)(here < 16 ? 0 : here < 32 ? (1u << (here - 16)) - 1 : 0xffff);
         __m512 taken = _mm512_permutex2var_ps(_mm512_maskz_loadu_ps(low, from + 2 * i), even, _mm512_maskz_loadu_ps(high, from + 2 * i + 16));
         _mm512_mask_storeu_ps(to + i, (__mmask16)(count - i < 16 ? (1u << (count - i)) - 1 : 0xffff), taken);
     }
