@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from exporter.runtime.fusion.batches import multiply_batches
 from exporter.runtime.fusion.blocked import block_channels
 from exporter.runtime.fusion.channels import sum_by_channels
 from exporter.runtime.fusion.elementwise import Facts
@@ -38,5 +39,5 @@ def arrange(model: ir.Model, sizes: Mapping[str, int] | None = None, facts: dict
         replaced += convolve_phases(model, sizes) + sum_by_channels(model, facts) + zeros_at_once(model)
     replaced += block_channels(model, sizes) + multiply_sums(model, facts)
     if native:
-        replaced += pool_at_once(model, facts) + move_at_once(model, facts)
+        replaced += pool_at_once(model, facts) + multiply_batches(model, facts, sizes) + move_at_once(model, facts)
     return replaced

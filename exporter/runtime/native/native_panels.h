@@ -1,7 +1,8 @@
-/* Products by panels: the second matrix laid out 32 columns at a time. Part of native.c; native_lstm.h and native_convolution.h are its users.
+/* Products by panels: the second matrix laid out 32 columns at a time. Part of native.c; native_lstm.h, native_convolution.h and
+ * native_batches.h are its users.
  *
  * A recurrence lays the weights of its states out once for all steps, which onnxruntime cannot; the gradient of a Conv lays out what a task
- * needs in the caches. For products alone onnxruntime's are as quick.
+ * needs in the caches, and a product of many matrices leaves zeros out. For others onnxruntime's are as quick.
  */
 #ifndef PYTHONOP_NATIVE_PANELS_H
 #define PYTHONOP_NATIVE_PANELS_H

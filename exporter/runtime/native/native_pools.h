@@ -176,19 +176,6 @@ static int lay_out_pool(PoolRun *run, const int64_t *x)
     return 1;
 }
 
-/* An input of this element type; what is wrong where it is another. */
-static Status input_of(void *context, size_t index, int kind, const char *wrong, int64_t *dims, size_t *rank, size_t *count, const void **data)
-{
-    const void *value = NULL;
-    int own = 0;
-    Status status = CALL(INPUT, Status(*)(const void *, size_t, const void **))(context, index, &value);
-    if (!status && value)
-        status = tensor_facts(value, &own, rank, dims, DIMS_MOST, count);
-    if (!status && own != kind)
-        return refused(wrong);
-    return status ? status : CALL(TENSOR_DATA, Status(*)(const void *, void **))(value, (void **)data);
-}
-
 static Status pool_compute(void *state, void *context)
 {
     static const char *const nameless = "MaxPoolIndices: an output without a name", *const other = "an output of a MaxPool has another type than the file says";

@@ -14,7 +14,7 @@ static PyObject *s_requires_grad, *s_run, *s_retain, *s_keep, *s_finish, *s_take
 static size_t large = 1 << 16;
 
 /* What a kernel runs. PythonOpBackward has no path of its own: it is run as a PythonOpGrad on a device is, by Python. PythonOpTangent is run as a PythonOp that is not simple. */
-enum Operator { PYTHON_OP = 0, PYTHON_OP_GRAD, PYTHON_OP_BACKWARD, PYTHON_OP_TANGENT, ELEMENTWISE, REARRANGE, LSTM, LSTM_GRAD, CONV_WEIGHT_GRAD, INTERLEAVE, MAX_POOL_INDICES, MAX_POOL_GRAD, OPERATOR_COUNT }; /* from PYTHON_OP_BACKWARD on: of the domain pythonop */
+enum Operator { PYTHON_OP = 0, PYTHON_OP_GRAD, PYTHON_OP_BACKWARD, PYTHON_OP_TANGENT, ELEMENTWISE, REARRANGE, LSTM, LSTM_GRAD, CONV_WEIGHT_GRAD, INTERLEAVE, MAX_POOL_INDICES, MAX_POOL_GRAD, BATCH_MATMUL, OPERATOR_COUNT }; /* from PYTHON_OP_BACKWARD on: of the domain pythonop */
 
 /* Which operators a binding registers: for the CPU; for CUDA as well; for the CPU by the device path, for tests. */
 enum Device { CPU_ONLY = 0, WITH_CUDA, BORROW };
@@ -223,6 +223,19 @@ static Status tensor_facts(const void *value, int *kind, size_t *rank, int64_t *
     for (size_t i = 0; !status && i < *rank; i++)
         *count *= (size_t)shape[i];
     return status;
+}
+
+/* An input of this element type; what is wrong where it is another. */
+static Status input_of(void *context, size_t index, int kind, const char *wrong, int64_t *dims, size_t *rank, size_t *count, const void **data)
+{
+    const void *value = NULL;
+    int own = 0;
+    Status status = CALL(INPUT, Status(*)(const void *, size_t, const void **))(context, index, &value);
+    if (!status && value)
+        status = tensor_facts(value, &own, rank, dims, DIMS_MOST, count);
+    if (!status && own != kind)
+        return refused(wrong);
+    return status ? status : CALL(TENSOR_DATA, Status(*)(const void *, void **))(value, (void **)data);
 }
 
 /* The memory of an output of this shape and element type; what is said where it has no name, and where the file says another type of it. */
