@@ -23,7 +23,7 @@ from exporter.runtime.fusion.arrange import arrange
 from exporter.runtime.fusion.elementwise import Facts, fuse
 from exporter.runtime.fusion.link import link
 from exporter.runtime.fusion.outputs import hand_out_as_made
-from exporter.runtime.fusion.recurrences import run_lstms
+from exporter.runtime.fusion.recurrences import run_recurrences
 from exporter.runtime.session import FATAL, available, inference_session, open_options, threads_outside
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tensors import LARGE, Runner, TensorPool
@@ -354,10 +354,10 @@ class Plans:
     def _arrange(
         self, model: ir.Model, example: Mapping[str, torch.Tensor], *, fused: bool = False, guards_only: bool = False
     ) -> dict[ir.Value, Facts]:
-        """What `run_lstms`, `fuse` and `arrange` make of a part, the second where ``fused``; what that knows of its values."""
+        """What `run_recurrences`, `fuse` and `arrange` make of a part, the second where ``fused``; what that knows of its values."""
         facts: dict[ir.Value, Facts] = {}
         if self.on_cpu and available() is None:
-            run_lstms(model)
+            run_recurrences(model)
         if fused:
             fuse(model, guards_only=guards_only, facts=facts)
         if self.on_cpu:

@@ -24,7 +24,7 @@ from exporter.runtime.binding import Binding
 from exporter.runtime.fusion.arrange import arrange
 from exporter.runtime.fusion.elementwise import Facts, fuse
 from exporter.runtime.fusion.link import could_link, link
-from exporter.runtime.fusion.recurrences import run_lstms
+from exporter.runtime.fusion.recurrences import run_recurrences
 from exporter.runtime.in_place import Update, take_out_updates
 from exporter.runtime.node_order import MANY_NODES, list_as_they_can_run
 from exporter.runtime.prepare import has_python_ops, prepare
@@ -458,7 +458,7 @@ def _open(
                 facts: dict[ir.Value, Facts] = {}
                 arranged = link(graph)
                 if is_step and device == "cpu" and _missing is None:
-                    arranged += run_lstms(graph) + fuse(graph, facts=facts)
+                    arranged += run_recurrences(graph) + fuse(graph, facts=facts)
                 if is_step and device == "cpu":
                     arranged += arrange(graph, facts=facts, native=_missing is None)
                 update = take_out_updates(graph, carried, facts) if arranged and carried is not None else None

@@ -1,6 +1,6 @@
 """LSTM, GRU and RNN as a Scan over time of primitives, one per direction.
 
-The rule of Scan does the rest, but for the plain LSTM, whose Scan keeps what its own backward reads (`_plain_lstm`).
+The rule of Scan does the rest, but for the plain LSTM and GRU, whose Scans keep what their own backward reads (`_plain_lstm`, `_plain_gru`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from onnx_ir import Value
 from symbolics.gradients.control_flow import OWN_BACKWARD
 from symbolics.gradients.registry import composite
 from symbolics.graph.builder import Builder
+from symbolics.graph.gru import gru_backward_step, gru_step
 from symbolics.graph.lstm import lstm_backward_step, lstm_step
 from symbolics.graph.values import attr, dtype_of
 
@@ -65,6 +66,11 @@ def _activations(node: ir.Node, default: Sequence[str], directions: int) -> list
     return [out[i * n : (i + 1) * n] for i in range(directions)]
 
 
+def _are(names: Sequence[str] | None, default: Sequence[str]) -> bool:
+    """Whether the activations of one direction, or of two, are the default ones."""
+    return [name.lower() for name in names or default] in ([name.lower() for name in default] * count for count in (1, 2))
+
+
 def _of_direction(op: Builder, v: Value | None, d: int) -> Any:
     return None if v is None else op.Gather(v, op.i64(d), axis=0)
 
@@ -106,7 +112,7 @@ def _recurrent(
     """The part that LSTM, GRU and RNN share: directions, layout, lengths, initial states.
 
     ``make_step(op, activations, r, b, p)`` gives (the bias to add before the loop, the step) of one direction; ``plain``
-    stands for `_over_time` where no sample ends before the others.
+    stands for `_over_time` where no sample ends before the others, with r and b in the place of ``step``.
     """
     x, w, r, b, lengths = inputs
     hidden, layout, way = attr(node, "hidden_size"), attr(node, "layout"), attr(node, "direction")
@@ -123,7 +129,8 @@ def _recurrent(
     outs, lasts = [], []
     for d in range(directions):
         backwards = way == "reverse" or d == 1
-        bias, step = make_step(op, activations[d], *[_of_direction(op, v, d) for v in (r, b, peepholes)])
+        own_r, own_b, own_p = (_of_direction(op, v, d) for v in (r, b, peepholes))
+        bias, step = make_step(op, activations[d], own_r, own_b, own_p)
         xw = op.MatMul(x, op.Transpose(_of_direction(op, w, d), perm=[1, 0]))
         xw = xw if bias is None else xw + bias
         if backwards and lengths is not None:  # each sample's own end comes first
@@ -134,7 +141,7 @@ def _recurrent(
         ]
         way_back = backwards and lengths is None
         if plain is not None and mask is None:
-            y, *last = plain(op, xw, start, way_back, _of_direction(op, r, d))
+            y, *last = plain(op, xw, start, way_back, own_r, own_b)
         else:
             y, *last = _over_time(op, xw, start, mask, way_back, step)
         if backwards and lengths is not None:
@@ -172,7 +179,7 @@ def rnn(
 @composite("GRU")
 def gru(
     op: Builder, x: Value, w: Value, r: Value, b: Value | None, lengths: Value | None, h0: Value | None, *,
-    node: ir.Node, linear_before_reset: int,
+    node: ir.Node, linear_before_reset: int, activations: list[str] | None, clip: float | None,
 ) -> list[Value]:  # fmt: skip
     """z, r = f(x W + h R); n = g(x W + (r h) R), or g(x W + r (h R)) with linear_before_reset; h = (1 - z) n + z h."""
 
@@ -205,7 +212,9 @@ def gru(
 
         return bias, step
 
-    return _recurrent(op, node, (x, w, r, b, lengths), [h0], ["Sigmoid", "Tanh"], make_step)
+    default = ["Sigmoid", "Tanh"]
+    plain = _plain_gru if linear_before_reset and clip is None and _are(activations, default) else None
+    return _recurrent(op, node, (x, w, r, b, lengths), [h0], default, make_step, plain=plain)
 
 
 @composite("LSTM")
@@ -234,28 +243,56 @@ def lstm(
         return _sum_biases(op, b), step
 
     default = ["Sigmoid", "Tanh", "Tanh"]
-    usual = [a.lower() for a in activations or default] in ([a.lower() for a in default] * k for k in (1, 2))
-    plain = _plain_lstm if usual and not input_forget and p is None and clip is None else None
+    plain = _plain_lstm if _are(activations, default) and not input_forget and p is None and clip is None else None
     return _recurrent(op, node, (x, w, r, b, lengths), [h0, c0], default, make_step, p, plain)
 
 
-# ------------------------------------------------------------------------------------------------------ the plain LSTM
-def _plain_lstm(op: Builder, x: Value, initial: Sequence[Value], reverse: bool, r: Value) -> tuple[Value, ...]:
+# ------------------------------------------------------------------------------------------------ the plain LSTM and GRU
+def _scan(op: Builder, states: Sequence[Value], read: Sequence[Value], reverse: bool, outputs: int, step: Callable[..., list[Value]]) -> list[Value]:
+    """A Scan over axis 0 of ``read``: ``step`` makes of the states and of what is read of one time the next states, and then what is stacked.
+
+    Args:
+        op: Takes the node.
+        states: The first ones, (B, H).
+        read: (T, B, *).
+        reverse: From the last time to the first.
+        outputs: How many ``step`` makes.
+        step: (op, states and what is read, a list each) -> its outputs.
+    """
+    inside, name, kind = op.child(), op.scope.name, ir.TensorType(dtype_of(read[0]))
+    given = [Value(name=name("step"), type=kind, shape=ir.Shape([None, None])) for _ in (*states, *read)]
+    with inside.arithmetic():
+        ends = step(inside, given[: len(states)], given[len(states) :])
+    body, way = ir.Graph(given, ends, nodes=inside.nodes, name=name("body")), int(reverse)
+    made: list[Value] = op.node(
+        "Scan", [*states, *read], outputs=outputs, body=body, num_scan_inputs=len(read),
+        scan_input_directions=[way] * len(read), scan_output_directions=[way] * (outputs - len(states)),
+    )  # fmt: skip
+    return made
+
+
+def _read_of(node: ir.Node) -> tuple[bool, list[Value]]:
+    """Of a Scan of `_scan`: whether it goes backwards, and what the first product of a step reads behind the state."""
+    product = next(inner for inner in attr(node, "body") if inner.op_type == "Gemm")
+    return bool(attr(node, "scan_input_directions")[0]), [value for value in product.inputs[1:] if value is not None]
+
+
+def _of_weights(op: Builder, first: Value, states: Value, before: Value, rt: Value, reverse: bool) -> Value:
+    """The gradient of the states' weights (H, gates): one product of all states (T, B, H) but the last with the gradients before the activations."""
+    start, rest = op.Unsqueeze(first, [0]), op.Slice(states, [1], [_END], [0]) if reverse else op.Slice(states, [0], [-1], [0])
+    earlier = op.Concat(rest, start, axis=0) if reverse else op.Concat(start, rest, axis=0)
+    hidden, wide = op.dim(rt, 0), op.dim(rt, 1)
+    return op.Gemm(op.Reshape(earlier, [-1, hidden]), op.Reshape(before, [-1, wide]), transA=1)
+
+
+def _plain_lstm(op: Builder, x: Value, initial: Sequence[Value], reverse: bool, r: Value, b: Value | None) -> tuple[Value, ...]:
     """`_over_time` for the usual activations: (T, B, 4H), [(B, H), (B, H)] -> (all h (T, B, H), last h, last c).
 
     Its Scan has further outputs, stacked by time, which are all that its backward reads (`lstm_step`). They are made here, step by step,
     since whole stacks of them would double the memory of the backward.
     """
-    inside, name, kind = op.child(), op.scope.name, ir.TensorType(dtype_of(x))
-    h, c, xt = (Value(name=name(stem), type=kind, shape=ir.Shape([None, None])) for stem in ("h", "c", "x"))
     rt = op.Transpose(r, perm=[1, 0])
-    with inside.arithmetic():
-        ends = lstm_step(inside, h, c, xt, rt)
-    body = ir.Graph([h, c, xt], ends, nodes=inside.nodes, name=name("step"))
-    way = int(reverse)
-    last_h, last_c, y, *_ = op.node(
-        "Scan", [*initial, x], outputs=6, body=body, num_scan_inputs=1, scan_input_directions=[way], scan_output_directions=[way] * 4,
-    )  # fmt: skip
+    last_h, last_c, y, *_ = _scan(op, initial, [x], reverse, 6, lambda op, states, read: lstm_step(op, *states, *read, rt))
     y.producer().meta[OWN_BACKWARD] = _plain_lstm_backward
     return y, last_h, last_c
 
@@ -267,30 +304,52 @@ def _plain_lstm_backward(op: Builder, node: ir.Node, cotangents: Sequence[Value 
     [dc g i(1-i), dh tanh(c) o(1-o), dc c' f(1-f), dc i (1 - g^2)], and the step before gets dh = those R, dc = dc f.
     """
     h0, c0, x = (v for v in node.inputs if v is not None)
-    _, _, y, slopes, through, forget = node.outputs
+    _, _, y, *read = node.outputs
     dh_last, dc_last, dy = cotangents[:3]
-    _, rt, _ = (v for n in attr(node, "body") if n.op_type == "Gemm" for v in n.inputs)
-    way, name, kind = attr(node, "scan_input_directions")[0], op.scope.name, ir.TensorType(dtype_of(x))
-
-    inside = op.child()
-    dh, dc, *read = (Value(name=name("back"), type=kind, shape=ir.Shape([None, None])) for _ in range(6 if dy is not None else 5))
+    reverse, (rt, _) = _read_of(node)
     r = op.Transpose(rt, perm=[1, 0])
-    with inside.arithmetic():
-        ends = lstm_backward_step(inside, dh, dc, read, r)
-    scanned = [slopes, through, forget, *([] if dy is None else [dy])]
-    body = ir.Graph([dh, dc, *read], ends, nodes=inside.nodes, name=name("backward"))
     start = [op.zeros_like(v) if g is None else g for g, v in ((dh_last, h0), (dc_last, c0))]
-    dh0, dc0, dx = op.node(
-        "Scan", [*start, *scanned], outputs=3, body=body, num_scan_inputs=len(scanned),
-        scan_input_directions=[1 - way] * len(scanned), scan_output_directions=[1 - way],
-    )  # fmt: skip
+    dh0, dc0, dx = _scan(
+        op, start, [*read, *([] if dy is None else [dy])], not reverse, 3, lambda op, states, read: lstm_backward_step(op, *states, read, r)
+    )
     dx.type, dx.shape = x.type, x.shape
-    first, rest = op.Unsqueeze(h0, [0]), op.Slice(y, [1], [_END], [0]) if way else op.Slice(y, [0], [-1], [0])
-    earlier = op.Concat(rest, first, axis=0) if way else op.Concat(first, rest, axis=0)
-    hidden, wide = op.dim(rt, 0), op.dim(rt, 1)
-    drt = op.Gemm(op.Reshape(earlier, [-1, hidden]), op.Reshape(dx, [-1, wide]), transA=1)
     out: dict[Value, Value] = {}
-    for value, g in ((h0, dh0), (c0, dc0), (x, dx), (rt, drt)):
-        g.type = kind
+    for value, g in ((h0, dh0), (c0, dc0), (x, dx), (rt, _of_weights(op, h0, y, dx, rt, reverse))):
+        g.type = dx.type
         out[value] = op.Add(out[value], g) if value in out else g  # one value may start h and c
     return out
+
+
+def _plain_gru(op: Builder, x: Value, initial: Sequence[Value], reverse: bool, r: Value, b: Value | None) -> tuple[Value, ...]:
+    """`_over_time` for the usual activations and the reset gate behind the product: (T, B, 3H), [(B, H)] -> (all h (T, B, H), last h).
+
+    As `_plain_lstm`. Of the states' biases those of the first two gates are in x already.
+    """
+    rt, bias = op.Transpose(r, perm=[1, 0]), op.zeros(op.Shape(r, start=0, end=1), dtype_of(x))
+    if b is not None:
+        of_new = op.Split(b, axis=0, num_outputs=6, outputs=6)[-1]
+        bias = op.Concat(op.zeros(op.Mul(op.Shape(of_new), op.i64([2])), dtype_of(x)), of_new, axis=0)
+    last, y, *_ = _scan(op, initial, [x], reverse, 5, lambda op, states, read: gru_step(op, *states, *read, rt, bias))
+    y.producer().meta[OWN_BACKWARD] = _plain_gru_backward
+    return y, last
+
+
+def _plain_gru_backward(op: Builder, node: ir.Node, cotangents: Sequence[Value | None]) -> dict[Value, Value]:
+    """As `_plain_lstm_backward`; `gru_backward_step` says of what.
+
+    With dh' the gradient of a step's h' = n + z (h - n): before the activations of z, r and n it is dh' (h - n) z(1-z), dn a_n r(1-r) and
+    dn = dh' (1-z) (1 - n^2); the product gets the first two and dn r, and the step before what R makes of them, and dh' z.
+    """
+    h0, x = (v for v in node.inputs if v is not None)
+    _, y, *read = node.outputs
+    dh_last, dy = cotangents[:2]
+    reverse, (rt, bias) = _read_of(node)
+    r = op.Transpose(rt, perm=[1, 0])
+    start = op.zeros_like(h0) if dh_last is None else dh_last
+    dh0, before, dx = _scan(
+        op, [start], [*read, *([] if dy is None else [dy])], not reverse, 3, lambda op, states, read: gru_backward_step(op, *states, read, r)
+    )
+    for value in (before, dx):
+        value.type, value.shape = x.type, x.shape
+    dh0.type = x.type
+    return {h0: dh0, x: dx, rt: _of_weights(op, h0, y, before, rt, reverse), bias: op.ReduceSum(before, op.i64([0, 1]), keepdims=0)}

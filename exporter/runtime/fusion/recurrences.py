@@ -1,33 +1,68 @@
-"""Scans of a plain LSTM, and of its gradient, become one node each, in memory.
+"""Scans of a plain LSTM or GRU, and of their gradients, become one node each, in memory.
 
 onnxruntime runs some ten operators a step, and each product with the states' weights lays them out anew. The native library lays them out
-once and runs a step as one task for each 32 units (native_lstm.h). The file on disk is not touched.
+once and runs a step as one task for each 32 units (native_lstm.h, native_gru.h). The file on disk is not touched.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import onnx_ir as ir
 
 from exporter.runtime.fusion.elementwise import inferred_graph
 from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
+from symbolics.graph.gru import gru_backward_step, gru_step
 from symbolics.graph.lstm import lstm_backward_step, lstm_step
 from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.values import attr, fixed_array
 from symbolics.node.names import OWN_DOMAIN
 
-__all__ = ["LSTM", "LSTM_GRAD", "run_lstms"]
+__all__ = ["GRU", "GRU_GRAD", "LSTM", "LSTM_GRAD", "run_recurrences"]
 
-LSTM, LSTM_GRAD = "Lstm", "LstmGrad"
+LSTM, LSTM_GRAD, GRU, GRU_GRAD = "Lstm", "LstmGrad", "Gru", "GruGrad"
+
+
+class _Form(NamedTuple):
+    """A Scan that one node stands for.
+
+    Attributes:
+        kind: The node's operator.
+        step: Writes the body that our own gradients have: (op, states and what is read, weights and what goes with them) -> outputs.
+        weights: Where the node takes these among its inputs.
+        outer: How many they are.
+    """
+
+    kind: str
+    step: Callable[[Emitter, Sequence[ir.Value], Sequence[ir.Value]], list[ir.Value]]
+    weights: int
+    outer: int = 1
+
+
+def _backward_form(kind: str, step: Callable[..., list[ir.Value]], states: int) -> _Form:
+    """Of a step of (op, states, what is read, weights)."""
+    return _Form(kind, lambda op, given, outer: step(op, *given[:states], given[states:], *outer), states + 3)
+
+
+_LSTM_GRAD, _GRU_GRAD = _backward_form(LSTM_GRAD, lstm_backward_step, 2), _backward_form(GRU_GRAD, gru_backward_step, 1)
+#: (inputs, of these scanned, outputs) -> what the Scan may be.
+_FORMS = {
+    (3, 1, 6): _Form(LSTM, lambda op, given, outer: lstm_step(op, *given, *outer), 3),
+    (5, 3, 3): _LSTM_GRAD,
+    (6, 4, 3): _LSTM_GRAD,
+    (2, 1, 5): _Form(GRU, lambda op, given, outer: gru_step(op, *given, *outer), 2, 2),
+    (4, 3, 3): _GRU_GRAD,
+    (5, 4, 3): _GRU_GRAD,
+}
 
 _MOST_NODES = 64  # of a body that is looked at
 _MOST_WAITING = 4096
 
 
-def run_lstms(model: ir.Model) -> int:
+def run_recurrences(model: ir.Model) -> int:
     """Replace them in a model for onnxruntime's CPU with the native library. To be called before chains are fused, which changes bodies.
 
     Args:
@@ -40,15 +75,16 @@ def run_lstms(model: ir.Model) -> int:
         return 0
     scans = [node for node in model.graph if node.op_type == "Scan" and node.domain == ""]
     found = [(node, *match) for node in scans if (match := _match(node)) is not None]
+    shapes = _shapes(model) if found else {}
+    found = [each for each in found if each[1].kind != GRU or _is_row(each[2][1], shapes)]
     if not found:
         return 0
-    shapes = _shapes(model)
     scope = Scope(free_prefix(model.graph, "recurrent/"), lambda value: False)
-    for node, kind, weights, backwards in found:
+    for node, form, outer, backwards in found:
         op = Emitter(scope)
         inputs = list(node.inputs)
-        inputs.insert(3 if kind == LSTM else 5, weights)
-        outputs = op.node(kind, inputs, domain=OWN_DOMAIN, outputs=len(node.outputs), backwards=backwards)
+        inputs[form.weights : form.weights] = outer
+        outputs = op.node(form.kind, inputs, domain=OWN_DOMAIN, outputs=len(node.outputs), backwards=backwards)
         for old, new in zip(node.outputs, outputs, strict=True):
             new.type = ir.TensorType(ir.DataType.FLOAT)
             new.shape = old.shape or shapes.get(old.name or "")
@@ -64,14 +100,20 @@ def _shapes(model: ir.Model) -> dict[str, ir.Shape]:
     return {v.name: shape for v in infos if (shape := ir.serde.deserialize_value_info_proto(v, None).shape) is not None}
 
 
-def _match(node: ir.Node) -> tuple[str, ir.Value, int] | None:
-    """The operator that a Scan is, its weights, and whether it goes from the last step to the first; None for any other Scan."""
+def _is_row(bias: ir.Value, shapes: dict[str, ir.Shape]) -> bool:
+    """Whether a value is known to be a vector of several numbers: a Gemm may add fewer ones, or rows, too."""
+    shape = bias.shape or shapes.get(bias.name or "")
+    return shape is not None and len(shape) == 1 and shape[0] != 1
+
+
+def _match(node: ir.Node) -> tuple[_Form, list[ir.Value], int] | None:
+    """What a Scan is, its weights, and whether it goes from the last step to the first; None for any other Scan."""
     body = attr(node, "body")
     count = len(node.inputs)
     if not isinstance(body, ir.Graph) or not all(output.name for output in node.outputs):
         return None
-    form = {(3, 6): 1, (5, 3): 3, (6, 3): 4}.get((count, len(node.outputs)))  # how many are scanned
-    if form is None or len(body.inputs) != count or len(body) > _MOST_NODES or attr(node, "num_scan_inputs") != form:
+    form = _FORMS.get((count, attr(node, "num_scan_inputs"), len(node.outputs)))
+    if form is None or len(body.inputs) != count or len(body) > _MOST_NODES:
         return None
     ways = {*(attr(node, "scan_input_directions") or [0]), *(attr(node, "scan_output_directions") or [0])}
     axes = [*(attr(node, "scan_input_axes") or ()), *(attr(node, "scan_output_axes") or ())]
@@ -79,41 +121,33 @@ def _match(node: ir.Node) -> tuple[str, ir.Value, int] | None:
         return None
     if any(value is None or value.dtype not in (None, ir.DataType.FLOAT) for value in node.inputs):
         return None
-    if form == 1 and _is_spread(*node.inputs[1:3]):
+    gates = {LSTM: 1, GRU: 3}.get(form.kind)  # in as many parts x is read
+    if gates is not None and _is_spread(*node.inputs[-2:], gates):
         return None
     table: dict[object, int] = {}
-    kind, template = (LSTM, _forward) if form == 1 else (LSTM_GRAD, _backward)
     outer, numbers = _outline(body, list(body.inputs), list(body.outputs), table)
-    _, expected = _outline(None, *_template(template, count), table)
-    if numbers != expected or len(outer) != 1:
+    _, expected = _outline(None, *_template(form, count), table)
+    if numbers != expected or len(outer) != form.outer:
         return None
-    return kind, outer[0], int(ways.pop())
+    return form, outer, int(ways.pop())
 
 
-def _is_spread(state: ir.Value | None, x: ir.Value | None) -> bool:
-    """Whether x (T, B, 4H) is known to be smaller, which a Gemm adds to each row, or to each unit, of a state (B, H)."""
-    shape = None if x is None else x.shape
-    rows = None if state is None or state.shape is None or len(state.shape) != 2 else state.shape[0]
-    return shape is not None and (len(shape) != 3 or shape[2] == 1 or (shape[1] == 1 and rows != 1))
+def _is_spread(state: ir.Value | None, x: ir.Value | None, parts: int) -> bool:
+    """Whether x (T, B, gates * H) is known to be smaller, so that its parts are added to each row, or to each unit, of a state (B, H)."""
+    shape, states = None if x is None else x.shape, None if state is None else state.shape
+    rows, units = (None, None) if states is None or len(states) != 2 else states
+    if shape is None:
+        return False
+    return len(shape) != 3 or (shape[2] == parts and (parts == 1 or units != 1)) or (shape[1] == 1 and rows != 1)
 
 
-def _forward(op: Emitter, given: Sequence[ir.Value], weights: ir.Value) -> list[ir.Value]:
-    h, c, x = given
-    return lstm_step(op, h, c, x, weights)
-
-
-def _backward(op: Emitter, given: Sequence[ir.Value], weights: ir.Value) -> list[ir.Value]:
-    dh, dc, *read = given
-    return lstm_backward_step(op, dh, dc, read, weights)
-
-
-def _template(step: Callable[..., list[ir.Value]], count: int) -> tuple[list[ir.Value], list[ir.Value]]:
+def _template(form: _Form, count: int) -> tuple[list[ir.Value], list[ir.Value]]:
     """The inputs and outputs of the body that our own gradients write."""
     kind = ir.TensorType(ir.DataType.FLOAT)
-    weights, *given = (ir.Value(name=f"v{i}", type=kind) for i in range(count + 1))
+    given, outer = ([ir.Value(name=f"{stem}{i}", type=kind) for i in range(size)] for stem, size in (("v", count), ("w", form.outer)))
     op = Emitter(Scope("t/", lambda value: False))
     with op.arithmetic():
-        return given, step(op, given, weights)
+        return given, form.step(op, given, outer)
 
 
 def _outline(

@@ -23,6 +23,7 @@
 #include "native_elementwise.h"
 #include "native_rearrange.h"
 #include "native_lstm.h"
+#include "native_gru.h"
 #include "native_convolution.h"
 #include "native_interleave.h"
 #include "native_pools.h"
@@ -146,7 +147,7 @@ enum {
     PLAN_APPLY, PLAN_ARGUMENTS, PLAN_POSITIONS, PLAN_LOG, PLAN_LONG, PLAN_ALONE
 };
 
-static const char *const OPERATORS[] = {"PythonOp", "PythonOpGrad", "PythonOpBackward", "PythonOpTangent", "Elementwise", "Rearrange", "Lstm", "LstmGrad", "ConvWeightGrad", "Interleave", "MaxPoolIndices", "MaxPoolGrad", "BatchMatMul"}; /* as enum Operator */
+static const char *const OPERATORS[] = {"PythonOp", "PythonOpGrad", "PythonOpBackward", "PythonOpTangent", "Elementwise", "Rearrange", "Lstm", "LstmGrad", "ConvWeightGrad", "Interleave", "MaxPoolIndices", "MaxPoolGrad", "BatchMatMul", "Gru", "GruGrad"}; /* as enum Operator */
 static const char *op_name(const CustomOp *op) { return OPERATORS[op->kind]; }
 static int takes_context(const CustomOp *op) { return op->kind == PYTHON_OP_GRAD || op->kind == PYTHON_OP_BACKWARD; }
 
@@ -331,6 +332,7 @@ static const KernelOf KERNELS[] = { /* as enum Operator */
     {create, compute}, {create, compute}, {create, compute}, {create, compute}, {elementwise_create, elementwise_compute}, {rearrange_create, rearrange_compute},
     {lstm_create, lstm_compute}, {lstm_create, lstm_grad_compute}, {conv_grad_create, conv_grad_compute}, {interleave_create, interleave_compute},
     {pool_create, pool_compute}, {pool_grad_create, pool_grad_compute}, {batch_create, batch_compute},
+    {gru_create, gru_compute}, {gru_create, gru_grad_compute},
 };
 
 static void fill_op(CustomOp *op, Binding *binding, int kind, int on_device, int cuda)

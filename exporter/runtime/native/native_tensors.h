@@ -14,7 +14,7 @@ static PyObject *s_requires_grad, *s_run, *s_retain, *s_keep, *s_finish, *s_take
 static size_t large = 1 << 16;
 
 /* What a kernel runs. PythonOpBackward has no path of its own: it is run as a PythonOpGrad on a device is, by Python. PythonOpTangent is run as a PythonOp that is not simple. */
-enum Operator { PYTHON_OP = 0, PYTHON_OP_GRAD, PYTHON_OP_BACKWARD, PYTHON_OP_TANGENT, ELEMENTWISE, REARRANGE, LSTM, LSTM_GRAD, CONV_WEIGHT_GRAD, INTERLEAVE, MAX_POOL_INDICES, MAX_POOL_GRAD, BATCH_MATMUL, OPERATOR_COUNT }; /* from PYTHON_OP_BACKWARD on: of the domain pythonop */
+enum Operator { PYTHON_OP = 0, PYTHON_OP_GRAD, PYTHON_OP_BACKWARD, PYTHON_OP_TANGENT, ELEMENTWISE, REARRANGE, LSTM, LSTM_GRAD, CONV_WEIGHT_GRAD, INTERLEAVE, MAX_POOL_INDICES, MAX_POOL_GRAD, BATCH_MATMUL, GRU, GRU_GRAD, OPERATOR_COUNT }; /* from PYTHON_OP_BACKWARD on: of the domain pythonop */
 
 /* Which operators a binding registers: for the CPU; for CUDA as well; for the CPU by the device path, for tests. */
 enum Device { CPU_ONLY = 0, WITH_CUDA, BORROW };

@@ -1,4 +1,4 @@
-"""The steps of an LSTM, and of its gradient, as one node."""
+"""The steps of an LSTM or GRU, and of their gradients, as one node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 import exporter
 from exporter.module import plans
 from exporter.runtime import session
-from exporter.runtime.fusion.recurrences import LSTM, LSTM_GRAD, run_lstms
+from exporter.runtime.fusion.recurrences import GRU, GRU_GRAD, LSTM, LSTM_GRAD, run_recurrences
 from exporter.runtime.session import inference_session, session_options
 from exporter.training.trainer import Trainer
 from symbolics.graph.walk import walk
@@ -22,21 +22,29 @@ from symbolics.node.names import OWN_DOMAIN
 
 
 class Sum(nn.Module):
-    """An LSTM whose every output counts, or its last states alone."""
+    """A recurrence whose every output counts, or its last states alone."""
 
-    def __init__(self, inputs, hidden, both_ways, states=True, sequence=True):
+    def __init__(self, kind, inputs, hidden, both_ways, states=True, sequence=True, bias=True):
         super().__init__()
-        self.lstm = nn.LSTM(inputs, hidden, bidirectional=both_ways)
+        self.recurrence = kind(inputs, hidden, bidirectional=both_ways, bias=bias)
         self.states, self.sequence = states, sequence
 
-    def forward(self, x, h, c):
-        y, (h, c) = self.lstm(x, (h, c))
+    def forward(self, x, h, *c):
+        y, last = self.recurrence(x, (h, *c) if c else h)
+        h, *c = last if c else (last,)
         total = y.sin().sum() if self.sequence else y.new_zeros(())
-        return total + (h * 0.7).cos().sum() + (c * c).sum() if self.states else total
+        return total + (h * 0.7).cos().sum() + sum((each * each).sum() for each in c) if self.states else total
+
+
+KINDS = pytest.mark.parametrize(("kind", "names"), [(nn.LSTM, (LSTM, LSTM_GRAD)), (nn.GRU, (GRU, GRU_GRAD))], ids=["LSTM", "GRU"])
+
+
+def states_of(kind, *shape):
+    return [torch.randn(*shape) for _ in range(2 if kind is nn.LSTM else 1)]
 
 
 def kinds(model):
-    return [node.op_type for node in walk(model.graph) if node.op_type in (LSTM, LSTM_GRAD, "Scan")]
+    return [node.op_type for node in walk(model.graph) if node.op_type in (LSTM, LSTM_GRAD, GRU, GRU_GRAD, "Scan", "Loop")]
 
 
 def runs_both(model, changed, feeds):
@@ -49,14 +57,14 @@ def runs_both(model, changed, feeds):
 @pytest.mark.parametrize("time", [1, 5])
 @pytest.mark.parametrize(("batch", "hidden"), [(1, 1), (3, 31), (17, 33), (2, 96), (16, 64)])
 @pytest.mark.parametrize("both_ways", [False, True], ids=["forwards", "both ways"])
-def test_a_loaded_lstm_is_eager(time, batch, hidden, both_ways, tmp_path):
+@KINDS
+def test_a_loaded_recurrence_is_eager(kind, names, time, batch, hidden, both_ways, tmp_path):
     torch.manual_seed(hidden)
-    eager = Sum(4, hidden, both_ways)
-    count = 1 + both_ways
-    given = [torch.randn(time, batch, 4), torch.randn(count, batch, hidden), torch.randn(count, batch, hidden)]
-    exporter.export(eager, tuple(given), training=True).save(tmp_path / "lstm.onnx")
-    assert kinds(ir.load(tmp_path / "lstm.onnx")).count("Scan") == 0  # gradients are made when it is loaded
-    module = exporter.load(tmp_path / "lstm.onnx")
+    eager = Sum(kind, 4, hidden, both_ways, bias=hidden != 96)
+    given = [torch.randn(time, batch, 4), *states_of(kind, 1 + both_ways, batch, hidden)]
+    exporter.export(eager, tuple(given), training=True).save(tmp_path / "recurrence.onnx")
+    assert kinds(ir.load(tmp_path / "recurrence.onnx")).count("Scan") == 0  # gradients are made when it is loaded
+    module = exporter.load(tmp_path / "recurrence.onnx")
     results = []
     for run, kind in ((module, torch.float32), (eager.double(), torch.float64)):
         leaves = [value.to(kind).requires_grad_() for value in (v.detach() for v in given)]
@@ -66,31 +74,31 @@ def test_a_loaded_lstm_is_eager(time, batch, hidden, both_ways, tmp_path):
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_both_doors_call_it(monkeypatch, tmp_path):
+@KINDS
+def test_both_doors_call_it(kind, names, monkeypatch, tmp_path):
     """A loaded module's forward and backward, and a training step."""
     counts = []
 
     def counted(model):
-        counts.append(run_lstms(model))
+        counts.append(run_recurrences(model))
         return counts[-1]
 
-    monkeypatch.setattr(plans, "run_lstms", counted)
-    monkeypatch.setattr(session, "run_lstms", counted)
-    given = (torch.randn(3, 2, 4), torch.randn(1, 2, 8), torch.randn(1, 2, 8))
-    exporter.export(Sum(4, 8, False), given, training=True).save(tmp_path / "lstm.onnx")
-    exporter.load(tmp_path / "lstm.onnx")(*given).backward()
+    monkeypatch.setattr(plans, "run_recurrences", counted)
+    monkeypatch.setattr(session, "run_recurrences", counted)
+    given = (torch.randn(3, 2, 4), *states_of(kind, 1, 2, 8))
+    exporter.export(Sum(kind, 4, 8, False), given, training=True).save(tmp_path / "recurrence.onnx")
+    exporter.load(tmp_path / "recurrence.onnx")(*given).backward()
     assert [count for count in counts if count] == [1, 1]
     counts.clear()
-    Trainer(exporter.export_training_step(Sum(4, 8, False), given, loss=None))
+    Trainer(exporter.export_training_step(Sum(kind, 4, 8, False), given, loss=None))
     assert sum(counts) == 2
 
 
-def scans(*args, time=6, batch=5, hidden=40, **options):
-    """The whole gradient graph of an LSTM, its Scans in it, and what it takes."""
+def scans(kind, *args, time=6, batch=5, hidden=40, **options):
+    """The whole gradient graph of a recurrence, its Scans in it, and what it takes."""
     torch.manual_seed(0)
-    module = Sum(3, hidden, *args, **options)
-    count = 1 + module.lstm.bidirectional
-    given = (torch.randn(time, batch, 3), torch.randn(count, batch, hidden), torch.randn(count, batch, hidden))
+    module = Sum(kind, 3, hidden, *args, **options)
+    given = (torch.randn(time, batch, 3), *states_of(kind, 1 + module.recurrence.bidirectional, batch, hidden))
     program = exporter.export(module, given)
     model = exporter.build_gradient_graph(ir.from_proto(program.model_proto))
     feeds = {v.name: g.numpy() for v, g in zip(model.graph.inputs, given, strict=False)}
@@ -100,15 +108,17 @@ def scans(*args, time=6, batch=5, hidden=40, **options):
 
 @pytest.mark.parametrize(("states", "sequence"), [(True, True), (True, False), (False, True)], ids=["all", "states", "sequence"])
 @pytest.mark.parametrize("both_ways", [False, True])
-def test_the_nodes_are_the_scans(states, sequence, both_ways):
-    model, feeds = scans(both_ways, states=states, sequence=sequence)
+@pytest.mark.parametrize("bias", [True, False], ids=["", "no biases"])
+@KINDS
+def test_the_nodes_are_the_scans(kind, names, states, sequence, both_ways, bias):
+    model, feeds = scans(kind, both_ways, states=states, sequence=sequence, bias=bias)
     changed, count = model.clone(), 1 + both_ways
     assert kinds(model) == ["Scan"] * 2 * count
-    assert run_lstms(changed) == 2 * count
-    assert sorted(kinds(changed)) == [LSTM] * count + [LSTM_GRAD] * count
+    assert run_recurrences(changed) == 2 * count
+    assert sorted(kinds(changed)) == sorted(names * count)
     runs_both(model, changed, feeds)
     again = changed.clone()
-    assert run_lstms(again) == 0
+    assert run_recurrences(again) == 0
 
 
 def scan(model, which=0):
@@ -168,7 +178,7 @@ def _doubles(model):
 
 
 def _of_no_type(model):
-    scan(model).attributes["body"].as_graph().inputs[2].type = None
+    scan(model).attributes["body"].as_graph().inputs[-1].type = None
 
 
 @pytest.mark.parametrize(
@@ -176,21 +186,66 @@ def _of_no_type(model):
     [_other_operator, _other_order, _other_constant, _scaled, _other_ways, _other_axis, _unnamed, _circle, _doubles, _of_no_type],
     ids=lambda f: f.__name__,
 )
-def test_another_scan_stays(change):
-    model, _ = scans(False)
+@KINDS
+def test_another_scan_stays(kind, names, change):
+    model, _ = scans(kind, False)
     change(model)
-    assert run_lstms(model) == 1  # the gradient's
-    assert kinds(model).count("Scan") == 1 and kinds(model).count(LSTM) == 0
+    assert run_recurrences(model) == 1  # the gradient's
+    assert kinds(model).count("Scan") == 1 and kinds(model).count(names[0]) == 0
+
+
+@pytest.mark.parametrize("change", [{"shape": [1]}, {"shape": [1, 120]}, {"shape": None}], ids=str)
+def test_a_gru_whose_bias_may_be_less_than_a_row_stays(change, monkeypatch):
+    model, _ = scans(nn.GRU, False)
+    (bias,) = (value for node in scan(model).attributes["body"].as_graph() if node.op_type == "Gemm" for value in node.inputs[2:])
+    bias.shape = None if change["shape"] is None else ir.Shape(change["shape"])
+    if change["shape"] is None:
+        monkeypatch.setattr("exporter.runtime.fusion.recurrences._shapes", lambda model: {})
+    assert run_recurrences(model) == 1 and kinds(model).count(GRU) == 0
+
+
+@pytest.mark.parametrize("option", [{"clip": 0.5}, {"linear_before_reset": 0}, {"activations": ["Sigmoid", "Relu"]}, {"lengths": True}], ids=str)
+def test_a_gru_that_is_not_plain_is_no_node(option):
+    """And has the gradients of finite differences, where it is smooth."""
+    rng, helper = np.random.default_rng(0), onnx.helper
+    shapes = {"x": (4, 2, 3), "w": (1, 15, 3), "r": (1, 15, 5), "b": (1, 30)}
+    said = {"linear_before_reset": 1, "hidden_size": 5, **{name: value for name, value in option.items() if name != "lengths"}}
+    lengths = ["l"] if "lengths" in option else []
+    nodes = [helper.make_node("GRU", [*shapes, *lengths], ["y"], **said), helper.make_node("Sin", ["y"], ["s"])]
+    nodes.append(helper.make_node("ReduceSum", ["s"], ["loss"], keepdims=0))
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info(n, 1, s) for n, s in shapes.items()], [helper.make_tensor_value_info("loss", 1, [])],
+        [onnx.numpy_helper.from_array(np.array([4, 2], np.int32), "l")] if lengths else [],
+    )  # fmt: skip
+    model = exporter.build_gradient_graph(
+        ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)), wrt=list(shapes)
+    )
+    assert run_recurrences(model.clone()) == 0
+    if "clip" in option or "activations" in option:
+        return
+    given = {name: rng.standard_normal(shape, np.float32) * 0.5 for name, shape in shapes.items()}
+    session = inference_session(ir.to_proto(model))
+    seed = next(value.name for value in session.get_inputs() if value.name not in given)
+    loss, *gradients = session.run(None, given | {seed: np.ones((), np.float32)})
+    for (name, value), gradient in zip(given.items(), gradients, strict=True):
+        way = rng.standard_normal(value.shape).astype(np.float32)
+        far, near = (session.run(None, given | {name: value + step * way, seed: np.ones((), np.float32)})[0] for step in (1e-2, -1e-2))
+        assert float((gradient * way).sum()) == pytest.approx(float(far - near) / 2e-2, rel=2e-2, abs=2e-3)
 
 
 GOOD = {"h": (2, 40), "c": (2, 40), "x": (3, 2, 160), "w": (40, 160)}
+GOOD_GRU = {"h": (2, 40), "x": (3, 2, 120), "w": (40, 120), "b": (120,)}
+GOOD_GRU_GRAD = {"h": (2, 40), "s": (3, 2, 120), "n": (3, 2, 40), "k": (3, 2, 40), "w": (120, 40), "y": (3, 2, 40)}
 GOOD_GRAD = {"h": (2, 40), "c": (2, 40), "s": (3, 2, 160), "p": (3, 2, 40), "k": (3, 2, 40), "w": (160, 40), "y": (3, 2, 40)}
+ALL_GOOD = {LSTM: GOOD, LSTM_GRAD: GOOD_GRAD, GRU: GOOD_GRU, GRU_GRAD: GOOD_GRU_GRAD}
+OUTPUTS = {LSTM: 6, LSTM_GRAD: 3, GRU: 5, GRU_GRAD: 3}
+NODES = pytest.mark.parametrize(("kind", "good"), ALL_GOOD.items(), ids=ALL_GOOD)
 
 
 def node(kind, shapes, backwards=0, outputs=None, element=1):
     """A file that brings a node of its own."""
     helper = onnx.helper
-    names = [f"o{i}" for i in range(outputs or (6 if kind == LSTM else 3))]
+    names = [f"o{i}" for i in range(outputs or OUTPUTS[kind])]
     attributes = {} if backwards is None else {"backwards": backwards}
     made = helper.make_node(kind, list(shapes), names, domain=OWN_DOMAIN, **attributes)
     inputs = [helper.make_tensor_value_info(name, element, None) for name in shapes]
@@ -203,51 +258,53 @@ def feeds(shapes, kind=np.float32):
     return {name: np.ones(shape, kind) for name, shape in shapes.items()}
 
 
-@pytest.mark.parametrize(("kind", "good"), [(LSTM, GOOD), (LSTM_GRAD, GOOD_GRAD)], ids=[LSTM, LSTM_GRAD])
+@NODES
 def test_shapes_that_do_not_fit_are_refused(kind, good):
     made = node(kind, good)
     assert made.run(None, feeds(good))[0].shape == (2, 40)
     for name, shape in good.items():
         for other in [(), shape[1:], (*shape, 1), *(tuple(d + (i == k) for i, d in enumerate(shape)) for k in range(len(shape)))]:
-            if kind == LSTM and name == "x" and other == (4, 2, 160):
+            if name == "x" and other == (4, *shape[1:]):
                 continue  # another number of steps
-            with pytest.raises(Exception, match=r"LSTM's inputs do not fit"):
+            with pytest.raises(Exception, match=r"(LSTM|GRU)'s inputs do not fit"):
                 made.run(None, feeds(good | {name: other}))
         for other in [tuple(0 if i == k else d for i, d in enumerate(shape)) for k in range(len(shape))]:
             with contextlib.suppress(Exception):
                 made.run(None, feeds(good | {name: other}))
 
 
-@pytest.mark.parametrize(("kind", "good"), [(LSTM, GOOD), (LSTM_GRAD, GOOD_GRAD)], ids=[LSTM, LSTM_GRAD])
+@NODES
 @pytest.mark.parametrize(("time", "batch", "hidden"), [(0, 2, 40), (3, 0, 40), (3, 2, 0), (0, 0, 0), (1, 1, 1)])
 def test_nothing_is_nothing(kind, good, time, batch, hidden):
     """No steps give the states that were given."""
-    sizes = {2: batch, 3: time, 40: hidden, 160: 4 * hidden}
+    sizes = {2: batch, 3: time, 40: hidden, 120: 3 * hidden, 160: 4 * hidden}
     given = feeds({name: tuple(sizes[d] for d in shape) for name, shape in good.items()})
     found = node(kind, good).run(None, given)
-    assert [value.shape[-1] for value in found[:2]] == [hidden, hidden]
+    assert found[0].shape == given["h"].shape
     if time == 0:
         np.testing.assert_array_equal(found[0], given["h"])
-        np.testing.assert_array_equal(found[1], given["c"])
+        if "c" in given:
+            np.testing.assert_array_equal(found[1], given["c"])
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: node(LSTM, GOOD, backwards=2),
-        lambda: node(LSTM, GOOD, backwards=None),
-        lambda: node(LSTM, GOOD, backwards="x"),
-        lambda: node(LSTM, GOOD_GRAD),
-        lambda: node(LSTM_GRAD, GOOD),
-        lambda: node(LSTM, GOOD, outputs=5),
-        lambda: node(LSTM_GRAD, GOOD_GRAD, outputs=4),
-        lambda: node(LSTM, GOOD, element=11).run(None, feeds(GOOD, np.float64)),
+        lambda kind, good, other: node(kind, good, backwards=2),
+        lambda kind, good, other: node(kind, good, backwards=None),
+        lambda kind, good, other: node(kind, good, backwards="x"),
+        lambda kind, good, other: node(kind, other),
+        lambda kind, good, other: node(kind, good, outputs=OUTPUTS[kind] + 1),
+        lambda kind, good, other: node(kind, good, outputs=OUTPUTS[kind] - 1),
+        lambda kind, good, other: node(kind, good, element=11).run(None, feeds(good, np.float64)),
     ],
-    ids=["way", "no way", "text", "inputs", "gradient's inputs", "outputs", "gradient's outputs", "doubles"],
+    ids=["way", "no way", "text", "inputs", "more outputs", "fewer outputs", "doubles"],
 )
-def test_nodes_that_stand_for_nothing_are_refused(make):
-    with pytest.raises(Exception, match="LSTM|Lstm|backwards|Attribute name and type"):
-        make()
+@NODES
+def test_nodes_that_stand_for_nothing_are_refused(make, kind, good):
+    others = {LSTM: GOOD_GRAD, LSTM_GRAD: GOOD, GRU: GOOD_GRU_GRAD, GRU_GRAD: GOOD_GRU}
+    with pytest.raises(Exception, match="LSTM|GRU|Lstm|Gru|backwards|Attribute name and type"):
+        make(kind, good, others[kind])
 
 
 def test_numbers_that_are_none_stay_in_their_rows():
@@ -296,7 +353,7 @@ def foreign(x=(3, 2, 16), within=False):
 def test_a_scan_of_a_file_is_one_too():
     model, given = foreign()
     changed = model.clone()
-    assert run_lstms(changed) == 1
+    assert run_recurrences(changed) == 1
     runs_both(model, changed, given)
 
 
@@ -304,7 +361,7 @@ def test_weights_of_the_body_stay_there():
     """Outside, their name is another value's."""
     model, given = foreign(within=True)
     changed = model.clone()
-    assert run_lstms(changed) == 0
+    assert run_recurrences(changed) == 0
     runs_both(model, changed, given)
 
 
@@ -312,8 +369,18 @@ def test_weights_of_the_body_stay_there():
 def test_a_scan_that_adds_one_row_to_all_stays(x):
     model, given = foreign(x)
     changed = model.clone()
-    assert run_lstms(changed) == 0
+    assert run_recurrences(changed) == 0
     runs_both(model, changed, given)
+
+
+def test_a_gru_s_numbers_that_are_none_stay_in_their_rows():
+    given = feeds(GOOD_GRU)
+    given["x"][0, 0, 3], given["h"][1, 2] = np.nan, np.inf
+    h, y, *_ = node(GRU, GOOD_GRU).run(None, given)
+    assert np.isnan(y[0, 0]).tolist() == [unit == 3 for unit in range(40)] and np.isnan(h[0]).all() and np.isinf(h[1]).sum() == 1
+    extreme = {name: value * 0 for name, value in feeds(GOOD_GRU).items()} | {"x": np.full((3, 2, 120), -np.inf, np.float32)}
+    h, *_ = node(GRU, GOOD_GRU).run(None, extreme)
+    np.testing.assert_array_equal(h, -1.0)  # z of 0: all new, which is tanh(-inf)
 
 
 def test_shut_gates_let_nothing_through():
