@@ -248,7 +248,15 @@ def lstm(
 
 
 # ------------------------------------------------------------------------------------------------ the plain LSTM and GRU
-def _scan(op: Builder, states: Sequence[Value], read: Sequence[Value], reverse: bool, outputs: int, step: Callable[..., list[Value]]) -> list[Value]:
+def _scan(
+    op: Builder,
+    states: Sequence[Value],
+    read: Sequence[Value],
+    reverse: bool,
+    outputs: int,
+    step: Callable[[Builder, list[Value], list[Value]], list[Value]],
+    backward: Callable[..., dict[Value, Value]] | None = None,
+) -> list[Value]:
     """A Scan over axis 0 of ``read``: ``step`` makes of the states and of what is read of one time the next states, and then what is stacked.
 
     Args:
@@ -257,7 +265,8 @@ def _scan(op: Builder, states: Sequence[Value], read: Sequence[Value], reverse: 
         read: (T, B, *).
         reverse: From the last time to the first.
         outputs: How many ``step`` makes.
-        step: (op, states and what is read, a list each) -> its outputs.
+        step: (op, states, what is read) -> its outputs.
+        backward: The rule of the Scan's gradient, where it has one of its own.
     """
     inside, name, kind = op.child(), op.scope.name, ir.TensorType(dtype_of(read[0]))
     given = [Value(name=name("step"), type=kind, shape=ir.Shape([None, None])) for _ in (*states, *read)]
@@ -268,6 +277,8 @@ def _scan(op: Builder, states: Sequence[Value], read: Sequence[Value], reverse: 
         "Scan", [*states, *read], outputs=outputs, body=body, num_scan_inputs=len(read),
         scan_input_directions=[way] * len(read), scan_output_directions=[way] * (outputs - len(states)),
     )  # fmt: skip
+    if backward is not None and (node := made[0].producer()) is not None:
+        node.meta[OWN_BACKWARD] = backward
     return made
 
 
@@ -292,8 +303,9 @@ def _plain_lstm(op: Builder, x: Value, initial: Sequence[Value], reverse: bool, 
     since whole stacks of them would double the memory of the backward.
     """
     rt = op.Transpose(r, perm=[1, 0])
-    last_h, last_c, y, *_ = _scan(op, initial, [x], reverse, 6, lambda op, states, read: lstm_step(op, *states, *read, rt))
-    y.producer().meta[OWN_BACKWARD] = _plain_lstm_backward
+    last_h, last_c, y, *_ = _scan(
+        op, initial, [x], reverse, 6, lambda op, states, read: lstm_step(op, states[0], states[1], read[0], rt), _plain_lstm_backward
+    )
     return y, last_h, last_c
 
 
@@ -310,7 +322,12 @@ def _plain_lstm_backward(op: Builder, node: ir.Node, cotangents: Sequence[Value 
     r = op.Transpose(rt, perm=[1, 0])
     start = [op.zeros_like(v) if g is None else g for g, v in ((dh_last, h0), (dc_last, c0))]
     dh0, dc0, dx = _scan(
-        op, start, [*read, *([] if dy is None else [dy])], not reverse, 3, lambda op, states, read: lstm_backward_step(op, *states, read, r)
+        op,
+        start,
+        [*read, *([] if dy is None else [dy])],
+        not reverse,
+        3,
+        lambda op, states, read: lstm_backward_step(op, states[0], states[1], read, r),
     )
     dx.type, dx.shape = x.type, x.shape
     out: dict[Value, Value] = {}
@@ -329,8 +346,9 @@ def _plain_gru(op: Builder, x: Value, initial: Sequence[Value], reverse: bool, r
     if b is not None:
         of_new = op.Split(b, axis=0, num_outputs=6, outputs=6)[-1]
         bias = op.Concat(op.zeros(op.Mul(op.Shape(of_new), op.i64([2])), dtype_of(x)), of_new, axis=0)
-    last, y, *_ = _scan(op, initial, [x], reverse, 5, lambda op, states, read: gru_step(op, *states, *read, rt, bias))
-    y.producer().meta[OWN_BACKWARD] = _plain_gru_backward
+    last, y, *_ = _scan(
+        op, initial, [x], reverse, 5, lambda op, states, read: gru_step(op, states[0], read[0], rt, bias), _plain_gru_backward
+    )
     return y, last
 
 
@@ -347,7 +365,12 @@ def _plain_gru_backward(op: Builder, node: ir.Node, cotangents: Sequence[Value |
     r = op.Transpose(rt, perm=[1, 0])
     start = op.zeros_like(h0) if dh_last is None else dh_last
     dh0, before, dx = _scan(
-        op, [start], [*read, *([] if dy is None else [dy])], not reverse, 3, lambda op, states, read: gru_backward_step(op, *states, read, r)
+        op,
+        [start],
+        [*read, *([] if dy is None else [dy])],
+        not reverse,
+        3,
+        lambda op, states, read: gru_backward_step(op, states[0], read, r),
     )
     for value in (before, dx):
         value.type, value.shape = x.type, x.shape

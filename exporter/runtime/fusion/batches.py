@@ -24,8 +24,8 @@ __all__ = ["BATCH_MATMUL", "multiply_batches"]
 
 BATCH_MATMUL = "BatchMatMul"
 
-_FEW_ELEMENTS, _FEW_ROWS = 2**16, 128  # of one of the matrices: of fewer, zeros are not worth looking for
-_FEW_COLUMNS, _MOST_COLUMNS = 24, 256  # of the result: 32 are computed at once; where there are many, onnxruntime's product is as quick
+_FEW_ELEMENTS, _FEW_ROWS = 2**17, 128  # of one of the matrices: of fewer, onnxruntime's product is quicker where there are no zeros
+_MOST_COLUMNS = 256  # of the result, of which 32 are computed at once
 
 
 def multiply_batches(model: ir.Model, facts: dict[ir.Value, Facts], sizes: Mapping[str, int] | None = None) -> int:
@@ -47,7 +47,9 @@ def multiply_batches(model: ir.Model, facts: dict[ir.Value, Facts], sizes: Mappi
     for node in products:
         (left, right), op, shape = node.inputs, Emitter(scope), fact_of(node.outputs[0], facts)[0]
         turn = _turn(left)
-        made = op.node(BATCH_MATMUL, [left if turn is None else turn.inputs[0], right], domain=OWN_DOMAIN, transposed=[int(turn is not None)])
+        made = op.node(
+            BATCH_MATMUL, [left if turn is None else turn.inputs[0], right], domain=OWN_DOMAIN, transposed=[int(turn is not None)]
+        )
         replace(scope, node, op.nodes, [made])
         facts[made], made.type = (shape, ir.DataType.FLOAT), ir.TensorType(ir.DataType.FLOAT)
         forget([made])
@@ -68,7 +70,13 @@ def _fits(node: ir.Node, facts: Mapping[ir.Value, Facts], sizes: Mapping[str, in
     if len(shapes) != 2 or math.prod(shapes[0][:-2]) < 2:
         return False
     (*_, rows, depth), columns = shapes[0], shapes[1][-1]
-    return min(rows, depth) >= _FEW_ROWS and rows * depth >= _FEW_ELEMENTS and _FEW_COLUMNS <= columns <= _MOST_COLUMNS and columns < depth
+    empty = -columns % 32
+    return (
+        min(rows, depth) >= _FEW_ROWS
+        and rows * depth >= _FEW_ELEMENTS
+        and columns <= min(_MOST_COLUMNS, depth - 1)
+        and 8 * empty <= columns
+    )
 
 
 def _turn(value: ir.Value | None) -> ir.Node | None:

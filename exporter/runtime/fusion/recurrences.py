@@ -122,7 +122,7 @@ def _match(node: ir.Node) -> tuple[_Form, list[ir.Value], int] | None:
     if any(value is None or value.dtype not in (None, ir.DataType.FLOAT) for value in node.inputs):
         return None
     gates = {LSTM: 1, GRU: 3}.get(form.kind)  # in as many parts x is read
-    if gates is not None and _is_spread(*node.inputs[-2:], gates):
+    if gates is not None and _is_spread(node.inputs[-2], node.inputs[-1], gates):
         return None
     table: dict[object, int] = {}
     outer, numbers = _outline(body, list(body.inputs), list(body.outputs), table)

@@ -120,23 +120,24 @@ def test_a_gelu_that_a_body_begins_outside_of_it():
     check("float[5] x", body, {"x": np.float32([-2.0, -0.7, 0.1, 1.3, 2.0])}, order=1)
 
 
-# ----------------------------------------------------------------------------------------------------------------- LSTM
+# --------------------------------------------------------------------------------------------------------- LSTM and GRU
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU], ids=["LSTM", "GRU"])
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("batch_first", [False, True])
-def test_the_plain_lstm_equals_eager(bidirectional, batch_first):
+def test_plain_recurrences_equal_eager(bidirectional, batch_first, kind):
     torch.manual_seed(0)
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.lstm = torch.nn.LSTM(3, 4, num_layers=2, bidirectional=bidirectional, batch_first=batch_first)
+            self.recurrence = kind(3, 4, num_layers=2, bidirectional=bidirectional, batch_first=batch_first)
 
-        def forward(self, x, h, c):
-            y, (h, c) = self.lstm(x, (h, c))
-            return y, h.sin(), c.cos()
+        def forward(self, x, h, *c):
+            y, last = self.recurrence(x, (h, *c) if c else h)
+            return (y, last[0].sin(), last[1].cos()) if c else (y, last.sin())
 
-    layers = 4 if bidirectional else 2
-    args = (torch.randn(5, 2, 3), torch.randn(layers, 5 if batch_first else 2, 4), torch.randn(layers, 5 if batch_first else 2, 4))
+    layers, states = 4 if bidirectional else 2, 2 if kind is torch.nn.LSTM else 1
+    args = (torch.randn(5, 2, 3), *(torch.randn(layers, 5 if batch_first else 2, 4) for _ in range(states)))
     model = Model()
     program = exporter.export(model, args)
     training = build_gradient_graph(program)

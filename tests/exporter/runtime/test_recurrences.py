@@ -204,7 +204,9 @@ def test_a_gru_whose_bias_may_be_less_than_a_row_stays(change, monkeypatch):
     assert run_recurrences(model) == 1 and kinds(model).count(GRU) == 0
 
 
-@pytest.mark.parametrize("option", [{"clip": 0.5}, {"linear_before_reset": 0}, {"activations": ["Sigmoid", "Relu"]}, {"lengths": True}], ids=str)
+@pytest.mark.parametrize(
+    "option", [{"clip": 0.5}, {"linear_before_reset": 0}, {"activations": ["Sigmoid", "Relu"]}, {"lengths": True}], ids=str
+)
 def test_a_gru_that_is_not_plain_is_no_node(option):
     """And has the gradients of finite differences, where it is smooth."""
     rng, helper = np.random.default_rng(0), onnx.helper
