@@ -63,7 +63,9 @@ class Engine:
         """Put bodies in place of the calls on the path that have no rule. Whether there were any."""
         found = False
         for node in self.path(self.model.graph, targets, ends):
-            found |= self.expand_node(node)
+            if self.expand_node(node):  # what it held is gone with it: the branch of an If that is not taken
+                found = True
+                continue
             for inner in [n for graph in subgraphs(node) for n in walk(graph)]:
                 if not self.is_flat(inner) and any(o.type is None or is_float(o) for o in inner.outputs):
                     found |= self.expand_node(inner)

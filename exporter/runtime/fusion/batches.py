@@ -26,6 +26,7 @@ BATCH_MATMUL = "BatchMatMul"
 
 _FEW_ELEMENTS, _FEW_ROWS = 2**17, 128  # of one of the matrices: of fewer, onnxruntime's product is quicker where there are no zeros
 _MOST_COLUMNS = 256  # of the result, of which 32 are computed at once
+_MOST_DIMS = 16  # as DIMS_MOST in native_tensors.h
 
 
 def multiply_batches(model: ir.Model, facts: dict[ir.Value, Facts], sizes: Mapping[str, int] | None = None) -> int:
@@ -33,8 +34,8 @@ def multiply_batches(model: ir.Model, facts: dict[ir.Value, Facts], sizes: Mappi
 
     Args:
         model: Changed.
-        facts: Shapes and element types of values that do not say it themselves; grows by those of what is put in. They may be wrong: the
-            native library works from the shapes of what it reads, as MatMul does.
+        facts: Shapes and element types of values that do not say it themselves; grows by those of what is put in. Sizes may be
+            wrong: the native library works from the shapes of the matrices that it reads, as MatMul does.
         sizes: As `block_channels` has it.
 
     Returns:
@@ -64,7 +65,7 @@ def _fits(node: ir.Node, facts: Mapping[ir.Value, Facts], sizes: Mapping[str, in
     shapes = []
     for value in node.inputs:
         shape, kind = fact_of(value, facts) if value is not None and value.const_value is None else (None, None)
-        if shape is None or kind is not ir.DataType.FLOAT or len(shape) < 2:
+        if shape is None or kind is not ir.DataType.FLOAT or not 2 <= len(shape) <= _MOST_DIMS:
             return False
         shapes.append([dim if isinstance(dim, int) else sizes.get(dim, 0) for dim in shape])
     if len(shapes) != 2 or math.prod(shapes[0][:-2]) < 2:

@@ -33,27 +33,29 @@ class _Form(NamedTuple):
         kind: The node's operator.
         step: Writes the body that our own gradients have: (op, states and what is read, weights and what goes with them) -> outputs.
         weights: Where the node takes these among its inputs.
-        outer: How many they are.
+        gates: How many times as wide as a state the first tensor is that is read step by step.
+        outer: How many the weights, and what goes with them, are.
     """
 
     kind: str
     step: Callable[[Emitter, Sequence[ir.Value], Sequence[ir.Value]], list[ir.Value]]
     weights: int
+    gates: int
     outer: int = 1
 
 
-def _backward_form(kind: str, step: Callable[..., list[ir.Value]], states: int) -> _Form:
+def _backward_form(kind: str, step: Callable[..., list[ir.Value]], states: int, gates: int) -> _Form:
     """Of a step of (op, states, what is read, weights)."""
-    return _Form(kind, lambda op, given, outer: step(op, *given[:states], given[states:], *outer), states + 3)
+    return _Form(kind, lambda op, given, outer: step(op, *given[:states], given[states:], *outer), states + 3, gates)
 
 
-_LSTM_GRAD, _GRU_GRAD = _backward_form(LSTM_GRAD, lstm_backward_step, 2), _backward_form(GRU_GRAD, gru_backward_step, 1)
+_LSTM_GRAD, _GRU_GRAD = _backward_form(LSTM_GRAD, lstm_backward_step, 2, 4), _backward_form(GRU_GRAD, gru_backward_step, 1, 3)
 #: (inputs, of these scanned, outputs) -> what the Scan may be.
 _FORMS = {
-    (3, 1, 6): _Form(LSTM, lambda op, given, outer: lstm_step(op, *given, *outer), 3),
+    (3, 1, 6): _Form(LSTM, lambda op, given, outer: lstm_step(op, *given, *outer), 3, 4),
     (5, 3, 3): _LSTM_GRAD,
     (6, 4, 3): _LSTM_GRAD,
-    (2, 1, 5): _Form(GRU, lambda op, given, outer: gru_step(op, *given, *outer), 2, 2),
+    (2, 1, 5): _Form(GRU, lambda op, given, outer: gru_step(op, *given, *outer), 2, 3, 2),
     (4, 3, 3): _GRU_GRAD,
     (5, 4, 3): _GRU_GRAD,
 }
@@ -76,6 +78,7 @@ def run_recurrences(model: ir.Model) -> int:
     scans = [node for node in model.graph if node.op_type == "Scan" and node.domain == ""]
     found = [(node, *match) for node in scans if (match := _match(node)) is not None]
     shapes = _shapes(model) if found else {}
+    found = [each for each in found if not _is_spread(each[0], each[1], shapes)]
     found = [each for each in found if each[1].kind != GRU or _is_row(each[2][1], shapes)]
     if not found:
         return 0
@@ -102,8 +105,8 @@ def _shapes(model: ir.Model) -> dict[str, ir.Shape]:
 
 def _is_row(bias: ir.Value, shapes: dict[str, ir.Shape]) -> bool:
     """Whether a value is known to be a vector of several numbers: a Gemm may add fewer ones, or rows, too."""
-    shape = bias.shape or shapes.get(bias.name or "")
-    return shape is not None and len(shape) == 1 and shape[0] != 1
+    shape = _shape_of(bias, shapes)
+    return shape is not None and len(shape) == 1 and isinstance(shape[0], int) and shape[0] > 1
 
 
 def _match(node: ir.Node) -> tuple[_Form, list[ir.Value], int] | None:
@@ -121,9 +124,6 @@ def _match(node: ir.Node) -> tuple[_Form, list[ir.Value], int] | None:
         return None
     if any(value is None or value.dtype not in (None, ir.DataType.FLOAT) for value in node.inputs):
         return None
-    gates = {LSTM: 1, GRU: 3}.get(form.kind)  # in as many parts x is read
-    if gates is not None and _is_spread(node.inputs[-2], node.inputs[-1], gates):
-        return None
     table: dict[object, int] = {}
     outer, numbers = _outline(body, list(body.inputs), list(body.outputs), table)
     _, expected = _outline(None, *_template(form, count), table)
@@ -132,13 +132,22 @@ def _match(node: ir.Node) -> tuple[_Form, list[ir.Value], int] | None:
     return form, outer, int(ways.pop())
 
 
-def _is_spread(state: ir.Value | None, x: ir.Value | None, parts: int) -> bool:
-    """Whether x (T, B, gates * H) is known to be smaller, so that its parts are added to each row, or to each unit, of a state (B, H)."""
-    shape, states = None if x is None else x.shape, None if state is None else state.shape
-    rows, units = (None, None) if states is None or len(states) != 2 else states
-    if shape is None:
-        return False
-    return len(shape) != 3 or (shape[2] == parts and (parts == 1 or units != 1)) or (shape[1] == 1 and rows != 1)
+def _shape_of(value: ir.Value | None, shapes: dict[str, ir.Shape]) -> ir.Shape | None:
+    return None if value is None else value.shape or shapes.get(value.name or "")
+
+
+def _is_spread(node: ir.Node, form: _Form, shapes: dict[str, ir.Shape]) -> bool:
+    """Whether something of (T, B, H), or as many times as wide as the form says, is known to be smaller: operators of the body add and multiply it to
+    each row, or to each unit, of a state (B, H), which the native library does not."""
+    state = _shape_of(node.inputs[0], shapes)
+    rows, units = (None, None) if state is None or len(state) != 2 else state
+    for place, value in enumerate(node.inputs[-attr(node, "num_scan_inputs") :]):
+        shape, wide = _shape_of(value, shapes), 1 if place else form.gates
+        if shape is None:
+            continue
+        if len(shape) != 3 or (shape[1] == 1 and rows != 1) or (shape[2] in (1, wide) and units != 1):
+            return True
+    return False
 
 
 def _template(form: _Form, count: int) -> tuple[list[ir.Value], list[ir.Value]]:

@@ -157,6 +157,20 @@ def test_plain_recurrences_equal_eager(bidirectional, batch_first, kind):
         np.testing.assert_allclose(g, e.numpy(), rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("operator", ["GRU", "LSTM"])
+def test_a_recurrence_in_a_branch_that_is_not_taken(operator):
+    gates = 3 if operator == "GRU" else 4
+    call = f"{operator}<hidden_size = 6>(x, w, r)"
+    branches = f"""on = Constant<value = bool {{1}}>()
+        y = If(on) <then_branch = a () => (float[5, 1, 3, 6] p) {{ p, q = {call} }}, else_branch = b () => (float[5, 1, 3, 6] m) {{ m, n = {call} }}>"""
+    shapes = {"x": (5, 3, 4), "w": (1, gates * 6, 4), "r": (1, gates * 6, 6)}
+    signature, given = ", ".join(f"float[{','.join(map(str, shape))}] {name}" for name, shape in shapes.items()), values(**shapes)
+    given["y_grad"] = values(y=(5, 1, 3, 6))["y"]
+    expected, found = (run(build_gradient_graph(model_of(signature, body)), given) for body in (f"y, n = {call}", branches))
+    for name in ("x_grad", "w_grad", "r_grad"):
+        np.testing.assert_array_equal(found[name], expected[name])
+
+
 @pytest.mark.parametrize("way", ["forward", "bidirectional"])
 @pytest.mark.parametrize(("operator", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4), ("LSTM with peepholes", 4)])
 def test_a_clip_bounds_what_onnxruntime_bounds(operator, gates, way):

@@ -194,6 +194,29 @@ def test_another_scan_stays(kind, names, change):
     assert kinds(model).count("Scan") == 1 and kinds(model).count(names[0]) == 0
 
 
+@pytest.mark.parametrize("shape", [(6, 1, 40), (6, 5, 1), (5, 40)], ids=str)
+@pytest.mark.parametrize("inferred", [False, True], ids=["said", "inferred"])
+@pytest.mark.parametrize("which", [0, 1], ids=["forward", "backward"])
+@KINDS
+def test_a_scan_that_spreads_what_it_reads_stays(kind, names, which, inferred, shape, monkeypatch):
+    """Its operators add a row to each row of a state, which the native library refuses."""
+    model, _ = scans(kind, False)
+    value, shapes = scan(model, which).inputs[-1], {}
+    if which == 0:
+        shape = tuple(size * (4 if kind is nn.LSTM else 3) if size == 40 else size for size in shape)
+    value.shape, shapes[value.name] = None, ir.Shape(shape)
+    if inferred:
+        monkeypatch.setattr("exporter.runtime.fusion.recurrences._shapes", lambda model: shapes)
+        for node in model.graph.all_nodes():
+            for read in node.inputs:
+                if read is not None and node.op_type == "Gemm" and read.name and "ias" in read.name:
+                    shapes[read.name] = read.shape or ir.Shape([120])
+    else:
+        value.shape = ir.Shape(shape)
+    run_recurrences(model)
+    assert kinds(model).count(names[which]) == 0 and kinds(model).count("Scan") >= 1
+
+
 @pytest.mark.parametrize("change", [{"shape": [1]}, {"shape": [1, 120]}, {"shape": None}], ids=str)
 def test_a_gru_whose_bias_may_be_less_than_a_row_stays(change, monkeypatch):
     model, _ = scans(nn.GRU, False)
