@@ -3,7 +3,7 @@
 #   make test        ruff, mypy, import contracts, pytest without what is long, and what only the newest torch runs
 #   make test-long   the long tests (tests/long.py), about as many minutes again; .ci/run runs both
 #   make pytest      all of pytest
-#   make quick       pytest without the slow tests: every room, in under 3 minutes on two cores
+#   make quick       pytest without the slow tests: every room
 #   make demo        the main job: two transformers models, exported, reopened elsewhere, compared; two networks trained
 #                    from their files; a picture of the curves and the report as a page in demo-output/
 #   make test-torch TORCH=2.15.0
