@@ -117,21 +117,6 @@ static void multiply_rows(const BatchRun *run, float *sums, const float *left, s
             }
 }
 
-/* to (columns, SIDE) = a block of `rows` rows, `stride` apart. */
-static void turn_block(float *to, const float *from, size_t rows, size_t columns, size_t stride)
-{
-    size_t turned = 0;
-#if defined(__GNUC__) && defined(__x86_64__)
-    if (columns % 16 == 0 && has_wide_vectors())
-        for (; turned + 16 <= rows; turned += 16)
-            for (size_t j = 0; j < columns; j += 16)
-                turn_sixteen(to + j * SIDE + turned, SIDE, from + turned * stride + j, stride);
-#endif
-    for (size_t k = turned; k < rows; k++)
-        for (size_t j = 0; j < columns; j++)
-            to[j * SIDE + k] = from[k * stride + j];
-}
-
 /* The same of some columns of a matrix, as rows. */
 static void multiply_columns(const BatchRun *run, float *sums, const float *left, size_t rows, const float *right, int all)
 {
@@ -143,7 +128,7 @@ static void multiply_columns(const BatchRun *run, float *sums, const float *left
             zeros = all_zeros(left + i * run->rows, rows);
         if (zeros)
             continue;
-        turn_block(turned, left, deep, rows, run->rows);
+        lay_out_columns(turned, SIDE, left, run->rows, deep, rows);
         for (size_t p = 0; p < panels(run->columns); p++)
             run->multiply(rows, sums + p * HEIGHT * PANEL, turned, SIDE, right + (p * run->depth + k) * PANEL, deep);
     }

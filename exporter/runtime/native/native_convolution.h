@@ -128,7 +128,7 @@ static void conv_grad_task(void *data, size_t task)
             }
         }
     for (size_t j = 0; j < results; j += PANEL)
-        lay_out_columns(run->y + ((result + j) * run->channels + first) * run->positions, run->channels * run->positions, sums + j / PANEL * each, rows,
+        lay_out_columns(run->y + ((result + j) * run->channels + first) * run->positions, run->channels * run->positions, sums + j / PANEL * each, PANEL, rows,
                         results - j < PANEL ? results - j : PANEL);
     free(sums);
     free(begins);

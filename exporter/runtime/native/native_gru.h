@@ -101,12 +101,9 @@ static void gru_grad_task(void *data, size_t block)
 
 static Status gru_forward(Steps *run, void *context, int backwards)
 {
-    size_t hidden = run->hidden, state = run->batch * hidden;
+    size_t state = run->batch * run->hidden;
     Status status = NULL;
-    for (size_t block = 0; block < panels(hidden); block++)
-        for (size_t part = 0; part < PARTS; part++)
-            lay_out_panel(run->panels + (block * PARTS + part) * hidden * PANEL, run->read[2] + part * hidden + block * PANEL, hidden, PARTS * hidden, 1,
-                          columns_of(run, block * PANEL));
+    lay_out_gates(run, run->read[2]);
     run->before = run->read[0];
     for (size_t k = 0; !status && k < run->time; k++) {
         run->step = backwards ? run->time - 1 - k : k;
@@ -119,11 +116,10 @@ static Status gru_forward(Steps *run, void *context, int backwards)
 
 static Status gru_backward(Steps *run, void *context, int backwards)
 {
-    size_t hidden = run->hidden, wide = PARTS * hidden;
+    size_t wide = PARTS * run->hidden;
     Status status = NULL;
-    for (size_t block = 0; block < panels(hidden); block++)
-        lay_out_panel(run->panels + block * wide * PANEL, run->read[4] + block * PANEL, wide, hidden, 1, columns_of(run, block * PANEL));
-    memcpy(run->made[0], run->read[0], run->batch * hidden * sizeof(float));
+    lay_out_states(run, run->read[4]);
+    memcpy(run->made[0], run->read[0], run->batch * run->hidden * sizeof(float));
     run->first = 1;
     for (size_t k = 0; !status && k <= run->time; k++) {
         run->step = k == run->time ? k : backwards ? run->time - 1 - k : k;

@@ -105,12 +105,9 @@ static void backward_task(void *data, size_t block)
 
 static Status all_forward(Steps *run, void *context, int backwards)
 {
-    size_t hidden = run->hidden, state = run->batch * hidden;
+    size_t state = run->batch * run->hidden;
     Status status = NULL;
-    for (size_t block = 0; block < panels(hidden); block++)
-        for (size_t gate = 0; gate < GATES; gate++)
-            lay_out_panel(run->panels + (block * GATES + gate) * hidden * PANEL, run->read[3] + gate * hidden + block * PANEL, hidden, GATES * hidden, 1,
-                          columns_of(run, block * PANEL));
+    lay_out_gates(run, run->read[3]);
     memcpy(run->made[1], run->read[1], state * sizeof(float));
     run->before = run->read[0];
     for (size_t k = 0; !status && k < run->time; k++) {
@@ -124,10 +121,9 @@ static Status all_forward(Steps *run, void *context, int backwards)
 
 static Status all_backward(Steps *run, void *context, int backwards)
 {
-    size_t hidden = run->hidden, state = run->batch * hidden, wide = GATES * hidden;
+    size_t state = run->batch * run->hidden, wide = GATES * run->hidden;
     Status status = NULL;
-    for (size_t block = 0; block < panels(hidden); block++)
-        lay_out_panel(run->panels + block * wide * PANEL, run->read[5] + block * PANEL, wide, hidden, 1, columns_of(run, block * PANEL));
+    lay_out_states(run, run->read[5]);
     memcpy(run->made[1], run->read[1], state * sizeof(float));
     run->first = 1;
     for (size_t k = 0; !status && k <= run->time; k++) {

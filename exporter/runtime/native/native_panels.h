@@ -184,19 +184,19 @@ static void lay_out_panel(float *panel, const float *b, size_t depth, size_t row
     }
 }
 
-/* The first `count` columns of a panel as rows of `depth` numbers, `pitch` apart. */
-static void lay_out_columns(float *to, size_t pitch, const float *panel, size_t depth, size_t count)
+/* The first `count` columns of `depth` rows, `stride` apart, as rows, `pitch` apart. */
+static void lay_out_columns(float *to, size_t pitch, const float *rows, size_t stride, size_t depth, size_t count)
 {
     size_t turned = 0;
 #if defined(__GNUC__) && defined(__x86_64__)
     if (count % 16 == 0 && has_wide_vectors())
         for (; turned + 16 <= depth; turned += 16)
             for (size_t j = 0; j < count; j += 16)
-                turn_sixteen(to + j * pitch + turned, pitch, panel + turned * PANEL + j, PANEL);
+                turn_sixteen(to + j * pitch + turned, pitch, rows + turned * stride + j, stride);
 #endif
     for (size_t j = 0; j < count; j++)
         for (size_t k = turned; k < depth; k++)
-            to[j * pitch + k] = panel[k * PANEL + j];
+            to[j * pitch + k] = rows[k * stride + j];
 }
 
 #if defined(__GNUC__) && defined(__x86_64__)

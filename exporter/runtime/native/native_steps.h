@@ -69,6 +69,23 @@ static inline float hyperbolic(float x)
 
 static size_t columns_of(const Steps *run, size_t first) { return run->hidden - first < PANEL ? run->hidden - first : PANEL; }
 
+/* Weights (H, gates H), a panel for each gate of each block of states. */
+static void lay_out_gates(const Steps *run, const float *weights)
+{
+    for (size_t block = 0; block < panels(run->hidden); block++)
+        for (size_t gate = 0; gate < run->gates; gate++)
+            lay_out_panel(run->panels + (block * run->gates + gate) * run->hidden * PANEL, weights + gate * run->hidden + block * PANEL, run->hidden,
+                          run->gates * run->hidden, 1, columns_of(run, block * PANEL));
+}
+
+/* Weights (gates H, H), a panel for each block of states. */
+static void lay_out_states(const Steps *run, const float *weights)
+{
+    size_t wide = run->gates * run->hidden;
+    for (size_t block = 0; block < panels(run->hidden); block++)
+        lay_out_panel(run->panels + block * wide * PANEL, weights + block * PANEL, wide, run->hidden, 1, columns_of(run, block * PANEL));
+}
+
 /* A step, one task for each panel of the states. */
 static Status each_block(Steps *run, void *context, void (*task)(void *, size_t))
 {
