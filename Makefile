@@ -44,6 +44,7 @@
 #   PYTHONOP_CHROMIUM=path     the browser of the tests that need one, PYTHONOP_NODE_DIR=path the folder of node_modules
 #   PYTHONOP_NEEDS=node,chromium   tools that must be there: else a test that lacks one is an xfail, which the end names;
 #                              native, node, chromium, webgpu, packages (test-wild), integrations (test-integrations), foreign (test-foreign), releases (test-ort), or all
+#   PYTHONOP_SEED=1            other random numbers for the tests: tolerances have to hold for all
 #   PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and all other variables of pip are honoured: pip reads them itself.
 
 PYTHON ?= python3
