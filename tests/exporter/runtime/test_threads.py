@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,9 +17,11 @@ import onnxruntime
 import pytest
 import torch
 
+from exporter.runtime import tensors
 from exporter.runtime.native import _native
 from exporter.runtime.native.functions import THREADS
 from exporter.runtime.session import inference_session, open_options, session_options, threads_outside
+from exporter.runtime.tensors import Runner
 from tests.exporter.runtime.build import forward, record, training
 
 ALLOW = [f"{__name__}:*"]
@@ -428,6 +431,25 @@ def test_threads_of_torch_sleep_before_a_long_run(request):
         return shares  # on a machine with other work one may have had no turn
 
     assert min(awake(1e9)) < 0.1 < max(awake(0.0)), "a short run is not worth it"
+
+
+@pytest.mark.parametrize(
+    ("took", "told"),
+    [
+        ([50, 1, 1, 9, 1, 1], [0, 50, 1, 1, 1.25, 1]),  # the first one is cold; one that waits for a processor is no long one
+        ([9, 1, 9, 9, 9, 9, 9, 9], [0, 9, 1, 1.25, 1.5625, 1.953125, 2.44140625, 3.0517578125]),  # of another batch, say: it shows
+        ([9, 10, 8, 10], [0, 9, 10, 8]),
+    ],
+)
+def test_one_slow_run_makes_no_long_ones(took, told, monkeypatch):
+    seen, clock = [], itertools.chain.from_iterable((0.0, seconds / 1000) for seconds in took)
+    session = inference_session(forward(record(Counts, torch.randn(2))), ALLOW)
+    monkeypatch.setattr(session, "send_torch_to_sleep", lambda last: seen.append(last * 1000))
+    runner = Runner(session, torch.device("cpu"), after_torch=True)
+    monkeypatch.setattr(tensors, "time", types.SimpleNamespace(perf_counter=lambda: next(clock)))
+    for _ in took:
+        runner.run_owning([torch.randn(2)])
+    assert seen == pytest.approx(told)
 
 
 @_where_threads_wait_awake
