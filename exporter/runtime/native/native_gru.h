@@ -17,8 +17,8 @@ enum { PARTS = 3 };
 /* ------------------------------------------------------------------------------------------------- one row of a step */
 
 /* n units: z, r, n from the products and from x, as `gru_step` writes them. */
-WIDEST static void gru_cell(size_t n, const float *restrict products, size_t apart, const float *restrict x, const float *restrict before, float *restrict h,
-                            float *restrict slopes, size_t hidden, float *restrict of_new, float *restrict kept)
+WIDEST FUSING static void gru_cell(size_t n, const float *restrict products, size_t apart, const float *restrict x, const float *restrict before,
+                                   float *restrict h, float *restrict slopes, size_t hidden, float *restrict of_new, float *restrict kept)
 {
     NO_DEPENDENCY
     for (size_t j = 0; j < n; j++) {
@@ -34,8 +34,8 @@ WIDEST static void gru_cell(size_t n, const float *restrict products, size_t apa
 }
 
 /* As `gru_backward_step` writes it: dh is whole; what passes the products by is left for the step before. */
-WIDEST static void gru_cell_back(size_t n, const float *restrict dh, const float *restrict slopes, size_t hidden, const float *restrict of_new,
-                                 const float *restrict kept, float *restrict da, float *restrict dx, float *restrict beside)
+WIDEST FUSING static void gru_cell_back(size_t n, const float *restrict dh, const float *restrict slopes, size_t hidden, const float *restrict of_new,
+                                        const float *restrict kept, float *restrict da, float *restrict dx, float *restrict beside)
 {
     NO_DEPENDENCY
     for (size_t j = 0; j < n; j++) {

@@ -16,13 +16,14 @@ enum { GATES = 4 };
 
 /* ------------------------------------------------------------------------------------------------- one row of a step */
 
-/* n units: i, o, f, g from the gates, as `lstm_step` writes them. c is read and written. */
-WIDEST static void cell(size_t n, const float *restrict gates, size_t apart, float *restrict c, float *restrict h, float *restrict slopes,
-                        size_t hidden, float *restrict pass_on, float *restrict kept)
+/* n units: i, o, f, g from the products and from x, as `lstm_step` writes them. c is read and written. */
+WIDEST FUSING static void cell(size_t n, const float *restrict products, size_t apart, const float *restrict x, float *restrict c, float *restrict h,
+                               float *restrict slopes, size_t hidden, float *restrict pass_on, float *restrict kept)
 {
     NO_DEPENDENCY
     for (size_t j = 0; j < n; j++) {
-        float i = sigmoid(gates[j]), o = sigmoid(gates[apart + j]), f = sigmoid(gates[2 * apart + j]), g = hyperbolic(gates[3 * apart + j]);
+        float i = sigmoid(products[j] + x[j]), o = sigmoid(products[apart + j] + x[hidden + j]);
+        float f = sigmoid(products[2 * apart + j] + x[2 * hidden + j]), g = hyperbolic(products[3 * apart + j] + x[3 * hidden + j]);
         float old = f * c[j], added = i * g, now = old + added, squashed = hyperbolic(now), state = o * squashed;
         slopes[j] = added * (1.0f - i);
         slopes[hidden + j] = state * (1.0f - o);
@@ -36,8 +37,8 @@ WIDEST static void cell(size_t n, const float *restrict gates, size_t apart, flo
 }
 
 /* As `lstm_backward_step` writes it: dh is whole, dc is read and written. */
-WIDEST static void cell_back(size_t n, const float *restrict dh, float *restrict dc, const float *restrict slopes, size_t hidden,
-                             const float *restrict pass_on, const float *restrict kept, float *restrict dx)
+WIDEST FUSING static void cell_back(size_t n, const float *restrict dh, float *restrict dc, const float *restrict slopes, size_t hidden,
+                                    const float *restrict pass_on, const float *restrict kept, float *restrict dx)
 {
     NO_DEPENDENCY
     for (size_t j = 0; j < n; j++) {
@@ -55,21 +56,16 @@ WIDEST static void cell_back(size_t n, const float *restrict dh, float *restrict
 static void forward_task(void *data, size_t block)
 {
     const Steps *run = data;
-    size_t hidden = run->hidden, first = block * PANEL, n = columns_of(run, first);
-    float gates[GATES][ROWS * PANEL];
+    size_t hidden = run->hidden, wide = GATES * hidden, first = block * PANEL, n = columns_of(run, first);
     for (size_t row = 0; row < run->batch; row += ROWS) {
+        float products[GATES][ROWS * PANEL] = {{0}};
         size_t rows = run->batch - row < ROWS ? run->batch - row : ROWS;
-        for (size_t gate = 0; gate < GATES; gate++) {
-            memset(gates[gate], 0, sizeof gates[gate]);
-            for (size_t i = 0; i < rows; i++)
-                memcpy(gates[gate] + i * PANEL, run->read[2] + ((run->step * run->batch + row + i) * GATES + gate) * hidden + first, n * sizeof(float));
-            run->multiply(rows, gates[gate], run->before + row * hidden, hidden, run->panels + (block * GATES + gate) * hidden * PANEL, hidden);
-        }
-        for (size_t i = 0; i < rows; i++) {
-            size_t here = (row + i) * hidden + first, at = run->step * run->batch * hidden + here;
-            cell(n, gates[0] + i * PANEL, ROWS * PANEL, run->made[1] + here, run->made[2] + at,
-                 run->made[3] + ((run->step * run->batch + row + i) * GATES) * hidden + first, hidden, run->made[4] + at, run->made[5] + at);
-        }
+        size_t here = row * hidden + first, at = run->step * run->batch * hidden + here, gates = (run->step * run->batch + row) * wide + first;
+        for (size_t gate = 0; gate < GATES; gate++)
+            run->multiply(rows, products[gate], run->before + row * hidden, hidden, run->panels + (block * GATES + gate) * hidden * PANEL, hidden);
+        for (size_t i = 0; i < rows; i++, here += hidden, at += hidden, gates += wide)
+            cell(n, products[0] + i * PANEL, ROWS * PANEL, run->read[2] + gates, run->made[1] + here, run->made[2] + at, run->made[3] + gates, hidden,
+                 run->made[4] + at, run->made[5] + at);
     }
 }
 
@@ -81,14 +77,14 @@ static void backward_task(void *data, size_t block)
     float dh[ROWS * PANEL];
     for (size_t row = 0; row < run->batch; row += ROWS) {
         size_t rows = run->batch - row < ROWS ? run->batch - row : ROWS;
+        size_t here = row * hidden + first, at = run->step * run->batch * hidden + here, gates = (run->step * run->batch + row) * wide + first;
         memset(dh, 0, sizeof dh);
         if (run->first)
             for (size_t i = 0; i < rows; i++)
                 memcpy(dh + i * PANEL, run->read[0] + (row + i) * hidden + first, n * sizeof(float));
         else
             run->multiply(rows, dh, run->before + row * wide, wide, run->panels + block * wide * PANEL, wide);
-        for (size_t i = 0; i < rows; i++) {
-            size_t here = (row + i) * hidden + first, at = run->step * run->batch * hidden + here, slopes = (run->step * run->batch + row + i) * wide + first;
+        for (size_t i = 0; i < rows; i++, here += hidden, at += hidden, gates += wide) {
             if (run->step == run->time) {
                 memcpy(run->made[0] + here, dh + i * PANEL, n * sizeof(float));
                 continue;
@@ -96,7 +92,7 @@ static void backward_task(void *data, size_t block)
             if (run->read[6])
                 for (size_t j = 0; j < n; j++)
                     dh[i * PANEL + j] += run->read[6][at + j];
-            cell_back(n, dh + i * PANEL, run->made[1] + here, run->read[2] + slopes, hidden, run->read[3] + at, run->read[4] + at, run->made[2] + slopes);
+            cell_back(n, dh + i * PANEL, run->made[1] + here, run->read[2] + gates, hidden, run->read[3] + at, run->read[4] + at, run->made[2] + gates);
         }
     }
 }

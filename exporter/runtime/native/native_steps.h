@@ -27,11 +27,19 @@ typedef struct {
 
 /* ---------------------------------------------------------------------------------------- functions of one number */
 
+#ifdef __GNUC__
+#define FUSING __attribute__((FUSED))
+#define INTO_FUSING __attribute__((FUSED always_inline))
+#else
+#define FUSING
+#define INTO_FUSING
+#endif
+
 typedef union { float number; uint32_t bits; } Bits;
 
 /* 2^n e^r with x = n ln 2 + r, |r| <= ln 2 / 2, and a polynomial (relative error 2e-9) for e^r. From 88.4 on it is infinite, so that gates
  * are 0 as eager has them: huge states times what is nearly 0 would leak. */
-static inline float exponential(float x)
+INTO_FUSING static inline float exponential(float x)
 {
     const float shift = 12582912.0f; /* 1.5 * 2^23: what is added to it is rounded to a whole number, which its last bits say */
     x = x > 89.0f ? 89.0f : x; /* n = 128: the exponent of infinity */
@@ -49,10 +57,10 @@ static inline float exponential(float x)
     return p * scale.number;
 }
 
-static inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+INTO_FUSING static inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
 
 /* A polynomial (relative error 3e-9) where 1 - 2 / (e^2x + 1) would lose digits. */
-static inline float hyperbolic(float x)
+INTO_FUSING static inline float hyperbolic(float x)
 {
     float size = x < 0 ? -x : x, far = 1.0f - 2.0f / (exponential(2.0f * size) + 1.0f), s = x * x;
     float p = -0.00585216f;
