@@ -18,7 +18,7 @@ from symbolics.graph.emitter import Emitter
 from symbolics.graph.gru import gru_backward_step, gru_step
 from symbolics.graph.lstm import lstm_backward_step, lstm_step
 from symbolics.graph.scope import Scope, free_prefix
-from symbolics.graph.values import attr, fixed_array
+from symbolics.graph.values import attr, fixed_array, made_by
 from symbolics.node.names import OWN_DOMAIN
 
 __all__ = ["GRU", "GRU_GRAD", "LSTM", "LSTM_GRAD", "run_recurrences"]
@@ -87,11 +87,18 @@ def run_recurrences(model: ir.Model) -> int:
         op = Emitter(scope)
         inputs = list(node.inputs)
         inputs[form.weights : form.weights] = outer
+        added = _bias(inputs[2], shapes) if form.kind == LSTM else None
+        if added is not None:
+            inputs[2], bias = added
+            inputs.append(bias)
         outputs = op.node(form.kind, inputs, domain=OWN_DOMAIN, outputs=len(node.outputs), backwards=backwards)
         for old, new in zip(node.outputs, outputs, strict=True):
             new.type = ir.TensorType(ir.DataType.FLOAT)
             new.shape = old.shape or shapes.get(old.name or "")
+        read = node.inputs[2] if added is not None else None
         replace(scope, node, op.nodes, list(outputs))
+        if read is not None and (add := read.producer()) is not None and not read.uses():
+            model.graph.remove(add, safe=True)
     model.graph.opset_imports[OWN_DOMAIN] = 1
     return len(found)
 
@@ -107,6 +114,18 @@ def _is_row(bias: ir.Value, shapes: dict[str, ir.Shape]) -> bool:
     """Whether a value is known to be a vector of several numbers: a Gemm may add fewer ones, or rows, too."""
     shape = _shape_of(bias, shapes)
     return shape is not None and len(shape) == 1 and isinstance(shape[0], int) and shape[0] > 1
+
+
+def _bias(x: ir.Value | None, shapes: dict[str, ir.Shape]) -> tuple[ir.Value, ir.Value] | None:
+    """What an LSTM reads step by step, without the row that an Add has added, and that row: it costs a pass over memory, and the node none."""
+    add = made_by(x, "Add")
+    if x is None or add is None or len(x.uses()) > 1 or x.is_graph_output():
+        return None
+    for rest, bias in (add.inputs, add.inputs[::-1]):
+        whole, shape = _shape_of(rest, shapes), _shape_of(bias, shapes)
+        if rest is not None and bias is not None and whole is not None and len(whole) == 3 and whole[2:] == shape and _is_row(bias, shapes):
+            return rest, bias
+    return None
 
 
 def _match(node: ir.Node) -> tuple[_Form, list[ir.Value], int] | None:

@@ -4,7 +4,7 @@
  * with the same inputs and outputs, float32. A step is one task for each PANEL columns of the state; the weights are laid out once. They
  * hold no Python object and take no lock in a run, and every shape is compared before anything is read.
  *
- *   Lstm      h (B, H), c (B, H), x (T, B, 4H), weights (H, 4H) -> h, c, all h (T, B, H), slopes (T, B, 4H), pass_on, kept (T, B, H)
+ *   Lstm      h (B, H), c (B, H), x (T, B, 4H), weights (H, 4H), maybe bias (4H) -> h, c, all h (T, B, H), slopes (T, B, 4H), pass_on, kept (T, B, H)
  *   LstmGrad  dh, dc (B, H), slopes, pass_on, kept, weights (4H, H), maybe dy (T, B, H) -> dh, dc, dx (T, B, 4H)
  */
 #ifndef PYTHONOP_NATIVE_LSTM_H
@@ -61,8 +61,11 @@ static void forward_task(void *data, size_t block)
         float products[GATES][ROWS * PANEL] = {{0}};
         size_t rows = run->batch - row < ROWS ? run->batch - row : ROWS;
         size_t here = row * hidden + first, at = run->step * run->batch * hidden + here, gates = (run->step * run->batch + row) * wide + first;
-        for (size_t gate = 0; gate < GATES; gate++)
+        for (size_t gate = 0; gate < GATES; gate++) {
+            for (size_t i = 0; run->read[4] && i < rows; i++)
+                memcpy(products[gate] + i * PANEL, run->read[4] + gate * hidden + first, n * sizeof(float));
             run->multiply(rows, products[gate], run->before + row * hidden, hidden, run->panels + (block * GATES + gate) * hidden * PANEL, hidden);
+        }
         for (size_t i = 0; i < rows; i++, here += hidden, at += hidden, gates += wide)
             cell(n, products[0] + i * PANEL, ROWS * PANEL, run->read[2] + gates, run->made[1] + here, run->made[2] + at, run->made[3] + gates, hidden,
                  run->made[4] + at, run->made[5] + at);
@@ -131,7 +134,7 @@ static Status all_backward(Steps *run, void *context, int backwards)
     return status;
 }
 
-static const char *const LSTM_READ[] = {"BH", "BH", "TBG", "HG"}, *const LSTM_MADE[] = {"BH", "BH", "TBH", "TBG", "TBH", "TBH"};
+static const char *const LSTM_READ[] = {"BH", "BH", "TBG", "HG", "G"}, *const LSTM_MADE[] = {"BH", "BH", "TBH", "TBG", "TBH", "TBH"};
 static const char *const LSTM_GRAD_READ[] = {"BH", "BH", "TBG", "TBH", "TBH", "GH", "TBH"}, *const LSTM_GRAD_MADE[] = {"BH", "BH", "TBG"};
 
 static Status lstm(const Recurrence *how, void *context, int grad)
@@ -153,7 +156,7 @@ static Status lstm_create(const CustomOp *op, const void *const *table, const vo
     (void)table;
     size_t inputs = 0, outputs = 0;
     Status status = count_places(info, &inputs, &outputs);
-    int fits = op->kind == LSTM ? inputs == 4 && outputs == 6 : (inputs == 6 || inputs == 7) && outputs == 3;
+    int fits = op->kind == LSTM ? (inputs == 4 || inputs == 5) && outputs == 6 : (inputs == 6 || inputs == 7) && outputs == 3;
     return status ? status
                   : recurrence_create(op, info, fits, "pythonop::Lstm and LstmGrad stand for no operators: no file has these nodes, inference_session makes them in memory", out);
 }

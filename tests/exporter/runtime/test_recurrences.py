@@ -14,6 +14,7 @@ from torch import nn
 import exporter
 from exporter.module import plans
 from exporter.runtime import session
+from exporter.runtime.fusion import recurrences
 from exporter.runtime.fusion.recurrences import GRU, GRU_GRAD, LSTM, LSTM_GRAD, run_recurrences
 from exporter.runtime.session import inference_session, session_options
 from exporter.training.trainer import Trainer
@@ -116,6 +117,9 @@ def test_the_nodes_are_the_scans(kind, names, states, sequence, both_ways, bias)
     assert kinds(model) == ["Scan"] * 2 * count
     assert run_recurrences(changed) == 2 * count
     assert sorted(kinds(changed)) == sorted(names * count)
+    adds = bias and kind is nn.LSTM  # which a GRU's products do inside
+    assert {len(node.inputs) for node in changed.graph if node.op_type == names[0]} == {4 + adds}
+    assert len(model.graph) - len(changed.graph) == adds * count, "the Adds are gone"
     runs_both(model, changed, feeds)
     again = changed.clone()
     assert run_recurrences(again) == 0
@@ -217,6 +221,44 @@ def test_a_scan_that_spreads_what_it_reads_stays(kind, names, which, inferred, s
     assert kinds(model).count(names[which]) == 0 and kinds(model).count("Scan") >= 1
 
 
+def _is_read(model, add, row):
+    model.graph.outputs.append(add.outputs[0])
+
+
+def _turned(model, add, row):
+    place = [*add.inputs].index(row)
+    add.replace_input_with(place, add.inputs[1 - place])
+    add.replace_input_with(1 - place, row)
+
+
+@pytest.mark.parametrize(
+    ("change", "shape", "inputs"),
+    [
+        (None, [160], 5),
+        (_turned, [160], 5),
+        (_is_read, [160], 4),
+        (None, [1], 4),
+        (None, [1, 160], 4),
+        (None, ["n"], 4),
+        (None, None, 4),
+    ],
+)
+def test_what_an_lstm_adds_to_what_it_reads(change, shape, inputs, monkeypatch):
+    """A row for all rows of all steps is the node's; of anything else it is not known to be one."""
+    model, feeds = scans(nn.LSTM, False)
+    shapes, add = recurrences._shapes(model), scan(model).inputs[-1].producer()
+    (row,) = [value for value in add.inputs if len(value.shape or shapes[value.name]) == 1]
+    row.shape = None
+    shapes[row.name] = None if shape is None else ir.Shape(shape)
+    monkeypatch.setattr(recurrences, "_shapes", lambda model: shapes)
+    if change is not None:
+        change(model, add, row)
+    changed = model.clone()
+    assert run_recurrences(changed) == 2
+    assert [len(node.inputs) for node in changed.graph if node.op_type == LSTM] == [inputs]
+    runs_both(model, changed, feeds)
+
+
 @pytest.mark.parametrize("change", [{"shape": [1]}, {"shape": [1, 120]}, {"shape": None}], ids=str)
 def test_a_gru_whose_bias_may_be_less_than_a_row_stays(change, monkeypatch):
     model, _ = scans(nn.GRU, False)
@@ -258,7 +300,7 @@ def test_a_gru_that_is_not_plain_is_no_node(option):
         assert float((gradient * way).sum()) == pytest.approx(float(far - near) / 2e-2, rel=2e-2, abs=2e-3)
 
 
-GOOD = {"h": (2, 40), "c": (2, 40), "x": (3, 2, 160), "w": (40, 160)}
+GOOD = {"h": (2, 40), "c": (2, 40), "x": (3, 2, 160), "w": (40, 160), "b": (160,)}
 GOOD_GRU = {"h": (2, 40), "x": (3, 2, 120), "w": (40, 120), "b": (120,)}
 GOOD_GRU_GRAD = {"h": (2, 40), "s": (3, 2, 120), "n": (3, 2, 40), "k": (3, 2, 40), "w": (120, 40), "y": (3, 2, 40)}
 GOOD_GRAD = {"h": (2, 40), "c": (2, 40), "s": (3, 2, 160), "p": (3, 2, 40), "k": (3, 2, 40), "w": (160, 40), "y": (3, 2, 40)}
