@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,12 @@ def loaded(
     return exporter.load(path, allow=allow)
 
 
-def assert_close(one: torch.Tensor, two: torch.Tensor, tolerance: float = TOLERANCE) -> None:
+def assert_close(one: torch.Tensor, two: torch.Tensor, tolerance: float = TOLERANCE, msg: Callable[[str], str] | None = None) -> None:
     assert one.shape == two.shape
     assert one.dtype == two.dtype
     # A sum that cancels is as exact as its terms are, which the tensor's largest number tells: those of another processor add otherwise.
     largest = float(two.detach().abs().nan_to_num(0, 0, 0).max()) if two.is_floating_point() and two.numel() else 0.0
-    torch.testing.assert_close(one, two, rtol=tolerance, atol=tolerance * max(1.0, largest))
+    torch.testing.assert_close(one, two, rtol=tolerance, atol=tolerance * max(1.0, largest), msg=msg)
 
 
 def assert_same_grads(module: nn.Module, model: nn.Module, tolerance: float = TOLERANCE) -> None:

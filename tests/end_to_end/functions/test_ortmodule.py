@@ -19,6 +19,7 @@ from tests.end_to_end.functions import ortmodule
 from tests.end_to_end.functions.callables import process_group_of_one
 from tests.end_to_end.functions.case import Model
 from tests.support import nodes
+from tests.trains import assert_close
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -68,9 +69,9 @@ def train(eager, module, *, batches=1):
         ]:
             for one, two in zip(a, b, strict=True):
                 one, two = (torch.zeros(3, 4) if t is None else t.detach() for t in (one, two))
-                torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5, msg=lambda m, what=what, step=step: f"step {step}, {what}: {m}")
+                assert_close(two, one, 1e-4, msg=lambda m, what=what, step=step: f"step {step}, {what}: {m}")
     for (name, one), two in zip(eager.named_parameters(), module.parameters(), strict=True):
-        torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name} after {STEPS} steps: {m}")
+        assert_close(two, one, 1e-4, msg=lambda m, name=name: f"{name} after {STEPS} steps: {m}")
 
 
 @pytest.mark.slow

@@ -145,11 +145,24 @@ def test_the_quickest_call_of_either_kind_counts(monkeypatch, alone, together, e
     ids=["quicker", "short", "as long"],
 )
 def test_one_thread_is_tried_again(monkeypatch, later, expected):
-    """Its first calls may have had a busy moment. The quickest of all counts."""
-    call, turns = record(Counts, torch.randn(2)), iter([0.012] * 2 + [0.004] * (3 + 32) + [later])
+    """Its first calls may have had a busy moment. The quickest of all counts. With no gain anew, after twice as many calls."""
+    call, turns = record(Counts, torch.randn(2)), iter([0.012] * 2 + [0.004] * (3 + 4) + [later])
     _takes(monkeypatch, 0.012)
     monkeypatch.setattr(Counts, "asks", lambda: _takes(monkeypatch, next(turns, 0.004)))
-    assert _runs(forward(call), 3 + 3 + 32 + 6) == [1] * 3 + [3] * (3 + 32) + expected
+    assert _runs(forward(call), 3 + 3 + 4 + 6) == [1] * 3 + [3] * (3 + 4) + expected
+
+
+def test_one_thread_is_tried_less_and_less(monkeypatch):
+    call = record(Counts, torch.randn(2))
+    _takes(monkeypatch, 0.01, 0.002)
+    assert _runs(forward(call), 47) == [1] * 3 + [3] * (3 + 4) + [1] + [3] * (3 + 8) + [1] + [3] * (3 + 16) + [1] + [3] * 4
+
+
+def test_a_gain_is_more_than_waking_takes(monkeypatch):
+    """0.15 ms, most of which nobody computes: in the rest of a run two threads may wait for one processor."""
+    call = record(Counts, torch.randn(2))
+    _takes(monkeypatch, 0.0008, 0.0006)
+    assert _runs(forward(call), 12) == [1] * 3 + [3] * 3 + [1] * 6
 
 
 def test_calls_are_long_where_one_follows_the_other(monkeypatch):
@@ -187,7 +200,7 @@ def _share_of_a_pause(monkeypatch, spinning):
 @pytest.mark.parametrize("spinning", ["0", "1"])
 def test_onnxruntimes_threads_sleep_while_a_long_call_computes(monkeypatch, spinning):
     shares = _share_of_a_pause(monkeypatch, spinning)
-    assert len(shares) == 9 and sorted(shares)[4] < 0.3, shares
+    assert len(shares) == 8 and sorted(shares)[4] < 0.3, shares
 
 
 class Works(torch.autograd.Function):
@@ -344,7 +357,7 @@ def test_what_a_long_call_raises_ends_its_run_alone(monkeypatch):
                 session.run(None, feeds)
         else:
             session.run(None, feeds)
-    assert Counts.seen == [1, 1, 1, *[3] * 8]
+    assert Counts.seen == [1, 1, 1, *[3] * 7, 1]
 
 
 def test_a_session_of_one_thread_leaves_torch_all():
