@@ -35,10 +35,10 @@ static const double LONG_CALL = 5e-4, LONG_CALL_AWAKE = 4e-3;
  * has computed, without waiting for the GIL or for a processor; to ask for that takes several times as long. As many calls are then tried on
  * all threads. */
 enum { LONG_CALLS = 3 };
-/* A call on all threads that takes more than this part of the time on one is no gain, with what it takes to wake them and put them to sleep,
- * most of which the thread does not compute: so many calls are on one then, before it is tried again, and twice as many each time. Where it
- * is one, one thread is tried again, soon at first: those calls on one may have had a busy moment, as the first ones of a process have. */
-static const double GAIN = 0.9, WAKING = 1.5e-4;
+/* A call on all threads that takes more than this part of the time on one is no gain: where a call wakes all threads, the rest of the run may
+ * wait for a processor. So many calls are on one then, before it is tried again, and twice as many each time. Where it is one, one thread is
+ * tried again, soon at first: its calls may have had a busy moment, as the first ones of a process have. */
+static const double GAIN = 0.75;
 enum { FIRST_PAUSE = 32, FIRST_STAY = 4, LONGEST = 4096 };
 /* Seconds that a run must have taken, for each thread that putting the others to sleep makes. */
 static const double LONG_RUN = 3e-3;
@@ -126,7 +126,7 @@ static void end_try(Pace *pace, double took)
     pace->on_all = pace->tries && pace->on_all < took ? pace->on_all : took;
     if (++pace->tries < LONG_CALLS)
         return;
-    if (pace->on_all + WAKING < GAIN * pace->on_one) {
+    if (pace->on_all < GAIN * pace->on_one) {
         pace->stay = pace->stayed = longer(pace->stay, FIRST_STAY);
         return;
     }
