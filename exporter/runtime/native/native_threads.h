@@ -131,7 +131,7 @@ static void end_try(Pace *pace, double took)
         return;
     }
     pace->pause = pace->paused = longer(pace->pause, FIRST_PAUSE);
-    pace->tries = pace->long_calls = 0;
+    pace->tries = pace->long_calls = pace->stay = 0;
 }
 
 #ifdef __linux__

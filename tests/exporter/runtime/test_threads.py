@@ -158,6 +158,15 @@ def test_one_thread_is_tried_less_and_less(monkeypatch):
     assert _runs(forward(call), 47) == [1] * 3 + [3] * (3 + 4) + [1] + [3] * (3 + 8) + [1] + [3] * (3 + 16) + [1] + [3] * 4
 
 
+def test_a_gain_that_was_none_counts_from_the_start(monkeypatch):
+    """One call on one thread was quicker than those before it."""
+    times = [0.01] * 2 + [0.004] * 7 + [0.003] + [0.004] * 3 + [0.003] * 32 + [0.02] * 3 + [0.004] * 7 + [0.02]
+    call, turns = record(Counts, torch.randn(2)), iter(times)
+    _takes(monkeypatch, 0.01)
+    monkeypatch.setattr(Counts, "asks", lambda: _takes(monkeypatch, next(turns, 0.0)))
+    assert _runs(forward(call), len(times) + 1) == [1] * 3 + [3] * 7 + [1] + [3] * 3 + [1] * (32 + 3) + [3] * 7 + [1]
+
+
 @pytest.mark.parametrize(("together", "expected"), [(0.0085, 1), (0.0065, 3)])
 def test_a_gain_is_a_quarter(monkeypatch, together, expected):
     call = record(Counts, torch.randn(2))
