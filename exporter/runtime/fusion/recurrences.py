@@ -87,17 +87,16 @@ def run_recurrences(model: ir.Model) -> int:
         op = Emitter(scope)
         inputs = list(node.inputs)
         inputs[form.weights : form.weights] = outer
-        added = _bias(inputs[2], shapes) if form.kind == LSTM else None
+        added = _added_row(inputs[2], shapes) if form.kind == LSTM else None
         if added is not None:
-            inputs[2], bias = added
+            add, inputs[2], bias = added
             inputs.append(bias)
         outputs = op.node(form.kind, inputs, domain=OWN_DOMAIN, outputs=len(node.outputs), backwards=backwards)
         for old, new in zip(node.outputs, outputs, strict=True):
             new.type = ir.TensorType(ir.DataType.FLOAT)
             new.shape = old.shape or shapes.get(old.name or "")
-        read = node.inputs[2] if added is not None else None
         replace(scope, node, op.nodes, list(outputs))
-        if read is not None and (add := read.producer()) is not None and not read.uses():
+        if added is not None:
             model.graph.remove(add, safe=True)
     model.graph.opset_imports[OWN_DOMAIN] = 1
     return len(found)
@@ -116,15 +115,15 @@ def _is_row(bias: ir.Value, shapes: dict[str, ir.Shape]) -> bool:
     return shape is not None and len(shape) == 1 and isinstance(shape[0], int) and shape[0] > 1
 
 
-def _bias(x: ir.Value | None, shapes: dict[str, ir.Shape]) -> tuple[ir.Value, ir.Value] | None:
-    """What an LSTM reads step by step, without the row that an Add has added, and that row: it costs a pass over memory, and the node none."""
+def _added_row(x: ir.Value | None, shapes: dict[str, ir.Shape]) -> tuple[ir.Node, ir.Value, ir.Value] | None:
+    """The Add of a row to what an LSTM alone reads step by step, what it adds to, and the row: it costs a pass over memory, and the node none."""
     add = made_by(x, "Add")
     if x is None or add is None or len(x.uses()) > 1 or x.is_graph_output():
         return None
     for rest, bias in (add.inputs, add.inputs[::-1]):
         whole, shape = _shape_of(rest, shapes), _shape_of(bias, shapes)
         if rest is not None and bias is not None and whole is not None and len(whole) == 3 and whole[2:] == shape and _is_row(bias, shapes):
-            return rest, bias
+            return add, rest, bias
     return None
 
 

@@ -54,14 +54,10 @@ static void gru_task(void *data, size_t block)
 {
     const Steps *run = data;
     size_t hidden = run->hidden, wide = PARTS * hidden, first = block * PANEL, n = columns_of(run, first);
-    float products[PARTS][ROWS * PANEL] = {{0}};
+    float products[PARTS][ROWS * PANEL];
     for (size_t row = 0; row < run->batch; row += ROWS) {
         size_t rows = run->batch - row < ROWS ? run->batch - row : ROWS;
-        for (size_t part = 0; part < PARTS; part++) {
-            for (size_t i = 0; i < rows; i++)
-                memcpy(products[part] + i * PANEL, run->read[3] + part * hidden + first, n * sizeof(float));
-            run->multiply(rows, products[part], run->before + row * hidden, hidden, run->panels + (block * PARTS + part) * hidden * PANEL, hidden);
-        }
+        multiply_gates(run, products, block, row, rows, run->read[3]);
         for (size_t i = 0; i < rows; i++) {
             size_t here = (run->step * run->batch + row + i) * hidden + first, gates = (run->step * run->batch + row + i) * wide + first;
             gru_cell(n, products[0] + i * PANEL, ROWS * PANEL, run->read[1] + gates, run->before + (row + i) * hidden + first, run->made[1] + here,

@@ -57,15 +57,11 @@ static void forward_task(void *data, size_t block)
 {
     const Steps *run = data;
     size_t hidden = run->hidden, wide = GATES * hidden, first = block * PANEL, n = columns_of(run, first);
+    float products[GATES][ROWS * PANEL];
     for (size_t row = 0; row < run->batch; row += ROWS) {
-        float products[GATES][ROWS * PANEL] = {{0}};
         size_t rows = run->batch - row < ROWS ? run->batch - row : ROWS;
         size_t here = row * hidden + first, at = run->step * run->batch * hidden + here, gates = (run->step * run->batch + row) * wide + first;
-        for (size_t gate = 0; gate < GATES; gate++) {
-            for (size_t i = 0; run->read[4] && i < rows; i++)
-                memcpy(products[gate] + i * PANEL, run->read[4] + gate * hidden + first, n * sizeof(float));
-            run->multiply(rows, products[gate], run->before + row * hidden, hidden, run->panels + (block * GATES + gate) * hidden * PANEL, hidden);
-        }
+        multiply_gates(run, products, block, row, rows, run->read[4]);
         for (size_t i = 0; i < rows; i++, here += hidden, at += hidden, gates += wide)
             cell(n, products[0] + i * PANEL, ROWS * PANEL, run->read[2] + gates, run->made[1] + here, run->made[2] + at, run->made[3] + gates, hidden,
                  run->made[4] + at, run->made[5] + at);

@@ -94,6 +94,18 @@ static void lay_out_states(const Steps *run, const float *weights)
         lay_out_panel(run->panels + block * wide * PANEL, weights + block * PANEL, wide, run->hidden, 1, columns_of(run, block * PANEL));
 }
 
+/* products (gates, ROWS x PANEL) = a row, maybe, and some rows of the states before times the panels of all gates of a block. */
+static void multiply_gates(const Steps *run, float (*products)[ROWS * PANEL], size_t block, size_t row, size_t rows, const float *added)
+{
+    size_t first = block * PANEL, n = columns_of(run, first);
+    for (size_t gate = 0; gate < run->gates; gate++) {
+        memset(products[gate], 0, sizeof products[gate]);
+        for (size_t i = 0; added && i < rows; i++)
+            memcpy(products[gate] + i * PANEL, added + gate * run->hidden + first, n * sizeof(float));
+        run->multiply(rows, products[gate], run->before + row * run->hidden, run->hidden, run->panels + (block * run->gates + gate) * run->hidden * PANEL, run->hidden);
+    }
+}
+
 /* A step, one task for each panel of the states. */
 static Status each_block(Steps *run, void *context, void (*task)(void *, size_t))
 {
