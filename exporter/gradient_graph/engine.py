@@ -9,13 +9,13 @@ import onnx_ir as ir
 
 from exporter.gradient_graph.inference import infer_shapes
 from symbolics.errors import FormatError, PythonopError
-from symbolics.gradients import COMPOSITES, NONDIFFERENTIABLE, RULES, Rule
+from symbolics.gradients import COMPOSITES, FLAT, NONDIFFERENTIABLE, RULES, Rule
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import function_body, inline, inline_body, replace
 from symbolics.graph.folding import fold, taken_branch
 from symbolics.graph.scope import Scope
 from symbolics.graph.shapes import name_dims
-from symbolics.graph.values import describe, is_float, is_mark, unsupported
+from symbolics.graph.values import describe, is_float, is_mark, name_of, unsupported
 from symbolics.graph.walk import captured, subgraphs, walk
 from symbolics.text import clean
 
@@ -130,9 +130,13 @@ class Engine:
         return (*inputs, *captured(node)) if subgraphs(node) else inputs
 
     def is_flat(self, node: ir.Node) -> bool:
-        """Whether no gradient flows through a node: its operator is flat almost everywhere, or it is a stop-gradient mark."""
+        """Whether no gradient flows through a node, not even zeros: it makes integers, or it is a stop-gradient mark."""
         key = (node.domain, node.op_type)
         return key not in self.rules and (node.op_type in NONDIFFERENTIABLE if node.domain == "" else is_mark(node))
+
+    def is_step(self, node: ir.Node) -> bool:
+        """Whether the gradient of a node is zero wherever it has one."""
+        return not node.domain and node.op_type in FLAT and ("", node.op_type) not in self.rules
 
     # -------------------------------------------------------------------------------------------------------- the sweep
     def sweep(
@@ -140,9 +144,11 @@ class Engine:
     ) -> dict[ir.Value, ir.Value]:
         """Reverse mode: from the cotangents of some values to the gradients of the targets; nodes go to ``op``.
 
-        A target that nothing reaches has none.
+        A target that nothing reaches has none. One that is reached through operators that are flat almost everywhere alone has zeros: no
+        rule is asked on that way, but those of Functions and of other domains, whose backward may add something of its own.
         """
         targets = list(targets)
+        zero: dict[ir.Value, frozenset[ir.Value]] = {}  # whose cotangent has a part that is zero -> the cotangents that flat operators got
         parts: dict[ir.Value, list[ir.Value]] = {v: [g] for v, g in cotangents.items()}  # what each value's cotangent is the sum of
 
         def total(value: ir.Value) -> ir.Value | None:
@@ -154,10 +160,22 @@ class Engine:
         with op.arithmetic():
             for node in reversed(self.path(nodes, targets, cotangents)):
                 incoming = [total(o) for o in node.outputs]
-                if any(g is not None for g in incoming):
+                flat = frozenset(g for g in incoming if g is not None) if self.is_step(node) else frozenset()
+                if sources := flat.union(*(zero.get(o, ()) for o in node.outputs)):
+                    zero.update((v, sources | zero.get(v, frozenset())) for v in self.reads(node) if v in self.scope.active and is_float(v))
+                if node.domain:
+                    incoming = [
+                        op.no_slope(o, *sorted(zero[o], key=name_of)) if g is None and o in zero else g
+                        for o, g in zip(node.outputs, incoming)
+                    ]
+                if any(g is not None for g in incoming) and not flat:
                     for value, g in self.apply(op, node, incoming):
                         parts.setdefault(value, []).append(g)
-            return {v: found for v in targets if (found := total(v)) is not None}
+            return {
+                v: op.no_slope(v, *sorted(zero[v], key=name_of)) if g is None else g
+                for v in targets
+                if (g := total(v)) is not None or v in zero
+            }
 
     def apply(self, op: Builder, node: ir.Node, cotangents: list[ir.Value | None]) -> list[tuple[ir.Value, ir.Value]]:
         """Cotangents of what the node reads, from those of its outputs; summed and cast to the values they belong to."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 
-from symbolics.gradients.nondifferentiable import NONDIFFERENTIABLE
+from symbolics.gradients.nondifferentiable import FLAT, NONDIFFERENTIABLE
 from symbolics.gradients.registry import COMPOSITES, RULES, Rule, composite, gradient
 
-__all__ = ["COMPOSITES", "NONDIFFERENTIABLE", "RULES", "Rule", "composite", "gradient"]
+__all__ = ["COMPOSITES", "FLAT", "NONDIFFERENTIABLE", "RULES", "Rule", "composite", "gradient"]
 
 _FAMILIES = (
     "control_flow",

@@ -41,18 +41,18 @@ _UNARY: dict[str, RuleFunction] = {
     "Acosh": lambda op, g, x: g / op.Sqrt(x * x - 1.0),
     "Atanh": lambda op, g, x: g / (1.0 - x * x),
     # activations
-    "Relu": lambda op, g, x, *, y: g * op.mask(op.Greater(y, 0), g),
+    "Relu": lambda op, g, x, *, y: op.gate(op.Greater(y, 0), g),
     "LeakyRelu": lambda op, g, x, *, alpha: g * op.Where(op.Greater(x, 0.0), op.number(1.0, g), op.number(alpha, g)),
-    "ThresholdedRelu": lambda op, g, x, *, alpha: g * op.mask(op.Greater(x, alpha), g),
+    "ThresholdedRelu": lambda op, g, x, *, alpha: op.gate(op.Greater(x, alpha), g),
     "Elu": lambda op, g, x, *, y, alpha: g * op.Where(op.Greater(x, 0.0), op.number(1.0, g), y + alpha),
     "Selu": lambda op, g, x, *, y, alpha, gamma: g * op.Where(op.Greater(x, 0.0), op.number(gamma, g), y + alpha * gamma),
     "Celu": lambda op, g, x, *, alpha: g * op.Exp(op.Min(x, 0.0) / alpha),
     "Sigmoid": lambda op, g, x, *, y: g * (y * (1.0 - y)),
-    "HardSigmoid": lambda op, g, x, *, y, alpha: g * (alpha * op.mask(op.And(op.Greater(y, 0.0), op.Less(y, 1.0)), g)),
-    "HardSwish": lambda op, g, x: g * op.Where(op.GreaterOrEqual(x, 3.0), 1.0, op.Where(op.LessOrEqual(x, -3.0), 0.0, x / 3.0 + 0.5)),
+    "HardSigmoid": lambda op, g, x, *, y, alpha: op.gate(op.And(op.Greater(y, 0.0), op.Less(y, 1.0)), g * alpha),
+    "HardSwish": lambda op, g, x: op.Where(op.GreaterOrEqual(x, 3.0), g, op.Where(op.LessOrEqual(x, -3.0), 0.0, g * (x / 3.0 + 0.5))),
     "Softplus": lambda op, g, x: g * op.Sigmoid(x),
     "Softsign": lambda op, g, x: g * op.Pow(1.0 + op.Abs(x), -2.0),
-    "Shrink": lambda op, g, x, *, lambd: g * op.mask(op.Greater(op.Abs(x), lambd), g),
+    "Shrink": lambda op, g, x, *, lambd: op.gate(op.Greater(op.Abs(x), lambd), g),
 }
 formulas(_UNARY)
 
@@ -124,7 +124,7 @@ def pow_(op: Builder, g: Value, a: Value, b: Value, *, y: Value) -> Grads:
     if exponent is not None and exponent.size == 1:
         n = float(exponent.reshape(()))
         if n == 0.0:
-            return [None, None]
+            return [op.no_slope(a, g), None]
         power = a if n == 2.0 else op.Sqrt(a) if n == 1.5 else op.Pow(a, op.number(n - 1, a))
         return [op.scale(g, n) * power, None]
     p = op.Cast(b, to=a.dtype)
@@ -139,16 +139,17 @@ def max_min(op: Builder, g: Value, *xs: Value, y: Value) -> Grads:
     """Ties share evenly, as torch.maximum and torch.minimum do."""
     if len(xs) == 1:
         return g
-    masks = [op.mask(op.Equal(x, y), g) for x in xs]
-    share = g / (op.Sum(*masks) if len(masks) > 2 else masks[0] + masks[1])
-    return [share * m for m in masks]
+    won = [op.Equal(x, y) for x in xs]
+    counts = [op.mask(w, g) for w in won]
+    share = g / (op.Sum(*counts) if len(counts) > 2 else counts[0] + counts[1])
+    return [op.gate(w, share) for w in won]
 
 
 @gradient("Where", broadcast=True)
 def where(op: Builder, g: Value, condition: Value, a: Value, b: Value) -> Grads:
     if is_masked_softmax(op, condition, a, b):  # the rule of Softmax gives those elements nothing
         return [None, None, g]
-    return [None, op.Where(condition, g, 0.0), op.Where(condition, 0.0, g)]
+    return [None, op.gate(condition, g), op.Where(condition, 0.0, g)]
 
 
 @gradient("Clip")

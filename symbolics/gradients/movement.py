@@ -119,6 +119,7 @@ def center_crop_pad(op: Builder, g: Value, x: Value, *, axes: Ints) -> Value:
 def gather_adjoint(op: Builder, g: Value, x: Value, indices: Value, axis: int, rank: int, index_rank: int) -> Value:
     """Add the slices of g, as Gather(x, indices, axis) made them, back into a zero x."""
     axis %= rank
+    indices = op.Cast(indices, to=ir.DataType.INT64)  # ScatterND takes no other
     if axis == 0:
         return op.ScatterND(op.zeros_like(x), op.Unsqueeze(indices, [-1]), g, reduction="add")
     # bring the gathered axes of g, and the axis of x, to the front

@@ -1,4 +1,4 @@
-"""Operators through which no gradient flows, without a word: sources, integer and boolean outputs, functions that are flat."""
+"""Operators through which no gradient flows, without a word: sources, integer and boolean outputs. Those that are flat give zeros."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ __all__ = ["FLAT", "NONDIFFERENTIABLE"]
 _SOURCES = """
     Constant ConstantOfShape EyeLike Range BlackmanWindow HammingWindow HannWindow MelWeightMatrix ImageDecoder SequenceEmpty
 """
-#: They have float outputs of float inputs, and no gradient.
-FLAT = frozenset("Ceil Floor Round Sign Hardmax BitCast".split())
+#: Float outputs of float inputs, constant almost everywhere: their gradient is zero, as torch's is, which is not the same as none.
+FLAT = frozenset("Ceil Floor Round Sign Hardmax".split())
 _INTEGER = """
     Shape Size NonZero ArgMax ArgMin NonMaxSuppression TfIdfVectorizer SequenceLength OptionalHasElement StringConcat
-    StringNormalizer StringSplit RegexFullMatch ConvInteger MatMulInteger QLinearConv QLinearMatMul
+    StringNormalizer StringSplit RegexFullMatch ConvInteger MatMulInteger QLinearConv QLinearMatMul BitCast
     BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor
 """
 _BOOLEAN = "Equal Less LessOrEqual Greater GreaterOrEqual And Or Not Xor IsNaN IsInf"
 
-NONDIFFERENTIABLE: frozenset[str] = frozenset(f"{_SOURCES} {_INTEGER} {_BOOLEAN}".split()) | FLAT | RANDOM - {"Dropout"}
+NONDIFFERENTIABLE: frozenset[str] = frozenset(f"{_SOURCES} {_INTEGER} {_BOOLEAN}".split()) | RANDOM - {"Dropout"}

@@ -106,6 +106,14 @@ class Builder(Emitter):
         zeros.shape = x.shape
         return zeros
 
+    def no_slope(self, x: ir.Value, *cotangents: ir.Value) -> ir.Value:
+        """The gradient of x of what is constant in it: zeros, which are there only where one of the cotangents is.
+
+        Each is a sum of no element of the cotangent: without it there is no gradient, not even of zeros.
+        """
+        nothing = [self.Cast(self.ReduceSum(self.Slice(self.flat(g), [0], [0]), keepdims=0), to=x.dtype) for g in cotangents]
+        return self.expand_like(nothing[0] if len(nothing) == 1 else self.Sum(*nothing), x)
+
     def expand_like(self, x: ir.Value, like: ir.Value) -> ir.Value:
         """x broadcast to the shape of another value."""
         return self.Expand(x, self.Shape(like))
@@ -113,6 +121,10 @@ class Builder(Emitter):
     def mask(self, condition: ir.Value, like: ir.Value) -> ir.Value:
         """A boolean as ones and zeros of the element type of ``like``."""
         return self.Cast(condition, to=like.dtype)
+
+    def gate(self, condition: ir.Value, g: ir.Value) -> ir.Value:
+        """g where the condition holds, zero elsewhere: also where g is infinite or NaN, which no product with zeros does."""
+        return self.Where(condition, g, 0.0)
 
     def scale(self, x: ir.Value, factor: float) -> ir.Value:
         """x times a number; what is itself a new product with a number takes the product of both."""

@@ -6,6 +6,7 @@ An emitter knows element types, turns Python numbers into constants, and asks a 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -22,6 +23,57 @@ Operand = ir.Value | int | float | bool | Sequence[int | ir.Value] | np.ndarray 
 _BOOLEAN = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Not", "IsNaN", "IsInf", "Xor"})
 _INTEGER = frozenset({"Shape", "Size", "NonZero", "ArgMax", "ArgMin"})
 _TYPED_BY = {"Where": 1, "CastLike": 1, "OneHot": 2}  # the output has the type of this input, otherwise of the first
+
+
+class _Arithmetic:
+    """Hands ``+ - * /`` on values to the emitter of the thread that computes: onnx_ir knows one handler for the whole process."""
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before: Any = None  # whose handler stood there: threads without an emitter of ours go on with it
+
+    @contextlib.contextmanager
+    def by(self, emitter: Emitter) -> Iterator[None]:
+        with self._lock:
+            if not self._users:
+                self._before = ir.set_value_magic_handler(self)
+            self._users += 1
+        outer = getattr(self._of_thread, "emitter", None)
+        self._of_thread.emitter = emitter
+        try:
+            yield
+        finally:
+            self._of_thread.emitter = outer
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    ir.set_value_magic_handler(self._before)
+
+    def _current(self) -> Any:
+        emitter = getattr(self._of_thread, "emitter", None) or self._before
+        if emitter is None:
+            raise ValueError("arithmetic on values outside of a rule: write with an emitter's functions, or within its arithmetic()")
+        return emitter
+
+    def Add(self, a: Operand, b: Operand) -> ir.Value:  # the names that onnx_ir calls
+        return self._current().Add(a, b)
+
+    def Sub(self, a: Operand, b: Operand) -> ir.Value:
+        return self._current().Sub(a, b)
+
+    def Mul(self, a: Operand, b: Operand) -> ir.Value:
+        return self._current().Mul(a, b)
+
+    def Div(self, a: Operand, b: Operand) -> ir.Value:
+        return self._current().Div(a, b)
+
+    def Neg(self, a: Operand) -> ir.Value:
+        return self._current().Neg(a)
+
+
+_ARITHMETIC = _Arithmetic()
 
 
 class Emitter:
@@ -94,12 +146,9 @@ class Emitter:
 
     @contextlib.contextmanager
     def arithmetic(self) -> Iterator[Self]:
-        """Within it ``+ - * /`` on values append to this emitter."""
-        before = ir.set_value_magic_handler(self)
-        try:
+        """Within it ``+ - * /`` on values append to this emitter, in this thread."""
+        with _ARITHMETIC.by(self):
             yield self
-        finally:
-            ir.set_value_magic_handler(before)
 
     def memo(self, key: Hashable, make: Callable[[], ir.Value]) -> ir.Value:
         """What ``make`` built the first time it was asked for ``key``, in this scope or an enclosing one."""

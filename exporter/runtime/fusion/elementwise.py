@@ -29,8 +29,8 @@ __all__ = ["ELEMENTWISE", "Facts", "fact_of", "fixed_shape", "fuse", "inferred_g
 
 ELEMENTWISE = "Elementwise"
 
-#: function -> its number in native_elementwise.h. Greater and Guard are of two operators each: see `_read`. Sum is in channels.py.
-FUNCTIONS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3, "Sqrt": 4, "Neg": 5, "Greater": 6, "Guard": 7, "Sum": 8}
+#: function -> its number in native_elementwise.h. Greater, Guard and Gate are of two operators each: see `_read`. Sum is in channels.py.
+FUNCTIONS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3, "Sqrt": 4, "Neg": 5, "Greater": 6, "Guard": 7, "Sum": 8, "Gate": 9}
 #: As MOST_TEMPORARIES and MOST_PLACES there; a chain that needs more stays as it is.
 TEMPORARIES, PLACES = 12, 512
 
@@ -258,6 +258,15 @@ class _Known:
             number = _number(operands[1])  # in the place of NaN; of what else it is, onnxruntime's Where may lose the sign of a zero
             if number is not None and math.copysign(1.0, number) > 0 and self.of(operands[2])[0] == self.of(node.outputs[0])[0]:
                 return _Reading([operands[2], operands[1]], [(FUNCTIONS["Guard"], 0, 1)], inner)
+        if (
+            kind == "Where"
+            and inner is not None
+            and inner.op_type in ("Greater", "Less")
+            and len(given) == 2
+            and _number(operands[2]) == 0.0
+        ):
+            pair = given if inner.op_type == "Greater" else given[::-1]
+            return _Reading([*pair, operands[1]], [(FUNCTIONS["Greater"], 0, 1), (FUNCTIONS["Gate"], _RESULT, 2)], inner)
         return None
 
     def reading(self, node: ir.Node) -> _Reading:

@@ -1,7 +1,7 @@
 /* pythonop::Elementwise: a chain of elementwise operators as one pass over memory. Part of native.c, its only user.
  *
  * No file has this node: exporter/runtime/fusion/elementwise.py makes it in memory of Add, Sub, Mul, Div, Sqrt and Neg, of comparisons that
- * become numbers and of what replaces NaN, and of sums by channels (exporter/runtime/fusion/channels.py). It computes block by block, so that what
+ * become numbers or let numbers through and of what replaces NaN, and of sums by channels (exporter/runtime/fusion/channels.py). It computes block by block, so that what
  * lies between two operators stays in the cache, and rounds as they do: after each of them. It holds no Python object and takes no lock in a run. A file that brings one of its own meets the checks of
  * `program_of` and `operand_of`, which let nothing outside the blocks and the operands be read or written.
  */
@@ -10,7 +10,7 @@
 
 #include "native_nodes.h"
 
-enum { ADD = 0, SUB, MUL, DIV, SQRT, NEG, GREATER, GUARD, SUM, FUNCTION_COUNT }; /* as FUNCTIONS in elementwise.py */
+enum { ADD = 0, SUB, MUL, DIV, SQRT, NEG, GREATER, GUARD, SUM, GATE, FUNCTION_COUNT }; /* as FUNCTIONS in elementwise.py */
 enum { BLOCK_BYTES = 4096, MOST_TEMPORARIES = 12, MOST_PLACES = 512, PER_TASK = 1 << 15, MOST_SUMS = 4, CHANNELS = 64, PARTIAL_SUMS = 32 };
 
 /* to, a, b: places. First the inputs, then the outputs, then temporaries. A SUM adds what stands in a, over all axes but the second, to an
@@ -68,6 +68,7 @@ typedef union { double align; char bytes[BLOCK_BYTES]; } Block;
 #define OF_DIV(p, q) ((p) / (q))
 #define OF_GREATER(p, q) ((p) > (q) ? 1 : 0)
 #define OF_GUARD(p, q) ((p) != (p) ? (q) : (p))
+#define OF_GATE(p, q) ((p) > 0 ? (q) : 0) /* no product: 0 times infinity is NaN */
 #define DEFINE_APPLY(type, root)                                                                                                     \
     WIDEST static void apply_##type(int32_t function, type *to, const type *a, int one_a, const type *b, int one_b, size_t n)              \
     {                                                                                                                                \
@@ -79,6 +80,7 @@ typedef union { double align; char bytes[BLOCK_BYTES]; } Block;
         case DIV: PAIR(OF_DIV); break;                                                                                               \
         case GREATER: PAIR(OF_GREATER); break;                                                                                       \
         case GUARD: PAIR(OF_GUARD); break;                                                                                           \
+        case GATE: PAIR(OF_GATE); break;                                                                                             \
         case SQRT: if (one_a) LOOP(root(x)); else LOOP(root(a[i])); break;                                                           \
         default: if (one_a) LOOP(-x); else LOOP(-a[i]); break;                                                                       \
         }                                                                                                                            \
@@ -395,8 +397,8 @@ static Status elementwise_compute(void *state, void *context)
             return status;
         if (kind_of != kind || !operand_of(&operands[i], shape, rank, other, rank_of))
             return run_unequal(program, context, kind);
-        if (program->along[i] && size && (rank < 2 || operands[i].count != (size_t)shape[1] || operands[i].inner != size / (size_t)shape[0] / (size_t)shape[1]))
-            return refused(NO_CHANNELS);
+        if (program->along[i] && size && (rank < 2 || operands[i].count != (size_t)shape[1] || (shape[1] != 1 && operands[i].inner != size / (size_t)shape[0] / (size_t)shape[1])))
+            return refused(NO_CHANNELS); /* one channel has one number, which lies along any axis */
         is_full[i] = rank_of == rank && !memcmp(other, shape, rank * sizeof *shape);
         if ((status = CALL(TENSOR_DATA, Status(*)(const void *, void **))(value, (void **)&operands[i].data)))
             return status;

@@ -46,7 +46,7 @@ RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLik
 #: Float inputs that say how to compute, and not what.
 NOT_WRT = {
     "Resize": {1, 2}, "Upsample": {1}, "Dropout": {1}, "QuantizeLinear": {1}, "DequantizeLinear": {1}, "RoiAlign": {1}, "MaxRoiPool": {1},
-    "NonMaxSuppression": {0, 1, 3, 4}, "OneHot": {1}, "Range": {0, 1, 2}, "TreeEnsemble": {0}, "NegativeLogLikelihoodLoss": {2},
+    "NonMaxSuppression": {0, 1, 3, 4}, "OneHot": {0, 1}, "Range": {0, 1, 2}, "TreeEnsemble": {0}, "NegativeLogLikelihoodLoss": {2},
     "SoftmaxCrossEntropyLoss": {2},
 }  # fmt: skip
 #: The evaluator computes these in float32 whatever the type: their bodies stand in for them.

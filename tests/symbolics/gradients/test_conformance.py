@@ -23,7 +23,7 @@ from onnx.reference import ReferenceEvaluator
 from exporter.gradient_graph.build import build_gradient_graph
 from tests.symbolics.gradients.make_references import DATA, FLOATS, LOW, Unusable, load, node_tests, reference_of, unlike
 
-LAST_OPSET = 26  # of onnxruntime 1.31
+LAST_OPSET = 26  # of onnxruntime 1.31 and 1.32
 
 NO_RANK = "its body has an If between branches of different rank whose condition is known only at run time"
 FORWARD = "onnxruntime's Resize itself differs from the standard's reference"
