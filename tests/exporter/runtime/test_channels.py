@@ -239,7 +239,7 @@ SUM, ADD = FUNCTIONS["Sum"], FUNCTIONS["Add"]
         [SUM, 1, 0, 0, SUM, 2, 1, 1],
         [SUM, 3, 0, 0, ADD, 1, 0, 0],  # among what is between
         [SUM, 0, 0, 0, ADD, 1, 0, 0],  # where an input is
-        [SUM, 1, -1, 0], [SUM, 1, 99, 0], [SUM, 1, 0, 99], [SUM, 99, 0, 0], [9, 1, 0, 0],
+        [SUM, 1, -1, 0], [SUM, 1, 99, 0], [SUM, 1, 0, 99], [SUM, 99, 0, 0], [len(FUNCTIONS), 1, 0, 0],
     ],
     ids=str,
 )  # fmt: skip

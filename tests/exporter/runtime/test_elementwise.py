@@ -402,7 +402,7 @@ def test_programs_of_strangers(seed):
     inputs, outputs = int(generator.integers(1, 4)), int(generator.integers(1, 3))
     places = inputs + outputs + 12
     program = [
-        int(v) for _ in range(int(generator.integers(0, 6))) for v in (generator.integers(-1, 9), *generator.integers(-2, places + 2, 3))
+        int(v) for _ in range(int(generator.integers(0, 6))) for v in (generator.integers(-1, 11), *generator.integers(-2, places + 2, 3))
     ]
     if seed % 3:  # good ones, but for what an attacker adds
         program = [v for to in range(outputs) for v in (seed % 6, inputs + to, 0, inputs - 1)] + program[: 4 * (seed % 2)]
