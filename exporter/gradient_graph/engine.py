@@ -157,6 +157,9 @@ class Engine:
                 found[:] = [op.add_up(found, value)]
             return None if found is None else found[0]
 
+        def zeros(value: ir.Value) -> ir.Value:
+            return op.no_slope(value, *sorted(zero[value], key=name_of))
+
         with op.arithmetic():
             for node in reversed(self.path(nodes, targets, cotangents)):
                 incoming = [total(o) for o in node.outputs]
@@ -164,18 +167,11 @@ class Engine:
                 if sources := flat.union(*(zero.get(o, ()) for o in node.outputs)):
                     zero.update((v, sources | zero.get(v, frozenset())) for v in self.reads(node) if v in self.scope.active and is_float(v))
                 if node.domain:
-                    incoming = [
-                        op.no_slope(o, *sorted(zero[o], key=name_of)) if g is None and o in zero else g
-                        for o, g in zip(node.outputs, incoming)
-                    ]
+                    incoming = [zeros(o) if g is None and o in zero else g for o, g in zip(node.outputs, incoming)]
                 if any(g is not None for g in incoming) and not flat:
                     for value, g in self.apply(op, node, incoming):
                         parts.setdefault(value, []).append(g)
-            return {
-                v: op.no_slope(v, *sorted(zero[v], key=name_of)) if g is None else g
-                for v in targets
-                if (g := total(v)) is not None or v in zero
-            }
+            return {v: zeros(v) if found is None else found for v in targets if (found := total(v)) is not None or v in zero}
 
     def apply(self, op: Builder, node: ir.Node, cotangents: list[ir.Value | None]) -> list[tuple[ir.Value, ir.Value]]:
         """Cotangents of what the node reads, from those of its outputs; summed and cast to the values they belong to."""
