@@ -157,8 +157,8 @@ def _judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[
     eager.check_changes()
     recorder = active_recorder()
     assert recorder is not None
-    recorder.answers, recorder.no_gradients = eager.taken, eager.no_gradients
-    written = [parameter for name, parameter in _parameters(model) if name in eager.state]
+    recorder.answers, recorder.no_gradients, recorder.read = eager.taken, eager.no_gradients, eager.read
+    written = [parameter for name, parameter in _parameters(model) if name in eager.parameters]
     if written:
         export = unchanged(*written)(export)
     result = None

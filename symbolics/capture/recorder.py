@@ -128,6 +128,7 @@ class Recorder(Listener):
         opaque: Those of them for which none can, and why.
         answers: What torch.autograd.grad gave in eager mode.
         no_gradients: Where backward gave None in eager mode, though a gradient was needed.
+        read: What eager mode read of the model before it wrote it, by name; None where nobody saw.
         translated: Which operators of torch.library the exporter has a translation of: they stay what they are.
         capture: The export that is running, or the last one.
     """
@@ -141,6 +142,7 @@ class Recorder(Listener):
         self.records: dict[str, Record] = {}
         self.answers: Answers = {}
         self.no_gradients = NoGradients()
+        self.read: set[str] | None = None
         self.translated: Callable[[Any], bool] = lambda _: False
         self.capture = Capture()
 
