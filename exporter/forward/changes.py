@@ -41,6 +41,7 @@ class Changes:
         refused: The names of what no file can be right about, not even once -> why, and the way out.
         shared: Two names of one buffer that was found changed.
         parameters: The names of all parameters that were written.
+        modules: Those that have other attributes now.
     """
 
     def __init__(self, model: torch.nn.Module, kept: Kept) -> None:
@@ -50,6 +51,7 @@ class Changes:
         self.refused: dict[str, str] = {}
         self.shared: tuple[str, ...] = ()
         self.parameters: list[str] = []
+        self.modules: list[torch.nn.Module] = []
         self._buffers = {name: (buffer, self._before(buffer)) for name, buffer in model.named_buffers(remove_duplicate=False)}
         self._parameters = {
             name: (parameter, self._before(parameter))
@@ -84,6 +86,7 @@ class Changes:
             for name, (_, value) in attributes.items()
             if name not in self._attributes or not _equal(value, self._attributes[name][1])
         }
+        self.modules = [module for path, module in self._model.named_modules() if any(_is_of(name, path) for name in moved)]
         numbers = {name: attributes[name][0] for name, value in moved.items() if not isinstance(value, torch.Tensor)}
         if (remade or moved) and self._again(call, numbers, remade):
             later, last = self._now(), self._now_attributes()
@@ -167,6 +170,11 @@ class Changes:
                 if name in self._buffers:
                     modules[path]._buffers[last] = tensor
                 self._kept.put_back(tensor)
+
+
+def _is_of(name: str, path: str) -> bool:
+    """Whether an attribute may be one of the module at a path."""
+    return not path or name.startswith(f"{path}.")
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -115,6 +115,7 @@ class EagerGraph:
         no_gradients: Where a backward gives None, though a gradient is needed.
         read: What the run read of the model before it wrote it, by name; None where there was none.
         parameters: Those that it wrote.
+        modules: Those whose attributes it wrote.
     """
 
     calls: dict[Any, list[Call]] = field(default_factory=dict)
@@ -128,6 +129,7 @@ class EagerGraph:
     no_gradients: NoGradients = field(default_factory=NoGradients)
     read: set[str] | None = None
     parameters: list[str] = field(default_factory=list)
+    modules: list[torch.nn.Module] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -190,7 +192,7 @@ class EagerGraph:
 
                 found.state = changes.found(again)
                 found.refused, found.shared = changes.refused, changes.shared
-                found.read, found.parameters = changes.reads.first, changes.parameters
+                found.read, found.parameters, found.modules = changes.reads.first, changes.parameters, changes.modules
         except ExportError:  # a fake kernel, the loss of a training step: it names what is wrong
             raise
         except Exception as error:

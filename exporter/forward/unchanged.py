@@ -19,10 +19,11 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from exporter.train_mode.reads import OWN
 from symbolics import torch_private as private
 from symbolics.capture.side_effects import same_values
 
-__all__ = ["Kept", "unchanged"]
+__all__ = ["Kept", "attributes_unchanged", "unchanged"]
 
 Undo = Callable[[], None]
 
@@ -46,6 +47,20 @@ def unchanged(*roots: Any) -> Iterator[Kept]:
             yield kept
     finally:
         back()
+
+
+@contextlib.contextmanager
+def attributes_unchanged(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Put back the attributes of some modules, and what is in them; not their parameters, buffers, modules and hooks."""
+    before = [(module, {name: value for name, value in module.__dict__.items() if name not in OWN}) for module in modules]
+    with Kept(*(value for _, own in before for value in own.values())):
+        try:
+            yield
+        finally:
+            for module, own in before:
+                for name in [name for name in module.__dict__ if name not in OWN and name not in own]:
+                    del module.__dict__[name]
+                module.__dict__.update(own)
 
 
 def _generators() -> Undo:

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
 
-__all__ = ["Reads", "attributes_of", "is_read"]
+__all__ = ["OWN", "Reads", "attributes_of", "is_read"]
 
 # Operators that replace every element of their first argument.
 _OVERWRITING = frozenset((
@@ -38,7 +38,7 @@ _SHAPE_ONLY = frozenset((
 _OUTSIDE = frozenset(("numpy", "__array__", "tolist", "data_ptr", "storage", "untyped_storage", "__dlpack__", "__reduce_ex__"))
 _NUMBERS = (bool, int, float, complex)
 _DEPTH = 4  # of containers in containers
-_OWN = frozenset(torch.nn.Module().__dict__)  # what every module has: parameters and buffers, hooks, the mode
+OWN = frozenset(torch.nn.Module().__dict__)  # what every module has: parameters and buffers, hooks, the mode
 
 
 def is_read(value: ir.Value) -> bool:
@@ -247,7 +247,7 @@ def attributes_of(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     """Numbers and tensors that the modules have as plain attributes, in lists and dictionaries, too."""
     for path, module in model.named_modules():
         for name, value in module.__dict__.items():
-            if name not in _OWN:
+            if name not in OWN:
                 yield from _leaves(f"{path}.{name}".removeprefix("."), value)
 
 
