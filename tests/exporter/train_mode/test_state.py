@@ -77,3 +77,108 @@ def test_a_training_step(dynamo):
     assert losses == pytest.approx(eager(model, F.mse_loss, torch.optim.SGD(model.parameters(), lr=0.05), batches), rel=1e-5)
     for key, name in step.layout.buffers.items():
         torch.testing.assert_close(torch.as_tensor(state[name]), _buffers(model)[key], rtol=1e-5, atol=1e-5, msg=key)
+
+
+def fading(self, x):
+    self.kept = 0.9 * self.kept + x.detach().mean(0)
+    return x + self.kept
+
+
+def counting(self, x):
+    self.count = self.count + 1
+    return x
+
+
+def counting_out_of_sight(self, x):
+    self.__dict__["count"] += 1
+    return x
+
+
+def drawn(self, x):
+    self.count = torch.Generator().seed()
+    return x
+
+
+def drawn_and_read_in_evaluation(self, x):
+    if self.training:
+        self.count = torch.Generator().seed()
+        return x
+    return x * self.count
+
+
+def noted_in_place(self, x):
+    self.kept.copy_(x.detach().mean(0))
+    return x + self.kept
+
+
+def made_once(self, x):
+    self.count = x.shape[1] if self.count == 0 else self.count
+    return x * self.count
+
+
+class Attributes(torch.nn.Module):
+    """What it keeps are a number and a tensor."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step, self.count, self.kept = step, 0, torch.zeros(4)
+
+    def forward(self, x):
+        return self.step(self, x)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("step", "name"),
+    [
+        (fading, "kept"), (counting, "count"), (counting_out_of_sight, "count"), (drawn, ""), (drawn_and_read_in_evaluation, "count"),
+        (noted_in_place, ""), (made_once, ""),
+    ],
+)  # fmt: skip
+def test_attributes(step, name, training):
+    model, x = Attributes(step).train(training), torch.randn(BATCH)
+    changes = bool(name) and not (step is drawn_and_read_in_evaluation and not training)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", errors.PythonopWarning)
+        program = exporter.export(model, (x,), dynamo=False)
+    assert set(changes_of(program.model).lost) == ({name} if changes else set())
+    assert any(f"'{name}'" in str(one.message) for one in said if one.category is errors.PythonopWarning) == changes
+    assert (model.count, model.kept.any()) == (0, False), "an export leaves the model as it was"
+
+
+class Remembers(torch.nn.Module):
+    """Reads a flag where no graph shows it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("ready", torch.zeros(1))
+
+    def forward(self, x):
+        y = x if self.ready.tolist() == [0.0] else 2 * x
+        self.ready.fill_(1.0)
+        return y
+
+
+class Branches(torch.nn.Module):
+    """Reads a buffer in the branch that the example does not take."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", torch.zeros(4))
+
+    def forward(self, x):
+        last = self.last.clone()
+        y = torch.cond(x.sum() > 1e6, lambda x, last: x + last, lambda x, last: x * 1, (x, last))
+        self.last.copy_(x.detach().mean(0))
+        return y
+
+
+@pytest.mark.parametrize(("model", "name", "dynamo"), [(Remembers, "ready", False), (Branches, "last", True)])
+@pytest.mark.filterwarnings("ignore")
+def test_what_one_look_does_not_show(model, name, dynamo):
+    assert set(changes_of(exporter.export(model(), (torch.randn(BATCH),), dynamo=dynamo).model).carried) == {name}
+
+
+def test_without_an_eager_run_all_that_is_written_counts():
+    program = exporter.export(_model(WRITTEN[:2]), _batches()[0][:1], dynamo=False, eager_check=False)
+    assert set(changes_of(program.model).carried) == {f"parts.{step.__name__}.b" for step in WRITTEN[:2]}
