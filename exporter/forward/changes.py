@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from exporter.forward.unchanged import Kept
 from exporter.train_mode.buffers import UNSEEN
+from exporter.train_mode.reads import Reads, attributes_of
 from symbolics.capture.side_effects import same_values
 
 __all__ = ["Changes"]
@@ -26,87 +27,132 @@ _TRAINED = (
     "  way out: change a copy (w = self.weight.clamp(...)), or the parameter outside of forward, after the optimizer's step; where the first call alone\n"
     "  sets it, call the model once before the export"
 )
-_NUMBERS = (bool, int, float, complex)
-_DEPTH = 4  # of containers in containers
-_OWN = frozenset(torch.nn.Module().__dict__)  # what every module has: parameters and buffers, hooks, the mode
 
 
 class Changes:
-    """What forwards of a model change, by comparison with how it was.
+    """What forwards of a model change and the next one reads (exporter/train_mode/reads.py), by comparison with how the model was.
 
     Args:
         model: The model, before its forward.
+        kept: It and all that it has, as it was before.
 
     Attributes:
+        reads: Is open while a forward runs.
         refused: The names of what no file can be right about, not even once -> why, and the way out.
         shared: Two names of one buffer that was found changed.
+        parameters: The names of all parameters that were written.
+        modules: Those that have other attributes now.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, kept: Kept) -> None:
         self._model = model
+        self._kept = kept
+        self.reads = Reads(model)
         self.refused: dict[str, str] = {}
         self.shared: tuple[str, ...] = ()
-        self._buffers = {name: (buffer, _copy(buffer)) for name, buffer in model.named_buffers(remove_duplicate=False)}
+        self.parameters: list[str] = []
+        self.modules: list[torch.nn.Module] = []
+        self._buffers = {name: (buffer, self._before(buffer)) for name, buffer in model.named_buffers(remove_duplicate=False)}
         self._parameters = {
-            name: (parameter, _copy(parameter))
+            name: (parameter, self._before(parameter))
             for name, parameter in model.named_parameters()
             if parameter.layout is torch.strided and not parameter.is_meta
         }
-        self._attributes = self._now_attributes() if model.training else {}
+        self._attributes = self._now_attributes()
 
-    def found(self, again: Callable[[], Any]) -> dict[str, str]:
-        """The names of what is changed -> why a graph may not show it.
+    def found(self, call: Callable[[], Any]) -> dict[str, str]:
+        """The names of the state that is changed -> why a graph may not show it.
 
-        An attribute counts where a second call, on equal buffers, leaves another value than the first: what is only noted for a
-        reader, or computed once and kept, is the same after both. So does a buffer that is new, or got another shape or type.
+        An attribute counts where a second call, on equal buffers, leaves another value than the first: what is computed once and kept is the
+        same after both. So does a buffer that is new, or got another shape or type.
 
         Args:
-            again: Makes the second call; it is made where there is something to tell apart.
+            call: Makes another call; it is made where there is something to tell apart. The model's mode is another one afterwards.
         """
         buffers = self._now()
         before = {name: value for name, (_, value) in self._buffers.items()}
         found = {name: UNSEEN for name, value in buffers.items() if name in before and _moved(value, before[name])}
         names = {name: [other for other, (tensor, _) in self._buffers.items() if tensor is self._buffers[name][0]] for name in found}
-        self.shared = next((tuple(same) for same in names.values() if len(same) > 1), ())
         for name, (parameter, value) in self._parameters.items():
             if _moved(parameter, value):
+                self.parameters.append(name)
                 found[name] = "it is a parameter, which changes by its gradient alone"
-                if parameter.requires_grad:
-                    self.refused[name] = _TRAINED
-        found |= dict.fromkeys(self._parted(), "two modules share it, and forward puts another tensor in its place under one of its names")
+        parted = dict.fromkeys(self._parted(), "two modules share it, and forward puts another tensor in its place under one of its names")
+        written = {*found, *parted, *self._replaced(), *self.reads.overwritten}
         remade = {name: value for name, value in buffers.items() if name not in before or not _alike(value, before[name])}
-        attributes = self._now_attributes() if self._model.training else {}
+        attributes = self._now_attributes()
         moved = {
             name: value
             for name, (_, value) in attributes.items()
             if name not in self._attributes or not _equal(value, self._attributes[name][1])
         }
-        if not (remade or moved):
-            return found
-        try:
-            self._put_back(but=remade)
-            again()
-        except Exception:  # the next call cannot go on with it: then there is none that could train wrongly
-            return found
-        later, last = self._now(), self._now_attributes()
-        for name, value in remade.items():
-            if name in later and not _equal(later[name], value):
-                found[name] = "its shape or type changes, and a graph's are fixed"
-                if name not in before:
-                    self.refused[name] = _NEW
-        for name, value in moved.items():
-            if name in last and not _equal(last[name][1], value):
-                found[name] = "it is an attribute of a module, not a buffer"
-                if isinstance(value, torch.Tensor) and attributes[name][0] is self._attributes.get(name, (None,))[0]:
-                    self.refused[name] = _CONSTANT
+        self.modules = [module for path, module in self._model.named_modules() if any(_is_of(name, path) for name in moved)]
+        numbers = {name: attributes[name][0] for name, value in moved.items() if not isinstance(value, torch.Tensor)}
+        if (remade or moved) and self._again(call, numbers, remade):
+            later, last = self._now(), self._now_attributes()
+            for name, value in remade.items():
+                if name in later and not _equal(later[name], value):
+                    found[name] = "its shape or type changes, and a graph's are fixed"
+            for name, value in moved.items():
+                if name in last and not _equal(last[name][1], value):
+                    found[name] = "it is an attribute of a module, not a buffer"
+        read = self.reads.first
+        if not written | found.keys() <= read:
+            self._model.train(not self._model.training)
+            self._again(call, {name: value for name, value in numbers.items() if name in found}, remade)
+        found = {name: why for name, why in (found | parted).items() if name in read}
+        self.shared = next((tuple(names[name]) for name in found if len(names.get(name, ())) > 1), ())
+        for name in found:
+            if name in remade and name not in before:
+                self.refused[name] = _NEW
+            if name in moved and isinstance(moved[name], torch.Tensor) and attributes[name][0] is self._attributes.get(name, (None,))[0]:
+                self.refused[name] = _CONSTANT
+        for name in self.parameters:
+            if self._parameters[name][0].requires_grad and name in self.reads.ever:
+                self.refused[name] = _TRAINED
         return found
+
+    def _again(self, call: Callable[[], Any], numbers: dict[str, Any], but: dict[str, Any]) -> bool:
+        """Make another call, on the buffers and parameters of the first, and note what it reads.
+
+        Args:
+            call: Makes it.
+            numbers: Attributes that are watched, with their values.
+            but: Buffers that stay as they are.
+
+        Returns:
+            False where it fails: then there is none that could train wrongly.
+        """
+        for hidden in (numbers, {}) if numbers else ({},):
+            try:
+                self._put_back(but)
+                with self.reads, self.reads.fetched(hidden):
+                    call()
+                self.reads.first |= numbers.keys() - hidden.keys()
+                return True
+            except Exception:  # it may look for an attribute where nobody hears of it
+                modules = dict(self._model.named_modules())
+                for name, value in hidden.items():
+                    path, _, last = name.rpartition(".")
+                    if path in modules and last in modules[path].__dict__:
+                        modules[path].__dict__[last] = value
+        return False
+
+    def _before(self, tensor: torch.Tensor) -> torch.Tensor:
+        values = self._kept.values(tensor)
+        return _copy(tensor) if values is None else values
 
     def _now(self) -> dict[str, torch.Tensor]:
         return {name: _copy(buffer) for name, buffer in self._model.named_buffers(remove_duplicate=False)}
 
     def _now_attributes(self) -> dict[str, tuple[Any, Any]]:
         """Name -> the object, and its value now."""
-        return {name: (value, _copy(value) if isinstance(value, torch.Tensor) else value) for name, value in _attributes(self._model)}
+        return {name: (value, _copy(value) if isinstance(value, torch.Tensor) else value) for name, value in attributes_of(self._model)}
+
+    def _replaced(self) -> Iterator[str]:
+        """The buffers in whose place another tensor is now."""
+        now = dict(self._model.named_buffers(remove_duplicate=False))
+        yield from (name for name, (before, _) in self._buffers.items() if name in now and now[name] is not before)
 
     def _parted(self) -> Iterator[str]:
         """The buffers that were one tensor under several names, and are not now."""
@@ -118,40 +164,21 @@ class Changes:
 
     def _put_back(self, but: dict[str, torch.Tensor]) -> None:
         modules = dict(self._model.named_modules())
-        with torch.no_grad():
-            for name, (tensor, before) in (*self._buffers.items(), *self._parameters.items()):
-                if name not in but and not torch.nn.parameter.is_lazy(tensor):
-                    path, _, last = name.rpartition(".")
-                    if name in self._buffers:
-                        modules[path]._buffers[last] = tensor
-                    if tensor.shape != before.shape:  # through .data, which nobody hears of
-                        tensor.data = before.clone()
-                    elif tensor is not before and not same_values(tensor, before):
-                        tensor.copy_(before)
+        for name, (tensor, _) in (*self._buffers.items(), *self._parameters.items()):
+            if name not in but:
+                path, _, last = name.rpartition(".")
+                if name in self._buffers:
+                    modules[path]._buffers[last] = tensor
+                self._kept.put_back(tensor)
+
+
+def _is_of(name: str, path: str) -> bool:
+    """Whether an attribute may be one of the module at a path."""
+    return not path or name.startswith(f"{path}.")
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if torch.nn.parameter.is_lazy(tensor) else tensor.detach().clone()
-
-
-def _attributes(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Numbers and tensors that the modules have as plain attributes, in lists and dictionaries, too."""
-    for path, module in model.named_modules():
-        for name, value in module.__dict__.items():
-            if name not in _OWN:
-                yield from _leaves(f"{path}.{name}".removeprefix("."), value)
-
-
-def _leaves(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, torch.Tensor) or type(value) in _NUMBERS:
-        yield name, value
-    elif isinstance(value, (list, tuple, deque)) and depth < _DEPTH:
-        for index, item in enumerate(value):
-            yield from _leaves(f"{name}[{index}]", item, depth + 1)
-    elif isinstance(value, dict) and depth < _DEPTH:
-        for key, item in value.items():
-            if isinstance(key, (str, int)):
-                yield from _leaves(f"{name}[{key!r}]", item, depth + 1)
 
 
 def _alike(one: torch.Tensor, two: torch.Tensor) -> bool:

@@ -108,11 +108,14 @@ class EagerGraph:
         unchecked: Why there is nothing to compare with, "" where there is.
         failed: Whether that is because the run raised.
         changed: The saved_tensors_hooks that give back something else than they were given, as text.
-        state: What the run changed in the model, by name -> why a file may not carry it.
+        state: The state (exporter/train_mode/reads.py) that the run changed, by name -> why a file may not carry it.
         shared: The names of a buffer that has several, and that the run changed.
         taken: What each call of torch.autograd.grad that the forward made gave, by module and line.
         refused: Those of them that no file can be right about, not even once -> why, and the way out.
         no_gradients: Where a backward gives None, though a gradient is needed.
+        read: What the run read of the model before it wrote it, by name; None where there was none.
+        parameters: Those that it wrote.
+        modules: Those whose attributes it wrote.
     """
 
     calls: dict[Any, list[Call]] = field(default_factory=dict)
@@ -124,6 +127,9 @@ class EagerGraph:
     refused: dict[str, str] = field(default_factory=dict)
     shared: tuple[str, ...] = ()
     no_gradients: NoGradients = field(default_factory=NoGradients)
+    read: set[str] | None = None
+    parameters: list[str] = field(default_factory=list)
+    modules: list[torch.nn.Module] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -156,7 +162,7 @@ class EagerGraph:
             # One at a time: warnings and compilation are switched off in the whole process.
             with (
                 _lock,
-                unchanged(model, inputs, keywords),
+                unchanged(model, inputs, keywords) as kept,
                 _quiet(),
                 torch.enable_grad(),
                 Survey(model, keeps, fakes) as survey,
@@ -164,11 +170,14 @@ class EagerGraph:
             ):
                 if training is not None:
                     model.train(training)
-                changes, drawn = Changes(model), torch.get_rng_state()
+                changes, drawn = Changes(model, kept), torch.get_rng_state()
+                survey.given = changes.reads.read
                 for leaf in pytree.tree_leaves((inputs, keywords)):  # the user's are leaves: backward() inside forward leaves a .grad there
                     if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                         leaf.retain_grad()
-                result = model(*inputs, **keywords)
+                with changes.reads:
+                    result = model(*inputs, **keywords)
+                    changes.reads.read(result)
                 found = cls(_calls(result, survey), changed=list(survey.changed), taken=copy.deepcopy(survey.taken))
                 if survey.backwards:
                     with unchanged(model, inputs, keywords), survey.deaf():
@@ -179,10 +188,11 @@ class EagerGraph:
                 def again() -> None:
                     torch.set_rng_state(drawn)
                     fresh, more = differentiable_inputs((args, kwargs))
-                    model(*fresh, **more)
+                    changes.reads.read(model(*fresh, **more))
 
                 found.state = changes.found(again)
                 found.refused, found.shared = changes.refused, changes.shared
+                found.read, found.parameters, found.modules = changes.reads.first, changes.parameters, changes.modules
         except ExportError:  # a fake kernel, the loss of a training step: it names what is wrong
             raise
         except Exception as error:

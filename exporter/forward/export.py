@@ -41,7 +41,7 @@ def export(
         portable: Functions and operators to write as ONNX functions, their own backward beside them, so that the file runs and trains without
             Python: True for all that can, or a list as ``inline`` takes it (`hook`). ``program.portable`` says what became of each call.
         eager_check: Run the model once more, in eager mode, and see that each Function that gradients flow through is in the
-            file. False saves that run; the file's metadata then says that it was not checked.
+            file. False saves that run; the metadata then says that it was not checked, and all that forward writes counts as state.
         **torch_onnx_export_options: Passed to torch.onnx.export (input_names, optimize, ...), but ``f``.
 
     Raises:

@@ -59,7 +59,7 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     results = len(graph.outputs) - recorder.capture.anchored - len(written)
     parameters = state.adopt(graph)
     _keep_outputs(graph, results + len(written))
-    carried = carry(graph, results, written, state.entries)
+    carried, noted = carry(graph, results, written, state.entries, recorder.read)
     own_outputs = len(graph.outputs)
     if results == len(recorder.capture.results):
         _distrust_shapes(graph, recorder)
@@ -88,7 +88,8 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
             BufferChanges(name_carried(graph, carried, results), {}, recorder.capture.evaluated)
         )
     averages = dict.fromkeys((name for name in state.cumulative if name in carried), AVERAGED)
-    add_lost(model, {**dict.fromkeys((*written, *recorder.capture.missed), UNSEEN), **averages})
+    unseen = [name for name in recorder.capture.missed if recorder.read is None or name in recorder.read]
+    add_lost(model, {**dict.fromkeys((*(name for name in written if name not in noted), *unseen), UNSEEN), **averages})
     _import_domains(model, nodes)
 
 

@@ -51,7 +51,7 @@ def hook(inline: Iterable[Any] = (), *, portable: Any = False, eager_check: bool
             trains without Python. True: all that can (a warning says which cannot, and why); or a list as ``inline`` takes it, and
             then it is an error where one cannot.
         eager_check: Run the model once more, in eager mode, and see that each Function that gradients flow through is in the
-            file. False saves that run; the file's metadata then says that it was not checked.
+            file. False saves that run; the metadata then says that it was not checked, and all that forward writes counts as state.
 
     Yields:
         A Hook; its ``program`` is the last export.

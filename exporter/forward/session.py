@@ -18,7 +18,7 @@ from exporter.files.save import writable
 from exporter.files.trust import name_of
 from exporter.forward.eager_graph import EagerGraph, Lost
 from exporter.forward.portable import StaysOpaque, make_portable
-from exporter.forward.unchanged import unchanged
+from exporter.forward.unchanged import attributes_unchanged, unchanged
 from exporter.gradient_graph.inside import expand_gradients
 from exporter.train_mode.buffers import add_lost, warn_of_lost
 from symbolics import torch_private as private
@@ -157,10 +157,12 @@ def _judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[
     eager.check_changes()
     recorder = active_recorder()
     assert recorder is not None
-    recorder.answers, recorder.no_gradients = eager.taken, eager.no_gradients
-    written = [parameter for name, parameter in _parameters(model) if name in eager.state]
+    recorder.answers, recorder.no_gradients, recorder.read = eager.taken, eager.no_gradients, eager.read
+    written = [parameter for name, parameter in _parameters(model) if name in eager.parameters]
     if written:
         export = unchanged(*written)(export)
+    if eager.modules:
+        export = attributes_unchanged(eager.modules)(export)
     result = None
     try:
         result = export()

@@ -54,18 +54,6 @@ class ModelState:
                 entries[name] = StateEntry(owner, kind, kind == "parameter" and tensor.requires_grad, name in persistent)  # type: ignore[arg-type]
         return cls(entries, values, tuple(dict.fromkeys(entries[name].initializer for name in cumulative_statistics(model))))
 
-    @contextlib.contextmanager
-    def restored(self, model: torch.nn.Module) -> Iterator[None]:
-        """Undo what a traced forward does to the model's buffers."""
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for name, buffer in self._buffers(model):
-                    saved = self.values.get(self.entries[name].initializer) if name in self.entries else None
-                    if saved is not None and saved.shape == buffer.shape:
-                        buffer.copy_(saved)
-
     def changed(self, model: torch.nn.Module, declared: Collection[torch.Tensor] = ()) -> set[str]:
         """The names of the buffers that are no longer as they were, or that are among the ``declared``.
 

@@ -22,6 +22,7 @@ from exporter.forward.inputs import dynamic_sizes, input_names, without_numbers
 from exporter.forward.opset import check_asked
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
 from exporter.forward.state import ModelState, all_buffers_named
+from exporter.forward.unchanged import Kept
 from symbolics import torch_private as private
 from symbolics.capture.marks import differentiable_inputs, holds_tensor
 from symbolics.capture.torchscript import symbolics_registered
@@ -85,7 +86,7 @@ def _translate_torchscript(
     opset = options.get("opset_version")
     with (
         capturing(current, model, False, keywords, constants) as recorder,
-        state.restored(model),
+        Kept(*(module._buffers for module in model.modules())),
         all_buffers_named(model),
         symbolics_registered(opset or 9),
     ):

@@ -14,15 +14,16 @@ import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 
+from exporter.train_mode.reads import OWN
 from symbolics import torch_private as private
 from symbolics.capture.side_effects import same_values
 
-__all__ = ["unchanged"]
+__all__ = ["Kept", "attributes_unchanged", "unchanged"]
 
 Undo = Callable[[], None]
 
@@ -32,22 +33,34 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleT
 
 
 @contextlib.contextmanager
-def unchanged(*roots: Any) -> Iterator[None]:
+def unchanged(*roots: Any) -> Iterator[Kept]:
     """Undo all changes of what can be reached from the roots, and of the random states of torch, numpy and Python.
 
     Not undone: changes of global variables and classes, and of objects of the standard library other than containers.
+
+    Yields:
+        What is kept.
     """
-    kept = _Kept()
-    kept.walk([private.parametrization_cache(), *roots])
-    undo = [_generators(), *kept.undo]
+    kept, back = Kept(private.parametrization_cache(), *roots), _generators()
     try:
-        yield
+        with kept:
+            yield kept
     finally:
-        for back in undo:
-            back()
-        for container, before in kept.containers:
-            if len(container) != len(before) or not _holds_the_same(container, before):
-                _refill(container, before)
+        back()
+
+
+@contextlib.contextmanager
+def attributes_unchanged(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Put back the attributes of some modules, and what is in them; not their parameters, buffers, modules and hooks."""
+    before = [(module, {name: value for name, value in module.__dict__.items() if name not in OWN}) for module in modules]
+    with Kept(*(value for _, own in before for value in own.values())):
+        try:
+            yield
+        finally:
+            for module, own in before:
+                for name in [name for name in module.__dict__ if name not in OWN and name not in own]:
+                    del module.__dict__[name]
+                module.__dict__.update(own)
 
 
 def _generators() -> Undo:
@@ -64,17 +77,44 @@ def _generators() -> Undo:
     return back
 
 
-class _Kept:
-    """What a walk found.
+class Kept:
+    """Objects as they are now; they are put back as such when the block ends.
+
+    Args:
+        *roots: What to keep, with all that can be reached from it.
 
     Attributes:
-        undo: What puts back each tensor, generator and object.
+        undo: What puts back each generator and object.
         containers: Each dict, list, deque and set, and what is in it. Modules are made of empty ones: a pair is all they cost.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *roots: Any) -> None:
         self.undo: list[Undo] = []
         self.containers: list[tuple[Any, Any]] = []
+        self._tensors: dict[int, _Tensor] = {}
+        self.walk([*roots])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for tensor in self._tensors.values():
+            tensor.put_back()
+        for back in self.undo:
+            back()
+        for container, before in self.containers:
+            if len(container) != len(before) or not _holds_the_same(container, before):
+                _refill(container, before)
+
+    def values(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """What a tensor held; None where it is not kept."""
+        found = self._tensors.get(id(tensor))
+        return None if found is None else found.values
+
+    def put_back(self, tensor: torch.Tensor) -> None:
+        """Put one tensor back now."""
+        if id(tensor) in self._tensors:
+            self._tensors[id(tensor)].put_back()
 
     def walk(self, todo: list[Any]) -> None:
         """Remember each object that can be reached."""
@@ -94,7 +134,8 @@ class _Kept:
         """Remember one object; what it refers to."""
         undo = self.undo
         if isinstance(value, torch.Tensor):
-            undo.append(_tensor(value))
+            if not (private.is_fake(value) or value.is_meta or value.layout != torch.strided or torch.nn.parameter.is_lazy(value)):
+                self._tensors[id(value)] = _Tensor(value)
             return ()
         inside: list[Any] = []
         if isinstance(value, (dict, list, deque, set)):
@@ -152,24 +193,27 @@ def _is_empty(cell: Any) -> bool:
         return True
 
 
-def _tensor(tensor: torch.Tensor) -> Undo:
-    if private.is_fake(tensor) or tensor.is_meta or tensor.layout != torch.strided or torch.nn.parameter.is_lazy(tensor):
-        return lambda: None
-    memory, gradient = tensor.data, tensor.grad if tensor.is_leaf else None  # .data: what is put back counts as no change to autograd
-    values, flag = memory.clone(), tensor.requires_grad
+class _Tensor:
+    """A tensor as it was."""
 
-    def back() -> None:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._memory = tensor.data  # what is put back through it counts as no change to autograd
+        self._gradient = tensor.grad if tensor.is_leaf else None
+        self._flag = tensor.requires_grad
+        self.values = self._memory.clone()
+
+    def put_back(self) -> None:
+        tensor, memory = self._tensor, self._memory
         with torch.no_grad():
             if tensor.data_ptr() != memory.data_ptr() or tensor.shape != memory.shape or tensor.dtype != memory.dtype:
                 tensor.data = memory
-            if not same_values(memory, values):
-                memory.copy_(values)
-            if tensor.is_leaf and tensor.grad is not gradient:
-                tensor.grad = gradient
-            if tensor.is_leaf and tensor.requires_grad != flag:
-                tensor.requires_grad_(flag)
-
-    return back
+            if not same_values(memory, self.values):
+                memory.copy_(self.values)
+            if tensor.is_leaf and tensor.grad is not self._gradient:
+                tensor.grad = self._gradient
+            if tensor.is_leaf and tensor.requires_grad != self._flag:
+                tensor.requires_grad_(self._flag)
 
 
 def _refill(container: Any, before: Any) -> None:

@@ -6,12 +6,13 @@ Of BatchNormalization in training mode the graph gives out what the batch says (
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import onnx_ir as ir
 
 from exporter.train_mode.batch_norm import kept_statistics, plain_statistics, source_of
+from exporter.train_mode.reads import is_read
 from symbolics.errors import PythonopWarning
 from symbolics.graph.walk import walk
 from symbolics.node.metadata import StateEntry, changes_of, read_state, write_changes
@@ -23,26 +24,36 @@ UNSEEN = "its new value is computed where the exporter cannot look"
 AVERAGED = "forward uses this average of all batches itself: give the norm another momentum than None"
 
 
-def carry(graph: ir.Graph, count: int, written: Iterable[str], entries: Mapping[str, StateEntry]) -> list[str]:
-    """Sort the outputs behind the model's results: those that hold the next value of a buffer stay, in a node of their own.
+def carry(
+    graph: ir.Graph, count: int, written: Iterable[str], entries: Mapping[str, StateEntry], read: Collection[str] | None = None
+) -> tuple[list[str], set[str]]:
+    """Sort the outputs behind the model's results: those that hold the next value of state stay, in a node of their own.
 
     Args:
         graph: The graph. Its outputs are the results, then the values of ``written``; nothing else.
         count: How many results there are.
         written: Names of buffers.
         entries: The parameters and buffers.
+        read: What eager mode reads of the model before it writes it, by name; None where nobody saw, and all that is written counts.
 
     Returns:
-        The initializers of the buffers whose next values are outputs now, in the order of these.
+        The initializers of the buffers whose next values are outputs now, in the order of these; the names of those that are only written.
     """
-    values = dict(zip((entries[name].initializer for name in written), list(graph.outputs)[count:], strict=True))
+    initializers = {name: entries[name].initializer for name in written}
+    values = dict(zip(initializers.values(), list(graph.outputs)[count:], strict=True))
     while len(graph.outputs) > count:
         graph.outputs.pop()
     kept = plain_statistics(graph, values) if values else set()
-    carried = []
+    carried, noted = [], set()
+    state = {entries[name].initializer for name in read or () if name in entries}
     for initializer, value in values.items():
         buffer = graph.initializers[initializer]
-        if initializer in kept or source_of(value) is buffer:
+        if initializer in kept:
+            continue
+        if read is not None and initializer not in state and not is_read(buffer):
+            noted.add(initializer)
+            continue
+        if source_of(value) is buffer:
             continue  # a trace did not see what changed it
         if value.dtype is not None and value.dtype != buffer.dtype:
             continue
@@ -51,7 +62,7 @@ def carry(graph: ir.Graph, count: int, written: Iterable[str], entries: Mapping[
         graph.append(node)
         graph.outputs.append(node.outputs[0])
         carried.append(initializer)
-    return carried
+    return carried, {name for name, initializer in initializers.items() if initializer in noted}
 
 
 def name_carried(graph: ir.Graph, carried: Iterable[str], count: int) -> dict[str, str]:

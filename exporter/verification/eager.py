@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import onnx_ir as ir
@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from exporter.forward.case import Case
 from exporter.forward.inputs import named_tensors
 from exporter.train_mode.dropout import draw_seed
+from exporter.train_mode.reads import Reads
 from exporter.verification.compare import difference
 from exporter.verification.masks import Masks, OtherDraws
 from exporter.verification.memory import HighWater
@@ -37,6 +38,7 @@ class EagerStep:
         cotangents: One per output; None where it has no gradient.
         gradients: (kind, name) -> gradient, None where eager has none.
         buffers: name -> its value behind the forward, of the buffers that the forward changed.
+        notes: Those of them that it wrote before it read them: in this mode they are no state, and a file need not carry them.
     """
 
     inputs: dict[str, torch.Tensor]
@@ -44,6 +46,11 @@ class EagerStep:
     cotangents: list[torch.Tensor | None]
     gradients: dict[tuple[str, str], torch.Tensor | None]
     buffers: dict[str, torch.Tensor]
+    notes: set[str] = field(default_factory=set)
+
+    def beside(self, carried: Container[str]) -> EagerStep:
+        """The same, without the notes that a file does not carry."""
+        return replace(self, buffers={name: value for name, value in self.buffers.items() if name not in self.notes or name in carried})
 
     @classmethod
     def run(cls, case: Case, kind: torch.dtype | None = None, given: list[Any] | None = None, masks: Masks | None = None) -> EagerStep:
@@ -65,7 +72,9 @@ class EagerStep:
         before = buffers_of(model)
         with torch.enable_grad(), contextlib.nullcontext() if masks is None else masks.given():
             copies, keywords = _given(case, kind, leaves)
-            outputs = tensors_of(model(*copies, **keywords))
+            with Reads(model) as reads:
+                outputs = tensors_of(model(*copies, **keywords))
+                reads.read(outputs)
             buffers = changed(before, buffers_of(model))
             if given is None:
                 generator = torch.Generator().manual_seed(SEED)
@@ -77,7 +86,7 @@ class EagerStep:
         gradients = {("parameter gradient", name): p.grad for name, p in model.named_parameters() if p.requires_grad}
         gradients |= {("input gradient", name): leaves[id(t)].grad for name, t in named.items() if t.is_floating_point()}
         inputs = {name: t.detach() for name, t in named.items()}
-        return cls(inputs, [out.detach() for out in outputs], list(given), gradients, buffers)
+        return cls(inputs, [out.detach() for out in outputs], list(given), gradients, buffers, buffers.keys() - reads.first)
 
 
 def draws(case: Case, eager: EagerStep, masks: Masks | None = None) -> bool:

@@ -54,7 +54,7 @@ def run_in_a_fresh_process(path: Path, eager: EagerStep, allow: Iterable[Any], s
     patterns = [entry if isinstance(entry, str) else qualified_name(entry) for entry in Patterns(allow, "allow").items]
     job = {
         "path": str(path), "allow": patterns, "setup": setup, "inputs": eager.inputs, "cotangents": eager.cotangents, "steps": steps, "seed": SEED,
-        "buffers": list(eager.buffers), "threads": torch.get_num_threads(),
+        "buffers": sorted(eager.buffers.keys() - eager.notes), "threads": torch.get_num_threads(),
     }  # fmt: skip
     folder = path.parent
     torch.save(job, folder / "job.pt")

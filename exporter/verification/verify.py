@@ -30,6 +30,7 @@ from exporter.verification.steps import copy_of
 from symbolics.errors import RunError
 from symbolics.graph.values import is_python_op
 from symbolics.graph.walk import walk
+from symbolics.node.metadata import changes_of, read_state
 from symbolics.node.names import MARK_COUNT_KEY
 
 __all__ = ["verify"]
@@ -114,7 +115,9 @@ def verify(
     eager_seconds, eager_memory = measured_step(case, eager, steps)
     seconds |= {**found.seconds, "eager step": eager_seconds}
     memory = {name: used for name, used in zip(STEPS, (eager_memory, found.memory), strict=True) if used is not None}
-    places = places_of_rows(program.model)
+    places, carried = places_of_rows(program.model), changes_of(program.model).carried
+    state = read_state(program.model.metadata_props) or {}
+    eager = eager.beside({*found.buffers, *(name for name, entry in state.items() if entry.initializer in carried)})
     rows = [replace(row, node=places.get((row.kind, row.name), "")) for row in compare(eager, precise, found, found.lost)]
     report = Report(
         rows, _facts(case, program.model, dynamo, size, found), _functions(program), seconds, memory=memory,

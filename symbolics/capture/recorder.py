@@ -124,10 +124,9 @@ class Recorder(Listener):
         inline: Which Functions are inlined in place of becoming a node.
         names: Names of registered objects, for arguments without a portable form.
         records: key -> Record, in the order of the calls.
-        portable: Which Functions a function of the file may stand for: theirs may hide modules.
-        opaque: Those of them for which none can, and why.
-        answers: What torch.autograd.grad gave in eager mode.
-        no_gradients: Where backward gave None in eager mode, though a gradient was needed.
+        portable, opaque: Which Functions a function of the file may stand for: theirs may hide modules; those for which none can, and why.
+        answers, no_gradients: What torch.autograd.grad gave in eager mode; where backward gave None there, though a gradient was needed.
+        read: What eager mode read of the model before it wrote it, by name; None where nobody saw.
         translated: Which operators of torch.library the exporter has a translation of: they stay what they are.
         capture: The export that is running, or the last one.
     """
@@ -141,6 +140,7 @@ class Recorder(Listener):
         self.records: dict[str, Record] = {}
         self.answers: Answers = {}
         self.no_gradients = NoGradients()
+        self.read: set[str] | None = None
         self.translated: Callable[[Any], bool] = lambda _: False
         self.capture = Capture()
 

@@ -86,6 +86,7 @@ class Survey(Listener):
         changed: The saved_tensors_hooks that give back something else than they were given, as text.
         taken: What each call of torch.autograd.grad that the forward made gave, by module and line.
         backwards: The backward of each call of a Function, or of a kept operator.
+        given: Is told the arguments of each call of apply.
     """
 
     def __init__(self, model: torch.nn.Module, keeps: Callable[[Operator], bool] = lambda _: False, fakes: bool = False) -> None:
@@ -104,6 +105,7 @@ class Survey(Listener):
         self.changed: list[str] = []
         self.taken: Answers = {}
         self.backwards: list[Backward] = []
+        self.given: Callable[[Any], None] = lambda _: None
         self._sites = Callsites(model)
         self._open = contextlib.ExitStack()
 
@@ -136,6 +138,7 @@ class Survey(Listener):
 
     def apply(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make the call."""
+        self.given((args, kwargs))
         needing = needing_gradients(cls, args, kwargs)
         with self.deaf():
             result = original_apply(cls, args, kwargs)

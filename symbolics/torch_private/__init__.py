@@ -94,6 +94,7 @@ from symbolics.torch_private.tensors import (
     own_memory,
     release_weak_storage,
     shares_memory,
+    storage_key,
     weak_storage,
 )
 from symbolics.torch_private.threads import openmp_functions
@@ -139,6 +140,7 @@ from symbolics.torch_private.watching import (
     answered_draws,
     every_result,
     is_random,
+    operators_heard,
     random_operators,
     unheard,
 )
@@ -209,6 +211,7 @@ __all__ = [
     "openmp_functions",
     "operator_classes",
     "operator_name",
+    "operators_heard",
     "opsets_of_torchscript",
     "outside_of_compile",
     "overload_of",
@@ -236,6 +239,7 @@ __all__ = [
     "shares_memory",
     "sizes_watched",
     "stateless",
+    "storage_key",
     "symbolic_size",
     "tensor_hooks",
     "tensor_type",

@@ -61,6 +61,15 @@ def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch._C._is_alias_of(a, b))
 
 
+def storage_key(tensor: torch.Tensor) -> int | None:
+    """What tensors of one storage have in common, while it lives; None for a tensor without memory of its own (a subclass that wraps others)."""
+    try:
+        storage = tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return None
+    return storage._cdata if storage.nbytes() or not tensor.numel() else None
+
+
 def base_of(tensor: torch.Tensor) -> torch.Tensor:
     """What a tensor is a view of, itself where it is none: autograd knows a change of a view as one of its base. ``_base`` has no public name."""
     return tensor._base if tensor._is_view() and tensor._base is not None else tensor

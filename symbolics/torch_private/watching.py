@@ -16,6 +16,30 @@ def unheard() -> contextlib.AbstractContextManager[Any]:
 
 
 @functools.cache
+def _watch() -> type:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        supports_higher_order_operators = True  # torch.cond is handed on, as any other
+
+        def __init__(self, hear: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.hear = hear
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            with unheard():
+                self.hear(func, args, kwargs or {})
+            return func(*args, **(kwargs or {}))
+
+    return Watch
+
+
+def operators_heard(hear: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> contextlib.AbstractContextManager[Any]:
+    """Call ``hear(operator, args, kwargs)`` before each operator that runs in the block, below autograd: a function mode does not see those of C++."""
+    return _watch()(hear)
+
+
+@functools.cache
 def _random_watch() -> type:
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -270,6 +270,24 @@ def test_functions(monkeypatch):
     assert seen == [Mapped], "Function.apply under torch.func no longer looks custom_function_call up there"
 
 
+def test_storage_key():
+    x = torch.ones(3)
+    assert private.storage_key(x) == private.storage_key(x[1:]) == private.storage_key(x.detach())
+    assert private.storage_key(x) != private.storage_key(x.clone())
+    assert private.storage_key(torch.sparse_coo_tensor(size=(2, 2))) is None
+
+
+def test_operators_heard():
+    x, seen = torch.ones(2, requires_grad=True), []
+    with private.operators_heard(lambda func, args, kwargs: seen.append(func._schema.name)):
+        (x * 2).sum().backward()
+        torch.zeros(2).copy_(x.detach())
+    assert {"aten::mul", "aten::sum", "aten::copy_"} <= set(seen)
+    count = len(seen)
+    x * 2
+    assert len(seen) == count
+
+
 def test_shares_memory():
     x = torch.ones(4)
     assert private.shares_memory(x, x[1:])

@@ -1,0 +1,184 @@
+"""State is what a forward reads before it writes it: that is carried as eager has it, and what is only written is no output, no input, no obstacle."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import exporter
+from exporter import errors
+from exporter.training.step import export_training_step
+from symbolics.node.metadata import changes_of, results_of
+from tests.exporter.train_mode.writing import BATCH, STATE, WRITTEN, Written, read_in_evaluation
+from tests.exporter.training.loop import eager, run
+
+ALLOW = ["tests.exporter.train_mode.writing:*"]
+WRITTEN_NAMES = {f"parts.{step.__name__}.b" for step in WRITTEN}
+STATE_NAMES = {f"parts.{step.__name__}.b" for step in STATE}
+
+
+def _model(*steps):
+    torch.manual_seed(0)
+    return Written(*steps)
+
+
+def _batches(count=2):
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(BATCH, generator=generator), torch.randn(BATCH, generator=generator)) for _ in range(count)]
+
+
+def _buffers(module):
+    return {name: value.detach().clone() for name, value in module.named_buffers()}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_two_calls_are_as_in_eager(dynamo, training):
+    model, batches = _model().train(training), _batches()
+    before = copy.deepcopy(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", errors.PythonopWarning)
+        program = exporter.export(model, batches[0][:1], dynamo=dynamo)
+    assert model.state_dict().keys() == before.state_dict().keys()
+    assert all(torch.equal(value, before.state_dict()[name]) for name, value in model.state_dict().items())
+    changes = changes_of(program.model)
+    state = STATE_NAMES if training else STATE_NAMES - {f"parts.{read_in_evaluation.__name__}.b"}
+    assert set(changes.carried) == state
+    assert not changes.lost
+    assert len(results_of(program.model)) == 1
+    module = exporter.load(program, allow=ALLOW).train(training)
+    at_export = _buffers(module)
+    for x, _ in batches:
+        one, two = (x.clone().requires_grad_() for _ in range(2))
+        expected, found = model(one), module(two)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            torch.autograd.grad(found.sum(), two)[0], torch.autograd.grad(expected.sum(), one)[0], rtol=1e-4, atol=1e-5
+        )
+        now, wanted = _buffers(module), _buffers(model)
+        for name in STATE_NAMES:
+            torch.testing.assert_close(now[name], wanted[name], rtol=1e-5, atol=1e-5, msg=name)
+        for name in WRITTEN_NAMES:
+            assert torch.equal(now[name], at_export[name]), name
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_a_training_step(dynamo):
+    model, batches = _model().train(), _batches()
+    step = export_training_step(
+        model, batches[0][:1], loss=F.mse_loss, targets=batches[0][1:], optimizer="sgd", hyperparameters={"lr": 0.05}, dynamo=dynamo
+    )
+    assert set(step.layout.buffers) == STATE_NAMES
+    losses, state = run(step, batches, allow=ALLOW)
+    assert losses == pytest.approx(eager(model, F.mse_loss, torch.optim.SGD(model.parameters(), lr=0.05), batches), rel=1e-5)
+    for key, name in step.layout.buffers.items():
+        torch.testing.assert_close(torch.as_tensor(state[name]), _buffers(model)[key], rtol=1e-5, atol=1e-5, msg=key)
+
+
+def fading(self, x):
+    self.kept = 0.9 * self.kept + x.detach().mean(0)
+    return x + self.kept
+
+
+def counting(self, x):
+    self.count = self.count + 1
+    return x
+
+
+def counting_out_of_sight(self, x):
+    self.__dict__["count"] += 1
+    return x
+
+
+def drawn(self, x):
+    self.count = torch.Generator().seed()
+    return x
+
+
+def drawn_and_read_in_evaluation(self, x):
+    if self.training:
+        self.count = torch.Generator().seed()
+        return x
+    return x * self.count
+
+
+def noted_in_place(self, x):
+    self.kept.copy_(x.detach().mean(0))
+    return x + self.kept
+
+
+def made_once(self, x):
+    self.count = x.shape[1] if self.count == 0 else self.count
+    return x * self.count
+
+
+class Attributes(torch.nn.Module):
+    """What it keeps are a number and a tensor."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step, self.count, self.kept = step, 0, torch.zeros(4)
+
+    def forward(self, x):
+        return self.step(self, x)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("step", "name"),
+    [
+        (fading, "kept"), (counting, "count"), (counting_out_of_sight, "count"), (drawn, ""), (drawn_and_read_in_evaluation, "count"),
+        (noted_in_place, ""), (made_once, ""),
+    ],
+)  # fmt: skip
+def test_attributes(step, name, training):
+    model, x = Attributes(step).train(training), torch.randn(BATCH)
+    changes = bool(name) and not (step is drawn_and_read_in_evaluation and not training)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", errors.PythonopWarning)
+        program = exporter.export(model, (x,), dynamo=False)
+    assert set(changes_of(program.model).lost) == ({name} if changes else set())
+    assert any(f"'{name}'" in str(one.message) for one in said if one.category is errors.PythonopWarning) == changes
+    assert (model.count, model.kept.any()) == (0, False), "an export leaves the model as it was"
+
+
+class Remembers(torch.nn.Module):
+    """Reads a flag where no graph shows it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("ready", torch.zeros(1))
+
+    def forward(self, x):
+        y = x if self.ready.tolist() == [0.0] else 2 * x
+        self.ready.fill_(1.0)
+        return y
+
+
+class Branches(torch.nn.Module):
+    """Reads a buffer in the branch that the example does not take."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", torch.zeros(4))
+
+    def forward(self, x):
+        last = self.last.clone()
+        y = torch.cond(x.sum() > 1e6, lambda x, last: x + last, lambda x, last: x * 1, (x, last))
+        self.last.copy_(x.detach().mean(0))
+        return y
+
+
+@pytest.mark.parametrize(("model", "name", "dynamo"), [(Remembers, "ready", False), (Branches, "last", True)])
+@pytest.mark.filterwarnings("ignore")
+def test_what_one_look_does_not_show(model, name, dynamo):
+    assert set(changes_of(exporter.export(model(), (torch.randn(BATCH),), dynamo=dynamo).model).carried) == {name}
+
+
+def test_without_an_eager_run_all_that_is_written_counts():
+    program = exporter.export(_model(WRITTEN[:2]), _batches()[0][:1], dynamo=False, eager_check=False)
+    assert set(changes_of(program.model).carried) == {f"parts.{step.__name__}.b" for step in WRITTEN[:2]}
