@@ -145,7 +145,7 @@ _TYPES = onnx.TensorProto.DataType
 _KNOWN = frozenset(_TYPES.values())
 _FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 # The field that holds the elements where `raw_data` does not, and how many entries it has for one element.
-_FIELD_OF = {
+_FIELD_OF: dict[int, tuple[str, int]] = {
     onnx.TensorProto.FLOAT: ("float_data", 1),
     onnx.TensorProto.COMPLEX64: ("float_data", 2),
     onnx.TensorProto.DOUBLE: ("double_data", 1),
