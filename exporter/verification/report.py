@@ -96,7 +96,7 @@ class Report:
         from rich.text import Text
 
         said, lines = self._shown(limit)
-        table = RichTable(title=clean(str(self.facts.get("model", "model"))), title_justify="left")
+        table = RichTable(title=clean(str(self.facts.get("model", "model"))), title_justify="left", padding=(0, 1, 0, 0))
         for heading in said.columns:
             # A number without its exponent is another number: where there is no room, names go on in the next line.
             number = heading in ("error", "eager's own", "allowed")
