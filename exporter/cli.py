@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import logging
 import os
 import sys
@@ -17,19 +18,23 @@ from typing import Any
 import click
 
 import exporter
-from exporter.commands.diff import diff
-from exporter.commands.doctor import doctor
-from exporter.commands.draw import draw
-from exporter.commands.export import export
-from exporter.commands.gradient import gradient
-from exporter.commands.inspect import inspect
-from exporter.commands.profile import profile
-from exporter.commands.run import run
-from exporter.commands.step import step
-from exporter.commands.tangent import tangent
-from exporter.commands.verify import verify
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "main"]
+
+#: command -> what `pythonop --help` says of it, the first sentence of the command's own help: a command is imported when it is called.
+COMMANDS = {
+    "diff": "Say what differs between two ONNX files: inputs, operators, nodes, weights, PythonOps, gradients, metadata.",
+    "doctor": "Say which versions are installed, and try here what a file goes through: export, gradient, runtimes.",
+    "draw": "Draw the graph of an ONNX FILE by modules: its forward, its gradient beside it, PythonOps and where gradients stop in colour.",
+    "export": "Export the model that TARGET makes; each call of an autograd Function stays one PythonOp.",
+    "gradient": "Write the gradient graph of an ONNX FILE: any model, from any exporter.",
+    "inspect": "Show what an ONNX FILE is, and its calls of autograd Functions.",
+    "profile": "Say where the time of an ONNX FILE goes: by operator, by module, by node, PythonOps apart.",
+    "run": "Run an ONNX FILE once.",
+    "step": "Write forward, loss, gradients and optimizer as one ONNX model.",
+    "tangent": "Write the forward-mode derivative of an ONNX FILE: any model, from any exporter.",
+    "verify": "Compare the file of the model that TARGET makes, and its gradients, with eager PyTorch.",
+}
 
 
 # What writing to standard output may say.
@@ -44,6 +49,21 @@ def _give_up_stdout() -> None:
 
 class _Commands(click.Group):
     """What ends a command without an answer is neither of the exit codes that are answers, 0 and 1."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands, in their order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """A command, imported."""
+        if cmd_name not in COMMANDS:
+            return None
+        return getattr(importlib.import_module(f"exporter.commands.{cmd_name}"), cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """What --help says of them, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -86,9 +106,6 @@ def main(context: click.Context, traceback: bool) -> None:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 
-
-for _command in (diff, doctor, draw, export, gradient, inspect, profile, run, step, tangent, verify):
-    main.add_command(_command)
 
 if __name__ == "__main__":
     main()

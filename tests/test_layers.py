@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import onnx
 import pytest
 
+from exporter.pictures import layout
 from tests.processes import python
 
 WITHOUT_TORCH = [
@@ -36,6 +38,52 @@ print("failed:", failed)
 """
     done = python("-c", code)
     assert done.stdout == "failed: 0\n", done.stderr
+
+
+@pytest.fixture(scope="module")
+def plain_file(tmp_path_factory):
+    """Of no exporter of ours, with a weight and an initializer that is an input too."""
+    path = tmp_path_factory.mktemp("plain") / "plain.onnx"
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        plain (float[n, 2] x) => (float[n, 3] y) <float[2, 3] w = {1, -2, 3, -4, 5, -6}, float[3] b = {1, 2, 3}> {
+            product = MatMul(x, w)
+            sum = Add(product, b)
+            y = Softmax(sum)
+        }"""
+    )
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("calls", "absent"),
+    [
+        (["exporter.inference_session(FILE).run(None, {'x': [[1.0, 2.0]]})", "exporter.session_options()"], ["onnx_ir"]),
+        (["exporter.RunError", "main(['--help'], standalone_mode=False)"], ["onnx_ir", "onnxruntime", "numpy"]),
+        (
+            ["exporter.build_gradient_graph(FILE)", "exporter.build_tangent_graph(FILE)"]
+            + [f"main([{', '.join(line.split())}], standalone_mode=False)" for line in (
+                "'run' FILE", "'inspect' FILE", "'diff' FILE FILE", "'draw' FILE '-o' OUT+'html'", "'gradient' FILE '-o' OUT+'onnx'",
+                "'tangent' FILE '-o' OUT+'onnx'", "'profile' FILE '--times' '1'",
+            ) if "draw" not in line or layout.missing() is None],
+            [],
+        ),
+    ],
+    ids=["session", "help", "commands"],
+)  # fmt: skip
+def test_a_plain_file_needs_no_torch(calls, absent, plain_file, tmp_path):
+    code = f"""
+import sys, exporter
+from exporter.cli import main
+FILE, OUT = {str(plain_file)!r}, {str(tmp_path / "out.")!r}
+for call in {calls}:
+    eval(call)
+    print(call, [name for name in {["torch", "onnxscript", *absent]} if name in sys.modules], file=sys.stderr)
+"""
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1:] == [f"{calls[-1]} []"], done.stderr
 
 
 def test_symbolics_does_not_know_the_exporter():

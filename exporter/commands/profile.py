@@ -14,7 +14,7 @@ from rich.text import Text
 from exporter.commands.run import allow_option, dims_option, inputs_option, read_arrays, sizes_of
 from exporter.commands.run_file import feeds_of
 from exporter.commands.shared import Failure, json_option, loudness, one_message, reported, run_setups, setup_option, show, status
-from exporter.files.read import open_proto
+from exporter.files.proto import open_proto
 from exporter.files.save import saving, writable
 from exporter.profiling.profile import Profile, profile as profile_file
 from symbolics.errors import PythonopError

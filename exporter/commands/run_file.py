@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 
-from exporter.files.read import open_proto
+from exporter.files.proto import open_proto
 from exporter.files.save import saving
 from symbolics.errors import FormatError, RunError
 from symbolics.text import shown

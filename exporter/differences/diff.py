@@ -17,7 +17,8 @@ import onnx_ir as ir
 from exporter.differences.matching import Matches, attribute_digest, bodies, match_graphs
 from exporter.differences.weights import WeightChange, compare_tensors, pair_weights
 from exporter.files.inspect import CallFacts, called_nodes, inspect_model, tensor_text
-from exporter.files.read import open_model, reading
+from exporter.files.proto import reading
+from exporter.files.read import open_model
 from exporter.files.tensors import check_data
 from symbolics.graph.values import operator_text, schema_default
 from symbolics.graph.walk import walk

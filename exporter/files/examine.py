@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
-import onnx_ir as ir
 
 from symbolics.errors import FormatError
 from symbolics.node.limits import MAX_CALLS, MAX_EXPANDED, MAX_RANK
 from symbolics.text import shown
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 __all__ = [
     "Operator",
@@ -37,7 +40,7 @@ Operator = tuple[str, str, str]
 
 def operator_of(node: onnx.NodeProto | onnx.FunctionProto | ir.Node | ir.Function) -> Operator:
     """What a node calls, or what a function is called by; the standard domain is ""."""
-    name = node.op_type if isinstance(node, (onnx.NodeProto, ir.Node)) else node.name
+    name = node.op_type if hasattr(node, "op_type") else node.name
     return "" if node.domain == "ai.onnx" else node.domain, name, node.overload
 
 
@@ -138,18 +141,19 @@ def check_rank(name: str, rank: int) -> None:
         raise FormatError(f"the value {shown(name)!r} is declared with {rank} dims, at most {MAX_RANK} are read")
 
 
-_KNOWN = frozenset(map(int, ir.DataType))
+_TYPES = onnx.TensorProto.DataType
+_KNOWN = frozenset(_TYPES.values())
 _FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 # The field that holds the elements where `raw_data` does not, and how many entries it has for one element.
-_FIELD_OF = {
-    ir.DataType.FLOAT: ("float_data", 1),
-    ir.DataType.COMPLEX64: ("float_data", 2),
-    ir.DataType.DOUBLE: ("double_data", 1),
-    ir.DataType.COMPLEX128: ("double_data", 2),
-    ir.DataType.INT64: ("int64_data", 1),
-    ir.DataType.UINT32: ("uint64_data", 1),
-    ir.DataType.UINT64: ("uint64_data", 1),
-    ir.DataType.STRING: ("string_data", 1),
+_FIELD_OF: dict[int, tuple[str, int]] = {
+    onnx.TensorProto.FLOAT: ("float_data", 1),
+    onnx.TensorProto.COMPLEX64: ("float_data", 2),
+    onnx.TensorProto.DOUBLE: ("double_data", 1),
+    onnx.TensorProto.COMPLEX128: ("double_data", 2),
+    onnx.TensorProto.INT64: ("int64_data", 1),
+    onnx.TensorProto.UINT32: ("uint64_data", 1),
+    onnx.TensorProto.UINT64: ("uint64_data", 1),
+    onnx.TensorProto.STRING: ("string_data", 1),
 }
 
 
@@ -160,31 +164,38 @@ def check_tensor(tensor: onnx.TensorProto) -> None:
         FormatError: The type is unknown, a dim is negative, or the data are of another size.
     """
     kind, count = _measure(tensor.name, tensor.data_type, tensor.dims)
-    if kind is ir.DataType.UNDEFINED and not count:
+    if kind == onnx.TensorProto.UNDEFINED and not count:
         return
     given = {field: length for field in _FIELDS if (length := len(getattr(tensor, field)))}
     if tensor.HasField("raw_data"):
-        needed, found = (-1 if kind is ir.DataType.STRING else _bytes(kind, count)), len(tensor.raw_data) if not given else -1
+        needed, found = (-1 if kind == onnx.TensorProto.STRING else _bytes(kind, count)), len(tensor.raw_data) if not given else -1
     else:
         field, entries = _FIELD_OF.get(kind, ("int32_data", 1))
-        packed = 8 // kind.bitwidth if field == "int32_data" and kind.bitwidth in (2, 4) else 1
+        packed = 8 // _bits(kind) if field == "int32_data" and _bits(kind) in (2, 4) else 1
         needed, found = -(-count * entries // packed), given.pop(field, 0) if len(given) < 2 else -1
         found = -1 if given else found
     if needed != found or tensor.HasField("segment"):
-        raise FormatError.damaged(f"the tensor {shown(tensor.name)!r}", f"its data are not {count} elements of type {kind.name}")
+        raise FormatError.damaged(f"the tensor {shown(tensor.name)!r}", f"its data are not {count} elements of type {_TYPES.Name(kind)}")
 
 
-def _measure(name: str | None, data_type: int, dims: Iterable[int]) -> tuple[ir.DataType, int]:
+def _measure(name: str | None, data_type: int, dims: Iterable[int]) -> tuple[int, int]:
     """The type, and the number of elements."""
     sizes = list(dims)
     if data_type not in _KNOWN or any(size < 0 for size in sizes) or len(sizes) > MAX_RANK:
         what = f"element type {data_type} and {len(sizes)} dims, {shown(str(sizes[:8]))}"
         raise FormatError.damaged(f"the tensor {shown(name or '')!r}", what)
-    return ir.DataType(data_type), math.prod(sizes)
+    return int(data_type), math.prod(sizes)
 
 
-def _bytes(kind: ir.DataType, count: int) -> int:
-    return -(-count * kind.bitwidth // 8)
+def _bits(kind: int) -> int:
+    """Of one element. Most types say it in their names."""
+    name = _TYPES.Name(kind)
+    digits = re.search(r"\d+", name)
+    return int(digits[0]) if digits else {"FLOAT": 32, "DOUBLE": 64, "BOOL": 8}[name]
+
+
+def _bytes(kind: int, count: int) -> int:
+    return -(-count * _bits(kind) // 8)
 
 
 # -------------------------------------------------------------------------------------------------- data in other files
@@ -206,11 +217,13 @@ def check_external(name: str | None, data_type: int, dims: Iterable[int], entrie
     numbers = {key: entries.get(key, "") for key in ("offset", "length")}
     if any(text and not (text.isascii() and text.isdigit() and len(text) < 19) for text in numbers.values()):
         raise FormatError.damaged(where, "its offset and length are no numbers")
-    if kind in (ir.DataType.STRING, ir.DataType.UNDEFINED):
-        raise FormatError.damaged(where, f"data of type {kind.name} cannot lie in another file")
+    if kind in (onnx.TensorProto.STRING, onnx.TensorProto.UNDEFINED):
+        raise FormatError.damaged(where, f"data of type {_TYPES.Name(kind)} cannot lie in another file")
     offset, needed = int(numbers["offset"] or 0), _bytes(kind, count)
     if numbers["length"] and int(numbers["length"]) != needed:
-        raise FormatError.damaged(where, f"it has {numbers['length']} bytes there, {count} elements of type {kind.name} have {needed}")
+        raise FormatError.damaged(
+            where, f"it has {numbers['length']} bytes there, {count} elements of type {_TYPES.Name(kind)} have {needed}"
+        )
     path = folder.joinpath(location)
     if path.is_file() and (size := path.stat().st_size) < offset + needed:
         raise FormatError(f"{path} has {size} bytes, and {shown(name or '')!r} lies at {offset + needed} and before: the file was cut off")

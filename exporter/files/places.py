@@ -21,6 +21,7 @@ Part = Literal["forward", "gradient", "tangent", "update"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
+_NO_SCOPE = "_empty_nn_module_stack_from_metadata_hook"  # what torch writes where a pass of its own made a node in no module
 _OURS = re.compile(r"(grad|tangent|step)\d*/")  # prefixes of the names of nodes that pythonop made
 _MOST = 10_000  # letters of a text of scopes that is read
 
@@ -29,7 +30,7 @@ def scope_of(node: ir.Node) -> str:
     """``model.head``, as torch.export writes it; "" where it wrote nothing."""
     text = node.metadata_props.get(_SCOPES, "")
     try:  # ['', 'model', 'model.head', 'linear_8'], the last is the operation
-        scopes = ast.literal_eval(text[:_MOST])
+        scopes = [scope for scope in ast.literal_eval(text[:_MOST]) if scope != _NO_SCOPE]
         return str(scopes[-2])
     except (ValueError, SyntaxError, IndexError, TypeError, MemoryError, RecursionError):
         return ""

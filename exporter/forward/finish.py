@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+from collections.abc import Iterator
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -66,6 +68,7 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     quirks.apply(quirks.TRANSLATED, model)
     with contextlib.ExitStack() as stack:
         stack.enter_context(held_out(graph, parameters))
+        stack.enter_context(_outputs_unsaid())
         for apart in quirks.OPTIMIZING:
             stack.enter_context(apart(graph))
         anchor_calls(graph)
@@ -91,6 +94,21 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     unseen = [name for name in recorder.capture.missed if recorder.read is None or name in recorder.read]
     add_lost(model, {**dict.fromkeys((*(name for name in written if name not in noted), *unseen), UNSEEN), **averages})
     _import_domains(model, nodes)
+
+
+@contextlib.contextmanager
+def _outputs_unsaid() -> Iterator[None]:
+    """onnx_ir warns of each constant that is an output: it merges it with no other, as it has to."""
+    log = logging.getLogger(passes.DeduplicateInitializersPass.__module__)
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("Skipped deduplication")
+
+    log.addFilter(wanted)
+    try:
+        yield
+    finally:
+        log.removeFilter(wanted)
 
 
 def anchor_calls(graph: ir.Graph) -> int:

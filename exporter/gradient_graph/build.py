@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from exporter.files.read import reading
+from exporter.files.proto import reading
 from exporter.gradient_graph.boundary import Boundary
 from exporter.gradient_graph.engine import Engine, Key
 from exporter.gradient_graph.model import own_copy, set_ir_version
@@ -20,9 +20,9 @@ from symbolics.graph.builder import Builder
 from symbolics.graph.collector import without_gc
 from symbolics.graph.scope import Scope
 from symbolics.graph.values import dtype_of, name_of
-from symbolics.graph.walk import prune, walk
+from symbolics.graph.walk import prune, remove_unread, unread, walk
 from symbolics.node.backward import count_readers, is_backward
-from symbolics.node.metadata import GradientPairing, write_pairing
+from symbolics.node.metadata import GradientPairing, read_state, write_pairing
 from symbolics.node.names import GRADIENTS_KEY
 
 __all__ = ["build_gradient_graph", "differentiate", "gradient"]
@@ -85,6 +85,8 @@ class _Build(Engine):
 
     def run(self) -> ir.Model:
         graph, boundary = self.model.graph, self.boundary
+        state = {entry.initializer for entry in (read_state(self.model.metadata_props) or {}).values()}
+        kept = {*unread(graph), *boundary.wrt, *(value for name, value in graph.initializers.items() if name in state)}
         self.expand_all(boundary.wrt, lambda: boundary.outputs)
         cotangents = {v: ir.Value(name=boundary.input_name(v), type=v.type, shape=v.shape) for v in boundary.outputs}
         boundary.check_reached(self.active(graph, boundary.wrt)[0])
@@ -101,6 +103,7 @@ class _Build(Engine):
         graph.inputs.extend(cotangents.values())
         graph.outputs.extend(gradients)
         self.scope.register(self.model.graph)
+        remove_unread(graph, kept)  # what an operator read that has become others: the initial state of an LSTM
         count_readers(walk(graph))
         for node in (*walk(op.nodes), *filter(is_backward, walk(graph))):
             graph.opset_imports.setdefault(node.domain, 1)

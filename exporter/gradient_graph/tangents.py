@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from exporter.files.read import reading
+from exporter.files.proto import reading
 from exporter.gradient_graph.boundary import Boundary
 from exporter.gradient_graph.build import ModelLike, differentiate
 from exporter.gradient_graph.model import own_copy, set_ir_version

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from exporter.files.read import reading
+from exporter.files.proto import reading
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.gradient_graph.partition import extract, reach_of
 from exporter.module.plans import Plan, Plans

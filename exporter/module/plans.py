@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 import torch
 
-from exporter.files.read import reading
+from exporter.files.proto import reading
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.gradient_graph.model import remove_marks
 from exporter.gradient_graph.partition import Partition, forward_part, split

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from exporter.files.read import reading
+from exporter.files.proto import reading
 from exporter.gradient_graph.model import remove_marks
 from exporter.gradient_graph.partition import forward_part
 from exporter.gradient_graph.tangents import build_tangent_graph

@@ -88,7 +88,8 @@ at("larger").onclick = () => scale(zoom * 1.25);
 at("smaller").onclick = () => scale(zoom / 1.25);
 const fitting = () => (main.clientWidth - 24) / views.get(current).querySelector("svg").viewBox.baseVal.width;
 at("fit").onclick = () => scale(fitting());
-if (fitting() < 1 && fitting() > 0.4) scale(fitting()); // all of it at once, where it can still be read
+const small = main.clientWidth < 768; // a telephone: fingers make it larger
+if (fitting() < 1 && (small || fitting() > 0.4)) scale(fitting()); // all of it at once, where it can still be read
 at("search").addEventListener("input", (event) => {
   const wanted = event.target.value.trim().toLowerCase();
   const list = at("found");

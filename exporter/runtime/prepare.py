@@ -7,7 +7,7 @@
    remembers their places.
 4. What stands behind the gradients of a PythonOpGrad or PythonOpBackward only orders nodes, which the context does as
    well; without it ORT frees those tensors earlier.
-5. The domain of PythonOp is imported: with a custom library ORT's own fusions make nodes of it (FusedGemm), and
+5. With a custom library, the domain of PythonOp is imported: ORT's own fusions make nodes of it (FusedGemm), and
    fail where the model does not import it.
 6. A function with such a node in it is inlined: the values inside a function cannot be given types.
 """
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 import onnx
 import onnx.inliner
 
-from exporter.files.read import graphs
+from exporter.files.proto import graphs
 from symbolics.node.names import (
     MARK_DOMAIN,
     MARK_OP,
@@ -31,7 +31,7 @@ from symbolics.node.names import (
     PYTHON_OP_TANGENT,
 )
 
-__all__ = ["ABSENT_INPUTS", "KEPT_OUTPUTS", "drop_unread_contexts", "has_python_ops", "prepare"]
+__all__ = ["ABSENT_INPUTS", "KEPT_OUTPUTS", "drop_unread_contexts", "has_python_ops", "needs_library", "prepare"]
 
 #: Places (among the tensor arguments, with a tangent's behind them, or the gradients) whose input is absent.
 ABSENT_INPUTS = "pythonop_absent_inputs"
@@ -39,8 +39,12 @@ ABSENT_INPUTS = "pythonop_absent_inputs"
 KEPT_OUTPUTS = "pythonop_kept_outputs"
 
 
-def prepare(proto: onnx.ModelProto) -> bool:
+def prepare(proto: onnx.ModelProto, *, fusions: bool = True) -> bool:
     """Arrange a model for onnxruntime, in place.
+
+    Args:
+        proto: The model.
+        fusions: Whether a custom library will be there.
 
     Returns:
         Whether anything changed.
@@ -48,7 +52,7 @@ def prepare(proto: onnx.ModelProto) -> bool:
     changed = _inline(proto)
     changed |= drop_unread_contexts(proto)
     changed |= _unmark(proto)
-    if all(imported.domain != ORT_DOMAIN for imported in proto.opset_import):
+    if fusions and all(imported.domain != ORT_DOMAIN for imported in proto.opset_import):
         proto.opset_import.add(domain=ORT_DOMAIN, version=1)
         changed = True
     for graph in graphs(proto):
@@ -62,6 +66,15 @@ def prepare(proto: onnx.ModelProto) -> bool:
 def has_python_ops(proto: onnx.ModelProto) -> bool:
     """Whether a model has a node of ours, in a body or a function too."""
     return any(True for graph in graphs(proto) for _ in _ours(graph, *_DOMAINS))
+
+
+def needs_library(proto: onnx.ModelProto) -> bool:
+    """Whether a model has a node that the native library runs: one of ours, or one that a pass of `exporter.runtime.accelerate` made."""
+    return any(
+        node.op_type in _DOMAINS if node.domain == ORT_DOMAIN else node.domain == OWN_DOMAIN and node.op_type != MARK_OP
+        for graph in graphs(proto)
+        for node in graph.node
+    )
 
 
 def drop_unread_contexts(proto: onnx.ModelProto) -> bool:

@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 import symbolics.node.schema  # noqa: F401  registers the operators
-from exporter.files.read import open_proto, reading
+from exporter.files.proto import open_proto, reading
 from exporter.files.trust import Gate
 from exporter.runtime.backward import PythonOpBackward as AgainKernel
 from exporter.runtime.kernels import PythonOp as ForwardKernel, PythonOpGrad as BackwardKernel

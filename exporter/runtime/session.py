@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import os
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 
-from exporter.files.read import open_proto, reading
+from exporter.files.proto import open_proto, reading
 from exporter.files.trust import Gate
 from exporter.runtime import native
 from exporter.runtime.absent import NO_ONNXRUNTIME, why_no_library
 from exporter.runtime.arena import use_training_arena
 from exporter.runtime.binding import Binding
-from exporter.runtime.fusion.arrange import arrange
-from exporter.runtime.fusion.elementwise import Facts, fuse
-from exporter.runtime.fusion.link import could_link, link
-from exporter.runtime.fusion.recurrences import run_recurrences
-from exporter.runtime.in_place import Update, take_out_updates
 from exporter.runtime.node_order import MANY_NODES, list_as_they_can_run
-from exporter.runtime.prepare import has_python_ops, prepare
-from exporter.runtime.step_order import list_for_memory
+from exporter.runtime.prepare import has_python_ops, needs_library, prepare
 from exporter.runtime.store import ContextStore, PoolLog, Run
 from symbolics.errors import RunError
 from symbolics.graph.collector import without_gc
 from symbolics.node.names import STEP_KEY
 from symbolics.text import clean
+
+if TYPE_CHECKING:
+    from exporter.runtime.in_place import Update
 
 _missing: ImportError | None = (
     None  # told when somebody needs it: onnx.reference runs without, and files without PythonOps without the library
@@ -45,12 +41,8 @@ try:
     _Session = onnxruntime.InferenceSession
 
     from exporter.runtime.native import _native  # type: ignore[attr-defined]
-    from exporter.runtime.native.functions import FUNCTIONS, LARGE, THREADS
 
-    _native.setup(*FUNCTIONS, RunError, LARGE)
-    _native.threads(*THREADS)
-    if hasattr(os, "register_at_fork"):  # a child has none of the threads, and waking them would wait forever
-        os.register_at_fork(after_in_child=lambda: _native.threads(*THREADS[:3], 0, *THREADS[4:]))
+    _native.setup(*[None] * 13, RunError, 0)  # torch's functions come with the first PythonOp
 except ImportError as error:
     _missing = error
 
@@ -91,6 +83,8 @@ def _bind(options: Any, gate: Gate, store: ContextStore, device: str) -> Binding
     if _missing is not None:  # the model has no PythonOps: who makes a session of it has looked
         _bound[options] = (binding, None)
         return binding
+    if "torch" in sys.modules:  # its threads are there
+        binding.load()
     with _registering:
         capsule = _native.prepare(binding, store, store.contexts, store.runs, _DEVICES[device])
         try:
@@ -411,7 +405,9 @@ def step_sessions(
     main = opened.session(opened.proto, None, {})
     if opened.update is None:
         return main, None, None
-    return main, opened.session(ir.to_proto(opened.update.model), None, {}), opened.update
+    from onnx_ir import to_proto
+
+    return main, opened.session(to_proto(opened.update.model), None, {}), opened.update
 
 
 @dataclass
@@ -421,7 +417,7 @@ class _Opened:
     Attributes:
         proto, folder: The model, and where its external data lies.
         path: Where the file is; None where it is not what is to run.
-        options: For its session.
+        options, binding: For its session.
         update: What was taken out of it.
     """
 
@@ -429,11 +425,12 @@ class _Opened:
     folder: Path | None
     path: Path | None
     options: Any
+    binding: Binding
     update: Update | None
 
     def session(self, proto: onnx.ModelProto, providers: Sequence[Any] | None, more: dict[str, Any]) -> Session:
         source: str | bytes = proto.SerializeToString() if self.path is None else str(self.path)
-        return Session(source, self.options, _bound[self.options][0], providers=providers or ["CPUExecutionProvider"], **more)
+        return Session(source, self.options, self.binding, providers=providers or ["CPUExecutionProvider"], **more)
 
 
 def _open(
@@ -451,34 +448,36 @@ def _open(
             raise RunError(problem)
         is_step = any(entry.key == STEP_KEY for entry in proto.metadata_props)
         with reading(model):
-            large = len(proto.graph.node) >= MANY_NODES
-            arranged, update = 0, None
-            if could_link(proto) or is_step:
-                graph = ir.from_proto(proto)
-                facts: dict[ir.Value, Facts] = {}
-                arranged = link(graph)
-                if is_step and device == "cpu" and _missing is None:
-                    arranged += run_recurrences(graph) + fuse(graph, facts=facts)
-                if is_step and device == "cpu":
-                    arranged += arrange(graph, facts=facts, native=_missing is None)
-                update = take_out_updates(graph, carried, facts) if arranged and carried is not None else None
-                arranged += is_step and not large and list_for_memory(graph.graph, facts)
-                proto = ir.to_proto(graph) if arranged else proto
-            changed = prepare(proto) or arranged > 0
+            large, python_ops = len(proto.graph.node) >= MANY_NODES, has_python_ops(proto)
+            quicker, update = None, None
+            if is_step or python_ops:
+                from exporter.runtime.accelerate import accelerate
+
+                quicker, update = accelerate(proto, carried, is_step=is_step, on_cpu=device == "cpu", native=_missing is None, large=large)
+            proto = proto if quicker is None else quicker
+            library = _missing is None and (is_step or needs_library(proto))
+            changed = prepare(proto, fusions=library or options is not None) or quicker is not None
             changed = (large and list_as_they_can_run(proto.graph)) or changed
+    if device == "cuda":
+        import torch  # noqa: F401  its CUDA and cuDNN are those that onnxruntime finds
     if options is None:
-        options = open_options(allow, store, device)
+        options = onnxruntime.SessionOptions()
         options.log_severity_level = FATAL  # an error is raised, with the Function's own traceback: onnxruntime would print it, too
         if is_step:
             use_training_arena(options)
         elif large:  # the first run would plan all buffers, in a time that grows with their number's square
             options.enable_mem_pattern = False
-    elif options not in _bound:
-        _bind(options, Gate(allow), ContextStore() if store is None else store, device)
-    elif allow or store is not None:
-        raise ValueError("these sess_options come from exporter.session_options: give allow= and store= there")
+    if options in _bound:
+        if allow or store is not None:
+            raise ValueError("these sess_options come from exporter.session_options: give allow= and store= there")
+        binding = _bound[options][0]
+    else:
+        gate, contexts = Gate(allow), ContextStore() if store is None else store
+        binding = _bind(options, gate, contexts, device) if library else Binding(gate, contexts)
+    if python_ops:
+        binding.load()
     _choose_spinning(options)
     path = Path(model) if isinstance(model, (str, Path)) and not changed else None
     if path is None and folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-    return _Opened(proto, folder, path, options, update)
+    return _Opened(proto, folder, path, options, binding, update)

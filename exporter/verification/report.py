@@ -96,12 +96,11 @@ class Report:
         from rich.text import Text
 
         said, lines = self._shown(limit)
-        table = RichTable(title=clean(str(self.facts.get("model", "model"))), title_justify="left")
+        table = RichTable(title=clean(str(self.facts.get("model", "model"))), title_justify="left", padding=(0, 1, 0, 0))
         for heading in said.columns:
+            # A number without its exponent is another number: where there is no room, names go on in the next line.
             number = heading in ("error", "eager's own", "allowed")
-            # A name that is cut in two is hard to find: where it is of ordinary length, the other columns make room.
-            whole = heading == "tensor" and all(len(row[0]) <= 32 for row in said.rows)
-            table.add_column(heading, justify="right" if number else "left", overflow="ellipsis" if number else "fold", no_wrap=whole)
+            table.add_column(heading.replace(" ", "\n"), justify="right" if number else "left", overflow="fold", no_wrap=number)
         for row in said.rows:
             *cells, result = (Text(clean(cell)) for cell in row)
             result.stylize("green" if result.plain == "equal" else "bold red")

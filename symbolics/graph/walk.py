@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 import onnx_ir as ir
 
-__all__ = ["captured", "discard", "prune", "reads", "subgraphs", "sweep", "walk"]
+__all__ = ["captured", "discard", "prune", "reads", "remove_unread", "subgraphs", "sweep", "unread", "walk"]
 
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
@@ -74,3 +74,24 @@ def sweep(graph: ir.Graph, operators: Collection[str]) -> None:
         if node.domain == "" and node.op_type in operators and not any(o.uses() or o.is_graph_output() for o in node.outputs):
             discard(node)
             graph.remove(node)
+
+
+def unread(graph: ir.Graph) -> set[ir.Node | ir.Value]:
+    """The standard operators, and the initializers, that nobody reads."""
+    nodes = {node for node in graph if node.domain == "" and not any(map(_is_read, node.outputs))}
+    return nodes | {value for value in graph.initializers.values() if not (_is_read(value) or value.is_graph_input())}
+
+
+def remove_unread(graph: ir.Graph, kept: Collection[ir.Node | ir.Value]) -> None:
+    """Take out the standard operators, and then the initializers, that nobody reads, but for those that are to be kept."""
+    for node in reversed(list(graph)):
+        if node.domain == "" and node not in kept and not any(map(_is_read, node.outputs)):
+            discard(node)
+            graph.remove(node)
+    for name, value in list(graph.initializers.items()):
+        if value not in kept and not (_is_read(value) or value.is_graph_input()):
+            del graph.initializers[name]
+
+
+def _is_read(value: ir.Value) -> bool:
+    return bool(value.uses()) or value.is_graph_output()

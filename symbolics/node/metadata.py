@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
-
-import onnx_ir as ir
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from symbolics.errors import FormatError
 from symbolics.node.names import (
@@ -25,6 +23,9 @@ from symbolics.node.names import (
 )
 from symbolics.node.records import parse, read_record
 from symbolics.text import shown
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 __all__ = [
     "BufferChanges",

@@ -12,7 +12,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
-from exporter.files.read import graphs
+from exporter.files.proto import graphs
 from symbolics.node.attributes import GRAD_SPECS, SPECS
 from tests.fuzz.mutate_json import NAMES, mutate_text
 from tests.fuzz.seeds import ABSOLUTE, Seed

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import torch
 
 import exporter
@@ -47,6 +48,7 @@ class Line:
         operator, exporter: Which.
         samples: How many samples of the database were asked for; -1: only the inputs of `named`.
         torch: The release.
+        onnxruntime: The release; lines that do not say it are from the time when 1.31.1 was pinned.
         kinds: Kind of inputs -> (word, stage, why, whether there is a gradient). On disk what works is 1 with a gradient, 0 without.
     """
 
@@ -55,6 +57,7 @@ class Line:
     samples: int
     torch: str
     kinds: dict[str, list[Any]] = field(default_factory=dict)
+    onnxruntime: str = "1.31.1"
 
 
 def lines(record: Path = RECORD) -> dict[tuple[str, str], Line]:
@@ -86,7 +89,7 @@ def _tidy(record: Path) -> None:
 
 
 def sweep(names: list[str], count: int, record: Path, jobs: int = 2, again: bool = False) -> None:
-    """Run operators and write their lines; those that the record has from this torch, with as many samples, are left out.
+    """Run operators and write their lines; those that the record has from this torch and onnxruntime, with as many samples, are left out.
 
     Args:
         names: The operators.
@@ -95,14 +98,18 @@ def sweep(names: list[str], count: int, record: Path, jobs: int = 2, again: bool
         jobs: How many processes at a time.
         again: Leave none out.
     """
-    release = torch.__version__.split("+")[0]
+    releases = (torch.__version__.split("+")[0], onnxruntime.__version__)
     done = lines(record)
     wanted = [(name, which) for name in names for which in EXPORTERS]
-    todo = iter([key for key in wanted if again or key not in done or done[key].samples < count or done[key].torch != release])
+
+    def is_old(line: Line) -> bool:
+        return line.samples < count or (line.torch, line.onnxruntime) != releases
+
+    todo = iter([key for key in wanted if again or key not in done or is_old(done[key])])
     running: dict[int, _Child] = {}
     while True:
         while len(running) < jobs and (key := next(todo, None)) is not None:
-            child = _Child(Line(*key, count, release))
+            child = _Child(Line(*key, count, releases[0], onnxruntime=releases[1]))
             running[child.out] = child
         if not running:
             return _tidy(record)

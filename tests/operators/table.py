@@ -43,10 +43,10 @@ One word for each kind of inputs:
 
 def page(found: Mapping[tuple[str, str], Line]) -> str:
     """The document."""
-    releases = ", ".join(sorted({line.torch for line in found.values()}))
+    releases = "; ".join(sorted({f"torch {line.torch}, onnxruntime {line.onnxruntime}" for line in found.values()}))
     operators = sorted({name for name, _ in found}, key=lambda name: (name.lower(), name))
     with_rows = [name for name in operators if any(found[name, which].kinds for which in EXPORTERS if (name, which) in found)]
-    text = [_HEAD, f"torch {releases}. {len(with_rows)} operators.\n", "## Sums\n", *_sums(found, with_rows), "\n## Operators\n"]
+    text = [_HEAD, f"{releases}. {len(with_rows)} operators.\n", "## Sums\n", *_sums(found, with_rows), "\n## Operators\n"]
     text.append("What is not said works; `trains`: the gradients too (`-`: there is none).\n")
     text.append("| operator | exporter | exports | runs | trains | works at | elsewhere |\n|---|---|---|---|---|---|---|")
     for name in with_rows:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from exporter.files.read import MissingFileError
+from exporter.files.proto import MissingFileError
 from symbolics import errors
 from symbolics.text import message
 from tests.processes import ROOT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -10,8 +11,9 @@ from torch.autograd.graph import get_gradient_edge
 
 from exporter.runtime.kernels import LARGE, without_leaf
 from symbolics import torch_private as private
+from symbolics.errors import RunError
 
-__all__ = ["FUNCTIONS", "LARGE", "THREADS"]
+__all__ = ["FUNCTIONS", "THREADS", "connect"]
 
 
 def _release_leaf(leaf: torch.Tensor) -> tuple[torch.Tensor, Any, tuple[int, ...]]:
@@ -38,3 +40,14 @@ FUNCTIONS = (
 
 #: In the order of threads() in native_threads.h.
 THREADS = private.openmp_functions()
+
+
+@functools.cache
+def connect() -> None:
+    """Hand them to the native library, once."""
+    from exporter.runtime.native import _native  # type: ignore[attr-defined]
+
+    _native.setup(*FUNCTIONS, RunError, LARGE)
+    _native.threads(*THREADS)
+    if hasattr(os, "register_at_fork"):  # a child has none of the threads, and waking them would wait forever
+        os.register_at_fork(after_in_child=lambda: _native.threads(*THREADS[:3], 0, *THREADS[4:]))

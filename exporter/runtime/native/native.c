@@ -141,7 +141,7 @@ static void free_kernel(Kernel *kernel)
     free(kernel);
 }
 
-/* The fields of KernelPlan in binding.py, in its order; a test compares the two. */
+/* The fields of KernelPlan in kernel_plans.py, in its order; a test compares the two. */
 enum {
     PLAN_KERNEL, PLAN_FLAGS, PLAN_KINDS, PLAN_PLACES, PLAN_INPUTS, PLAN_ID, PLAN_NAME, PLAN_FAST, PLAN_WRITTEN, PLAN_SINGLE,
     PLAN_APPLY, PLAN_ARGUMENTS, PLAN_POSITIONS, PLAN_LOG, PLAN_LONG, PLAN_ALONE

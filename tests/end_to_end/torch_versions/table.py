@@ -38,7 +38,7 @@ _HEAD = """\
 Which torch the package was run on, and what of it works there. Each line is one run of the whole
 [functions table](functions.md) and of all [models](models.md), on both exporters: exported, saved, opened in a fresh process,
 outputs and every gradient compared with eager PyTorch of the same release. `make versions TORCH=2.15.0` runs them on a torch
-and writes this page anew; A line of fewer rows is a run from before the others
+and writes this page anew. The last column is the onnxruntime of the run. A line of fewer rows is a run from before the others
 were added. `make test` holds the page against the table, and `make test-torch TORCH=2.15.0` runs the
 tests of export, functions, models, loaded modules and verification on that torch.
 

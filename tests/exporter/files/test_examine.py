@@ -15,7 +15,8 @@ from onnx import TensorProto, helper, parser
 import exporter
 from exporter.files.examine import check_calls, check_tensor
 from exporter.files.inspect import inspect_model
-from exporter.files.read import open_model, open_proto
+from exporter.files.proto import open_proto
+from exporter.files.read import open_model
 from symbolics.errors import FormatError, RunError
 from symbolics.gradients import RULES, Rule
 from symbolics.node.limits import MAX_CALLS, MAX_EXPANDED, MAX_NESTED, MAX_RANK

@@ -32,6 +32,19 @@ def test_a_path_in_a_name(name, path):
     assert path_in_name(name) == path
 
 
+@pytest.mark.parametrize(
+    ("scopes", "path"),
+    [
+        (["", "model", "model.head", "linear_8"], "model.head"),
+        (["_empty_nn_module_stack_from_metadata_hook", "add_3"], ""),
+        (["", "_empty_nn_module_stack_from_metadata_hook", "add_3"], ""),
+        (["", "model", "_empty_nn_module_stack_from_metadata_hook", "add_3"], "model"),
+    ],
+)
+def test_scopes_that_torch_writes(scopes, path):
+    assert scope_of(ir.Node("", "Relu", [None], metadata_props={"pkg.torch.onnx.name_scopes": str(scopes)})) == path
+
+
 @pytest.mark.parametrize("text", ["[", "['']", "7", "[[]]" * 5000, "(" * 9000, "__import__('os')"])
 def test_a_text_of_scopes_that_is_none(text):
     node = ir.Node("", "Relu", [None], metadata_props={"pkg.torch.onnx.name_scopes": text})

@@ -15,7 +15,8 @@ import exporter
 from exporter.cli import main
 from exporter.files.inspect import inspect_file
 from exporter.files.program import Program
-from exporter.files.read import MissingFileError, check_complete, open_model, open_proto
+from exporter.files.proto import MissingFileError, open_proto
+from exporter.files.read import check_complete, open_model
 from symbolics.errors import FormatError, PythonopError
 from tests.processes import python
 

@@ -11,8 +11,36 @@ import torch
 
 import exporter
 from exporter.gradient_graph.build import build_gradient_graph
+from symbolics.graph.walk import unread
 from tests.exporter.gradient_graph.test_build import parse
 from tests.symbolics.gradients.tools import check, model_of, run
+
+LSTM = """
+    time = Shape<start = 1, end = 2>(x)
+    ones = Constant<value_ints = [1]>()
+    hidden = Constant<value_ints = [3]>()
+    size = Concat<axis = 0>(ones, time, hidden)
+    zero = Constant<value_float = 0.0>()
+    start = Expand(zero, size)
+    nobody = Add(x, x)
+    y, h, c = LSTM<hidden_size = 3>(x, w, r, , , start)
+"""
+
+
+def test_what_only_a_replaced_node_has_read_goes_with_it():
+    """An LSTM becomes a Scan: what made its initial zeros is nobody's then, and what nobody read before stays."""
+    shapes = {"x": (5, 2, 4), "w": (1, 12, 4), "r": (1, 12, 3)}
+    inputs = ", ".join(f"float[{', '.join(map(str, shape))}] {name}" for name, shape in shapes.items())
+    source = parse(LSTM, inputs, "float[5,1,2,3] y", weights="<int64[2] alone = {1, 2}>")
+    made = build_gradient_graph(source)
+    left = unread(made.graph)
+    assert {value.name for each in left for value in (each.outputs if isinstance(each, ir.Node) else [each])} == {"nobody", "alone"}
+    assert "Expand" not in {node.op_type for node in made.graph if not node.name.startswith("grad")}
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal(shape).astype("f") for name, shape in shapes.items()}
+    expected = run(ir.from_proto(source), feeds)["y"]
+    np.testing.assert_allclose(run(made, {**feeds, "y_grad": np.ones_like(expected)})["y"], expected, atol=1e-6)
+
 
 ATTENTION = """
     s = Constant<value_float = 0.5>()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from exporter.runtime.binding import KernelPlan
+from exporter.runtime.kernel_plans import KernelPlan
 from tests.processes import ROOT
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import exporter
 from exporter.module import plans
-from exporter.runtime import session
+from exporter.runtime import accelerate
 from exporter.runtime.fusion import recurrences
 from exporter.runtime.fusion.recurrences import GRU, GRU_GRAD, LSTM, LSTM_GRAD, run_recurrences
 from exporter.runtime.session import inference_session, session_options
@@ -85,7 +85,7 @@ def test_both_doors_call_it(kind, names, monkeypatch, tmp_path):
         return counts[-1]
 
     monkeypatch.setattr(plans, "run_recurrences", counted)
-    monkeypatch.setattr(session, "run_recurrences", counted)
+    monkeypatch.setattr(accelerate, "run_recurrences", counted)
     given = (torch.randn(3, 2, 4), *states_of(kind, 1, 2, 8))
     exporter.export(Sum(kind, 4, 8, False), given, training=True).save(tmp_path / "recurrence.onnx")
     exporter.load(tmp_path / "recurrence.onnx")(*given).backward()

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exporter.runtime import in_place, session, step_order
+from exporter.runtime import accelerate, in_place, step_order
 from exporter.runtime.fusion.elementwise import fuse
 from exporter.runtime.in_place import take_out_updates
 from exporter.runtime.step_order import list_for_memory
@@ -92,10 +92,10 @@ def test_the_same_bits(monkeypatch):
     step = step_of(*deep(nn.GELU), nn.Dropout(0.5))
     batches = batches_of(4, torch.float32, 64)
     found = []
-    monkeypatch.setattr(session, "list_for_memory", lambda *given: found.append(list_for_memory(*given)) or found[-1])
+    monkeypatch.setattr(accelerate, "list_for_memory", lambda *given: found.append(list_for_memory(*given)) or found[-1])
     losses, state = run(step, batches)
     assert found == [True]
-    monkeypatch.setattr(session, "list_for_memory", lambda *_: False)
+    monkeypatch.setattr(accelerate, "list_for_memory", lambda *_: False)
     again, others = run(step, batches)
     assert again == losses and list(others) == list(state)
     for name, array in state.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html.parser
 import io
 import json
+import math
 
 import onnx_ir as ir
 import pytest
@@ -354,14 +355,21 @@ def test_the_page_is_whole_and_escapes_names(tmp_path):
     assert page.count('role="img"') == 2
 
 
-@pytest.mark.parametrize("name", ["linear.weight", "model.layers.0.self_attn.q_proj"])
-def test_a_name_of_ordinary_length_is_on_one_line(name):
-    rows = [Row(name, "parameter gradient", (3, 4), "float32", 1e-8, 1e-8, 1e-5, "float64", True)]
+@pytest.mark.parametrize("name", ["fc1.weight", "model.layers.0.self_attn.q_proj", "block." * 30 + "weight"])
+@pytest.mark.parametrize("kind", ["output", "parameter gradient"])
+def test_numbers_are_whole_at_80_columns(name, kind):
+    rows = [
+        Row(name, kind, (1024, 4096), "float32", 1.23e-118, 4.56e-9, 7.89e-5, "float64", True),
+        Row(name, kind, (3, 4), "float32", math.inf, None, 7.89e-5, "float64", False, "the gradient is missing"),
+    ]
     console = Console(width=80, file=io.StringIO())
     console.print(Report(rows, facts={"model": "Model"}).render())
     lines = console.file.getvalue().splitlines()
-    assert any(name in line for line in lines), lines
+    assert all(any(number in line for line in lines) for number in ("1.2e-118", "4.6e-09", "7.9e-05", " inf "))
     assert max(map(len, lines)) <= 80 and any(line.rstrip().endswith("┓") for line in lines)
+    cells = [line[1:].partition("│")[0].strip() for line in lines if line.startswith("│")]
+    assert "".join(cells) == 2 * name, "a name goes on in the next line"
+    assert len(name) > 20 or name in cells
 
 
 def test_a_report_of_nothing_is_not_ok():
