@@ -28,6 +28,7 @@ from exporter.commands.run import run
 from exporter.commands.step import step
 from exporter.commands.tangent import tangent
 from exporter.commands.verify import verify
+from exporter.errors import full
 
 __all__ = ["main"]
 
@@ -80,6 +81,8 @@ def main(context: click.Context, traceback: bool) -> None:
     current directory can be imported from.
     """
     context.obj = {"traceback": traceback}
+    if traceback:
+        context.with_resource(full())
     # It tells of a damaged file with the file's own names, as they are: what is wrong is said by us.
     logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)
     # Console scripts do not have it, python -m does.

@@ -61,6 +61,14 @@ class PythonopError(Exception):
             error = error.__cause__
         return None
 
+    def stand_alone(self) -> None:
+        """Hide what it was raised from, which stays its ``__context__``; its section of the documentation is taken over."""
+        if self._faq is None and (found := self.faq) is not None:
+            self._faq = found
+            self.add_note(f"more: docs/faq.md#{found}")
+        self.__context__ = self.__cause__ or self.__context__
+        self.__cause__ = None
+
     def at(self, place: str) -> Self:
         """The same error, whose text begins with a place."""
         return type(self)(f"{place}: {self}", faq=self.faq)
@@ -85,7 +93,7 @@ class UnsupportedOperatorError(PythonopError, NotImplementedError):
 
 
 class ArgumentError(PythonopError, ValueError):
-    """``wrt``, ``outputs`` or ``inline`` names what the model does not have, or ``wrt`` what has no gradient."""
+    """An argument of a call is none that it can take, or names what the model does not have: in ``wrt``, ``outputs``, ``inline``, ``dynamic_shapes``."""
 
 
 class TrustError(PythonopError):
