@@ -102,8 +102,8 @@ _PACKAGES = tuple(os.path.join(_STANDARD, name) + os.sep for name in ("site-pack
 
 def is_users(file: str) -> bool:
     """Whether code of a file is neither ours, nor torch's, onnx's or Python's own: a forward, or a library that knows nothing of an export."""
-    if file.startswith("<"):  # made by torch.fx or frozen, but for what somebody typed
-        return file.startswith(("<stdin>", "<string>", "<ipython", "<python-input", "<console>"))
+    if file.startswith("<"):  # made by torch or frozen, but for what somebody typed
+        return file.startswith(("<stdin>", "<ipython", "<python-input", "<console>"))
     return not file.startswith(_places(sum(name in sys.modules for name in _INNER))) and (
         not file.startswith(_STANDARD) or file.startswith(_PACKAGES)
     )
@@ -174,7 +174,7 @@ def _linked(steps: list[TracebackType]) -> TracebackType | None:
 
 
 def _is_users(step: TracebackType) -> bool:
-    return is_users(step.tb_frame.f_code.co_filename)
+    return step.tb_frame.f_globals.get("__name__") == "__main__" or is_users(step.tb_frame.f_code.co_filename)
 
 
 def _is_ours(step: TracebackType) -> bool:

@@ -71,6 +71,7 @@ class TrainingStep(Program):
         )
         return ir.Model(graph, ir_version=self.model.ir_version, producer_name="pythonop")
 
+    @short
     def save(self, path: str | os.PathLike[str], schema: str | None = None, *, external_data: bool | None = None) -> None:
         """Write the step to ``path``, and the model that gives the initial state to ``<stem>.init.onnx`` beside it: both or neither.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import pickle
 import re
 import traceback
 import warnings
@@ -303,3 +304,108 @@ def test_a_wrong_call_is_told_shortly(row, dynamo, files, capfd):
     assert len(str(error).splitlines()) <= MESSAGE, str(error)
     assert len(printed.splitlines()) <= PRINTED, printed
     assert not told + "".join(capfd.readouterr())
+
+
+def caught(call):
+    with pytest.raises(Exception) as raised:  # noqa: PT011  of several classes
+        call()
+    return raised.value
+
+
+@pytest.fixture
+def wide():
+    """The error of a forward that another library's frames stand around."""
+    return caught(lambda: exporter.export(Outer(NET), (torch.ones(4, 5),), eager_check=False))
+
+
+def test_the_frames_are_those_of_the_user(wide):
+    frames = traceback.extract_tb(wide.__traceback__)
+    assert {frame.filename for frame in frames[1:]} <= {__file__}
+    assert [frame.name for frame in frames[-2:]] == ["forward", "forward"]
+    assert frames[-1].line == "h = self.inner(x)"
+    assert any(frame.name == "<lambda>" for frame in frames), "where the export was called"
+
+
+def test_all_of_it_is_there_for_who_asks(wide, monkeypatch):
+    assert wide.__cause__ is None
+    assert isinstance(wide.__context__, torch.onnx.OnnxExporterError), "who walks the chain finds torch's own error"
+    printed = "".join(traceback.format_exception(wide))
+    assert "print(error.whole), or PYTHONOP_TRACEBACK=1" in printed
+    assert len(str(wide.whole).splitlines()) > 100
+    assert "The above exception was the direct cause" in str(wide.whole)
+    assert str(pickle.loads(pickle.dumps(wide)).whole) == str(wide.whole)
+
+    def lines():
+        return len("".join(traceback.format_exception(caught(lambda: exporter.export(NET, (torch.ones(4, 5),))))).splitlines())
+
+    with exporter.errors.full():
+        assert lines() > 100
+    monkeypatch.setenv("PYTHONOP_TRACEBACK", "1")
+    assert lines() > 100
+    monkeypatch.setenv("PYTHONOP_TRACEBACK", "0")
+    assert lines() <= PRINTED
+
+
+def test_what_torch_prints_of_a_failure_is_there_for_who_asks(capfd):
+    with exporter.errors.full():
+        caught(lambda: hooked_untranslated(None, True))
+        caught(lambda: hooked_untranslated(None, False))
+    told = capfd.readouterr().out
+    assert "[torch.onnx] Translate the graph into ONNX... ❌" in told
+    assert "Torch IR graph at exception" in told
+
+
+def test_errors_of_the_user_stay_as_they_are():
+    def own():
+        try:
+            {}["key"]
+        except KeyError as error:
+            raise ValueError("mine") from error
+
+    with pytest.raises(ValueError, match="mine") as raised, exporter.hook():
+        torch.nn.Identity()(own())
+    assert isinstance(raised.value.__cause__, KeyError)
+    assert not hasattr(raised.value, "whole")
+    before = caught(own)
+    with exporter.errors.full():
+        assert len(traceback.extract_tb(caught(own).__traceback__)) == len(traceback.extract_tb(before.__traceback__))
+
+
+def test_a_fault_of_ours_keeps_its_last_step(monkeypatch):
+    def faulty(*args, **kwargs):
+        raise ZeroDivisionError("of ours")
+
+    monkeypatch.setattr("exporter.module.load.entries_of", faulty)
+    error = caught(lambda: exporter.load(exporter.export(NET, (X,))))
+    assert type(error) is ZeroDivisionError
+    assert traceback.extract_tb(error.__traceback__)[-1].name == "faulty"
+
+
+class Frozen(Exception):
+    """Lets nobody write to it."""
+
+    def __setattr__(self, name, value):
+        raise AttributeError("frozen")
+
+
+def test_an_error_that_cannot_be_written_to_is_let_through(monkeypatch):
+    def faulty(*args, **kwargs):
+        raise Frozen("kept")
+
+    monkeypatch.setattr("exporter.module.load.entries_of", faulty)
+    assert str(caught(lambda: exporter.load(exporter.export(NET, (X,))))) == "kept"
+
+
+def test_the_hook_decorates_functions_and_opens_twice():
+    @exporter.hook()
+    def made():
+        return torch.onnx.export(NET, (X,), dynamo=True)
+
+    assert len(made().model.graph) == len(made().model.graph) > 0
+    with pytest.raises(exporter.ArgumentError, match="means none"), exporter.hook(inline=["nothing:*"]) as handle:
+        torch.onnx.export(NET, (X,), dynamo=True)
+    assert handle.program is not None
+
+
+def test_the_table_is_long_enough():
+    assert len(ROWS) >= 40
