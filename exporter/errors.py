@@ -10,7 +10,6 @@ import contextlib
 import functools
 import os
 import sys
-import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -96,7 +95,7 @@ def _places(_: int) -> tuple[str, ...]:
     return tuple(os.path.dirname(str(module.__file__)) + os.sep for module in found if getattr(module, "__file__", None))
 
 
-_STANDARD = sysconfig.get_path("stdlib") + os.sep
+_STANDARD = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = tuple(os.path.join(_STANDARD, name) + os.sep for name in ("site-packages", "dist-packages"))
 
 

@@ -41,7 +41,13 @@ class PythonopError(Exception):
 
     Its text has at most six lines and 1,800 characters, and no control characters: much of it may come from a file. Where the documentation
     has more of it, a note that Python prints below the text says where.
+
+    Attributes:
+        whole: Of an error that left a public function: all that Python would have printed of it, where it prints the user's own lines
+            (`exporter.errors.full`); ``print(error.whole)``.
     """
+
+    whole: object
 
     def __init__(self, text: object = "", *, faq: Faq | None = None) -> None:
         super().__init__(message(str(text)))

@@ -44,7 +44,7 @@ def hook(inline: Iterable[Any] = (), *, portable: Any = False, eager_check: bool
     """Keep each call of an autograd Function as one PythonOp in what torch.onnx.export makes in this block.
 
     Works for dynamo=True and dynamo=False, for torch.onnx.export called directly or by another library. The model is
-    exported in the mode that it is in, with gradients enabled whatever surrounds the block.
+    exported in the mode that it is in, with gradients enabled whatever surrounds the block. torch prints its progress with ``verbose=True`` alone.
 
     Args:
         inline: Functions to inline in place of a node: classes, and patterns such as ``mypkg.ops:*``
