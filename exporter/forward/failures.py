@@ -49,8 +49,10 @@ def of_torch(error: Exception, dynamo: bool) -> Exception:
         (file, int(number)) for file, number in reversed(_LINE.findall(str(error)))
     ]
     text = _said(error)
-    change = "let tensors decide (torch.where, torch.cond)" if "data-dependent" in text else "change that line"
-    return TorchExporterError(f"{which} cannot capture the model: {text}\n{_place(lines)}  way out: {change}, or {other}")
+    way = f"change that line, or {other}"
+    if "data-dependent" in text:
+        way = "let tensors decide, by torch.where or torch.cond" + ("; dynamo=False would keep what the example decided" if dynamo else "")
+    return TorchExporterError(f"{which} cannot capture the model: {text}\n{_place(lines)}  way out: {way}")
 
 
 def _said(error: Exception) -> str:
