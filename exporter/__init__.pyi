@@ -1,4 +1,4 @@
-from . import testing as testing
+from . import errors as errors, testing as testing
 from .errors import (
     ArgumentError as ArgumentError,
     ExportError as ExportError,

@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 import exporter
+from exporter.errors import full
 
 __all__ = ["COMMANDS", "main"]
 
@@ -100,6 +101,8 @@ def main(context: click.Context, traceback: bool) -> None:
     current directory can be imported from.
     """
     context.obj = {"traceback": traceback}
+    if traceback:
+        context.with_resource(full())
     # It tells of a damaged file with the file's own names, as they are: what is wrong is said by us.
     logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)
     # Console scripts do not have it, python -m does.

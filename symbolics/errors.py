@@ -41,7 +41,13 @@ class PythonopError(Exception):
 
     Its text has at most six lines and 1,800 characters, and no control characters: much of it may come from a file. Where the documentation
     has more of it, a note that Python prints below the text says where.
+
+    Attributes:
+        whole: Of an error that left a public function: all that Python would have printed of it, where it prints the user's own lines
+            (`exporter.errors.full`); ``print(error.whole)``.
     """
+
+    whole: object
 
     def __init__(self, text: object = "", *, faq: Faq | None = None) -> None:
         super().__init__(message(str(text)))
@@ -60,6 +66,14 @@ class PythonopError(Exception):
             met.add(id(error))
             error = error.__cause__
         return None
+
+    def stand_alone(self) -> None:
+        """Hide what it was raised from, which stays its ``__context__``; its section of the documentation is taken over."""
+        if self._faq is None and (found := self.faq) is not None:
+            self._faq = found
+            self.add_note(f"more: docs/faq.md#{found}")
+        self.__context__ = self.__cause__ or self.__context__
+        self.__cause__ = None
 
     def at(self, place: str) -> Self:
         """The same error, whose text begins with a place."""
@@ -85,7 +99,7 @@ class UnsupportedOperatorError(PythonopError, NotImplementedError):
 
 
 class ArgumentError(PythonopError, ValueError):
-    """``wrt``, ``outputs`` or ``inline`` names what the model does not have, or ``wrt`` what has no gradient."""
+    """An argument of a call is none that it can take, or names what the model does not have: in ``wrt``, ``outputs``, ``inline``, ``dynamic_shapes``."""
 
 
 class TrustError(PythonopError):

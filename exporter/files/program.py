@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Literal
 import onnx
 import onnx_ir as ir
 
+from exporter.errors import short
 from exporter.files.save import Files, saving
 from exporter.files.tensors import HeldTensor, check_data, held_tensors, is_external
 from symbolics.errors import ExportError, FormatError, PythonopError
@@ -82,6 +83,7 @@ class Program:
         """The model as a protobuf message, parameters inside."""
         return ir.to_proto(self.model)
 
+    @short
     def save(self, path: str | os.PathLike[str], schema: str | None = None, *, external_data: bool | None = None) -> None:
         """Write the model to ``path``; it appears whole or not at all, also where the process is killed.
 

@@ -8,8 +8,10 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from exporter.errors import is_full
 from exporter.files.program import Program
-from exporter.forward.finish import anchor_calls, finish, refuse_scripted
+from exporter.forward.arguments import check_call, check_model
+from exporter.forward.finish import anchor_calls, finish
 from exporter.forward.inputs import check_dynamic
 from exporter.forward.onnx_program import check_outputs, make_runnable
 from exporter.forward.opset import check_asked, check_opset
@@ -47,8 +49,12 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
             stacklevel=4,
         )
     else:
-        refuse_scripted(model)
-    with surroundings(current):
+        check_model(model)
+        check_call(model, () if args is None else args, options.get("kwargs"), dynamo=True)
+    verbose = options.get("verbose")
+    if verbose is None and not is_full():
+        options["verbose"] = False
+    with surroundings(current, verbose):
         translates(set(options.get("custom_translation_table") or ()), None)
         program = judged(
             current, model, args, options.get("kwargs"), lambda: _translate_dynamo(current, original, model, args, **options), fakes=True

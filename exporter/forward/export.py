@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from exporter.errors import short
+
 if TYPE_CHECKING:
     from exporter.files.program import Program
 
 __all__ = ["export"]
 
 
+@short
 def export(
     model: torch.nn.Module,
     args: tuple[Any, ...] | torch.Tensor = (),
@@ -46,15 +49,24 @@ def export(
 
     Raises:
         ExportError: A call cannot be exported; it names Function, module, line and remedy.
-        ArgumentError: An entry of ``inline`` means none of the Functions that the export met.
+        ArgumentError: An argument is none that an export can take (a class in place of a module, tensors without values, a name in
+            ``dynamic_shapes`` that forward does not have); or an entry of ``inline`` means none of the Functions that the export met.
+        TypeError: There is no such option.
+
+    Each has at most six lines and names the line of the model's own code; `exporter.errors.full` shows all of it.
     """
-    if "f" in torch_onnx_export_options:
-        raise TypeError("exporter.export returns a Program and writes no file: call program.save(path)")
     # With the hook come sympy and onnxscript, half a second that torch's exporters need anyway: a program that may export waits for it when it does.
+    from exporter.forward.arguments import check_call, check_model, check_options, check_shapes
     from exporter.forward.hook import hook
     from exporter.forward.inputs import dynamic_axes
 
+    check_options(torch_onnx_export_options, dynamo, opset_version)
+    if not isinstance(model, torch.export.ExportedProgram):
+        check_model(model)
+        check_call(model, args, kwargs, dynamo=dynamo)
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    if not isinstance(model, torch.export.ExportedProgram):
+        check_shapes(model, args, kwargs or {}, dynamic_shapes)
     options = dict(torch_onnx_export_options)
     if not dynamo:
         # The TorchScript exporter writes no file of its own either: the hook keeps what it made.

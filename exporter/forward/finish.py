@@ -11,7 +11,6 @@ from dataclasses import replace
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import onnxscript.optimizer
-import torch
 
 import symbolics.node.schema  # noqa: F401  (the checker should know the operators of what we write)
 from exporter.forward.fold import fold
@@ -19,7 +18,6 @@ from exporter.forward.state import ModelState, held_out
 from exporter.train_mode.buffers import AVERAGED, UNSEEN, add_lost, carry, name_carried
 from symbolics import quirks, torch_private
 from symbolics.capture.recorder import Recorder
-from symbolics.errors import ExportError
 from symbolics.graph.values import is_mark, is_python_op
 from symbolics.node.attributes import ir_attributes, write_attributes
 from symbolics.node.dtypes import onnx_type
@@ -42,7 +40,7 @@ from symbolics.node.names import (
 )
 from symbolics.node.result import count_tensors
 
-__all__ = ["anchor_calls", "finish", "refuse_scripted"]
+__all__ = ["anchor_calls", "finish"]
 
 
 def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: bool, rewrite: bool = True) -> None:
@@ -224,17 +222,3 @@ def _mark_function(opset: int) -> ir.Function:
     node.outputs[0].name = "y"
     body = ir.Graph([x], node.outputs, nodes=[node], opset_imports={"": opset}, name=MARK_OP)
     return ir.Function(MARK_DOMAIN, MARK_OP, graph=body, attributes=[])
-
-
-def refuse_scripted(model: torch.nn.Module) -> None:
-    """ScriptModules hide dtypes, flags and Functions from both exporters.
-
-    Raises:
-        ExportError: The model is, or contains, a ScriptModule.
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise ExportError(
-                f"module {name or '<root>'} ({module.original_name}) is a ScriptModule: its Functions cannot be seen. "
-                "Export the Python module that it was made from (leave out torch.jit.script / torch.jit.trace)"
-            )

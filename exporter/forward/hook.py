@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from exporter.errors import short, short_block, shorten
 from exporter.files.trust import name_of
 from exporter.forward.dynamo import anchor_translation, export_dynamo
 from exporter.forward.session import Hook
@@ -37,12 +38,13 @@ _restore: list[Any] = []
 _installed: Hook | None = None
 
 
+@short_block
 @contextlib.contextmanager
 def hook(inline: Iterable[Any] = (), *, portable: Any = False, eager_check: bool = True) -> Iterator[Hook]:
     """Keep each call of an autograd Function as one PythonOp in what torch.onnx.export makes in this block.
 
     Works for dynamo=True and dynamo=False, for torch.onnx.export called directly or by another library. The model is
-    exported in the mode that it is in, with gradients enabled whatever surrounds the block.
+    exported in the mode that it is in, with gradients enabled whatever surrounds the block. torch prints its progress with ``verbose=True`` alone.
 
     Args:
         inline: Functions to inline in place of a node: classes, and patterns such as ``mypkg.ops:*``
@@ -82,6 +84,7 @@ def hook(inline: Iterable[Any] = (), *, portable: Any = False, eager_check: bool
         _unpatch()
 
 
+@short
 def install(inline: Iterable[Any] = (), *, portable: Any = False, eager_check: bool = True) -> None:
     """Open a hook in every thread, until `uninstall`. A second call replaces the options; they are those of `hook`."""
     global _installed
@@ -168,7 +171,14 @@ def _guarded(original: Any, stand_in: Any) -> Any:
     @functools.wraps(original)
     def patched(*args: Any, **kwargs: Any) -> Any:
         current = _current()
-        return original(*args, **kwargs) if current is None else stand_in(current, original, *args, **kwargs)
+        if current is None:
+            return original(*args, **kwargs)
+        try:
+            return stand_in(current, original, *args, **kwargs)
+        except Exception as error:
+            if stand_in is export_dynamo or stand_in is export_torchscript:
+                shorten(error)
+            raise
 
     return patched
 

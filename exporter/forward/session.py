@@ -13,10 +13,12 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from exporter.errors import is_full
 from exporter.files.program import Program, save_model
 from exporter.files.save import writable
 from exporter.files.trust import name_of
 from exporter.forward.eager_graph import EagerGraph, Lost
+from exporter.forward.failures import of_torch
 from exporter.forward.portable import StaysOpaque, make_portable
 from exporter.forward.unchanged import attributes_unchanged, unchanged
 from exporter.gradient_graph.inside import expand_gradients
@@ -55,9 +57,11 @@ class Hook:
 
 
 @contextlib.contextmanager
-def surroundings(current: Hook) -> Iterator[None]:
-    """A recorder for a hook that was installed, and the autograd of eager mode whatever surrounds the export."""
+def surroundings(current: Hook, verbose: bool | None) -> Iterator[None]:
+    """A recorder for a hook that was installed, and the autograd of eager mode whatever surrounds the export; torch says nothing of a failure."""
     with contextlib.ExitStack() as stack:
+        if not verbose and not is_full():
+            stack.enter_context(private.untold_failures())
         if active_recorder() is None:
             stack.enter_context(Recorder(inline=current.inline, names=name_of))
         stack.enter_context(settled())
@@ -169,7 +173,9 @@ def _judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[
         lost = _lost(current, eager)
     except Exception as error:
         eager.explain(error)
-        raise
+        if (own := of_torch(error, dynamo=fakes)) is error:
+            raise
+        raise own from error
     if lost:
         result = _again_as_in_eager(current, eager, lost, export)
     assert current.program is not None

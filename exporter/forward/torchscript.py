@@ -16,8 +16,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter.files.program import Program
+from exporter.forward.arguments import check_call, check_model
 from exporter.forward.draft import constants_to_initializers, read_draft
-from exporter.forward.finish import finish, refuse_scripted
+from exporter.forward.finish import finish
 from exporter.forward.inputs import dynamic_sizes, input_names, without_numbers
 from exporter.forward.opset import check_asked
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
@@ -26,7 +27,6 @@ from exporter.forward.unchanged import Kept
 from symbolics import torch_private as private
 from symbolics.capture.marks import differentiable_inputs, holds_tensor
 from symbolics.capture.torchscript import symbolics_registered
-from symbolics.errors import ExportError
 from symbolics.graph.collector import without_gc
 from symbolics.node.dtypes import onnx_type
 
@@ -42,9 +42,8 @@ def export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: A
     Raises:
         ExportError: The model cannot be exported with the backward of its Functions.
     """
-    if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule):
-        raise ExportError("the model is scripted: its Functions cannot be seen. Export the Python module that it was made from")
-    refuse_scripted(model)
+    check_model(model)
+    check_call(model, () if args is None else args, options.get("kwargs"), dynamo=False)
     check_place(f)
     check_asked(options.get("opset_version"), dynamo=False)
     saving = {key: options.pop(key) for key in ("export_params", "keep_initializers_as_inputs") if options.get(key) is not None}
@@ -56,7 +55,7 @@ def export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: A
     if not keywords and args and isinstance(args[-1], dict):  # how torch's older exporter takes keyword arguments
         *rest, keywords = args
         args = tuple(rest)
-    with surroundings(current):
+    with surroundings(current, options.get("verbose")):
         translates(None, options.get("opset_version"))
         judged(
             current,

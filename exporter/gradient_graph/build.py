@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from exporter.errors import short
 from exporter.files.proto import reading
 from exporter.gradient_graph.boundary import Boundary
 from exporter.gradient_graph.engine import Engine, Key
@@ -30,6 +31,7 @@ __all__ = ["build_gradient_graph", "differentiate", "gradient"]
 ModelLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Any
 
 
+@short
 @without_gc()
 def build_gradient_graph(
     model: ModelLike,
@@ -58,6 +60,8 @@ def build_gradient_graph(
         FormatError: The model does not pass onnx.checker, cannot be converted to opset 18, or its stop-gradient marks were lost.
         ArgumentError: wrt or outputs name what does not exist or has no gradient (a ValueError too); overrides is no table of rules.
     """
+    if overrides is not None and not isinstance(overrides, Mapping):
+        raise ArgumentError(f"overrides is of type {type(overrides).__name__}: give a dict operator -> rule")
     with reading(model):
         copy = own_copy(model)
     return differentiate(copy, Boundary(copy, wrt, outputs), overrides or {})

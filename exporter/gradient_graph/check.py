@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
+from exporter.errors import short
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.gradient_graph.model import own_copy
 from symbolics.errors import PythonopError
@@ -23,6 +24,7 @@ _Arrays = Mapping[str, np.ndarray]
 _FLOAT_ATTRIBUTES = ("to", "dtype", "stash_type", "softmax_precision", "output_dtype")
 
 
+@short
 def check_gradients(
     model: Any,
     order: int = 2,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from exporter.errors import short
 from exporter.files.proto import reading
 from exporter.gradient_graph.boundary import Boundary
 from exporter.gradient_graph.build import ModelLike, differentiate
@@ -32,6 +33,7 @@ __all__ = ["build_tangent_graph"]
 _STEM = "tangent"
 
 
+@short
 @without_gc()
 def build_tangent_graph(model: ModelLike, *, wrt: Iterable[str] | None = None, outputs: Iterable[str] | None = None) -> ir.Model:
     """Add the forward-mode derivative to a model: the product of its Jacobian with a direction.

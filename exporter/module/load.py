@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from exporter.errors import short, shorten
 from exporter.files.inspect import inspect_model
 from exporter.files.program import Program
 from exporter.files.read import check_complete, open_model
@@ -23,7 +24,7 @@ from exporter.gradient_graph.recompute import Recompute, checked
 from exporter.module.bound import Bound
 from exporter.module.state import entries_of, register
 from symbolics import torch_private as private
-from symbolics.errors import FormatError
+from symbolics.errors import ArgumentError, FormatError
 from symbolics.node.names import STEP_KEY
 from symbolics.text import shown
 
@@ -33,6 +34,7 @@ __all__ = ["OnnxModule", "load"]
 _MOST_CONSTANTS = 1 << 28
 
 
+@short
 def load(
     model: Any,
     *,
@@ -71,7 +73,7 @@ def load(
         FormatError: The file is damaged, cut off, or its external data is missing or outside its folder.
         TrustError: The file names a class that is not allowed.
         RunError: onnxruntime or the native library is not there.
-        ArgumentError: recompute is none of these.
+        ArgumentError: recompute or device is none of these.
     """
     return OnnxModule(model, allow=allow, device=device, providers=providers, recompute=recompute)
 
@@ -102,7 +104,10 @@ class OnnxModule(torch.nn.Module):
     ) -> None:
         super().__init__()
         again = checked(recompute)
-        place = torch.device("cpu" if device is None else device)
+        try:
+            place = torch.device("cpu" if device is None else device)
+        except (RuntimeError, TypeError) as error:
+            raise ArgumentError(f"device is {device!r}, which is none of torch's: give 'cpu', 'cuda' or 'cuda:1'") from error
         gate = Gate(allow)
         opened = open_model(model)
         lift_weights(opened)
@@ -138,8 +143,13 @@ class OnnxModule(torch.nn.Module):
         """
         if torch.compiler.is_dynamo_compiling():
             return _uncompiled(self, args, kwargs)
-        return self._onnx.structured(self._onnx.run(self, args, kwargs))
+        try:
+            return self._onnx.structured(self._onnx.run(self, args, kwargs))
+        except Exception as error:
+            shorten(error)
+            raise
 
+    @short
     def save(self, path: str | os.PathLike[str], schema: str | None = None, *, external_data: bool | None = None) -> None:
         """Write the file again, with the parameters and buffers as they are now: parametrized, or with what was put around their modules.
 

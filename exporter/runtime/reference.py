@@ -12,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 import symbolics.node.schema  # noqa: F401  registers the operators
+from exporter.errors import short
 from exporter.files.proto import open_proto, reading
 from exporter.files.trust import Gate
 from exporter.runtime.backward import PythonOpBackward as AgainKernel
@@ -132,6 +133,7 @@ def _operators(gate: Gate, store: ContextStore) -> list[type[OpRun]]:
     return [PythonOp, PythonOpGrad, PythonOpBackward, PythonOpTangent, StopGradient, GatherElements]
 
 
+@short
 def reference_evaluator(model: Any, allow: Any = (), *, store: ContextStore | None = None, **options: Any) -> ReferenceEvaluator:
     """An onnx.reference.ReferenceEvaluator that runs the operators of docs/format.md.
 

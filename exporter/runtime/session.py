@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
+from exporter.errors import short
 from exporter.files.proto import open_proto, reading
 from exporter.files.trust import Gate
 from exporter.runtime import native
@@ -97,6 +98,7 @@ def _bind(options: Any, gate: Gate, store: ContextStore, device: str) -> Binding
     return binding
 
 
+@short
 def session_options(allow: Any = (), *, store: ContextStore | None = None, device: str = "cpu") -> onnxruntime.SessionOptions:
     """Options with which a plain onnxruntime.InferenceSession runs the PythonOps of a forward file.
 
@@ -183,16 +185,19 @@ class Session(_Session):  # type: ignore[misc]
             self._guard(lambda: super(Session, self).__init__(model, options, **kwargs))
         self._integers = frozenset(value.name for value in self.get_outputs() if value.type == "tensor(int64)")
 
+    @short
     def run(self, output_names: Sequence[str] | None, input_feed: dict[str, Any], run_options: Any = None) -> Any:
         """As onnxruntime.InferenceSession.run; raises what a Function raised, as it was, and a RunError for what onnxruntime raises."""
         run = super().run
         return self._guard(lambda: run(output_names, input_feed, run_options))
 
+    @short
     def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
         """As onnxruntime.InferenceSession.run_with_ort_values."""
         run = super().run_with_ort_values
         return self._guard(lambda: run(output_names, input_dict_ort_values, run_options))
 
+    @short
     def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
         """As onnxruntime.InferenceSession.run_with_iobinding."""
         run = super().run_with_iobinding
@@ -342,6 +347,11 @@ def _array(value: Any) -> Any:
     return value.numpy() if callable(kind) and kind() == "tensor(int64)" else None
 
 
+#: What onnxruntime.InferenceSession takes beside.
+_OPTIONS = ("provider_options", "enable_fallback", "read_config_from_model", "disabled_optimizers")
+
+
+@short
 def inference_session(
     model: Any,
     allow: Any = (),
@@ -379,7 +389,13 @@ def inference_session(
         RunError: onnxruntime or the native library is not there, onnxruntime is too old, or it refuses the model.
         TrustError: The file names something that is not allowed.
         FormatError: The file is damaged, or has external data outside its folder.
+        TypeError: There is no such option.
     """
+    for name in kwargs:  # onnxruntime takes any without a word
+        if name not in _OPTIONS:
+            raise TypeError(
+                f"inference_session has no option {name!r}: it has allow, store, sess_options, providers, {', '.join(_OPTIONS)}"
+            )
     opened = _open(model, allow, store, sess_options, providers, None)
     return opened.session(opened.proto, providers, kwargs)
 

@@ -74,8 +74,11 @@ def groups_of(
         return _of_torch(optimizer, parameters)
     if not isinstance(optimizer, str):
         raise ArgumentError(
-            f"optimizer is of type {type(optimizer).__name__}: give one of {', '.join(OPTIMIZERS)}, or an instance of torch.optim.Optimizer"
+            f"optimizer is {f'the class {optimizer.__name__}' if isinstance(optimizer, type) else f'of type {type(optimizer).__name__}'}: "
+            f"give one of {', '.join(OPTIMIZERS)}, or an instance of torch.optim.Optimizer"
         )
+    if hyperparameters is not None and not isinstance(hyperparameters, Mapping):
+        raise ArgumentError(f"hyperparameters is of type {type(hyperparameters).__name__}: give a dict name -> value")
     return [_group(optimizer, tuple(parameters), hyperparameters or {}, {})]
 
 

@@ -16,7 +16,9 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from exporter.errors import short
 from exporter.files.program import Program, save_models
+from exporter.forward.arguments import check_call, check_model
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.gradient_graph.model import remove_marks
 from exporter.gradient_graph.recompute import Recompute, checked, recompute as rematerialize
@@ -69,6 +71,7 @@ class TrainingStep(Program):
         )
         return ir.Model(graph, ir_version=self.model.ir_version, producer_name="pythonop")
 
+    @short
     def save(self, path: str | os.PathLike[str], schema: str | None = None, *, external_data: bool | None = None) -> None:
         """Write the step to ``path``, and the model that gives the initial state to ``<stem>.init.onnx`` beside it: both or neither.
 
@@ -83,6 +86,7 @@ class TrainingStep(Program):
         save_models([(self.initial_model, target.parent / f"{target.stem}.init.onnx"), (model, target)], external_data=external_data)
 
 
+@short
 def export_training_step(
     model: torch.nn.Module,
     args: tuple[Any, ...] | torch.Tensor,
@@ -143,11 +147,13 @@ def export_training_step(
         UnsupportedOperatorError: An operator between parameters and loss has no gradient.
         ArgumentError: The optimizer or an option is none that a step can be made of.
     """
+    check_model(model)
+    check_call(model, args, kwargs, dynamo=dynamo)
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     targets = (targets,) if isinstance(targets, torch.Tensor) else tuple(targets)
     if not isinstance(accumulate, int) or accumulate < 1:
         raise ArgumentError(f"accumulate is {accumulate!r}: give a number of runs, 1 or more")
-    if clip_norm is not None and not clip_norm > 0:
+    if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and clip_norm > 0):
         raise ArgumentError(f"clip_norm is {clip_norm!r}: give a positive number")
     if loss is None and targets:
         raise ArgumentError("loss=None says that the model returns its loss: its labels belong to args or kwargs, not to targets")

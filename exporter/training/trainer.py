@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from exporter.errors import short
 from exporter.files.program import Program
 from exporter.files.read import open_model
 from exporter.runtime.in_place import Update
@@ -54,6 +55,7 @@ class Trainer:
         outputs: What else the last step gave out beside the loss, by name: outputs of the model, ``gradient_norm``.
     """
 
+    @short
     def __init__(self, step: TrainingStep, evaluation: Program | None = None, *, allow: Any = (), sess_options: Any = None) -> None:
         """Of a step in memory.
 
@@ -68,12 +70,18 @@ class Trainer:
             TrustError: The step names something that is not allowed.
             ExportError: The evaluation is of another model.
         """
-        assert step.layout is not None
-        model = None if evaluation is None else with_state_inputs(evaluation.model, step.layout)
+        layout = getattr(step, "layout", None)
+        if layout is None:
+            way = (
+                "Trainer.load(path) opens files" if isinstance(step, (str, os.PathLike)) else "exporter.export_training_step(...) makes one"
+            )
+            raise ArgumentError(f"Trainer takes a training step, not something of type {type(step).__name__}: {way}")
+        model = None if evaluation is None else with_state_inputs(evaluation.model, layout)
         initial = {name: to_tensor(array) for name, array in step.initial.items()}
-        self._open(step.model, model, step.layout, initial, allow, sess_options)
+        self._open(step.model, model, layout, initial, allow, sess_options)
 
     @classmethod
+    @short
     def load(cls, source: str | os.PathLike[str], allow: Any = (), *, sess_options: Any = None) -> Trainer:
         """Of files: a folder of artifacts (``pythonop step --artifacts``), or ``step.onnx`` with ``step.init.onnx`` beside it.
 
@@ -146,6 +154,7 @@ class Trainer:
                 raise RunError(f"{what}() is called from within step(), by a Function or a signal's handler: call it when the step is over")
             yield
 
+    @short
     def step(self, batch: Mapping[str, Any]) -> float:
         """Make one training step.
 
@@ -205,6 +214,7 @@ class Trainer:
         self._busy = "update"
         runner.run_owning([given[name] for name in runner.inputs], room)
 
+    @short
     def evaluate(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The model's outputs in eval mode, with what was learned so far.
 
@@ -236,6 +246,7 @@ class Trainer:
         with self._turn("save"):
             return b"".join([self._head(), *(to_array(value).tobytes() for value in self._state.values())])
 
+    @short
     def restore(self, saved: bytes) -> None:
         """Go on from what `save` gave, here or in another language, to the same bits.
 

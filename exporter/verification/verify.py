@@ -15,8 +15,10 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from exporter.errors import short
 from exporter.files.named import names_in
 from exporter.files.program import Program
+from exporter.forward.arguments import check_call, check_model
 from exporter.forward.case import Case
 from exporter.forward.export import export
 from exporter.verification.bisect import first_departure
@@ -39,6 +41,7 @@ __all__ = ["verify"]
 _log = logging.getLogger("pythonop")
 
 
+@short
 def verify(
     model: torch.nn.Module | Case,
     args: Any = (),
@@ -88,6 +91,8 @@ def verify(
         else Case(model, args, kwargs, dynamic_shapes=dynamic_shapes, inline=tuple(inline), portable=portable)
     )
     case = replace(case, args=tuple(case.args) if isinstance(case.args, (tuple, list)) else (case.args,))
+    check_model(case.model)
+    check_call(case.model, case.args, case.kwargs, dynamo=dynamo)
     _log.info("running %s in eager mode", type(case.model).__name__)
     eager = EagerStep.run(case)
     random = draws(case, eager)

@@ -127,7 +127,7 @@ def _fit_versions(model: ir.Model, schema: str, dialect: Dialect) -> None:
             f"schema={schema!r}: the model has opset {opset}, that release knows opsets up to {dialect.max_opset} and may refuse it: "
             f"export with opset_version={dialect.max_opset}.",
             PythonopWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -144,7 +144,7 @@ class _Writer:
         """One warning per loss; a loss that several calls share is said once."""
         for loss, count in self.losses.items():
             calls = f" ({count} calls)" if count > 1 else ""
-            warnings.warn(f"schema={self.schema!r}: {loss}{calls}. A file saved without schema= keeps it.", PythonopWarning, stacklevel=4)
+            warnings.warn(f"schema={self.schema!r}: {loss}{calls}. A file saved without schema= keeps it.", PythonopWarning, stacklevel=5)
 
     # ------------------------------------------------------------------------------------------------- PythonOp
 

@@ -12,10 +12,12 @@ from symbolics.torch_private.export import (
     captured_by_dynamo,
     detect_fake_mode,
     dynamo_exporter,
+    node_in_hand,
     quiet_exporter,
     real_tensors,
     sizes_watched,
     translator,
+    untold_failures,
 )
 from symbolics.torch_private.functions import (
     FunctionMeta,
@@ -207,6 +209,7 @@ __all__ = [
     "materialization_watched",
     "may_move",
     "module_backward_hooks",
+    "node_in_hand",
     "non_persistent_buffers",
     "openmp_functions",
     "operator_classes",
@@ -264,6 +267,7 @@ __all__ = [
     "translator",
     "translator_of",
     "unheard",
+    "untold_failures",
     "unwrap_if_dead",
     "unwrapped_operator",
     "weak_storage",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
+import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import onnx_ir as ir
@@ -134,3 +137,99 @@ def quiet_exporter(functions: Iterable[Any]) -> Iterator[None]:
 def captured_by_dynamo(program: Any) -> bool:
     """Whether torch.onnx.export fell back to torch.export.export(strict=True)."""
     return "Strict" in (program._capture_strategy or "") and "NonStrict" not in program._capture_strategy
+
+
+def node_in_hand(frames: Iterable[FrameType]) -> tuple[str, str, str, list[tuple[str, int]]] | None:
+    """The node of a captured graph that torch's exporters were translating when they failed: its frames have it, what they raise does not.
+
+    Args:
+        frames: Of the traceback, the outermost first.
+
+    Returns:
+        The operator, ``aten::relu``; torch's name of it; the path of the module that called it; the lines of Python on the way there, the innermost first.
+    """
+    found: Any = None
+    for frame in frames:
+        if frame.f_globals.get("__name__", "").startswith("torch.onnx._internal."):
+            node = frame.f_locals.get("node")
+            found = node if isinstance(node, (torch.fx.Node, torch._C.Node)) else found
+    if isinstance(found, torch.fx.Node) and isinstance(found.target, torch._ops.OpOverload):
+        modules = list((found.meta.get("nn_module_stack") or {"": ("",)}).values())
+        lines = re.findall(r'File "([^"]+)", line (\d+)', found.meta.get("stack_trace") or "")
+        return (
+            found.target.name().partition(".")[0],
+            f"torch.ops.{found.target}",
+            str(modules[-1][0]),
+            [(file, int(number)) for file, number in reversed(lines)],
+        )
+    if isinstance(found, torch._C.Node):
+        lines = re.findall(r"^(.+)\((\d+)\): ", str(found.sourceRange()), re.M)
+        return found.kind(), found.kind(), found.scopeName().rpartition("/")[2].rpartition("::")[2], [(f, int(n)) for f, n in lines]
+    return None
+
+
+class _Untold(threading.local):
+    depth = 0
+
+
+_untold, _silencing = _Untold(), threading.RLock()
+_silenced: list[Any] = []  # one entry for each open block, in any thread
+
+
+def _unless_untold(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: None if _untold.depth else function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _prints_untold() -> Iterator[None]:
+    """torch.export prints the graph so far to stderr, by the ``print`` of its module; the TorchScript exporter by a log of its own, to stdout."""
+    from torch.export import _trace
+
+    with _silencing:
+        if not _silenced:
+            _trace.print = _unless_untold(print)
+            log = torch._C._jit_onnx_log
+            torch._C._jit_onnx_log = _unless_untold(log)
+            _silenced.append(log)
+        _silenced.append(None)
+    _untold.depth += 1
+    try:
+        yield
+    finally:
+        _untold.depth -= 1
+        with _silencing:
+            _silenced.pop()
+            if len(_silenced) == 1:
+                torch._C._jit_onnx_log = _silenced.pop()
+                del _trace.print
+
+
+@contextlib.contextmanager
+def untold_failures() -> Iterator[None]:
+    """Where the block raises, torch has said nothing beside: what it logs in this thread is told at the end, and only where that is reached."""
+    thread, held = threading.get_ident(), list[tuple[logging.Handler, logging.LogRecord]]()
+    loggers = [logger for name, logger in logging.root.manager.loggerDict.items() if name.partition(".")[0] == "torch"]
+    handlers = {handler for logger in loggers if isinstance(logger, logging.Logger) for handler in logger.handlers}
+
+    def keep(handler: logging.Handler) -> Any:
+        def kept(record: logging.LogRecord) -> bool:
+            if threading.get_ident() != thread or ended:
+                return True
+            held.append((handler, record))
+            return False
+
+        return kept
+
+    ended = False
+    filters = [(handler, keep(handler)) for handler in handlers]
+    for handler, function in filters:
+        handler.addFilter(function)
+    try:
+        with _prints_untold():
+            yield
+        ended = True
+        for handler, record in held:
+            handler.handle(record)
+    finally:
+        for handler, function in filters:
+            handler.removeFilter(function)

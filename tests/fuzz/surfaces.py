@@ -27,6 +27,7 @@ from onnx.reference import ReferenceEvaluator
 import exporter
 from exporter.cli import main
 from exporter.differences.diff import diff_files
+from exporter.errors import full
 from exporter.files.inspect import inspect_file
 from exporter.files.program import Program
 from exporter.files.read import open_model
@@ -402,7 +403,7 @@ def attempt(surface: int, path: Path) -> tuple[Outcome, list[Any]]:
     """
     case = _Case(path)
     told: list[str] = []
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), full():  # whose fault it is shows in the frames
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, category, *_, **__: told.append(f"{category.__module__}|{message}")
         try:

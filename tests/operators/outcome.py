@@ -186,11 +186,14 @@ def _failed(error: Exception, stage: str) -> Outcome:
     found = re.search(_NOT_RUN, text)
     if found is not None:  # nobody refused it: onnxruntime was handed a file that it cannot run
         return Outcome("crash", stage, text[found.start() :])
-    return Outcome("refused" if isinstance(error, PythonopError) else "crash", stage, text)
+    refused = isinstance(error, PythonopError) and not isinstance(error, torch.onnx.OnnxExporterError)
+    return Outcome("refused" if refused else "crash", stage, text)
 
 
 def said(error: BaseException) -> str:
     """An error in one line, without what changes from machine to machine."""
+    if isinstance(error, PythonopError) and isinstance(error, torch.onnx.OnnxExporterError) and error.__context__ is not None:
+        error = error.__context__  # torch's own, which we tell in fewer words
     while error.__cause__ is not None and not isinstance(error, PythonopError):
         error = error.__cause__  # torch.onnx says first what everybody should try
     text = f"{type(error).__name__}: {error}".split("\n\n")[0]

@@ -290,12 +290,12 @@ KINDS = {
     "target: no example arguments": Kind(
         targets, line(TARGET, "torch.nn:Identity"), ("without example arguments", "--input x=float32[2,3]")
     ),
-    "target: its model raises": Kind(targets, with_target("crash"), ("boom in forward", "--traceback")),
+    "target: its model raises": Kind(targets, with_target("crash"), ("boom in forward", "at cli_targets.py:")),
     "input: unreadable": Kind(targets, lambda c, n, f: f"{c.line} --input x=[2,3]", ("--input 'x=[2,3]'", "x=float32[2,3]")),
     "input: no such argument": Kind(
         targets, lambda c, n, f: f"{c.line} --input y=float32[4,3]", ("--input", "forward of Linear takes (input:")
     ),
-    "input: of another shape": Kind(targets, lambda c, n, f: f"{c.line} --input float32[4,5]", ("failed with", "--traceback")),
+    "input: of another shape": Kind(targets, lambda c, n, f: f"{c.line} --input float32[4,5]", ("the model", "way out:")),
     "dynamic: unreadable": Kind(targets, lambda c, n, f: f"{c.line} --dynamic batch", ("--dynamic 'batch'", "x:0=batch")),
     "dynamic: no such input": Kind(targets, lambda c, n, f: f"{c.line} --dynamic y:0=batch", ("there is no input y", "there are input")),
     "dynamic: no such axis": Kind(targets, lambda c, n, f: f"{c.line} --dynamic input:7=batch", ("has the shape [4, 3]", "no axis 7")),

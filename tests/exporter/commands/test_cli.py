@@ -133,7 +133,7 @@ def test_register(run, path):
         (f"{TARGETS}:wrong", ["it returned something of type int"]),
         (f"{TARGETS}:wrong_pair", ["it returned something of type Case of str, not (torch.nn.Module, args)"]),
         (f"{TARGETS}:triple", ["it returned something of type tuple"]),
-        (f"{TARGETS}:crash", ["boom in forward", "--traceback"]),
+        (f"{TARGETS}:crash", ["boom in forward", "at cli_targets.py:"]),
     ],
 )
 def test_bad_targets(run, path, target, texts):

@@ -1,0 +1,170 @@
+"""What an export is called with: what no exporter can take is refused before any work, in words of the call."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from symbolics import torch_private as private
+from symbolics.errors import ArgumentError, ExportError
+from symbolics.text import shown
+
+__all__ = ["check_call", "check_model", "check_options", "check_shapes"]
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no module, or one that hides what it computes from both exporters.
+
+    Raises:
+        ArgumentError: It is a class, no module, or a DataParallel.
+        ExportError: It is, or contains, a ScriptModule.
+    """
+    if isinstance(model, type):
+        made = "an instance of it" if issubclass(model, torch.nn.Module) else "a torch.nn.Module"
+        raise ArgumentError(f"the model is a class: {model.__name__} is a class, and what is exported is {made}, {model.__name__}(...)")
+    if isinstance(model, torch.jit.ScriptFunction):
+        raise ExportError("the model is scripted: its Functions cannot be seen. Export the Python module that it was made from")
+    if not isinstance(model, torch.nn.Module):
+        what = (
+            f"the {type(model).__name__} {shown(repr(model))}"
+            if isinstance(model, (str, types.NoneType))
+            else f"of type {type(model).__name__}"
+        )
+        raise ArgumentError(f"the model is {what}, not a torch.nn.Module{': exporter.load opens a file' if isinstance(model, str) else ''}")
+    if isinstance(model, torch.nn.DataParallel):
+        raise ArgumentError("the model is a DataParallel, which spreads a batch over devices: export what is inside of it, model.module")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ExportError(
+                f"module {name or '<root>'} ({module.original_name}) is a ScriptModule: its Functions cannot be seen. "
+                "Export the Python module that it was made from (leave out torch.jit.script / torch.jit.trace)"
+            )
+
+
+def check_call(model: torch.nn.Module, args: Any, kwargs: Any, *, dynamo: bool) -> None:
+    """Refuse example arguments that no file can be made of.
+
+    Raises:
+        ArgumentError: They are no tuple and dictionary, or one of them or of the model's tensors has no values, or is used up by one run.
+    """
+    if isinstance(args, (str, bytes, Mapping)) or not isinstance(args, (torch.Tensor, tuple, list)):
+        way = ": arguments by name go into kwargs=" if isinstance(args, Mapping) else ""
+        raise ArgumentError(f"args is of type {type(args).__name__}, not a tuple of forward's arguments{way}")
+    if not isinstance(kwargs, (Mapping, types.NoneType)):
+        raise ArgumentError(f"kwargs is of type {type(kwargs).__name__}, not a dict of forward's arguments by name")
+    for where, value in _leaves(args, kwargs or {}):
+        if why := _unusable(value, dynamo):
+            raise ArgumentError(f"{where} of forward is {why}")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if why := _without_values(tensor):
+            raise ArgumentError(f"{name!r} of the model is {why}: load its weights first (model.to_empty(device='cpu'), load_state_dict)")
+
+
+def _leaves(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for index, value in enumerate((args,) if isinstance(args, torch.Tensor) else args):
+        yield from ((f"argument {index}", leaf) for leaf in pytree.tree_leaves(value))
+    for name, value in kwargs.items():
+        yield from ((f"argument {name!r}", leaf) for leaf in pytree.tree_leaves(value))
+
+
+def _unusable(value: Any, dynamo: bool) -> str:
+    """Why an argument is none that a file can be made with; "" where it may be."""
+    if isinstance(value, torch.Tensor):
+        why = _without_values(value)
+        return why and f"{why}: give one with values"
+    if isinstance(value, np.ndarray):
+        return "a numpy.ndarray, and inputs of a file are tensors: torch.from_numpy(...)"
+    if isinstance(value, Iterator):
+        return f"of type {type(value).__name__}, which one run uses up: make it a list or a tuple"
+    if isinstance(value, torch.nn.Module):
+        return f"the module {type(value).__name__}: make it a submodule of the model, so that its parameters are the file's"
+    if dynamo and isinstance(value, (types.FunctionType, types.MethodType)):  # TorchScript calls it
+        return f"of type {type(value).__name__}, and a file takes tensors: let the model keep it (self.{value.__name__.strip('<>')} = ...)"
+    return ""
+
+
+def _without_values(tensor: torch.Tensor) -> str:
+    if private.is_fake(tensor):
+        return "a FakeTensor, which has no values"
+    return "a tensor on the device meta, which has no values" if tensor.is_meta else ""
+
+
+def check_options(options: Mapping[str, Any], dynamo: Any, opset: Any) -> None:
+    """Refuse options that torch.onnx.export does not have, or would take for others.
+
+    Raises:
+        TypeError: There is no such option.
+        ArgumentError: ``dynamo`` or ``opset_version`` is of another type.
+    """
+    if not isinstance(dynamo, bool):
+        raise ArgumentError(f"dynamo={dynamo!r}: give True (torch.export) or False (TorchScript)")
+    if opset is not None and (isinstance(opset, bool) or not isinstance(opset, int)):
+        raise ArgumentError(f"opset_version={opset!r} is of type {type(opset).__name__}: give an int, or leave it out for torch's own")
+    if "f" in options:
+        raise TypeError("exporter.export returns a Program and writes no file: call program.save(path)")
+    known = [*inspect.signature(torch.onnx.export).parameters, "inline", "portable", "eager_check"]
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1) or [each for each in known if each.startswith(name)]
+            raise TypeError(
+                f"exporter.export has no option {name!r}" + (f": did you mean {close[0]}?" if close else ", and torch.onnx.export has none")
+            )
+
+
+def check_shapes(model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], shapes: Any) -> None:
+    """Refuse ``dynamic_shapes`` that do not fit the arguments; TorchScript would ignore them, torch.export raises them behind 100 lines.
+
+    Raises:
+        ArgumentError: They name an argument or a dimension that is not there, or a dimension is no name, Dim, int or None.
+    """
+    if shapes is None:
+        return
+    try:
+        arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # what does not fit is told by eager mode
+        return
+    names = list(arguments)
+    if isinstance(shapes, Mapping):
+        for name in shapes:
+            if name not in arguments and name not in kwargs:
+                raise ArgumentError(
+                    f"dynamic_shapes names {name!r}; the arguments that are given are {', '.join(map(repr, names)) or 'none'}"
+                )
+        pairs = list(shapes.items())
+    elif isinstance(shapes, (tuple, list)):
+        if len(shapes) > len(names):
+            raise ArgumentError(
+                f"dynamic_shapes has {len(shapes)} entries, the arguments that are given are {len(names)}: {', '.join(names)}"
+            )
+        pairs = list(zip(names, shapes))
+    elif hasattr(shapes, "dynamic_shapes"):  # torch.export.ShapesCollection and AdditionalInputs, which torch reads
+        return
+    else:
+        raise ArgumentError(
+            f"dynamic_shapes is of type {type(shapes).__name__}: give a dict by the names of forward's arguments, or a tuple in their order"
+        )
+    for name, spec in pairs:
+        if isinstance(tensor := arguments.get(name, kwargs.get(name)), torch.Tensor):
+            _check_axes(name, tensor, spec)
+
+
+def _check_axes(name: str, tensor: torch.Tensor, spec: Any) -> None:
+    axes = spec.items() if isinstance(spec, Mapping) else enumerate(spec) if isinstance(spec, (tuple, list)) else ()
+    if not isinstance(spec, (Mapping, tuple, list, types.NoneType)):
+        raise ArgumentError(f"dynamic_shapes of {name!r} is {spec!r}: give a dict axis -> name, such as {{0: 'batch'}}")
+    for axis, dim in axes:
+        if not isinstance(axis, int) or not -tensor.dim() <= axis < tensor.dim():
+            raise ArgumentError(
+                f"dynamic_shapes of {name!r} has an axis {axis!r}, and the argument has {tensor.dim()}: {list(tensor.shape)}"
+            )
+        if not isinstance(dim, (str, int, types.NoneType)) and type(dim).__module__.partition(".")[0] != "torch":
+            raise ArgumentError(
+                f"dynamic_shapes of {name!r}, axis {axis}, is {dim!r}: give a name, a torch.export.Dim, or None where the size is fixed"
+            )

@@ -1,0 +1,74 @@
+"""Private names of torch that its failures are read by, and kept quiet by."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import traceback
+
+import pytest
+import torch
+
+from symbolics import torch_private as private
+
+
+class _Airy(torch.nn.Module):
+    """No exporter has its operator."""
+
+    def forward(self, x):
+        return torch.special.airy_ai(x * 2)
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_node_in_hand(dynamo, tmp_path):
+    outer = torch.nn.Sequential(torch.nn.ReLU(), _Airy())
+    with pytest.raises(torch.onnx.OnnxExporterError) as raised:
+        torch.onnx.export(outer, (torch.ones(2),), str(tmp_path / "m.onnx"), dynamo=dynamo, **({"verbose": False} if dynamo else {}))
+    frames, error = [], raised.value
+    while error is not None:
+        frames += [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        error = error.__cause__
+    operator, overload, module, lines = private.node_in_hand(frames)
+    assert (operator, module) == ("aten::special_airy_ai", "1")
+    assert overload == ("torch.ops.aten.special_airy_ai.default" if dynamo else operator)
+    line = _Airy.forward.__code__.co_firstlineno + 1
+    assert next((file, number) for file, number in lines if "/torch/" not in file) == (__file__, line)
+    assert private.node_in_hand([]) is None
+
+
+class _Branches(torch.nn.Module):
+    """torch.export prints what it has of it when it fails."""
+
+    def forward(self, x):
+        return x * 2 if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_untold_failures(dynamo, tmp_path, capfd):
+    model, path = _Branches() if dynamo else _Airy(), str(tmp_path / "m.onnx")
+
+    def told(context):
+        with pytest.raises(torch.onnx.OnnxExporterError), context:
+            torch.onnx.export(model, (torch.ones(2),), path, dynamo=dynamo, **({"verbose": False} if dynamo else {}))
+        return "".join(capfd.readouterr())
+
+    assert not told(private.untold_failures())
+    # What torch does not print any more needs no silence.
+    assert ("def forward(self" if dynamo else "Torch IR graph at exception") in told(contextlib.nullcontext())
+
+
+def test_untold_failures_tell_what_is_logged_where_all_goes_well():
+    log, handler = logging.getLogger("torch.of_this_test"), logging.StreamHandler(io.StringIO())
+    log.addHandler(handler)
+    try:
+        with private.untold_failures(), private.untold_failures():
+            log.warning("one")
+            assert not handler.stream.getvalue()
+        with contextlib.suppress(ValueError), private.untold_failures():
+            log.warning("two")
+            raise ValueError
+        log.warning("three")
+    finally:
+        log.removeHandler(handler)
+    assert handler.stream.getvalue() == "one\nthree\n"
