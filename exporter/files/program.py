@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from exporter.files.save import Files, saving
 from exporter.files.tensors import HeldTensor, check_data, held_tensors, is_external
+from exporter.files.valid import check_valid
 from symbolics.errors import ExportError, FormatError, PythonopError
 from symbolics.node.dialects import to_dialect
 from symbolics.text import clean
@@ -82,7 +83,9 @@ class Program:
         """The model as a protobuf message, parameters inside."""
         return ir.to_proto(self.model)
 
-    def save(self, path: str | os.PathLike[str], schema: str | None = None, *, external_data: bool | None = None) -> None:
+    def save(
+        self, path: str | os.PathLike[str], schema: str | None = None, *, external_data: bool | None = None, check: bool = True
+    ) -> None:
         """Write the model to ``path``; it appears whole or not at all, also where the process is killed.
 
         A file that is there is replaced and its mode kept; where a symbolic link is there, what it leads to is replaced.
@@ -95,21 +98,28 @@ class Program:
                 dialect of another reader. Dialects have no ``call`` and warn about what is lost.
             external_data: Keep tensors in a file beside the model; default: only where protobuf's 2 GiB need it. Tensors whose
                 values are in other files are copied: the file needs none but its own data.
+            check: Whether the model has to pass onnx.checker (``full_check=True``; the values of large weights are not looked into). With a schema
+                that is the model before it is put into that dialect.
 
         Raises:
             ExportError: The path cannot be written (a device, a folder, a disk that is full), values of a tensor cannot be read,
-                or a dialect cannot say a node.
+                a dialect cannot say a node, or the model is not valid ONNX. Nothing is written then.
         """
-        save_model(self.model if schema is None else to_dialect(self.model, schema), path, external_data=external_data)
+        if schema is None:
+            save_model(self.model, path, external_data=external_data, check=check)
+        else:
+            if check:
+                check_valid(self.model)
+            save_model(to_dialect(self.model, schema), path, external_data=external_data, check=False)
 
 
-def save_model(model: ir.Model, path: str | os.PathLike[str], *, external_data: bool | None = None) -> None:
+def save_model(model: ir.Model, path: str | os.PathLike[str], *, external_data: bool | None = None, check: bool = True) -> None:
     """Write a model as `Program.save` does.
 
     Raises:
         ExportError: As there.
     """
-    save_models([(model, path)], external_data=external_data)
+    save_models([(model, path)], external_data=external_data, check=check)
 
 
 def save_models(
@@ -117,6 +127,7 @@ def save_models(
     *,
     external_data: bool | None = None,
     texts: Sequence[tuple[str, str | os.PathLike[str]]] = (),
+    check: bool = True,
 ) -> None:
     """Write models to their paths as `Program.save` does, and texts in UTF-8; where one cannot be written, none is.
 
@@ -125,7 +136,7 @@ def save_models(
     """
     with saving() as files:
         for model, path in models:
-            _write(files, model, path, external_data)
+            _write(files, model, path, external_data, check)
         for text, path in texts:
             files.open(path).write(text.encode())
 
@@ -139,10 +150,13 @@ def model_bytes(model: ir.Model) -> bytes:
     return _serialized(None, model, "a model into memory", False)
 
 
-def _write(files: Files, model: ir.Model, path: str | os.PathLike[str], external_data: bool | None) -> None:
+def _write(files: Files, model: ir.Model, path: str | os.PathLike[str], external_data: bool | None, check: bool) -> None:
     file = files.open(path)  # what cannot be written is refused before any work
     try:
-        file.write(_serialized(files, model, path, external_data))
+        data = _serialized(files, model, path, external_data)
+        if check:
+            check_valid(model)
+        file.write(data)
     except PythonopError:
         raise
     except (RuntimeError, TypeError, ValueError, AssertionError, AttributeError, LookupError) as error:  # what onnx_ir's parts raise

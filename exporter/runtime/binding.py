@@ -96,6 +96,10 @@ class Binding:
         PYTHON_OP_TANGENT: _attribute_kinds(SPECS, ABSENT_INPUTS, KEPT_OUTPUTS),
     }
 
+    #: What runs a PythonOp, and a PythonOpTangent.
+    forward: ClassVar[type[PythonOp]] = PythonOp
+    tangent: ClassVar[type[PythonOp]] = PythonOpTangent
+
     def __init__(self, gate: Gate, store: ContextStore) -> None:
         self.gate = gate
         self.store = store
@@ -144,7 +148,7 @@ class Binding:
             plan = _plan_backward(kernel, absent, kept, inputs, outputs)
             kernel.keeps = len(kernel.wanted) in plan.written
         elif operator == PYTHON_OP_TANGENT:
-            kernel = PythonOpTangent(attributes, self.gate, self.store, node_name)
+            kernel = self.tangent(attributes, self.gate, self.store, node_name)
             plan = _plan_tangent(kernel, absent, kept, inputs, outputs)
         elif operator == PYTHON_OP_GRAD:
             kernel = (
@@ -153,7 +157,7 @@ class Binding:
             plan = _plan_backward(kernel, absent, kept, inputs, outputs)
         else:
             kernel = (
-                PythonOp(attributes, self.gate, self.store, node_name)
+                self.forward(attributes, self.gate, self.store, node_name)
                 if linked is None
                 else Chain(attributes, linked, self.gate, self.store, node_name)
             )
@@ -311,9 +315,7 @@ def _plan_forward(kernel: PythonOp, absent: Sequence[int], inputs: int, outputs:
     )
 
 
-def _plan_tangent(
-    kernel: PythonOpTangent, absent: Sequence[int], kept: Sequence[int] | None, inputs: int, outputs: Sequence[bool]
-) -> KernelPlan:
+def _plan_tangent(kernel: PythonOp, absent: Sequence[int], kept: Sequence[int] | None, inputs: int, outputs: Sequence[bool]) -> KernelPlan:
     call, count = kernel.call, 2 * len(kernel.flags)
     kinds = (*call.output_types, *call.output_types)
     places = _present(kernel, absent, count)

@@ -54,7 +54,7 @@ try:
 except ImportError as error:
     _missing = error
 
-__all__ = ["FATAL", "Session", "available", "inference_session", "open_options", "session_options", "step_sessions"]
+__all__ = ["FATAL", "Session", "available", "bind", "inference_session", "open_options", "refusal", "session_options", "step_sessions"]
 
 #: The oldest onnxruntime that this has run on, as pyproject.toml asks for it. The function table that native.c uses is there from 1.17 on.
 OLDEST = "1.20"
@@ -86,8 +86,13 @@ _registering = threading.Lock()
 _bound: weakref.WeakKeyDictionary[Any, tuple[Binding, Any]] = weakref.WeakKeyDictionary()
 
 
-def _bind(options: Any, gate: Gate, store: ContextStore, device: str) -> Binding:
-    binding = Binding(gate, store)
+def bind(options: Any, binding: Binding, device: str = "cpu") -> Binding:
+    """Give options the operators; sessions that are made with them ask ``binding`` how a node runs.
+
+    Raises:
+        RunError: onnxruntime is too old.
+    """
+    store = binding.store
     if _missing is not None:  # the model has no PythonOps: who makes a session of it has looked
         _bound[options] = (binding, None)
         return binding
@@ -146,7 +151,7 @@ def open_options(allow: Any, store: ContextStore | None, device: str = "cpu", lo
     if _missing is not None and _missing.name == "onnxruntime":
         raise RunError(NO_ONNXRUNTIME)
     options = onnxruntime.SessionOptions()
-    _bind(options, Gate(allow), ContextStore() if store is None else store, device).long = long
+    bind(options, Binding(Gate(allow), ContextStore() if store is None else store), device).long = long
     return options
 
 
@@ -302,10 +307,10 @@ class Session(_Session):  # type: ignore[misc]
     def _original(self, error: Exception, made: Run) -> BaseException | None:
         """What is raised in the place of what onnxruntime raised; None for that itself."""
         original = self._binding.original(error, made, self._pool)
-        return _refusal(error) if original is None else original  # not `or`: an exception may be false
+        return refusal(error) if original is None else original  # not `or`: an exception may be false
 
 
-def _refusal(error: Exception) -> RunError | None:
+def refusal(error: Exception) -> RunError | None:
     """What onnxruntime raised, as an error of ours that is one of its own as well; None for what else Python raised."""
     kind = type(error)
     its_own = kind.__module__.startswith("onnxruntime.")
@@ -474,7 +479,7 @@ def _open(
         elif large:  # the first run would plan all buffers, in a time that grows with their number's square
             options.enable_mem_pattern = False
     elif options not in _bound:
-        _bind(options, Gate(allow), ContextStore() if store is None else store, device)
+        bind(options, Binding(Gate(allow), ContextStore() if store is None else store), device)
     elif allow or store is not None:
         raise ValueError("these sess_options come from exporter.session_options: give allow= and store= there")
     _choose_spinning(options)
