@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal
 
@@ -12,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from exporter.files.save import Files, saving
-from exporter.files.tensors import HeldTensor, check_data, held_tensors, is_external
+from exporter.files.tensors import HeldTensor, check_data, held_tensors, inside, is_external, replacing
 from exporter.files.valid import check_valid
 from symbolics.errors import ExportError, FormatError, PythonopError
 from symbolics.node.dialects import to_dialect
@@ -177,10 +176,10 @@ def _serialized(files: Files | None, model: ir.Model, path: str | os.PathLike[st
         check_data(model)
         outside = {id(each.tensor): each.tensor for each in held if external and _goes_out(each)}
         replaced: dict[int, Any] = _outside(files, outside, path) if files is not None and outside else {}
-        replaced |= {id(t): _inside(t) for t, *_ in held if is_external(t) and id(t) not in outside}
+        replaced |= {id(t): inside(t) for t, *_ in held if is_external(t) and id(t) not in outside}
     except (FormatError, ValueError) as error:  # onnx_ir's word for data that is not below its folder
         raise ExportError(f"cannot write {path}: {error}; nothing was written") from error
-    with _replacing(held, replaced):
+    with replacing(held, replaced):
         return ir.to_proto(model).SerializeToString()
 
 
@@ -208,19 +207,3 @@ def _outside(files: Files, tensors: dict[int, Any], path: str | os.PathLike[str]
         )
         for key, tensor in tensors.items()
     }  # fmt: skip
-
-
-def _inside(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
-    """A tensor of another file as one with its values, which are read where they are written."""
-    props = tensor.metadata_props
-    return ir.Tensor(tensor.numpy(), tensor.dtype, shape=tensor.shape, name=tensor.name, doc_string=tensor.doc_string, metadata_props=props)
-
-
-@contextlib.contextmanager
-def _replacing(held: list[HeldTensor], replaced: dict[int, Any]) -> Iterator[None]:
-    """While this is open, a model holds other tensors, by the ids of its own."""
-    with contextlib.ExitStack() as back:
-        for each in held:
-            if id(each.tensor) in replaced:
-                back.callback(each.put(replaced[id(each.tensor)]))
-        yield
