@@ -49,6 +49,7 @@ def test_export(run, path, dynamo):
         "inlined": {},
         "portable": [],
         "stop_gradients": 1,
+        "unchecked": [],
         "parameters": 4,
         "trainable": 3,
     }
