@@ -290,7 +290,7 @@ KINDS = {
     "target: no example arguments": Kind(
         targets, line(TARGET, "torch.nn:Identity"), ("without example arguments", "--input x=float32[2,3]")
     ),
-    "target: its model raises": Kind(targets, with_target("crash"), ("boom in forward", "--traceback")),
+    "target: its model raises": Kind(targets, with_target("crash"), ("boom in forward", "at cli_targets.py:")),
     "input: unreadable": Kind(targets, lambda c, n, f: f"{c.line} --input x=[2,3]", ("--input 'x=[2,3]'", "x=float32[2,3]")),
     "input: no such argument": Kind(
         targets, lambda c, n, f: f"{c.line} --input y=float32[4,3]", ("--input", "forward of Linear takes (input:")

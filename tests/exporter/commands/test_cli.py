@@ -134,7 +134,7 @@ def test_register(run, path):
         (f"{TARGETS}:wrong", ["it returned something of type int"]),
         (f"{TARGETS}:wrong_pair", ["it returned something of type Case of str, not (torch.nn.Module, args)"]),
         (f"{TARGETS}:triple", ["it returned something of type tuple"]),
-        (f"{TARGETS}:crash", ["boom in forward", "--traceback"]),
+        (f"{TARGETS}:crash", ["boom in forward", "at cli_targets.py:"]),
     ],
 )
 def test_bad_targets(run, path, target, texts):
@@ -157,13 +157,10 @@ def test_what_a_target_imports_may_be_missing(run, path, tmp_path, monkeypatch):
 def test_inputs_that_do_not_fit_are_one_message(tmp_path, command):
     """torch logs what it raises, with its tracebacks: once a level, 30 lines before ours."""
     given = (command[0], f"{TARGETS}:Linear", "--input", "x=float32[2,5]", *command[1:])
-    environment = {"PYTHONPATH": str(ROOT)}
-    done = python("-m", "exporter.cli", *given, cwd=tmp_path, **environment)
+    done = python("-m", "exporter.cli", *given, cwd=tmp_path, PYTHONPATH=str(ROOT))
     assert done.returncode == 2 and done.stdout == ""
     assert "torch/" not in done.stderr and len(done.stderr.splitlines()) <= 3, done.stderr
     assert "RuntimeError: " in done.stderr
-    told = python("-m", "exporter.cli", *given, "-v", cwd=tmp_path, **environment)
-    assert command[0] == "verify" or "meta for aten" in told.stderr, "-v says what torch says"
 
 
 def test_a_file_that_may_not_run_its_functions_names_the_option(run, path):
