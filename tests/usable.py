@@ -54,7 +54,7 @@ class Found:
             self.wrong.append(f"{what}: {text}")
 
     def _said(self, model: ir.Model) -> str:
-        digest = hashlib.sha256(skeleton(model).SerializeToString()).digest()
+        digest = hashlib.sha256(skeleton(model.clone()).SerializeToString()).digest()
         if digest not in self._known:
             self._known[digest] = _wrong_with(model)
             if len(self._known) > _KNOWN:

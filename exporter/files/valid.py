@@ -31,8 +31,11 @@ _NAMED = (
 )
 
 
-def check_valid(model: ir.Model) -> None:
+def check_valid(model: ir.Model) -> onnx.ModelProto:
     """Refuse a model that is not valid ONNX; weights of more than 256 elements are not looked into, so that it takes milliseconds.
+
+    Returns:
+        What was checked: the model with inputs in the place of those weights.
 
     Raises:
         ExportError: onnx.checker (``full_check=True``) refuses it; the message names the node.
@@ -45,13 +48,15 @@ def check_valid(model: ir.Model) -> None:
                 raise ExportError(
                     f"the model is not valid ONNX: its {kind} {shown(value.name or '')!r} has no {what}{'' if maker is None else _line(model, maker)}"
                 )
+    proto = skeleton(model.clone())  # of a copy: another thread may read the model
     try:
-        onnx.checker.check_model(skeleton(model).SerializeToString(), full_check=True)
+        onnx.checker.check_model(proto.SerializeToString(), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         text = str(error)
         raise ExportError(
             f"the model is not valid ONNX, as onnx.checker says: {clean(' '.join(text.split()), 500)}{node_in(model, text)}"
         ) from error
+    return proto
 
 
 def node_in(model: ir.Model, text: str) -> str:

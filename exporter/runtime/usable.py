@@ -12,7 +12,6 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from exporter.files.skeleton import skeleton
 from exporter.files.valid import check_valid, node_in
 from exporter.runtime.prepare import has_python_ops, prepare
 from symbolics.errors import ExportError, PythonopError
@@ -34,13 +33,12 @@ def check_usable(model: ir.Model) -> str:
     Raises:
         ExportError: One of them refuses it; the message names the node.
     """
-    check_valid(model)
+    proto = check_valid(model)
     count = sum(1 for _ in model.graph.all_nodes())
     if count > _MOST:
         return f"it has {count:,} nodes, more than {_MOST:,}"
     from exporter.runtime import session as sessions  # onnxruntime may not be there
 
-    proto = skeleton(model)
     problem = sessions.available(proto)
     if problem:
         return problem
