@@ -10,12 +10,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests import long, torchlib
+from tests import long, torchlib, usable
 from tests.processes import Forks, FreshProcess
 from tests.support import NEEDS
 
 torch.set_num_threads(1)
 torchlib.built_once()
+made = usable.watch()
 
 # Another one (PYTHONOP_SEED=1 make test) finds tests whose tolerance holds for one draw of numbers alone.
 SEED = int(os.environ.get("PYTHONOP_SEED") or 0)
@@ -64,6 +65,15 @@ def _seed() -> None:
     warnings.filterwarnings("ignore", message=".*in training mode.*")
     warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
     warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+@pytest.fixture(autouse=True)
+def _usable(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test exports, differentiates and trains is valid ONNX and opens in onnxruntime."""
+    yield
+    wrong = made.take()
+    if wrong and request.node.get_closest_marker("unusable") is None:
+        pytest.fail("it made what is of no use, and has no marker `unusable` that says why:\n" + "\n".join(wrong), pytrace=False)
 
 
 @pytest.fixture(params=[True, False], ids=["dynamo", "torchscript"])

@@ -11,9 +11,9 @@ import exporter
 from exporter.commands import shared
 from exporter.commands.inputs import input_options, load_case
 from exporter.files.inspect import inspect_file
-from exporter.files.program import save_model
+from exporter.files.program import save_models
 from exporter.files.save import writable
-from symbolics.node.dialects import DIALECTS
+from symbolics.node.dialects import DIALECTS, to_dialect
 from symbolics.text import clean
 
 __all__ = ["export"]
@@ -34,6 +34,7 @@ __all__ = ["export"]
 )
 @click.option("--gradients", type=click.Path(path_type=Path), help="Also write the training graph (see pythonop gradient) to this file.")
 @shared.external_data_option
+@shared.check_option
 @shared.json_option
 @shared.loudness
 @click.pass_context
@@ -53,6 +54,7 @@ def export(
     schema: str | None,
     gradients: Path | None,
     external_data: bool,
+    check: bool,
     as_json: bool,
 ) -> None:
     """Export the model that TARGET makes; each call of an autograd Function stays one PythonOp."""
@@ -77,12 +79,15 @@ def export(
                 eager_check=eager_check,
                 verbose=shared.loud() > 0,
             )
-        with shared.status(f"writing {output}", as_json):
-            program.save(output, schema=schema, external_data=external_data or None)
-            report = inspect_file(output)
+        models = [(program.model, output)]
         if gradients is not None:
             with shared.status(f"building the gradient graph of {output}", as_json):
-                save_model(exporter.build_gradient_graph(program), gradients, external_data=external_data or None)
+                models.append((exporter.build_gradient_graph(program), gradients))
+        unchecked = shared.checked(models, check, as_json)
+        with shared.status(f"writing {output}", as_json):
+            written = program.model if schema is None else to_dialect(program.model, schema)
+            save_models([(written, output), *models[1:]], external_data=external_data or None, check=False)
+            report = inspect_file(output)
         counts = Counter(row.function for row in report.rows)
         facts = {
             "file": str(output),
@@ -94,6 +99,7 @@ def export(
             "inlined": program.inlined,
             "portable": shared.portable_facts(program),
             "stop_gradients": report.stop_gradients,
+            "unchecked": unchecked,
             "parameters": report.parameters,
             "trainable": report.trainable,
         }
@@ -103,5 +109,5 @@ def export(
         ]
         if gradients is not None:
             lines.append(f"wrote {clean(str(gradients))} ({gradients.stat().st_size:,} bytes), its training graph")
-        lines += shared.portable_lines(program)
+        lines += [*unchecked, *shared.portable_lines(program)]
         shared.tell(facts, (*lines, *(f"  {count} x {clean(name)}" for name, count in counts.most_common())), as_json)

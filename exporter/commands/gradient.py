@@ -10,7 +10,7 @@ import click
 import onnx_ir as ir
 
 import exporter
-from exporter.commands.shared import Failure, external_data_option, json_option, loudness, reported, status, tell
+from exporter.commands.shared import Failure, check_option, checked, external_data_option, json_option, loudness, reported, status, tell
 from exporter.files.program import save_model
 from exporter.files.read import open_model
 from exporter.files.save import writable
@@ -28,6 +28,7 @@ def derivative_options(what: str, moves: str, of: str) -> Callable[[Any], Any]:
         for option in (
             loudness,
             json_option,
+            check_option,
             external_data_option,
             click.option("--of", "outputs", multiple=True, metavar="NAME", help=f"{of} May be repeated. Default: every float output."),
             click.option(
@@ -50,6 +51,7 @@ def write_derivative(
     file: Path,
     output: Path,
     external_data: bool,
+    check: bool,
     as_json: bool,
     what: str,
     build: Callable[[ir.Model], ir.Model],
@@ -63,12 +65,13 @@ def write_derivative(
             writable(output, Failure, keep=data_files(model))
             forward = len(list(model.graph.all_nodes()))
             built = build(model)
+        unchecked = checked([(built, output)], check, as_json)
         with status(f"writing {output}", as_json):
-            save_model(built, output, external_data=external_data or None)
+            save_model(built, output, external_data=external_data or None, check=False)
         pairing = pairing_of(built)
         assert pairing is not None
         nodes = len(list(built.graph.all_nodes()))
-        written = {"file": str(output), "bytes": output.stat().st_size, "nodes": nodes, "forward_nodes": forward}
+        written = {"file": str(output), "bytes": output.stat().st_size, "nodes": nodes, "forward_nodes": forward, "unchecked": unchecked}
         pairs = {"inputs": dict(pairing.inputs), "outputs": dict(pairing.outputs), "unreached": list(pairing.unreached)}
         why = "nothing depends on them" if isinstance(pairing, GradientPairing) else "they depend on nothing that moves"
         zero = f", {len(pairing.unreached)} of them zero: {why}" if pairing.unreached else ""
@@ -76,6 +79,7 @@ def write_derivative(
             f"wrote {clean(str(output))} ({written['bytes']:,} bytes, {nodes} nodes; forward {forward})",
             f"takes {', '.join(clean(name) for name in pairing.inputs.values())}",
             f"gives {len(pairing.outputs)} {what}{'' if len(pairing.outputs) == 1 else 's'}{zero}",
+            *unchecked,
         )
         tell({**written, **pairs}, lines, as_json)
 
@@ -84,11 +88,18 @@ def write_derivative(
 @derivative_options("training graph", "to differentiate with respect to.", "An output to differentiate.")
 @click.pass_context
 def gradient(
-    context: click.Context, file: Path, output: Path, wrt: tuple[str, ...], outputs: tuple[str, ...], external_data: bool, as_json: bool
+    context: click.Context,
+    file: Path,
+    output: Path,
+    wrt: tuple[str, ...],
+    outputs: tuple[str, ...],
+    external_data: bool,
+    check: bool,
+    as_json: bool,
 ) -> None:
     """Write the gradient graph of an ONNX FILE: any model, from any exporter."""
 
     def build(model: ir.Model) -> ir.Model:
         return exporter.build_gradient_graph(model, wrt=wrt or None, outputs=outputs or None)
 
-    write_derivative(context, file, output, external_data, as_json, "gradient", build, pairing_of)
+    write_derivative(context, file, output, external_data, check, as_json, "gradient", build, pairing_of)

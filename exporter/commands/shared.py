@@ -12,21 +12,25 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
+import onnx_ir as ir
 from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 import exporter
 from exporter.commands.hints import instead_of_a_name, instead_of_a_target, no_such_module, on_the_command_line
-from symbolics.errors import Faq, PythonopError, PythonopWarning
+from symbolics.errors import ExportError, Faq, PythonopError, PythonopWarning
 from symbolics.text import clean, headline, message
 
 __all__ = [
     "Failure",
+    "check_option",
+    "checked",
     "dynamo_option",
     "eager_check_option",
     "explained",
@@ -83,6 +87,11 @@ setup_option = click.option(
 )
 opset_option = click.option("--opset", type=click.IntRange(min=1), help="The ONNX opset. Default: torch's.")
 external_data_option = click.option("--external-data", is_flag=True, help="Keep the tensors in a file beside OUTPUT, which names it.")
+check_option = click.option(
+    "--check/--no-check",
+    default=True,
+    help="Before writing, see that onnx.checker passes each model and that onnxruntime opens it (default); or write whatever came out.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON, on one line.")
 
 #: A stage that took longer stays on the terminal, with its seconds.
@@ -362,6 +371,40 @@ def explained(context: click.Context) -> Iterator[None]:
     """Around an export: what torch prints belongs to the progress, and of what it raises the first cause is the news."""
     with contextlib.redirect_stdout(sys.stderr), one_message(context, "the export", root=True):
         yield
+
+
+def checked(models: Sequence[tuple[ir.Model, Path]], wanted: bool, quiet: bool) -> list[str]:
+    """See that the models that a command is about to write are of use.
+
+    Args:
+        models: Each with the file that it goes to.
+        wanted: Whether they are to be checked.
+        quiet: As `status` has it.
+
+    Returns:
+        What was not checked, and why: lines for people, none where everything was.
+
+    Raises:
+        ExportError: onnx.checker or onnxruntime refuses one.
+    """
+    if not wanted:
+        return ["not checked, as asked: neither by onnx.checker nor by onnxruntime"]
+    from exporter.runtime.usable import check_usable  # loads onnxruntime
+
+    skipped = []
+    for model, path in models:
+        name = clean(str(path))
+        with status(f"checking {name}", quiet):
+            try:
+                why = check_usable(model)
+            except ExportError as error:
+                raise ExportError(f"{name} is not written: {error}\n  way out: {_WITHOUT_CHECK}") from error
+        if why:
+            skipped.append(f"{name} passes onnx.checker, and was not opened in onnxruntime: {why}")
+    return skipped
+
+
+_WITHOUT_CHECK = "another type, opset or exporter (--no-dynamo); --no-check writes it as it is, for a runtime that takes it"
 
 
 def portable_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -79,6 +79,7 @@ def _recompute(_: click.Context, __: click.Parameter, given: str | None) -> Any:
 @shared.setup_option
 @shared.opset_option
 @click.option("--external-data", is_flag=True, help="Keep the tensors in a file beside each model.")
+@shared.check_option
 @shared.json_option
 @shared.loudness
 @click.pass_context
@@ -103,6 +104,7 @@ def step(
     setups: tuple[str, ...],
     opset: int | None,
     external_data: bool,
+    check: bool,
     as_json: bool,
 ) -> None:
     """Write forward, loss, gradients and optimizer as one ONNX model. TARGET's Case names the loss and example targets."""
@@ -110,7 +112,12 @@ def step(
         raise shared.Failure(
             "nothing to write: give a file for the step (-o), a folder for step, evaluation and manifest (--artifacts), or both"
         )
-    from exporter.training.artifacts import export_evaluation, places, write_artifacts  # loads torch, which --help does without
+    from exporter.training.artifacts import (
+        export_evaluation,
+        places,
+        with_state_inputs,
+        write_artifacts,
+    )  # loads torch, which --help does without
 
     files = [] if output is None else [output, output.parent / f"{output.stem}.init.onnx"]
     for number, file in enumerate(files):
@@ -131,18 +138,22 @@ def step(
                 clip_norm=clip_norm, accumulate=accumulate, recompute=recompute, **options,
             )  # fmt: skip
             evaluation = export_evaluation(case.model, case.args, case.kwargs, **options) if artifacts is not None else None
-        with shared.status(f"writing {output or artifacts}", as_json):
-            if output is not None:
-                program.save(output, external_data=external_data or None)
-            if artifacts is not None and evaluation is not None:
-                write_artifacts(program, evaluation, artifacts, external_data=external_data or None)
         path, initial = files or (folder[0], folder[2])
         layout = program.layout
         assert layout is not None
+        models = [(program.model, path), (program.initial_model, initial)]
+        if evaluation is not None:
+            models.append((with_state_inputs(evaluation.model, layout), folder[1]))
+        unchecked = shared.checked(models, check, as_json)
+        with shared.status(f"writing {output or artifacts}", as_json):
+            if output is not None:
+                program.save(output, external_data=external_data or None, check=False)
+            if artifacts is not None and evaluation is not None:
+                write_artifacts(program, evaluation, artifacts, external_data=external_data or None, check=False)
         nodes = len(list(program.model.graph.all_nodes()))
         written = {
             "file": str(path), "initial": str(initial), "bytes": path.stat().st_size, "nodes": nodes, "inlined": program.inlined,
-            "artifacts": [str(file) for file in folder], "portable": shared.portable_facts(program),
+            "artifacts": [str(file) for file in folder], "portable": shared.portable_facts(program), "unchecked": unchecked,
         }  # fmt: skip
         said = {"inputs": layout.inputs, "targets": layout.targets, "carried": layout.carried, "untrained": layout.untrained}
         takes = clean(", ".join((*layout.inputs, *layout.targets)))
@@ -154,7 +165,7 @@ def step(
         ]
         if artifacts is not None:
             lines.append(f"wrote {', '.join(file.name for file in folder)} into {clean(str(artifacts))}")
-        lines += shared.portable_lines(program)
+        lines += [*unchecked, *shared.portable_lines(program)]
         if layout.untrained:
             lines.append(f"the loss does not depend on {clean(', '.join(layout.untrained))}: they stay as they are")
         shared.tell({**written, **said}, lines, as_json)

@@ -18,7 +18,14 @@ __all__ = ["tangent"]
 @derivative_options("tangent graph", "that moves.", "An output whose tangent is wanted.")
 @click.pass_context
 def tangent(
-    context: click.Context, file: Path, output: Path, wrt: tuple[str, ...], outputs: tuple[str, ...], external_data: bool, as_json: bool
+    context: click.Context,
+    file: Path,
+    output: Path,
+    wrt: tuple[str, ...],
+    outputs: tuple[str, ...],
+    external_data: bool,
+    check: bool,
+    as_json: bool,
 ) -> None:
     """Write the forward-mode derivative of an ONNX FILE: any model, from any exporter.
 
@@ -28,4 +35,4 @@ def tangent(
     def build(model: ir.Model) -> ir.Model:
         return exporter.build_tangent_graph(model, wrt=wrt or None, outputs=outputs or None)
 
-    write_derivative(context, file, output, external_data, as_json, "tangent", build, tangents_of)
+    write_derivative(context, file, output, external_data, check, as_json, "tangent", build, tangents_of)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal
 
@@ -13,7 +12,8 @@ import onnx_ir as ir
 
 from exporter.errors import short
 from exporter.files.save import Files, saving
-from exporter.files.tensors import HeldTensor, check_data, held_tensors, is_external
+from exporter.files.tensors import HeldTensor, check_data, held_tensors, inside, is_external, replacing
+from exporter.files.valid import check_valid
 from symbolics.errors import ExportError, FormatError, PythonopError
 from symbolics.node.dialects import to_dialect
 from symbolics.text import clean
@@ -84,7 +84,9 @@ class Program:
         return ir.to_proto(self.model)
 
     @short
-    def save(self, path: str | os.PathLike[str], schema: str | None = None, *, external_data: bool | None = None) -> None:
+    def save(
+        self, path: str | os.PathLike[str], schema: str | None = None, *, external_data: bool | None = None, check: bool = True
+    ) -> None:
         """Write the model to ``path``; it appears whole or not at all, also where the process is killed.
 
         A file that is there is replaced and its mode kept; where a symbolic link is there, what it leads to is replaced.
@@ -97,21 +99,28 @@ class Program:
                 dialect of another reader. Dialects have no ``call`` and warn about what is lost.
             external_data: Keep tensors in a file beside the model; default: only where protobuf's 2 GiB need it. Tensors whose
                 values are in other files are copied: the file needs none but its own data.
+            check: Whether the model has to pass onnx.checker (``full_check=True``; the values of large weights are not looked into). With a schema
+                that is the model before it is put into that dialect.
 
         Raises:
             ExportError: The path cannot be written (a device, a folder, a disk that is full), values of a tensor cannot be read,
-                or a dialect cannot say a node.
+                a dialect cannot say a node, or the model is not valid ONNX. Nothing is written then.
         """
-        save_model(self.model if schema is None else to_dialect(self.model, schema), path, external_data=external_data)
+        if schema is None:
+            save_model(self.model, path, external_data=external_data, check=check)
+        else:
+            if check:
+                check_valid(self.model)
+            save_model(to_dialect(self.model, schema), path, external_data=external_data, check=False)
 
 
-def save_model(model: ir.Model, path: str | os.PathLike[str], *, external_data: bool | None = None) -> None:
+def save_model(model: ir.Model, path: str | os.PathLike[str], *, external_data: bool | None = None, check: bool = True) -> None:
     """Write a model as `Program.save` does.
 
     Raises:
         ExportError: As there.
     """
-    save_models([(model, path)], external_data=external_data)
+    save_models([(model, path)], external_data=external_data, check=check)
 
 
 def save_models(
@@ -119,6 +128,7 @@ def save_models(
     *,
     external_data: bool | None = None,
     texts: Sequence[tuple[str, str | os.PathLike[str]]] = (),
+    check: bool = True,
 ) -> None:
     """Write models to their paths as `Program.save` does, and texts in UTF-8; where one cannot be written, none is.
 
@@ -127,7 +137,7 @@ def save_models(
     """
     with saving() as files:
         for model, path in models:
-            _write(files, model, path, external_data)
+            _write(files, model, path, external_data, check)
         for text, path in texts:
             files.open(path).write(text.encode())
 
@@ -141,10 +151,13 @@ def model_bytes(model: ir.Model) -> bytes:
     return _serialized(None, model, "a model into memory", False)
 
 
-def _write(files: Files, model: ir.Model, path: str | os.PathLike[str], external_data: bool | None) -> None:
+def _write(files: Files, model: ir.Model, path: str | os.PathLike[str], external_data: bool | None, check: bool) -> None:
     file = files.open(path)  # what cannot be written is refused before any work
     try:
-        file.write(_serialized(files, model, path, external_data))
+        data = _serialized(files, model, path, external_data)
+        if check:
+            check_valid(model)
+        file.write(data)
     except PythonopError:
         raise
     except (RuntimeError, TypeError, ValueError, AssertionError, AttributeError, LookupError) as error:  # what onnx_ir's parts raise
@@ -165,10 +178,10 @@ def _serialized(files: Files | None, model: ir.Model, path: str | os.PathLike[st
         check_data(model)
         outside = {id(each.tensor): each.tensor for each in held if external and _goes_out(each)}
         replaced: dict[int, Any] = _outside(files, outside, path) if files is not None and outside else {}
-        replaced |= {id(t): _inside(t) for t, *_ in held if is_external(t) and id(t) not in outside}
+        replaced |= {id(t): inside(t) for t, *_ in held if is_external(t) and id(t) not in outside}
     except (FormatError, ValueError) as error:  # onnx_ir's word for data that is not below its folder
         raise ExportError(f"cannot write {path}: {error}; nothing was written") from error
-    with _replacing(held, replaced):
+    with replacing(held, replaced):
         return ir.to_proto(model).SerializeToString()
 
 
@@ -196,19 +209,3 @@ def _outside(files: Files, tensors: dict[int, Any], path: str | os.PathLike[str]
         )
         for key, tensor in tensors.items()
     }  # fmt: skip
-
-
-def _inside(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
-    """A tensor of another file as one with its values, which are read where they are written."""
-    props = tensor.metadata_props
-    return ir.Tensor(tensor.numpy(), tensor.dtype, shape=tensor.shape, name=tensor.name, doc_string=tensor.doc_string, metadata_props=props)
-
-
-@contextlib.contextmanager
-def _replacing(held: list[HeldTensor], replaced: dict[int, Any]) -> Iterator[None]:
-    """While this is open, a model holds other tensors, by the ids of its own."""
-    with contextlib.ExitStack() as back:
-        for each in held:
-            if id(each.tensor) in replaced:
-                back.callback(each.put(replaced[id(each.tensor)]))
-        yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
+from exporter.files.tensors import held_tensors, inside, is_external, replacing
 from symbolics.errors import FormatError
 from symbolics.graph.values import name_of
 from symbolics.text import reason
@@ -15,26 +16,35 @@ SMALL = 256  # elements of an initializer that shape inference may have to read
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
-    """The model as a message with its large weights, and those in other files, as inputs.
+    """The model as a message with its large weights, and those in other files, as inputs. Values of other tensors that are in files are read.
 
     Raises:
         FormatError: The model cannot be written down: a name is no text, a tensor is not what its type says.
     """
     graph = model.graph
+    every = dict(graph.initializers)
     weights = [v for v in graph.initializers.values() if is_weight(v.const_value)]
     added = [v for v in weights if not v.is_graph_input()]
     for value in weights:
         del graph.initializers[name_of(value)]
     graph.inputs.extend(added)
     try:
-        return ir.to_proto(model)
+        elsewhere = [each for each in held_tensors(model) if is_external(each.tensor)]
+        with replacing(elsewhere, {id(each.tensor): inside(each.tensor) for each in elsewhere}):
+            proto = ir.to_proto(model)
+        for value, info in zip(reversed(added), reversed(proto.graph.input)):
+            if value.const_value is not None and not info.HasField("type"):  # an initializer's type is that of its tensor
+                tensor = value.const_value
+                info.CopyFrom(onnx.helper.make_tensor_value_info(info.name, int(tensor.dtype), tensor.shape.numpy()))
+        return proto
     except (ir.serde.SerdeError, ValueError, TypeError, OSError) as error:
         raise FormatError.damaged("the model", f"it cannot be written as ONNX: {reason(error)}") from error
     finally:
         for _ in added:  # one by one: a deleted slice would leave them marked as inputs
             graph.inputs.pop()
-        for value in weights:
-            graph.initializers[name_of(value)] = value
+        if weights:  # in the order that they had
+            graph.initializers.clear()
+            graph.initializers.update(every)
 
 
 def is_weight(tensor: ir.TensorProtocol | None) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,19 @@ import onnx_ir as ir
 from symbolics.errors import FormatError
 from symbolics.text import shown
 
-__all__ = ["HeldTensor", "check_data", "data_files", "external_tensors", "held_tensors", "is_external", "new_bytes", "own_array", "take_in"]
+__all__ = [
+    "HeldTensor",
+    "check_data",
+    "data_files",
+    "external_tensors",
+    "held_tensors",
+    "inside",
+    "is_external",
+    "new_bytes",
+    "own_array",
+    "replacing",
+    "take_in",
+]
 
 
 class HeldTensor(NamedTuple):
@@ -128,6 +141,22 @@ def take_in(model: ir.Model, most: int) -> None:
             raise FormatError(f"the data of {shown(str(tensor.name))!r} cannot be read: {error}") from error
         props = tensor.metadata_props
         each.put(ir.Tensor(values, tensor.dtype, shape=tensor.shape, name=tensor.name, doc_string=tensor.doc_string, metadata_props=props))
+
+
+def inside(tensor: ir.ExternalTensor) -> ir.TensorProtocol:
+    """A tensor of another file as one with its values, which are read where they are written."""
+    props = tensor.metadata_props
+    return ir.Tensor(tensor.numpy(), tensor.dtype, shape=tensor.shape, name=tensor.name, doc_string=tensor.doc_string, metadata_props=props)
+
+
+@contextlib.contextmanager
+def replacing(held: Iterable[HeldTensor], replaced: Mapping[int, Any]) -> Iterator[None]:
+    """While this is open, a model holds other tensors, by the ids of its own."""
+    with contextlib.ExitStack() as back:
+        for each in held:
+            if id(each.tensor) in replaced:
+                back.callback(each.put(replaced[id(each.tensor)]))
+        yield
 
 
 def new_bytes(count: int) -> np.ndarray:

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from exporter.files.trust import name_of
 from exporter.forward.changes import Changes
+from exporter.forward.eager_failure import eager_failure
 from exporter.forward.unchanged import unchanged
 from exporter.train_mode.buffers import UNSEEN
 from symbolics import torch_private as private
@@ -106,7 +107,7 @@ class EagerGraph:
     Attributes:
         calls: Function class or operator -> its calls that hang on an output by gradients.
         unchecked: Why there is nothing to compare with, "" where there is.
-        failed: Whether that is because the run raised.
+        failed: Whether that is because the run raised, and the model as it is called without anybody looking does not.
         changed: The saved_tensors_hooks that give back something else than they were given, as text.
         state: The state (exporter/train_mode/reads.py) that the run changed, by name -> why a file may not carry it.
         shared: The names of a buffer that has several, and that the run changed.
@@ -154,7 +155,8 @@ class EagerGraph:
             fakes: Whether the exporter has shapes and dtypes from their fake kernels.
 
         Raises:
-            ExportError: A fake kernel says what is not so, or the loss of a training step cannot be exported.
+            ExportError: The model fails on these arguments, as it does without anybody looking; a fake kernel says what is not so; or the loss of
+                a training step cannot be exported.
         """
         inputs, keywords = differentiable_inputs((args, kwargs))
         mode = StopWhereNone() if stopping else contextlib.nullcontext()
@@ -198,6 +200,8 @@ class EagerGraph:
         except Exception as error:
             if not stopping and is_refusal(error):
                 return cls.of(model, args, kwargs, training=training, stopping=True, keeps=keeps, fakes=fakes)
+            if (own := _failure(model, args, kwargs, training)) is not None:
+                raise eager_failure(own) from own
             return cls(unchecked=f"an eager run raised {type(error).__name__}: {' '.join(str(error).split())[:200]}", failed=True)
         return found
 
@@ -313,6 +317,23 @@ class EagerGraph:
                 first = next(call for call in calls if replace(call, operator="") in missing)
                 found.append(Lost(function, len(calls), len(calls) - missing.total(), first))
         return found
+
+
+def _failure(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> Exception | None:
+    """What the model raises as its user calls it: without a gradient for each input, and nobody looking. Of tensors without data nothing is known."""
+    tensors = [
+        leaf for leaf in (*pytree.tree_leaves((args, kwargs)), *model.parameters(), *model.buffers()) if isinstance(leaf, torch.Tensor)
+    ]
+    if any(map(private.is_fake, tensors)):
+        return None
+    with _lock, unchanged(model, args, kwargs), _quiet(), torch.enable_grad():
+        if training is not None:
+            model.train(training)
+        try:
+            model(*args, **kwargs)
+        except Exception as error:
+            return error
+    return None
 
 
 def _calls(result: Any, survey: Survey) -> dict[Any, list[Call]]:

@@ -17,6 +17,7 @@ from exporter.errors import is_full
 from exporter.files.program import Program, save_model
 from exporter.files.save import writable
 from exporter.files.trust import name_of
+from exporter.files.valid import check_valid
 from exporter.forward.eager_graph import EagerGraph, Lost
 from exporter.forward.failures import of_torch
 from exporter.forward.portable import StaysOpaque, make_portable
@@ -299,6 +300,8 @@ def write(
             model.graph.initializers.clear()
     with without_gc():
         if hasattr(f, "write"):
+            if export_params:  # without its weights, a model's nodes read what is not there
+                check_valid(model)
             f.write(ir.to_proto(model).SerializeToString())
         else:
-            save_model(model, os.fspath(f), external_data=external_data)
+            save_model(model, os.fspath(f), external_data=external_data, check=export_params)

@@ -160,7 +160,9 @@ class OnnxModule(torch.nn.Module):
             RunError: A parameter or buffer has another type, shape or device than the file says.
             ExportError: The path cannot be written, or a dialect cannot say a node.
         """
-        Program(self._onnx.filled(self)).save(path, schema, external_data=external_data)
+        Program(self._onnx.filled(self)).save(
+            path, schema, external_data=external_data, check=False
+        )  # the file that it was, with other weights
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies share the sessions; pickle has the file without its weights, which are in the state.

@@ -9,7 +9,7 @@ import threading
 import traceback
 from collections import OrderedDict
 from collections.abc import Container, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -41,6 +41,9 @@ def _plans() -> Any:
 class Binding:
     """What the native library calls: one per SessionOptions. It turns nodes into plans, once, and errors into text."""
 
+    #: In the place of the classes of `exporter.runtime.kernel_plans.plan_of`.
+    kernels: ClassVar[dict[str, Any]] = {}
+
     def __init__(self, gate: Gate, store: ContextStore) -> None:
         self.gate = gate
         self.store = store
@@ -69,7 +72,7 @@ class Binding:
 
     def plan(self, operator: str, attributes: dict[str, Any], node_name: str, inputs: int, outputs: tuple[bool, ...]) -> KernelPlan:
         """How a node runs: see `exporter.runtime.kernel_plans.plan_of`."""
-        plan = _plans().plan_of(operator, attributes, node_name, inputs, outputs, self.gate, self.store)
+        plan = _plans().plan_of(operator, attributes, node_name, inputs, outputs, self.gate, self.store, **self.kernels)
         kernel = plan.kernel
         kernel.pool = getattr(self._made, "pool", None)
         log = None if kernel.pool is None else kernel.pool.entries

@@ -88,7 +88,16 @@ class KernelPlan(NamedTuple):
 
 
 def plan_of(
-    operator: str, attributes: dict[str, Any], node_name: str, inputs: int, outputs: Sequence[bool], gate: Gate, store: ContextStore
+    operator: str,
+    attributes: dict[str, Any],
+    node_name: str,
+    inputs: int,
+    outputs: Sequence[bool],
+    gate: Gate,
+    store: ContextStore,
+    *,
+    forward: type[PythonOp] = PythonOp,
+    tangent: type[PythonOpTangent] = PythonOpTangent,
 ) -> KernelPlan:
     """How a node runs; decoded once, when its session is made.
 
@@ -99,6 +108,7 @@ def plan_of(
         inputs: How many inputs the node has.
         outputs: One per output of the node: whether it has a name.
         gate, store: What the file may name, and where contexts go.
+        forward, tangent: What runs a PythonOp, and a PythonOpTangent.
 
     Raises:
         FormatError, TrustError: An attribute is malformed, does not fit the node, or names what is not allowed.
@@ -121,13 +131,13 @@ def plan_of(
         plan = _plan_backward(kernel, absent, kept, inputs, outputs)
         kernel.keeps = len(kernel.wanted) in plan.written
     elif operator == PYTHON_OP_TANGENT:
-        kernel = PythonOpTangent(attributes, gate, store, node_name)
+        kernel = tangent(attributes, gate, store, node_name)
         plan = _plan_tangent(kernel, absent, kept, inputs, outputs)
     elif operator == PYTHON_OP_GRAD:
         kernel = PythonOpGrad(attributes, store, node_name) if linked is None else GradChain(attributes, linked, store, node_name)
         plan = _plan_backward(kernel, absent, kept, inputs, outputs)
     else:
-        kernel = PythonOp(attributes, gate, store, node_name) if linked is None else Chain(attributes, linked, gate, store, node_name)
+        kernel = forward(attributes, gate, store, node_name) if linked is None else Chain(attributes, linked, gate, store, node_name)
         plan = _plan_forward(kernel, absent, inputs, outputs)
     return plan
 

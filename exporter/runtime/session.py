@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 import weakref
@@ -23,11 +22,11 @@ from exporter.runtime.arena import use_training_arena
 from exporter.runtime.binding import Binding
 from exporter.runtime.node_order import MANY_NODES, list_as_they_can_run
 from exporter.runtime.prepare import has_python_ops, needs_library, prepare
+from exporter.runtime.refusals import refusal
 from exporter.runtime.store import ContextStore, PoolLog, Run
 from symbolics.errors import RunError
 from symbolics.graph.collector import without_gc
 from symbolics.node.names import STEP_KEY
-from symbolics.text import clean
 
 if TYPE_CHECKING:
     from exporter.runtime.in_place import Update
@@ -47,7 +46,7 @@ try:
 except ImportError as error:
     _missing = error
 
-__all__ = ["FATAL", "Session", "available", "inference_session", "open_options", "session_options", "step_sessions"]
+__all__ = ["FATAL", "Session", "available", "bind", "inference_session", "open_options", "session_options", "step_sessions"]
 
 #: The oldest onnxruntime that this has run on, as pyproject.toml asks for it. The function table that native.c uses is there from 1.17 on.
 OLDEST = "1.20"
@@ -79,8 +78,13 @@ _registering = threading.Lock()
 _bound: weakref.WeakKeyDictionary[Any, tuple[Binding, Any]] = weakref.WeakKeyDictionary()
 
 
-def _bind(options: Any, gate: Gate, store: ContextStore, device: str) -> Binding:
-    binding = Binding(gate, store)
+def bind(options: Any, binding: Binding, device: str = "cpu") -> Binding:
+    """Give options the operators; sessions that are made with them ask ``binding`` how a node runs.
+
+    Raises:
+        RunError: onnxruntime is too old.
+    """
+    store = binding.store
     if _missing is not None:  # the model has no PythonOps: who makes a session of it has looked
         _bound[options] = (binding, None)
         return binding
@@ -142,7 +146,7 @@ def open_options(allow: Any, store: ContextStore | None, device: str = "cpu", lo
     if _missing is not None and _missing.name == "onnxruntime":
         raise RunError(NO_ONNXRUNTIME)
     options = onnxruntime.SessionOptions()
-    _bind(options, Gate(allow), ContextStore() if store is None else store, device).long = long
+    bind(options, Binding(Gate(allow), ContextStore() if store is None else store), device).long = long
     return options
 
 
@@ -301,39 +305,7 @@ class Session(_Session):  # type: ignore[misc]
     def _original(self, error: Exception, made: Run) -> BaseException | None:
         """What is raised in the place of what onnxruntime raised; None for that itself."""
         original = self._binding.original(error, made, self._pool)
-        return _refusal(error) if original is None else original  # not `or`: an exception may be false
-
-
-def _refusal(error: Exception) -> RunError | None:
-    """What onnxruntime raised, as an error of ours that is one of its own as well; None for what else Python raised."""
-    kind = type(error)
-    its_own = kind.__module__.startswith("onnxruntime.")
-    if isinstance(error, RunError) or not (its_own or kind in (RuntimeError, UnicodeDecodeError)):  # the last: of its own message
-        return None
-    text = " ".join(str(error).split())
-    if len(text) > _MOST:  # what is wrong stands in front or at the end: it quotes names and lists of types in between
-        text = f"{text[: _MOST - 150]} … {text[-150:]}"
-    hint = next((f". {way_out}" for sign, way_out in _WAYS_OUT.items() if re.search(sign, text)), "")
-    if its_own and kind not in _REFUSALS:
-        _REFUSALS[kind] = type(kind.__name__, (RunError, kind), {"__doc__": "A RunError that is onnxruntime's own class, too."})
-    refusal = _REFUSALS.get(kind, RunError)(f"onnxruntime cannot run the model: {clean(text, 2 * _MOST)}{hint}")
-    refusal.__cause__ = error
-    return refusal
-
-
-_MOST = 600  # characters of what onnxruntime says
-
-#: What onnxruntime says -> what it leaves out: it names the operator, and not the type that it lacks, nor where the operator may be.
-_WAYS_OUT = {
-    r"NOT_IMPLEMENTED.* [A-Z]\w*\([1-6]\)": "It has no kernel of that operator for its types here (export the model in float32), or for the file's opset, "
-    "where that is older than 7: onnx.version_converter.convert_version(model, 18) makes a newer one",
-    "NOT_IMPLEMENTED": "It has no kernel of that operator for its types here (on the CPU hardly one for bfloat16, of some operators none for float64): "
-    "export the model in float32",
-    "is not a registered function/op": "This onnxruntime has no such operator: install a newer one, or give sess_options with the library that has it "
-    "(register_custom_ops_library)",
-}
-
-_REFUSALS: dict[type[Exception], type[RunError]] = {}
+        return refusal(error) if original is None else original  # not `or`: an exception may be false
 
 
 def _arrays(results: Any) -> list[Any]:
@@ -489,7 +461,7 @@ def _open(
         binding = _bound[options][0]
     else:
         gate, contexts = Gate(allow), ContextStore() if store is None else store
-        binding = _bind(options, gate, contexts, device) if library else Binding(gate, contexts)
+        binding = bind(options, Binding(gate, contexts), device) if library else Binding(gate, contexts)
     if python_ops:
         binding.load()
     _choose_spinning(options)

@@ -62,7 +62,7 @@ def export_evaluation(
 
 
 def write_artifacts(
-    step: TrainingStep, evaluation: Program, folder: str | os.PathLike[str], *, external_data: bool | None = None
+    step: TrainingStep, evaluation: Program, folder: str | os.PathLike[str], *, external_data: bool | None = None, check: bool = True
 ) -> dict[str, Any]:
     """Write training.onnx, eval.onnx, initial.onnx and manifest.json: all of them or none.
 
@@ -70,13 +70,13 @@ def write_artifacts(
         step: What `exporter.export_training_step` returned.
         evaluation: What `export_evaluation` returned for the same model. In the file the state of the step is an input of it.
         folder: Where to; it is made where it is missing. Files of these names are replaced, others stay.
-        external_data: As `Program.save`.
+        external_data, check: As `Program.save`.
 
     Returns:
         The manifest.
 
     Raises:
-        ExportError: A file cannot be written, or the evaluation is of another model.
+        ExportError: A file cannot be written, a model is not valid ONNX, or the evaluation is of another model.
     """
     assert step.layout is not None
     path = Path(folder)
@@ -86,7 +86,7 @@ def write_artifacts(
     with _made(path):
         models = [step.model, forward, step.initial_model]
         text = json.dumps(manifest, indent=1) + "\n"
-        save_models(list(zip(models, paths[:3], strict=True)), external_data=external_data, texts=[(text, paths[3])])
+        save_models(list(zip(models, paths[:3], strict=True)), external_data=external_data, texts=[(text, paths[3])], check=check)
     if manifest["python"]:
         warnings.warn(
             f"{path} needs Python: the calls of {clean(', '.join(manifest['python']))} stay PythonOps, which run nowhere else; "

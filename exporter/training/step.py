@@ -18,6 +18,7 @@ import torch
 
 from exporter.errors import short
 from exporter.files.program import Program, save_models
+from exporter.files.valid import check_valid
 from exporter.forward.arguments import check_call, check_model
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.gradient_graph.model import remove_marks
@@ -72,18 +73,23 @@ class TrainingStep(Program):
         return ir.Model(graph, ir_version=self.model.ir_version, producer_name="pythonop")
 
     @short
-    def save(self, path: str | os.PathLike[str], schema: str | None = None, *, external_data: bool | None = None) -> None:
+    def save(
+        self, path: str | os.PathLike[str], schema: str | None = None, *, external_data: bool | None = None, check: bool = True
+    ) -> None:
         """Write the step to ``path``, and the model that gives the initial state to ``<stem>.init.onnx`` beside it: both or neither.
 
         Args:
-            path, schema, external_data: As `Program.save`.
+            path, schema, external_data, check: As `Program.save`.
 
         Raises:
-            ExportError: A path cannot be written, or a dialect cannot say a node.
+            ExportError: A path cannot be written, a dialect cannot say a node, or the step is not valid ONNX.
         """
         target = Path(path)
+        if check and schema is not None:  # readers of another dialect have schemas of their own
+            check_valid(self.model)
         model = self.model if schema is None else to_dialect(self.model, schema)
-        save_models([(self.initial_model, target.parent / f"{target.stem}.init.onnx"), (model, target)], external_data=external_data)
+        models = [(self.initial_model, target.parent / f"{target.stem}.init.onnx"), (model, target)]
+        save_models(models, external_data=external_data, check=check and schema is None)
 
 
 @short

@@ -20,6 +20,7 @@ from exporter.files.named import names_in
 from exporter.files.program import Program
 from exporter.forward.arguments import check_call, check_model
 from exporter.forward.case import Case
+from exporter.forward.eager_failure import eager_failure
 from exporter.forward.export import export
 from exporter.verification.bisect import first_departure
 from exporter.verification.compare import compare, largest
@@ -29,7 +30,7 @@ from exporter.verification.process import FileStep, run_in_a_fresh_process
 from exporter.verification.provenance import places_of_rows
 from exporter.verification.report import STEPS, Report
 from exporter.verification.steps import copy_of
-from symbolics.errors import RunError
+from symbolics.errors import PythonopError, RunError
 from symbolics.graph.values import is_python_op
 from symbolics.graph.walk import walk
 from symbolics.node.metadata import changes_of, read_state
@@ -79,7 +80,7 @@ def verify(
         timeout: Seconds that the fresh process may take.
 
     Raises:
-        ExportError: The model cannot be exported.
+        ExportError: The model cannot be exported, or fails in eager mode on its own example.
         TrustError: The fresh process cannot resolve a class; the message names the remedy.
         RunError: It failed otherwise; the message has the end of its account. Or no output of the file has a gradient, and
             eager's gradients are not all zero.
@@ -94,7 +95,12 @@ def verify(
     check_model(case.model)
     check_call(case.model, case.args, case.kwargs, dynamo=dynamo)
     _log.info("running %s in eager mode", type(case.model).__name__)
-    eager = EagerStep.run(case)
+    try:
+        eager = EagerStep.run(case)
+    except PythonopError:
+        raise
+    except Exception as error:
+        raise eager_failure(error, optional=False) from error
     random = draws(case, eager)
     _log.info("exporting %s", type(case.model).__name__)
     begin = time.perf_counter()

@@ -49,6 +49,7 @@ def test_export(run, path, dynamo):
         "inlined": {},
         "portable": [],
         "stop_gradients": 1,
+        "unchecked": [],
         "parameters": 4,
         "trainable": 3,
     }
@@ -156,13 +157,10 @@ def test_what_a_target_imports_may_be_missing(run, path, tmp_path, monkeypatch):
 def test_inputs_that_do_not_fit_are_one_message(tmp_path, command):
     """torch logs what it raises, with its tracebacks: once a level, 30 lines before ours."""
     given = (command[0], f"{TARGETS}:Linear", "--input", "x=float32[2,5]", *command[1:])
-    environment = {"PYTHONPATH": str(ROOT)}
-    done = python("-m", "exporter.cli", *given, cwd=tmp_path, **environment)
+    done = python("-m", "exporter.cli", *given, cwd=tmp_path, PYTHONPATH=str(ROOT))
     assert done.returncode == 2 and done.stdout == ""
     assert "torch/" not in done.stderr and len(done.stderr.splitlines()) <= 3, done.stderr
     assert "RuntimeError: " in done.stderr
-    told = python("-m", "exporter.cli", *given, "-v", cwd=tmp_path, **environment)
-    assert command[0] == "verify" or "meta for aten" in told.stderr, "-v says what torch says"
 
 
 def test_a_file_that_may_not_run_its_functions_names_the_option(run, path):

@@ -187,6 +187,7 @@ class TestMixedPrecision:
         _, state = run(step, batches, **{"state.growth_tracker": np.array(1999)})
         assert (state["state.loss_scale"], state["state.growth_tracker"]) == (131072.0, 0)
 
+    @pytest.mark.unusable(reason="onnxruntime has no kernels of bfloat16 on the CPU")
     def test_bfloat16_computes_in_bfloat16(self):
         model, batches = network(torch.float32), batches_of(1, torch.float32)
         step = step_of(model, batches[0], precision="bfloat16")

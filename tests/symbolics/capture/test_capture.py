@@ -22,7 +22,7 @@ import symbolics.capture.tripwire
 from symbolics.capture.disguise import as_in_eager
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.node.attributes import read_attributes, values_of
-from tests.support import nodes
+from tests.support import Calls, nodes
 from tests.zoo.steep import Call, Outer, Overridden, Steep, SteepSetup, gradients, made_per_call, steep, steep_setup
 
 UNDEFINED = torch.autograd.Function.setup_context
@@ -238,15 +238,29 @@ def test_the_check_can_be_switched_off_and_the_file_says_so(dynamo, tmp_path):
     assert "pythonop.unchecked" not in exporter.export(Call(steep), (x,), dynamo=dynamo).model.metadata_props
 
 
-def test_a_model_that_eager_cannot_run_is_said_to_be_unchecked(dynamo):
+def test_a_model_that_only_an_exporter_can_run_asks_for_eager_check(dynamo):
     def only_exported(x):
         if not (torch.jit.is_tracing() or is_exporting()):
             raise RuntimeError("not in eager")
         return Steep.apply(x)
 
-    with pytest.warns(PythonopWarning, match="could not be compared.*RuntimeError: not in eager"):
-        program = exporter.export(Call(only_exported), (torch.randn(3, 4),), dynamo=dynamo)
-    assert program.model.metadata_props["pythonop.unchecked"].startswith("an eager run raised RuntimeError")
+    model, x = Call(only_exported), torch.randn(3, 4)
+    with pytest.raises(
+        ExportError, match=r"RuntimeError: not in eager\n  at test_capture.py:\d+, in only_exported: raise .*\n.*eager_check=False"
+    ):
+        exporter.export(model, (x,), dynamo=dynamo)
+    assert exporter.export(model, (x,), dynamo=dynamo, eager_check=False).model.metadata_props["pythonop.unchecked"] == "eager_check=False"
+
+
+def test_a_run_that_fails_because_somebody_looks_is_no_fault_of_the_model():
+    from exporter.forward.eager_graph import EagerGraph
+
+    def suspicious(x):
+        assert not x.requires_grad, "somebody looks"
+        return x * 2
+
+    graph = EagerGraph.of(Calls(suspicious), (torch.randn(3),), {})
+    assert graph.failed and graph.unchecked == "an eager run raised AssertionError: somebody looks"
 
 
 def test_functions_of_torchs_own_packages(dynamo):

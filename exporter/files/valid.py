@@ -1,0 +1,95 @@
+"""Whether a model is valid ONNX: onnx.checker, with its inference of types and shapes, on all but the values of large weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import onnx
+import onnx_ir as ir
+
+import symbolics.node.schema  # noqa: F401  (the checker knows the operators of ours from there)
+from exporter.files.places import Places
+from exporter.files.skeleton import skeleton
+from symbolics.errors import ExportError
+from symbolics.graph.values import is_python_op
+from symbolics.graph.walk import walk
+from symbolics.node.names import MODULE_PROPERTY, SOURCE_PROPERTY
+from symbolics.text import clean, shown
+
+__all__ = ["check_valid", "node_in"]
+
+#: How onnx.checker, ONNX's inference and onnxruntime name a node.
+_NAMED = (
+    r"node name: ([^)\n]+)\)",
+    r"Name: (\S+) OpType:",
+    r"in node \(([^)\n]*)\)",
+    r"node with name '([^']+)'",
+    r"Node \(([^)\n]+)\)",
+    r"Node:([^ \n]+) ",
+    r"node \[([^\]\n]+)\]",
+)
+
+
+def check_valid(model: ir.Model) -> onnx.ModelProto:
+    """Refuse a model that is not valid ONNX; weights of more than 256 elements are not looked into, so that it takes milliseconds.
+
+    Returns:
+        What was checked: the model with inputs in the place of those weights.
+
+    Raises:
+        ExportError: onnx.checker (``full_check=True``) refuses it; the message names the node.
+    """
+    for kind, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
+        for value in values:
+            if value.type is None or (isinstance(value.type, ir.TensorType) and value.shape is None):
+                what = "type" if value.type is None else "shape, not even a rank"
+                maker = value.producer()
+                raise ExportError(
+                    f"the model is not valid ONNX: its {kind} {shown(value.name or '')!r} has no {what}{'' if maker is None else _line(model, maker)}"
+                )
+    proto = skeleton(model.clone())  # of a copy: another thread may read the model
+    try:
+        onnx.checker.check_model(proto.SerializeToString(), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
+        text = str(error)
+        raise ExportError(
+            f"the model is not valid ONNX, as onnx.checker says: {clean(' '.join(text.split()), 500)}{node_in(model, text)}"
+        ) from error
+    return proto
+
+
+def node_in(model: ir.Model, text: str) -> str:
+    """A line about the node that a text of onnx.checker or onnxruntime names, with the Function that it calls and the line of the model that
+    it comes from; "" where it names none.
+    """
+    named = {name for pattern in _NAMED for name in re.findall(pattern, text)}
+    node = next((node for node in _nodes(model) if node.name in named), None) if named else None
+    return "" if node is None else _line(model, node)
+
+
+def _line(model: ir.Model, node: ir.Node) -> str:
+    function = f" ({shown(node.attributes['name'].as_string())})" if is_python_op(node) and "name" in node.attributes else ""
+    module = node.metadata_props.get(MODULE_PROPERTY) or (Places(model).module(node) if node.graph is model.graph else "")
+    source = node.metadata_props.get(SOURCE_PROPERTY) or _source(node.metadata_props.get(_STACK, ""))
+    places = [f"in module {shown(module)}"] * bool(module) + [f"at {shown(source)}"] * bool(source)
+    return f"\n  node: {shown(node.op_type)}{function} {shown(node.name or '')!r}{', ' if places else ''}{', '.join(places)}"
+
+
+#: Where torch.export writes the lines that a node comes from.
+_STACK = "pkg.torch.onnx.stack_trace"
+
+
+def _source(stack: str) -> str:
+    """The innermost line that is not torch's."""
+    for file, line in reversed(re.findall(r'File "([^"\n]+)", line (\d+)', stack[:10_000])):
+        path = re.split(r"[/\\]", file)
+        if "torch" not in path:
+            return f"{path[-1]}:{line}"
+    return ""
+
+
+def _nodes(model: ir.Model) -> Iterator[ir.Node]:
+    yield from walk(model.graph)
+    for function in model.functions.values():
+        yield from walk(function)

@@ -1,0 +1,63 @@
+"""A model that fails in eager mode on its own example: what PyTorch says of it, and the line of the model that it says it of."""
+
+from __future__ import annotations
+
+import linecache
+import os
+from types import FrameType, TracebackType
+
+import torch
+
+from symbolics.errors import ExportError
+from symbolics.text import clean, said
+
+__all__ = ["eager_failure", "line_of"]
+
+
+def eager_failure(error: BaseException, *, optional: bool = True) -> ExportError:
+    """What to raise, from ``error``, where a model cannot run on its example arguments.
+
+    Args:
+        error: What its forward raised, with its traceback.
+        optional: Whether the run may be left out.
+    """
+    place, text = line_of(error), " ".join(said(error).split())
+    return ExportError(
+        f"the model fails in eager mode on its own example arguments: {type(error).__name__}{': ' if text else ''}{clean(text, 600)}\n"
+        + (f"  {place}\n" if place else "")
+        + "  way out: let model(*args) run first"
+        + ("; where only an exporter can run it, pass eager_check=False (--no-eager-check)" if optional else "")
+    )
+
+
+def line_of(error: BaseException) -> str:
+    """The innermost line of the user's own code that an exception went through, and the module of the model that was running.
+
+    Args:
+        error: An exception that was raised.
+
+    Returns:
+        ``at net.py:7, in forward: return self.l(x); module encoder.0 (Linear)``, or what of that is known.
+    """
+    line = module = ""
+    names: dict[int, str] | None = None  # of the modules, from the outermost that is running on
+    step: TracebackType | None = error.__traceback__
+    while step is not None:
+        frame, number = step.tb_frame, step.tb_lineno
+        if _is_users(frame):
+            name = frame.f_code.co_filename
+            text = linecache.getline(name, number, frame.f_globals).strip()
+            line = f"at {clean(os.path.basename(name))}:{number}, in {clean(frame.f_code.co_name)}{f': {clean(text)}' if text else ''}"
+        owner = frame.f_locals.get("self") if frame.f_code.co_varnames[:1] == ("self",) else None
+        if isinstance(owner, torch.nn.Module) and not type(owner).__module__.startswith("exporter."):
+            if names is None:
+                names = {id(vars(each)): name for name, each in owner.named_modules()}
+            if (path := names.get(id(vars(owner)))) is not None:
+                module = f"module {clean(path) or '<root>'} ({type(owner).__name__})"
+        step = step.tb_next
+    return "; ".join(filter(None, (line, module)))
+
+
+def _is_users(frame: FrameType) -> bool:
+    """Whether a frame runs code that is neither torch's nor ours."""
+    return (frame.f_globals.get("__name__") or "").partition(".")[0] not in ("torch", "exporter", "symbolics")

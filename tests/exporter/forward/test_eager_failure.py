@@ -1,0 +1,81 @@
+"""A model that fails in eager mode on its own example is an error with eager's words and the user's line, by whatever door it comes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import exporter
+from symbolics.errors import ExportError
+
+LOSS = nn.functional.mse_loss
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(5, 3))
+
+    def forward(self, x):
+        return self.encoder(x)
+
+
+def doors(dynamo, tmp_path):
+    """name -> a call with a model and its arguments."""
+
+    def hooked(model, args):
+        with exporter.hook():
+            torch.onnx.export(model, args, tmp_path / "m.onnx", dynamo=dynamo)
+
+    def step(model, args):
+        exporter.export_training_step(model, args, loss=LOSS, targets=(torch.randn(8, 3),), dynamo=dynamo)
+
+    return {
+        "export": lambda model, args: exporter.export(model, args, dynamo=dynamo),
+        "hook": hooked,
+        "step": step,
+        "verify": lambda model, args: exporter.verify(model, args, dynamo=dynamo),
+    }
+
+
+@pytest.mark.parametrize("door", ["export", "hook", "step", "verify"])
+def test_by_every_door(door, dynamo, tmp_path):
+    with pytest.raises(ExportError) as caught:
+        doors(dynamo, tmp_path)[door](Net(), (torch.randn(8, 4),))
+    told = str(caught.value)
+    assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x4 and 5x3)" in told
+    assert "at test_eager_failure.py:" in told and "in forward: return self.encoder(x); module encoder.2 (Linear)" in told
+    assert "way out" in told and len(told.splitlines()) == 3
+    assert isinstance(caught.value.__cause__, RuntimeError) and not list(tmp_path.iterdir())
+
+
+def test_another_type_than_the_weights(dynamo):
+    """torch.onnx.export made a file of it, which no runtime opens."""
+    with pytest.raises(ExportError, match=r"(?s)must have the same dtype.*module <root> \(Linear\)"):
+        exporter.export(nn.Linear(4, 3), (torch.randn(8, 4, dtype=torch.float64),), dynamo=dynamo)
+
+
+def test_the_loss_is_part_of_it(dynamo):
+    with pytest.raises(ExportError, match="The size of tensor a"):
+        exporter.export_training_step(nn.Linear(4, 3), (torch.randn(8, 4),), loss=LOSS, targets=(torch.randn(8, 7),), dynamo=dynamo)
+
+
+def test_an_argument_that_is_missing(dynamo):
+    with pytest.raises(ExportError, match="missing 1 required positional argument"):
+        exporter.export(nn.Linear(4, 3), (), dynamo=dynamo)
+
+
+def test_tensors_without_data_are_not_run_again():
+    """Of them eager may know less than an exporter: what fails there is no fault of the model."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from exporter.forward.eager_graph import EagerGraph
+
+    class Reads(nn.Module):
+        def forward(self, x):
+            return x * x.sum().item()
+
+    with FakeTensorMode():
+        graph = EagerGraph.of(Reads(), (torch.randn(3),), {})
+    assert graph.failed
