@@ -31,7 +31,7 @@ from symbolics.errors import Faq, FormatError, PythonopWarning, RunError, Unsupp
 from symbolics.graph.values import trains
 from symbolics.graph.walk import walk
 from symbolics.node.dtypes import DTYPES
-from symbolics.node.metadata import StateEntry, changes_of, pairing_of, read_cumulative
+from symbolics.node.metadata import StateEntry, changes_of, pairing_of, read_cumulative, read_stilled
 from symbolics.node.names import BUFFERS_KEY, CUMULATIVE_KEY, OUTPUTS_KEY
 from symbolics.node.result import rebuild
 from symbolics.text import shown
@@ -87,6 +87,8 @@ class Bound:
         state: initializer -> its element type and shape, which the module's tensors must keep.
         counters: running mean -> num_batches_tracked, both by initializer.
         changes: The buffers that the forward changes.
+        stilled: The modules that would do something else in training mode, and were exported in eval mode.
+        moded: The ways to the modules whose mode decides what the file computes.
         plans: The sessions.
         tangents: Those of forward mode.
     """
@@ -149,7 +151,8 @@ class Bound:
                     f"{shown(name)!r} is the average of all batches, and the file has no num_batches_tracked beside it: it is damaged"
                 )
         self.changes = changes_of(model)
-        self._moded = self._paths_of_modes(model)
+        self.moded = self._paths_of_modes(model)
+        self.stilled = read_stilled(model.metadata_props) or ()
         self.plans = Plans(model, tuple(self.inputs), tuple(self.state), allow, device, providers, recompute)
         self.tangents = Tangents(self.plans)
         #: (mode, of which of inputs and state gradients are wanted) -> what runs.
@@ -264,7 +267,7 @@ class Bound:
     def _paths_of_modes(self, model: ir.Model) -> list[tuple[str, ...]]:
         """The ways to the modules of the file whose mode decides what it computes: those that have an operator with modes, or are next above it."""
         owners = {initializer: tuple(name.split(".")[:-1]) for initializer, name in self.names.items()}
-        known = {owner[:end] for owner in owners.values() for end in range(len(owner) + 1)}
+        known = {(), *(owner[:end] for owner in owners.values() for end in range(1, len(owner) + 1))}
         found = {owners[name] for name in (() if self.changes.always else self.changes.carried) if name in owners}
         for node in filter(trains, walk(model.graph)):
             path = tuple((scope_of(node) or path_in_name(node.name or "")).split("."))
@@ -272,13 +275,25 @@ class Bound:
             found.update(owners[value.name] for value in node.inputs if value is not None and value.name in owners)
         return sorted(found - {()})
 
+    def warn_of_stilled(self) -> None:
+        """Say once that train() does not bring back what the export has left out."""
+        if self.stilled and "train" not in self._warned:
+            self._warned.add("train")
+            names = ", ".join(repr(shown(name)) for name in self.stilled[:5]) + (", ..." if len(self.stilled) > 5 else "")
+            warnings.warn(
+                f"{names} had been in eval() at export: train() brings back neither dropout nor moving statistics, which are not in the file.\n"
+                "  way out: export the model in train() mode; eval() of the loaded module then is what this file is",
+                PythonopWarning,
+                stacklevel=3,
+            )
+
     def _check_mode(self, module: torch.nn.Module, training: bool) -> None:
         """Say where the mode asks for more than the file holds.
 
         Raises:
             RunError: In training mode, of a file whose forward changes what it does not carry; or a module in it is in the other mode.
         """
-        for path in self._moded:
+        for path in self.moded:
             part: Any = module
             for name in path:
                 if (part := part._modules.get(name)) is None:
@@ -289,6 +304,13 @@ class Bound:
                     f"{shown('.'.join(path))!r} is in {modes[0]}, the loaded module in {modes[1]}: a file runs in one mode.\n"
                     f"  way out: {modes[1]} of the loaded module, which reaches all of it; or export the model with that part in eval()"
                 )
+        if torch.is_autocast_enabled(self.device.type) and "autocast" not in self._warned:
+            self._warned.add("autocast")
+            warnings.warn(
+                "torch.autocast does not reach into a loaded file, which computes in its own types: export the model under autocast, or in another type",
+                PythonopWarning,
+                stacklevel=7,
+            )
         lost, carried = self.changes.lost, self.changes.carried
         if training and lost:
             name, why = next(iter(lost.items()))

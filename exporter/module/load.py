@@ -8,7 +8,7 @@ import keyword
 import os
 import types
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -85,6 +85,7 @@ class OnnxModule(torch.nn.Module):
     step, from torch's generator), updates the running statistics of BatchNorm, and every other buffer that forward changed. eval() takes
     dropout and BatchNorm back and leaves buffers alone. Gradients stop by torch.no_grad(), torch.inference_mode() and requires_grad alone: a call
     keeps what a backward reads where an input, a parameter or a buffer requires grad, in either mode. Parameters are read at every forward.
+    A file that was exported in eval mode, of a model that has dropout or running statistics, is loaded in eval mode: train() warns that neither is in it.
 
     forward takes the tensors of the exported model's arguments in their order, in containers or not, and keyword
     arguments by the names of the graph's inputs. It returns what the exported model returned, where the file says
@@ -122,8 +123,16 @@ class OnnxModule(torch.nn.Module):
         object.__setattr__(self, "_onnx", Bound(opened, entries, found, allow, gate, place, providers, again))
         if isinstance(model, (str, os.PathLike)):
             self._onnx.source = str(model)
+        if self._onnx.stilled and not self._onnx.moded:
+            self.eval()
         self.__class__ = _class_of(tuple(self._onnx.inputs))
         self._onnx.plans.plan(False, frozenset())  # a class that is missing is told now
+
+    def train(self, mode: bool = True) -> Self:
+        """As torch.nn.Module.train. Warns once where the file was exported in eval mode, of what would do something else in train mode."""
+        if mode:
+            self._onnx.warn_of_stilled()
+        return super().train(mode)
 
     def flat(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
         """As calling the module, without hooks and without the structure: the outputs of the graph in their order."""

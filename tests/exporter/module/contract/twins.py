@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import onnx
+import onnx.parser
 import torch
 from torch import nn
 
@@ -77,10 +78,27 @@ class TiedNet(nn.Module):
         return self.head(torch.tanh(self.embed(x)))
 
 
+class Inverse(nn.Module):
+    """Stands for a file with an operator that has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.eye(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.inv(x[:4] @ self.w)
+
+
+INVERSE = """<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]> g (float[6, 4] x) => (float[4, 4] y)
+    <float[4, 4] w = {1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1}, int64[1] start = {0}, int64[1] end = {4}>
+    { part = Slice(x, start, end)  h = MatMul(part, w)  y = com.microsoft.Inverse(h) }"""
+
 NETS: dict[str, Callable[[], nn.Module]] = {
     "net": Net,
     "double": lambda: Net().double(),
     "tied": TiedNet,
+    "training file": Net,
+    "inverse": Inverse,
     "drop": lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)),
 }
 
@@ -97,6 +115,10 @@ def x_of(net: str) -> torch.Tensor:
 def _made(net: str, kind: str, training: bool) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(0)
     model, x = NETS[net]().train(training), x_of(net)
+    if net == "inverse":
+        return model, exporter.load(onnx.parser.parse_model(INVERSE))
+    if net == "training file":
+        return model, exporter.load(exporter.build_gradient_graph(exporter.export(copy.deepcopy(model), (x,))), allow=[Cubed])
     if kind != "foreign":
         return model, loaded(model, (x,), dynamo=kind == "dynamo", allow=[Cubed])
     if isinstance(model, Net):
