@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tests.exporter.module.contract import calls, modes, places, states  # noqa: F401  (each adds its own; the order is that of the page)
-from tests.exporter.module.contract.row import ROWS
+from tests.exporter.module.contract import calls, modes, places, states
+from tests.exporter.module.contract.row import ROWS as _ADDED
 
 __all__ = ["ROWS"]
+
+_AREAS = (modes.MODES, states.STATE, places.PLACES, places.COPIES, calls.HOOKS, calls.FUNC, calls.TRAINING)
+
+ROWS = sorted(_ADDED, key=lambda row: _AREAS.index(row.area))
