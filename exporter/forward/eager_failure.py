@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import linecache
 import os
-from types import FrameType, TracebackType
+from types import TracebackType
 
 import torch
 
+from exporter.errors import is_users
 from symbolics.errors import ExportError
 from symbolics.text import clean, said
 
@@ -44,7 +45,7 @@ def line_of(error: BaseException) -> str:
     step: TracebackType | None = error.__traceback__
     while step is not None:
         frame, number = step.tb_frame, step.tb_lineno
-        if _is_users(frame):
+        if is_users(frame.f_code.co_filename):
             name = frame.f_code.co_filename
             text = linecache.getline(name, number, frame.f_globals).strip()
             line = f"at {clean(os.path.basename(name))}:{number}, in {clean(frame.f_code.co_name)}{f': {clean(text)}' if text else ''}"
@@ -56,8 +57,3 @@ def line_of(error: BaseException) -> str:
                 module = f"module {clean(path) or '<root>'} ({type(owner).__name__})"
         step = step.tb_next
     return "; ".join(filter(None, (line, module)))
-
-
-def _is_users(frame: FrameType) -> bool:
-    """Whether a frame runs code that is neither torch's nor ours."""
-    return (frame.f_globals.get("__name__") or "").partition(".")[0] not in ("torch", "exporter", "symbolics")

@@ -16,12 +16,13 @@ import symbolics.node.schema  # noqa: F401  (the checker should know the operato
 from exporter.forward.fold import fold
 from exporter.forward.state import ModelState, held_out
 from exporter.train_mode.buffers import AVERAGED, UNSEEN, add_lost, carry, name_carried
+from exporter.train_mode.stilled import stilled
 from symbolics import quirks, torch_private
 from symbolics.capture.recorder import Recorder
 from symbolics.graph.values import is_mark, is_python_op
 from symbolics.node.attributes import ir_attributes, write_attributes
 from symbolics.node.dtypes import onnx_type
-from symbolics.node.metadata import BufferChanges, write_changes, write_cumulative, write_state
+from symbolics.node.metadata import BufferChanges, write_changes, write_cumulative, write_state, write_stilled
 from symbolics.node.names import (
     BUFFERS_KEY,
     CALL_ATTRIBUTE,
@@ -36,6 +37,7 @@ from symbolics.node.names import (
     PYTHON_OP,
     SOURCE_PROPERTY,
     STATE_KEY,
+    STILLED_KEY,
     VERSION_KEY,
 )
 from symbolics.node.result import count_tensors
@@ -199,6 +201,8 @@ def _write_metadata(model: ir.Model, nodes: list[ir.Node], recorder: Recorder, s
     model.metadata_props[MARK_COUNT_KEY] = str(sum(map(is_mark, nodes)))
     if state.cumulative:
         model.metadata_props[CUMULATIVE_KEY] = write_cumulative(state.cumulative)
+    if names := stilled(recorder.capture.model, recorder.capture.evaluated):
+        model.metadata_props[STILLED_KEY] = write_stilled(names)
     if recorder.capture.outputs is not None and count_tensors(recorder.capture.outputs) == results:
         model.metadata_props[OUTPUTS_KEY] = recorder.capture.outputs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import warnings
@@ -12,6 +13,7 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
+from exporter.files.places import path_in_name, scope_of
 from exporter.files.program import model_bytes
 from exporter.files.read import open_model
 from exporter.files.trust import Gate
@@ -25,9 +27,11 @@ from exporter.runtime.tensors import to_array
 from exporter.train_mode.batch_norm import counter_of
 from exporter.train_mode.dropout import draw_seed
 from symbolics import torch_private as private
-from symbolics.errors import Faq, FormatError, PythonopWarning, RunError
+from symbolics.errors import Faq, FormatError, PythonopWarning, RunError, UnsupportedOperatorError
+from symbolics.graph.values import trains
+from symbolics.graph.walk import walk
 from symbolics.node.dtypes import DTYPES
-from symbolics.node.metadata import StateEntry, changes_of, pairing_of, read_cumulative
+from symbolics.node.metadata import StateEntry, changes_of, pairing_of, read_cumulative, read_stilled
 from symbolics.node.names import BUFFERS_KEY, CUMULATIVE_KEY, OUTPUTS_KEY
 from symbolics.node.result import rebuild
 from symbolics.text import shown
@@ -83,6 +87,8 @@ class Bound:
         state: initializer -> its element type and shape, which the module's tensors must keep.
         counters: running mean -> num_batches_tracked, both by initializer.
         changes: The buffers that the forward changes.
+        stilled: The modules that would do something else in training mode, and were exported in eval mode.
+        moded: The ways to the modules whose mode decides what the file computes.
         plans: The sessions.
         tangents: Those of forward mode.
     """
@@ -145,6 +151,8 @@ class Bound:
                     f"{shown(name)!r} is the average of all batches, and the file has no num_batches_tracked beside it: it is damaged"
                 )
         self.changes = changes_of(model)
+        self.moded = self._paths_of_modes(model)
+        self.stilled = read_stilled(model.metadata_props) or ()
         self.plans = Plans(model, tuple(self.inputs), tuple(self.state), allow, device, providers, recompute)
         self.tangents = Tangents(self.plans)
         #: (mode, of which of inputs and state gradients are wanted) -> what runs.
@@ -180,13 +188,19 @@ class Bound:
     def run(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The outputs of the graph, with gradients where they are wanted."""
         training = module.training
-        self._check_mode(training)
-        values = [*self._arguments(args, kwargs), *self._state_of(module)]
+        if private.is_tracing() or torch.compiler.is_compiling():
+            raise RunError(
+                "a loaded file runs in onnxruntime, where torch.jit.trace, torch.export and torch.onnx.export see nothing.\n"
+                "  way out: the file is the graph; save(path) of the loaded module writes it with the weights of now"
+            )
+        self._check_mode(module, training)
+        state = self._state_of(module)  # first: of a module of another type, the input is not what is wrong
+        values = [*self._arguments(args, kwargs), *state]
         if private.transforms_active() or private.forward_level() >= 0:
             return self._run_moving(module, values)
         wanted: tuple[bool, ...] = ()
         if torch.is_grad_enabled():
-            wanted = self._wanted(training, values, [value.requires_grad for value in values])
+            wanted = _wanted([value.requires_grad for value in values])
         plan = self._chosen.get((training, wanted)) or self._choose(training, wanted, values)
         if plan.seed is not None:
             values.append(draw_seed())
@@ -199,21 +213,15 @@ class Bound:
             self._update(module, plan, dict(zip(plan.names, values, strict=True)), run.updates)
         return results
 
-    def _wanted(self, training: bool, values: Sequence[torch.Tensor], flags: list[bool]) -> tuple[bool, ...]:
-        """Of which of inputs and state gradients are wanted; () for none. ``flags`` says which require one."""
-        if True not in flags:
-            return ()
-        # In eval() those of an input alone. What functional_call has put in a parameter's place is an argument, too.
-        count = len(self.inputs)
-        if training or True in flags[:count]:
-            return tuple(flags)
-        asked = [value for value, flag in zip(values[count:], flags[count:], strict=True) if flag]
-        return () if all(isinstance(value, torch.nn.Parameter) for value in asked) else tuple(flags)
-
     def _choose(self, training: bool, wanted: tuple[bool, ...], values: Sequence[torch.Tensor]) -> Plan:
         """The plan for a mode and the gradients that are wanted."""
         wrt = frozenset(itertools.compress((*self.inputs, *self.state), wanted))
-        plan = self.plans.plan(training, wrt, dict(zip(self.inputs, values, strict=False)))
+        example = dict(zip(self.inputs, values, strict=False))
+        try:
+            plan = self.plans.plan(training, wrt, example)
+        except (UnsupportedOperatorError, RunError) as error:
+            # As in eager, what has no gradient runs, and a backward says why not. Nothing is wanted: then it is the forward's own error.
+            plan = dataclasses.replace(self.plans.plan(training, frozenset(), example), refused=error)
         if plan.wanted and plan.orders is None:
             plan.orders = Orders(self.plans, plan, training, wrt)
         self._chosen[training, wanted] = plan
@@ -231,7 +239,7 @@ class Bound:
         wanted: tuple[bool, ...] = ()
         if torch.is_grad_enabled():
             requires = private.requires_grad if transformed else _requires_grad
-            wanted = self._wanted(training, values, [requires(value) for value in values])
+            wanted = _wanted([requires(value) for value in values])
             if wanted and forward_mode and transformed:  # the gradients may get tangents: they have to be differentiable by what moves
                 wanted = tuple(
                     flag or (value.is_floating_point() and private.may_move(value)) for value, flag in zip(values, wanted, strict=True)
@@ -256,12 +264,53 @@ class Bound:
             self._update(module, plan, feeds, run.updates)
         return results
 
-    def _check_mode(self, training: bool) -> None:
+    def _paths_of_modes(self, model: ir.Model) -> list[tuple[str, ...]]:
+        """The ways to the modules of the file whose mode decides what it computes: those that have an operator with modes, or are next above it."""
+        owners = {initializer: tuple(name.split(".")[:-1]) for initializer, name in self.names.items()}
+        known = {(), *(owner[:end] for owner in owners.values() for end in range(1, len(owner) + 1))}
+        found = {owners[name] for name in (() if self.changes.always else self.changes.carried) if name in owners}
+        for node in filter(trains, walk(model.graph)):
+            path = tuple((scope_of(node) or path_in_name(node.name or "")).split("."))
+            found.add(next(path[:end] for end in range(len(path), -1, -1) if path[:end] in known))
+            found.update(owners[value.name] for value in node.inputs if value is not None and value.name in owners)
+        return sorted(found - {()})
+
+    def warn_of_stilled(self) -> None:
+        """Say once that train() does not bring back what the export has left out."""
+        if self.stilled and "train" not in self._warned:
+            self._warned.add("train")
+            names = ", ".join(repr(shown(name)) for name in self.stilled[:5]) + (", ..." if len(self.stilled) > 5 else "")
+            warnings.warn(
+                f"{names} had been in eval() at export: train() brings back neither dropout nor moving statistics, which are not in the file.\n"
+                "  way out: export the model in train() mode; eval() of the loaded module then is what this file is",
+                PythonopWarning,
+                stacklevel=3,
+            )
+
+    def _check_mode(self, module: torch.nn.Module, training: bool) -> None:
         """Say where the mode asks for more than the file holds.
 
         Raises:
-            RunError: In training mode, of a file whose forward changes what it does not carry.
+            RunError: In training mode, of a file whose forward changes what it does not carry; or a module in it is in the other mode.
         """
+        for path in self.moded:
+            part: Any = module
+            for name in path:
+                if (part := part._modules.get(name)) is None:
+                    break
+            if part is not None and part.training is not training:
+                modes = "train()" if part.training else "eval()", "train()" if training else "eval()"
+                raise RunError(
+                    f"{shown('.'.join(path))!r} is in {modes[0]}, the loaded module in {modes[1]}: a file runs in one mode.\n"
+                    f"  way out: {modes[1]} of the loaded module, which reaches all of it; or export the model with that part in eval()"
+                )
+        if torch.is_autocast_enabled(self.device.type) and "autocast" not in self._warned:
+            self._warned.add("autocast")
+            warnings.warn(
+                "torch.autocast does not reach into a loaded file, which computes in its own types: export the model under autocast, or in another type",
+                PythonopWarning,
+                stacklevel=7,
+            )
         lost, carried = self.changes.lost, self.changes.carried
         if training and lost:
             name, why = next(iter(lost.items()))
@@ -352,17 +401,17 @@ class Bound:
             if value.dtype is not kind or value.shape != shape:
                 raise RunError(
                     f"{self.names[initializer]!r} is now {value.dtype} of shape {list(value.shape)}, in the file it is {kind} of shape {list(shape)}: "
-                    "a graph has fixed types; export the model again in the type that it should run in"
+                    f"a graph has fixed types.\n  way out: back to {kind}, or export the model again as it should run"
                 )
             if not (value.is_cpu if on_cpu else value.device.type == self.device.type):  # a device's type takes 0.3 us
                 raise RunError(
-                    f"{self.names[initializer]!r} is on {value.device}, the file was loaded for {self.device}: load it with device={str(value.device)!r}"
+                    f"{self.names[initializer]!r} is on {value.device}, the file was loaded for {self.device}.\n"
+                    f"  way out: exporter.load(..., device={str(value.device)!r}); sessions stay where they were made"
                 )
         for initializer, place, name, path in self._tied:
-            value, other = found[place], look_up(module, *path)
-            if other is not value and not (isinstance(value, torch.nn.Parameter) and isinstance(other, torch.nn.Parameter)):
+            if look_up(module, *path) is not found[place]:
                 raise RunError(
-                    f"{self.names[initializer]!r} and {name!r} are one tensor in the file, and two now: one of them is parametrized or adapted.\n"
+                    f"{self.names[initializer]!r} and {name!r} are one tensor in the file, and two now: one of them is replaced, parametrized or adapted.\n"
                     "  way out: do the same to both, with one result, or export the model with weights that are not tied"
                 )
         return found
@@ -410,6 +459,11 @@ def _reopened(
     bound = Bound(model, entries, names, allow, Gate(allow), device, providers, recompute)
     bound.source = source
     return bound
+
+
+def _wanted(flags: list[bool]) -> tuple[bool, ...]:
+    """Of which of inputs and state gradients are wanted, () for none: torch's own switches say it, the mode does not."""
+    return tuple(flags) if True in flags else ()
 
 
 def _requires_grad(value: torch.Tensor) -> bool:

@@ -8,7 +8,7 @@ import keyword
 import os
 import types
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -81,10 +81,13 @@ def load(
 class OnnxModule(torch.nn.Module):
     """An ONNX model as a module; made by `load`.
 
+    It keeps the contract of torch.nn.Module: docs/loaded-modules.md has it row by row, each as eager has it or refused by name.
+
     In train() mode it behaves as the file says: a file that was exported in training mode drops out (a new mask each
     step, from torch's generator), updates the running statistics of BatchNorm, and every other buffer that forward changed. eval() takes
-    dropout and BatchNorm back, leaves buffers alone, and runs the forward alone unless an input needs a gradient; so does torch.no_grad().
-    Parameters are read at every forward.
+    dropout and BatchNorm back and leaves buffers alone. Gradients stop by torch.no_grad(), torch.inference_mode() and requires_grad alone: a call
+    keeps what a backward reads where an input, a parameter or a buffer requires grad, in either mode. Parameters are read at every forward.
+    A file that was exported in eval mode, of a model that has dropout or running statistics, is loaded in eval mode: train() warns that neither is in it.
 
     forward takes the tensors of the exported model's arguments in their order, in containers or not, and keyword
     arguments by the names of the graph's inputs. It returns what the exported model returned, where the file says
@@ -125,8 +128,16 @@ class OnnxModule(torch.nn.Module):
         object.__setattr__(self, "_onnx", Bound(opened, entries, found, allow, gate, place, providers, again))
         if isinstance(model, (str, os.PathLike)):
             self._onnx.source = str(model)
+        if self._onnx.stilled and not self._onnx.moded:
+            self.eval()
         self.__class__ = _class_of(tuple(self._onnx.inputs))
         self._onnx.plans.plan(False, frozenset())  # a class that is missing is told now
+
+    def train(self, mode: bool = True) -> Self:
+        """As torch.nn.Module.train. Warns once where the file was exported in eval mode, of what would do something else in train mode."""
+        if mode:
+            self._onnx.warn_of_stilled()
+        return super().train(mode)
 
     def flat(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
         """As calling the module, without hooks and without the structure: the outputs of the graph in their order."""
@@ -137,12 +148,13 @@ class OnnxModule(torch.nn.Module):
 
         Raises:
             TypeError: Arguments do not match the inputs of the graph.
-            RunError: An input or parameter has another type, shape or device than the file says; in train() mode, the model
-                changed state that the file does not carry.
-            UnsupportedOperatorError: A gradient is needed through an operator that has none.
+            RunError: An input or parameter has another type, shape or device than the file says; a part of the module is in another mode than the
+                module; in train() mode, the model changed state that the file does not carry; something traces the call.
+
+        What has no gradient, of an operator or of a training file, runs; a backward through it raises UnsupportedOperatorError or RunError.
         """
         if torch.compiler.is_dynamo_compiling():
-            return _uncompiled(self, args, kwargs)
+            return loaded_file_takes_no_fullgraph(self, args, kwargs)
         try:
             return self._onnx.structured(self._onnx.run(self, args, kwargs))
         except Exception as error:
@@ -179,8 +191,11 @@ class OnnxModule(torch.nn.Module):
 
 
 @private.outside_of_compile
-def _uncompiled(module: OnnxModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What forward returns, where torch.compile reads it: sessions are nothing that it could compile, and run between two of its graphs."""
+def loaded_file_takes_no_fullgraph(module: OnnxModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What forward returns, where torch.compile reads it: sessions are nothing that it could compile, and run between two of its graphs.
+
+    torch's error for fullgraph=True says no more than this name.
+    """
     return module._onnx.structured(module._onnx.run(module, args, kwargs))
 
 

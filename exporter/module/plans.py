@@ -30,8 +30,10 @@ from exporter.runtime.tensors import LARGE, Runner, TensorPool
 from exporter.train_mode.batch_norm import Statistics, batch_statistics, counter_of
 from exporter.train_mode.dropout import inference_mode, seed_dropout
 from symbolics import quirks
-from symbolics.errors import RunError
+from symbolics.errors import PythonopError, RunError
 from symbolics.graph.collector import without_gc
+from symbolics.graph.values import describe, trains
+from symbolics.graph.walk import walk
 from symbolics.node.dtypes import DTYPES
 from symbolics.node.metadata import changes_of, pairing_of
 from symbolics.node.names import ORT_DOMAIN, qualified_name
@@ -70,6 +72,7 @@ class Plan:
         silent: As `silent_ways` gives them: who has no gradient, though autograd knows a way from it to these outputs.
         beside: The gradients that pass `beside` the backward's session, by the names that were its outputs.
         orders: The `exporter.module.orders.Orders` of its gradients, once it ran with gradients.
+        refused: Why there are no gradients, though they are wanted: what a backward raises.
     """
 
     names: tuple[str, ...]
@@ -83,6 +86,7 @@ class Plan:
     silent: dict[str, frozenset[str]] = field(default_factory=dict)
     beside: frozenset[str] = frozenset()
     orders: Any = None
+    refused: PythonopError | None = None
 
     @functools.cached_property
     def feeds(self) -> list[int]:
@@ -109,6 +113,8 @@ class Plan:
     @functools.cached_property
     def joined(self) -> frozenset[str] | None:
         """The names from which autograd knows a way to an output; None where there are none."""
+        if self.refused is not None:
+            return frozenset(self.names)
         return frozenset((*(wanted.name for wanted in self.wanted), *self.silent)) or None
 
     def apart(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -296,6 +302,11 @@ class Plans:
         with reading(self.model):
             model, seed, statistics = self.prepared(training)
         pairing = pairing_of(model)
+        if wrt and pairing is not None and not training and (node := next(filter(trains, walk(self.model.graph)), None)) is not None:
+            raise RunError(
+                f"the training file has the gradients of training mode, in which {describe(node)} does what it does not in eval().\n"
+                "  way out: load the forward file that it was made from, or train() for the gradients that it has"
+            )
         if wrt and pairing is None:
             order = [name for name in dict.fromkeys((*(v.name for v in model.graph.inputs), *model.graph.initializers)) if name in wrt]
             model = build_gradient_graph(model, wrt=order, overrides=overrides)

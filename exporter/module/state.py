@@ -13,7 +13,7 @@ from exporter.files.tensors import own_array
 from exporter.files.weights import foreign_state
 from exporter.runtime.tensors import to_tensor
 from symbolics import torch_private as private
-from symbolics.errors import FormatError
+from symbolics.errors import FormatError, RunError
 from symbolics.node.limits import MAX_DEPTH
 from symbolics.node.metadata import StateEntry, state_of
 from symbolics.node.names import STATE_KEY
@@ -22,16 +22,64 @@ from symbolics.text import shown
 __all__ = ["Part", "entries_of", "leave_empty", "look_up", "register"]
 
 
+#: What calls of a hook would see of a part: nothing.
+_NEVER = (
+    "{path!r} of a loaded file never runs: the file is one call, of the loaded module, and {what} here would never be called.\n"
+    "  way out: a hook of the loaded module or of a tensor (Tensor.register_hook); to see inside, return the value from forward and export again"
+)
+
+
 class Part(torch.nn.Module):
     """A module of the exported model, of which only the parameters and buffers are left.
 
     The file's forward is one call, in which no part runs. What was put around a part (PEFT's LoRA of a parameter) is called for each tensor below
     it, and may change what that is while the part itself answers.
+
+    Args:
+        path: Its name among the modules of the file.
     """
 
-    def forward(self, *path: str) -> torch.Tensor:
-        """The parameter or buffer at the end of a path from here."""
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path_in_file = path
+
+    def forward(self, *path: Any) -> torch.Tensor:
+        """The parameter or buffer at the end of a path from here.
+
+        Raises:
+            RunError: This is no path: somebody calls the part as if it were the layer.
+        """
+        if not path or not all(isinstance(name, str) for name in path):
+            raise RunError(
+                f"{shown(self._path_in_file)!r} of a loaded file cannot be called: it has parameters and buffers, and no forward of its own.\n"
+                "  way out: call the loaded module, or export that module by itself"
+            )
         return look_up(self, *path)
+
+    def register_forward_pre_hook(self, hook: Any, **options: Any) -> Any:
+        """Only of what makes a tensor of the part (torch.nn.utils.prune, its older weight_norm and spectral_norm). Raises RunError for others."""
+        if not any(hasattr(hook, name) for name in ("apply_mask", "compute_weight")):
+            raise self._never("a forward pre-hook")
+        return super().register_forward_pre_hook(hook, **options)
+
+    def register_forward_hook(self, hook: Any, **options: Any) -> Any:
+        """Raises RunError: nothing would call it."""
+        raise self._never("a forward hook")
+
+    def register_full_backward_hook(self, hook: Any, prepend: bool = False) -> Any:
+        """Raises RunError: nothing would call it."""
+        raise self._never("a backward hook")
+
+    def register_full_backward_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
+        """Raises RunError: nothing would call it."""
+        raise self._never("a backward hook")
+
+    def register_backward_hook(self, hook: Any) -> Any:
+        """Raises RunError: nothing would call it."""
+        raise self._never("a backward hook")
+
+    def _never(self, what: str) -> RunError:
+        return RunError(_NEVER.format(path=shown(self._path_in_file), what=what))
 
 
 def look_up(module: torch.nn.Module, *path: str) -> torch.Tensor:
@@ -55,8 +103,18 @@ def _asked(module: Any, path: tuple[str, ...]) -> torch.Tensor:
         if isinstance(module, Part) and name in module.__dict__:
             # What makes tensors of a part before its forward, which is never called: torch.nn.utils.prune, its older weight_norm and spectral_norm.
             private.run_forward_pre_hooks(module)
-        module = getattr(module, name)
+        known = name in module.__dict__ or hasattr(type(module), name) or _has(module, name)
+        module = getattr(module, name) if known else getattr(module, name, None)  # what is put around a part may forward to it
+        if module is None:
+            raise _gone(path)
     return module
+
+
+def _gone(path: tuple[str, ...]) -> RunError:
+    return RunError(
+        f"{shown('.'.join(path))!r} is gone: the file computes with it, and the module has no such tensor any more.\n"
+        "  way out: put a tensor of its shape in its place (zeros, for a bias), or export the model without it"
+    )
 
 
 def _has(module: torch.nn.Module, name: str) -> bool:
@@ -129,11 +187,11 @@ def _place(root: torch.nn.Module, name: str, entries: Container[str]) -> tuple[t
     if any(".".join(path[: i + 1]) in entries for i in range(len(path))):
         path, last = [], name.replace(".", "_")  # "w" and "w.x": no module can have both
     owner = root
-    for part in path:
+    for place, part in enumerate(path):
         child = owner._modules.get(part)
         if not isinstance(child, Part):
             _check_free(owner, part, name)
-            child = owner._modules[part] = Part()
+            child = owner._modules[part] = Part(".".join(path[: place + 1]))
         owner = child
     _check_free(owner, last, name)
     return owner, path, last

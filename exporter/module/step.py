@@ -60,13 +60,16 @@ class Run:
 def _keep(ctx: Any, run: Run, values: tuple[torch.Tensor, ...], results: tuple[torch.Tensor, ...], key: torch.Tensor | None) -> None:
     """What a backward will need; outputs without a gradient are marked so."""
     plan = run.plan
+    ctx.run = run
+    if plan.refused is not None:
+        return
     # A buffer gets its next value before the backward, which reads this one.
     read = [values[place].clone() if changes else values[place] for place, changes in plan.reads]
     # Tensors that the caller knows are watched by autograd: a change in place before the backward is an error there.
     ctx.save_for_backward(*read, *[results[place] for place in plan.own])
     # Only a gradient of a gradient reads the others. Not saved: whoever changes them in place before a plain backward may.
     ctx.others = Versions({name: values[place] for name, place in plan.unread})
-    ctx.run, ctx.key, ctx.freed = run, key, False
+    ctx.key, ctx.freed = key, False
     ctx.likes = [(result.shape, result.dtype) for result in results]
     ctx.shapes = [values[wanted.place].shape for wanted in plan.wanted]
     if plan.flat:
@@ -81,8 +84,11 @@ def _backward(ctx: Any, cotangents: tuple[torch.Tensor | None, ...]) -> list[tor
         RuntimeError: What the forward has left is used up, or a tensor was changed in place.
         FormatError: The file's gradient of a value has another shape than the value.
         RunError: A cotangent is a batch of autograd's own making; or the gradients would have tangents that nobody computes.
+        UnsupportedOperatorError, RunError: The plan has no gradients.
     """
     run, plan = ctx.run, ctx.run.plan
+    if plan.refused is not None:
+        raise plan.refused.with_traceback(None)
     given = {name: g for name, place in plan.cotangents if (g := cotangents[place]) is not None}
     watched = ctx.saved_tensors
     if ctx.freed:
@@ -194,7 +200,7 @@ class TransformedStep(torch.autograd.Function):
         *results, key = output
         ctx.run = run
         ctx.save_for_forward(*values)
-        if run.plan.orders is None:
+        if run.plan.orders is None and run.plan.refused is None:
             ctx.mark_non_differentiable(*(output if run.plan.partition is not None else (o for o in output if not o.is_floating_point())))
             return
         _keep(ctx, run, tuple(values), tuple(results), key)

@@ -18,6 +18,7 @@ from symbolics.node.names import (
     GRADIENTS_KEY,
     STATE_KEY,
     STEP_KEY,
+    STILLED_KEY,
     TANGENTS_KEY,
     VERSION_KEY,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "read_pairing",
     "read_state",
     "read_step",
+    "read_stilled",
     "read_tangents",
     "results_of",
     "state_of",
@@ -51,6 +53,7 @@ __all__ = [
     "write_pairing",
     "write_state",
     "write_step",
+    "write_stilled",
     "write_tangents",
 ]
 
@@ -195,6 +198,8 @@ read_step, write_step = _entry(STEP_KEY, StepLayout)
 #: The buffers that a forward changes.
 read_changes, write_changes = _entry(BUFFERS_KEY, BufferChanges)
 _read_cumulative, write_cumulative = _entry(CUMULATIVE_KEY, tuple[str, ...])
+#: The modules that eval mode has taken something out of.
+read_stilled, write_stilled = _entry(STILLED_KEY, tuple[str, ...])
 
 
 def read_cumulative(metadata: Mapping[str, str]) -> frozenset[str]:

@@ -36,6 +36,7 @@ __all__ = [
     "SOURCE_PROPERTY",
     "STATE_KEY",
     "STEP_KEY",
+    "STILLED_KEY",
     "TANGENTS_KEY",
     "UNCHECKED_KEY",
     "VARIABLE_OP",
@@ -77,6 +78,7 @@ MARK_COUNT_KEY = "pythonop.stop_gradients"  # how many StopGradient nodes the ex
 OUTPUTS_KEY = "pythonop.outputs"  # JSON: forward's result around its tensors (symbolics/node/result.py)
 CUMULATIVE_KEY = "pythonop.cumulative"  # JSON: initializers of running means that are averages of all batches (momentum=None)
 BUFFERS_KEY = "pythonop.buffers"  # JSON: BufferChanges; files whose forward changes buffers
+STILLED_KEY = "pythonop.stilled"  # JSON: modules exported in eval mode that would do something else in training mode
 UNCHECKED_KEY = "pythonop.unchecked"  # text: why nobody compared the Functions of the file with those of an eager run
 LINKS_KEY = "pythonop.links"  # how many functions the exporter linked to a backward of their own
 GRADIENTS_KEY = "pythonop.gradients"  # JSON: GradientPairing; training files only

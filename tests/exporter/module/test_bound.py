@@ -126,7 +126,7 @@ def test_what_has_a_gradient_is_asked_at_each_call(both):
         assert y.is_inference() == model(x).is_inference()
         assert_close(y.clone(), model(x).clone())
     assert module(x).requires_grad
-    assert not module.eval()(x).requires_grad
+    assert module.eval()(x).requires_grad
     assert module.train()(x).requires_grad
     given = [x.clone().requires_grad_() for _ in both]
     for m, value in zip(both, given, strict=True):

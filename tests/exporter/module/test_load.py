@@ -143,12 +143,12 @@ def test_a_forward_without_a_backward_keeps_nothing():
     assert contexts(module) == 0
 
 
-def test_no_grad_and_eval_run_the_forward_alone():
+def test_no_grad_and_frozen_parameters_run_the_forward_alone():
     module, x = loaded(F.Cubic(), (torch.randn(3, 4),)), torch.randn(3, 4)
     with torch.no_grad():
         y = module(x)
     assert not y.requires_grad
-    module.eval()
+    module.requires_grad_(False)
     z = module(x)
     assert not z.requires_grad
     assert contexts(module) == 0

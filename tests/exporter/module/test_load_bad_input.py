@@ -225,8 +225,15 @@ def test_an_operator_without_a_gradient_is_named_when_a_gradient_is_needed():
     x = torch.eye(2) + 0.1 * torch.randn(2, 2)
     with torch.no_grad():
         torch.testing.assert_close(module(x), torch.linalg.inv(x))
+    for mode in (True, False):  # as in eager, the forward runs
+        y = module.train(mode)(x)
+        torch.testing.assert_close(y, torch.linalg.inv(x))
+        for _ in range(2):
+            with pytest.raises(exporter.UnsupportedOperatorError, match="the_inverse"):
+                y.sum().backward()
     with pytest.raises(exporter.UnsupportedOperatorError, match="the_inverse"):
-        module(x)
+        torch.func.grad(lambda x: module(x).sum())(x)
+    torch.testing.assert_close(torch.func.vmap(module)(x[None]), torch.linalg.inv(x)[None])
 
 
 def test_no_path_to_any_parameter():
