@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -34,14 +35,14 @@ class Assembly:
         layout: What the inputs and outputs are; after `describe`.
     """
 
-    def __init__(self, model: ir.Model, groups: Sequence[Group], *, clip_norm: float | None, accumulate: int, scaled: bool) -> None:
+    def __init__(self, model: ir.Model, groups: Sequence[Group], *, scaled: bool, **options: Any) -> None:
         self.model = model
         self.graph = model.graph
         self.groups = groups
         self.carried = Carried(model.graph)
         self.layout: StepLayout | None = None
         self._op = Builder(Scope("step/", lambda value: False))
-        self._options = clip_norm, accumulate
+        self._options = options  # clip_norm, clip_value, accumulate, ema
         self._scaled = scaled
         self._parameters: dict[str, ir.Value] = {}
         self._buffers: dict[str, ir.Value] = {}
@@ -75,7 +76,7 @@ class Assembly:
             self._batch_norms(statistics)
             self._changed(changes, by_name)
             self._parameters = {name: carried.from_initializer(f"param.{name}", name) for name in gradients}
-            reported = Optimization(carried, self.groups, *self._options, scale).write(op, self._parameters, gradients)
+            reported = Optimization(carried, self.groups, scale=scale, **self._options).write(op, self._parameters, gradients)
             if seed is not None:
                 masks = next(value for value in graph.inputs if value.name == seed)
                 carried.initial[seed] = np.array(0, np.int64)

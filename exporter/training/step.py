@@ -90,10 +90,12 @@ def export_training_step(
     *,
     loss: Callable[..., torch.Tensor] | None,
     targets: tuple[Any, ...] | torch.Tensor = (),
-    optimizer: str | torch.optim.Optimizer = "adamw",
+    optimizer: str | torch.optim.Optimizer | type[torch.optim.Optimizer] = "adamw",
     hyperparameters: Mapping[str, Any] | None = None,
     clip_norm: float | None = None,
+    clip_value: float | None = None,
     accumulate: int = 1,
+    ema: float | None = None,
     precision: str | None = None,
     dynamo: bool = True,
     dynamic_shapes: Any = None,
@@ -147,8 +149,11 @@ def export_training_step(
     targets = (targets,) if isinstance(targets, torch.Tensor) else tuple(targets)
     if not isinstance(accumulate, int) or accumulate < 1:
         raise ArgumentError(f"accumulate is {accumulate!r}: give a number of runs, 1 or more")
-    if clip_norm is not None and not clip_norm > 0:
-        raise ArgumentError(f"clip_norm is {clip_norm!r}: give a positive number")
+    for name, bound in (("clip_norm", clip_norm), ("clip_value", clip_value)):
+        if bound is not None and not bound > 0:
+            raise ArgumentError(f"{name} is {bound!r}: give a positive number")
+    if ema is not None and not 0 <= ema < 1:
+        raise ArgumentError(f"ema is {ema!r}: give the share of the average that stays at a step, such as 0.999")
     if loss is None and targets:
         raise ArgumentError("loss=None says that the model returns its loss: its labels belong to args or kwargs, not to targets")
     if not callable(loss) and loss is not None:
@@ -181,7 +186,8 @@ def export_training_step(
     if again is not None:
         extra = [name for entry in statistics for name in entry.values] + list(changes_of(training).carried.values())
         rematerialize(training, again, objective.shapes, extra, late=True)
-    assembly = Assembly(training, groups, clip_norm=clip_norm, accumulate=accumulate, scaled=precision == "float16")
+    scaled = precision == "float16"
+    assembly = Assembly(training, groups, scaled=scaled, clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, ema=ema)
     assembly.run(seed, statistics)
     assembly.describe(objective.names, objective.target_names)
     return TrainingStep(
