@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from exporter.files.program import Program
 from exporter.forward.draft import constants_to_initializers, read_draft
 from exporter.forward.finish import finish, refuse_scripted
-from exporter.forward.inputs import dynamic_sizes, input_names, without_numbers
+from exporter.forward.inputs import check_output_names, dynamic_sizes, input_names, without_numbers
 from exporter.forward.opset import check_asked
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
 from exporter.forward.state import ModelState, all_buffers_named
@@ -114,6 +114,7 @@ def _translate_torchscript(
         _parameters_to_initializers(translated.graph, state)
         _keep_unread_inputs(translated.graph, options["input_names"], args, options.get("dynamic_axes") or {})
         finish(translated, recorder, state, optimize=optimize, rewrite=False)
+        check_output_names(options.get("output_names"), translated, options["input_names"] or ())
         current.program = Program(translated, dict(recorder.capture.inlined))
 
 

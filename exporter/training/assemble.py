@@ -49,12 +49,13 @@ class Assembly:
         self._untrained: list[str] = []
         self._keys: dict[str, list[str]] = {}  # initializer -> its state_dict keys
 
-    def run(self, seed: str | None, statistics: Sequence[Statistics]) -> None:
+    def run(self, seed: str | None, statistics: Sequence[Statistics], given: Sequence[str] = ()) -> None:
         """Assemble.
 
         Args:
             seed: The input that dropout's masks come from.
             statistics: Of the train-mode BatchNormalizations.
+            given: Outputs of the model that the step gives out beside the loss.
 
         Raises:
             ExportError: The forward changes state that the file does not carry.
@@ -67,12 +68,13 @@ class Assembly:
         changes = changes_of(self.model)
         by_name = {name_of(value): value for value in graph.outputs}
         loss = graph.outputs[0]
+        cotangent = pairing.inputs[name_of(loss)]
         gradients = {name: by_name[output] for name, output in pairing.outputs.items() if name not in pairing.unreached}
         self._untrained = [key for name in pairing.unreached for key in self._keys.get(name, [name])]
         graph.outputs.clear()
         carried.free_names()
         with op.arithmetic():
-            scale = self._seed(pairing.inputs[name_of(loss)])
+            scale = self._seed(cotangent)
             self._batch_norms(statistics)
             self._changed(changes, by_name)
             self._parameters = {name: carried.from_initializer(f"param.{name}", name) for name in gradients}
@@ -82,7 +84,7 @@ class Assembly:
                 carried.initial[seed] = np.array(0, np.int64)
                 carried.next[masks] = masks + 1  # other masks in each step, without a word from the loop
         graph.extend(op.nodes)
-        carried.write_outputs(loss, reported)
+        carried.write_outputs(loss, {**reported, **{name: by_name[name] for name in given}})
         self._tidy()
 
     def describe(self, inputs: Sequence[str], targets: Sequence[str]) -> None:

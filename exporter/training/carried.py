@@ -11,12 +11,13 @@ import onnx_ir as ir
 from symbolics.errors import ExportError
 from symbolics.graph.values import name_of
 
-__all__ = ["EMA", "INPUTS", "LOSS", "NORM", "Carried", "setting"]
+__all__ = ["EMA", "INPUTS", "LOSS", "NORM", "OURS", "Carried", "setting"]
 
 LOSS, NORM, EMA = "loss", "gradient_norm", "ema"
 #: Hyperparameters that are inputs of a step -> the input of the first group of parameters.
 INPUTS = {"lr": "learning_rate", "weight_decay": "weight_decay"}
-_OURS = re.compile(rf"{LOSS}|{NORM}|({'|'.join(INPUTS.values())})(_\d+)?")
+#: Names that a step gives to values of its own.
+OURS = re.compile(rf"{LOSS}|{NORM}|({'|'.join(INPUTS.values())})(_\d+)?|(param|state|buffer)\..*", re.DOTALL)
 
 
 def setting(name: str, group: int) -> str:
@@ -46,10 +47,10 @@ class Carried:
         """
         for node in self.graph:
             for value in node.outputs:
-                if _OURS.fullmatch(value.name or ""):
+                if OURS.fullmatch(value.name or ""):
                     value.name = f"{value.name}/value"
         for value in self.graph.inputs:
-            if _OURS.fullmatch(name_of(value)) or name_of(value).startswith(("param.", "state.", "buffer.")):
+            if OURS.fullmatch(name_of(value)):
                 raise ExportError(
                     f"an argument of the model is called {value.name!r}, a name that a training step uses itself: rename the argument"
                 )

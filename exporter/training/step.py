@@ -7,7 +7,7 @@ state. Whatever runtime runs it, training is the loop ``outputs = run(inputs)``:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from exporter.gradient_graph.recompute import Recompute, checked, recompute as r
 from exporter.train_mode.batch_norm import batch_statistics
 from exporter.train_mode.dropout import seed_dropout
 from exporter.training.assemble import Assembly
+from exporter.training.carried import LOSS
 from exporter.training.groups import groups_of
-from exporter.training.objective import Objective, state_key
+from exporter.training.objective import Objective, check_names, state_key
 from symbolics.errors import ArgumentError, ExportError
 from symbolics.node.dialects import to_dialect
 from symbolics.node.metadata import StepLayout, changes_of
@@ -103,6 +104,7 @@ def export_training_step(
     inline: Iterable[Any] = (),
     portable: Any = False,
     recompute: Recompute = None,
+    output_names: Sequence[str] | None = None,
     **torch_onnx_export_options: Any,
 ) -> TrainingStep:
     """Export a model, its loss and an optimizer as one ONNX model that makes a training step.
@@ -160,7 +162,8 @@ def export_training_step(
         raise ArgumentError(f"loss is of type {type(loss).__name__}, not a function or module")
 
     again = checked(recompute)
-    objective = Objective(model, args, dict(kwargs or {}), loss, targets, precision)
+    names = check_names(output_names)
+    objective = Objective(model, args, dict(kwargs or {}), loss, targets, precision, gives=bool(names))
     trainable = {state_key(name): p for name, p in objective.named_parameters(remove_duplicate=True) if p.requires_grad}
     groups = groups_of(optimizer, hyperparameters, trainable)
     if not any(group.names for group in groups):
@@ -174,6 +177,7 @@ def export_training_step(
         opset_version=opset_version,
         inline=inline,
         portable=portable,
+        output_names=[LOSS, *names] if names else None,
         **torch_onnx_export_options,
     )
     forward = program.model
@@ -188,7 +192,7 @@ def export_training_step(
         rematerialize(training, again, objective.shapes, extra, late=True)
     scaled = precision == "float16"
     assembly = Assembly(training, groups, scaled=scaled, clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, ema=ema)
-    assembly.run(seed, statistics)
+    assembly.run(seed, statistics, names)
     assembly.describe(objective.names, objective.target_names)
     return TrainingStep(
         assembly.model, program.inlined, program.torch_program, program.portable, initial=assembly.carried.initial, layout=assembly.layout
