@@ -38,6 +38,7 @@ __all__ = [
     "loudness",
     "one_message",
     "opset_option",
+    "output_name_option",
     "portable_facts",
     "portable_lines",
     "portable_of",
@@ -82,6 +83,13 @@ setup_option = click.option(
     help="Call this before anything else; it calls exporter.register(). May be repeated.",
 )
 opset_option = click.option("--opset", type=click.IntRange(min=1), help="The ONNX opset. Default: torch's.")
+output_name_option = click.option(
+    "--output-name",
+    "output_names",
+    multiple=True,
+    metavar="NAME",
+    help="The name of the first output, then of the second, ...: may be repeated. A training step then gives the outputs beside the loss.",
+)
 external_data_option = click.option("--external-data", is_flag=True, help="Keep the tensors in a file beside OUTPUT, which names it.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON, on one line.")
 

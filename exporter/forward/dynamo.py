@@ -10,7 +10,7 @@ import torch
 
 from exporter.files.program import Program
 from exporter.forward.finish import anchor_calls, finish, refuse_scripted
-from exporter.forward.inputs import check_dynamic, check_output_names
+from exporter.forward.inputs import check_asked_names, check_dynamic, check_output_names
 from exporter.forward.onnx_program import check_outputs, make_runnable
 from exporter.forward.opset import check_asked, check_opset
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
@@ -38,6 +38,7 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
     verify = options.pop("verify", False)
     check_place(f)
     check_asked(options.get("opset_version"), dynamo=True)
+    check_asked_names(options.get("output_names"))
     saving = {key: options.pop(key) for key in ("export_params", "keep_initializers_as_inputs", "external_data") if key in options}
     if isinstance(model, torch.export.ExportedProgram):
         warnings.warn(
