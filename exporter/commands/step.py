@@ -116,7 +116,12 @@ def step(
         raise shared.Failure(
             "nothing to write: give a file for the step (-o), a folder for step, evaluation and manifest (--artifacts), or both"
         )
-    from exporter.training.artifacts import EVALUATION_LOSS, export_evaluation, places, write_artifacts  # loads torch, which --help does without
+    from exporter.training.artifacts import (
+        EVALUATION_LOSS,
+        export_evaluation,
+        places,
+        write_artifacts,
+    )  # loads torch, which --help does without
 
     files = [] if output is None else [output, output.parent / f"{output.stem}.init.onnx"]
     for number, file in enumerate(files):

@@ -42,11 +42,12 @@ def export(
             Python: True for all that can, or a list as ``inline`` takes it (`hook`). ``program.portable`` says what became of each call.
         eager_check: Run the model once more, in eager mode, and see that each Function that gradients flow through is in the
             file. False saves that run; the file's metadata then says that it was not checked.
-        **torch_onnx_export_options: Passed to torch.onnx.export (input_names, optimize, ...), but ``f``.
+        **torch_onnx_export_options: Passed to torch.onnx.export (input_names, output_names, optimize, ...), but ``f``. ``output_names`` names the
+            model's outputs in order, the first ones where there are fewer names; a name that another value of the model has is an error.
 
     Raises:
         ExportError: A call cannot be exported; it names Function, module, line and remedy.
-        ArgumentError: An entry of ``inline`` means none of the Functions that the export met.
+        ArgumentError: An entry of ``inline`` means none of the Functions that the export met, or ``output_names`` are none that the outputs can have.
     """
     if "f" in torch_onnx_export_options:
         raise TypeError("exporter.export returns a Program and writes no file: call program.save(path)")

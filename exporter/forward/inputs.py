@@ -16,7 +16,17 @@ from symbolics.errors import ArgumentError, ExportError
 from symbolics.graph.values import name_of
 from symbolics.node.metadata import read_changes
 
-__all__ = ["check_asked_names", "check_dynamic", "check_output_names", "dynamic_axes", "dynamic_sizes", "input_names", "named_leaves", "named_tensors", "without_numbers"]
+__all__ = [
+    "check_asked_names",
+    "check_dynamic",
+    "check_output_names",
+    "dynamic_axes",
+    "dynamic_sizes",
+    "input_names",
+    "named_leaves",
+    "named_tensors",
+    "without_numbers",
+]
 
 
 def input_names(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str] | None:
@@ -123,11 +133,15 @@ def check_output_names(names: Any, model: ir.Model, inputs: Iterable[str] = ()) 
     changes = read_changes(model.metadata_props)
     values = model.graph.outputs[: len(model.graph.outputs) - len(changes.carried if changes else ())]
     if names and len(names) > len(values):
-        raise ArgumentError(f"output_names has {len(names)} names, and the model has {len(values)} outputs: {', '.join(map(name_of, values))}")
+        raise ArgumentError(
+            f"output_names has {len(names)} names, and the model has {len(values)} outputs: {', '.join(map(name_of, values))}"
+        )
     taken = {*inputs, *(name_of(value) for value in model.graph.inputs), *model.graph.initializers}
     for name, value in zip(names or (), values, strict=False):
         if value.name != name or name in taken:
-            raise ArgumentError(f"output_names asks for {name!r}, which an input, a parameter or a buffer of the model has: give another name")
+            raise ArgumentError(
+                f"output_names asks for {name!r}, which an input, a parameter or a buffer of the model has: give another name"
+            )
 
 
 def _tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Iterator[tuple[str, Any]]:

@@ -91,7 +91,9 @@ def export_evaluation(
     targets = (targets,) if isinstance(targets, torch.Tensor) else tuple(targets)
     with _evaluating(model):
         objective = Objective(model, args, dict(kwargs or {}), loss, targets, precision, evaluates=True)
-        program = objective.export(dynamic_shapes=dynamic_shapes, output_names=([LOSS, *names] if loss is not None else names) or None, **options)
+        program = objective.export(
+            dynamic_shapes=dynamic_shapes, output_names=([LOSS, *names] if loss is not None else names) or None, **options
+        )
     return program
 
 

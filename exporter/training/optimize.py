@@ -126,7 +126,7 @@ class Optimization:
             for name in names:
                 p, g = parameters[name], gradients[name]
                 kind = dtype_of(p)
-                s = SimpleNamespace(**{key: op.memo((v, kind), lambda v=v: op.Cast(v, to=kind)) for key, v in factors.items()})
+                s = SimpleNamespace(**{key: _cast(op, value, kind) for key, value in factors.items()})
                 slots = self._slots(group, name, h)
                 if h.maximize:
                     g = op.Neg(g)
@@ -156,3 +156,8 @@ def _branch(builder: Builder, values: Sequence[ir.Value], name: str) -> ir.Graph
     for value, like in zip(own, values, strict=True):
         value.type, value.shape = like.type, like.shape
     return ir.Graph([], own, nodes=builder.nodes, name=name)
+
+
+def _cast(op: Builder, value: ir.Value, kind: ir.DataType) -> ir.Value:
+    """A number of a group in the type of a parameter, once for all parameters of that type."""
+    return op.memo((value, kind), lambda: op.Cast(value, to=kind))

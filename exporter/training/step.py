@@ -39,7 +39,7 @@ class TrainingStep(Program):
 
     Attributes:
         model: The step as an ONNX model.
-        initial: What the inputs ``param.*``, ``buffer.*``, ``state.*``, ``learning_rate`` and ``seed`` hold before the first step.
+        initial: What the inputs ``param.*``, ``buffer.*``, ``state.*``, ``learning_rate``, ``weight_decay`` and ``seed`` hold before the first step.
         layout: Which input and output is what.
     """
 
@@ -119,28 +119,33 @@ def export_training_step(
             loss, *values = session.run(None, {**state, "x": x, "target": y})
             state.update(...)                                     # the output "param.w.next" is the next "param.w"
 
-    Inputs: the model's arguments and the targets by their names, ``param.<key>`` for each trainable parameter,
-    ``buffer.<key>`` for each buffer that forward changes, ``state.*``, ``learning_rate`` (a scalar), and ``seed`` where
-    the model drops out. Outputs: ``loss``, ``gradient_norm`` where gradients are clipped, and ``<input>.next``. Frozen
-    parameters are constants of the file; trainable ones that the loss does not depend on stay as they are, as in eager.
+    `Trainer` is this loop. Inputs: the model's arguments and the targets by their names, ``param.<key>`` for each trainable parameter,
+    ``buffer.<key>`` for each buffer that forward changes, ``state.*``, ``learning_rate`` and ``weight_decay`` (scalars; ``learning_rate_1``, ... for
+    further groups of parameters), and ``seed`` where the model drops out. Outputs: ``loss``, a scalar, ``gradient_norm`` with ``clip_norm``, what
+    ``output_names`` names, and ``<input>.next``. Frozen parameters are constants of the file. Trainable ones that the loss does not depend on stay
+    as they are, as in eager.
 
     Args:
         model: The model, in train mode if dropout and BatchNorm should train.
         args, kwargs: Example arguments of its forward.
         loss: ``loss(output, *targets)`` -> one number, a function or a module; None where the model returns its loss.
         targets: Example targets: tensors.
-        optimizer: "sgd", "adam", "adamw" or "lion"; or a torch.optim.SGD, Adam or AdamW over the model's parameters,
-            whose groups, hyperparameters and state are taken over.
-        hyperparameters: What differs from torch's defaults: ``{"weight_decay": 0.1}``. ``lr`` is the initial value of
-            ``learning_rate``; a group of a torch optimizer keeps its ratio to the first group's.
+        optimizer: "sgd", "adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adadelta", "adafactor" or "lion"; a class of torch.optim; or an
+            instance of one over the model's parameters, whose groups, hyperparameters and state are taken over.
+        hyperparameters: What differs from torch's defaults, with a name or a class: ``{"lr": 3e-4, "weight_decay": 0.1}``. ``lr`` and
+            ``weight_decay`` are the initial values of inputs; the others are fixed. A weight decay of zero is no input.
         clip_norm: Scale the gradients down to this 2-norm of all of them together, as torch.nn.utils.clip_grad_norm_.
+        clip_value: Clip each number of the gradients to plus or minus this, as torch.nn.utils.clip_grad_value_; in front of ``clip_norm``.
         accumulate: Update every so many runs, by the mean of their gradients.
+        ema: Keep an average of each parameter as ``state.<key>.ema``: at an update this share of it stays, and the rest is the new parameter. It
+            starts as the parameter. `Trainer.evaluate` and `Trainer.state_dict` take it by ``ema=True``.
         precision: "float16" or "bfloat16": compute as under torch.autocast, parameters stay as they are. The loss is
             scaled, and a step whose gradients overflow changes nothing but the scale, as torch.amp.GradScaler does.
         dynamo, dynamic_shapes, opset_version, inline, portable, **torch_onnx_export_options: As `export`. ``dynamic_shapes``
             may name the targets, too (``target``, or ``target_0``, ...); without that their sizes follow from the model.
         recompute: How much the forward may keep for the backward, None, "auto" or a number of bytes, as `exporter.load` has it, of
             inputs with the shapes of the examples. What is computed again stands in the file twice.
+        output_names: Names for the model's outputs, in order. The step then gives those outputs beside the loss. Default: none.
 
     Raises:
         ExportError: The model or the loss cannot be exported, changes a buffer that the step cannot, or has nothing to train.
