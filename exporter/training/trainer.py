@@ -97,6 +97,7 @@ class Trainer:
             is_folder = path.is_dir()
         except (OSError, ValueError) as error:
             raise FormatError(f"{shown(str(path))} cannot be read: {reason(error)}") from error
+        evaluations: tuple[Path | None, Path | None]
         if is_folder:
             step, first, evaluations = path / TRAINING, path / INITIAL, (path / EVALUATION, _with_loss(path))
         else:
