@@ -25,18 +25,22 @@ export class Trainer {
     const place = (file) => (local(source) ? `${source}/${file}` : read(`${source}/${file}`));
     const open = async (file) => ort.InferenceSession.create(await place(file), options);
     const [training, evaluation, initial] = [await open(files.training), await open(files.eval), await open(files.initial)];
-    return Object.assign(new Trainer(), { ort, manifest, training, evaluation, state: { ...(await initial.run({})) } });
+    const withLoss = files.eval_loss && (await open(files.eval_loss));
+    return Object.assign(new Trainer(), { ort, manifest, training, evaluation, withLoss, state: { ...(await initial.run({})) } });
   }
 
-  /** One training step; gives the loss. A batch may also hold a learning_rate for this step. */
+  /** One training step; gives the loss. A batch may also hold a learning_rate (learning_rate_1, ...) for this step. */
   async step(batch) {
     const results = await this.training.run(pick(this.training.inputNames, { ...this.state, ...batch }));
     for (const { name, next } of this.manifest.state) this.state[name] = results[next];
     return Number(results[this.manifest.loss].data[0]);
   }
 
-  /** The model's outputs by name, in eval mode and with what was learned so far. */
-  evaluate = (batch) => this.evaluation.run(pick(this.evaluation.inputNames, { ...this.state, ...batch }));
+  /** The model's outputs by name, in eval mode and with what was learned so far; with targets in the batch the loss, too. */
+  evaluate(batch) {
+    const session = this.withLoss && this.manifest.targets.every(({ name }) => name in batch) ? this.withLoss : this.evaluation;
+    return session.run(pick(session.inputNames, { ...this.state, ...batch }));
+  }
 
   /** The whole state as bytes: a line of JSON with names, types, sizes, then the values. */
   save() {

@@ -1,4 +1,5 @@
 from . import errors as errors, testing as testing
+from .differences.diff import diff_files as diff_files
 from .errors import (
     ArgumentError as ArgumentError,
     ExportError as ExportError,
@@ -20,7 +21,9 @@ from .gradient_graph.tangents import build_tangent_graph as build_tangent_graph
 from .module.load import load as load
 from .runtime.reference import reference_evaluator as reference_evaluator
 from .runtime.session import inference_session as inference_session, session_options as session_options
+from .training.artifacts import export_evaluation as export_evaluation, write_artifacts as write_artifacts
 from .training.step import TrainingStep as TrainingStep, export_training_step as export_training_step
+from .training.trainer import Trainer as Trainer
 from .verification.verify import verify as verify
 
 __all__: list[str]

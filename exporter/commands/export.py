@@ -24,6 +24,7 @@ __all__ = ["export"]
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The ONNX file to write.")
 @shared.dynamo_option
 @input_options
+@shared.output_name_option
 @shared.inline_option
 @shared.portable_options
 @shared.eager_check_option
@@ -45,6 +46,7 @@ def export(
     dynamo: bool,
     inputs: tuple[str, ...],
     dynamic: tuple[str, ...],
+    output_names: tuple[str, ...],
     inline: tuple[str, ...],
     portable: bool,
     portable_only: tuple[str, ...],
@@ -78,6 +80,7 @@ def export(
                 portable=wanted,
                 eager_check=eager_check,
                 verbose=shared.loud() > 0,
+                output_names=list(output_names) or None,
             )
         models = [(program.model, output)]
         if gradients is not None:

@@ -45,8 +45,12 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def load_case(target: str, inputs: tuple[str, ...], dynamic: tuple[str, ...]) -> exporter.Case:
+def load_case(target: str, inputs: tuple[str, ...], dynamic: tuple[str, ...], *, targets: bool = False) -> exporter.Case:
     """The case that TARGET names, with the inputs and the dynamic axes that the command line names.
+
+    Args:
+        target, inputs, dynamic: As given.
+        targets: Whether the axes may be those of the loss's targets, too: of ``target``, or ``target_0``, ...
 
     Raises:
         Failure: TARGET is none, one of the options cannot be read, or forward has no such argument.
@@ -54,7 +58,7 @@ def load_case(target: str, inputs: tuple[str, ...], dynamic: tuple[str, ...]) ->
     case = load_target(target, bare=bool(inputs))
     if inputs:
         case = _with_examples(case, inputs)
-    return replace(case, dynamic_shapes=_shapes(case, dynamic)) if dynamic else case
+    return replace(case, dynamic_shapes=_shapes(case, dynamic, targets)) if dynamic else case
 
 
 def _with_examples(case: exporter.Case, inputs: tuple[str, ...]) -> exporter.Case:
@@ -95,13 +99,15 @@ def _bind(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: str) 
         raise Failure(f"{what}: {error}: forward of {type(model).__name__} takes {shown(str(signature))}") from error
 
 
-def _shapes(case: exporter.Case, dynamic: tuple[str, ...]) -> dict[str, Any]:
+def _shapes(case: exporter.Case, dynamic: tuple[str, ...], targets: bool) -> dict[str, Any]:
     """The dynamic_shapes of torch.export: a part for each argument, with the containers that it has."""
     from exporter.forward.inputs import named_leaves
 
     args = case.args if isinstance(case.args, (tuple, list)) else (case.args,)
     arguments = _bind(case.model, tuple(args), case.kwargs or {}, "the example arguments")
-    leaves = {name: tensor for argument, value in arguments.items() for name, tensor in named_leaves(argument, value).items()}
+    given = () if not targets else case.targets if isinstance(case.targets, (tuple, list)) else (case.targets,)
+    wanted = {"target" if len(given) == 1 else f"target_{number}": value for number, value in enumerate(given)}
+    leaves = {name: tensor for argument, value in {**arguments, **wanted}.items() for name, tensor in named_leaves(argument, value).items()}
     open_axes: dict[str, dict[int, str]] = {}
     for text, name, axis, dim in _axes(dynamic):
         if name not in leaves:
@@ -111,7 +117,9 @@ def _shapes(case: exporter.Case, dynamic: tuple[str, ...]) -> dict[str, Any]:
             raise Failure(f"--dynamic {text!r}: the example of {name} has the shape {list(leaves[name].shape)}, which has no axis {axis}")
         if open_axes.setdefault(name, {}).setdefault(axis % rank, dim) != dim:
             raise Failure(f"--dynamic {text!r}: the axis has two names, {open_axes[name][axis % rank]} and {dim}")
-    return {argument: _spec(argument, value, open_axes) for argument, value in arguments.items()}
+    # Of a target without an axis of its own here, the sizes follow from the model.
+    told = {name: value for name, value in wanted.items() if set(named_leaves(name, value)) & set(open_axes)}
+    return {argument: _spec(argument, value, open_axes) for argument, value in {**arguments, **told}.items()}
 
 
 def _axes(dynamic: tuple[str, ...]) -> Iterator[tuple[str, str, int, str]]:

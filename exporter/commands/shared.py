@@ -42,6 +42,7 @@ __all__ = [
     "loudness",
     "one_message",
     "opset_option",
+    "output_name_option",
     "portable_facts",
     "portable_lines",
     "portable_of",
@@ -86,6 +87,13 @@ setup_option = click.option(
     help="Call this before anything else; it calls exporter.register(). May be repeated.",
 )
 opset_option = click.option("--opset", type=click.IntRange(min=1), help="The ONNX opset. Default: torch's.")
+output_name_option = click.option(
+    "--output-name",
+    "output_names",
+    multiple=True,
+    metavar="NAME",
+    help="The name of the first output, then of the second, ...: may be repeated. A training step then gives the outputs beside the loss.",
+)
 external_data_option = click.option("--external-data", is_flag=True, help="Keep the tensors in a file beside OUTPUT, which names it.")
 check_option = click.option(
     "--check/--no-check",

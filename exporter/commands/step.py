@@ -63,6 +63,8 @@ def _recompute(_: click.Context, __: click.Parameter, given: str | None) -> Any:
     help="A hyperparameter: lr=0.01, betas=0.9,0.95, nesterov=true. May be repeated.",
 )
 @click.option("--clip-norm", type=float, help="Clip the gradients to this norm of all together.")
+@click.option("--clip-value", type=float, help="Clip each number of the gradients to this, either way.")
+@click.option("--ema", type=float, metavar="SHARE", help="Keep an average of the weights too, of which this share stays at a step: 0.999.")
 @click.option("--accumulate", type=click.IntRange(min=1), default=1, show_default=True, help="Update every so many runs.")
 @click.option("--precision", type=click.Choice(["float16", "bfloat16"]), help="Compute in this type; parameters keep theirs.")
 @click.option(
@@ -73,6 +75,7 @@ def _recompute(_: click.Context, __: click.Parameter, given: str | None) -> Any:
 )
 @shared.dynamo_option
 @input_options
+@shared.output_name_option
 @shared.inline_option
 @shared.portable_options
 @shared.eager_check_option
@@ -91,12 +94,15 @@ def step(
     optimizer: str,
     hyperparameters: dict[str, Any],
     clip_norm: float | None,
+    clip_value: float | None,
+    ema: float | None,
     accumulate: int,
     precision: str | None,
     recompute: Any,
     dynamo: bool,
     inputs: tuple[str, ...],
     dynamic: tuple[str, ...],
+    output_names: tuple[str, ...],
     inline: tuple[str, ...],
     portable: bool,
     portable_only: tuple[str, ...],
@@ -113,6 +119,7 @@ def step(
             "nothing to write: give a file for the step (-o), a folder for step, evaluation and manifest (--artifacts), or both"
         )
     from exporter.training.artifacts import (
+        EVALUATION_LOSS,
         export_evaluation,
         places,
         with_state_inputs,
@@ -126,19 +133,21 @@ def step(
     with shared.reported(context):
         with shared.status(f"importing {target}", as_json):
             shared.run_setups(setups)
-            case = load_case(target, inputs, dynamic)
+            case = load_case(target, inputs, dynamic, targets=True)
             wanted = shared.portable_of(case, portable, portable_only)
         options: dict[str, Any] = {
             "targets": case.targets, "dynamic_shapes": case.dynamic_shapes, "precision": precision, "dynamo": dynamo, "opset_version": opset,
             "inline": (*case.inline, *inline), "portable": wanted, "eager_check": eager_check,
+            "output_names": output_names or None, "loss": case.loss,
         }  # fmt: skip
         with shared.status(f"exporting a training step of {type(case.model).__name__}", as_json), shared.explained(context):
             program = exporter.export_training_step(
-                case.model, case.args, case.kwargs, loss=case.loss, optimizer=optimizer, hyperparameters=hyperparameters,
-                clip_norm=clip_norm, accumulate=accumulate, recompute=recompute, **options,
+                case.model, case.args, case.kwargs, optimizer=optimizer, hyperparameters=hyperparameters, clip_norm=clip_norm,
+                clip_value=clip_value, ema=ema, accumulate=accumulate, recompute=recompute, **options,
             )  # fmt: skip
             evaluation = export_evaluation(case.model, case.args, case.kwargs, **options) if artifacts is not None else None
         path, initial = files or (folder[0], folder[2])
+        folder = [file for file in folder if evaluation is not None and (file.name != EVALUATION_LOSS or case.loss is not None)]
         layout = program.layout
         assert layout is not None
         models = [(program.model, path), (program.initial_model, initial)]

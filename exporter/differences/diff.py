@@ -102,7 +102,24 @@ class Difference:
 
 
 def diff_files(a: Any, b: Any) -> Difference:
-    """What differs between two files, or whatever else `exporter.files.read.open_model` takes.
+    """Compare two ONNX files: inputs and outputs, nodes, weights, calls of Functions, gradients, metadata.
+
+    ::
+
+        found = exporter.diff_files("before.onnx", "after.onnx")
+        if not found.equal:
+            print(found.nodes, found.values)
+
+    Nodes are matched by what they compute. Names of inner values and of nodes, their order, and who wrote the file are not compared. Nothing of the
+    files runs, and no name in them is imported. ``pythonop diff`` prints the same.
+
+    Args:
+        a, b: The two: paths of files, onnx.ModelProto, onnx_ir.Model or `Program`.
+
+    Returns:
+        A Difference. ``equal`` says whether nothing differs. Its sections are lists that are empty where nothing differs: ``interface``, ``opsets``,
+        ``operators``, ``nodes``, ``functions``, ``weights``, ``values``, ``calls``, ``links``, ``gradients``, ``metadata``. ``as_json()`` gives all as
+        plain data.
 
     Raises:
         FormatError: One of them cannot be read, is no ONNX model or damaged, or the data of its weights is not there.

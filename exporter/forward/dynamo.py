@@ -12,7 +12,7 @@ from exporter.errors import is_full
 from exporter.files.program import Program
 from exporter.forward.arguments import check_call, check_model
 from exporter.forward.finish import anchor_calls, finish
-from exporter.forward.inputs import check_dynamic
+from exporter.forward.inputs import check_asked_names, check_dynamic, check_output_names
 from exporter.forward.onnx_program import check_outputs, make_runnable
 from exporter.forward.opset import check_asked, check_opset
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
@@ -40,6 +40,7 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
     verify = options.pop("verify", False)
     check_place(f)
     check_asked(options.get("opset_version"), dynamo=True)
+    check_asked_names(options.get("output_names"))
     saving = {key: options.pop(key) for key in ("export_params", "keep_initializers_as_inputs", "external_data") if key in options}
     if isinstance(model, torch.export.ExportedProgram):
         warnings.warn(
@@ -99,6 +100,7 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
             )
         with without_gc():
             finish(program.model, recorder, state, optimize=optimize)
+        check_output_names(options.get("output_names"), program.model)
         inlined = dict(recorder.capture.inlined)
         make_runnable(program, {record.function for record in recorder.records.values() if isinstance(record.function, type)})
     current.program = Program(program.model, inlined, program)
@@ -111,17 +113,17 @@ def anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any) 
     program = original(*args, **kwargs)
     recorder = active_recorder()
     if recorder is not None:
-        _copy_returned_state(program.model.graph)
+        _copy_returned(program.model.graph)
         if program.exported_program is not None:
             _give_out_buffers(program.model.graph, program.exported_program.graph_signature, recorder)
         recorder.capture.anchored = anchor_calls(program.model.graph)
     return program
 
 
-def _copy_returned_state(graph: ir.Graph) -> None:
-    """A parameter, buffer or constant that the model returns is an output by a node of its own: a name for each."""
+def _copy_returned(graph: ir.Graph) -> None:
+    """An input, parameter, buffer or constant that the model returns is an output by a node of its own: a name for each."""
     for index, value in enumerate(list(graph.outputs)):
-        if value.is_initializer():
+        if value.is_initializer() or value.is_graph_input():
             node = ir.Node("", "Identity", [value], name=f"{value.name}/returned", version=graph.opset_imports.get(""))
             node.outputs[0].name = f"{value.name}/returned"
             node.outputs[0].type, node.outputs[0].shape = value.type, value.shape

@@ -45,12 +45,14 @@ def export(
             Python: True for all that can, or a list as ``inline`` takes it (`hook`). ``program.portable`` says what became of each call.
         eager_check: Run the model once more, in eager mode, and see that each Function that gradients flow through is in the
             file. False saves that run; the metadata then says that it was not checked, and all that forward writes counts as state.
-        **torch_onnx_export_options: Passed to torch.onnx.export (input_names, optimize, ...), but ``f``.
+        **torch_onnx_export_options: Passed to torch.onnx.export (input_names, output_names, optimize, ...), but ``f``. ``output_names`` names the
+            model's outputs in order, the first ones where there are fewer names; a name that another value of the model has is an error.
 
     Raises:
         ExportError: A call cannot be exported; it names Function, module, line and remedy.
         ArgumentError: An argument is none that an export can take (a class in place of a module, tensors without values, a name in
-            ``dynamic_shapes`` that forward does not have); or an entry of ``inline`` means none of the Functions that the export met.
+            ``dynamic_shapes`` that forward does not have); or an entry of ``inline`` means none of the Functions that the export met,
+            or ``output_names`` are none that the outputs can have.
         TypeError: There is no such option.
 
     Each has at most six lines and names the line of the model's own code; `exporter.errors.full` shows all of it.

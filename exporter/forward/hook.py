@@ -86,7 +86,15 @@ def hook(inline: Iterable[Any] = (), *, portable: Any = False, eager_check: bool
 
 @short
 def install(inline: Iterable[Any] = (), *, portable: Any = False, eager_check: bool = True) -> None:
-    """Open a hook in every thread, until `uninstall`. A second call replaces the options; they are those of `hook`."""
+    """Open a hook in every thread, until `uninstall`. A second call replaces the options.
+
+    Args:
+        inline, portable, eager_check: As `hook`.
+
+    Raises:
+        ExportError: This torch calls Functions in a way that cannot be caught.
+        ArgumentError: A pattern is none.
+    """
     global _installed
     # First: what is wrong with them must leave nothing patched.
     options = Hook(Patterns(inline), _wanted_portable(portable), eager_check=eager_check)

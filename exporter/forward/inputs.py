@@ -1,9 +1,10 @@
-"""Names and dynamic axes of a model's inputs, by forward's signature: what torch.export does, for TorchScript."""
+"""Names and dynamic axes of a model's inputs, by forward's signature: what torch.export does, for TorchScript; names that outputs were to have."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import onnx_ir as ir
@@ -11,9 +12,21 @@ import torch
 from torch.utils import _pytree as pytree
 
 from symbolics.capture.marks import holds_tensor
-from symbolics.errors import ExportError
+from symbolics.errors import ArgumentError, ExportError
+from symbolics.graph.values import name_of
+from symbolics.node.metadata import read_changes
 
-__all__ = ["check_dynamic", "dynamic_axes", "dynamic_sizes", "input_names", "named_leaves", "named_tensors", "without_numbers"]
+__all__ = [
+    "check_asked_names",
+    "check_dynamic",
+    "check_output_names",
+    "dynamic_axes",
+    "dynamic_sizes",
+    "input_names",
+    "named_leaves",
+    "named_tensors",
+    "without_numbers",
+]
 
 
 def input_names(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str] | None:
@@ -92,6 +105,43 @@ def check_dynamic(model: torch.nn.Module, args: Any, kwargs: dict[str, Any], dyn
                     f"dimension {axis} of the input {name} was declared dynamic and came out as {value.shape[axis]}: the model turned it into a number, for "
                     "example by int(x.shape[0]) in an argument: pass the size itself, or leave the dimension out of dynamic_shapes"
                 )
+
+
+def check_asked_names(names: Any) -> None:
+    """Refuse ``output_names`` that no outputs can have.
+
+    Raises:
+        ArgumentError: They are no list of names, each once.
+    """
+    if names is not None and (isinstance(names, str) or not all(isinstance(name, str) and name for name in names)):
+        raise ArgumentError(f"output_names is {names!r}: give a list of names")
+    if twice := [name for name, count in Counter(names or ()).items() if count > 1]:
+        raise ArgumentError(f"output_names has {twice[0]!r} twice: give each output a name of its own")
+
+
+def check_output_names(names: Any, model: ir.Model, inputs: Iterable[str] = ()) -> None:
+    """Torch gives an output another name where the one that was asked for is taken, and drops names that are too many, without a word.
+
+    Args:
+        names: ``output_names`` as the caller gave them.
+        model: What the export made.
+        inputs: Names that its inputs were to have.
+
+    Raises:
+        ArgumentError: The outputs have other names.
+    """
+    changes = read_changes(model.metadata_props)
+    values = model.graph.outputs[: len(model.graph.outputs) - len(changes.carried if changes else ())]
+    if names and len(names) > len(values):
+        raise ArgumentError(
+            f"output_names has {len(names)} names, and the model has {len(values)} outputs: {', '.join(map(name_of, values))}"
+        )
+    taken = {*inputs, *(name_of(value) for value in model.graph.inputs), *model.graph.initializers}
+    for name, value in zip(names or (), values, strict=False):
+        if value.name != name or name in taken:
+            raise ArgumentError(
+                f"output_names asks for {name!r}, which an input, a parameter or a buffer of the model has: give another name"
+            )
 
 
 def _tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Iterator[tuple[str, Any]]:

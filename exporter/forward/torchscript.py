@@ -19,7 +19,7 @@ from exporter.files.program import Program
 from exporter.forward.arguments import check_call, check_model
 from exporter.forward.draft import constants_to_initializers, read_draft
 from exporter.forward.finish import finish
-from exporter.forward.inputs import dynamic_sizes, input_names, without_numbers
+from exporter.forward.inputs import check_asked_names, check_output_names, dynamic_sizes, input_names, without_numbers
 from exporter.forward.opset import check_asked
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
 from exporter.forward.state import ModelState, all_buffers_named
@@ -27,6 +27,7 @@ from exporter.forward.unchanged import Kept
 from symbolics import torch_private as private
 from symbolics.capture.marks import differentiable_inputs, holds_tensor
 from symbolics.capture.torchscript import symbolics_registered
+from symbolics.errors import ArgumentError
 from symbolics.graph.collector import without_gc
 from symbolics.node.dtypes import onnx_type
 
@@ -46,6 +47,7 @@ def export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: A
     check_call(model, () if args is None else args, options.get("kwargs"), dynamo=False)
     check_place(f)
     check_asked(options.get("opset_version"), dynamo=False)
+    check_asked_names(options.get("output_names"))
     saving = {key: options.pop(key) for key in ("export_params", "keep_initializers_as_inputs") if options.get(key) is not None}
     if options.get("training", torch.onnx.TrainingMode.EVAL) == torch.onnx.TrainingMode.EVAL:
         # torch's default, which nobody chose: the model's own mode counts, as with dynamo=True.
@@ -95,16 +97,21 @@ def _translate_torchscript(
         # No parameter data: finish() has it at hand. A large model would pass protobuf's 2 GiB for nothing.
         draft = io.BytesIO()
         # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
-        with _drafting(folds=bool(optimize)):
-            original(
-                model,
-                args,
-                draft,
-                do_constant_folding=False,
-                export_params=False,
-                keep_initializers_as_inputs=True,
-                **options,
-            )
+        try:
+            with _drafting(folds=bool(optimize)):
+                original(
+                    model,
+                    args,
+                    draft,
+                    do_constant_folding=False,
+                    export_params=False,
+                    keep_initializers_as_inputs=True,
+                    **options,
+                )
+        except RuntimeError as error:
+            if str(error).startswith("number of output names"):
+                raise ArgumentError(f"output_names: {error}") from error
+            raise
         recorder.capture.missed = state.changed(model, trace.dirtied)
         # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
         proto = onnx.load_from_string(draft.getvalue())
@@ -114,6 +121,7 @@ def _translate_torchscript(
         _parameters_to_initializers(translated.graph, state)
         _keep_unread_inputs(translated.graph, options["input_names"], args, options.get("dynamic_axes") or {})
         finish(translated, recorder, state, optimize=optimize, rewrite=False)
+        check_output_names(options.get("output_names"), translated, options["input_names"] or ())
         current.program = Program(translated, dict(recorder.capture.inlined))
 
 

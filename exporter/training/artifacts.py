@@ -10,70 +10,125 @@ import contextlib
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
+from exporter.errors import short
 from exporter.files.program import Program, save_models
 from exporter.files.save import writable
-from exporter.gradient_graph.partition import forward_part
-from exporter.training.objective import Objective
+from exporter.gradient_graph.partition import extract, forward_part
+from exporter.training.carried import LOSS
+from exporter.training.objective import Objective, check_names
 from exporter.training.step import TrainingStep
-from symbolics.errors import ExportError, PythonopWarning
+from symbolics.errors import ArgumentError, ExportError, PythonopWarning
 from symbolics.graph.values import attr, dtype_of, is_python_op, name_of
 from symbolics.node.metadata import StepLayout, read_state, write_state
 from symbolics.node.names import STATE_KEY
 from symbolics.text import clean
 
-__all__ = ["EVALUATION", "INITIAL", "MANIFEST", "TRAINING", "export_evaluation", "places", "with_state_inputs", "write_artifacts"]
+__all__ = [
+    "EVALUATION",
+    "EVALUATION_LOSS",
+    "INITIAL",
+    "MANIFEST",
+    "TRAINING",
+    "export_evaluation",
+    "places",
+    "with_state_inputs",
+    "without_loss",
+    "write_artifacts",
+]
 
 TRAINING, EVALUATION, INITIAL, MANIFEST = "training.onnx", "eval.onnx", "initial.onnx", "manifest.json"
+#: The evaluation once more, with targets and loss.
+EVALUATION_LOSS = "eval_loss.onnx"
 _VERSION = 1
 
 
+@short
 def export_evaluation(
     model: torch.nn.Module,
     args: tuple[Any, ...] | torch.Tensor,
     kwargs: Mapping[str, Any] | None = None,
     *,
+    loss: Callable[..., torch.Tensor] | None = None,
     targets: tuple[Any, ...] | torch.Tensor = (),
     precision: str | None = None,
     dynamic_shapes: Any = None,
+    output_names: Sequence[str] | None = None,
     **options: Any,
 ) -> Program:
     """Export the forward of a model in eval mode; its inputs are called as those of the model's training step.
 
+    ::
+
+        options = {"targets": (y,), "dynamic_shapes": {"x": {0: "batch"}}}
+        step = exporter.export_training_step(model, (x,), loss=cross_entropy, **options)
+        evaluation = exporter.export_evaluation(model, (x,), loss=cross_entropy, **options)
+        trainer = exporter.Trainer(step, evaluation)      # or exporter.write_artifacts(step, evaluation, "artifacts")
+
     Args:
-        model: The model; it has its own mode again afterwards.
-        args, kwargs, targets, precision, dynamic_shapes: As the step got them; sizes of targets are left out.
+        model: The model. It is put into eval mode for the export, and has its own mode again afterwards.
+        args, kwargs, targets, precision, dynamic_shapes: As the step got them. Without ``loss`` the targets and their sizes are left out.
+        loss: ``loss(output, *targets)`` -> one number, as the step got it. The program then takes the targets too, and its first output is ``loss``.
+            None: the program gives the model's outputs alone.
+        output_names: Names for the model's outputs, in order. Default: torch's.
         **options: dynamo, opset_version, inline, portable, ...: as `exporter.export`.
 
+    Returns:
+        The program. Its parameters are initializers, as in every exported model; `Trainer` and `write_artifacts` feed them from the step's state.
+
     Raises:
-        ExportError, ArgumentError: As `exporter.export`.
+        ExportError: The model or the loss cannot be exported, or the loss is no single number.
+        ArgumentError: An option has a value that it cannot have.
     """
+    names = check_names(output_names)
+    if loss is not None and not callable(loss):
+        raise ArgumentError(f"loss is of type {type(loss).__name__}, not a function or module")
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     targets = (targets,) if isinstance(targets, torch.Tensor) else tuple(targets)
     with _evaluating(model):
-        objective = Objective(model, args, dict(kwargs or {}), None, targets, precision, evaluates=True)
-        return objective.export(dynamic_shapes=dynamic_shapes, **options)
+        objective = Objective(model, args, dict(kwargs or {}), loss, targets, precision, evaluates=True)
+        program = objective.export(
+            dynamic_shapes=dynamic_shapes, output_names=([LOSS, *names] if loss is not None else names) or None, **options
+        )
+    return program
 
 
+def without_loss(model: ir.Model, layout: StepLayout) -> ir.Model | None:
+    """A copy of an evaluation, whose state is inputs, that needs no targets; None where it needs none."""
+    inputs = [name_of(value) for value in model.graph.inputs]
+    if not set(layout.targets).intersection(inputs):
+        return None
+    outputs = [name_of(value) for value in model.graph.outputs if value.name != LOSS]
+    plain = extract(model, [name for name in inputs if name not in layout.targets], outputs)
+    for value in [value for value in plain.graph.inputs if value.name not in layout.inputs and not _is_read(value)]:
+        plain.graph.inputs.remove(value)
+    return plain
+
+
+@short
 def write_artifacts(
     step: TrainingStep, evaluation: Program, folder: str | os.PathLike[str], *, external_data: bool | None = None, check: bool = True
 ) -> dict[str, Any]:
-    """Write training.onnx, eval.onnx, initial.onnx and manifest.json: all of them or none.
+    """Write a folder with all that a program in any language needs to train and to evaluate: all files of it or none.
+
+    The files are ``training.onnx`` (the step), ``eval.onnx`` (the model's outputs in eval mode), ``initial.onnx`` (the state at the start) and
+    ``manifest.json`` (names, shapes and types). An evaluation that was exported with its loss adds ``eval_loss.onnx``, which takes the targets too and
+    gives the loss beside the outputs. `Trainer.load` opens the folder; docs/training.md has the trainers in other languages.
 
     Args:
         step: What `exporter.export_training_step` returned.
-        evaluation: What `export_evaluation` returned for the same model. In the file the state of the step is an input of it.
-        folder: Where to; it is made where it is missing. Files of these names are replaced, others stay.
+        evaluation: What `export_evaluation` returned for the same model. In the files the state of the step is an input of it.
+        folder: Where to. It is made where it is missing. Files of these names are replaced, others stay.
         external_data, check: As `Program.save`.
 
     Returns:
-        The manifest.
+        The manifest: what manifest.json holds.
 
     Raises:
         ExportError: A file cannot be written, a model is not valid ONNX, or the evaluation is of another model.
@@ -82,23 +137,26 @@ def write_artifacts(
     path = Path(folder)
     paths = places(path)
     forward = with_state_inputs(evaluation.model, step.layout)
-    manifest = _manifest(step, step.layout, forward)
+    plain = without_loss(forward, step.layout)
+    manifest = _manifest(step, step.layout, plain or forward, forward if plain else None)
     with _made(path):
-        models = [step.model, forward, step.initial_model]
+        models = list(zip([step.model, plain or forward, step.initial_model], paths, strict=False))
+        if plain is not None:
+            models.append((forward, paths[4]))
         text = json.dumps(manifest, indent=1) + "\n"
-        save_models(list(zip(models, paths[:3], strict=True)), external_data=external_data, texts=[(text, paths[3])], check=check)
+        save_models(models, external_data=external_data, texts=[(text, paths[3])], check=check)
     if manifest["python"]:
         warnings.warn(
             f"{path} needs Python: the calls of {clean(', '.join(manifest['python']))} stay PythonOps, which run nowhere else; "
             "export with portable=True (--portable) for files that need none",
             PythonopWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     return manifest
 
 
 def places(folder: Path, error: type[Exception] = ExportError, keep: Iterable[Path] = ()) -> list[Path]:
-    """The paths of the artifacts, in the order training, evaluation, initial state, manifest.
+    """The paths of the artifacts, in the order training, evaluation, initial state, manifest, evaluation with loss.
 
     Args:
         folder: Where they go; it may be missing.
@@ -107,7 +165,7 @@ def places(folder: Path, error: type[Exception] = ExportError, keep: Iterable[Pa
     Raises:
         error: One cannot be written there.
     """
-    paths = [folder / name for name in (TRAINING, EVALUATION, INITIAL, MANIFEST)]
+    paths = [folder / name for name in (TRAINING, EVALUATION, INITIAL, MANIFEST, EVALUATION_LOSS)]
     if folder.is_dir():
         for path in paths:
             writable(path, error, keep=keep)
@@ -174,14 +232,14 @@ def _is_read(value: ir.Value) -> bool:
     return bool(value.uses()) or value.is_graph_output()
 
 
-def _manifest(step: TrainingStep, layout: StepLayout, forward: ir.Model) -> dict[str, Any]:
+def _manifest(step: TrainingStep, layout: StepLayout, forward: ir.Model, with_loss: ir.Model | None) -> dict[str, Any]:
     """What the files are, for programs; see docs/training.md."""
     inputs = {name_of(value): value for value in step.model.graph.inputs}
     next_of = {name: output for output, name in layout.carried.items()}
     kinds = {**dict.fromkeys(layout.parameters.values(), "parameter"), **dict.fromkeys(layout.buffers.values(), "buffer")}
     return {
         "format": _VERSION,
-        "files": {"training": TRAINING, "eval": EVALUATION, "initial": INITIAL},
+        "files": {"training": TRAINING, "eval": EVALUATION, "initial": INITIAL, **({"eval_loss": EVALUATION_LOSS} if with_loss else {})},
         "inputs": [_described(inputs[name]) for name in layout.inputs],
         "targets": [_described(inputs[name]) for name in layout.targets],
         "loss": layout.loss,
@@ -202,7 +260,7 @@ def _manifest(step: TrainingStep, layout: StepLayout, forward: ir.Model) -> dict
             for name, array in step.initial.items() if name not in next_of
         ],
         "optimizer": layout.optimizer,
-        "python": sorted({str(attr(node, "name")) for model in (step.model, forward) for node in _nodes(model) if is_python_op(node)}),
+        "python": sorted({str(attr(node, "name")) for model in (step.model, with_loss or forward) for node in _nodes(model) if is_python_op(node)}),
     }  # fmt: skip
 
 

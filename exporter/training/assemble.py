@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -34,26 +35,27 @@ class Assembly:
         layout: What the inputs and outputs are; after `describe`.
     """
 
-    def __init__(self, model: ir.Model, groups: Sequence[Group], *, clip_norm: float | None, accumulate: int, scaled: bool) -> None:
+    def __init__(self, model: ir.Model, groups: Sequence[Group], *, scaled: bool, **options: Any) -> None:
         self.model = model
         self.graph = model.graph
         self.groups = groups
         self.carried = Carried(model.graph)
         self.layout: StepLayout | None = None
         self._op = Builder(Scope("step/", lambda value: False))
-        self._options = clip_norm, accumulate
+        self._options = options  # clip_norm, clip_value, accumulate, ema
         self._scaled = scaled
         self._parameters: dict[str, ir.Value] = {}
         self._buffers: dict[str, ir.Value] = {}
         self._untrained: list[str] = []
         self._keys: dict[str, list[str]] = {}  # initializer -> its state_dict keys
 
-    def run(self, seed: str | None, statistics: Sequence[Statistics]) -> None:
+    def run(self, seed: str | None, statistics: Sequence[Statistics], given: Sequence[str] = ()) -> None:
         """Assemble.
 
         Args:
             seed: The input that dropout's masks come from.
             statistics: Of the train-mode BatchNormalizations.
+            given: Outputs of the model that the step gives out beside the loss.
 
         Raises:
             ExportError: The forward changes state that the file does not carry.
@@ -66,22 +68,23 @@ class Assembly:
         changes = changes_of(self.model)
         by_name = {name_of(value): value for value in graph.outputs}
         loss = graph.outputs[0]
+        cotangent = pairing.inputs[name_of(loss)]
         gradients = {name: by_name[output] for name, output in pairing.outputs.items() if name not in pairing.unreached}
         self._untrained = [key for name in pairing.unreached for key in self._keys.get(name, [name])]
         graph.outputs.clear()
         carried.free_names()
         with op.arithmetic():
-            scale = self._seed(pairing.inputs[name_of(loss)])
+            scale = self._seed(cotangent)
             self._batch_norms(statistics)
             self._changed(changes, by_name)
             self._parameters = {name: carried.from_initializer(f"param.{name}", name) for name in gradients}
-            reported = Optimization(carried, self.groups, *self._options, scale).write(op, self._parameters, gradients)
+            reported = Optimization(carried, self.groups, scale=scale, **self._options).write(op, self._parameters, gradients)
             if seed is not None:
                 masks = next(value for value in graph.inputs if value.name == seed)
                 carried.initial[seed] = np.array(0, np.int64)
                 carried.next[masks] = masks + 1  # other masks in each step, without a word from the loop
         graph.extend(op.nodes)
-        carried.write_outputs(loss, reported)
+        carried.write_outputs(loss, {**reported, **{name: by_name[name] for name in given}})
         self._tidy()
 
     def describe(self, inputs: Sequence[str], targets: Sequence[str]) -> None:

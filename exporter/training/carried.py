@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,9 +11,18 @@ import onnx_ir as ir
 from symbolics.errors import ExportError
 from symbolics.graph.values import name_of
 
-__all__ = ["LOSS", "NORM", "RATE", "Carried"]
+__all__ = ["EMA", "INPUTS", "LOSS", "NORM", "OURS", "Carried", "setting"]
 
-LOSS, NORM, RATE = "loss", "gradient_norm", "learning_rate"
+LOSS, NORM, EMA = "loss", "gradient_norm", "ema"
+#: Hyperparameters that are inputs of a step -> the input of the first group of parameters.
+INPUTS = {"lr": "learning_rate", "weight_decay": "weight_decay"}
+#: Names that a step gives to values of its own.
+OURS = re.compile(rf"{LOSS}|{NORM}|({'|'.join(INPUTS.values())})(_\d+)?|(param|state|buffer)\..*", re.DOTALL)
+
+
+def setting(name: str, group: int) -> str:
+    """The input that is a hyperparameter of one group: ``learning_rate``, ``learning_rate_1``, ..."""
+    return f"{name}_{group}" if group else name
 
 
 class Carried:
@@ -37,10 +47,10 @@ class Carried:
         """
         for node in self.graph:
             for value in node.outputs:
-                if value.name in (LOSS, NORM, RATE):
+                if OURS.fullmatch(value.name or ""):
                     value.name = f"{value.name}/value"
         for value in self.graph.inputs:
-            if name_of(value) in (LOSS, NORM, RATE) or name_of(value).startswith(("param.", "state.", "buffer.")):
+            if OURS.fullmatch(name_of(value)):
                 raise ExportError(
                     f"an argument of the model is called {value.name!r}, a name that a training step uses itself: rename the argument"
                 )

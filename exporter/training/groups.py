@@ -10,13 +10,12 @@ from typing import Any
 import torch
 
 from symbolics.errors import ArgumentError
-from symbolics.optimizers import OPTIMIZERS, Optimizer, plain_factors
+from symbolics.optimizers import OPTIMIZERS, Optimizer
 
 __all__ = ["Group", "groups_of", "steps_made"]
 
 # Settings of torch's classes that say how torch computes, not what.
-_HOW = frozenset({"foreach", "fused", "capturable", "differentiable", "params", "initial_lr"})
-_UNSUPPORTED = ("amsgrad", "maximize")
+_HOW = frozenset({"foreach", "fused", "capturable", "differentiable", "params", "param_names", "initial_lr"})
 
 
 @dataclass(frozen=True)
@@ -40,29 +39,28 @@ class Group:
     @property
     def counts(self) -> bool:
         """Whether an update depends on how many came before."""
-        return self.optimizer.factors is not plain_factors and self.hyperparameters.get("dampening") != 0
+        return bool(self.hyperparameters[counts]) if isinstance(counts := self.optimizer.counts, str) else counts
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether weight decay shrinks the parameters themselves."""
+        return self.optimizer.decoupled or bool(self.hyperparameters.get("decoupled_weight_decay"))
 
     def steps(self, name: str) -> int:
         """How many steps a parameter has made; 1 where torch keeps state of it and counts none."""
         return int(self.state[name].get("step", 1)) if name in self.state else 0
 
-    @property
-    def numbers(self) -> dict[str, float]:
-        """The numbers that the functions of the table take by name."""
-        values = dict(self.hyperparameters)
-        beta1, beta2 = values.pop("betas", (0.0, 0.0))
-        values.update(beta1=beta1, beta2=beta2, share1=1 - beta1, share2=1 - beta2)
-        return {name: float(value) for name, value in values.items()}
-
 
 def groups_of(
-    optimizer: str | torch.optim.Optimizer, hyperparameters: Mapping[str, Any] | None, parameters: Mapping[str, torch.nn.Parameter]
+    optimizer: str | torch.optim.Optimizer | type[torch.optim.Optimizer],
+    hyperparameters: Mapping[str, Any] | None,
+    parameters: Mapping[str, torch.nn.Parameter],
 ) -> list[Group]:
     """The groups of an optimizer.
 
     Args:
-        optimizer: A name of `symbolics.optimizers.OPTIMIZERS`, or a torch optimizer over these parameters.
-        hyperparameters: What differs from the defaults, with a name alone.
+        optimizer: A name of `symbolics.optimizers.OPTIMIZERS`, a class of torch.optim, or an instance of one over these parameters.
+        hyperparameters: What differs from the defaults, with a name or a class alone.
         parameters: The trainable parameters by their state_dict keys.
 
     Raises:
@@ -72,6 +70,8 @@ def groups_of(
         if hyperparameters:
             raise ArgumentError("hyperparameters= belongs to an optimizer's name; a torch optimizer has its own in param_groups")
         return _of_torch(optimizer, parameters)
+    if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
+        optimizer = _name_of(optimizer)
     if not isinstance(optimizer, str):
         raise ArgumentError(
             f"optimizer is {f'the class {optimizer.__name__}' if isinstance(optimizer, type) else f'of type {type(optimizer).__name__}'}: "
@@ -82,40 +82,51 @@ def groups_of(
     return [_group(optimizer, tuple(parameters), hyperparameters or {}, {})]
 
 
+def _name_of(kind: type[torch.optim.Optimizer]) -> str:
+    """The name of one of torch's classes; another class may compute what it likes, whatever it is called."""
+    if kind.__name__.lower() in OPTIMIZERS and kind is not getattr(torch.optim, kind.__name__, None):
+        raise ArgumentError(
+            f"the optimizer is {kind.__module__}.{kind.__qualname__}, not torch's own, and a step knows torch's alone: give torch.optim's class, or a name: "
+            f"{', '.join(OPTIMIZERS)}"
+        )
+    return kind.__name__
+
+
 def _group(name: str, names: tuple[str, ...], given: Mapping[str, Any], state: Mapping[str, Any]) -> Group:
     kind = name.lower()
     if kind == "adam" and given.get("decoupled_weight_decay"):
         kind = "adamw"
     if kind not in OPTIMIZERS:
         raise ArgumentError(f"there is no optimizer {name!r}{_meant(kind, OPTIMIZERS)}; a step can be made with {', '.join(OPTIMIZERS)}")
-    for setting in _UNSUPPORTED:
-        if given.get(setting):
-            raise ArgumentError(f"{name}({setting}=True) has no training step: leave it out")
     defaults = OPTIMIZERS[kind].hyperparameters
-    known = {*defaults, *_HOW, *_UNSUPPORTED, "decoupled_weight_decay"}
+    known = {*defaults, *_HOW, *(("decoupled_weight_decay",) if kind in ("adam", "adamw") else ())}
     if unknown := sorted(set(given) - known):
         raise ArgumentError(f"{name} has no hyperparameter {unknown[0]!r}{_meant(unknown[0], defaults)}; it has {', '.join(defaults)}")
-    values = {key: _number(name, key, given.get(key, default)) for key, default in defaults.items()}
-    if kind == "sgd" and values["nesterov"] and (not values["momentum"] or values["dampening"]):
-        raise ArgumentError("SGD with nesterov=True needs momentum and no dampening, as in torch")
-    return Group(names, OPTIMIZERS[kind].chosen(values), kind, values, state)
+    values = {key: _value(name, key, given.get(key, default), default) for key, default in defaults.items()}
+    for own in [own for title, own in vars(torch.optim).items() if title.lower() == kind and isinstance(own, type)]:
+        try:
+            own([torch.zeros(1)], **values)
+        except ValueError as error:  # torch knows what each may be
+            raise ArgumentError(f"{name}: {error}") from error
+    return Group(names, OPTIMIZERS[kind], kind, values, state)
 
 
-def _number(name: str, key: str, value: Any) -> Any:
-    if key == "nesterov":
+def _value(name: str, key: str, value: Any, default: Any) -> Any:
+    """A hyperparameter as its default is: a flag, a number, or two of them."""
+    if isinstance(default, bool):
         return bool(value)
     try:
-        if key == "betas":
+        if isinstance(default, tuple):
             first, second = value
-            return float(first), float(second)
+            return None if first is None and default[0] is None else float(first), float(second)
         return float(value)
     except (TypeError, ValueError) as error:
-        raise ArgumentError(f"{name}: {key} is {value!r}, not {'two numbers' if key == 'betas' else 'a number'}") from error
+        raise ArgumentError(f"{name}: {key} is {value!r}, not {'two numbers' if isinstance(default, tuple) else 'a number'}") from error
 
 
 def _of_torch(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> list[Group]:
     keys = {id(parameter): key for key, parameter in parameters.items()}
-    kind = type(optimizer).__name__
+    kind = _name_of(type(optimizer))
     groups = []
     for number, group in enumerate(optimizer.param_groups):
         found = [p for p in group["params"] if p.requires_grad]

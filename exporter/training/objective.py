@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,17 +16,20 @@ from torch.utils import _pytree as pytree
 from exporter.files.program import Program
 from exporter.forward.export import export
 from exporter.forward.inputs import named_tensors
+from exporter.training.carried import OURS
 from symbolics.errors import ArgumentError, ExportError, Faq
 from symbolics.node.metadata import read_changes, read_cumulative, read_state, write_changes, write_cumulative, write_state
 from symbolics.node.names import BUFFERS_KEY, CUMULATIVE_KEY, MODULE_PROPERTY, STATE_KEY
 
-__all__ = ["Objective", "state_key"]
+__all__ = ["Objective", "check_names", "state_key"]
 
 _PRECISIONS = {None: None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class Objective(torch.nn.Module):
-    """forward(*args, *targets) -> the loss, a 0-d tensor; for an evaluation forward(*args) -> the model's output.
+    """forward(*args, *targets) -> the loss, a 0-d tensor, and the model's output beside it where ``gives`` says so.
+
+    An evaluation gives the model's output always, the loss in front of it where there is one, and has targets only then.
 
     Its signature has the names of the arguments that are given, then ``target`` (``target_0``, ... where there are
     several): the exporters name the inputs after them.
@@ -51,6 +54,7 @@ class Objective(torch.nn.Module):
         precision: str | None,
         *,
         evaluates: bool = False,
+        gives: bool = False,
     ) -> None:
         super().__init__()
         if precision not in _PRECISIONS:
@@ -66,7 +70,7 @@ class Objective(torch.nn.Module):
             if name in bound:
                 raise ExportError(f"the model has an argument {name!r}, which is the name of the loss's target: rename it")
         self._ignored: frozenset[str] = frozenset()
-        if evaluates:
+        if evaluates and loss is None:
             self._ignored, names, targets = frozenset(names), [], ()
         self.args = (*(value for _, value in bound.values()), *targets)
         keywords = {name for name, (keyword, _) in bound.items() if keyword}
@@ -78,7 +82,10 @@ class Objective(torch.nn.Module):
             rest = {name: values.pop(name) for name in keywords}
             with torch.autocast("cpu", dtype) if dtype is not None else contextlib.nullcontext():
                 output = model(*values.values(), **rest)
-                return output if evaluates else _scalar(output if loss is None else loss(output, *given[count:]), loss)
+                if evaluates and loss is None:
+                    return output
+                number = _scalar(output if loss is None else loss(output, *given[count:]), loss)
+                return (number, output) if evaluates or gives else number
 
         forward.__signature__ = signature  # type: ignore[attr-defined]
         self.forward = forward
@@ -186,6 +193,20 @@ def _scalar(loss: Any, function: Any) -> torch.Tensor:
             faq=Faq.NO_NUMBER,
         )
     return loss.reshape(())
+
+
+def check_names(names: Sequence[str] | None) -> list[str]:
+    """Names for the model's outputs beside a loss.
+
+    Raises:
+        ArgumentError: One is a name that a step uses itself.
+    """
+    if isinstance(names, str):
+        raise ArgumentError(f"output_names is {names!r}: give a list of names")
+    for name in names or ():
+        if OURS.fullmatch(name) or name.endswith(".next"):
+            raise ArgumentError(f"output_names has {name!r}, a name that a training step uses itself: give the output another one")
+    return list(names or ())
 
 
 def state_key(name: str) -> str:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 import onnx_ir as ir
 
-from exporter.training.carried import NORM, RATE, Carried
+from exporter.training.carried import EMA, INPUTS, NORM, Carried, setting
 from exporter.training.groups import Group, steps_made
 from exporter.training.loss_scale import LossScale
 from symbolics.graph.builder import Builder
-from symbolics.graph.copies import inline
 from symbolics.graph.values import dtype_of
-from symbolics.graph.walk import discard
-from symbolics.optimizers import add_decay, body, shrink
+from symbolics.optimizers import hyper
 
 __all__ = ["Optimization"]
 
@@ -34,7 +32,9 @@ class Optimization:
     carried: Carried
     groups: Sequence[Group]
     clip_norm: float | None
+    clip_value: float | None
     accumulate: int
+    ema: float | None
     scale: LossScale | None
 
     def write(self, op: Builder, parameters: Mapping[str, ir.Value], gradients: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
@@ -73,62 +73,80 @@ class Optimization:
         return dict(zip(reported, made[len(inputs) :]))
 
     def _update(self, op: Builder, parameters: Mapping[str, ir.Value], gradients: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
-        reported: dict[str, ir.Value] = {}
         if self.scale is not None:
             gradients = self.scale.unscaled(op, gradients, self.accumulate)
         elif self.accumulate > 1:
             gradients = {name: op.scale(g, 1 / self.accumulate) for name, g in gradients.items()}
-        if self.clip_norm is not None:
-            squares = [op.ReduceSumSquare(g, None, keepdims=0) for g in gradients.values()]
-            norm = op.Sqrt(op.Sum(*squares) if len(squares) > 1 else squares[0])
-            reported[NORM] = norm
-            factor = op.Min(op.Div(self.clip_norm, op.Add(norm, 1e-6)), 1.0)
-            gradients = {name: g * op.Cast(factor, to=g.dtype) for name, g in gradients.items()}
+        clipped, reported = self._clipped(op, gradients)
         before = set(self.carried.next)
-        self._apply(op, parameters, gradients)
+        self._apply(op, parameters, clipped)
+        if self.ema is not None:
+            for name, p in parameters.items():
+                average = self.carried.new(f"state.{name}.{EMA}", self.carried.initial[f"param.{name}"].copy())
+                self.carried.next[average] = average + (self.carried.next[p] - average) * (1 - self.ema)
         if self.scale is not None:
             self.scale.skip_overflow(op, [value for value in self.carried.next if value not in before], gradients)
         return reported
+
+    def _clipped(self, op: Builder, gradients: Mapping[str, ir.Value]) -> tuple[Mapping[str, ir.Value], dict[str, ir.Value]]:
+        """The gradients as torch.nn.utils.clip_grad_value_ and clip_grad_norm_ leave them, and what the step reports of it."""
+        if self.clip_value is not None:
+            bound = self.clip_value
+            gradients = {name: op.Clip(g, op.number(-bound, g), op.number(bound, g)) for name, g in gradients.items()}
+        if self.clip_norm is None:
+            return gradients, {}
+        kind = max((dtype_of(g) for g in gradients.values()), key=lambda kind: kind.itemsize)
+        squares = [op.Cast(op.ReduceSumSquare(g, None, keepdims=0), to=kind) for g in gradients.values()]
+        norm = op.Sqrt(op.Sum(*squares) if len(squares) > 1 else squares[0])
+        norm.shape = ir.Shape(())
+        factor = op.Min(op.Div(self.clip_norm, op.Add(norm, 1e-6)), 1.0)
+        return {name: g * op.Cast(factor, to=g.dtype) for name, g in gradients.items()}, {NORM: norm}
 
     def _apply(self, op: Builder, parameters: Mapping[str, ir.Value], gradients: Mapping[str, ir.Value]) -> None:
         """One step of each group's optimizer."""
         carried = self.carried
         doubles = all(value.dtype is _DOUBLE for value in parameters.values())
-        first = self.groups[0].hyperparameters["lr"]
-        rate = carried.new(RATE, np.array(first, np.float64 if doubles else np.float32))
         step = carried.new("state.step", np.array(steps_made(self.groups, parameters), np.int64))
         carried.next[step] = count = op.Add(step, 1)
-        shared_rate = op.Cast(rate, to=_DOUBLE)
-        for group in self.groups:
+        steps = op.Cast(count, to=_DOUBLE)
+        for number, group in enumerate(self.groups):
             if not (names := [name for name in group.names if name in parameters]):
                 continue
-            optimizer, numbers = group.optimizer, group.numbers
-            ratio = numbers["lr"] / first if first else 1.0
-            lr = shared_rate if ratio == 1 else op.Mul(shared_rate, op.constant(ratio, _DOUBLE))
-            inputs = [op.constant(numbers[name], _DOUBLE) for name in ("weight_decay", *optimizer.factor_inputs)]
-            factors = dict(zip(optimizer.factor_outputs, _call(op, optimizer.factors, [count, lr, *inputs])))
 
-            def scalar(name: str, kind: ir.DataType, factors: Any = factors, numbers: Any = numbers) -> ir.Value:
-                if name in factors:
-                    return op.memo((factors[name], kind), lambda: op.Cast(factors[name], to=kind))
-                return op.constant(numbers[name], kind)
+            def given(name: str, number: int = number, group: Group = group) -> ir.Value:
+                start = np.array(group.hyperparameters[name], np.float64 if doubles else np.float32)
+                return op.Cast(carried.new(setting(INPUTS[name], number), start), to=_DOUBLE)
 
+            optimizer, h = group.optimizer, hyper(group.hyperparameters)
+            lr = given("lr")
+            factors = optimizer.factors(op, h, lr, steps)
+            if decays := bool(h.weight_decay):
+                decay = given("weight_decay")
+                factors["weight_decay"] = 1.0 - lr * decay if group.decoupled else decay
             for name in names:
                 p, g = parameters[name], gradients[name]
                 kind = dtype_of(p)
-                known = group.state.get(name, {})
-                slots = []
-                for slot in optimizer.slots:
-                    start = known[slot].detach().cpu().numpy() if slot in known else np.zeros_like(carried.initial[f"param.{name}"])
-                    slots.append(carried.new(f"state.{name}.{slot}", start))
+                s = SimpleNamespace(**{key: _cast(op, value, kind) for key, value in factors.items()})
+                slots = self._slots(group, name, h)
+                if h.maximize:
+                    g = op.Neg(g)
                 old = p
-                if numbers["weight_decay"]:
-                    if optimizer.decoupled:
-                        old = _call(op, shrink, [p, scalar("kept", kind)])[0]
-                    else:
-                        g = _call(op, add_decay, [p, g, scalar("weight_decay", kind)])[0]
-                values = _call(op, optimizer.update, [old, g, *slots, *(scalar(s, kind) for s in optimizer.shared)])
-                carried.next.update(zip((p, *slots), values, strict=True))
+                if decays and group.decoupled:
+                    old = p * s.weight_decay
+                elif decays:
+                    g = g + p * s.weight_decay
+                less, *state = optimizer.update(op, h, s, p, g, *slots)
+                carried.next.update(zip((p, *slots), (old - less, *state), strict=True))
+
+    def _slots(self, group: Group, name: str, h: SimpleNamespace) -> list[ir.Value]:
+        """The state that a parameter has beside it, as torch has it or from its start."""
+        start, known = self.carried.initial[f"param.{name}"], group.state.get(name, {})
+        slots = []
+        for slot, first in group.optimizer.slots(h, start.shape).items():
+            value, shape = first if isinstance(first, tuple) else (first, start.shape)
+            array = np.asarray(known[slot].detach().cpu(), start.dtype).copy() if slot in known else np.full(shape, value, start.dtype)
+            slots.append(self.carried.new(f"state.{name}.{slot}", array))
+        return slots
 
 
 def _branch(builder: Builder, values: Sequence[ir.Value], name: str) -> ir.Graph:
@@ -140,14 +158,6 @@ def _branch(builder: Builder, values: Sequence[ir.Value], name: str) -> ir.Graph
     return ir.Graph([], own, nodes=builder.nodes, name=name)
 
 
-def _call(op: Builder, function: Any, inputs: Sequence[ir.Value]) -> list[ir.Value]:
-    """The outputs of a function of the optimizer table; its nodes go to ``op``."""
-    called = body(function)
-    node = ir.Node(called.domain, called.name, inputs, num_outputs=len(called.outputs))
-    nodes, outputs = inline(op.scope, node, called)
-    discard(node)
-    op.nodes.extend(nodes)
-    for value in outputs:
-        assert value is not None
-        value.type = value.type or inputs[-1].type
-    return outputs  # type: ignore[return-value]
+def _cast(op: Builder, value: ir.Value, kind: ir.DataType) -> ir.Value:
+    """A number of a group in the type of a parameter, once for all parameters of that type."""
+    return op.memo((value, kind), lambda: op.Cast(value, to=kind))

@@ -7,7 +7,7 @@ state. Whatever runtime runs it, training is the loop ``outputs = run(inputs)``:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ from exporter.gradient_graph.recompute import Recompute, checked, recompute as r
 from exporter.train_mode.batch_norm import batch_statistics
 from exporter.train_mode.dropout import seed_dropout
 from exporter.training.assemble import Assembly
+from exporter.training.carried import LOSS
 from exporter.training.groups import groups_of
-from exporter.training.objective import Objective, state_key
+from exporter.training.objective import Objective, check_names, state_key
 from symbolics.errors import ArgumentError, ExportError
 from symbolics.node.dialects import to_dialect
 from symbolics.node.metadata import StepLayout, changes_of
@@ -41,7 +42,7 @@ class TrainingStep(Program):
 
     Attributes:
         model: The step as an ONNX model.
-        initial: What the inputs ``param.*``, ``buffer.*``, ``state.*``, ``learning_rate`` and ``seed`` hold before the first step.
+        initial: What the inputs ``param.*``, ``buffer.*``, ``state.*``, ``learning_rate``, ``weight_decay`` and ``seed`` hold before the first step.
         layout: Which input and output is what.
     """
 
@@ -100,10 +101,12 @@ def export_training_step(
     *,
     loss: Callable[..., torch.Tensor] | None,
     targets: tuple[Any, ...] | torch.Tensor = (),
-    optimizer: str | torch.optim.Optimizer = "adamw",
+    optimizer: str | torch.optim.Optimizer | type[torch.optim.Optimizer] = "adamw",
     hyperparameters: Mapping[str, Any] | None = None,
     clip_norm: float | None = None,
+    clip_value: float | None = None,
     accumulate: int = 1,
+    ema: float | None = None,
     precision: str | None = None,
     dynamo: bool = True,
     dynamic_shapes: Any = None,
@@ -111,6 +114,7 @@ def export_training_step(
     inline: Iterable[Any] = (),
     portable: Any = False,
     recompute: Recompute = None,
+    output_names: Sequence[str] | None = None,
     **torch_onnx_export_options: Any,
 ) -> TrainingStep:
     """Export a model, its loss and an optimizer as one ONNX model that makes a training step.
@@ -125,28 +129,33 @@ def export_training_step(
             loss, *values = session.run(None, {**state, "x": x, "target": y})
             state.update(...)                                     # the output "param.w.next" is the next "param.w"
 
-    Inputs: the model's arguments and the targets by their names, ``param.<key>`` for each trainable parameter,
-    ``buffer.<key>`` for each buffer that forward changes, ``state.*``, ``learning_rate`` (a scalar), and ``seed`` where
-    the model drops out. Outputs: ``loss``, ``gradient_norm`` where gradients are clipped, and ``<input>.next``. Frozen
-    parameters are constants of the file; trainable ones that the loss does not depend on stay as they are, as in eager.
+    `Trainer` is this loop. Inputs: the model's arguments and the targets by their names, ``param.<key>`` for each trainable parameter,
+    ``buffer.<key>`` for each buffer that forward changes, ``state.*``, ``learning_rate`` and ``weight_decay`` (scalars; ``learning_rate_1``, ... for
+    further groups of parameters), and ``seed`` where the model drops out. Outputs: ``loss``, a scalar, ``gradient_norm`` with ``clip_norm``, what
+    ``output_names`` names, and ``<input>.next``. Frozen parameters are constants of the file. Trainable ones that the loss does not depend on stay
+    as they are, as in eager.
 
     Args:
         model: The model, in train mode if dropout and BatchNorm should train.
         args, kwargs: Example arguments of its forward.
         loss: ``loss(output, *targets)`` -> one number, a function or a module; None where the model returns its loss.
         targets: Example targets: tensors.
-        optimizer: "sgd", "adam", "adamw" or "lion"; or a torch.optim.SGD, Adam or AdamW over the model's parameters,
-            whose groups, hyperparameters and state are taken over.
-        hyperparameters: What differs from torch's defaults: ``{"weight_decay": 0.1}``. ``lr`` is the initial value of
-            ``learning_rate``; a group of a torch optimizer keeps its ratio to the first group's.
+        optimizer: "sgd", "adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adadelta", "adafactor" or "lion"; a class of torch.optim; or an
+            instance of one over the model's parameters, whose groups, hyperparameters and state are taken over.
+        hyperparameters: What differs from torch's defaults, with a name or a class: ``{"lr": 3e-4, "weight_decay": 0.1}``. ``lr`` and
+            ``weight_decay`` are the initial values of inputs; the others are fixed. A weight decay of zero is no input.
         clip_norm: Scale the gradients down to this 2-norm of all of them together, as torch.nn.utils.clip_grad_norm_.
+        clip_value: Clip each number of the gradients to plus or minus this, as torch.nn.utils.clip_grad_value_; in front of ``clip_norm``.
         accumulate: Update every so many runs, by the mean of their gradients.
+        ema: Keep an average of each parameter as ``state.<key>.ema``: at an update this share of it stays, and the rest is the new parameter. It
+            starts as the parameter. `Trainer.evaluate` and `Trainer.state_dict` take it by ``ema=True``.
         precision: "float16" or "bfloat16": compute as under torch.autocast, parameters stay as they are. The loss is
             scaled, and a step whose gradients overflow changes nothing but the scale, as torch.amp.GradScaler does.
         dynamo, dynamic_shapes, opset_version, inline, portable, **torch_onnx_export_options: As `export`. ``dynamic_shapes``
             may name the targets, too (``target``, or ``target_0``, ...); without that their sizes follow from the model.
         recompute: How much the forward may keep for the backward, None, "auto" or a number of bytes, as `exporter.load` has it, of
             inputs with the shapes of the examples. What is computed again stands in the file twice.
+        output_names: Names for the model's outputs, in order. The step then gives those outputs beside the loss. Default: none.
 
     Raises:
         ExportError: The model or the loss cannot be exported, changes a buffer that the step cannot, or has nothing to train.
@@ -159,15 +168,19 @@ def export_training_step(
     targets = (targets,) if isinstance(targets, torch.Tensor) else tuple(targets)
     if not isinstance(accumulate, int) or accumulate < 1:
         raise ArgumentError(f"accumulate is {accumulate!r}: give a number of runs, 1 or more")
-    if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and clip_norm > 0):
-        raise ArgumentError(f"clip_norm is {clip_norm!r}: give a positive number")
+    for name, bound in (("clip_norm", clip_norm), ("clip_value", clip_value)):
+        if bound is not None and not (isinstance(bound, (int, float)) and bound > 0):
+            raise ArgumentError(f"{name} is {bound!r}: give a positive number")
+    if ema is not None and not (isinstance(ema, (int, float)) and 0 <= ema < 1):
+        raise ArgumentError(f"ema is {ema!r}: give the share of the average that stays at a step, such as 0.999")
     if loss is None and targets:
         raise ArgumentError("loss=None says that the model returns its loss: its labels belong to args or kwargs, not to targets")
     if not callable(loss) and loss is not None:
         raise ArgumentError(f"loss is of type {type(loss).__name__}, not a function or module")
 
     again = checked(recompute)
-    objective = Objective(model, args, dict(kwargs or {}), loss, targets, precision)
+    names = check_names(output_names)
+    objective = Objective(model, args, dict(kwargs or {}), loss, targets, precision, gives=bool(names))
     trainable = {state_key(name): p for name, p in objective.named_parameters(remove_duplicate=True) if p.requires_grad}
     groups = groups_of(optimizer, hyperparameters, trainable)
     if not any(group.names for group in groups):
@@ -181,6 +194,7 @@ def export_training_step(
         opset_version=opset_version,
         inline=inline,
         portable=portable,
+        output_names=[LOSS, *names] if names else None,
         **torch_onnx_export_options,
     )
     forward = program.model
@@ -193,8 +207,9 @@ def export_training_step(
     if again is not None:
         extra = [name for entry in statistics for name in entry.values] + list(changes_of(training).carried.values())
         rematerialize(training, again, objective.shapes, extra, late=True)
-    assembly = Assembly(training, groups, clip_norm=clip_norm, accumulate=accumulate, scaled=precision == "float16")
-    assembly.run(seed, statistics)
+    scaled = precision == "float16"
+    assembly = Assembly(training, groups, scaled=scaled, clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, ema=ema)
+    assembly.run(seed, statistics, names)
     assembly.describe(objective.names, objective.target_names)
     return TrainingStep(
         assembly.model, program.inlined, program.torch_program, program.portable, initial=assembly.carried.initial, layout=assembly.layout

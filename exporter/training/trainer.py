@@ -18,10 +18,13 @@ import torch
 from exporter.errors import short
 from exporter.files.program import Program
 from exporter.files.read import open_model
+from exporter.files.save import saving
 from exporter.runtime.in_place import Update
 from exporter.runtime.session import inference_session, step_sessions
 from exporter.runtime.tensors import Runner, tensor, to_array, to_tensor
-from exporter.training.artifacts import EVALUATION, INITIAL, TRAINING, with_state_inputs
+from exporter.training.artifacts import EVALUATION, EVALUATION_LOSS, INITIAL, MANIFEST, TRAINING, with_state_inputs, without_loss
+from exporter.training.carried import EMA
+from exporter.training.settings import Settings
 from exporter.training.step import TrainingStep
 from symbolics import torch_private as private
 from symbolics.errors import ArgumentError, FormatError, RunError
@@ -39,11 +42,14 @@ class Trainer:
 
     ::
 
-        trainer = Trainer.load("artifacts")                       # or Trainer(exporter.export_training_step(...))
+        trainer = exporter.Trainer.load("artifacts")                  # or Trainer(exporter.export_training_step(...))
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(trainer.optimizer, T_max=1000)
         for x, y in batches:
             loss = trainer.step({"x": x, "target": y})
-        outputs = trainer.evaluate({"x": x})
-        model.load_state_dict(trainer.state_dict(), strict=False) # not strict: what is frozen is not among them
+            schedule.step()
+        outputs = trainer.evaluate({"x": x, "target": y})             # with "loss"; without the target the outputs alone
+        trainer.save("trained.state")                                 # trainer.restore("trained.state") goes on to the same bits
+        model.load_state_dict(trainer.state_dict(), strict=False)     # not strict: what is frozen is not among them
 
     A step writes parameters and moments where they lie, as eager optimizers do (`exporter.runtime.in_place`), so that it needs less
     memory than a loop over `exporter.inference_session`, which has the next state beside the present one. Losses and state are the same to
@@ -57,12 +63,12 @@ class Trainer:
 
     @short
     def __init__(self, step: TrainingStep, evaluation: Program | None = None, *, allow: Any = (), sess_options: Any = None) -> None:
-        """Of a step in memory.
+        """A trainer of a step in memory.
 
         Args:
-            step: What `exporter.export_training_step` returned; its initial state is copied.
-            evaluation: What `exporter.training.artifacts.export_evaluation` returned for the same model, for `evaluate`.
-            allow: Classes and patterns that the files may name; see `exporter.files.trust.Gate`.
+            step: What `exporter.export_training_step` returned. Its initial state is copied.
+            evaluation: What `exporter.export_evaluation` returned for the same model, for `evaluate`.
+            allow: Classes and patterns that the files may name, as `exporter.inference_session` takes them.
             sess_options: Options to start from, as `exporter.inference_session` takes them.
 
         Raises:
@@ -76,14 +82,15 @@ class Trainer:
                 "Trainer.load(path) opens files" if isinstance(step, (str, os.PathLike)) else "exporter.export_training_step(...) makes one"
             )
             raise ArgumentError(f"Trainer takes a training step, not something of type {type(step).__name__}: {way}")
-        model = None if evaluation is None else with_state_inputs(evaluation.model, layout)
+        forward = None if evaluation is None else with_state_inputs(evaluation.model, layout)
+        plain = None if forward is None else without_loss(forward, layout)
         initial = {name: to_tensor(array) for name, array in step.initial.items()}
-        self._open(step.model, model, layout, initial, allow, sess_options)
+        self._open(step.model, (plain or forward, forward if plain else None), layout, initial, allow, sess_options)
 
     @classmethod
     @short
     def load(cls, source: str | os.PathLike[str], allow: Any = (), *, sess_options: Any = None) -> Trainer:
-        """Of files: a folder of artifacts (``pythonop step --artifacts``), or ``step.onnx`` with ``step.init.onnx`` beside it.
+        """A trainer of files: a folder of artifacts (`write_artifacts`, ``pythonop step --artifacts``), or ``step.onnx`` with ``step.init.onnx`` beside it.
 
         Args:
             source: The folder, or the step's file, which has no evaluation.
@@ -98,10 +105,11 @@ class Trainer:
             is_folder = path.is_dir()
         except (OSError, ValueError) as error:
             raise FormatError(f"{shown(str(path))} cannot be read: {reason(error)}") from error
+        evaluations: tuple[Path | None, Path | None]
         if is_folder:
-            step, first, evaluation = path / TRAINING, path / INITIAL, path / EVALUATION
+            step, first, evaluations = path / TRAINING, path / INITIAL, (path / EVALUATION, _with_loss(path))
         else:
-            step, first, evaluation = path, path.parent / f"{path.stem}.init.onnx", None
+            step, first, evaluations = path, path.parent / f"{path.stem}.init.onnx", (None, None)
         layout = step_of(open_model(step, data=False))
         if layout is None:
             raise FormatError(f"{step} is no training step: export_training_step(...).save() and `pythonop step` write one")
@@ -112,10 +120,12 @@ class Trainer:
             raise FormatError(f"{first} is no initial state: {what}. export_training_step(...).save() and `pythonop step` write one")
         initial = {name: tensor(value).clone() for name, value in start.run({}).items()}
         trainer = cls.__new__(cls)
-        trainer._open(step, evaluation, layout, initial, allow, sess_options)
+        trainer._open(step, evaluations, layout, initial, allow, sess_options)
         return trainer
 
-    def _open(self, step: Any, evaluation: Any, layout: StepLayout, initial: dict[str, torch.Tensor], allow: Any, options: Any) -> None:
+    def _open(
+        self, step: Any, evaluations: tuple[Any, Any], layout: StepLayout, initial: dict[str, torch.Tensor], allow: Any, options: Any
+    ) -> None:
         self.layout = layout
         self.outputs: dict[str, torch.Tensor] = {}
         self._state, self._lock, self._busy = initial, threading.RLock(), ""
@@ -129,7 +139,10 @@ class Trainer:
         self._needed = [name for name in self._main.inputs if name not in initial]
         carried = set(layout.carried.values())
         self._known = {*self._needed, *(name for name in initial if name not in carried)}
-        self._evaluation = None if evaluation is None else Runner(inference_session(evaluation, allow), _CPU)
+        plain, self._with_loss = evaluations
+        self._evaluation = None if plain is None else Runner(inference_session(plain, allow), _CPU)
+        self._allow = allow
+        self._settings: Settings | None = None
 
     def _check(self, layout: StepLayout) -> None:
         """That the layout is one of this step and this state."""
@@ -154,13 +167,31 @@ class Trainer:
                 raise RunError(f"{what}() is called from within step(), by a Function or a signal's handler: call it when the step is over")
             yield
 
+    @property
+    def steps(self) -> int:
+        """How many times the parameters were updated, those before a `restore` included."""
+        with self._turn("steps"):
+            return int(self._state.get("state.step", 0))
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What the schedulers of torch.optim.lr_scheduler take: ``param_groups`` with ``lr`` and ``weight_decay``, one for each group of parameters.
+
+        What is written there holds from the next step on, rounded to the type of the step's input. A group that was exported with a weight decay
+        of zero has none to change. Everything else of the optimizer is fixed in the step.
+        """
+        with self._turn("optimizer"):
+            if self._settings is None:
+                self._settings = Settings(self._state)
+            return self._settings
+
     @short
     def step(self, batch: Mapping[str, Any]) -> float:
         """Make one training step.
 
         Args:
-            batch: input name -> tensor, array or number: the model's arguments and the targets. It may also hold ``learning_rate``,
-                for this step alone.
+            batch: input name -> tensor, array or number: the model's arguments and the targets. It may also hold ``learning_rate`` and
+                ``weight_decay`` (``learning_rate_1``, ... of further groups), for this step alone.
 
         Returns:
             The loss, before the step.
@@ -172,7 +203,12 @@ class Trainer:
         with self._turn("step"):
             self._busy = "step"
             try:
-                return self._step(batch)
+                if self._settings is not None:
+                    self._settings.write(self._state)
+                loss = self._step(batch)
+                if self._settings is not None:
+                    self._settings.step()
+                return loss
             finally:
                 self._busy = ""
 
@@ -215,46 +251,97 @@ class Trainer:
         runner.run_owning([given[name] for name in runner.inputs], room)
 
     @short
-    def evaluate(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def evaluate(self, batch: Mapping[str, Any], *, ema: bool = False) -> dict[str, torch.Tensor]:
         """The model's outputs in eval mode, with what was learned so far.
 
         Args:
-            batch: input name -> tensor, array or number: the model's arguments.
+            batch: input name -> tensor, array or number: the model's arguments. With the targets among them ``loss`` is among the outputs, where the
+                evaluation was exported with its loss.
+            ema: Use the averages of the parameters, of a step that was exported with ``ema``.
 
         Returns:
             name -> tensor.
 
         Raises:
-            ArgumentError: There is no evaluation, or the batch is not what it takes.
+            ArgumentError: There is no evaluation, no loss in it, or no average, or the batch is not what it takes.
+            RunError: onnxruntime refuses a shape.
         """
-        runner = self._evaluation
-        if runner is None:
-            raise ArgumentError("this trainer has no evaluation: give Trainer(step, export_evaluation(...)), or load a folder of artifacts")
         with self._turn("evaluate"):
+            runner = self._evaluator(any(name in batch for name in self.layout.targets))
             needed = [name for name in runner.inputs if name not in self._state]
-            given = {**self._state, **_fitting(batch, runner, needed, set(needed))}
+            learned = self._averages() if ema else {}
+            given = {**self._state, **learned, **_fitting(batch, runner, needed, set(needed))}
             return {name: tensor(value) for name, value in runner.run(given).items()}
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Copies of the parameters and buffers that were trained, by the model's own state_dict keys."""
+    def _evaluator(self, with_loss: bool) -> Runner:
+        if self._evaluation is None:
+            raise ArgumentError("this trainer has no evaluation: give Trainer(step, export_evaluation(...)), or load a folder of artifacts")
+        if not with_loss or set(self.layout.targets).intersection(self._evaluation.inputs):
+            return self._evaluation
+        if self._with_loss is None:
+            raise ArgumentError("the evaluation takes no targets, for it has no loss: give export_evaluation the step's loss= and targets=")
+        if not isinstance(self._with_loss, Runner):
+            self._with_loss = Runner(inference_session(self._with_loss, self._allow), _CPU)
+        return self._with_loss
+
+    def _averages(self) -> dict[str, torch.Tensor]:
+        """The averages of the parameters by the names of the parameters."""
+        found = {name: self._state.get(f"state.{name.partition('.')[2]}.{EMA}") for name in self.layout.parameters.values()}
+        missing = [name for name, value in found.items() if value is None]
+        if missing:
+            raise ArgumentError(f"the step keeps no average of {clean(missing[0])}: give export_training_step ema=0.999")
+        return {name: value for name, value in found.items() if value is not None}
+
+    def state_dict(self, *, ema: bool = False) -> dict[str, torch.Tensor]:
+        """Copies of the parameters and buffers that were trained, by the model's own state_dict keys.
+
+        Args:
+            ema: The averages of the parameters in place of the parameters, of a step that was exported with ``ema``.
+
+        Raises:
+            ArgumentError: The step keeps no averages.
+        """
         with self._turn("state_dict"):
             keys = {**self.layout.parameters, **self.layout.buffers}
-            return {key: self._state[name].clone() for key, name in keys.items() if name in self._state}
+            state = {**self._state, **self._averages()} if ema else self._state
+            return {key: state[name].clone() for key, name in keys.items() if name in state}
 
-    def save(self) -> bytes:
-        """The whole state: a line of JSON with names, types and sizes, then the values. The trainers of other languages read it, too."""
+    def save(self, path: str | os.PathLike[str] | None = None) -> bytes:
+        """The whole state: a line of JSON with names, types and sizes, then the values. The trainers of other languages read it, too.
+
+        Args:
+            path: A file to write it to, whole or not at all.
+
+        Raises:
+            ExportError: The file cannot be written.
+        """
         with self._turn("save"):
-            return b"".join([self._head(), *(to_array(value).tobytes() for value in self._state.values())])
+            if self._settings is not None:
+                self._settings.write(self._state)
+            saved = b"".join([self._head(), *(to_array(value).tobytes() for value in self._state.values())])
+        if path is not None:
+            with saving() as files:
+                files.open(path).write(saved)
+        return saved
 
     @short
-    def restore(self, saved: bytes) -> None:
+    def restore(self, saved: bytes | str | os.PathLike[str]) -> None:
         """Go on from what `save` gave, here or in another language, to the same bits.
+
+        Args:
+            saved: The bytes, or the file that holds them.
 
         Raises:
             ArgumentError: It is the state of another model or optimizer, or damaged.
+            FormatError: The file cannot be read.
         """
+        if isinstance(saved, (str, os.PathLike)):
+            try:
+                saved = Path(saved).read_bytes()
+            except (OSError, ValueError) as error:
+                raise FormatError(f"{shown(str(saved))} cannot be read: {reason(error)}") from error
         if not isinstance(saved, (bytes, bytearray, memoryview)):
-            raise ArgumentError(f"restore takes the bytes that save() gave, not {type(saved).__name__}")
+            raise ArgumentError(f"restore takes the bytes that save() gave, or their file, not {type(saved).__name__}")
         with self._turn("restore"):
             saved = bytes(saved)
             head = self._head()
@@ -269,6 +356,8 @@ class Trainer:
                 values[name] = part.view(value.shape)
                 at += value.nbytes
             self._state.update(values)
+            if self._settings is not None:
+                self._settings.read(self._state)
 
     def _head(self) -> bytes:
         described = [
@@ -276,6 +365,17 @@ class Trainer:
             for name, value in self._state.items()
         ]
         return (json.dumps(described, ensure_ascii=False, separators=(",", ":")) + "\n").encode()
+
+
+def _with_loss(folder: Path) -> Path | None:
+    """The evaluation with its loss, where the manifest of a folder has one: another training may have left a file of this name."""
+    try:
+        files = json.loads((folder / MANIFEST).read_bytes())["files"]
+        return folder / EVALUATION_LOSS if files.get("eval_loss") == EVALUATION_LOSS else None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(f"{folder / MANIFEST} is no manifest of a training: {reason(error)}") from error
 
 
 @contextlib.contextmanager

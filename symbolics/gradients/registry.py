@@ -196,6 +196,12 @@ def gradient(*op_types: str, domain: str = "", broadcast: bool = False, straight
     no path (integers) may be left out at the end. A mapping from values to gradients may stand for the list (rules of
     control flow: captured values have gradients too). Sums over broadcast dims, accumulation and casts are the engine's work.
 
+    Args:
+        *op_types: The operators that the rule is for.
+        domain: Their domain; "" is that of the ONNX standard.
+        broadcast: Whether the operator broadcasts its inputs; gradients are then summed to the inputs' shapes.
+        straight_through: Whether the outputs are integers through which a gradient passes nevertheless, as those of QuantizeLinear.
+
     Raises:
         ArgumentError: A formula names more inputs than the operator's schema has, or a keyword that is none of the above.
 

@@ -43,6 +43,19 @@ def test_writes_a_step_and_its_start(tmp_path):
     assert read_step(metadata).hyperparameters[0]["momentum"] == 0.9
 
 
+def test_names_of_outputs_and_open_axes_of_targets(tmp_path):
+    more = ("--output-name", "logits", "--optimizer", "nadam", "--ema", 0.9, "--clip-value", 0.1)
+    axes = ("--dynamic", "input:0=batch", "--dynamic", "target:0=batch")
+    result = _run(TARGET, "--artifacts", tmp_path / "made", *axes, *more, "--no-dynamo")
+    assert result.exit_code == 0, (result.output, result.exception)
+    manifest = json.loads((tmp_path / "made" / "manifest.json").read_text())
+    assert [entry["shape"][0] for entry in manifest["inputs"] + manifest["targets"]] == ["batch", "batch"]
+    assert [entry["name"] for entry in manifest["eval"]["outputs"]] == ["logits"]
+    assert [output.name for output in onnx.load(tmp_path / "made" / "training.onnx").graph.output][:2] == ["loss", "logits"]
+    trainer = exporter.Trainer.load(tmp_path / "made")
+    assert trainer.step({"input": np.ones((7, 3), np.float32), "target": np.ones(7, np.int64)}) > 0
+
+
 def test_recomputes_by_choice(tmp_path):
     counts = []
     for more in ([], ["--recompute", "auto"], ["--recompute", "1000000"]):
@@ -65,7 +78,11 @@ def test_says_what_it_wrote(tmp_path):
         (["--set", "lr"], "NAME=NUMBER"),
         (["--set", "lr=quick"], "NAME=NUMBER"),
         (["--set", "rate=1"], "no hyperparameter 'rate'"),
-        (["--optimizer", "rmsprop"], "rmsprop"),
+        (["--optimizer", "adamax"], "adamax"),
+        (["--clip-value", "-1"], "clip_value is -1.0"),
+        (["--ema", "1"], "ema is 1.0"),
+        (["--output-name", "loss"], "output_names has 'loss'"),
+        (["--dynamic", "target_1:0=batch"], "there is no input target_1: there are input, target"),
         (["--accumulate", "0"], "--accumulate"),
         (["--recompute", "-1"], "neither auto nor a number of bytes"),
         (["--recompute", "all"], "neither auto nor a number of bytes"),
@@ -100,7 +117,7 @@ def test_artifacts(tmp_path):
     facts = json.loads(result.stdout)
     assert facts["file"] == str(tmp_path / "made" / "training.onnx")
     assert facts["initial"] == str(tmp_path / "made" / "initial.onnx")
-    names = ["eval.onnx", "initial.onnx", "manifest.json", "training.onnx"]
+    names = ["eval.onnx", "eval_loss.onnx", "initial.onnx", "manifest.json", "training.onnx"]
     assert sorted(path.name for path in (tmp_path / "made").iterdir()) == names
     assert sorted(facts["artifacts"]) == [str(tmp_path / "made" / name) for name in names]
     manifest = json.loads((tmp_path / "made" / "manifest.json").read_text())
@@ -111,8 +128,8 @@ def test_artifacts(tmp_path):
 def test_artifacts_beside_a_step_in_the_same_folder(tmp_path):
     result = _run(TARGET, "-o", tmp_path / "step.onnx", "--artifacts", tmp_path, "--no-dynamo", "--portable")
     assert result.exit_code == 0, (result.output, result.exception)
-    assert "wrote training.onnx, eval.onnx, initial.onnx, manifest.json into" in result.stdout
-    assert len(list(tmp_path.iterdir())) == 6
+    assert "wrote training.onnx, eval.onnx, initial.onnx, manifest.json, eval_loss.onnx into" in result.stdout
+    assert len(list(tmp_path.iterdir())) == 7
     assert (tmp_path / "step.onnx").read_bytes() == (tmp_path / "training.onnx").read_bytes()
 
 

@@ -82,7 +82,7 @@ def test_what_no_gradient_reaches():
 
 def test_a_training_step_shows_no_state(samples):
     scene = Drawn(open_model(samples["step"])).whole(1)
-    assert {box.title for box in scene.boxes if box.kind == "input"} == {"input", "target", "learning_rate"}
+    assert {box.title for box in scene.boxes if box.kind == "input"} == {"input", "target", "learning_rate", "weight_decay"}
     assert {box.title for box in scene.boxes if box.kind == "output"} == {"loss"}
     assert {box.part for box in scene.boxes} == {"forward", "gradient", "update"}
 

@@ -35,7 +35,7 @@ def run(
 
 def eager(
     model: torch.nn.Module, loss: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer, batches: Sequence[Sequence[torch.Tensor]],
-    *, arguments: int = 1, clip_norm: float | None = None, accumulate: int = 1,
+    *, arguments: int = 1, clip_norm: float | None = None, clip_value: float | None = None, accumulate: int = 1,
 ) -> list[float]:  # fmt: skip
     """The same in eager PyTorch."""
     losses = []
@@ -43,6 +43,8 @@ def eager(
         value = loss(model(*batch[:arguments]), *batch[arguments:])
         (value / accumulate).backward()
         if number % accumulate == 0:
+            if clip_value is not None:
+                torch.nn.utils.clip_grad_value_(model.parameters(), clip_value)
             if clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
             optimizer.step()

@@ -104,7 +104,8 @@ def test_the_manifest_says_what_the_files_have(dynamo, tmp_path):
     training, evaluation, initial = (models[kind].graph for kind in ("training", "eval", "initial"))
     state = {entry["name"]: entry for entry in manifest["state"]}
     rates = {entry["name"]: entry for entry in manifest["hyperparameters"]}
-    assert rates == {"learning_rate": {"name": "learning_rate", "dtype": "float32", "shape": [], "default": pytest.approx(1e-3)}}
+    defaults = {"learning_rate": pytest.approx(1e-3), "weight_decay": pytest.approx(1e-2)}
+    assert rates == {name: {"name": name, "dtype": "float32", "shape": [], "default": default} for name, default in defaults.items()}
     arguments = [entry["name"] for entry in manifest["inputs"] + manifest["targets"]]
     assert arguments == ["x", "scale", "target"]
     assert {value.name for value in training.input} == {*arguments, *state, *rates}

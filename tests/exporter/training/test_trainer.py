@@ -62,6 +62,8 @@ def _wide(dtype=torch.float32):
         {"precision": "float16"},
         {"recompute": 0},
         {"dynamo": False},
+        {"ema": 0.9},
+        {"optimizer": "nadam", "clip_value": 0.01},
     ],
     ids=lambda options: "-".join(map(str, options.values())) or "adamw",
 )
