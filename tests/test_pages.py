@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests import pages
 from tests.processes import ROOT
@@ -92,13 +93,16 @@ def installs(page: str) -> bool:
 
 def closure(name: str) -> dict[str, metadata.Distribution]:
     """A distribution and all that it wants, as they are installed here."""
-    found, wanted = {}, [name]
+    found: dict[str, metadata.Distribution] = {}
+    seen, wanted = set(), [(name, "")]
     while wanted:
-        name = wanted.pop().lower().replace("_", "-")
-        if name not in found:
+        name, extra = wanted.pop()
+        if (name, extra) not in seen:
+            seen.add((name, extra))
             found[name] = metadata.distribution(name)
             asked = [Requirement(text) for text in found[name].requires or ()]
-            wanted += [each.name for each in asked if each.marker is None or each.marker.evaluate({"extra": ""})]
+            asked = [each for each in asked if each.marker is None or each.marker.evaluate({"extra": extra})]
+            wanted += [(canonicalize_name(each.name), option) for each in asked for option in ("", *each.extras)]
     return found
 
 
@@ -159,8 +163,10 @@ class Machine:
 
 
 @pytest.fixture(scope="session")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return Machine(tmp_path_factory.mktemp("machine"))
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    made = Machine(tmp_path_factory.mktemp("machine"))
+    yield made
+    shutil.rmtree(made.folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -189,7 +195,8 @@ def reader(request: pytest.FixtureRequest, machine: Machine, tmp_path: Path) -> 
     yield make
     for each in opened:
         each.__exit__()
-    shutil.rmtree(tmp_path / "environment", ignore_errors=True)
+    for large in ("environment", "work/node_modules"):
+        shutil.rmtree(tmp_path / large, ignore_errors=True)
 
 
 def versions(reader: pages.Reader) -> str:
