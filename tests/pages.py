@@ -202,17 +202,20 @@ class Reader:
                 raise Failed(f"{block}: not done in {LIMIT} s") from None
             finally:
                 _end(process)
-        if not inside:
-            self.folder = Path((self._state / "folder").read_text().rstrip("\n"))
         wanted = [note for note in block.notes if note.startswith("exit ")]
-        wrong = []
+        wrong, ended = [], "0"
         for line in failed.read_text().split("\0")[:-1]:
             status, _, command = line.partition("\t")
             met = [note for note in wanted if f"exit {status}: {command}".startswith(note)]
             wanted = [note for note in wanted if note not in met]
             wrong += [] if met else [f"exit code {status} of: {command}"]
+            ended = status
+        if process.returncode and str(process.returncode) != ended:
+            wrong.append(f"exit code {process.returncode} of the terminal: it cannot read the block, or was ended")
         if wrong or wanted:
             raise Failed("\n".join([f"{block}:", *wrong, *(f"never came: {note}" for note in wanted), *(_tail(file) for file in files)]))
+        if not inside:
+            self.folder = Path((self._state / "folder").read_text().rstrip("\n"))
         return files[0].read_text()
 
 

@@ -124,6 +124,9 @@ def test_a_page_from_top_to_bottom(reader, tmp_path):
     [
         ("```sh\nfalse\ntrue\n```", r"exit code 1 of: false"),
         ("```sh\n(exit 2) | cat && no_such_program\n```", r"exit code 127"),
+        ("```sh\ntrue\nif then\n```", r"exit code 2 of the terminal"),
+        ("```sh\nexit 3\n```", r"exit code 3 of the terminal"),
+        ("```sh\nkill -9 $$\n```", r"exit code -9 of the terminal"),
         ("<!-- exit 1: false -->\n```sh\ntrue\n```", r"never came: exit 1: false"),
         ("<!-- exit 1: false -->\n```sh\nfalse\nfalse\n```", r"exit code 1 of: false"),
         ("```python\nprint(1)\nraise KeyError('gone')\n```", r"(?s)a page:1 \(python\): failed.*KeyError: 'gone'"),
