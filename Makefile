@@ -2,6 +2,8 @@
 #
 #   make test        ruff, mypy, import contracts, pytest without what is long, and what only the newest torch runs
 #   make test-long   the long tests (tests/long.py), about as many minutes again; .ci/run runs both
+#   make pages       the blocks of the README and of docs/, top to bottom, in folders outside of this one and in environments into
+#                    which pythonop is installed as the pages say (make pages TORCH=2.15.0: on that torch, and all else the newest)
 #   make pytest      all of pytest
 #   make quick       pytest without the slow tests: every room
 #   make demo        the main job: two transformers models, exported, reopened elsewhere, compared; two networks trained
@@ -89,7 +91,7 @@ endif
 # What depends on torch's release: everything between a model and its file, and what a file does beside eager.
 TORCH_TESTS ?= tests/test_torchlib.py tests/symbolics/test_torch_private*.py tests/symbolics/test_private_names.py tests/end_to_end/torch_versions tests/symbolics/capture tests/exporter/forward tests/end_to_end/functions tests/end_to_end/models tests/exporter/module tests/exporter/verification
 
-.PHONY: test test-long lint pytest quick demo test-torch versions write-versions test-wild test-integrations test-foreign test-operators test-tangents test-ort node web asan fuzz bench docs gallery wheel clean help
+.PHONY: test test-long pages lint pytest quick demo run-pages test-torch versions write-versions test-wild test-integrations test-foreign test-operators test-tangents test-ort node web asan fuzz bench docs gallery wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -143,10 +145,17 @@ quick: $(BUILT)
 	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
 test: lint $(BUILT) $(if $(shell command -v npm),$(NODE))
-	$(PYTEST) -m 'not newest and not long' $(PYTEST_ARGS)
+	$(PYTEST) -m 'not newest and not long and not pages' $(PYTEST_ARGS)
 
 test-long: $(BUILT) $(if $(shell command -v npm),$(NODE))
 	$(PYTEST) -m 'long and not newest' $(PYTEST_ARGS)
+
+# What stands in the pages is installed as a reader installs it; the environment of the tests lends torch alone.
+pages:
+	$(if $(TORCH),PYTHONOP_PAGES=newest $(MAKE) run-pages $(OTHER),$(MAKE) run-pages)
+
+run-pages: $(BUILT)
+	$(PYTEST) -m pages $(PYTEST_ARGS) tests/test_pages.py
 
 demo: $(BUILT)
 	$(PY) -m examples.demo

@@ -82,7 +82,16 @@ def dynamo(request: pytest.FixtureRequest) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Features go unseen where a tool is missing: say so last, below the summary's single lines."""
+    """Features go unseen where a tool is missing, and blocks of pages that nobody runs: say so last, below the summary's single lines."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
+    told = [value for report in reports for name, value in report.user_properties if name == "page"]
+    for text, *_ in sorted(told):
+        terminalreporter.write_line(text)
+    if told:
+        run, left = sum(each[1] for each in told), sum(each[2] for each in told)
+        terminalreporter.write_line(
+            f"{len(told)} pages: {run} blocks run, {left} not run or not compared; {' | '.join(sorted({each[3] for each in told}))}"
+        )
     reasons = [str(getattr(report, "wasxfail", "")) for report in terminalreporter.stats.get("xfailed", [])]
     tools = Counter(reason.split("missing ", 1)[1].split(":")[0] for reason in reasons if "missing " in reason)
     if tools:

@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import functools
 import http.server
-import re
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 
+from tests import pages
 from tests.browser import OFFLINE, installed
 from tests.processes import ROOT, python
 
@@ -89,7 +89,7 @@ def _write_pages(folder: Path) -> None:
     Raises:
         RuntimeError: One failed.
     """
-    (model,) = re.findall(r"(?ms)^```python\n(.*?)^```", (ROOT / "docs" / "command-line.md").read_text())
+    (model,) = pages.code("docs/command-line.md")
     (folder / "mymodel.py").write_text(model)
     (folder / "hard.py").write_text(_HARD)
     for line in (

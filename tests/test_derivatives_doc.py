@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,16 @@ import torch
 
 import exporter
 from exporter.files import trust
+from tests import pages
 from tests.exporter.training.loop import eager, run
-from tests.processes import ROOT
 
-SECTIONS = {
-    part.partition("\n")[0]: re.findall(r"```python\n(.*?)```", part, re.S)
-    for part in (ROOT / "docs" / "derivatives.md").read_text().split("\n## ")[1:]
-}
+SECTIONS = {block.section for block in pages.blocks("docs/derivatives.md") if block.language == "python"}
 
 
 def recipe(title: str) -> dict[str, Any]:
     """What the code below a heading defines."""
     namespace: dict[str, Any] = {"__name__": __name__, "torch": torch, "exporter": exporter}
-    exec("".join(SECTIONS[title]), namespace)
+    exec("".join(pages.code("docs/derivatives.md", section=title)), namespace)
     return namespace
 
 
@@ -132,5 +128,6 @@ def test_forward_mode(tmp_path, monkeypatch):
 
 def test_every_recipe_is_run():
     here = Path(__file__).read_text()
-    for title, blocks in SECTIONS.items():
-        assert not blocks or f'recipe("{title}")' in here, title
+    assert SECTIONS
+    for title in SECTIONS:
+        assert f'recipe("{title}")' in here, title

@@ -1,6 +1,8 @@
-"""No test falls between `make test` and `make test-long`."""
+"""No test falls between `make test`, `make test-long` and `make pages`, and .ci/run runs all three."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
@@ -19,10 +21,11 @@ def test_they_are_marked(request):
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout
 
 
-def test_one_target_runs_what_the_other_leaves():
+def test_one_target_runs_what_the_others_leave():
     rules = (ROOT / "Makefile").read_text()
-    assert "-m 'not newest and not long'" in rules
-    assert "-m 'long and not newest'" in rules
+    for marks in ("not newest and not long and not pages", "long and not newest"):
+        assert f"-m '{marks}'" in rules
+    assert "-m pages" in rules
     job = (ROOT / ".ci" / "run").read_text()
-    assert "make test\n" in job
-    assert "make test-long\n" in job
+    for target in ("test", "test-long", "pages", 'pages TORCH="$newest"'):
+        assert re.search(rf"^stage \d+ make {re.escape(target)}$", job, re.M), target

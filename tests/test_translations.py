@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import re
 
 import numpy as np
 import torch
 
 import exporter
-from tests.processes import ROOT
+from tests import pages
 from tests.support import nodes
-
-PAGE = (ROOT / "docs" / "translations.md").read_text()
 
 
 def test_the_page_runs(tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (code,) = pages.code("docs/translations.md")
     tmp_path.joinpath("page_of_translations.py").write_text(code)  # onnxscript reads the source of a function
     monkeypatch.syspath_prepend(str(tmp_path))
     page = importlib.import_module("page_of_translations")

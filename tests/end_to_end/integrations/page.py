@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import shutil
 import sys
 from pathlib import Path
 
+from tests import pages
 from tests.processes import ROOT
 
 PAGE = (ROOT / "docs" / "integrations.md").read_text()
@@ -44,8 +44,8 @@ BertForSequenceClassification(BertConfig(vocab_size=50, hidden_size=16, num_hidd
 
 def blocks() -> dict[str, str]:
     """section -> its code."""
-    sections = re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S)
-    return {title: "\n".join(re.findall(r"```python\n(.*?)```", text, re.S)) for title, text in sections}
+    sections = dict.fromkeys(block.section for block in pages.blocks("docs/integrations.md") if block.section)
+    return {title: "\n".join(pages.code("docs/integrations.md", section=title)) for title in sections}
 
 
 def prepare(folder: Path) -> None:

@@ -38,9 +38,11 @@ _HEAD = """\
 Which torch the package was run on, and what of it works there. Each line is one run of the whole
 [functions table](functions.md) and of all [models](models.md), on both exporters: exported, saved, opened in a fresh process,
 outputs and every gradient compared with eager PyTorch of the same release. `make versions TORCH=2.15.0` runs them on a torch
-and writes this page anew. The last column is the onnxruntime of the run. A line of fewer rows is a run from before the others
-were added. `make test` holds the page against the table, and `make test-torch TORCH=2.15.0` runs the
-tests of export, functions, models, loaded modules and verification on that torch.
+and writes this page anew. A line of fewer rows is a run from before the others
+were added; the last column is the onnxruntime of that run. `make test` holds the page against the table, and runs the functions and most models on what
+`constraints.txt` pins: torch {torch}, onnxruntime {onnxruntime}. `make test-torch TORCH=2.15.0` runs the
+tests of export, functions, models, loaded modules and verification on that torch, and `make pages TORCH=2.15.0` the blocks of the README and of these
+pages on it, with the newest of all else that pip finds.
 
 | torch | Python | exporter | `Function.apply` is | functions as in the table | models equal | onnxruntime |
 |---|---|---|---|---|---|---|
@@ -99,8 +101,9 @@ def page() -> str:
             differing += [
                 f"- {what}: {NAMES[name]}: {found[column]}\n" for name, found in record["models"].items() if found[column] != "equal"
             ]
+    pins = dict(re.findall(r"(?m)^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text()))
     return (
-        _HEAD
+        _HEAD.format(**{name: pins[name] for name in ("torch", "onnxruntime")})
         + "".join(lines)
         + "\n## What differs between them\n\n"
         + ("".join(differing) or "Nothing: every row and every model.\n")

@@ -25,6 +25,7 @@ from symbolics.node.call import Autocast, AutogradCall, OperatorOrigin
 from symbolics.node.containers import Slot
 from symbolics.node.dialects import DIALECTS, to_dialect
 from symbolics.node.result import write_structure
+from tests import pages
 from tests.symbolics.node.node_models import check, model_of, node_of
 
 DOC = Path(__file__).resolve().parents[3] / "docs" / "format.md"
@@ -113,7 +114,7 @@ def test_metadata_examples_read_back():
 
 def test_the_function_written_by_hand():
     """The example runs as it stands, and its gradient is the one that was asked for."""
-    code = re.search(r"<!-- run: own backward -->\n```python\n(.*?)```", TEXT, re.S)[1]
+    (code,) = pages.code("docs/format.md")
     names_of = {"exporter": exporter}
     exec(code, names_of)
     session = onnxruntime.InferenceSession(ir.to_proto(names_of["training"]).SerializeToString(), providers=["CPUExecutionProvider"])
