@@ -47,6 +47,7 @@ __all__ = [
     "setup_option",
     "show",
     "status",
+    "strict_option",
     "tell",
 ]
 
@@ -80,6 +81,9 @@ setup_option = click.option(
     multiple=True,
     metavar="PKG.MOD:FUNCTION",
     help="Call this before anything else; it calls exporter.register(). May be repeated.",
+)
+strict_option = click.option(
+    "--strict", is_flag=True, help="Refuse a file with a Function that has changed since the export. Default: warn."
 )
 opset_option = click.option("--opset", type=click.IntRange(min=1), help="The ONNX opset. Default: torch's.")
 external_data_option = click.option("--external-data", is_flag=True, help="Keep the tensors in a file beside OUTPUT, which names it.")

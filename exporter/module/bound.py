@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -85,7 +85,10 @@ class Bound:
         changes: The buffers that the forward changes.
         plans: The sessions.
         tangents: Those of forward mode.
+        changed: The Functions that are others than when the file was exported, as `Session.changed` has them.
     """
+
+    changed: Mapping[str, list[str]] = {}
 
     def __init__(
         self,
