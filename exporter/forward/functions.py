@@ -25,6 +25,11 @@ _WAY_OUT = (
 )
 
 
+_OF_OPERATORS = (
+    "move what registers the operator into a module that can be imported, or register it in each process before that opens the file"
+)
+
+
 def describe_functions(model: ir.Model, classes: Mapping[str, Any]) -> None:
     """Record the fingerprints of the Functions that the PythonOps of a model call.
 
@@ -57,7 +62,8 @@ def say_names(model: ir.Model, classes: Mapping[str, Any], stacklevel: int) -> N
         why = why_not_importable(f"{what}:all" if what != name else name)
         if not why and is_class(cls) and not is_importable(cls):
             why = "its module leads to something else under that name, or to nothing"
-        if why.endswith("can import"):
-            raise ExportError(f"{what} cannot be opened by any process, for {why}: {_WAY_OUT}", faq=Faq.IN_A_FUNCTION)
+        way_out = _WAY_OUT if what == name else _OF_OPERATORS
+        if not all(part.isidentifier() for part in what.partition(":")[0].split(".")):
+            raise ExportError(f"{what} cannot be opened by any process, for {why}: {way_out}", faq=Faq.IN_A_FUNCTION)
         if why:
-            warnings.warn(f"{what} cannot be opened by another process, for {why}: {_WAY_OUT}.", PythonopWarning, stacklevel=stacklevel + 1)
+            warnings.warn(f"{what} cannot be opened by another process, for {why}: {way_out}.", PythonopWarning, stacklevel=stacklevel + 1)

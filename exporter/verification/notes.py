@@ -14,7 +14,10 @@ from exporter.verification.rows import Row
 from symbolics.graph.values import is_python_op
 from symbolics.graph.walk import walk
 
-__all__ = ["Note", "choices_of", "note_on_changes", "notes_on"]
+__all__ = ["CHANGED", "Note", "choices_of", "note_on_changes", "notes_on"]
+
+#: The heading of what `note_on_changes` says, which counts also where nothing differs.
+CHANGED = "Changed since the export"
 
 #: Operators at whose result one rounding may choose: the largest of several, the nearest of two, a side of a bound.
 _CHOOSING = frozenset(
@@ -67,7 +70,7 @@ def note_on_changes(changed: Mapping[str, list[str]]) -> Iterator[Note]:
     if changed:
         named = ", ".join(f"the {' and the '.join(halves)} of {name}" for name, halves in changed.items())
         yield Note(
-            "Changed since the export",
+            CHANGED,
             f"{named[:1].upper()}{named[1:]}. The file calls the code of today, which need not compute what its graph was made for.",
         )
 

@@ -137,11 +137,9 @@ def verify(
     places = places_of_rows(program.model)
     rows = [replace(row, node=places.get((row.kind, row.name), "")) for row in compare(eager, precise, found, found.lost)]
     weights = weight_rows(program.model, case.model) if file is not None else []
-    notes = [
-        *note_on_weights(weights, str(file) if is_there else "model.onnx"),
-        *note_on_changes(found.changed),
-        *notes_on(rows, choices_of(program.model)),
-    ]
+    notes = [*note_on_weights(weights, str(file) if is_there else "model.onnx"), *note_on_changes(found.changed)]
+    if all(row.ok for row in weights):
+        notes += notes_on(rows, choices_of(program.model))
     made_by = "a file that was there" if file is not None else "torch.export" if dynamo else "TorchScript"
     report = Report(
         [*weights, *rows], _facts(case, program.model, made_by, size, found), _functions(program), seconds, memory=memory,

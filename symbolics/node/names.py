@@ -122,4 +122,4 @@ def why_not_importable(name: str) -> str:
     if "<locals>" in qualname.split("."):
         return "it is made inside of a function"
     odd = [part for part in (*module.split("."), *qualname.split(".")) if not part.isidentifier()]
-    return f"{odd[0]!r} is no name that Python can import" if odd else ""
+    return f"it is not of the form module:qualname, {odd[0]!r} is no name of Python's" if odd else ""
