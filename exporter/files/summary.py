@@ -146,16 +146,8 @@ def _functions(facts: FileFacts) -> Table:
         more = f", and {len(places) - 1} more places" if len(places) > 1 else ""
         said = f"damaged: {damaged[0]}" if damaged else f"{', '.join(where)}{more}"
         backward = [str(sum(len(row.backward) for row in calls))] if facts.gradients else []
-        code = facts.functions.get(function) if kind != "an ONNX function" else None
-        digests = [" ".join(_short(half) for half in (code.forward, code.backward)) if code is not None else ""] if facts.functions else []
-        rows.append((function, str(len(calls)), kind, *backward, *digests, said))
-    columns = ("Function", "Calls", "Is", *(["Backward nodes"] if facts.gradients else []), *(["Code"] if facts.functions else []), "Where")
-    return Table(columns, rows)
-
-
-def _short(fingerprint: str) -> str:
-    """The first letters of a fingerprint, enough to see two apart."""
-    return fingerprint.rpartition(":")[2][:8] or "-"
+        rows.append((function, str(len(calls)), kind, *backward, said))
+    return Table(("Function", "Calls", "Is", *(["Backward nodes"] if facts.gradients else []), "Where"), rows)
 
 
 def kind_of(row: CallFacts) -> str:

@@ -138,8 +138,12 @@ def test_what_counts(load, old, new, halves):
 
 def test_every_python_takes_the_same():
     """Taken on 3.11, 3.12, 3.13 and 3.14: another digest here means that files of other Pythons warn for nothing, or that the rule needs another name."""
-    assert fingerprint(fingerprinted.One) == Fingerprint("source-1:47fb5abbe12bce9fb8477a8c3ef4abc9", "source-1:520435958291719a918b539cfd50b9d3")
-    assert fingerprint(fingerprinted.Two) == Fingerprint("source-1:f2a10ac5d8945f4147028a68a5681556", "source-1:d6ddf806c280c555364c3b34da78e871")
+    assert fingerprint(fingerprinted.One) == Fingerprint(
+        "source-1:47fb5abbe12bce9fb8477a8c3ef4abc9", "source-1:520435958291719a918b539cfd50b9d3"
+    )
+    assert fingerprint(fingerprinted.Two) == Fingerprint(
+        "source-1:f2a10ac5d8945f4147028a68a5681556", "source-1:d6ddf806c280c555364c3b34da78e871"
+    )
 
 
 def test_what_a_class_was_made_with_counts(load):
