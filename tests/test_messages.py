@@ -20,7 +20,14 @@ from tests.processes import ROOT
 PUBLIC = [getattr(exporter, name) for name in dir(exporter) if callable(getattr(exporter, name))]
 PUBLIC += [Trainer, Trainer.load, exporter.Program.save, exporter.testing.assert_roundtrip, torch.onnx.export, torch.export.export]
 PUBLIC += [torch.nn.Module.load_state_dict, torch.export.Dim, onnxruntime.InferenceSession.__init__]
-PUBLIC += [torch.autograd.grad, torch.autograd.functional.jacobian, torch.func.grad, torch.optim.SGD, torch.utils.data.DataLoader]
+PUBLIC += [
+    torch.autograd.grad,
+    torch.autograd.functional.jacobian,
+    torch.func.grad,
+    torch.nn.functional.embedding,
+    torch.optim.SGD,
+    torch.utils.data.DataLoader,
+]
 PUBLIC += [onnx.checker.check_model, ContextStore]
 #: Of functions of ours that no user calls.
 INSIDE = {"gradients", "wanted"}
