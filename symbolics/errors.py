@@ -26,6 +26,7 @@ class Faq(StrEnum):
     NOT_ALLOWED = "the-file-names-a-class-which-is-not-allowed"
     NOT_INSTALLED = "the-module-cannot-be-imported-here"
     IN_A_FUNCTION = "the-class-cannot-be-imported-in-another-process"
+    CHANGED = "a-function-has-changed-since-the-file-was-exported"
     NO_PORTABLE_FORM = "an-argument-has-no-portable-form"
     PYTHON_VALUE = "the-function-returns-a-python-value-computed-from-its-inputs"
     CHANGED_IN_PLACE = "a-tensor-is-read-after-it-was-changed-in-place"

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 import exporter
 from exporter.cli import main
+from exporter.files.trust import unregister
 from symbolics.errors import Faq
 from tests.processes import ROOT
 
@@ -159,6 +160,21 @@ def in_a_function(ops, monkeypatch):
     exporter.inference_session(_export(ops, lambda x: cls.apply(x, 0.5)).model_proto, allow=["mypkg.ops:*"])
 
 
+def changed(ops, monkeypatch):
+    proto = _export(ops, ops.halve).model_proto
+
+    class Other(ops.Halve):
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.factor * 2, None
+
+    exporter.register(Other, "mypkg.ops:Halve")
+    try:
+        exporter.inference_session(proto, strict=True)
+    finally:
+        unregister("mypkg.ops:Halve")
+
+
 def an_object(ops, monkeypatch):
     _export(ops, ops.scale)
 
@@ -197,14 +213,14 @@ def no_rule(ops, monkeypatch):
 
 
 #: What makes the error of each section, in the order of the page.
-MADE = (plain_session, not_allowed, not_installed, in_a_function, an_object, a_python_value, in_place, from_a_size, another_shape, no_buffer, no_number, no_rule)  # fmt: skip
+MADE = (plain_session, not_allowed, not_installed, in_a_function, changed, an_object, a_python_value, in_place, from_a_size, another_shape, no_buffer, no_number, no_rule)  # fmt: skip
 SECTIONS = re.findall(r"^## (.+)\n\n```error\n(.+)\n```$", (ROOT / "docs" / "faq.md").read_text(), re.M)
 
 
 def test_the_page_has_a_section_for_each():
     headings = re.findall(r"^## (.+)$", (ROOT / "docs" / "faq.md").read_text(), re.M)
     assert headings == [heading for heading, _ in SECTIONS]
-    assert len(headings) == len(MADE) == 12
+    assert len(headings) == len(MADE) == 13
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -53,6 +53,8 @@ def render(facts: FileFacts, title: str = "", calls: bool = True) -> RenderableT
     parts: list[RenderableType] = [Text(clean(title), style="bold")] if title else []
     parts.append(grid)
     parts += [_table(each) for each in said.tables]
+    if facts.functions:
+        parts.append(_table(_code(facts)))
     if not facts.rows and not facts.portable:
         parts.append(Text("no PythonOp"))
     elif calls:
@@ -69,6 +71,15 @@ def _table(said: summary.Table) -> Table:
     for row in said.rows:
         table.add_row(*(Text(clean(text, 400), style="red" if text.startswith("damaged: ") else "") for text in row))
     return table
+
+
+def _code(facts: FileFacts) -> summary.Table:
+    """With which code each Function was exported: enough of its fingerprints to see two apart."""
+    rows = [
+        (name, *(half.rpartition(":")[2][:12] or "not Python" for half in (code.forward, code.backward)))
+        for name, code in facts.functions.items()
+    ]
+    return summary.Table(("Code of", "Forward", "Backward"), rows)
 
 
 def _calls(facts: FileFacts) -> RenderableType:

@@ -13,7 +13,18 @@ from rich.text import Text
 
 from exporter.commands.run import allow_option, dims_option, inputs_option, read_arrays, sizes_of
 from exporter.commands.run_file import feeds_of
-from exporter.commands.shared import Failure, json_option, loudness, one_message, reported, run_setups, setup_option, show, status
+from exporter.commands.shared import (
+    Failure,
+    json_option,
+    loudness,
+    one_message,
+    reported,
+    run_setups,
+    setup_option,
+    show,
+    status,
+    strict_option,
+)
 from exporter.files.proto import open_proto
 from exporter.files.save import saving, writable
 from exporter.profiling.profile import Profile, profile as profile_file
@@ -39,6 +50,7 @@ __all__ = ["profile", "render"]
 @click.option("--top", default=15, show_default=True, type=click.IntRange(min=1), help="How many rows of each table.")
 @click.option("--html", type=click.Path(path_type=Path), help="Also write a flame view as one self-contained page.")
 @setup_option
+@strict_option
 @json_option
 @loudness
 @click.pass_context
@@ -53,6 +65,7 @@ def profile(
     top: int,
     html: Path | None,
     setups: tuple[str, ...],
+    strict: bool,
     as_json: bool,
 ) -> None:
     """Say where the time of an ONNX FILE goes: by operator, by module, by node, PythonOps apart.
@@ -66,7 +79,7 @@ def profile(
         run_setups(setups)
         feeds = feeds_of(proto, read_arrays(inputs) if inputs is not None else {}, sizes_of(dims), 0)
         with status(f"profiling {file}", as_json), one_message(context, "the run"):
-            found = profile_file(file, feeds, allow=allow, runs=times, as_written=as_written)
+            found = profile_file(file, feeds, allow=allow, runs=times, as_written=as_written, strict=strict)
         if html is not None:
             from exporter.profiling.flame import flame_page
 

@@ -12,7 +12,18 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.commands.run_file import Backend, run_file
-from exporter.commands.shared import Failure, json_option, loudness, one_message, reported, run_setups, setup_option, show, status
+from exporter.commands.shared import (
+    Failure,
+    json_option,
+    loudness,
+    one_message,
+    reported,
+    run_setups,
+    setup_option,
+    show,
+    status,
+    strict_option,
+)
 from exporter.files.read import open_model
 from exporter.files.save import writable
 from exporter.files.tensors import data_files
@@ -46,6 +57,7 @@ dims_option = click.option(
 @click.option("--reference", is_flag=True, help="Run on onnx.reference in place of onnxruntime.")
 @click.option("--times", default=1, type=click.IntRange(min=1), help="How often to run. The time shown is the median.")
 @setup_option
+@strict_option
 @json_option
 @loudness
 @click.pass_context
@@ -59,6 +71,7 @@ def run(
     reference: bool,
     times: int,
     setups: tuple[str, ...],
+    strict: bool,
     as_json: bool,
 ) -> None:
     """Run an ONNX FILE once. Functions that it names run only where --allow or --register says so."""
@@ -72,7 +85,8 @@ def run(
         arrays = read_arrays(inputs) if inputs is not None else {}
         engine: Backend = "reference" if reference else "onnxruntime"
         with status(f"running {file}", as_json), one_message(context, "the run"):
-            facts = run_file(file, allow=allow, inputs=arrays, output=output, engine=engine, dims=sizes_of(dims), times=times)
+            sizes = sizes_of(dims)
+            facts = run_file(file, allow=allow, inputs=arrays, output=output, engine=engine, dims=sizes, times=times, strict=strict)
         if as_json:
             click.echo(json.dumps(facts))
             return

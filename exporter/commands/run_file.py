@@ -30,6 +30,7 @@ def run_file(
     dims: Mapping[str, int] | None = None,
     seed: int = 0,
     times: int = 1,
+    strict: bool = False,
 ) -> dict[str, Any]:
     """Run a file and describe its outputs.
 
@@ -42,13 +43,15 @@ def run_file(
         dims: Sizes of symbolic dimensions; default 2.
         seed: For the random inputs.
         times: How many runs; the last one's outputs are described.
+        strict: A Function that has changed since the file was exported is an error, not a warning.
 
     Returns:
         A JSON-ready dict: ``engine``, ``seconds`` (median of the runs), ``inputs`` and ``outputs`` (lists of name,
         dtype, shape; outputs with min, max and mean), ``live_contexts``.
 
     Raises:
-        RunError: The engine is not available, there is no such input or dimension, or the output cannot be written.
+        RunError: The engine is not available, there is no such input or dimension, the output cannot be written, or, with ``strict``, a
+            Function has changed.
         FormatError, TrustError: As `exporter.inference_session`.
     """
     from exporter.runtime import session as sessions
@@ -61,11 +64,11 @@ def run_file(
     feeds = feeds_of(proto, inputs or {}, dims or {}, seed)
     runner: Any
     if engine == "onnxruntime":
-        runner = sessions.inference_session(path, allow)
+        runner = sessions.inference_session(path, allow, strict=strict)
     else:
         from exporter.runtime.reference import reference_evaluator
 
-        runner = reference_evaluator(path, allow)
+        runner = reference_evaluator(path, allow, strict=strict)
     seconds = []
     for _ in range(times):
         start = time.perf_counter()

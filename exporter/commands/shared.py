@@ -52,6 +52,7 @@ __all__ = [
     "setup_option",
     "show",
     "status",
+    "strict_option",
     "tell",
 ]
 
@@ -85,6 +86,9 @@ setup_option = click.option(
     multiple=True,
     metavar="PKG.MOD:FUNCTION",
     help="Call this before anything else; it calls exporter.register(). May be repeated.",
+)
+strict_option = click.option(
+    "--strict", is_flag=True, help="Refuse a file with a Function that has changed since the export. Default: warn."
 )
 opset_option = click.option("--opset", type=click.IntRange(min=1), help="The ONNX opset. Default: torch's.")
 output_name_option = click.option(

@@ -20,7 +20,7 @@ __all__ = ["verify"]
 
 
 @click.command()
-@click.argument("target")
+@click.argument("targets", nargs=-1, required=True, metavar="[FILE] TARGET")
 @shared.dynamo_option
 @input_options
 @shared.inline_option
@@ -32,13 +32,19 @@ __all__ = ["verify"]
     "--setup", metavar="PKG.MOD:FUNCTION", help="Called first in the fresh process; it calls exporter.register(). Default: TARGET."
 )
 @shared.opset_option
+@click.option(
+    "--allow",
+    multiple=True,
+    metavar="PATTERN",
+    help="Functions that FILE may run: module:qualname or a glob over it. May be repeated. Default: those of an export of the model.",
+)
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds that the fresh process may take.")
 @shared.setup_option
 @shared.loudness
 @click.pass_context
 def verify(
     context: click.Context,
-    target: str,
+    targets: tuple[str, ...],
     dynamo: bool,
     inputs: tuple[str, ...],
     dynamic: tuple[str, ...],
@@ -50,18 +56,26 @@ def verify(
     bisect: bool,
     setup: str | None,
     opset: int | None,
+    allow: tuple[str, ...],
     timeout: float,
     setups: tuple[str, ...],
 ) -> None:
-    """Compare the file of the model that TARGET makes, and its gradients, with eager PyTorch.
+    """Compare the file of the model that TARGET makes, and its gradients, with eager PyTorch; with FILE, that ONNX file as it is.
 
     The file is run by onnxruntime in a fresh process. The exit status is 0 where all tensors are equal within what their
     type can do, 1 where one differs, 2 where the comparison could not be made.
     """
     from exporter.verification.verify import verify as run
 
+    *files, target = targets
+    if len(files) > 1 or (files and not Path(files[0]).is_file()):
+        raise shared.Failure(
+            f"{clean(files[0])}: there is no such file" if len(files) == 1 else "verify takes one TARGET, and at most one FILE before it"
+        )
+    if allow and not files:
+        raise shared.Failure("--allow is for a FILE: what is exported here may run what it names")
     if html is not None:
-        writable(html, shared.Failure)
+        writable(html, shared.Failure, keep=map(Path, files))
     with shared.reported(context):
         with shared.status(f"importing {target}", as_json):
             shared.run_setups(setups)
@@ -69,8 +83,11 @@ def verify(
             case = replace(case, inline=(*case.inline, *inline), portable=shared.portable_of(case, portable, portable_only))
         with shared.status(f"verifying {type(case.model).__name__}", as_json), contextlib.redirect_stdout(sys.stderr):
             with shared.one_message(context, "the comparison"):
-                report = run(case, dynamo=dynamo, setup=setup or target, opset_version=opset, bisect=bisect, timeout=timeout)
-        report.facts["model"] = f"{type(case.model).__name__} ({target})"
+                report = run(
+                    case, dynamo=dynamo, setup=setup or target, opset_version=opset, bisect=bisect, timeout=timeout,
+                    file=files[0] if files else None, allow=allow or None,
+                )  # fmt: skip
+        report.facts["model"] = f"{type(case.model).__name__} ({' '.join(targets)})"
         if html is not None:
             report.to_html(html)
         if as_json:

@@ -22,8 +22,8 @@ from exporter.files.read import open_model
 from exporter.files.tensors import check_data
 from symbolics.graph.values import operator_text, schema_default
 from symbolics.graph.walk import walk
-from symbolics.node.metadata import StepLayout, pairing_of, read_state, step_of, tangents_of
-from symbolics.node.names import BUFFERS_KEY, GRADIENTS_KEY, MARK_COUNT_KEY, STATE_KEY, STEP_KEY, TANGENTS_KEY
+from symbolics.node.metadata import Fingerprint, StepLayout, pairing_of, read_state, step_of, tangents_of
+from symbolics.node.names import BUFFERS_KEY, FUNCTIONS_KEY, GRADIENTS_KEY, MARK_COUNT_KEY, STATE_KEY, STEP_KEY, TANGENTS_KEY
 from symbolics.text import clean
 
 __all__ = ["Change", "Difference", "diff_files"]
@@ -31,7 +31,7 @@ __all__ = ["Change", "Difference", "diff_files"]
 Kind = Literal["removed", "added", "changed"]
 
 # What other sections tell of, in the names of the file.
-_TOLD = frozenset((STATE_KEY, GRADIENTS_KEY, TANGENTS_KEY, STEP_KEY, BUFFERS_KEY, MARK_COUNT_KEY))
+_TOLD = frozenset((STATE_KEY, GRADIENTS_KEY, TANGENTS_KEY, STEP_KEY, BUFFERS_KEY, FUNCTIONS_KEY, MARK_COUNT_KEY))
 _PLAIN = frozenset((ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.STRING))
 # Of a call: where it stands, and what counts calls.
 _NOT_COMPARED = frozenset(("node", "graph", "module", "source", "id"))
@@ -69,7 +69,7 @@ class Difference:
         functions: ONNX functions that one file alone has.
         weights: Weights that one file alone has.
         values: Weights that both have, and that differ.
-        calls: PythonOps and calls of ONNX functions with a backward of their own.
+        calls: PythonOps and calls of ONNX functions with a backward of their own; Functions whose code was another one at the export.
         links: ONNX functions and their backward.
         gradients: What has a gradient or a tangent, and what is not reached.
         metadata: The state, the layout of a training step, and other entries.
@@ -288,6 +288,7 @@ class _Comparison:
                 other = others.pop(match, None) if match is not None else None
                 self.found.calls += _call_changes(row, other, node, match)
             self.found.calls += [Change("added", _call_title(row), b=", ".join(row.arguments)) for row in others.values()]
+        self.found.calls += _code_changes(*(each.functions for each in facts))
         links = [{link.name: _said(link, "name") for link in each.links} for each in facts]
         self.found.links = list(_of_tables(links))
         marks = [str(each.stop_gradients) for each in facts]
@@ -423,6 +424,15 @@ def _call_changes(row: CallFacts, other: CallFacts | None, node: ir.Node, match:
             if sides[0][name] != sides[1][name]
         ]
     yield from changes
+
+
+def _code_changes(a: Mapping[str, Fingerprint], b: Mapping[str, Fingerprint]) -> Iterator[Change]:
+    """Functions whose forward or backward differs, where both files say it, taken alike."""
+    for name in a:
+        for half in ("forward", "backward") if name in b else ():
+            left, right = getattr(a[name], half), getattr(b[name], half)
+            if left != right and left.partition(":")[0] == right.partition(":")[0]:
+                yield Change("changed", f"the {half} of {name}", left, right)
 
 
 def _text(value: Any) -> str:

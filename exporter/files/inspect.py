@@ -24,7 +24,17 @@ from symbolics.node.backward import is_backward, targets_of
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Partial, Slot
 from symbolics.node.linked import Backward, backward_of
-from symbolics.node.metadata import StateEntry, StepLayout, check_version, pairing_of, read_state, step_of, tangents_of
+from symbolics.node.metadata import (
+    Fingerprint,
+    StateEntry,
+    StepLayout,
+    check_version,
+    pairing_of,
+    read_functions,
+    read_state,
+    step_of,
+    tangents_of,
+)
 from symbolics.node.names import (
     BACKWARD_KEY,
     CALL_ATTRIBUTE,
@@ -114,6 +124,7 @@ class FileFacts:
         portable: Its calls of ONNX functions that have a backward of their own, likewise.
         links: These functions.
         step: What the inputs and outputs of a training step are; None for any other file.
+        functions: The Functions of the file -> the fingerprints of their code at the export, "" for a half that has none.
         unchecked: Why the Functions of the file were not compared with those of an eager run, "" where they were.
     """
 
@@ -136,6 +147,7 @@ class FileFacts:
     links: list[LinkFacts] = field(default_factory=list)
     step: StepLayout | None = None
     unchecked: str = ""
+    functions: dict[str, Fingerprint] = field(default_factory=dict)
     inputs: list[tuple[str, str]] = field(default_factory=list)
     outputs: list[tuple[str, str]] = field(default_factory=list)
     operators: dict[str, int] = field(default_factory=dict)
@@ -192,6 +204,7 @@ def inspect_model(model: ir.Model, *, names: bool = True) -> FileFacts:
         portable=[_portable_row(model, links, graph, node, names) for graph, node in places if _is_linked(model, node)],
         links=[_link(function, links[key]) for key, function in model.functions.items() if key in links],
         step=step_of(model),
+        functions=read_functions(metadata),
         unchecked=clean(metadata.get(UNCHECKED_KEY, "")),
         inputs=[(value.name or "", tensor_text(value)) for value in model.graph.inputs if value.name not in model.graph.initializers],
         outputs=[(value.name or "", tensor_text(value)) for value in model.graph.outputs],

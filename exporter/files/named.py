@@ -7,11 +7,23 @@ from typing import Any
 
 import onnx_ir as ir
 
-from symbolics.graph.values import is_python_op
+from symbolics.graph.values import is_python_op, is_python_op_tangent
 from symbolics.graph.walk import walk
 from symbolics.node.names import CALL_ATTRIBUTE, OUTPUTS_KEY
 
-__all__ = ["names_in"]
+__all__ = ["functions_in", "names_in"]
+
+
+def functions_in(model: ir.Model) -> list[str]:
+    """The Functions and operators that the PythonOps of a model call, its functions and bodies included; each once, and only those that say so."""
+    found: dict[str, None] = {}
+    for part in (model.graph, *model.functions.values()):
+        for node in walk(part):
+            if is_python_op(node) or is_python_op_tangent(node):
+                name = node.attributes.get("name")
+                if name is not None and name.type is ir.AttributeType.STRING and not name.is_ref():
+                    found[name.as_string()] = None
+    return list(found)
 
 
 def names_in(model: ir.Model) -> list[str]:

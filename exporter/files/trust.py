@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from symbolics.errors import Faq, PythonopWarning, TrustError
 from symbolics.node.classes import find, is_class, own_name, tuple_fields, value_fields
-from symbolics.node.names import is_operator, qualified_name
+from symbolics.node.names import is_operator, qualified_name, why_not_importable
 from symbolics.node.patterns import Patterns
 from symbolics.text import said, shown
 
@@ -146,6 +146,8 @@ class Gate:
             ArgumentError: A pattern starts with a wildcard or is empty.
         """
         self._patterns = Patterns(allow, "allow")
+        #: The Functions and operators that it has handed out, by the names that files have for them.
+        self.functions: dict[str, Any] = {}
         self._classes = {qualified_name(entry): entry for entry in self._patterns.items if not isinstance(entry, str)}
 
     def __call__(self, kind: str, name: str) -> Any:
@@ -169,7 +171,7 @@ class Gate:
         elif kind == "object":
             raise TrustError(
                 f"the file names the object {shown(name)}, which is not registered here: "
-                f"call exporter.register(obj, {shown(name)!r}) in this process (or pass setup='pkg.mod:function' that does)"
+                f"call exporter.register(obj, {shown(name)!r}) in this process before it opens the file"
             )
         else:
             found = self._import(wanted, name)
@@ -177,6 +179,8 @@ class Gate:
             raise TrustError(
                 f"the file names {shown(name)} as {wanted}, which it is not: the file was not made by pythonop, or the class has changed"
             )
+        if kind == "function":
+            self.functions[name] = found
         return found
 
     def allows(self, name: str) -> bool:
@@ -222,8 +226,7 @@ class Gate:
         missing = f"the operator {shown(name)} is allowed, but nothing registers it here"
         if not module or not all(part.isidentifier() for part in module.split(".")) or "__main__" in module.split("."):
             raise TrustError(
-                f"{missing}, and the file names no module that does (at the export it was {shown(module) or 'unknown'}): import what registers it first, or let "
-                "setup='pkg.mod:function' do so"
+                f"{missing}, and the file names no module that does (at the export it was {shown(module) or 'unknown'}): import what registers it first"
             )
         if not self._patterns.match_module(module):
             raise TrustError(
@@ -232,16 +235,13 @@ class Gate:
         _names_of(module, name)
 
     def _import(self, wanted: str, name: str) -> Any:
-        module, colon, qualname = name.partition(":")
-        parts = qualname.split(".")
-        if not colon or "__main__" in module.split(".") or "<locals>" in parts:
+        module, _, qualname = name.partition(":")
+        if why := why_not_importable(name):
             raise TrustError(
-                f"{shown(name)} ({wanted}) cannot be imported in another process: "
-                "let setup='pkg.mod:function' call exporter.register(cls) there, or move the class to the top level of a module",
+                f"{shown(name)} ({wanted}) cannot be imported in another process, for {shown(why)}: "
+                "let this one call exporter.register(cls) before it opens the file, or move the class to the top level of a module that can be imported",
                 faq=Faq.IN_A_FUNCTION,
             )
-        if not all(part.isidentifier() for part in (*module.split("."), *parts)):
-            raise TrustError.damaged(shown(name), "it is not of the form module:qualname")
         if not self.allows(name):
             raise TrustError(
                 f"the file names {shown(name)} ({wanted}), which is not allowed{self._given()}: pass allow=[{shown(name)!r}] (or a pattern such as "

@@ -20,6 +20,7 @@ from exporter.files.trust import name_of
 from exporter.files.valid import check_valid
 from exporter.forward.eager_graph import EagerGraph, Lost
 from exporter.forward.failures import of_torch
+from exporter.forward.functions import describe_functions, say_names
 from exporter.forward.portable import StaysOpaque, make_portable
 from exporter.forward.unchanged import attributes_unchanged, unchanged
 from exporter.gradient_graph.inside import expand_gradients
@@ -184,6 +185,8 @@ def _judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[
     if current.portable:
         current.program.portable = make_portable(current.program.model, recorder.capture.placed, current.portable)
     expand_gradients(current.program.model)
+    describe_functions(current.program.model, recorder.capture.classes)
+    say_names(current.program.model, recorder.capture.classes, stacklevel=5)
     add_lost(current.program.model, eager.state)
     warn_of_lost(current.program.model, stacklevel=5)
     if eager.unchecked:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -91,7 +91,10 @@ class Bound:
         moded: The ways to the modules whose mode decides what the file computes.
         plans: The sessions.
         tangents: Those of forward mode.
+        changed: The Functions that are others than when the file was exported, as `Session.changed` has them.
     """
+
+    changed: Mapping[str, list[str]] = {}
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ from exporter.files.weights import lift_weights
 from exporter.gradient_graph.recompute import Recompute, checked
 from exporter.module.bound import Bound
 from exporter.module.state import entries_of, register
+from exporter.runtime.changed import say_changed
 from symbolics import torch_private as private
 from symbolics.errors import ArgumentError, FormatError
 from symbolics.node.names import STEP_KEY
@@ -42,6 +43,7 @@ def load(
     device: torch.device | str | None = None,
     providers: Sequence[Any] | None = None,
     recompute: Recompute = None,
+    strict: bool = False,
 ) -> OnnxModule:
     """A saved model as a torch.nn.Module: its forward runs in onnxruntime, its backward runs the gradient graph.
 
@@ -63,6 +65,7 @@ def load(
             convolutions, recurrences and reductions; elementwise chains, normalizations and views between them are computed again, to
             the same bits. An int: at most so many bytes, of inputs with the shapes of the first call; products are computed again,
             too, where it takes that. Calls of Functions and random draws never run twice.
+        strict: A Function that has changed since the file was exported is an error, not a warning.
 
     Returns:
         The module. Its parameters and buffers have the names of the model that was exported (of a file of another
@@ -72,10 +75,13 @@ def load(
     Raises:
         FormatError: The file is damaged, cut off, or its external data is missing or outside its folder.
         TrustError: The file names a class that is not allowed.
-        RunError: onnxruntime or the native library is not there.
+        RunError: onnxruntime or the native library is not there. Or, with ``strict``, a Function has changed.
         ArgumentError: recompute or device is none of these.
+
+    Warns:
+        PythonopWarning: A Function has changed since the file was exported: its forward, its backward, or both.
     """
-    return OnnxModule(model, allow=allow, device=device, providers=providers, recompute=recompute)
+    return OnnxModule(model, allow=allow, device=device, providers=providers, recompute=recompute, strict=strict)
 
 
 class OnnxModule(torch.nn.Module):
@@ -104,6 +110,7 @@ class OnnxModule(torch.nn.Module):
         device: torch.device | str | None = None,
         providers: Sequence[Any] | None = None,
         recompute: Recompute = None,
+        strict: bool = False,
     ) -> None:
         super().__init__()
         again = checked(recompute)
@@ -131,7 +138,9 @@ class OnnxModule(torch.nn.Module):
         if self._onnx.stilled and not self._onnx.moded:
             self.eval()
         self.__class__ = _class_of(tuple(self._onnx.inputs))
-        self._onnx.plans.plan(False, frozenset())  # a class that is missing is told now
+        plan = self._onnx.plans.plan(False, frozenset())  # a class that is missing is told now
+        self._onnx.changed = plan.forward.session.changed
+        say_changed(self._onnx.changed, strict=strict, stacklevel=3)
 
     def train(self, mode: bool = True) -> Self:
         """As torch.nn.Module.train. Warns once where the file was exported in eval mode, of what would do something else in train mode."""

@@ -24,7 +24,7 @@ from exporter.runtime.fusion.elementwise import Facts, fuse
 from exporter.runtime.fusion.link import link
 from exporter.runtime.fusion.outputs import hand_out_as_made
 from exporter.runtime.fusion.recurrences import run_recurrences
-from exporter.runtime.session import FATAL, available, inference_session, open_options, threads_outside
+from exporter.runtime.session import FATAL, available, open_options, open_session, threads_outside
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tensors import LARGE, Runner, TensorPool
 from exporter.train_mode.batch_norm import Statistics, batch_statistics, counter_of
@@ -415,5 +415,5 @@ class Plans:
         use_training_arena(options)
         # onnxruntime's own fusions (FusedGemm) look for this import where the domain has operators of ours.
         model.opset_imports.setdefault(ORT_DOMAIN, 1)
-        session = inference_session(model, sess_options=options, providers=self.providers)
+        session = open_session(model, sess_options=options, providers=self.providers)
         return Runner(session, self.device, after_torch=after_torch, shapes=shapes)

@@ -106,7 +106,13 @@ def _summed(rows: Iterable[tuple[Any, NodeTime]]) -> dict[Any, tuple[float, int]
 
 
 def profile(
-    source: Any, feeds: Mapping[str, np.ndarray], *, allow: Sequence[str] = (), runs: int = 10, as_written: bool = False
+    source: Any,
+    feeds: Mapping[str, np.ndarray],
+    *,
+    allow: Sequence[str] = (),
+    runs: int = 10,
+    as_written: bool = False,
+    strict: bool = False,
 ) -> Profile:
     """Run a file and time its nodes.
 
@@ -116,9 +122,10 @@ def profile(
         allow: Patterns that the file may name; see `exporter.files.trust.Gate`.
         runs: How many runs are timed, after one that is not.
         as_written: Run each node as it is in the file; otherwise onnxruntime first fuses nodes and folds constants, as it does for anybody.
+        strict: A Function that has changed since the file was exported is an error, not a warning.
 
     Raises:
-        RunError: onnxruntime is not there, or cannot run the file with these inputs.
+        RunError: onnxruntime is not there, or cannot run the file with these inputs. Or, with ``strict``, a Function has changed.
         FormatError, TrustError: As `exporter.inference_session`.
     """
     from exporter.runtime.session import FATAL, inference_session
@@ -142,7 +149,7 @@ def profile(
         options.log_severity_level = FATAL
         if as_written:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        session = inference_session(model, allow, sess_options=options)
+        session = inference_session(model, allow, sess_options=options, strict=strict)
         try:
             for _ in range(runs + 1):
                 session.run(None, dict(feeds))

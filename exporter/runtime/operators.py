@@ -44,7 +44,8 @@ def find_operator(call: AutogradCall, gate: Gate) -> Operator:
             f"the operator {shown(call.name)} is allowed, but the module {shown(module)} does not register it here: install the version that the model was "
             "exported with"
         )
-    return Operator.of(found)
+    gate.functions[call.name] = operator = Operator.of(found)
+    return operator
 
 
 def check_operator(title: str, operator: Operator, call: AutogradCall, args: tuple[Any, ...]) -> None:

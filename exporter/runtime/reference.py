@@ -16,6 +16,7 @@ from exporter.errors import short
 from exporter.files.proto import open_proto, reading
 from exporter.files.trust import Gate
 from exporter.runtime.backward import PythonOpBackward as AgainKernel
+from exporter.runtime.changed import changed_functions, say_changed
 from exporter.runtime.kernels import PythonOp as ForwardKernel, PythonOpGrad as BackwardKernel
 from exporter.runtime.mended_operators import GatherElements
 from exporter.runtime.prepare import drop_unread_contexts
@@ -134,13 +135,16 @@ def _operators(gate: Gate, store: ContextStore) -> list[type[OpRun]]:
 
 
 @short
-def reference_evaluator(model: Any, allow: Any = (), *, store: ContextStore | None = None, **options: Any) -> ReferenceEvaluator:
+def reference_evaluator(
+    model: Any, allow: Any = (), *, store: ContextStore | None = None, strict: bool = False, **options: Any
+) -> ReferenceEvaluator:
     """An onnx.reference.ReferenceEvaluator that runs the operators of docs/format.md.
 
     Args:
         model: A path, an onnx.ModelProto, an onnx_ir.Model or a Program.
         allow: Classes and patterns that the file may name; see `exporter.files.trust.Gate`.
         store: Where contexts go; default: one of its own, ``evaluator.store``.
+        strict: A Function that has changed since the file was exported is an error, not a warning.
         options: For onnx.reference.ReferenceEvaluator (verbose, new_ops, ...).
 
     Returns:
@@ -149,12 +153,17 @@ def reference_evaluator(model: Any, allow: Any = (), *, store: ContextStore | No
     Raises:
         TrustError: The file names something that is not allowed.
         FormatError: The file is damaged.
+        RunError: onnx.reference cannot run the model. Or, with ``strict``, a Function has changed.
+
+    Warns:
+        PythonopWarning: A Function has changed since the file was exported: its forward, its backward, or both.
     """
     proto, _ = open_proto(model, load_data=True)
     with reading(model):
         drop_unread_contexts(proto)
     contexts = ContextStore() if store is None else store
-    ours = _operators(Gate(allow), contexts)
+    gate = Gate(allow)
+    ours = _operators(gate, contexts)
 
     class Evaluator(ReferenceEvaluator):
         # onnx makes evaluators for functions and bodies by this class: they need the operators as well.
@@ -185,8 +194,11 @@ def reference_evaluator(model: Any, allow: Any = (), *, store: ContextStore | No
             raise error
 
     try:
-        return Evaluator(proto, **options)
+        evaluator = Evaluator(proto, **options)
     except PythonopError:
         raise
     except Exception as error:
         raise _refusal(error) from error
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    say_changed(changed_functions(metadata, gate.functions), strict=strict, stacklevel=2)
+    return evaluator

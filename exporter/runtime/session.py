@@ -20,6 +20,7 @@ from exporter.runtime import native
 from exporter.runtime.absent import NO_ONNXRUNTIME, why_no_library
 from exporter.runtime.arena import use_training_arena
 from exporter.runtime.binding import Binding
+from exporter.runtime.changed import changed_functions, say_changed
 from exporter.runtime.node_order import MANY_NODES, list_as_they_can_run
 from exporter.runtime.prepare import has_python_ops, needs_library, prepare
 from exporter.runtime.refusals import refusal
@@ -46,7 +47,7 @@ try:
 except ImportError as error:
     _missing = error
 
-__all__ = ["FATAL", "Session", "available", "bind", "inference_session", "open_options", "session_options", "step_sessions"]
+__all__ = ["FATAL", "Session", "available", "bind", "inference_session", "open_options", "open_session", "session_options", "step_sessions"]
 
 #: The oldest onnxruntime that this has run on, as pyproject.toml asks for it. The function table that native.c uses is there from 1.17 on.
 OLDEST = "1.20"
@@ -124,6 +125,7 @@ def session_options(allow: Any = (), *, store: ContextStore | None = None, devic
 
     With a plain session, what a Function raises is the text of onnxruntime's failure, and a training graph that
     failed half-way keeps the contexts it had made until ``store.clear()``; `inference_session` does both better.
+    A plain session does not look whether a Function has changed since the export, either: it has not been told what the file is.
     A file without PythonOps needs none of this, and onnxruntime may refuse it with these options ("FusedMatMul(-1) is not a registered
     function"): it then looks for its own operators in a version that the file does not import. `inference_session` takes both.
     """
@@ -178,7 +180,10 @@ class Session(_Session):  # type: ignore[misc]
 
     Attributes:
         store: The contexts of its runs. A run that raised has freed what it made.
+        changed: The Functions that are others than when the model was exported -> which of "forward" and "backward".
     """
+
+    changed: Mapping[str, list[str]] = {}
 
     def __init__(self, model: str | bytes, options: Any, binding: Binding, **kwargs: Any) -> None:
         self._binding = binding
@@ -331,6 +336,7 @@ def inference_session(
     store: ContextStore | None = None,
     sess_options: Any = None,
     providers: Sequence[Any] | None = None,
+    strict: bool = False,
     **kwargs: Any,
 ) -> Session:
     """An onnxruntime.InferenceSession that runs PythonOp and PythonOpGrad: forward files, training files, any file.
@@ -351,6 +357,7 @@ def inference_session(
             arena that all steps of the process share (`exporter.runtime.arena`). Options of
             `session_options` bring their own gate and store, ``allow`` and ``store`` are then not given.
         providers, kwargs: As onnxruntime.InferenceSession has them; default ``["CPUExecutionProvider"]``.
+        strict: A Function that has changed since the file was exported is an error, not a warning.
 
     Returns:
         The session. It raises what a Function raised, as it was. What onnxruntime raises comes as a RunError that is of
@@ -358,16 +365,35 @@ def inference_session(
         taken 4 ms so, then on all; in a session of one thread always on all.
 
     Raises:
-        RunError: onnxruntime or the native library is not there, onnxruntime is too old, or it refuses the model.
+        RunError: onnxruntime or the native library is not there, onnxruntime is too old, or it refuses the model. Or, with
+            ``strict``, a Function has changed.
         TrustError: The file names something that is not allowed.
         FormatError: The file is damaged, or has external data outside its folder.
         TypeError: There is no such option.
+
+    Warns:
+        PythonopWarning: A Function has changed since the file was exported: its forward, its backward, or both.
     """
     for name in kwargs:  # onnxruntime takes any without a word
         if name not in _OPTIONS:
             raise TypeError(
-                f"inference_session has no option {name!r}: it has allow, store, sess_options, providers, {', '.join(_OPTIONS)}"
+                f"inference_session has no option {name!r}: it has allow, store, sess_options, providers, strict, {', '.join(_OPTIONS)}"
             )
+    session = open_session(model, allow, store=store, sess_options=sess_options, providers=providers, **kwargs)
+    say_changed(session.changed, strict=strict, stacklevel=2)
+    return session
+
+
+def open_session(
+    model: Any,
+    allow: Any = (),
+    *,
+    store: ContextStore | None = None,
+    sess_options: Any = None,
+    providers: Sequence[Any] | None = None,
+    **kwargs: Any,
+) -> Session:
+    """`inference_session` without a word of Functions that have changed: `Session.changed` has them."""
     opened = _open(model, allow, store, sess_options, providers, None)
     return opened.session(opened.proto, providers, kwargs)
 
@@ -407,6 +433,7 @@ class _Opened:
         path: Where the file is; None where it is not what is to run.
         options, binding: For its session.
         update: What was taken out of it.
+        metadata: What the file says.
     """
 
     proto: onnx.ModelProto
@@ -415,10 +442,13 @@ class _Opened:
     options: Any
     binding: Binding
     update: Update | None
+    metadata: dict[str, str]
 
     def session(self, proto: onnx.ModelProto, providers: Sequence[Any] | None, more: dict[str, Any]) -> Session:
         source: str | bytes = proto.SerializeToString() if self.path is None else str(self.path)
-        return Session(source, self.options, self.binding, providers=providers or ["CPUExecutionProvider"], **more)
+        session = Session(source, self.options, self.binding, providers=providers or ["CPUExecutionProvider"], **more)
+        session.changed = changed_functions(self.metadata, self.binding.gate.functions)
+        return session
 
 
 def _open(
@@ -434,7 +464,8 @@ def _open(
         problem = available(proto)
         if problem:
             raise RunError(problem)
-        is_step = any(entry.key == STEP_KEY for entry in proto.metadata_props)
+        metadata = {entry.key: entry.value for entry in proto.metadata_props}
+        is_step = STEP_KEY in metadata
         with reading(model):
             large, python_ops = len(proto.graph.node) >= MANY_NODES, has_python_ops(proto)
             quicker, update = None, None
@@ -468,4 +499,4 @@ def _open(
     path = Path(model) if isinstance(model, (str, Path)) and not changed else None
     if path is None and folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-    return _Opened(proto, folder, path, options, binding, update)
+    return _Opened(proto, folder, path, options, binding, update, metadata)

@@ -19,8 +19,9 @@ from exporter.errors import short
 from exporter.files.program import Program
 from exporter.files.read import open_model
 from exporter.files.save import saving
+from exporter.runtime.changed import say_changed
 from exporter.runtime.in_place import Update
-from exporter.runtime.session import inference_session, step_sessions
+from exporter.runtime.session import open_session, step_sessions
 from exporter.runtime.tensors import Runner, tensor, to_array, to_tensor
 from exporter.training.artifacts import EVALUATION, EVALUATION_LOSS, INITIAL, MANIFEST, TRAINING, with_state_inputs, without_loss
 from exporter.training.carried import EMA
@@ -62,7 +63,9 @@ class Trainer:
     """
 
     @short
-    def __init__(self, step: TrainingStep, evaluation: Program | None = None, *, allow: Any = (), sess_options: Any = None) -> None:
+    def __init__(
+        self, step: TrainingStep, evaluation: Program | None = None, *, allow: Any = (), sess_options: Any = None, strict: bool = False
+    ) -> None:
         """A trainer of a step in memory.
 
         Args:
@@ -70,9 +73,10 @@ class Trainer:
             evaluation: What `exporter.export_evaluation` returned for the same model, for `evaluate`.
             allow: Classes and patterns that the files may name, as `exporter.inference_session` takes them.
             sess_options: Options to start from, as `exporter.inference_session` takes them.
+            strict: A Function that has changed since the files were exported is an error, not a warning.
 
         Raises:
-            RunError: onnxruntime is not there or refuses the step.
+            RunError: onnxruntime is not there or refuses the step. Or, with ``strict``, a Function has changed.
             TrustError: The step names something that is not allowed.
             ExportError: The evaluation is of another model.
         """
@@ -85,16 +89,16 @@ class Trainer:
         forward = None if evaluation is None else with_state_inputs(evaluation.model, layout)
         plain = None if forward is None else without_loss(forward, layout)
         initial = {name: to_tensor(array) for name, array in step.initial.items()}
-        self._open(step.model, (plain or forward, forward if plain else None), layout, initial, allow, sess_options)
+        self._open(step.model, (plain or forward, forward if plain else None), layout, initial, allow, sess_options, strict)
 
     @classmethod
     @short
-    def load(cls, source: str | os.PathLike[str], allow: Any = (), *, sess_options: Any = None) -> Trainer:
+    def load(cls, source: str | os.PathLike[str], allow: Any = (), *, sess_options: Any = None, strict: bool = False) -> Trainer:
         """A trainer of files: a folder of artifacts (`write_artifacts`, ``pythonop step --artifacts``), or ``step.onnx`` with ``step.init.onnx`` beside it.
 
         Args:
             source: The folder, or the step's file, which has no evaluation.
-            allow, sess_options: As above.
+            allow, sess_options, strict: As above.
 
         Raises:
             FormatError: A file is missing or damaged, or is no training step.
@@ -113,18 +117,25 @@ class Trainer:
         layout = step_of(open_model(step, data=False))
         if layout is None:
             raise FormatError(f"{step} is no training step: export_training_step(...).save() and `pythonop step` write one")
-        start = Runner(inference_session(first), _CPU)
+        start = Runner(open_session(first), _CPU)
         odd = [name for name, kind in start.types.items() if kind not in DTYPES]
         if start.inputs or odd:
             what = f"it takes {shown(next(iter(start.inputs)))}" if start.inputs else f"torch has no tensor for {shown(odd[0])}"
             raise FormatError(f"{first} is no initial state: {what}. export_training_step(...).save() and `pythonop step` write one")
         initial = {name: tensor(value).clone() for name, value in start.run({}).items()}
         trainer = cls.__new__(cls)
-        trainer._open(step, evaluations, layout, initial, allow, sess_options)
+        trainer._open(step, evaluations, layout, initial, allow, sess_options, strict)
         return trainer
 
     def _open(
-        self, step: Any, evaluations: tuple[Any, Any], layout: StepLayout, initial: dict[str, torch.Tensor], allow: Any, options: Any
+        self,
+        step: Any,
+        evaluations: tuple[Any, Any],
+        layout: StepLayout,
+        initial: dict[str, torch.Tensor],
+        allow: Any,
+        options: Any,
+        strict: bool,
     ) -> None:
         self.layout = layout
         self.outputs: dict[str, torch.Tensor] = {}
@@ -134,15 +145,17 @@ class Trainer:
         self._update = None if update is None else Runner(update, _CPU)
         if self._update is not None and not self._update.takes_room:  # an onnxruntime that is given no memory to write to
             self._update, self._apart = None, None
-            self._main = Runner(inference_session(step, () if options is not None else allow, sess_options=options), _CPU, after_torch=True)
+            self._main = Runner(open_session(step, () if options is not None else allow, sess_options=options), _CPU, after_torch=True)
         self._check(layout)
         self._needed = [name for name in self._main.inputs if name not in initial]
         carried = set(layout.carried.values())
         self._known = {*self._needed, *(name for name in initial if name not in carried)}
         plain, self._with_loss = evaluations
-        self._evaluation = None if plain is None else Runner(inference_session(plain, allow), _CPU)
+        self._evaluation = None if plain is None else Runner(open_session(plain, allow), _CPU)
         self._allow = allow
         self._settings: Settings | None = None
+        evaluated = {} if self._evaluation is None else self._evaluation.session.changed
+        say_changed({**main.changed, **evaluated}, strict=strict, stacklevel=3)
 
     def _check(self, layout: StepLayout) -> None:
         """That the layout is one of this step and this state."""
@@ -281,7 +294,7 @@ class Trainer:
         if self._with_loss is None:
             raise ArgumentError("the evaluation takes no targets, for it has no loss: give export_evaluation the step's loss= and targets=")
         if not isinstance(self._with_loss, Runner):
-            self._with_loss = Runner(inference_session(self._with_loss, self._allow), _CPU)
+            self._with_loss = Runner(open_session(self._with_loss, self._allow), _CPU)
         return self._with_loss
 
     def _averages(self) -> dict[str, torch.Tensor]:

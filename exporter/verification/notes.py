@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -14,7 +14,10 @@ from exporter.verification.rows import Row
 from symbolics.graph.values import is_python_op
 from symbolics.graph.walk import walk
 
-__all__ = ["Note", "choices_of", "notes_on"]
+__all__ = ["CHANGED", "Note", "choices_of", "note_on_changes", "notes_on"]
+
+#: The heading of what `note_on_changes` says, which counts also where nothing differs.
+CHANGED = "Changed since the export"
 
 #: Operators at whose result one rounding may choose: the largest of several, the nearest of two, a side of a bound.
 _CHOOSING = frozenset(
@@ -60,6 +63,16 @@ def notes_on(rows: Sequence[Row], choices: dict[str, int]) -> list[Note]:
     if choices and (turned or any(not row.ok and not row.problem for row in rows)):
         notes.append(_on_ties(choices, turned, all(row.ok for row in rows)))
     return notes
+
+
+def note_on_changes(changed: Mapping[str, list[str]]) -> Iterator[Note]:
+    """Functions that are others than when the file was exported."""
+    if changed:
+        named = ", ".join(f"the {' and the '.join(halves)} of {name}" for name, halves in changed.items())
+        yield Note(
+            CHANGED,
+            f"{named[:1].upper()}{named[1:]}. The file calls the code of today, which need not compute what its graph was made for.",
+        )
 
 
 def _on_growth(grown: list[Row]) -> Note:

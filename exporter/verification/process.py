@@ -32,6 +32,7 @@ class FileStep:
         backward_nodes: How many nodes the gradient graph has.
         seconds: Of loading, and of a step.
         memory: Of a step, in bytes; None where it could not be measured.
+        changed: The Functions that are others there than at the export -> which halves.
     """
 
     outputs: list[torch.Tensor]
@@ -42,10 +43,13 @@ class FileStep:
     backward_nodes: int
     seconds: dict[str, float]
     memory: int | None
+    changed: dict[str, list[str]]
 
 
-def run_in_a_fresh_process(path: Path, eager: EagerStep, allow: Iterable[Any], setup: str | None, steps: int, timeout: float) -> FileStep:
-    """Run one step of the saved file by a Python that has seen neither the model nor its module.
+def run_in_a_fresh_process(
+    path: Path, folder: Path, eager: EagerStep, allow: Iterable[Any], setup: str | None, steps: int, timeout: float
+) -> FileStep:
+    """Run one step of the saved file by a Python that has seen neither the model nor its module; ``folder`` is for what both say.
 
     Raises:
         RunError: It does not end in time, or leaves no result.
@@ -56,7 +60,6 @@ def run_in_a_fresh_process(path: Path, eager: EagerStep, allow: Iterable[Any], s
         "path": str(path), "allow": patterns, "setup": setup, "inputs": eager.inputs, "cotangents": eager.cotangents, "steps": steps, "seed": SEED,
         "buffers": sorted(eager.buffers.keys() - eager.notes), "threads": torch.get_num_threads(),
     }  # fmt: skip
-    folder = path.parent
     torch.save(job, folder / "job.pt")
     command = fresh_python("exporter.verification.worker", str(folder / "job.pt"), str(folder / "result.pt"))
     try:

@@ -14,7 +14,8 @@ class Row:
 
     Attributes:
         name: The output's number, the name of the parameter, input or buffer.
-        kind: "output", "parameter gradient", "input gradient", or "buffer" for what the forward makes of one.
+        kind: "output", "parameter gradient", "input gradient", "buffer" for what the forward makes of one, or "weight" for a parameter or
+            buffer of a file that was there before.
         shape, dtype: Eager's.
         error: The largest difference from the reference, in units of eager's largest value; of a gradient, at least a
             hundredth of the largest gradient of the model.
@@ -42,4 +43,6 @@ class Row:
     @property
     def badness(self) -> float:
         """How far beyond the tolerance: more than 1 is a difference."""
-        return math.inf if self.problem or math.isnan(self.error) else self.error / self.tolerance
+        if self.problem or math.isnan(self.error):
+            return math.inf
+        return self.error / self.tolerance if self.error else 0.0

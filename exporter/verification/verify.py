@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,6 +20,7 @@ import torch
 from exporter.errors import short
 from exporter.files.named import names_in
 from exporter.files.program import Program
+from exporter.files.tensors import data_files
 from exporter.forward.arguments import check_call, check_model
 from exporter.forward.case import Case
 from exporter.forward.eager_failure import eager_failure
@@ -25,12 +28,13 @@ from exporter.forward.export import export
 from exporter.verification.bisect import first_departure
 from exporter.verification.compare import compare, largest
 from exporter.verification.eager import EagerStep, draws, in_float64, measured_step, with_the_files_masks
-from exporter.verification.notes import choices_of, notes_on
+from exporter.verification.existing import names_allowed, note_on_weights, open_existing, weight_rows
+from exporter.verification.notes import choices_of, note_on_changes, notes_on
 from exporter.verification.process import FileStep, run_in_a_fresh_process
 from exporter.verification.provenance import places_of_rows
 from exporter.verification.report import STEPS, Report
 from exporter.verification.steps import copy_of
-from symbolics.errors import PythonopError, RunError
+from symbolics.errors import PythonopError, PythonopWarning, RunError
 from symbolics.graph.values import is_python_op
 from symbolics.graph.walk import walk
 from symbolics.node.metadata import changes_of, read_state
@@ -58,6 +62,7 @@ def verify(
     bisect: bool = False,
     steps: int = 5,
     timeout: float = 600.0,
+    file: Any = None,
 ) -> Report:
     """Whether a model's ONNX file and its gradients equal eager PyTorch's.
 
@@ -72,15 +77,19 @@ def verify(
         dynamo: Which of torch's exporters.
         setup: ``package.module:function``, called first in the fresh process: it registers (`exporter.register`) what
             cannot be imported, such as classes of ``__main__`` and classes inside functions.
-        allow: What that process may import. Default: what the exported file names, which this process has just written.
+        allow: What that process may import. Default: what the exported file names, which this process has just written; with ``file``, what an
+            export of the model names, which is made for it.
         inline, portable, dynamic_shapes, opset_version: As `exporter.export` takes them. Where ``portable`` leaves no PythonOp, the file
             is to need no class of anybody: that process calls no ``setup`` and may import nothing, whatever ``allow`` says.
         bisect: Where something differs, look for the first node that departs (`Report.first_departure`); not in a model that drops out.
         steps: How often a step is run for the times.
         timeout: Seconds that the fresh process may take.
+        file: A path, or what else `exporter.load` takes: this file is compared, as it is, and none is exported. The first rows are its
+            weights, bit by bit; Functions that have changed since its export are in the notes.
 
     Raises:
         ExportError: The model cannot be exported, or fails in eager mode on its own example.
+        FormatError: ``file`` is damaged, or a training step.
         TrustError: The fresh process cannot resolve a class; the message names the remedy.
         RunError: It failed otherwise; the message has the end of its account. Or no output of the file has a gradient, and
             eager's gradients are not all zero.
@@ -102,25 +111,36 @@ def verify(
     except Exception as error:
         raise eager_failure(error, optional=False) from error
     random = draws(case, eager)
-    _log.info("exporting %s", type(case.model).__name__)
-    begin = time.perf_counter()
-    program = export(
-        copy_of(case.model), case.args, case.kwargs, dynamo=dynamo, dynamic_shapes=case.dynamic_shapes, inline=case.inline,
-        portable=case.portable, opset_version=opset_version,
-    )  # fmt: skip
-    seconds = {"export": time.perf_counter() - begin}
+    options = {
+        "dynamo": dynamo, "dynamic_shapes": case.dynamic_shapes, "inline": case.inline, "portable": case.portable, "opset_version": opset_version,
+    }  # fmt: skip
+    seconds: dict[str, float] = {}
+    if file is None:
+        _log.info("exporting %s", type(case.model).__name__)
+        begin = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* cannot be opened by another process", PythonopWarning)  # here that is an error
+            program = export(copy_of(case.model), case.args, case.kwargs, **options)
+        seconds["export"] = time.perf_counter() - begin
+    else:
+        program = Program(open_existing(file))
     eager, masks = with_the_files_masks(case, eager, program.model) if random else (eager, None)
     _log.info("running %s in float64", type(case.model).__name__)
     precise = in_float64(case, eager, masks)
-    allowed = [*names_in(program.model), *case.allow] if allow is None else list(allow)
-    if case.portable and not any(is_python_op(node) for node in walk(program.model.graph)):
+    if allow is not None:
+        allowed = list(allow)
+    else:
+        allowed = [*names_in(program.model), *case.allow] if file is None else names_allowed(program.model, case, **options)
+    if file is None and case.portable and not any(is_python_op(node) for node in walk(program.model.graph)):
         allowed, setup = [], None
     with tempfile.TemporaryDirectory(prefix="pythonop-verify-") as folder:
-        path = Path(folder, "model.onnx")
-        program.save(path)
+        is_there = isinstance(file, (str, os.PathLike))
+        path = Path(file).absolute() if is_there else Path(folder, "model.onnx")
+        if not is_there:
+            program.save(path)
         _log.info("running the file in a fresh process")
-        found = run_in_a_fresh_process(path, eager, allowed, setup, steps, timeout)
-        size = sum(file.stat().st_size for file in Path(folder).glob("model.onnx*"))
+        found = run_in_a_fresh_process(path, Path(folder), eager, allowed, setup, steps, timeout)
+        size = sum(each.stat().st_size for each in {path, *data_files(program.model), *Path(folder).glob("model.onnx*")} if each.exists())
     _log.info("comparing")
     _refuse_no_path(eager, found)
     eager_seconds, eager_memory = measured_step(case, eager, steps)
@@ -130,9 +150,14 @@ def verify(
     state = read_state(program.model.metadata_props) or {}
     eager = eager.beside({*found.buffers, *(name for name, entry in state.items() if entry.initializer in carried)})
     rows = [replace(row, node=places.get((row.kind, row.name), "")) for row in compare(eager, precise, found, found.lost)]
+    weights = weight_rows(program.model, case.model) if file is not None else []
+    notes = [*note_on_weights(weights, str(file) if is_there else "model.onnx"), *note_on_changes(found.changed)]
+    if all(row.ok for row in weights):
+        notes += notes_on(rows, choices_of(program.model))
+    made_by = "a file that was there" if file is not None else "torch.export" if dynamo else "TorchScript"
     report = Report(
-        rows, _facts(case, program.model, dynamo, size, found), _functions(program), seconds, memory=memory,
-        notes=notes_on(rows, choices_of(program.model)), program=program,
+        [*weights, *rows], _facts(case, program.model, made_by, size, found), _functions(program), seconds, memory=memory,
+        notes=notes, program=program,
     )  # fmt: skip
     if bisect and not report.ok and masks is None:
         _log.info("looking for the first node that departs")
@@ -147,13 +172,13 @@ def _refuse_no_path(eager: EagerStep, found: FileStep) -> None:
         raise RunError("the outputs have a gradient in eager, and none in the file: no operator on their way is differentiable there")
 
 
-def _facts(case: Case, model: ir.Model, dynamo: bool, size: int, found: FileStep) -> dict[str, Any]:
+def _facts(case: Case, model: ir.Model, made_by: str, size: int, found: FileStep) -> dict[str, Any]:
     import onnxruntime  # not installed where verify is not used
 
     parameters = list(case.model.parameters())
     return {
         "model": type(case.model).__name__,
-        "exporter": "torch.export" if dynamo else "TorchScript",
+        "exporter": made_by,
         "mode": "training" if case.model.training else "evaluation",
         "parameters": f"{sum(p.numel() for p in parameters):,} in {len(parameters)} tensor{'' if len(parameters) == 1 else 's'}",
         "nodes": sum(1 for _ in ir.traversal.RecursiveGraphIterator(model.graph)),

@@ -62,6 +62,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "lost": lost,
         "differentiable": [out.requires_grad for out in outputs],
         "backward_nodes": module._onnx.plans.backward_nodes(),
+        "changed": module._onnx.changed,
     }
     del outputs, inputs, gradients
     # What is kept of the first step is no part of the others.

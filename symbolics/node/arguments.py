@@ -33,7 +33,19 @@ from symbolics.node.names import qualified_name
 from symbolics.node.records import SAFE_INT, parse
 from symbolics.text import clean, said
 
-__all__ = ["Codec", "Described", "Resolver", "Unresolved", "add_codec", "decode", "encode", "has_codec", "loads", "unresolved"]
+__all__ = [
+    "Codec",
+    "Described",
+    "Resolver",
+    "Unresolved",
+    "add_codec",
+    "decode",
+    "encode",
+    "has_codec",
+    "is_importable",
+    "loads",
+    "unresolved",
+]
 
 
 @dataclass(frozen=True)
@@ -82,7 +94,7 @@ def unresolved(kind: str, name: str) -> Any:
     return Unresolved(f"{kind} {name}")
 
 
-def _importable(obj: Any) -> bool:
+def is_importable(obj: Any) -> bool:
     """Whether the module and qualified name of ``obj`` lead back to it, by the way that a reader goes."""
     module, qualname = own_name(obj)
     try:
@@ -320,7 +332,7 @@ def _read_named(kind: str) -> Callable[[Any, Any, Resolver], Any]:
 
 
 def _is_callable(value: Any) -> bool:
-    return callable(value) and hasattr(value, "__qualname__") and _importable(value)
+    return callable(value) and hasattr(value, "__qualname__") and is_importable(value)
 
 
 def _has_pair(value: Any) -> bool:

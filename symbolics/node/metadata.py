@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from symbolics.errors import FormatError
+from symbolics.node.limits import MAX_ITEMS
 from symbolics.node.names import (
     BUFFERS_KEY,
     CUMULATIVE_KEY,
     FORMAT_VERSION,
+    FUNCTIONS_KEY,
     GRADIENTS_KEY,
     STATE_KEY,
     STEP_KEY,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BufferChanges",
+    "Fingerprint",
     "GradientPairing",
     "StateEntry",
     "StepLayout",
@@ -39,6 +42,7 @@ __all__ = [
     "pairing_of",
     "read_changes",
     "read_cumulative",
+    "read_functions",
     "read_pairing",
     "read_state",
     "read_step",
@@ -50,6 +54,7 @@ __all__ = [
     "tangents_of",
     "write_changes",
     "write_cumulative",
+    "write_functions",
     "write_pairing",
     "write_state",
     "write_step",
@@ -59,6 +64,9 @@ __all__ = [
 
 
 T = TypeVar("T")
+
+#: Characters of one fingerprint.
+_MAX_FINGERPRINT = 128
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,18 @@ class BufferChanges:
     carried: dict[str, str] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     always: bool = False
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """With which code a Function was exported (`symbolics.node.fingerprints`).
+
+    Attributes:
+        forward, backward: ``how it was taken:digest`` of each half; "" for one that is not written in Python.
+    """
+
+    forward: str = ""
+    backward: str = ""
 
 
 @dataclass(frozen=True)
@@ -197,6 +217,7 @@ read_tangents, write_tangents = _entry(TANGENTS_KEY, TangentPairing)
 read_step, write_step = _entry(STEP_KEY, StepLayout)
 #: The buffers that a forward changes.
 read_changes, write_changes = _entry(BUFFERS_KEY, BufferChanges)
+_read_functions, write_functions = _entry(FUNCTIONS_KEY, dict[str, Fingerprint])
 _read_cumulative, write_cumulative = _entry(CUMULATIVE_KEY, tuple[str, ...])
 #: The modules that eval mode has taken something out of.
 read_stilled, write_stilled = _entry(STILLED_KEY, tuple[str, ...])
@@ -209,6 +230,21 @@ def read_cumulative(metadata: Mapping[str, str]) -> frozenset[str]:
         FormatError: The text is not a list of names.
     """
     return frozenset(_read_cumulative(metadata) or ())
+
+
+def read_functions(metadata: Mapping[str, str]) -> dict[str, Fingerprint]:
+    """The fingerprints of Functions by the names that nodes have; none where the file says nothing.
+
+    Raises:
+        FormatError: The text is damaged, or passes the limits.
+    """
+    found = _read_functions(metadata) or {}
+    if len(found) > MAX_ITEMS or any(len(half) > _MAX_FINGERPRINT for each in found.values() for half in (each.forward, each.backward)):
+        raise FormatError.damaged(
+            f"metadata {FUNCTIONS_KEY}",
+            f"it has more than {MAX_ITEMS} Functions, or a fingerprint of more than {_MAX_FINGERPRINT} characters",
+        )
+    return found
 
 
 # ------------------------------------------------------------------------------------------- names that the graph must have

@@ -13,6 +13,7 @@ __all__ = [
     "CALL_ATTRIBUTE",
     "CUMULATIVE_KEY",
     "FORMAT_VERSION",
+    "FUNCTIONS_KEY",
     "FUNCTION_KEY",
     "GRADIENTS_KEY",
     "GRADIENT_OP",
@@ -43,6 +44,7 @@ __all__ = [
     "VERSION_KEY",
     "is_operator",
     "qualified_name",
+    "why_not_importable",
 ]
 
 ORT_DOMAIN = "com.microsoft"
@@ -79,6 +81,7 @@ OUTPUTS_KEY = "pythonop.outputs"  # JSON: forward's result around its tensors (s
 CUMULATIVE_KEY = "pythonop.cumulative"  # JSON: initializers of running means that are averages of all batches (momentum=None)
 BUFFERS_KEY = "pythonop.buffers"  # JSON: BufferChanges; files whose forward changes buffers
 STILLED_KEY = "pythonop.stilled"  # JSON: modules exported in eval mode that would do something else in training mode
+FUNCTIONS_KEY = "pythonop.functions"  # JSON: name of a Function -> Fingerprint
 UNCHECKED_KEY = "pythonop.unchecked"  # text: why nobody compared the Functions of the file with those of an eager run
 LINKS_KEY = "pythonop.links"  # how many functions the exporter linked to a backward of their own
 GRADIENTS_KEY = "pythonop.gradients"  # JSON: GradientPairing; training files only
@@ -109,3 +112,16 @@ def is_operator(name: str) -> bool:
 def qualified_name(obj: Any) -> str:
     """``module:qualname`` of a class or function."""
     return f"{obj.__module__}:{obj.__qualname__}"
+
+
+def why_not_importable(name: str) -> str:
+    """Why no other process can import what a ``module:qualname`` names, whatever is installed there; "" where one may."""
+    module, colon, qualname = name.partition(":")
+    if not colon:
+        return "it is a name that exporter.register gave"
+    if {"__main__", "__mp_main__"} & set(module.split(".")):
+        return "__main__ is another program there"
+    if "<locals>" in qualname.split("."):
+        return "it is made inside of a function"
+    odd = [part for part in (*module.split("."), *qualname.split(".")) if not part.isidentifier()]
+    return f"it is not of the form module:qualname, {odd[0]!r} is no name of Python's" if odd else ""

@@ -87,6 +87,14 @@ class Operator:
         given = self.signature.bind(*args, **kwargs).arguments
         return tuple(name for name in self.changes if slots(given.get(name)))
 
+    def python_functions(self) -> dict[str, dict[str, Any]]:
+        """Of an operator that torch.library.custom_op made of Python functions, these by half, as `symbolics.node.fingerprints` takes them."""
+        definition, (setup, backward) = private.definition_of(self.overload), private.formula_of(self.overload)
+        if definition is None:
+            return {}
+        given = {"forward": {"forward": definition, "setup_context": setup}, "backward": {"backward": backward}}
+        return {half: {name: each for name, each in methods.items() if each is not None} for half, methods in given.items()}
+
     def misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """Why the operator does not take arguments, by its schema alone; None where it does.
 

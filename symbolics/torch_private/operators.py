@@ -15,6 +15,7 @@ __all__ = [
     "check_schema",
     "definition_of",
     "find_overload",
+    "formula_of",
     "generated_formula",
     "has_autograd_kernel",
     "has_fake_kernel",
@@ -93,6 +94,14 @@ def definition_of(op: Any) -> Callable[..., Any] | None:
 
     found = OPDEFS.get(op._schema.name)
     return None if found is None else found._init_fn
+
+
+def formula_of(op: Any) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
+    """What register_autograd gave an operator that torch.library.custom_op made: its setup_context and its backward; None for what it was not given."""
+    from torch._library.custom_ops import OPDEFS
+
+    found = OPDEFS.get(op._schema.name)
+    return (None, None) if found is None else (found._setup_context_fn, found._backward_fn)
 
 
 def registered_at(op: Any) -> str:

@@ -72,6 +72,21 @@ def test_definition_of(operator):
     assert made is not None
 
 
+def test_formula_of(operator):
+    made = torch.library.custom_op("private_names_custom::thrice", lambda x: x * 3, mutates_args=(), schema="(Tensor x) -> Tensor")
+
+    def setup(ctx, inputs, output):
+        pass
+
+    def backward(ctx, g):
+        return g * 3
+
+    assert private.formula_of(torch.ops.private_names_custom.thrice.default) == (None, None)
+    made.register_autograd(backward, setup_context=setup)
+    assert private.formula_of(torch.ops.private_names_custom.thrice.default) == (setup, backward)
+    assert private.formula_of(operator.default) == (None, None)
+
+
 def test_below_autograd(operator):
     seen = []
 

@@ -129,17 +129,17 @@ def test_wildcards_need_a_package():
         ("callable", f"{HERE}:Twice.__subclasses__", "no Twice.__subclasses__"),
         ("callable", f"{HERE}:helper.__globals__", "no class"),
         ("function", f"{HERE}:Missing", "has no Missing"),
-        ("function", f"{HERE}:Twice.<locals>.X", "setup="),
-        ("function", "__main__:Twice", "setup="),
-        ("function", f"{HERE}.__main__:Twice", "setup="),
-        ("function", "tests.__main__.deeper:Twice", "setup="),
+        ("function", f"{HERE}:Twice.<locals>.X", "exporter.register"),
+        ("function", "__main__:Twice", "exporter.register"),
+        ("function", f"{HERE}.__main__:Twice", "exporter.register"),
+        ("function", "tests.__main__.deeper:Twice", "exporter.register"),
         ("callable", f"{HERE}:Twice.__class__", "no Twice.__class__"),
         ("callable", f"{HERE}:Twice.forward.__globals__", "no class"),
         ("callable", f"{HERE}:NoFunction.chained", "another name of"),
         ("callable", f"{HERE}:NoFunction.computed", "another name of"),
         ("callable", f"{HERE}:SLY", "another name of"),
         ("enum", f"{HERE}:SLY", "another name of"),
-        ("function", "Twice", "setup="),
+        ("function", "Twice", "exporter.register"),
         ("function", f"{HERE}: Twice", "not of the form"),
         ("function", f"{HERE}:..Twice", "not of the form"),
         ("function", "x" * 600, "damaged"),
@@ -220,7 +220,7 @@ def test_registry():
         pass
 
     local = f"{HERE}:test_registry.<locals>.Local"
-    with pytest.raises(TrustError, match="setup="):
+    with pytest.raises(TrustError, match="exporter.register"):
         Gate([f"{HERE}:*"])("function", local)
     assert name_of(Local) is None
     assert register(Local) is Local

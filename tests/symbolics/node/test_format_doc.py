@@ -74,11 +74,15 @@ BACKWARD = linked.Backward(
     "pythonop.portable", "mypkg_ops_Scale_backward",
     takes=(linked.Taken("gradient", 0), linked.Taken("output", 1), linked.Taken("input", 1)), gives=(0, 1), kept=(linked.Kept(FLOAT, 2),), once=False,
 )  # fmt: skip
+FUNCTIONS = {
+    "mypkg.ops:Scale": metadata.Fingerprint("source-1:6f7af333c0833f7fad7ec243429500b4", "source-1:b29351e6ce8ff68b19b1b4daeaf9219c")
+}
 EXAMPLES = {
     "scale": lambda: _lines(write_attributes(SCALE)),
     "gather": lambda: _lines(write_attributes(GATHER)),
     "gather gradient": lambda: _lines(values_of(node_of(model_of(GATHER, gradient=True), "PythonOpGrad"))),
     "result": lambda: _lines(json.loads(write_structure(RESULT, lambda leaf: isinstance(leaf, torch.Tensor)))),
+    "functions": lambda: _lines(json.loads(metadata.write_functions(FUNCTIONS))),
     "state": lambda: _lines(json.loads(metadata.write_state(STATE))),
     "gradients": lambda: _lines(json.loads(metadata.write_pairing(PAIRING))),
     "tangents": lambda: _lines(json.loads(metadata.write_tangents(TANGENTS))),
@@ -110,6 +114,7 @@ def test_metadata_examples_read_back():
     assert metadata.read_pairing({names.GRADIENTS_KEY: blocks["gradients"]}) == PAIRING
     assert metadata.read_tangents({names.TANGENTS_KEY: blocks["tangents"]}) == TANGENTS
     assert metadata.read_step({names.STEP_KEY: blocks["step"]}) == STEP
+    assert metadata.read_functions({names.FUNCTIONS_KEY: blocks["functions"]}) == FUNCTIONS
 
 
 def test_the_function_written_by_hand():

@@ -1,0 +1,94 @@
+"""A file that is there already, held against the model of today: what it may name, and its weights beside the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from exporter.files.named import functions_in, names_in
+from exporter.files.read import open_model
+from exporter.files.weights import lift_weights
+from exporter.forward.case import Case
+from exporter.forward.export import export
+from exporter.module.state import entries_of
+from exporter.runtime.tensors import to_tensor
+from exporter.verification.compare import difference, largest
+from exporter.verification.notes import Note
+from exporter.verification.rows import Row
+from exporter.verification.steps import copy_of
+from symbolics.errors import FormatError, PythonopError
+from symbolics.node.names import STATE_KEY, STEP_KEY
+from symbolics.text import shown
+
+__all__ = ["names_allowed", "note_on_weights", "open_existing", "weight_rows"]
+
+
+def open_existing(file: Any) -> ir.Model:
+    """The file, as its weights are compared.
+
+    Raises:
+        FormatError: It cannot be read, is damaged, or is a training step.
+    """
+    model = open_model(file)
+    if STEP_KEY in model.metadata_props:
+        raise FormatError("the file is a training step, which has no weights of its own: give the file of the model's forward")
+    lift_weights(model)
+    return model
+
+
+def names_allowed(file: ir.Model, case: Case, **options: Any) -> list[Any]:
+    """What a file may name if nobody says so: what an export of the model of today names. The file itself is not asked."""
+    if not functions_in(file):
+        return list(case.allow)
+    try:
+        today = export(copy_of(case.model), case.args, case.kwargs, **options)
+    except PythonopError as error:
+        raise type(error)(
+            f"which Functions the file may name is what an export of the model names, and there is none (allow= says it, too): {error}"
+        ) from error
+    return [*names_in(today.model), *case.allow]
+
+
+def weight_rows(file: ir.Model, model: torch.nn.Module) -> list[Row]:
+    """A row for each parameter and buffer: in the file as it is, against the model's; of a foreign file for those that both have."""
+    entries = entries_of(file)
+    ours = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+    complete = STATE_KEY in file.metadata_props
+    names = dict.fromkeys((*ours, *entries)) if complete else [name for name in ours if name in entries]
+    return [_row(name, ours.get(name), file.graph.initializers[entries[name].initializer] if name in entries else None) for name in names]
+
+
+def _row(name: str, ours: torch.Tensor | None, value: ir.Value | None) -> Row:
+    array = None if value is None else value.const_value
+    theirs = None if array is None else to_tensor(array.numpy())
+    known = ours if ours is not None else theirs
+    if not isinstance(known, torch.Tensor) or torch.nn.parameter.is_lazy(known):
+        return Row(name, "weight", (), "", float("nan"), None, 0.0, "", False, "it has no values")
+    about = (name, "weight", tuple(known.shape), str(known.dtype).removeprefix("torch."))
+    missing = "the file has no such weight" if theirs is None else "the model has no such weight" if ours is None else ""
+    if not missing and ours is not None and isinstance(theirs, torch.Tensor) and (theirs.shape, theirs.dtype) != (ours.shape, ours.dtype):
+        missing = f"in the file it is {str(theirs.dtype).removeprefix('torch.')} of shape {list(theirs.shape)}"
+    if missing or ours is None or not isinstance(theirs, torch.Tensor):
+        return Row(*about, float("nan"), None, 0.0, "", False, missing or "it has no values")
+    ours = ours.detach().cpu()
+    if torch.equal(ours, theirs):
+        return Row(*about, 0.0, None, 0.0, about[3], True)
+    count = int(((ours != theirs) & ~((ours != ours) & (theirs != theirs))).sum())
+    problem = f"{count} of {ours.numel()} elements differ" if count else ""
+    gap = difference(theirs, ours) / (largest(ours) or 1.0) if ours.is_floating_point() else float(count)
+    return Row(*about, gap, None, 0.0, about[3], not count, problem)
+
+
+def note_on_weights(rows: list[Row], file: str) -> Iterator[Note]:
+    """What to do where the weights are others: the code can be compared all the same."""
+    bad = [row for row in rows if not row.ok]
+    if bad:
+        yield Note(
+            "Other weights",
+            f"{len(bad)} of {len(rows)} weights of the file are not the model's, so that outputs and gradients differ, too. To compare the code alone, give the "
+            f"model those of the file: model.load_state_dict(exporter.load({shown(file)!r}, allow=...).state_dict(), strict=False); to compare the weights, let "
+            "the factory load the checkpoint that the file was exported from.",
+        )
