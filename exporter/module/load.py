@@ -140,7 +140,7 @@ class OnnxModule(torch.nn.Module):
         self.__class__ = _class_of(tuple(self._onnx.inputs))
         plan = self._onnx.plans.plan(False, frozenset())  # a class that is missing is told now
         self._onnx.changed = plan.forward.session.changed
-        say_changed(self._onnx.changed, strict=strict, stacklevel=3)
+        say_changed(self._onnx.changed, strict=strict, stacklevel=4)
 
     def train(self, mode: bool = True) -> Self:
         """As torch.nn.Module.train. Warns once where the file was exported in eval mode, of what would do something else in train mode."""

@@ -200,5 +200,5 @@ def reference_evaluator(
     except Exception as error:
         raise _refusal(error) from error
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    say_changed(changed_functions(metadata, gate.functions), strict=strict, stacklevel=2)
+    say_changed(changed_functions(metadata, gate.functions), strict=strict, stacklevel=3)
     return evaluator

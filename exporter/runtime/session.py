@@ -32,9 +32,8 @@ from symbolics.node.names import STEP_KEY
 if TYPE_CHECKING:
     from exporter.runtime.in_place import Update
 
-_missing: ImportError | None = (
-    None  # told when somebody needs it: onnx.reference runs without, and files without PythonOps without the library
-)
+# Told when somebody needs it: onnx.reference runs without, and files without PythonOps without the library.
+_missing: ImportError | None = None
 _Session: Any = object
 try:
     import onnxruntime
@@ -380,7 +379,7 @@ def inference_session(
                 f"inference_session has no option {name!r}: it has allow, store, sess_options, providers, strict, {', '.join(_OPTIONS)}"
             )
     session = open_session(model, allow, store=store, sess_options=sess_options, providers=providers, **kwargs)
-    say_changed(session.changed, strict=strict, stacklevel=2)
+    say_changed(session.changed, strict=strict, stacklevel=3)
     return session
 
 

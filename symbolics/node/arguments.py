@@ -34,18 +34,8 @@ from symbolics.node.records import SAFE_INT, parse
 from symbolics.text import clean, said
 
 __all__ = [
-    "Codec",
-    "Described",
-    "Resolver",
-    "Unresolved",
-    "add_codec",
-    "decode",
-    "encode",
-    "has_codec",
-    "is_importable",
-    "loads",
-    "unresolved",
-]
+    "Codec", "Described", "Resolver", "Unresolved", "add_codec", "decode", "encode", "has_codec", "is_importable", "loads", "unresolved",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
