@@ -456,8 +456,7 @@ def _open(
     """Arrange a model in memory; with ``carried`` as `take_out_updates` wants it, what may write in place apart."""
     if _missing is not None and _missing.name == "onnxruntime":
         raise RunError(NO_ONNXRUNTIME)
-    names = [provider if isinstance(provider, str) else provider[0] for provider in providers or ()]
-    device = "cuda" if "CUDAExecutionProvider" in names else "cpu"
+    device = "cuda" if "CUDAExecutionProvider" in [p if isinstance(p, str) else p[0] for p in providers or ()] else "cpu"
     with without_gc():
         proto, folder = open_proto(model)
         problem = available(proto)
