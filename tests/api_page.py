@@ -28,7 +28,7 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Verify and compare", "", ("verify", "testing.assert_roundtrip", "diff_files")),
     (
         "Errors",
-        "When something is refused, [these are the twelve that people meet most](faq.md).",
+        "When something is refused, [these are the ones that people meet most](faq.md).",
         (
             "PythonopError", "ExportError", "UnsupportedOperatorError", "ArgumentError", "TrustError", "FormatError", "RunError", "PythonopWarning",
             "errors.full",
