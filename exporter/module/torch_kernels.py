@@ -185,28 +185,29 @@ class BatchNormGradient(torch.autograd.Function):
     backward = ConvolutionGradient.backward
 
 
-def _call(op: Builder, function: type, inputs: Sequence[ir.Value], constants: tuple[Any, ...], outputs: int) -> list[ir.Value]:
-    """A PythonOp of one of these Functions; all tensors are of the type of the first."""
+def _call(op: Builder, function: type, inputs: Sequence[ir.Value], constants: tuple[Any, ...], likes: Sequence[ir.Value]) -> list[ir.Value]:
+    """A PythonOp of one of these Functions: an output of the shape of each in ``likes``; all tensors are of the type of the first."""
     kind = int(inputs[0].dtype or ir.DataType.FLOAT)
-    ranks = [0 if value.shape is None else len(value.shape) for value in inputs]
+    ranks, made_ranks = (tuple(0 if value.shape is None else len(value.shape) for value in values) for values in (inputs, likes))
+    outputs = len(likes)
     call = AutogradCall(
         id=op.scope.name(function.__name__),
         name=qualified_name(function),
         args=(*map(Slot, range(len(inputs))), *constants),
         outputs=tuple(map(Slot, range(outputs))),
         input_types=(kind,) * len(inputs),
-        input_ranks=tuple(ranks),
+        input_ranks=ranks,
         input_requires_grads=(False,) * len(inputs),
         output_types=(kind,) * outputs,
-        output_ranks=(1,) * outputs,
+        output_ranks=made_ranks,
         output_requires_grads=(False,) * outputs,
     )
     made = op.node(PYTHON_OP, inputs, domain=ORT_DOMAIN, outputs=1 + outputs)
     node = made[0].producer()
     node.attributes.update({a.name: a for a in ir_attributes(write_attributes(call))})
     made[0].type = ir.TensorType(ir.DataType.INT64)
-    for value in made[1:]:
-        value.type = inputs[0].type
+    for value, like in zip(made[1:], likes, strict=True):
+        value.type, value.shape = inputs[0].type, like.shape
     return list(made[1:])
 
 
@@ -227,12 +228,9 @@ def _convolution(
     inputs = (x, w, b)
     wanted = tuple(value is not None and value in op.scope.active for value in inputs)
     constants = (tuple(attr(node, "strides") or [1] * n), tuple(pads[:n]), tuple(attr(node, "dilations") or [1] * n), wanted)
-    found = iter(_call(op, ConvolutionGradient, [g, x, w], constants, sum(wanted)))
-    grads = [next(found) if want else None for want in wanted]
-    for grad, value in zip(grads, inputs, strict=True):
-        if grad is not None and value is not None:
-            grad.shape = value.shape
-    return grads
+    likes = [value for value, want in zip(inputs, wanted, strict=True) if want and value is not None]
+    found = iter(_call(op, ConvolutionGradient, [g, x, w], constants, likes))
+    return [next(found) if want else None for want in wanted]
 
 
 def _batch_normalization(
@@ -245,10 +243,7 @@ def _batch_normalization(
     if not own or g is None or any(v is not None for v in others) or not _same_kind(g, x, scale, *ys[1:]):
         more: dict[str, Any] = {"epsilon": epsilon, "momentum": momentum, "training_mode": training_mode}
         return batch_normalization(op, gs, x, scale, bias, mean, variance, ys=ys, node=node, **more)
-    found = _call(op, BatchNormGradient, [g, x, scale, *ys[1:]], (epsilon,), 3)
-    for grad, value in zip(found, (x, scale, bias), strict=True):
-        grad.shape = value.shape
-    return [*found, None, None]
+    return [*_call(op, BatchNormGradient, [g, x, scale, *ys[1:]], (epsilon,), (x, scale, bias)), None, None]
 
 
 def are_worth_it(model: ir.Model) -> bool:
