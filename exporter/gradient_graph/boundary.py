@@ -71,7 +71,8 @@ class Boundary:
         self._variable = {*targets, *variable, *(e.initializer for e in (state or {}).values())}
         self._taken = {*sources, *ends, *(o.name for node in walk(graph) for o in node.outputs if o.name)}
         self._stem = stem
-        before = [n for n in self._taken if n.startswith(stem)]
+        nodes = {node.name for node in walk(graph) if node.name}  # a node keeps its name where its output gets another one
+        before = [n for n in self._taken | nodes if n.startswith(stem)]
         generation = next(i for i in range(len(before) + 1) if not any(n.startswith(f"{stem}{i or ''}/") for n in before))
         self.prefix = f"{stem}{generation or ''}/"
 

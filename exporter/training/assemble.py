@@ -84,7 +84,7 @@ class Assembly:
                 carried.initial[seed] = np.array(0, np.int64)
                 carried.next[masks] = masks + 1  # other masks in each step, without a word from the loop
         graph.extend(op.nodes)
-        carried.write_outputs(loss, {**reported, **{name: by_name[name] for name in given}})
+        carried.write_outputs(loss, reported, {name: by_name[name] for name in given})
         self._tidy()
 
     def describe(self, inputs: Sequence[str], targets: Sequence[str]) -> None:

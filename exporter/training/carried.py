@@ -73,12 +73,12 @@ class Carried:
         self.initial[name] = initial
         return value
 
-    def write_outputs(self, loss: ir.Value, reported: Mapping[str, ir.Value]) -> None:
-        """Make the outputs: the loss, what else is reported, each a number, then the next values in the order of the inputs."""
+    def write_outputs(self, loss: ir.Value, reported: Mapping[str, ir.Value], given: Mapping[str, ir.Value]) -> None:
+        """Make the outputs: the loss, what else is reported, each a number, outputs of the model, then the next values in the order of the inputs."""
         taken: set[ir.Value] = set()
         for value in (loss, *reported.values()):
             value.shape = ir.Shape(())
-        for name, value in ((LOSS, loss), *reported.items()):
+        for name, value in ((LOSS, loss), *reported.items(), *given.items()):
             self._output(name, value, value, taken)
         for old in [value for value in self.graph.inputs if value in self.next]:
             self.next[old] = self._output(f"{old.name}.next", self.next[old], old, taken)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from symbolics.graph.builder import Builder
 from symbolics.graph.scope import Scope
 from symbolics.graph.values import array_of, dtype_of, graph_of
-from symbolics.graph.walk import discard, prune
+from symbolics.graph.walk import captured, discard, prune
 
 __all__ = ["clone_nodes", "function_body", "inline", "inline_body", "replace"]
 
@@ -87,7 +87,8 @@ def function_body(node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Fu
         for o, t in zip(node.outputs, trimmed.outputs):
             t.name = o.name or ""
         proto = ir.to_proto(trimmed)
-        discard(trimmed)
+        for place in range(len(trimmed.inputs)):  # not those of its graphs, which are the node's
+            trimmed.replace_input_with(place, None)
         types = [b"" if v is None or v.type is None else ir.to_proto(v).type.SerializeToString() for v in node.inputs]
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
         if versions:
@@ -99,6 +100,8 @@ def function_body(node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Fu
         return None
     proto = onnx.FunctionProto()
     proto.ParseFromString(data)
+    outer = {v.name: v for v in captured(node)}  # what graphs among its attributes read from outside: ONNX writes their nodes into the body
+    proto.input.extend(name for name in outer if name is not None)
     made = {o for n in proto.node for o in n.output} | set(proto.input)
     for name in [o for o in proto.output if o not in made]:  # listed, but made by nobody
         proto.output[list(proto.output).index(name)] = ""
@@ -107,6 +110,7 @@ def function_body(node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Fu
     del proto.output[:]
     proto.output.extend(live)
     function = ir.serde.deserialize_function(proto)
+    function.meta["captured"] = list(outer.values())
     function.meta["outputs"] = [function.outputs[live.index(n)] if n else None for n in names]
     function.meta["defaults"] = {a.name: ir.from_proto(a.default_value) for a in schema.attributes.values() if a.default_value.type}
     return function
@@ -116,6 +120,8 @@ def inline(scope: Scope, node: ir.Node, function: ir.Function) -> tuple[list[ir.
     """Copies of the nodes of a function for one call, and what stands for the outputs of the call."""
     mapping: dict[ir.Value, ir.Value | None] = dict.fromkeys(function.inputs)
     mapping.update(zip(function.inputs, node.inputs))
+    if outer := function.meta.get("captured"):
+        mapping.update(zip(function.inputs[-len(outer) :], outer, strict=True))
     defaults = {k: a for k, a in function.attributes.items() if a.value is not None}
     attributes = {**function.meta.get("defaults", {}), **defaults, **node.attributes}
     nodes = clone_nodes(scope, function, mapping, attributes, node.metadata_props)

@@ -34,10 +34,10 @@ _NO_MORE = frozenset(
 
 
 def free_prefix(graph: ir.Graph, prefix: str) -> str:
-    """The prefix, behind as many underscores as it takes until no value of the graph has a name that starts so."""
-    names = (
-        {value.name for node in walk(graph) for value in node.outputs} | {value.name for value in graph.inputs} | set(graph.initializers)
-    )
+    """The prefix, behind as many underscores as it takes until no value and no node of the graph has a name that starts so."""
+    names = {value.name for value in graph.inputs} | set(graph.initializers)
+    for node in walk(graph):  # a node keeps its name where its output gets another one
+        names.update((node.name, *(value.name for value in node.outputs)))
     while any(name is not None and name.startswith(prefix) for name in names):
         prefix = f"_{prefix}"
     return prefix
