@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 import exporter
 from symbolics.errors import ExportError
@@ -27,6 +28,16 @@ def pair(x):
     return x**2, x.sin()
 
 
+class HandsOn(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def under_a_mode(x):
+    with HandsOn():
+        return torch.func.grad(cube)(x)
+
+
 CASES = {
     "grad": lambda x: torch.func.grad(cube)(x),
     "grad_of_second": lambda x: torch.func.grad(lambda a, b: (a * b * b).sum(), argnums=1)(x, x),
@@ -46,6 +57,7 @@ CASES = {
     "jacfwd_with_aux": lambda x: torch.func.jacfwd(with_aux, has_aux=True)(x),
     "hessian": lambda x: torch.func.hessian(cube)(x),
     "not_differentiable_input": lambda x: torch.func.grad(lambda z: (z * x).sum())(torch.arange(3, dtype=F64)),
+    "under_a_mode": under_a_mode,
 }
 
 
@@ -71,6 +83,7 @@ def test_dynamo_gives_eagers_values():
         "vjp_with_aux",
         "jvp_of_constant",
         "not_differentiable_input",
+        "under_a_mode",
     )
 
     def forward(x):
