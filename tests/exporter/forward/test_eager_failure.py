@@ -41,10 +41,13 @@ def doors(dynamo, tmp_path):
 
 @pytest.mark.parametrize("door", ["export", "hook", "step", "verify"])
 def test_by_every_door(door, dynamo, tmp_path):
+    model, args = Net(), (torch.randn(8, 4),)
+    with pytest.raises(RuntimeError, match=r"shapes cannot be multiplied \(8x4 and 5x3\)") as eager:
+        model(*args)
     with pytest.raises(ExportError) as caught:
-        doors(dynamo, tmp_path)[door](Net(), (torch.randn(8, 4),))
+        doors(dynamo, tmp_path)[door](model, args)
     told = str(caught.value)
-    assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x4 and 5x3)" in told
+    assert f"RuntimeError: {eager.value}" in told
     assert "at test_eager_failure.py:" in told and "in forward: return self.encoder(x); module encoder.2 (Linear)" in told
     assert "way out" in told and len(told.splitlines()) == 3
     assert isinstance(caught.value.whole.cause, RuntimeError) and not list(tmp_path.iterdir())

@@ -127,7 +127,9 @@ def test_a_change_that_the_file_would_not_see_is_refused(body, name, dynamo):
 def test_where_eager_refuses_it_with_gradients_alone(dynamo):
     """What a user sees who calls the model so: where it fails, eager's error; where it runs, ours."""
     model, args = Net(through_a_view), (torch.randn(3, 4),)
-    with pytest.raises(ExportError, match=r"(?s)fails in eager mode.*Output 0 of Same is a view.*at test_aliases.py:\d+, in through_a_view"):
+    with pytest.raises(
+        ExportError, match=r"(?s)fails in eager mode.*Output 0 of Same is a view.*at test_aliases.py:\d+, in through_a_view"
+    ):
         exporter.export(model, args, dynamo=dynamo)
     with torch.no_grad():
         model(*args)

@@ -64,7 +64,9 @@ def test_what_eager_refuses(function, says, dynamo):
     """In eager's words, and with the user's own line; by the eager run, and by the export where there is none."""
     with pytest.raises(RuntimeError, match=re.escape(says)):
         function(X.clone().requires_grad_())
-    with pytest.raises(ExportError, match=f"(?s)fails in eager mode.*{re.escape(says)}.*at test_gradients_in_forward.py:.*, in {function.__name__}: "):
+    with pytest.raises(
+        ExportError, match=f"(?s)fails in eager mode.*{re.escape(says)}.*at test_gradients_in_forward.py:.*, in {function.__name__}: "
+    ):
         exported(function, dynamo=dynamo)
     with pytest.raises(ExportError, match=re.escape(says)) as ours:
         exported(function, dynamo=dynamo, eager_check=False)
