@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from exporter.files.trust import name_of
 from exporter.forward.changes import Changes
-from exporter.forward.eager_failure import eager_failure
+from exporter.forward.eager_failure import eager_failure, lacks_gradient
 from exporter.forward.unchanged import unchanged
 from exporter.train_mode.buffers import UNSEEN
 from symbolics import torch_private as private
@@ -143,6 +143,7 @@ class EagerGraph:
         stopping: bool = False,
         keeps: Callable[[Operator], bool] = lambda _: False,
         fakes: bool = False,
+        gradients: bool = True,
     ) -> EagerGraph:
         """Run a model once and look at the graph behind its outputs; model, arguments and random state stay as they were.
 
@@ -153,6 +154,7 @@ class EagerGraph:
             stopping: Whether gradients stop at arguments that PyTorch has none for.
             keeps: Which operators become nodes.
             fakes: Whether the exporter has shapes and dtypes from their fake kernels.
+            gradients: Whether the user has them enabled where he calls the model.
 
         Raises:
             ExportError: The model fails on these arguments, as it does without anybody looking; a fake kernel says what is not so; or the loss of
@@ -199,8 +201,11 @@ class EagerGraph:
             raise
         except Exception as error:
             if not stopping and is_refusal(error):
-                return cls.of(model, args, kwargs, training=training, stopping=True, keeps=keeps, fakes=fakes)
-            if (own := _failure(model, args, kwargs, training)) is not None:
+                return cls.of(model, args, kwargs, training=training, stopping=True, keeps=keeps, fakes=fakes, gradients=gradients)
+            own = _failure(model, args, kwargs, training, gradients)
+            if own is not None:
+                if lacks_gradient(own):  # for the export all inputs need one, so that this says nothing of what stands in its way
+                    own = error
                 raise eager_failure(own) from own
             return cls(unchecked=f"an eager run raised {type(error).__name__}: {' '.join(str(error).split())[:200]}", failed=True)
         return found
@@ -319,14 +324,16 @@ class EagerGraph:
         return found
 
 
-def _failure(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> Exception | None:
+def _failure(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None, gradients: bool
+) -> Exception | None:
     """What the model raises as its user calls it: without a gradient for each input, and nobody looking. Of tensors without data nothing is known."""
     tensors = [
         leaf for leaf in (*pytree.tree_leaves((args, kwargs)), *model.parameters(), *model.buffers()) if isinstance(leaf, torch.Tensor)
     ]
     if any(map(private.is_fake, tensors)):
         return None
-    with _lock, unchanged(model, args, kwargs), _quiet(), torch.enable_grad():
+    with _lock, unchanged(model, args, kwargs), _quiet(), torch.set_grad_enabled(gradients):
         if training is not None:
             model.train(training)
         try:
