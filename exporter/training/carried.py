@@ -74,10 +74,9 @@ class Carried:
         return value
 
     def write_outputs(self, loss: ir.Value, reported: Mapping[str, ir.Value]) -> None:
-        """Make the outputs: the loss, what else is reported, each a number, then the next values in the order of the inputs."""
+        """Make the outputs: the loss, a number, what else is reported, then the next values in the order of the inputs."""
         taken: set[ir.Value] = set()
-        for value in (loss, *reported.values()):
-            value.shape = ir.Shape(())
+        loss.shape = ir.Shape(())
         for name, value in ((LOSS, loss), *reported.items()):
             self._output(name, value, value, taken)
         for old in [value for value in self.graph.inputs if value in self.next]:
