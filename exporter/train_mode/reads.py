@@ -166,17 +166,17 @@ class Reads:
 
     @contextlib.contextmanager
     def fetched(self, names: Iterable[str]) -> Iterator[None]:
-        """Note, while the block runs, which numbers that modules have as attributes are asked for: those are read.
+        """Note, while the block runs, which numbers that modules have as attributes are asked for before they are other ones: those are read.
 
         Args:
             names: Their names. What is in a list or a dictionary counts as read.
         """
-        watched: dict[int, dict[str, str]] = {}
+        watched: dict[int, dict[str, tuple[str, Any]]] = {}
         modules = dict(self._model.named_modules())
         for name in names:
             path, _, last = name.rpartition(".")
             if path in modules and last in modules[path].__dict__:
-                watched.setdefault(id(modules[path]), {})[last] = name
+                watched.setdefault(id(modules[path]), {})[last] = (name, modules[path].__dict__[last])
             else:
                 self.first.add(name)
         if not watched:
@@ -184,12 +184,15 @@ class Reads:
             return
 
         def fetch(module: torch.nn.Module, last: str) -> Any:
-            found = watched.get(id(module))
-            if found is not None:
-                if last in found:
-                    self.first.add(found[last])
-                elif last == "__dict__" and sys._getframe(1).f_globals.get("__name__") != torch.nn.Module.__module__:
-                    self.first.update(found.values())
+            found = watched.get(id(module), {})
+            if last in found:
+                asked = [last]
+            elif found and last == "__dict__" and sys._getframe(1).f_globals.get("__name__") != torch.nn.Module.__module__:
+                asked = list(found)
+            else:
+                return object.__getattribute__(module, last)
+            own = object.__getattribute__(module, "__dict__")
+            self.first.update(found[each][0] for each in asked if own.get(each) is found[each][1])
             return object.__getattribute__(module, last)
 
         torch.nn.Module.__getattribute__ = fetch  # type: ignore[method-assign, assignment]

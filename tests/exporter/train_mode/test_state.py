@@ -121,6 +121,11 @@ def drawn(self, x):
     return x
 
 
+def drawn_then_read(self, x):
+    self.count = torch.Generator().seed()
+    return x * float(self.count > 0)
+
+
 def drawn_and_read_in_evaluation(self, x):
     if self.training:
         self.count = torch.Generator().seed()
@@ -153,7 +158,7 @@ class Attributes(torch.nn.Module):
 @pytest.mark.parametrize(
     ("step", "name"),
     [
-        (fading, "kept"), (counting, "count"), (counting_out_of_sight, "count"), (drawn, ""), (drawn_and_read_in_evaluation, "count"),
+        (fading, "kept"), (counting, "count"), (counting_out_of_sight, "count"), (drawn, ""), (drawn_then_read, ""), (drawn_and_read_in_evaluation, "count"),
         (noted_in_place, ""), (made_once, ""), (counting_by_get, "count"), (last_input, "kept"),
         (last_input_once_there_is_one, "table['last']"), (cached, ""),
     ],
