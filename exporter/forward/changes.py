@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from exporter.forward.unchanged import Kept
 from exporter.train_mode.buffers import UNSEEN
 from exporter.train_mode.reads import Reads, attributes_of
+from symbolics import torch_private as private
 from symbolics.capture.side_effects import same_values
 
 __all__ = ["Changes"]
@@ -42,6 +43,7 @@ class Changes:
         shared: Two names of one buffer that was found changed.
         parameters: The names of all parameters that were written.
         modules: Those that have other attributes now.
+        noted: What is changed and no state, as in `found`.
     """
 
     def __init__(self, model: torch.nn.Module, kept: Kept) -> None:
@@ -52,6 +54,7 @@ class Changes:
         self.shared: tuple[str, ...] = ()
         self.parameters: list[str] = []
         self.modules: list[torch.nn.Module] = []
+        self.noted: dict[str, str] = {}
         self._buffers = {name: (buffer, self._before(buffer)) for name, buffer in model.named_buffers(remove_duplicate=False)}
         self._parameters = {
             name: (parameter, self._before(parameter))
@@ -64,7 +67,8 @@ class Changes:
         """The names of the state that is changed -> why a graph may not show it.
 
         An attribute counts where a second call, on equal buffers, leaves another value than the first: what is computed once and kept is the
-        same after both. So does a buffer that is new, or got another shape or type.
+        same after both. So does a tensor that a second call reads and then makes anew, whatever is in it: both have the same input. So does a
+        buffer that is new, or got another shape or type.
 
         Args:
             call: Makes another call; it is made where there is something to tell apart. The model's mode is another one afterwards.
@@ -72,6 +76,7 @@ class Changes:
         buffers = self._now()
         before = {name: value for name, (_, value) in self._buffers.items()}
         found = {name: UNSEEN for name, value in buffers.items() if name in before and _moved(value, before[name])}
+        found |= {name: UNSEEN for name in self._replaced() if _alike(buffers[name], before[name])}
         names = {name: [other for other, (tensor, _) in self._buffers.items() if tensor is self._buffers[name][0]] for name in found}
         for name, (parameter, value) in self._parameters.items():
             if _moved(parameter, value):
@@ -88,19 +93,23 @@ class Changes:
         }
         self.modules = [module for path, module in self._model.named_modules() if any(_is_of(name, path) for name in moved)]
         numbers = {name: attributes[name][0] for name, value in moved.items() if not isinstance(value, torch.Tensor)}
-        if (remade or moved) and self._again(call, numbers, remade):
+        versions = {name: _version(attributes[name][0]) for name in moved}
+        if (remade or moved) and (again := self._again(call, numbers, remade)) is not None:
             later, last = self._now(), self._now_attributes()
             for name, value in remade.items():
                 if name in later and not _equal(later[name], value):
                     found[name] = "its shape or type changes, and a graph's are fixed"
             for name, value in moved.items():
-                if name in last and not _equal(last[name][1], value):
+                renewed = name in again and name in last and self._renewed(attributes[name][0], last[name][0], versions[name])
+                if renewed or (name in last and not _equal(last[name][1], value)):
                     found[name] = "it is an attribute of a module, not a buffer"
-        read = self.reads.first
-        if not written | found.keys() <= read:
+        if not written | found.keys() <= self.reads.first:
             self._model.train(not self._model.training)
-            self._again(call, {name: value for name, value in numbers.items() if name in found}, remade)
-        found = {name: why for name, why in (found | parted).items() if name in read}
+            if self._again(call, {name: value for name, value in numbers.items() if name in found}, remade) is None:
+                self.reads.first |= written | found.keys()  # nobody knows what the other mode reads
+        found |= parted
+        self.noted = {name: why for name, why in found.items() if name not in self.reads.first}
+        found = {name: why for name, why in found.items() if name in self.reads.first}
         self.shared = next((tuple(names[name]) for name in found if len(names.get(name, ())) > 1), ())
         for name in found:
             if name in remade and name not in before:
@@ -112,31 +121,36 @@ class Changes:
                 self.refused[name] = _TRAINED
         return found
 
-    def _again(self, call: Callable[[], Any], numbers: dict[str, Any], but: dict[str, Any]) -> bool:
+    def _again(self, call: Callable[[], Any], numbers: Iterable[str], but: dict[str, Any]) -> set[str] | None:
         """Make another call, on the buffers and parameters of the first, and note what it reads.
 
         Args:
             call: Makes it.
-            numbers: Attributes that are watched, with their values.
+            numbers: Attributes that are watched.
             but: Buffers that stay as they are.
 
         Returns:
-            False where it fails: then there is none that could train wrongly.
+            What it reads before it writes it; None where it fails.
         """
-        for hidden in (numbers, {}) if numbers else ({},):
-            try:
-                self._put_back(but)
-                with self.reads, self.reads.fetched(hidden):
-                    call()
-                self.reads.first |= numbers.keys() - hidden.keys()
-                return True
-            except Exception:  # it may look for an attribute where nobody hears of it
-                modules = dict(self._model.named_modules())
-                for name, value in hidden.items():
-                    path, _, last = name.rpartition(".")
-                    if path in modules and last in modules[path].__dict__:
-                        modules[path].__dict__[last] = value
-        return False
+        earlier, self.reads.first = self.reads.first, set()
+        try:
+            self._put_back(but)
+            with self.reads, self.reads.fetched(numbers):
+                call()
+            return set(self.reads.first)
+        except Exception:
+            return None
+        finally:
+            self.reads.first |= earlier
+
+    def _renewed(self, before: Any, after: Any, version: int) -> bool:
+        """Whether a call wrote a tensor that is an attribute, or put another in its place; not by way of a buffer or parameter."""
+        if not (isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor)):
+            return False
+        if after is not before:
+            return not private.shares_memory(after, before)
+        own = (*self._buffers.values(), *self._parameters.values())
+        return _version(after) != version and not any(private.shares_memory(after, tensor) for tensor, _ in own)
 
     def _before(self, tensor: torch.Tensor) -> torch.Tensor:
         values = self._kept.values(tensor)
@@ -175,6 +189,10 @@ class Changes:
 def _is_of(name: str, path: str) -> bool:
     """Whether an attribute may be one of the module at a path."""
     return not path or name.startswith(f"{path}.")
+
+
+def _version(value: Any) -> int:
+    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() and not torch.nn.parameter.is_lazy(value) else 0
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

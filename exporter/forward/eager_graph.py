@@ -110,6 +110,7 @@ class EagerGraph:
         failed: Whether that is because the run raised, and the model as it is called without anybody looking does not.
         changed: The saved_tensors_hooks that give back something else than they were given, as text.
         state: The state (exporter/train_mode/reads.py) that the run changed, by name -> why a file may not carry it.
+        noted: What it changed and is no state, in the same way.
         shared: The names of a buffer that has several, and that the run changed.
         taken: What each call of torch.autograd.grad that the forward made gave, by module and line.
         refused: Those of them that no file can be right about, not even once -> why, and the way out.
@@ -124,6 +125,7 @@ class EagerGraph:
     failed: bool = False
     changed: list[str] = field(default_factory=list)
     state: dict[str, str] = field(default_factory=dict)
+    noted: dict[str, str] = field(default_factory=dict)
     taken: Answers = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     shared: tuple[str, ...] = ()
@@ -195,7 +197,7 @@ class EagerGraph:
                     changes.reads.read(model(*fresh, **more))
 
                 found.state = changes.found(again)
-                found.refused, found.shared = changes.refused, changes.shared
+                found.noted, found.refused, found.shared = changes.noted, changes.refused, changes.shared
                 found.read, found.parameters, found.modules = changes.reads.first, changes.parameters, changes.modules
         except ExportError:  # a fake kernel, the loss of a training step: it names what is wrong
             raise

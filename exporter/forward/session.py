@@ -190,7 +190,7 @@ def _judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[
     expand_gradients(current.program.model)
     describe_functions(current.program.model, recorder.capture.classes)
     say_names(current.program.model, recorder.capture.classes, stacklevel=5)
-    add_lost(current.program.model, eager.state)
+    add_lost(current.program.model, eager.state, eager.noted)
     warn_of_lost(current.program.model, stacklevel=5)
     if eager.unchecked:
         current.program.model.metadata_props[UNCHECKED_KEY] = eager.unchecked

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import onnx_ir as ir
 
@@ -44,14 +45,12 @@ def carry(
     while len(graph.outputs) > count:
         graph.outputs.pop()
     kept = plain_statistics(graph, values) if values else set()
-    carried, noted = [], set()
-    state = {entries[name].initializer for name in read or () if name in entries}
+    carried = []
+    state = _state(graph, values, None if read is None else {entries[name].initializer for name in read if name in entries})
+    noted = {initializer for initializer in values if initializer not in kept and initializer not in state}
     for initializer, value in values.items():
         buffer = graph.initializers[initializer]
-        if initializer in kept:
-            continue
-        if read is not None and initializer not in state and not is_read(buffer):
-            noted.add(initializer)
+        if initializer in kept or initializer in noted:
             continue
         if source_of(value) is buffer:
             continue  # a trace did not see what changed it
@@ -63,6 +62,21 @@ def carry(
         graph.outputs.append(node.outputs[0])
         carried.append(initializer)
     return carried, {name for name, initializer in initializers.items() if initializer in noted}
+
+
+def _state(graph: ir.Graph, values: Mapping[str, ir.Value], read: set[str] | None) -> set[str]:
+    """Those of the initializers with next values that anything reads, also by way of the next values of others that are read."""
+    if read is None:
+        return set(values)
+    found = {initializer for initializer in values if initializer in read or is_read(graph.initializers[initializer])}
+    todo = list(found)
+    while todo:
+        source = source_of(values[todo.pop()])
+        name = source.name or ""
+        if name in values and graph.initializers[name] is source and name not in found:
+            found.add(name)
+            todo.append(name)
+    return found
 
 
 def name_carried(graph: ir.Graph, carried: Iterable[str], count: int) -> dict[str, str]:
@@ -79,16 +93,21 @@ def name_carried(graph: ir.Graph, carried: Iterable[str], count: int) -> dict[st
     return found
 
 
-def add_lost(model: ir.Model, seen: Mapping[str, str]) -> None:
+def add_lost(model: ir.Model, seen: Mapping[str, str], noted: Mapping[str, str] = MappingProxyType({})) -> None:
     """Say in the metadata of a file which changes it does not carry.
 
     Args:
         model: The file.
         seen: Names of buffers, and of attributes of modules, that the forward was seen to change -> why no output could hold the next value.
+        noted: The same of those that it writes before it reads them: where the file reads them, it did not see that.
     """
+    entries = (read_state(model.metadata_props) or {}) if seen or noted else {}
+    seen = dict(seen) | {
+        name: why for name, why in noted.items() if name in entries and is_read(model.graph.initializers[entries[name].initializer])
+    }
     if not seen:
         return
-    changes, entries = changes_of(model), read_state(model.metadata_props) or {}
+    changes = changes_of(model)
     kept = {*changes.carried, *kept_statistics(model.graph)}
     lost = {
         name: why for name, why in sorted(seen.items()) if why != UNSEEN or name not in entries or entries[name].initializer not in kept

@@ -3,13 +3,14 @@
 What a model only writes (a note for people, a value kept for the backward) starts anew in each call: no file needs to carry it. A forward counts
 in both modes: the vector of a spectral norm is only written in training, and read in evaluation. Eager runs show what is read, as `Reads` watches
 them; the graph shows it, too, as `is_read` has it, also of branches that the example did not take. State is what either sees. Where there was no
-eager run, all that is written counts.
+eager run, all that is written counts. What is handed on to another name is read: the next call may read it there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ class Reads:
 
     Attributes:
         first: What was read before it was written: names of buffers, parameters, and tensors that modules have as attributes.
-        ever: What was read, before or after.
+        ever: What was read, before or after; also what has other memory now, of which nobody saw whether it was read.
         overwritten: What was written as a whole, by an operator.
     """
 
@@ -93,12 +94,14 @@ class Reads:
         self._waiting: dict[Any, list[_Memory]] = {}
         self._behind: dict[Any, list[_Memory]] = {}
         self._held: list[torch.Tensor] = []
+        self._named: dict[str, tuple[torch.Tensor, Any]] = {}
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._waiting, self._behind, self._held = {}, {}, []
+        self._waiting, self._behind, self._held, self._named = {}, {}, [], {}
         for name, tensor in _tensors(self._model):
             place = _place(tensor)
+            self._named[name] = (tensor, place and place[0])
             if place is None:  # its memory is nowhere that could be watched
                 self.first.add(name)
                 self.ever.add(name)
@@ -110,9 +113,15 @@ class Reads:
         self._open.enter_context(_Outside(self))
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failed: object, *_: object) -> None:
         self._open.close()
-        self._waiting, self._behind, self._held = {}, {}, []
+        for name, tensor in () if failed else _tensors(self._model):
+            before, key = self._named.get(name, (None, None))
+            if tensor is not before:
+                self.read(tensor)
+            elif (_place(tensor) or (None,))[0] != key:  # by an assignment to .data
+                self.ever.add(name)
+        self._waiting, self._behind, self._held, self._named = {}, {}, [], {}
 
     def read(self, values: Any) -> None:
         """Note that all tensors among some values are read."""
@@ -157,37 +166,40 @@ class Reads:
 
     @contextlib.contextmanager
     def fetched(self, names: Iterable[str]) -> Iterator[None]:
-        """Take numbers that modules have as attributes away, while the block runs, until somebody asks for them: those are read.
+        """Note, while the block runs, which numbers that modules have as attributes are asked for before they are other ones: those are read.
 
         Args:
-            names: Their names. What cannot be taken away counts as read.
+            names: Their names. What is in a list or a dictionary counts as read.
         """
-        hidden = dict[tuple[int, str], tuple[str, Any]]()
+        watched: dict[int, dict[str, tuple[str, Any]]] = {}
         modules = dict(self._model.named_modules())
         for name in names:
             path, _, last = name.rpartition(".")
-            module = modules.get(path)
-            if module is None or last not in module.__dict__ or hasattr(type(module), last):
-                self.first.add(name)
+            if path in modules and last in modules[path].__dict__:
+                watched.setdefault(id(modules[path]), {})[last] = (name, modules[path].__dict__[last])
             else:
-                hidden[id(module), last] = (name, module.__dict__.pop(last))
-        original = torch.nn.Module.__getattr__
+                self.first.add(name)
+        if not watched:
+            yield
+            return
 
         def fetch(module: torch.nn.Module, last: str) -> Any:
-            if (id(module), last) in hidden:
-                name, module.__dict__[last] = hidden.pop((id(module), last))
-                self.first.add(name)
-                return module.__dict__[last]
-            return original(module, last)
+            found = watched.get(id(module), {})
+            if last in found:
+                asked = [last]
+            elif found and last == "__dict__" and sys._getframe(1).f_globals.get("__name__") != torch.nn.Module.__module__:
+                asked = list(found)
+            else:
+                return object.__getattribute__(module, last)
+            own = object.__getattribute__(module, "__dict__")
+            self.first.update(found[each][0] for each in asked if own.get(each) is found[each][1])
+            return object.__getattribute__(module, last)
 
-        torch.nn.Module.__getattr__ = fetch  # type: ignore[method-assign]
+        torch.nn.Module.__getattribute__ = fetch  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
-            torch.nn.Module.__getattr__ = original  # type: ignore[method-assign]
-            for module in modules.values():
-                for last in [last for key, last in hidden if key == id(module)]:
-                    module.__dict__.setdefault(last, hidden[id(module), last][1])
+            del torch.nn.Module.__getattribute__
 
 
 class _Outside(TorchFunctionMode):

@@ -69,8 +69,8 @@ class Buffers:
 
         result = pytree.tree_map_only(torch.Tensor, apart, result) if assigned else result
         with torch.no_grad():
-            for before, buffer in assigned:
-                before.copy_(buffer)
+            for before, value in [(before, apart(buffer)) for before, buffer in assigned]:  # one may be what another was
+                before.copy_(value)
         self.put_back()
         return result
 

@@ -158,6 +158,18 @@ class _Clipped(torch.nn.Module):
         return self.head(x * self.kept)
 
 
+class _Given(torch.nn.Module):
+    """Its forward gives a trained parameter other memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.kept = torch.nn.Linear(4, 2), torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        self.kept.data = x.detach().mean(0)
+        return self.head(x * self.kept)
+
+
 class _Parted(torch.nn.Module):
     """Two names of one buffer, until the first call."""
 
@@ -180,8 +192,10 @@ class TestNoFile:
         ("model", "said"),
         [
             (lambda: _Plain(lambda kept, mean: kept.add_(mean)), r"\"kept\['mean'\]\[0\]\" in place.*\n.*register_buffer"),
+            (lambda: _Plain(lambda kept, mean: kept.copy_(0 * kept + mean)), r"\"kept\['mean'\]\[0\]\" in place.*\n.*register_buffer"),
             (_Grown, r"'mean' at every call, a buffer that the first call makes.*\n.*call the model once before"),
             (lambda: _Clipped(True), r"'kept' in place, a parameter that is trained.*\n.*way out"),
+            (_Given, r"'kept' in place, a parameter that is trained.*\n.*way out"),
         ],
     )
     def test_says_which(self, model, said, dynamo):

@@ -94,9 +94,36 @@ def counting_out_of_sight(self, x):
     return x
 
 
+def counting_by_get(self, x):
+    self.count = self.__dict__.get("count", 0) + 1
+    return x * self.count
+
+
+def last_input(self, x):
+    y, self.kept = x + self.kept, x.detach().mean(0)
+    return y
+
+
+def last_input_once_there_is_one(self, x):
+    y = x + self.table["last"] if "last" in self.table else x
+    self.table["last"] = x.detach()
+    return y
+
+
+def cached(self, x):
+    if "first" not in self.table:
+        self.table["first"] = torch.ones(x.shape)
+    return x + self.table["first"]
+
+
 def drawn(self, x):
     self.count = torch.Generator().seed()
     return x
+
+
+def drawn_then_read(self, x):
+    self.count = torch.Generator().seed()
+    return x * float(self.count > 0)
 
 
 def drawn_and_read_in_evaluation(self, x):
@@ -117,11 +144,11 @@ def made_once(self, x):
 
 
 class Attributes(torch.nn.Module):
-    """What it keeps are a number and a tensor."""
+    """What it keeps are a number, a tensor and a dictionary."""
 
     def __init__(self, step):
         super().__init__()
-        self.step, self.count, self.kept = step, 0, torch.zeros(4)
+        self.step, self.count, self.kept, self.table = step, 0, torch.zeros(4), {}
 
     def forward(self, x):
         return self.step(self, x)
@@ -131,8 +158,9 @@ class Attributes(torch.nn.Module):
 @pytest.mark.parametrize(
     ("step", "name"),
     [
-        (fading, "kept"), (counting, "count"), (counting_out_of_sight, "count"), (drawn, ""), (drawn_and_read_in_evaluation, "count"),
-        (noted_in_place, ""), (made_once, ""),
+        (fading, "kept"), (counting, "count"), (counting_out_of_sight, "count"), (drawn, ""), (drawn_then_read, ""), (drawn_and_read_in_evaluation, "count"),
+        (noted_in_place, ""), (made_once, ""), (counting_by_get, "count"), (last_input, "kept"),
+        (last_input_once_there_is_one, "table['last']"), (cached, ""),
     ],
 )  # fmt: skip
 def test_attributes(step, name, training):
@@ -142,8 +170,8 @@ def test_attributes(step, name, training):
         warnings.simplefilter("always", errors.PythonopWarning)
         program = exporter.export(model, (x,), dynamo=False)
     assert set(changes_of(program.model).lost) == ({name} if changes else set())
-    assert any(f"'{name}'" in str(one.message) for one in said if one.category is errors.PythonopWarning) == changes
-    assert (model.count, model.kept.any()) == (0, False), "an export leaves the model as it was"
+    assert any(repr(name) in str(one.message) for one in said if one.category is errors.PythonopWarning) == changes
+    assert (model.count, model.kept.any(), model.table) == (0, False, {}), "an export leaves the model as it was"
 
 
 class Remembers(torch.nn.Module):
@@ -173,10 +201,77 @@ class Branches(torch.nn.Module):
         return y
 
 
-@pytest.mark.parametrize(("model", "name", "dynamo"), [(Remembers, "ready", False), (Branches, "last", True)])
+class Alone(torch.nn.Module):
+    """Reads a buffer in evaluation, where the example fails."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("center", torch.zeros(4))
+
+    def forward(self, x):
+        if self.training:
+            self.center.copy_(x.detach().mean(0))
+            return x
+        if len(x) > 1:
+            raise ValueError("one at a time")
+        return x - self.center
+
+
+class HandsOn(torch.nn.Module):
+    """Reads the last of some buffers; each is the next call's next."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+        for name in ("one", "two", "three"):
+            self.register_buffer(name, torch.zeros(4))
+
+    def forward(self, x):
+        y = x + self.three
+        self.one, self.two, self.three = x.detach().mean(0), self.step(self.one), self.step(self.two)
+        return y
+
+
+@pytest.mark.parametrize(
+    ("model", "names", "dynamo"),
+    [(Remembers, {"ready"}, False), (Branches, {"last"}, True), (Alone, {"center"}, True), (Alone, {"center"}, False)],
+)
 @pytest.mark.filterwarnings("ignore")
-def test_what_one_look_does_not_show(model, name, dynamo):
-    assert set(changes_of(exporter.export(model(), (torch.randn(BATCH),), dynamo=dynamo).model).carried) == {name}
+def test_what_one_look_does_not_show(model, names, dynamo):
+    assert set(changes_of(exporter.export(model(), (torch.randn(BATCH),), dynamo=dynamo).model).carried) == names
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize("step", [lambda b: b, torch.Tensor.detach, lambda b: b.view(2, 2).view(4)])
+def test_what_is_handed_on_is_read(step, dynamo):
+    model, batches = HandsOn(step), _batches(4)
+    module = exporter.load(exporter.export(model, batches[0][:1], dynamo=dynamo))
+    for x, _ in batches:
+        torch.testing.assert_close(module(x), model(x))
+    torch.testing.assert_close(_buffers(module), _buffers(model))
+
+
+class PutsItsData(torch.nn.Module):
+    """Gives a buffer or a parameter other memory, and reads that."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.raw = torch.nn.Parameter(torch.ones(4))
+        self.kept = value
+
+    def forward(self, x):
+        self.kept.data = x.detach().mean(0)
+        return x * self.kept + self.raw
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize("kind", [torch.nn.Buffer, lambda value: torch.nn.Parameter(value, requires_grad=False)])
+def test_what_no_graph_shows_is_said(kind, dynamo):
+    model, x = PutsItsData(kind(torch.zeros(4))), torch.randn(BATCH)
+    with pytest.warns(errors.PythonopWarning, match="'kept'"):
+        program = exporter.export(model, (x,), dynamo=dynamo)
+    assert set(changes_of(program.model).lost) == {"kept"}
+    assert not model.kept.any(), "an export leaves the model as it was"
 
 
 def test_without_an_eager_run_all_that_is_written_counts():
