@@ -112,12 +112,16 @@ def as_raised(error: BaseException, text: str, base: type[PythonopError]) -> Pyt
 
 
 _OWN = ("_faq", "whole", "__notes__")
-_LOOPS = (StopIteration, StopAsyncIteration)  # a generator or a loop would take them for its end
+_NEVER = (
+    StopIteration,
+    StopAsyncIteration,
+    SyntaxError,
+)  # a loop takes the first two for its end; of the last Python prints something else
 
 
 @functools.lru_cache(maxsize=64)
 def _as_well(base: type[PythonopError], kind: type[BaseException]) -> type[PythonopError]:
-    if issubclass(base, kind) or not issubclass(kind, Exception) or issubclass(kind, _LOOPS):
+    if issubclass(base, kind) or not issubclass(kind, Exception) or issubclass(kind, _NEVER):
         return base
 
     def reduce(self: PythonopError) -> tuple[Any, ...]:

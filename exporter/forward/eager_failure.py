@@ -22,7 +22,7 @@ def eager_failure(error: BaseException, call: str = "") -> PythonopError:
         error: What its forward raised, with its traceback.
         call: What has to run, where the run cannot be left out.
     """
-    place, text = line_of(error), ends(said(error), 600)
+    place, text = line_of(error), ends(said(error), 450)
     return as_raised(
         error,
         f"the model fails in eager mode on its own example arguments: {type(error).__name__}{': ' if text else ''}{text}\n"
