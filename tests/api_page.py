@@ -96,7 +96,7 @@ def text() -> str:
         parts += [f"## {heading}", *([more] if more else [])]
         for name in names:
             for call, line in _entries(name):
-                shown = textwrap.fill(call, 110, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+                shown = textwrap.fill(call, 84, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
                 parts.append(f"```\n{shown}\n```\n\n{line}")
     parts += ["## The docstrings", "The site of these pages has them here, whole."]
     parts += [f"::: {thing.__module__}.{thing.__qualname__}" for _, _, names in GROUPS for thing in map(_thing, names)]

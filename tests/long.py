@@ -13,15 +13,20 @@ FILES = tuple(
     ROOT / "tests" / name
     for name in """
     end_to_end/models/test_examples.py
+    end_to_end/portable/test_portable_models.py
     exporter/files/test_examine.py
     exporter/gradient_graph/test_models.py
     exporter/gradient_graph/test_recompute.py
     exporter/module/test_distributed.py
     exporter/module/test_higher.py
     exporter/module/test_training_curves.py
+    exporter/module/test_transforms.py
+    exporter/runtime/test_buffers.py
+    exporter/runtime/test_recurrences.py
     exporter/train_mode/test_buffers.py
     exporter/training/test_browser.py
     exporter/training/test_curves.py
+    fuzz/test_fuzz.py
     operators/test_operators.py
     symbolics/node/test_arguments.py
     symbolics/quirks/test_extremes.py

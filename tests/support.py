@@ -96,3 +96,10 @@ def missing(tool: str, reason: str) -> NoReturn:
     if {tool, "all"} & set(os.environ.get(NEEDS, "").split(",")):
         pytest.fail(f"{NEEDS} names {tool}: {reason}")
     pytest.xfail(f"missing {tool}: {reason}")
+
+
+def process_group_of_one() -> None:
+    """torch.distributed with this process alone; it stays, for whoever comes next in this process."""
+    if not torch.distributed.is_initialized():
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())

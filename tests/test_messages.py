@@ -11,7 +11,7 @@ import onnxruntime
 import torch
 
 import exporter
-from exporter.cli import main
+from exporter.cli import COMMANDS, main
 from exporter.runtime.store import ContextStore
 from exporter.training.trainer import Trainer
 from tests.processes import ROOT
@@ -85,9 +85,8 @@ def test_what_the_gate_advises_holds_at_each_door():
 
 
 def test_each_option_that_a_message_names_is_there():
-    options = {
-        option for command in [main, *main.commands.values()] for each in command.params for option in (*each.opts, *each.secondary_opts)
-    }
+    commands = [main, *(main.get_command(None, name) for name in COMMANDS)]
+    options = {option for command in commands for each in command.params for option in (*each.opts, *each.secondary_opts)}
     wrong = []
     for folder in ("exporter", "symbolics"):
         for path in sorted((ROOT / folder).rglob("*.py")):

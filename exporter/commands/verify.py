@@ -68,10 +68,12 @@ def verify(
     from exporter.verification.verify import verify as run
 
     *files, target = targets
-    if len(files) > 1 or (files and not Path(files[0]).is_file()):
-        raise shared.Failure(
-            f"{clean(files[0])}: there is no such file" if len(files) == 1 else "verify takes one TARGET, and at most one FILE before it"
+    if len(files) > 1 or (files and ":" in files[0] and not Path(files[0]).exists()):  # a TARGET, and more
+        raise click.UsageError(
+            f"Got unexpected extra argument ({clean(targets[-1])}): verify takes one TARGET, and at most one FILE before it"
         )
+    if files and not Path(files[0]).is_file():
+        raise shared.Failure(f"{clean(files[0])}: there is no such file")
     if allow and not files:
         raise shared.Failure("--allow is for a FILE: what is exported here may run what it names")
     if html is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from symbolics.graph.values import is_python_op, is_python_op_tangent
+from symbolics.graph.values import function_of, is_python_op, is_python_op_tangent
 from symbolics.graph.walk import walk
 from symbolics.node.names import CALL_ATTRIBUTE, OUTPUTS_KEY
 
@@ -20,10 +20,8 @@ def functions_in(model: ir.Model) -> list[str]:
     for part in (model.graph, *model.functions.values()):
         for node in walk(part):
             if is_python_op(node) or is_python_op_tangent(node):
-                name = node.attributes.get("name")
-                if name is not None and name.type is ir.AttributeType.STRING and not name.is_ref():
-                    found[name.as_string()] = None
-    return list(found)
+                found[function_of(node)] = None
+    return [name for name in found if name]
 
 
 def names_in(model: ir.Model) -> list[str]:

@@ -12,10 +12,10 @@ import symbolics.node.schema  # noqa: F401  (the checker knows the operators of 
 from exporter.files.places import Places
 from exporter.files.skeleton import skeleton
 from symbolics.errors import ExportError
-from symbolics.graph.values import is_python_op
+from symbolics.graph.values import function_of, is_python_op
 from symbolics.graph.walk import walk
 from symbolics.node.names import MODULE_PROPERTY, SOURCE_PROPERTY
-from symbolics.text import clean, shown
+from symbolics.text import clean, reason, shown
 
 __all__ = ["check_valid", "node_in"]
 
@@ -48,7 +48,11 @@ def check_valid(model: ir.Model) -> onnx.ModelProto:
                 raise ExportError(
                     f"the model is not valid ONNX: its {kind} {shown(value.name or '')!r} has no {what}{'' if maker is None else _line(model, maker)}"
                 )
-    proto = skeleton(model.clone())  # of a copy: another thread may read the model
+    try:
+        copied = model.clone()  # another thread may read the model
+    except (RuntimeError, ValueError) as error:
+        raise ExportError(f"the model is not valid ONNX: {reason(error)}") from error
+    proto = skeleton(copied)
     try:
         onnx.checker.check_model(proto.SerializeToString(), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
@@ -69,7 +73,8 @@ def node_in(model: ir.Model, text: str) -> str:
 
 
 def _line(model: ir.Model, node: ir.Node) -> str:
-    function = f" ({shown(node.attributes['name'].as_string())})" if is_python_op(node) and "name" in node.attributes else ""
+    name = function_of(node) if is_python_op(node) else ""
+    function = f" ({shown(name)})" if name else ""
     module = node.metadata_props.get(MODULE_PROPERTY) or (Places(model).module(node) if node.graph is model.graph else "")
     source = node.metadata_props.get(SOURCE_PROPERTY) or _source(node.metadata_props.get(_STACK, ""))
     places = [f"in module {shown(module)}"] * bool(module) + [f"at {shown(source)}"] * bool(source)

@@ -12,7 +12,7 @@ from exporter.errors import is_users
 from symbolics.errors import ExportError, PythonopError, as_raised
 from symbolics.text import clean, ends, said
 
-__all__ = ["eager_failure", "line_of"]
+__all__ = ["eager_failure", "lacks_gradient", "line_of"]
 
 
 def eager_failure(error: BaseException, call: str = "") -> PythonopError:
@@ -31,6 +31,11 @@ def eager_failure(error: BaseException, call: str = "") -> PythonopError:
         + ("" if call else "; where only an exporter can run it, pass eager_check=False (--no-eager-check)"),
         ExportError,
     )
+
+
+def lacks_gradient(error: BaseException) -> bool:
+    """Whether a model takes a gradient in its forward, and raises because its argument needs none."""
+    return "does not require grad" in str(error)
 
 
 def line_of(error: BaseException) -> str:

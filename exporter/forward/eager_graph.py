@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from exporter.files.trust import name_of
 from exporter.forward.changes import Changes
-from exporter.forward.eager_failure import eager_failure
+from exporter.forward.eager_failure import eager_failure, lacks_gradient
 from exporter.forward.unchanged import unchanged
 from exporter.train_mode.buffers import UNSEEN
 from symbolics import torch_private as private
@@ -145,6 +145,7 @@ class EagerGraph:
         stopping: bool = False,
         keeps: Callable[[Operator], bool] = lambda _: False,
         fakes: bool = False,
+        gradients: bool = True,
     ) -> EagerGraph:
         """Run a model once and look at the graph behind its outputs; model, arguments and random state stay as they were.
 
@@ -155,6 +156,7 @@ class EagerGraph:
             stopping: Whether gradients stop at arguments that PyTorch has none for.
             keeps: Which operators become nodes.
             fakes: Whether the exporter has shapes and dtypes from their fake kernels.
+            gradients: Whether the user has them enabled where he calls the model.
 
         Raises:
             ExportError: The model fails on these arguments, as it does without anybody looking; a fake kernel says what is not so; or the loss of
@@ -201,8 +203,11 @@ class EagerGraph:
             raise
         except Exception as error:
             if not stopping and is_refusal(error):
-                return cls.of(model, args, kwargs, training=training, stopping=True, keeps=keeps, fakes=fakes)
-            if (own := _failure(model, args, kwargs, training, fakes)) is not None:
+                return cls.of(model, args, kwargs, training=training, stopping=True, keeps=keeps, fakes=fakes, gradients=gradients)
+            own = _failure(model, args, kwargs, training, fakes, gradients)
+            if own is not None:
+                if lacks_gradient(own):  # for the export all inputs need one, so that this says nothing of what stands in its way
+                    own = error
                 raise eager_failure(own, getattr(model, "called", "")) from own
             return cls(unchecked=f"an eager run raised {type(error).__name__}: {' '.join(str(error).split())[:200]}", failed=True)
         return found
@@ -321,7 +326,9 @@ class EagerGraph:
         return found
 
 
-def _failure(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None, fakes: bool) -> Exception | None:
+def _failure(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None, fakes: bool, gradients: bool
+) -> Exception | None:
     """What the model raises as its user calls it: without a gradient for each input, and nobody looking.
 
     Of tensors without data nothing is known, nor of a model that asks who calls, and raises only where that is no exporter.
@@ -347,7 +354,7 @@ def _failure(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
                 return error
         return None
 
-    with _lock, _quiet(), torch.enable_grad():
+    with _lock, _quiet(), torch.set_grad_enabled(gradients):
         with as_in_eager(noted):
             failure = called()
         if failure is not None and asked:

@@ -136,9 +136,10 @@ def check_output_names(names: Any, model: ir.Model, inputs: Iterable[str] = ()) 
         raise ArgumentError(
             f"output_names has {len(names)} names, and the model has {len(values)} outputs: {', '.join(map(name_of, values))}"
         )
-    taken = {*inputs, *(name_of(value) for value in model.graph.inputs), *model.graph.initializers}
+    taken = {*inputs, *(name_of(value) for value in model.graph.inputs)}
     for name, value in zip(names or (), values, strict=False):
-        if value.name != name or name in taken:
+        # An output that is a constant is an initializer itself.
+        if value.name != name or name in taken or model.graph.initializers.get(name, value) is not value:
             raise ArgumentError(
                 f"output_names asks for {name!r}, which an input, a parameter or a buffer of the model has: give another name"
             )

@@ -49,17 +49,20 @@ class Hook:
         portable: Which Functions become ONNX functions; True: all that can, False: none.
         program: The last model that was exported under it, None before.
         eager_check: Whether the Functions of one eager run are looked for in the file.
+        gradients: Whether its user has gradients enabled where he exports.
     """
 
     inline: Patterns
     portable: Patterns | bool = False
     program: Program | None = None
     eager_check: bool = True
+    gradients: bool = True
 
 
 @contextlib.contextmanager
 def surroundings(current: Hook, verbose: bool | None) -> Iterator[None]:
     """A recorder for a hook that was installed, and the autograd of eager mode whatever surrounds the export; torch says nothing of a failure."""
+    current.gradients = torch.is_grad_enabled()
     with contextlib.ExitStack() as stack:
         if not verbose and not is_full():
             stack.enter_context(private.untold_failures())
@@ -249,7 +252,7 @@ def _eager_graph(current: Hook, model: Any, args: Any, kwargs: Any, training: bo
         return EagerGraph(unchecked="eager_check=False")
     recorder = active_recorder()
     keeps = recorder.keeps if recorder is not None else lambda _: False
-    return EagerGraph.of(model, args, dict(kwargs), training=training, keeps=keeps, fakes=fakes)
+    return EagerGraph.of(model, args, dict(kwargs), training=training, keeps=keeps, fakes=fakes, gradients=current.gradients)
 
 
 def _lost(current: Hook, eager: EagerGraph) -> list[Lost]:

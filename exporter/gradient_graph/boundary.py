@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from exporter.files.weights import foreign_state
 from symbolics.errors import ArgumentError
+from symbolics.graph.scope import graph_names
 from symbolics.graph.values import is_float, name_of, rank_of
 from symbolics.graph.walk import walk
 from symbolics.node.metadata import read_state, results_of
@@ -71,8 +72,7 @@ class Boundary:
         self._variable = {*targets, *variable, *(e.initializer for e in (state or {}).values())}
         self._taken = {*sources, *ends, *(o.name for node in walk(graph) for o in node.outputs if o.name)}
         self._stem = stem
-        nodes = {node.name for node in walk(graph) if node.name}  # a node keeps its name where its output gets another one
-        before = [n for n in self._taken | nodes if n.startswith(stem)]
+        before = [n for n in graph_names(graph) if n.startswith(stem)]
         generation = next(i for i in range(len(before) + 1) if not any(n.startswith(f"{stem}{i or ''}/") for n in before))
         self.prefix = f"{stem}{generation or ''}/"
 

@@ -84,12 +84,18 @@ function scale(factor) {
     picture.style.height = "auto";
   }
 }
-at("larger").onclick = () => scale(zoom * 1.25);
-at("smaller").onclick = () => scale(zoom / 1.25);
+let chosen = false; // a size that somebody asked for stays when the window changes
+const choose = (factor) => ((chosen = true), scale(factor));
+at("larger").onclick = () => choose(zoom * 1.25);
+at("smaller").onclick = () => choose(zoom / 1.25);
 const fitting = () => (main.clientWidth - 24) / views.get(current).querySelector("svg").viewBox.baseVal.width;
-at("fit").onclick = () => scale(fitting());
-const small = main.clientWidth < 768; // a telephone: fingers make it larger
-if (fitting() < 1 && (small || fitting() > 0.4)) scale(fitting()); // all of it at once, where it can still be read
+at("fit").onclick = () => choose(fitting());
+function fit() {
+  const small = main.clientWidth < 768; // a telephone: fingers make it larger
+  if (!chosen) scale(small || fitting() > 0.4 ? Math.min(1, fitting()) : 1); // all of it at once, where it can still be read
+}
+fit();
+addEventListener("resize", fit);
 at("search").addEventListener("input", (event) => {
   const wanted = event.target.value.trim().toLowerCase();
   const list = at("found");

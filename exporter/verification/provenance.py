@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from exporter.files.places import scope_of
-from symbolics.graph.values import operator_text
+from symbolics.graph.values import function_of, operator_text
 from symbolics.node.metadata import changes_of, read_state, results_of
 from symbolics.node.names import MODULE_PROPERTY, SOURCE_PROPERTY
 
@@ -18,8 +18,8 @@ _LAYOUT = frozenset(("Transpose", "Reshape", "Identity", "Cast", "Unsqueeze", "S
 def operator_of(node: ir.Node) -> str:
     """``Gemm``, or ``com.microsoft::PythonOp of package.module:Function``."""
     name = operator_text(node)
-    function = node.attributes.get("name")
-    return f"{name} of {function.as_string()}" if function is not None and node.domain else name
+    function = function_of(node) if node.domain else ""
+    return f"{name} of {function}" if function else name
 
 
 def module_of(node: ir.Node) -> str:

@@ -35,7 +35,7 @@ from exporter.verification.provenance import places_of_rows
 from exporter.verification.report import STEPS, Report
 from exporter.verification.steps import copy_of
 from symbolics.errors import PythonopError, PythonopWarning, RunError
-from symbolics.graph.values import is_python_op
+from symbolics.graph.values import function_of, is_python_op
 from symbolics.graph.walk import walk
 from symbolics.node.metadata import changes_of, read_state
 from symbolics.node.names import MARK_COUNT_KEY
@@ -193,6 +193,5 @@ def _facts(case: Case, model: ir.Model, made_by: str, size: int, found: FileStep
 
 def _functions(program: Program) -> dict[str, int]:
     """How often each Function is called, as a PythonOp or as an ONNX function."""
-    calls = (node for node in walk(program.model.graph) if is_python_op(node) and "name" in node.attributes)
-    names = [node.attributes["name"].as_string() for node in calls]
+    names = [name for node in walk(program.model.graph) if is_python_op(node) and (name := function_of(node))]
     return dict(Counter([*names, *(call.function for call in program.portable if call.kind == "function")]).most_common())

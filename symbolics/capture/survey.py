@@ -69,8 +69,10 @@ class _GradientsNoted(TorchFunctionMode):
 
 
 def _is_of_transform(frame: types.FrameType | None) -> bool:
-    """Whether torch.func makes a call of torch.autograd.grad."""
-    while frame is not None and frame.f_globals.get("__name__") in ("torch.overrides", "torch.autograd"):
+    """Whether torch.func makes a call of torch.autograd.grad; other modes may hand it on between."""
+    while frame is not None and (
+        frame.f_code.co_name == "__torch_function__" or frame.f_globals.get("__name__") in ("torch.overrides", "torch.autograd")
+    ):
         frame = frame.f_back
     return frame is not None and frame.f_globals.get("__name__", "").startswith("torch._functorch")
 

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from symbolics.graph.values import attr, constant_of, name_of, static_shape
 from symbolics.graph.walk import walk
 
-__all__ = ["Scope", "free_prefix"]
+__all__ = ["Scope", "free_prefix", "graph_names"]
 
 _FOLDED_SIZE = 4096
 _FOLDED_DEPTH = 40
@@ -35,12 +35,18 @@ _NO_MORE = frozenset(
 
 def free_prefix(graph: ir.Graph, prefix: str) -> str:
     """The prefix, behind as many underscores as it takes until no value and no node of the graph has a name that starts so."""
-    names = {value.name for value in graph.inputs} | set(graph.initializers)
-    for node in walk(graph):  # a node keeps its name where its output gets another one
-        names.update((node.name, *(value.name for value in node.outputs)))
-    while any(name is not None and name.startswith(prefix) for name in names):
+    names = graph_names(graph)
+    while any(name.startswith(prefix) for name in names):
         prefix = f"_{prefix}"
     return prefix
+
+
+def graph_names(graph: ir.Graph) -> set[str]:
+    """The names of the graph's values and nodes; those of a node's results may have become other ones since it was made."""
+    named: list[ir.Value | ir.Node] = [*graph.inputs, *graph.initializers.values()]
+    for node in walk(graph):
+        named += (node, *node.outputs)
+    return {each.name for each in named if each.name}
 
 
 class Scope:

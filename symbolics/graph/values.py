@@ -15,7 +15,7 @@ from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, OWN_DOMAIN, P
 from symbolics.text import shown
 
 __all__ = [
-    "RANDOM", "array_of", "attr", "check_unrolled", "constant_of", "describe", "dtype_of", "fixed_array", "graph_of", "is_float", "is_mark", "is_python_op", "is_python_op_tangent", "is_static", "made_by", "name_of", "operator_text",
+    "RANDOM", "array_of", "attr", "check_unrolled", "constant_of", "describe", "dtype_of", "fixed_array", "function_of", "graph_of", "is_float", "is_mark", "is_python_op", "is_python_op_tangent", "is_static", "made_by", "name_of", "operator_text",
     "rank_of", "schema_default", "static_shape", "trains", "unsupported",
 ]  # fmt: skip
 
@@ -60,6 +60,12 @@ def is_python_op(node: ir.Node) -> bool:
 def is_python_op_tangent(node: ir.Node) -> bool:
     """Whether a node is such a call with tangents."""
     return node.op_type == PYTHON_OP_TANGENT and node.domain == OWN_DOMAIN
+
+
+def function_of(node: ir.Node) -> str:
+    """The name of the Function or operator that such a node calls; "" where it says none, or what is no text."""
+    name = attr(node, "name", None)
+    return name if isinstance(name, str) else ""
 
 
 def is_mark(node: ir.Node) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 from torch import nn
 from torch.autograd import Function
@@ -11,6 +9,7 @@ from torch.autograd import Function
 import exporter
 from tests.end_to_end.functions.arguments import Product
 from tests.end_to_end.functions.case import case
+from tests.support import process_group_of_one
 
 
 class Calls(Function):
@@ -130,12 +129,6 @@ class RunsList(Function):
 @case(state=lambda: {"blocks": nn.ModuleList([Block(), Block()])})
 def module_lists(m, x):
     return RunsList.apply(x * m.weight, m.blocks)
-
-
-def process_group_of_one():
-    if not torch.distributed.is_initialized():
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
 
 
 class AllReduce(Function):

@@ -16,9 +16,8 @@ import exporter
 from exporter.runtime.session import available
 from symbolics.node.attributes import read_attributes, values_of
 from tests.end_to_end.functions import ortmodule
-from tests.end_to_end.functions.callables import process_group_of_one
 from tests.end_to_end.functions.case import Model
-from tests.support import nodes
+from tests.support import nodes, process_group_of_one
 from tests.trains import assert_close
 
 pytestmark = [

@@ -38,6 +38,7 @@ def test_inspect(run, exported):
     assert report.pop("opsets")[""] >= 18
     assert report.pop("ir_version") >= 8
     assert report.pop("portable") == report.pop("links") == []
+    assert {name: sorted(halves) for name, halves in report.pop("functions").items()} == {SCALE: ["backward", "forward"]}
     assert report == {
         "format_version": 1,
         "stop_gradients": 1,

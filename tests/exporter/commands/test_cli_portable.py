@@ -139,7 +139,7 @@ def test_verify(arguments, monkeypatch):
     result = run("verify", f"{TARGETS}:pair", *arguments, "--json")
     assert result.exit_code == 0, (result.output, result.exception)
     assert json.loads(result.stdout)["functions"] == {SCALE: 2}
-    ((_, _, allow, setup, *_),) = jobs
+    ((_, _, _, allow, setup, *_),) = jobs
     assert (allow, setup) == (([], None) if arguments else ([SCALE], f"{TARGETS}:pair"))
 
 

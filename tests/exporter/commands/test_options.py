@@ -129,7 +129,7 @@ def test_verbose_says_the_stages(run, path):
     result = run("export", f"{TARGETS}:pair", "-o", path, "-v", "--json")
     assert json.loads(result.stdout)["calls"] == 2
     stages = [line.rpartition(":")[0] for line in result.stderr.splitlines() if line.endswith(" s")]
-    assert stages == [f"importing {TARGETS}:pair", "exporting Model", f"writing {path}"]
+    assert stages == [f"importing {TARGETS}:pair", "exporting Model", f"checking {path}", f"writing {path}"]
     assert "[torch.onnx]" in result.stderr
 
 

@@ -43,13 +43,16 @@ def doors(dynamo, tmp_path):
 
 @pytest.mark.parametrize("door", ["export", "hook", "step", "verify"])
 def test_by_every_door(door, dynamo, tmp_path):
+    model, args = Net(), (torch.randn(8, 4),)
+    with pytest.raises(RuntimeError, match=r"shapes cannot be multiplied \(8x4 and 5x3\)") as eager:
+        model(*args)
     with pytest.raises(ExportError) as caught:
-        doors(dynamo, tmp_path)[door](Net(), (torch.randn(8, 4),))
+        doors(dynamo, tmp_path)[door](model, args)
     told = str(caught.value)
-    assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x4 and 5x3)" in told
+    assert f"RuntimeError: {eager.value}" in told
     assert "at test_eager_failure.py:" in told and "in forward: return self.encoder(x); module encoder.2 (Linear)" in told
     assert "way out" in told and len(told.splitlines()) == 3
-    assert isinstance(caught.value.__cause__, RuntimeError) and not list(tmp_path.iterdir())
+    assert isinstance(caught.value.whole.cause, RuntimeError) and not list(tmp_path.iterdir())
 
 
 def test_another_type_than_the_weights(dynamo):
@@ -66,6 +69,26 @@ def test_the_loss_is_part_of_it(dynamo):
 def test_an_argument_that_is_missing(dynamo):
     with pytest.raises(ExportError, match="missing 1 required positional argument"):
         exporter.export(nn.Linear(4, 3), (), dynamo=dynamo)
+
+
+def test_gradients_are_as_where_it_is_called(dynamo):
+    """A model for inference alone runs without gradients, and is exported there."""
+
+    class Reads(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * float(self.weight.numpy().size)
+
+    model, args = Reads(4, 3), (torch.randn(8, 4),)
+    with pytest.raises(ExportError, match=r"(?s)fails in eager mode.*Can't call numpy\(\) on Tensor that requires grad.*, in forward: "):
+        exporter.export(model, args, dynamo=dynamo)
+    with torch.no_grad():
+        if dynamo:
+            program = exporter.export(model, args)
+            found = exporter.inference_session(program.model_proto).run(None, {program.model.graph.inputs[0].name: args[0].numpy()})
+            torch.testing.assert_close(torch.from_numpy(found[0]), model(*args))
+        else:  # a trace needs gradients
+            with pytest.raises(ExportError, match=r"cannot capture the model.*numpy\(\)"):
+                exporter.export(model, args, dynamo=False)
 
 
 def test_tensors_without_data_are_not_run_again():

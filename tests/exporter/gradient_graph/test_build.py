@@ -108,6 +108,15 @@ def test_forward_names_and_order_stay():
     assert [n.outputs[0].name for n in training.graph][:3] == ["a", "b", "y"]
 
 
+def test_nodes_of_each_order_have_names_of_their_own():
+    """All values of the first gradient are outputs, which have other names than their nodes."""
+    model = parse("y = Mul(x, w)", weights=WEIGHTS)
+    for _ in range(3):
+        model = build_gradient_graph(model)
+        made = [node.name for node in model.graph if node.name]
+        assert made and len(made) == len(set(made))
+
+
 def test_a_deep_chain_of_scalars():
     """What asks whether a value is constant must not walk a whole model for it."""
     lines = [f"t{i + 1} = Mul(u, t{i}) u{i} = Clip(t{i + 1}, t{i})" for i in range(2000)]

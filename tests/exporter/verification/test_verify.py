@@ -270,18 +270,38 @@ class _Straight(torch.autograd.Function):
         return g
 
 
+class _StraightSteps(_Straight):
+    """0 or 1, with the gradient of the identity."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return (x > 0).to(x.dtype)
+
+
 class _StraightThrough(_Rounds):
+    def __init__(self, function, behind=False):
+        super().__init__(behind)
+        self.function = function
+
     def forward(self, x):
-        return self.behind(_Straight.apply(self.linear(x)))
+        return self.behind(self.function.apply(self.linear(x)))
 
 
 def test_a_file_without_a_gradient_path_is_told():
-    """Inlined, a straight-through Function is what its forward is: flat."""
+    """Inlined, a straight-through Function is what its forward is: a comparison has no gradient."""
     with pytest.raises(exporter.RunError, match="gradient in eager, and none in the file"):
-        exporter.verify(_StraightThrough(), (torch.randn(3, 4),), inline=[_Straight])
-    report = exporter.verify(_StraightThrough(behind=True), (torch.randn(3, 4),), inline=[_Straight])
+        exporter.verify(_StraightThrough(_StraightSteps), (torch.randn(3, 4),), inline=[_StraightSteps])
+    report = exporter.verify(_StraightThrough(_StraightSteps, behind=True), (torch.randn(3, 4),), inline=[_StraightSteps])
     assert {row.name for row in report.rows if not row.ok} == {"linear.weight", "linear.bias", "x"}
     assert all("missing in the file" in row.problem for row in report.rows if not row.ok)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_zeros_of_the_file_are_no_gradient_of_eager(behind):
+    """Round is flat: its gradient in the file is zero."""
+    report = exporter.verify(_StraightThrough(_Straight, behind), (torch.randn(3, 4),), inline=[_Straight])
+    assert {row.name: row.problem for row in report.rows if not row.ok} == {"linear.weight": "", "linear.bias": "", "x": ""}
+    assert all(row.error > 0.1 for row in report.rows if not row.ok)
 
 
 def test_assert_roundtrip():

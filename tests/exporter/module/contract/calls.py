@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from symbolics.errors import PythonopError
 from tests.exporter.module.contract.row import grads, row, state, step
+from tests.support import process_group_of_one
 
 HOOKS = "Hooks"
 
@@ -241,13 +241,8 @@ def averaged(m, x):
 
 @row(TRAINING, "`DistributedDataParallel` on gloo (one process here, two in `test_distributed.py`, and FSDP2)")
 def distributed(m, x):
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        whole = nn.parallel.DistributedDataParallel(m)
-        return step(whole, x)[:2] + [grads(m)]
-    finally:
-        whole = None  # before its group
-        dist.destroy_process_group()
+    process_group_of_one()
+    return step(nn.parallel.DistributedDataParallel(m), x)[:2] + [grads(m)]
 
 
 @row(TRAINING, "an error leaves the module as it was")
