@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import pickle
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
 from symbolics.text import message
 
@@ -51,10 +54,12 @@ class PythonopError(Exception):
     whole: object
 
     def __init__(self, text: object = "", *, faq: Faq | None = None) -> None:
-        super().__init__(message(str(text)))
+        Exception.__init__(self, message(str(text)))  # not super(): it may be of a class of the user's, too, whose arguments nobody knows
         self._faq = faq
         if faq is not None:
             self.add_note(f"more: docs/faq.md#{faq}")
+
+    __str__ = Exception.__str__  # a KeyError's is another
 
     @property
     def faq(self) -> Faq | None:
@@ -89,6 +94,50 @@ class PythonopError(Exception):
             what: What is wrong there.
         """
         return cls(f"{place}: {what}: the file is damaged")
+
+
+def as_raised(error: BaseException, text: str, base: type[PythonopError]) -> PythonopError:
+    """An error of ours for an exception that somebody may wait for: of `base`, and of that exception's own class, with its attributes.
+
+    Args:
+        error: The exception.
+        text: What to say.
+        base: The class of ours; the only one where the two cannot be one.
+    """
+    with contextlib.suppress(Exception):  # a class that nobody may derive from, or whose objects nobody may write to
+        made = _restored(base, type(error), text)
+        vars(made).update({name: value for name, value in vars(error).items() if name not in _OWN})
+        return made
+    return base(text)
+
+
+_OWN = ("_faq", "whole", "__notes__")
+_NEVER = (
+    StopIteration,
+    StopAsyncIteration,
+    SyntaxError,
+)  # a loop takes the first two for its end; of the last Python prints something else
+
+
+@functools.lru_cache(maxsize=64)
+def _as_well(base: type[PythonopError], kind: type[BaseException]) -> type[PythonopError]:
+    if issubclass(base, kind) or not issubclass(kind, Exception) or issubclass(kind, _NEVER):
+        return base
+
+    def reduce(self: PythonopError) -> tuple[Any, ...]:
+        try:
+            pickle.dumps((kind, vars(self)))
+        except Exception:
+            return base, (str(self),), {name: value for name, value in vars(self).items() if name in _OWN}
+        return _restored, (base, kind, str(self)), vars(self)
+
+    bases = (kind,) if issubclass(kind, base) else (base, kind)
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__, "__reduce__": reduce}
+    return type(base.__name__, bases, names)
+
+
+def _restored(base: type[PythonopError], kind: type[BaseException], text: str) -> PythonopError:
+    return _as_well(base, kind)(text)  # type: ignore[arg-type]  # mypy finds no hash of a class
 
 
 class ExportError(PythonopError):

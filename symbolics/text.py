@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-__all__ = ["cause", "clean", "headline", "message", "reason", "said", "shown"]
+__all__ = ["cause", "clean", "ends", "headline", "message", "reason", "said", "shown"]
 
 _LINES = 6
 
@@ -14,6 +14,14 @@ def clean(text: str, limit: int = 200) -> str:
     kept = text[: limit + 1]
     out = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii") for c in kept)
     return out if len(kept) <= limit else f"{out[: limit - 1]}…"
+
+
+def ends(text: str, limit: int) -> str:
+    """A text on one line; of a long one its beginning and its end: what is wrong stands in either, and names and lists of types in between."""
+    text = " ".join(text.split())
+    if len(text) > limit:
+        text = f"{text[: limit - limit // 4 - 3]} … {text[-limit // 4 :]}"
+    return clean(text, 10 * limit)
 
 
 def shown(name: str) -> str:
@@ -42,14 +50,14 @@ def reason(error: BaseException) -> str:
 
 
 def cause(error: BaseException) -> str:
-    """The first cause of an exception on one line: its class and the first line of what it said."""
+    """The first cause of an exception on one line: its class and the first paragraph of what it said."""
     return headline(_first(error))
 
 
 def headline(error: BaseException) -> str:
-    """An exception on one line: its class and the first line of what it said."""
-    first = next(iter(said(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {clean(first)}" if first else type(error).__name__
+    """An exception on one line: its class and the first paragraph of what it said: a sentence may go on in the next line."""
+    first = said(error).strip().partition("\n\n")[0]
+    return f"{type(error).__name__}: {ends(first, 300)}" if first else type(error).__name__
 
 
 def _first(error: BaseException) -> BaseException:

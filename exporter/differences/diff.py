@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from exporter.differences.matching import Matches, attribute_digest, bodies, match_graphs
 from exporter.differences.weights import WeightChange, compare_tensors, pair_weights
+from exporter.errors import short
 from exporter.files.inspect import CallFacts, called_nodes, inspect_model, tensor_text
 from exporter.files.proto import reading
 from exporter.files.read import open_model
@@ -101,6 +102,7 @@ class Difference:
         return found
 
 
+@short
 def diff_files(a: Any, b: Any) -> Difference:
     """Compare two ONNX files: inputs and outputs, nodes, weights, calls of Functions, gradients, metadata.
 

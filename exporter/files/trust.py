@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from exporter.errors import short
 from symbolics.errors import Faq, PythonopWarning, TrustError
 from symbolics.node.classes import find, is_class, own_name, tuple_fields, value_fields
 from symbolics.node.names import is_operator, qualified_name, why_not_importable
@@ -37,6 +38,7 @@ _objects: dict[str, Any] = {}
 _names: dict[int, str] = {}  # id(object) -> name; _objects keeps the objects alive, so an id stays theirs
 
 
+@short
 def register(obj: T, name: str | None = None) -> T:
     """Let files name an object or a class; needed in the exporting process and in the one that runs the file.
 
@@ -74,7 +76,7 @@ def register(obj: T, name: str | None = None) -> T:
                 f"exporter.register: {shown(name)} named another object until now, files that name it mean the new one; "
                 "give each object a name of its own: register(obj, name)",
                 PythonopWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         unregister(name)
     _objects[name] = obj

@@ -16,14 +16,14 @@ from symbolics import torch_private as private
 from symbolics.errors import ArgumentError, ExportError
 from symbolics.text import shown
 
-__all__ = ["check_call", "check_model", "check_options", "check_shapes"]
+__all__ = ["check_call", "check_model", "check_options", "check_shapes", "check_values", "keywords_apart"]
 
 
-def check_model(model: Any) -> None:
-    """Refuse what is no module, or one that hides what it computes from both exporters.
+def check_model(model: Any, *, dynamo: bool) -> None:
+    """Refuse what is no module, or one that hides what it computes from the exporter.
 
     Raises:
-        ArgumentError: It is a class, no module, or a DataParallel.
+        ArgumentError: It is a class, no module, or for TorchScript a DataParallel.
         ExportError: It is, or contains, a ScriptModule.
     """
     if isinstance(model, type):
@@ -38,7 +38,7 @@ def check_model(model: Any) -> None:
             else f"of type {type(model).__name__}"
         )
         raise ArgumentError(f"the model is {what}, not a torch.nn.Module{': exporter.load opens a file' if isinstance(model, str) else ''}")
-    if isinstance(model, torch.nn.DataParallel):
+    if isinstance(model, torch.nn.DataParallel) and not dynamo:
         raise ArgumentError("the model is a DataParallel, which spreads a batch over devices: export what is inside of it, model.module")
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
@@ -48,11 +48,11 @@ def check_model(model: Any) -> None:
             )
 
 
-def check_call(model: torch.nn.Module, args: Any, kwargs: Any, *, dynamo: bool) -> None:
+def check_call(args: Any, kwargs: Any, *, dynamo: bool) -> None:
     """Refuse example arguments that no file can be made of.
 
     Raises:
-        ArgumentError: They are no tuple and dictionary, or one of them or of the model's tensors has no values, or is used up by one run.
+        ArgumentError: They are no tuple and dictionary, or one of them is used up by one run, or hides parameters.
     """
     if isinstance(args, (str, bytes, Mapping)) or not isinstance(args, (torch.Tensor, tuple, list)):
         way = ": arguments by name go into kwargs=" if isinstance(args, Mapping) else ""
@@ -62,9 +62,33 @@ def check_call(model: torch.nn.Module, args: Any, kwargs: Any, *, dynamo: bool) 
     for where, value in _leaves(args, kwargs or {}):
         if why := _unusable(value, dynamo):
             raise ArgumentError(f"{where} of forward is {why}")
+
+
+def check_values(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    """Refuse tensors without values, of which an export can make a graph, and nobody can compare or train it.
+
+    Raises:
+        ArgumentError: An argument, a parameter or a buffer is on meta, or a FakeTensor.
+    """
+    for where, value in _leaves(args, kwargs or {}):
+        if why := _without_values(value):
+            raise ArgumentError(f"{where} of forward is {why}: give one with values")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if why := _without_values(tensor):
             raise ArgumentError(f"{name!r} of the model is {why}: load its weights first (model.to_empty(device='cpu'), load_state_dict)")
+
+
+def keywords_apart(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments as torch's exporters call forward: a dictionary that comes last is keyword arguments, where forward can be called so."""
+    if not kwargs and args and isinstance(args[-1], dict):
+        try:
+            inspect.signature(model.forward).bind(*args[:-1], **args[-1])
+        except (TypeError, ValueError):
+            return args, {}
+        return args[:-1], dict(args[-1])
+    return args, dict(kwargs or {})
 
 
 def _leaves(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -76,24 +100,23 @@ def _leaves(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _unusable(value: Any, dynamo: bool) -> str:
     """Why an argument is none that a file can be made with; "" where it may be."""
-    if isinstance(value, torch.Tensor):
-        why = _without_values(value)
-        return why and f"{why}: give one with values"
     if isinstance(value, np.ndarray):
         return "a numpy.ndarray, and inputs of a file are tensors: torch.from_numpy(...)"
     if isinstance(value, Iterator):
         return f"of type {type(value).__name__}, which one run uses up: make it a list or a tuple"
-    if isinstance(value, torch.nn.Module):
+    if isinstance(value, torch.nn.Module) and any(parameter.requires_grad for parameter in value.parameters()):
         return f"the module {type(value).__name__}: make it a submodule of the model, so that its parameters are the file's"
     if dynamo and isinstance(value, (types.FunctionType, types.MethodType)):  # TorchScript calls it
         return f"of type {type(value).__name__}, and a file takes tensors: let the model keep it (self.{value.__name__.strip('<>')} = ...)"
     return ""
 
 
-def _without_values(tensor: torch.Tensor) -> str:
-    if private.is_fake(tensor):
+def _without_values(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return ""
+    if private.is_fake(value):
         return "a FakeTensor, which has no values"
-    return "a tensor on the device meta, which has no values" if tensor.is_meta else ""
+    return "a tensor on the device meta, which has no values" if value.is_meta else ""
 
 
 def check_options(options: Mapping[str, Any], dynamo: Any, opset: Any) -> None:
@@ -103,9 +126,9 @@ def check_options(options: Mapping[str, Any], dynamo: Any, opset: Any) -> None:
         TypeError: There is no such option.
         ArgumentError: ``dynamo`` or ``opset_version`` is of another type.
     """
-    if not isinstance(dynamo, bool):
+    if not (isinstance(dynamo, (int, np.bool_, np.integer)) and dynamo in (0, 1)):
         raise ArgumentError(f"dynamo={dynamo!r}: give True (torch.export) or False (TorchScript)")
-    if opset is not None and (isinstance(opset, bool) or not isinstance(opset, int)):
+    if opset is not None and (isinstance(opset, bool) or not isinstance(opset, (int, np.integer))):
         raise ArgumentError(f"opset_version={opset!r} is of type {type(opset).__name__}: give an int, or leave it out for torch's own")
     if "f" in options:
         raise TypeError("exporter.export returns a Program and writes no file: call program.save(path)")
@@ -118,49 +141,54 @@ def check_options(options: Mapping[str, Any], dynamo: Any, opset: Any) -> None:
             )
 
 
-def check_shapes(model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], shapes: Any) -> None:
+def check_shapes(model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], shapes: Any) -> Any:
     """Refuse ``dynamic_shapes`` that do not fit the arguments; TorchScript would ignore them, torch.export raises them behind 100 lines.
+
+    Returns:
+        The same as torch.export takes it: without a None for an argument that is not given, axes as int.
 
     Raises:
         ArgumentError: They name an argument or a dimension that is not there, or a dimension is no name, Dim, int or None.
     """
     if shapes is None:
-        return
+        return None
     try:
         arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):  # what does not fit is told by eager mode
-        return
+        return shapes
     names = list(arguments)
     if isinstance(shapes, Mapping):
+        shapes = {name: spec for name, spec in shapes.items() if spec is not None or name in arguments or name in kwargs}
         for name in shapes:
             if name not in arguments and name not in kwargs:
                 raise ArgumentError(
                     f"dynamic_shapes names {name!r}; the arguments that are given are {', '.join(map(repr, names)) or 'none'}"
                 )
-        pairs = list(shapes.items())
-    elif isinstance(shapes, (tuple, list)):
-        if len(shapes) > len(names):
+        return {name: _checked_axes(name, arguments.get(name, kwargs.get(name)), spec) for name, spec in shapes.items()}
+    if isinstance(shapes, (tuple, list)):
+        kept = len(shapes)
+        while kept > len(names) and shapes[kept - 1] is None:
+            kept -= 1
+        if kept > len(names):
             raise ArgumentError(
                 f"dynamic_shapes has {len(shapes)} entries, the arguments that are given are {len(names)}: {', '.join(names)}"
             )
-        pairs = list(zip(names, shapes))
-    elif hasattr(shapes, "dynamic_shapes"):  # torch.export.ShapesCollection and AdditionalInputs, which torch reads
-        return
-    else:
-        raise ArgumentError(
-            f"dynamic_shapes is of type {type(shapes).__name__}: give a dict by the names of forward's arguments, or a tuple in their order"
-        )
-    for name, spec in pairs:
-        if isinstance(tensor := arguments.get(name, kwargs.get(name)), torch.Tensor):
-            _check_axes(name, tensor, spec)
+        found = [_checked_axes(name, arguments[name], spec) for name, spec in zip(names, shapes[:kept])]
+        return type(shapes)(found) if type(shapes) in (tuple, list) else tuple(found)
+    if hasattr(shapes, "dynamic_shapes"):  # torch.export.ShapesCollection and AdditionalInputs, which torch reads
+        return shapes
+    raise ArgumentError(
+        f"dynamic_shapes is of type {type(shapes).__name__}: give a dict by the names of forward's arguments, or a tuple in their order"
+    )
 
 
-def _check_axes(name: str, tensor: torch.Tensor, spec: Any) -> None:
-    axes = spec.items() if isinstance(spec, Mapping) else enumerate(spec) if isinstance(spec, (tuple, list)) else ()
+def _checked_axes(name: str, tensor: Any, spec: Any) -> Any:
+    if not isinstance(tensor, torch.Tensor):
+        return spec
     if not isinstance(spec, (Mapping, tuple, list, types.NoneType)):
         raise ArgumentError(f"dynamic_shapes of {name!r} is {spec!r}: give a dict axis -> name, such as {{0: 'batch'}}")
-    for axis, dim in axes:
-        if not isinstance(axis, int) or not -tensor.dim() <= axis < tensor.dim():
+    for axis, dim in spec.items() if isinstance(spec, Mapping) else enumerate(spec or ()):
+        if not isinstance(axis, (int, np.integer)) or not -tensor.dim() <= axis < tensor.dim():
             raise ArgumentError(
                 f"dynamic_shapes of {name!r} has an axis {axis!r}, and the argument has {tensor.dim()}: {list(tensor.shape)}"
             )
@@ -168,3 +196,4 @@ def _check_axes(name: str, tensor: torch.Tensor, spec: Any) -> None:
             raise ArgumentError(
                 f"dynamic_shapes of {name!r}, axis {axis}, is {dim!r}: give a name, a torch.export.Dim, or None where the size is fixed"
             )
+    return {int(axis): dim for axis, dim in spec.items()} if isinstance(spec, Mapping) else spec

@@ -10,7 +10,7 @@ import torch
 
 from exporter.errors import is_full
 from exporter.files.program import Program
-from exporter.forward.arguments import check_call, check_model
+from exporter.forward.arguments import check_call, check_model, keywords_apart
 from exporter.forward.finish import anchor_calls, finish
 from exporter.forward.inputs import check_asked_names, check_dynamic, check_output_names
 from exporter.forward.onnx_program import check_outputs, make_runnable
@@ -50,15 +50,20 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
             stacklevel=4,
         )
     else:
-        check_model(model)
-        check_call(model, () if args is None else args, options.get("kwargs"), dynamo=True)
+        check_model(model, dynamo=True)
+        check_call(() if args is None else args, options.get("kwargs"), dynamo=True)
     verbose = options.get("verbose")
     if verbose is None and not is_full():
         options["verbose"] = False
+    given = () if args is None else (args,) if isinstance(args, torch.Tensor) else tuple(args)
     with surroundings(current, verbose):
         translates(set(options.get("custom_translation_table") or ()), None)
         program = judged(
-            current, model, args, options.get("kwargs"), lambda: _translate_dynamo(current, original, model, args, **options), fakes=True
+            current,
+            model,
+            *keywords_apart(model, given, options.get("kwargs")),
+            lambda: _translate_dynamo(current, original, model, args, **options),
+            fakes=True,
         )
     assert current.program is not None
     if f is not None:
@@ -90,7 +95,8 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
             raise
         check_opset(program.model, options.get("opset_version"))
         if options.get("dynamic_shapes") and isinstance(model, torch.nn.Module):
-            check_dynamic(model, args, options.get("kwargs") or {}, options["dynamic_shapes"], program.model.graph)
+            given = keywords_apart(model, (args,) if isinstance(args, torch.Tensor) else tuple(args or ()), options.get("kwargs"))
+            check_dynamic(model, *given, options["dynamic_shapes"], program.model.graph)
         if private.captured_by_dynamo(program):
             warnings.warn(
                 "torch could capture the model only with Dynamo (strict=True): detach() and no_grad() in it are not marked, so gradients of the file "
@@ -113,18 +119,18 @@ def anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any) 
     program = original(*args, **kwargs)
     recorder = active_recorder()
     if recorder is not None:
-        _copy_returned(program.model.graph)
+        _copy_returned(program.model.graph, program.model.opset_imports.setdefault("", kwargs["registry"].opset_version))
         if program.exported_program is not None:
             _give_out_buffers(program.model.graph, program.exported_program.graph_signature, recorder)
         recorder.capture.anchored = anchor_calls(program.model.graph)
     return program
 
 
-def _copy_returned(graph: ir.Graph) -> None:
+def _copy_returned(graph: ir.Graph, opset: int) -> None:
     """An input, parameter, buffer or constant that the model returns is an output by a node of its own: a name for each."""
     for index, value in enumerate(list(graph.outputs)):
         if value.is_initializer() or value.is_graph_input():
-            node = ir.Node("", "Identity", [value], name=f"{value.name}/returned", version=graph.opset_imports.get(""))
+            node = ir.Node("", "Identity", [value], name=f"{value.name}/returned", version=opset)
             node.outputs[0].name = f"{value.name}/returned"
             node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
             graph.append(node)

@@ -9,25 +9,27 @@ from types import TracebackType
 import torch
 
 from exporter.errors import is_users
-from symbolics.errors import ExportError
-from symbolics.text import clean, said
+from symbolics.errors import ExportError, PythonopError, as_raised
+from symbolics.text import clean, ends, said
 
 __all__ = ["eager_failure", "lacks_gradient", "line_of"]
 
 
-def eager_failure(error: BaseException, *, optional: bool = True) -> ExportError:
-    """What to raise, from ``error``, where a model cannot run on its example arguments.
+def eager_failure(error: BaseException, call: str = "") -> PythonopError:
+    """What to raise, from ``error``, where a model cannot run on its example arguments: an ExportError, and of the class of ``error``.
 
     Args:
         error: What its forward raised, with its traceback.
-        optional: Whether the run may be left out.
+        call: What has to run, where the run cannot be left out.
     """
-    place, text = line_of(error), " ".join(said(error).split())
-    return ExportError(
-        f"the model fails in eager mode on its own example arguments: {type(error).__name__}{': ' if text else ''}{clean(text, 600)}\n"
+    place, text = line_of(error), ends(said(error), 450)
+    return as_raised(
+        error,
+        f"the model fails in eager mode on its own example arguments: {type(error).__name__}{': ' if text else ''}{text}\n"
         + (f"  {place}\n" if place else "")
-        + "  way out: let model(*args) run first"
-        + ("; where only an exporter can run it, pass eager_check=False (--no-eager-check)" if optional else "")
+        + f"  way out: let {call or 'model(*args)'} run first"
+        + ("" if call else "; where only an exporter can run it, pass eager_check=False (--no-eager-check)"),
+        ExportError,
     )
 
 

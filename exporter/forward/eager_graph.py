@@ -11,6 +11,7 @@ import copy
 import re
 import sys
 import threading
+import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,6 +29,7 @@ from exporter.forward.unchanged import unchanged
 from exporter.train_mode.buffers import UNSEEN
 from symbolics import torch_private as private
 from symbolics.capture.callsite import Call
+from symbolics.capture.disguise import as_exported, as_in_eager
 from symbolics.capture.gradient_hooks import GradientHook, is_portable, is_removed
 from symbolics.capture.gradient_ops import Answers
 from symbolics.capture.interception import belongs_to_torch
@@ -204,11 +206,11 @@ class EagerGraph:
         except Exception as error:
             if not stopping and is_refusal(error):
                 return cls.of(model, args, kwargs, training=training, stopping=True, keeps=keeps, fakes=fakes, gradients=gradients)
-            own = _failure(model, args, kwargs, training, gradients)
+            own = _failure(model, args, kwargs, training, fakes, gradients)
             if own is not None:
                 if lacks_gradient(own):  # for the export all inputs need one, so that this says nothing of what stands in its way
                     own = error
-                raise eager_failure(own) from own
+                raise eager_failure(own, getattr(model, "called", "")) from own
             return cls(unchecked=f"an eager run raised {type(error).__name__}: {' '.join(str(error).split())[:200]}", failed=True)
         return found
 
@@ -327,22 +329,40 @@ class EagerGraph:
 
 
 def _failure(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None, gradients: bool
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None, fakes: bool, gradients: bool
 ) -> Exception | None:
-    """What the model raises as its user calls it: without a gradient for each input, and nobody looking. Of tensors without data nothing is known."""
+    """What the model raises as its user calls it: without a gradient for each input, and nobody looking.
+
+    Of tensors without data nothing is known, nor of a model that asks who calls, and raises only where that is no exporter.
+    """
     tensors = [
         leaf for leaf in (*pytree.tree_leaves((args, kwargs)), *model.parameters(), *model.buffers()) if isinstance(leaf, torch.Tensor)
     ]
     if any(map(private.is_fake, tensors)):
         return None
-    with _lock, unchanged(model, args, kwargs), _quiet(), torch.set_grad_enabled(gradients):
-        if training is not None:
-            model.train(training)
-        try:
-            model(*args, **kwargs)
-        except Exception as error:
-            return error
-    return None
+    asked: list[types.CodeType] = []
+
+    def noted(asker: types.FrameType) -> bool:
+        asked.append(asker.f_code)
+        return True
+
+    def called() -> Exception | None:
+        with unchanged(model, args, kwargs):
+            if training is not None:
+                model.train(training)
+            try:
+                model(*args, **kwargs)
+            except Exception as error:
+                return error
+        return None
+
+    with _lock, _quiet(), torch.set_grad_enabled(gradients):
+        with as_in_eager(noted):
+            failure = called()
+        if failure is not None and asked:
+            with as_exported(fakes):
+                return None if called() is None else failure
+    return failure
 
 
 def _calls(result: Any, survey: Survey) -> dict[Any, list[Call]]:

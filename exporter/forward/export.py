@@ -50,7 +50,7 @@ def export(
 
     Raises:
         ExportError: A call cannot be exported; it names Function, module, line and remedy.
-        ArgumentError: An argument is none that an export can take (a class in place of a module, tensors without values, a name in
+        ArgumentError: An argument is none that an export can take (a class in place of a module, a generator, a name in
             ``dynamic_shapes`` that forward does not have); or an entry of ``inline`` means none of the Functions that the export met,
             or ``output_names`` are none that the outputs can have.
         TypeError: There is no such option.
@@ -58,23 +58,24 @@ def export(
     Each has at most six lines and names the line of the model's own code; `exporter.errors.full` shows all of it.
     """
     # With the hook come sympy and onnxscript, half a second that torch's exporters need anyway: a program that may export waits for it when it does.
-    from exporter.forward.arguments import check_call, check_model, check_options, check_shapes
+    from exporter.forward.arguments import check_call, check_model, check_options, check_shapes, keywords_apart
     from exporter.forward.hook import hook
     from exporter.forward.inputs import dynamic_axes
 
     check_options(torch_onnx_export_options, dynamo, opset_version)
+    dynamo, opset_version = bool(dynamo), opset_version if opset_version is None else int(opset_version)
     if not isinstance(model, torch.export.ExportedProgram):
-        check_model(model)
-        check_call(model, args, kwargs, dynamo=dynamo)
+        check_model(model, dynamo=dynamo)
+        check_call(args, kwargs, dynamo=dynamo)
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     if not isinstance(model, torch.export.ExportedProgram):
-        check_shapes(model, args, kwargs or {}, dynamic_shapes)
+        dynamic_shapes = check_shapes(model, *keywords_apart(model, args, kwargs), dynamic_shapes)
     options = dict(torch_onnx_export_options)
     if not dynamo:
         # The TorchScript exporter writes no file of its own either: the hook keeps what it made.
         options["f"] = None
         if dynamic_shapes is not None:
-            options["dynamic_axes"] = dynamic_axes(model, args, kwargs or {}, dynamic_shapes, options.get("input_names"))
+            options["dynamic_axes"] = dynamic_axes(model, *keywords_apart(model, args, kwargs), dynamic_shapes, options.get("input_names"))
     else:
         options["dynamic_shapes"] = dynamic_shapes
         options.setdefault("verbose", False)

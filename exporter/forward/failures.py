@@ -11,7 +11,7 @@ import torch.onnx
 
 from exporter.errors import frames_behind, is_users
 from symbolics import torch_private as private
-from symbolics.errors import ExportError, PythonopError
+from symbolics.errors import ExportError, PythonopError, as_raised
 from symbolics.text import cause, clean
 
 __all__ = ["TorchExporterError", "of_torch"]
@@ -49,15 +49,16 @@ def of_torch(error: Exception, dynamo: bool) -> Exception:
         (file, int(number)) for file, number in reversed(_LINE.findall(str(error)))
     ]
     text = _said(error)
-    way = f"change that line, or {other}"
+    place = _place(lines)
+    way = f"change that line, or {other}" if place else f"{other}; print(error.whole) shows where torch stopped"
     if "data-dependent" in text:
         way = "let tensors decide, by torch.where or torch.cond" + ("; dynamo=False would keep what the example decided" if dynamo else "")
-    return TorchExporterError(f"{which} cannot capture the model: {text}\n{_place(lines)}  way out: {way}")
+    return as_raised(_first(error), f"{which} cannot capture the model: {text}\n{place}  way out: {way}", TorchExporterError)
 
 
 def _said(error: Exception) -> str:
-    """The first cause on one line; where its first line only announces the second, with that."""
-    first, _, rest = (part.strip() for part in str(_first(error)).strip().partition("\n"))
+    """The first cause on one line; where its first paragraph only announces the second, with that."""
+    first, _, rest = (part.strip() for part in str(_first(error)).strip().partition("\n\n"))
     return cause(error) + (f" {clean(rest.splitlines()[0].lstrip('- '), 300)}" if rest and first.endswith(":") else "")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -36,6 +37,19 @@ _lock = threading.RLock()
 _open_hooks = 0
 _restore: list[Any] = []
 _installed: Hook | None = None
+
+#: torch's exporters keep what they do in names of the process: while a hook is open, a thread that exports waits for the one that does.
+_one_at_a_time = threading.RLock()
+
+
+def _fresh() -> None:
+    """In a process that was forked: the thread that was exporting is not there."""
+    global _lock, _one_at_a_time
+    _lock, _one_at_a_time = threading.RLock(), threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_fresh)
 
 
 @short_block
@@ -179,14 +193,16 @@ def _guarded(original: Any, stand_in: Any) -> Any:
     @functools.wraps(original)
     def patched(*args: Any, **kwargs: Any) -> Any:
         current = _current()
-        if current is None:
-            return original(*args, **kwargs)
-        try:
-            return stand_in(current, original, *args, **kwargs)
-        except Exception as error:
-            if stand_in is export_dynamo or stand_in is export_torchscript:
-                shorten(error)
-            raise
+        call = original if current is None else functools.partial(stand_in, current, original)
+        if stand_in not in (export_dynamo, export_torchscript):
+            return call(*args, **kwargs)
+        with _one_at_a_time:
+            try:
+                return call(*args, **kwargs)
+            except Exception as error:
+                if current is not None:
+                    shorten(error)
+                raise
 
     return patched
 

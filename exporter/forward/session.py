@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -251,22 +250,9 @@ def _eager_graph(current: Hook, model: Any, args: Any, kwargs: Any, training: bo
         return EagerGraph(unchecked="it was captured before")
     if not current.eager_check:
         return EagerGraph(unchecked="eager_check=False")
-    args = () if args is None else (args,) if isinstance(args, torch.Tensor) else tuple(args)
-    kwargs = dict(kwargs or {})
-    if not kwargs and args and isinstance(args[-1], dict) and not _binds(model, args):  # torch's older way to pass keyword arguments
-        *rest, kwargs = args
-        args = tuple(rest)
     recorder = active_recorder()
     keeps = recorder.keeps if recorder is not None else lambda _: False
-    return EagerGraph.of(model, args, kwargs, training=training, keeps=keeps, fakes=fakes, gradients=current.gradients)
-
-
-def _binds(model: torch.nn.Module, args: tuple[Any, ...]) -> bool:
-    try:
-        inspect.signature(model.forward).bind(*args)
-    except TypeError:
-        return False
-    return True
+    return EagerGraph.of(model, args, dict(kwargs), training=training, keeps=keeps, fakes=fakes, gradients=current.gradients)
 
 
 def _lost(current: Hook, eager: EagerGraph) -> list[Lost]:

@@ -43,8 +43,8 @@ def export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: A
     Raises:
         ExportError: The model cannot be exported with the backward of its Functions.
     """
-    check_model(model)
-    check_call(model, () if args is None else args, options.get("kwargs"), dynamo=False)
+    check_model(model, dynamo=False)
+    check_call(() if args is None else args, options.get("kwargs"), dynamo=False)
     check_place(f)
     check_asked(options.get("opset_version"), dynamo=False)
     check_asked_names(options.get("output_names"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from exporter.gradient_graph.boundary import Boundary
 from exporter.gradient_graph.engine import Engine, Key
 from exporter.gradient_graph.model import own_copy, set_ir_version
 from symbolics.errors import ArgumentError
-from symbolics.gradients import RULES, Rule, gradient
+from symbolics.gradients import RULES, Rule, registry
 from symbolics.gradients.linked import rules_of_functions
 from symbolics.graph.builder import Builder
 from symbolics.graph.collector import without_gc
@@ -29,6 +30,12 @@ from symbolics.node.names import GRADIENTS_KEY
 __all__ = ["build_gradient_graph", "differentiate", "gradient"]
 
 ModelLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model | Any
+
+
+@short
+@functools.wraps(registry.gradient)
+def gradient(*op_types: str, **options: Any) -> Callable[[registry.Function], registry.Function]:  # noqa: D103  it has the docstring of the rules
+    return short(registry.gradient(*op_types, **options))
 
 
 @short

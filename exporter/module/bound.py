@@ -191,7 +191,7 @@ class Bound:
     def run(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The outputs of the graph, with gradients where they are wanted."""
         training = module.training
-        if private.is_tracing() or torch.compiler.is_compiling():
+        if private.is_tracing() or (torch.compiler.is_compiling() and private.captures_here()):
             raise RunError(
                 "a loaded file runs in onnxruntime, where torch.jit.trace, torch.export and torch.onnx.export see nothing.\n"
                 "  way out: the file is the graph; save(path) of the loaded module writes it with the weights of now"

@@ -27,7 +27,7 @@ from exporter.runtime.changed import say_changed
 from symbolics import torch_private as private
 from symbolics.errors import ArgumentError, FormatError
 from symbolics.node.names import STEP_KEY
-from symbolics.text import shown
+from symbolics.text import headline, shown
 
 __all__ = ["OnnxModule", "load"]
 
@@ -118,6 +118,10 @@ class OnnxModule(torch.nn.Module):
             place = torch.device("cpu" if device is None else device)
         except (RuntimeError, TypeError) as error:
             raise ArgumentError(f"device is {device!r}, which is none of torch's: give 'cpu', 'cuda' or 'cuda:1'") from error
+        try:
+            torch.empty(0, device=place)
+        except Exception as error:
+            raise ArgumentError(f"device is {device!r}, and torch has none here: {headline(error)}") from error
         gate = Gate(allow)
         opened = open_model(model)
         lift_weights(opened)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from exporter.errors import shorten
 from exporter.module.higher import Versions, differentiate, looped
 from exporter.module.plans import Plan, Plans
 from exporter.module.residuals import Residuals
@@ -181,7 +182,11 @@ class Step(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """One run of the gradient graph, or of a `Gradient` where that will be differentiated."""
-        return (None, *_backward(ctx, cotangents))
+        try:
+            return (None, *_backward(ctx, cotangents))
+        except Exception as error:
+            shorten(error)
+            raise
 
 
 class TransformedStep(torch.autograd.Function):

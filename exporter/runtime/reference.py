@@ -172,6 +172,7 @@ def reference_evaluator(
             super().__init__(proto, *args, **kwargs)
             self.store = contexts
 
+        @short
         def run(self, *args: Any, **kwargs: Any) -> Any:
             outermost = not contexts.running()
             try:

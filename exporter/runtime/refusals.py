@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from symbolics.errors import RunError
-from symbolics.text import clean
+from symbolics.errors import PythonopError, RunError, as_raised
+from symbolics.text import ends
 
 __all__ = ["refusal"]
 
@@ -21,21 +21,16 @@ _WAYS_OUT = {
     "(register_custom_ops_library)",
 }
 
-_REFUSALS: dict[type[Exception], type[RunError]] = {}
 
-
-def refusal(error: Exception) -> RunError | None:
+def refusal(error: Exception) -> PythonopError | None:
     """What onnxruntime raised, as an error of ours that is one of its own as well; None for what else Python raised."""
     kind = type(error)
     its_own = kind.__module__.startswith("onnxruntime.")
     if isinstance(error, RunError) or not (its_own or kind in (RuntimeError, UnicodeDecodeError)):  # the last: of its own message
         return None
-    text = " ".join(str(error).split())
-    if len(text) > _MOST:  # what is wrong stands in front or at the end: it quotes names and lists of types in between
-        text = f"{text[: _MOST - 150]} … {text[-150:]}"
+    text = ends(str(error), _MOST)
     hint = next((f". {way_out}" for sign, way_out in _WAYS_OUT.items() if re.search(sign, text)), "")
-    if its_own and kind not in _REFUSALS:
-        _REFUSALS[kind] = type(kind.__name__, (RunError, kind), {"__doc__": "A RunError that is onnxruntime's own class, too."})
-    refusal = _REFUSALS.get(kind, RunError)(f"onnxruntime cannot run the model: {clean(text, 2 * _MOST)}{hint}")
+    said = f"onnxruntime cannot run the model: {text}{hint}"
+    refusal = as_raised(error, said, RunError) if its_own else RunError(said)
     refusal.__cause__ = error
     return refusal

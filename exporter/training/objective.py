@@ -38,6 +38,7 @@ class Objective(torch.nn.Module):
         args: Example arguments, targets included.
         names: The inputs that the model's own arguments become.
         target_names: The inputs that the targets become; none for an evaluation.
+        called: How people call it, for what an error tells them to let run.
 
     Raises:
         ExportError: The model's forward does not take these arguments, or has one with the name of a target.
@@ -63,6 +64,7 @@ class Objective(torch.nn.Module):
         self.training = model.training  # not train(): that would reach into the model
         self.model = model
         self.loss = loss
+        self.called = "model(*args)" if loss is None else "loss(model(*args), *targets)"
         bound = _bind(model, args, kwargs)
         count = len(bound)
         names = ["target"] if len(targets) == 1 else [f"target_{i}" for i in range(len(targets))]

@@ -19,7 +19,7 @@ import torch
 from exporter.errors import short
 from exporter.files.program import Program, save_models
 from exporter.files.valid import check_valid
-from exporter.forward.arguments import check_call, check_model
+from exporter.forward.arguments import check_call, check_model, check_values
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.gradient_graph.model import remove_marks
 from exporter.gradient_graph.recompute import Recompute, checked, recompute as rematerialize
@@ -162,8 +162,9 @@ def export_training_step(
         UnsupportedOperatorError: An operator between parameters and loss has no gradient.
         ArgumentError: The optimizer or an option is none that a step can be made of.
     """
-    check_model(model)
-    check_call(model, args, kwargs, dynamo=dynamo)
+    check_model(model, dynamo=dynamo)
+    check_call(args, kwargs, dynamo=dynamo)
+    check_values(model, args, kwargs)
     args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
     targets = (targets,) if isinstance(targets, torch.Tensor) else tuple(targets)
     if not isinstance(accumulate, int) or accumulate < 1:

@@ -21,7 +21,7 @@ from exporter.errors import short
 from exporter.files.named import names_in
 from exporter.files.program import Program
 from exporter.files.tensors import data_files
-from exporter.forward.arguments import check_call, check_model
+from exporter.forward.arguments import check_call, check_model, check_values
 from exporter.forward.case import Case
 from exporter.forward.eager_failure import eager_failure
 from exporter.forward.export import export
@@ -101,15 +101,16 @@ def verify(
         else Case(model, args, kwargs, dynamic_shapes=dynamic_shapes, inline=tuple(inline), portable=portable)
     )
     case = replace(case, args=tuple(case.args) if isinstance(case.args, (tuple, list)) else (case.args,))
-    check_model(case.model)
-    check_call(case.model, case.args, case.kwargs, dynamo=dynamo)
+    check_model(case.model, dynamo=dynamo)
+    check_call(case.args, case.kwargs, dynamo=dynamo)
+    check_values(case.model, case.args, case.kwargs)
     _log.info("running %s in eager mode", type(case.model).__name__)
     try:
         eager = EagerStep.run(case)
     except PythonopError:
         raise
     except Exception as error:
-        raise eager_failure(error, optional=False) from error
+        raise eager_failure(error, "model(*args)") from error
     random = draws(case, eager)
     options = {
         "dynamo": dynamo, "dynamic_shapes": case.dynamic_shapes, "inline": case.inline, "portable": case.portable, "opset_version": opset_version,

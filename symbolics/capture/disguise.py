@@ -16,9 +16,15 @@ from typing import Any
 
 from symbolics import torch_private as private
 
-__all__ = ["answer", "as_in_eager"]
+__all__ = ["answer", "as_exported", "as_in_eager"]
 
 _OURS = {"torch", "onnxscript", "symbolics", "exporter"}
+
+#: The questions that each of torch's exporters answers by yes, by whether it is the one with dynamo=True.
+_EXPORTING = {
+    True: frozenset({"is_exporting", "is_compiling", "is_in_onnx_export"}),
+    False: frozenset({"is_tracing", "is_in_onnx_export"}),
+}
 
 _thread = threading.local()
 _lock = threading.Lock()
@@ -33,17 +39,30 @@ def as_in_eager(wanted: Callable[[types.FrameType], bool] = lambda _: True) -> I
     Args:
         wanted: Whether the code that asks, by its frame, is.
     """
+    with _answering(wanted, frozenset()):
+        yield
+
+
+@contextlib.contextmanager
+def as_exported(dynamo: bool) -> Iterator[None]:
+    """While the block runs, this thread's code outside of torch is answered as under one of torch's exporters."""
+    with _answering(lambda _: True, _EXPORTING[dynamo]):
+        yield
+
+
+@contextlib.contextmanager
+def _answering(wanted: Callable[[types.FrameType], bool], yes: frozenset[str]) -> Iterator[None]:
     global _open
     with _lock:
         _open += 1
         if _open == 1:
             _put_on()
-    before = getattr(_thread, "wanted", None)
-    _thread.wanted = wanted
+    before = getattr(_thread, "wanted", None), getattr(_thread, "yes", yes)
+    _thread.wanted, _thread.yes = wanted, yes
     try:
         yield
     finally:
-        _thread.wanted = before
+        _thread.wanted, _thread.yes = before
         with _lock:
             _open -= 1
             if _open == 0:
@@ -52,7 +71,7 @@ def as_in_eager(wanted: Callable[[types.FrameType], bool] = lambda _: True) -> I
 
 def answer(asked: types.CodeType, caller: types.FrameType) -> Any:
     """The answer to one question, the truth but for a disguised model."""
-    return False if _is_disguised_from(caller) else _originals[asked]()
+    return asked.co_name in _thread.yes if _is_disguised_from(caller) else _originals[asked]()
 
 
 def _is_disguised_from(caller: types.FrameType) -> bool:

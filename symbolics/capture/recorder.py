@@ -159,7 +159,7 @@ class Recorder(Listener):
 
     def listening(self) -> bool:
         """Whether a call in this thread, now, belongs to an export."""
-        return super().listening() and (torch.compiler.is_exporting() or private.is_tracing())
+        return super().listening() and (private.is_tracing() or (torch.compiler.is_exporting() and private.captures_here()))
 
     def refuse(self, what: str, why: str | ExportError) -> NoReturn:
         """Stop the export for what was called, and why; torch may try another way, the hook raises this error in the end.

@@ -22,6 +22,11 @@ def detect_fake_mode(values: list[Any]) -> Any:
     return detect_fake_mode(values)
 
 
+def captures_here() -> bool:
+    """Whether it is this thread that compiles or exports: torch.compiler.is_compiling() and is_exporting() answer for the whole process."""
+    return torch.compiler.is_dynamo_compiling() or detect_fake_mode([]) is not None
+
+
 def real_tensors() -> contextlib.AbstractContextManager[Any]:
     """Leave the fake mode: tensors made inside have data."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily

@@ -7,6 +7,7 @@ import functools
 import inspect
 import io
 import logging
+import threading
 import warnings
 
 import onnx
@@ -92,6 +93,19 @@ def test_detect_fake_mode():
     mode = _inside_export(lambda x: private.detect_fake_mode([x]))
     assert hasattr(mode, "shape_env")
     assert callable(mode.shape_env.create_symintnode)
+
+
+def test_captures_here():
+    def probe(_):
+        elsewhere = []
+        with private.paused_capture(), private.real_tensors():
+            thread = threading.Thread(target=lambda: elsewhere.append((torch.compiler.is_exporting(), private.captures_here())))
+            thread.start()
+            thread.join()
+        return private.captures_here(), *elsewhere
+
+    assert not private.captures_here()
+    assert _inside_export(probe) == (True, (True, False))
 
 
 def test_real_tensors():

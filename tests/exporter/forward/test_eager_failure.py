@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -102,3 +104,63 @@ def test_tensors_without_data_are_not_run_again():
     with FakeTensorMode():
         graph = EagerGraph.of(Reads(), (torch.randn(3),), {})
     assert graph.failed
+
+
+class Full(Exception):
+    """Is made of more than a text."""
+
+    def __init__(self, code, *, what):
+        super().__init__(f"{what} {code}")
+        self.code = code
+
+
+class Sealed(Exception):
+    """Nobody may derive from it."""
+
+    def __init_subclass__(cls, **kwargs):
+        raise TypeError("sealed")
+
+
+class Raising(nn.Linear):
+    def __init__(self, error, *, traced=False):
+        super().__init__(3, 3)
+        self.error, self.traced = error, traced
+
+    def forward(self, x):
+        if not self.traced or torch.jit.is_tracing() or torch.compiler.is_exporting():
+            raise self.error
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+@pytest.mark.parametrize(
+    "error", [Full(7, what="f"), KeyError("k"), OSError(2, "no"), torch.OutOfMemoryError("oom")], ids=lambda e: type(e).__name__
+)
+def test_the_error_is_of_the_users_class_too(error, traced, dynamo):
+    with pytest.raises(ExportError) as caught:
+        exporter.export(Raising(error, traced=traced), (torch.randn(2, 3),), dynamo=dynamo, eager_check=not traced)
+    mine, again = caught.value, pickle.loads(pickle.dumps(caught.value))
+    for one in (mine, again):
+        assert isinstance(one, type(error)) and isinstance(one, ExportError) and getattr(one, "code", None) == getattr(error, "code", None)
+    assert str(again) == str(mine) and f"{type(error).__name__}: {error}" in str(mine)
+    assert mine.__context__ is error or traced
+
+
+@pytest.mark.parametrize("error", [Sealed("s"), StopIteration("s"), SyntaxError("s"), ExceptionGroup("s", [ValueError()])])
+def test_where_it_cannot_be_it_is_ours(error):
+    with pytest.raises(ExportError, match=f"{type(error).__name__}: s") as caught:
+        exporter.export(Raising(error), (torch.randn(2, 3),))
+    assert type(caught.value) is ExportError
+
+
+class ForExporters(nn.Linear):
+    def forward(self, x):
+        if not (torch.onnx.is_in_onnx_export() or torch.compiler.is_exporting()):
+            raise RuntimeError("it needs another machine")
+        return super().forward(x)
+
+
+def test_a_model_that_only_an_exporter_can_run(dynamo):
+    with pytest.warns(exporter.PythonopWarning, match="could not be compared.*RuntimeError"):
+        program = exporter.export(ForExporters(3, 3), (torch.randn(2, 3),), dynamo=dynamo)
+    assert len(program.model.graph) == 1
