@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import os
@@ -31,6 +32,8 @@ def built() -> Any:
     name = f"pythonop_rows_{hashlib.sha256(text).hexdigest()[:12]}"
     folder = Path(tempfile.gettempdir(), f"{name}_{os.getuid()}")
     folder.mkdir(exist_ok=True)
-    with warnings.catch_warnings():
+    with open(folder / "builds", "w") as builds, warnings.catch_warnings():
+        fcntl.flock(builds, fcntl.LOCK_EX)  # the system lets go of it where a process is killed
+        (folder / "lock").unlink(missing_ok=True)  # torch's own stays then, and everybody waits for it for ever
         warnings.simplefilter("ignore")
         return cpp_extension.load(name, [str(SOURCE)], extra_cflags=["-O1"], build_directory=str(folder))
