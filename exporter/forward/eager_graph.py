@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import re
 import sys
 import threading
@@ -148,6 +149,7 @@ class EagerGraph:
         keeps: Callable[[Operator], bool] = lambda _: False,
         fakes: bool = False,
         gradients: bool = True,
+        compiling: bool = False,
     ) -> EagerGraph:
         """Run a model once and look at the graph behind its outputs; model, arguments and random state stay as they were.
 
@@ -159,6 +161,7 @@ class EagerGraph:
             keeps: Which operators become nodes.
             fakes: Whether the exporter has shapes and dtypes from their fake kernels.
             gradients: Whether the user has them enabled where he calls the model.
+            compiling: Whether torch.compile compiles: it takes time, and a torch.cond may run in no other way.
 
         Raises:
             ExportError: The model fails on these arguments, as it does without anybody looking; a fake kernel says what is not so; or the loss of
@@ -172,6 +175,7 @@ class EagerGraph:
                 _lock,
                 unchanged(model, inputs, keywords) as kept,
                 _quiet(),
+                _uncompiled() if not compiling else contextlib.nullcontext(),
                 torch.enable_grad(),
                 Survey(model, keeps, fakes) as survey,
                 mode,
@@ -204,13 +208,16 @@ class EagerGraph:
         except ExportError:  # a fake kernel, the loss of a training step: it names what is wrong
             raise
         except Exception as error:
+            run = functools.partial(cls.of, model, args, kwargs, training=training, keeps=keeps, fakes=fakes, gradients=gradients)
             if not stopping and is_refusal(error):
-                return cls.of(model, args, kwargs, training=training, stopping=True, keeps=keeps, fakes=fakes, gradients=gradients)
+                return run(stopping=True, compiling=compiling)
             own = _failure(model, args, kwargs, training, fakes, gradients)
             if own is not None:
                 if lacks_gradient(own):  # for the export all inputs need one, so that this says nothing of what stands in its way
                     own = error
                 raise eager_failure(own, getattr(model, "called", "")) from own
+            if not compiling and "torch._dynamo" in sys.modules:
+                return run(stopping=stopping, compiling=True)
             return cls(unchecked=f"an eager run raised {type(error).__name__}: {' '.join(str(error).split())[:200]}", failed=True)
         return found
 
@@ -357,9 +364,11 @@ def _failure(
         return None
 
     with _lock, _quiet(), torch.set_grad_enabled(gradients):
-        with as_in_eager(noted):
-            failure = called()
-        if failure is not None and asked:
+        failure = called()
+        if failure is not None:
+            with as_in_eager(noted):
+                called()
+        if asked:
             with as_exported(fakes):
                 return None if called() is None else failure
     return failure
@@ -463,11 +472,12 @@ def _nodes(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Warn of nothing twice; what is behind torch.compile runs as it is written: a compilation would cost more than the export."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
+    """Warn of nothing twice."""
+    with warnings.catch_warnings(), torch.inference_mode(False):
         warnings.simplefilter("ignore")
-        stack.enter_context(torch.inference_mode(False))
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[object]:
+    """What is behind torch.compile runs as it is written: a compilation would cost more than the export."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()

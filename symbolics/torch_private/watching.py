@@ -16,14 +16,25 @@ def unheard() -> contextlib.AbstractContextManager[Any]:
 
 
 @functools.cache
-def _watch() -> type:
+def dispatch_mode() -> type:
+    """The base of a mode that hears of operators, and lets torch.cond and the like, which compile what they are given, run as without it."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Watch(TorchDispatchMode):
-        supports_higher_order_operators = True  # torch.cond is handed on, as any other
+    class Mode(TorchDispatchMode):
+        supports_higher_order_operators = True
 
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:  # where it is False, the process never compiles again what ran inside
+            return True
+
+    return Mode
+
+
+@functools.cache
+def _watch() -> type:
+    class Watch(dispatch_mode()):  # type: ignore[misc]
         def __init__(self, hear: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
+            super().__init__()
             self.hear = hear
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -41,11 +52,9 @@ def operators_heard(hear: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
 @functools.cache
 def _random_watch() -> type:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Watch(TorchDispatchMode):
+    class Watch(dispatch_mode()):  # type: ignore[misc]
         def __init__(self) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
+            super().__init__()
             self.drawn: list[Any] = []
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -85,16 +94,15 @@ def answered_draws(answer: Callable[[tuple[int, ...], float], torch.Tensor]) -> 
 
     On the CPU all dropouts, those inside LSTM and attention as well, end in this operator.
     """
-    from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Answering(TorchDispatchMode):
+    class Answering(dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             if func is not torch.ops.aten.bernoulli_.float:
                 return func(*args, **kwargs)
             return args[0].copy_(answer(tuple(args[0].shape), args[1] if len(args) > 1 else kwargs.get("p", 0.5)))
 
-    with Answering():  # type: ignore[no-untyped-call]
+    with Answering():
         yield
 
 
@@ -102,9 +110,8 @@ def answered_draws(answer: Callable[[tuple[int, ...], float], torch.Tensor]) -> 
 def every_result(listener: Callable[[torch.Tensor], None]) -> Iterator[None]:
     """Hear of every tensor that an ATen operator returns, those of backward included."""
     from torch.utils import _pytree
-    from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Listening(TorchDispatchMode):
+    class Listening(dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             for leaf in _pytree.tree_leaves(result):
@@ -112,5 +119,5 @@ def every_result(listener: Callable[[torch.Tensor], None]) -> Iterator[None]:
                     listener(leaf)
             return result
 
-    with Listening():  # type: ignore[no-untyped-call]
+    with Listening():
         yield

@@ -14,7 +14,7 @@ from torch import nn
 
 import exporter
 from exporter.module import plans
-from exporter.runtime import session as sessions
+from exporter.runtime import accelerate
 from exporter.runtime.fusion import pools
 from exporter.runtime.fusion.arrange import arrange
 from exporter.runtime.fusion.pools import MAX_POOL_GRAD, MAX_POOL_INDICES, pool_at_once
@@ -302,7 +302,7 @@ def arranged(monkeypatch):
         seen.append(kinds(model))
         return made
 
-    for module in (plans, sessions):
+    for module in (plans, accelerate):
         monkeypatch.setattr(module, "arrange", watched)
     return seen
 
