@@ -16,7 +16,6 @@ _HEAD = """\
 it came from, and outputs, gradients and state are compared. The file is one of ours, or one that another exporter wrote (`test_contract.py` in
 `tests/exporter/module` has which row runs on which). What cannot be as in eager says so, by name, with the way out.
 
-<!-- not run: the file stands for any; the rows below are what runs -->
 ```python
 module = exporter.load("model.onnx", allow=["mypkg.ops:*"]).eval()
 module(x).sum().backward()  # eval() changes dropout and statistics, and nothing else
