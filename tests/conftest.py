@@ -70,9 +70,9 @@ def _seed() -> None:
 @pytest.fixture(autouse=True)
 def _usable(request: pytest.FixtureRequest) -> Iterator[None]:
     """What a test exports, differentiates and trains is valid ONNX and opens in onnxruntime."""
+    made.looks = request.node.get_closest_marker("unusable") is None
     yield
-    wrong = made.take()
-    if wrong and request.node.get_closest_marker("unusable") is None:
+    if wrong := made.take():
         pytest.fail("it made what is of no use, and has no marker `unusable` that says why:\n" + "\n".join(wrong), pytrace=False)
 
 

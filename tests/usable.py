@@ -37,9 +37,15 @@ _KNOWN = 4096  # models; a digest and a text each
 
 
 class Found:
-    """What is wrong with the models that were made since somebody asked."""
+    """What is wrong with the models that were made since somebody asked.
+
+    Attributes:
+        wrong: What is wrong with each.
+        looks: Whether models are checked now.
+    """
 
     def __init__(self) -> None:
+        self.looks = True
         self.wrong: list[str] = []
         self._known: OrderedDict[bytes, str] = OrderedDict()
 
@@ -50,7 +56,7 @@ class Found:
 
     def look(self, what: str, model: ir.Model, source: Any = None) -> None:
         """Check a model that was made; one that was made of a file that is no better says nothing."""
-        if (text := self._said(model)) and (source is None or not self._said(open_model(source))):
+        if self.looks and (text := self._said(model)) and (source is None or not self._said(open_model(source))):
             self.wrong.append(f"{what}: {text}")
 
     def _said(self, model: ir.Model) -> str:

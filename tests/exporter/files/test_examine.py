@@ -270,6 +270,7 @@ GROWING = {
 }
 
 
+@pytest.mark.unusable(reason="onnxruntime computes shapes that are as long as the values")
 @pytest.mark.parametrize("body", GROWING.values(), ids=GROWING)
 def test_building_a_gradient_makes_nothing_large(body):
     """What the model computes at run time is the runtime's business: building its gradient must not compute it."""
