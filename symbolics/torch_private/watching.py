@@ -16,7 +16,7 @@ def unheard() -> contextlib.AbstractContextManager[Any]:
 
 
 @functools.cache
-def dispatch_mode() -> type:
+def _dispatch_mode() -> type:
     """The base of a mode that hears of operators, and lets torch.cond and the like, which compile what they are given, run as without it."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -32,7 +32,7 @@ def dispatch_mode() -> type:
 
 @functools.cache
 def _watch() -> type:
-    class Watch(dispatch_mode()):  # type: ignore[misc]
+    class Watch(_dispatch_mode()):  # type: ignore[misc]
         def __init__(self, hear: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]) -> None:
             super().__init__()
             self.hear = hear
@@ -52,7 +52,7 @@ def operators_heard(hear: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
 @functools.cache
 def _random_watch() -> type:
-    class Watch(dispatch_mode()):  # type: ignore[misc]
+    class Watch(_dispatch_mode()):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.drawn: list[Any] = []
@@ -95,7 +95,7 @@ def answered_draws(answer: Callable[[tuple[int, ...], float], torch.Tensor]) -> 
     On the CPU all dropouts, those inside LSTM and attention as well, end in this operator.
     """
 
-    class Answering(dispatch_mode()):  # type: ignore[misc]
+    class Answering(_dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             if func is not torch.ops.aten.bernoulli_.float:
@@ -111,7 +111,7 @@ def every_result(listener: Callable[[torch.Tensor], None]) -> Iterator[None]:
     """Hear of every tensor that an ATen operator returns, those of backward included."""
     from torch.utils import _pytree
 
-    class Listening(dispatch_mode()):  # type: ignore[misc]
+    class Listening(_dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             for leaf in _pytree.tree_leaves(result):
