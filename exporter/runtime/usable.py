@@ -1,7 +1,7 @@
 """Whether a model is of use: onnx.checker passes it, and onnxruntime opens it: each node has a kernel for its types, and the shapes that the file says agree.
 
-The session is made and never run. It has no values of large weights, and computes no constants, which a small file can make as large as it likes,
-so that its cost follows the number of nodes; and it imports no class that the file names: a file from elsewhere is checked without being trusted.
+The session is made and never run. It has no values of large weights, and folds no constants. What onnxruntime computes of shapes is not limited.
+It imports no class that the file names: a file from elsewhere is checked without being trusted.
 """
 
 from __future__ import annotations
