@@ -29,6 +29,7 @@ FILES = tuple(
     fuzz/test_fuzz.py
     operators/test_operators.py
     symbolics/node/test_arguments.py
+    symbolics/quirks/test_every_spelling.py
     symbolics/quirks/test_extremes.py
     test_gallery.py
     """.split()

@@ -113,9 +113,9 @@ class Buffers:
             The tensor that has a new value in the trace, None for a function that a trace has an operator for.
         """
         if name == "copy_":
-            return private.overwrite_traced(target, args[0] if args else kwargs["src"])
+            return private.overwrite_traced(target, args[0])
         if name in ("fill_", "zero_"):
-            value = (args[0] if args else kwargs["value"]) if name == "fill_" else 0
+            value = args[0] if name == "fill_" else 0
             return private.overwrite_traced(target, _number(value, target))
         if name in _BITWISE:  # which the exporter knows in their other form alone
             return private.overwrite_traced(target, _BITWISE[name](target, args[0]))

@@ -35,7 +35,7 @@ from symbolics.capture.undifferentiable import called
 from symbolics.capture.views import without_new_dimensions
 from symbolics.errors import ExportError
 from symbolics.node.result import write_structure
-from symbolics.quirks import REWRITES, Rewrite
+from symbolics.quirks import REWRITES, SPELLINGS, Rewrite, spelled
 
 __all__ = ["StopGradients", "body_of", "differentiable_inputs", "holds_tensor", "marking"]
 
@@ -78,6 +78,7 @@ class StopGradients(TorchFunctionMode):
         # By identity: Dynamo of torch 2.14, which traces this for torch.cond, fails at an operator's property.
         if any(func is own for own in _OPERATORS):
             return func(*args, **kwargs)
+        args, kwargs = spelled(SPELLINGS, func, args, kwargs)
         if (done := self._flags.change(func, args, kwargs)) is not None:
             return done[0]
         read = self._flags.read(func, args, kwargs)
@@ -200,7 +201,7 @@ def _change(func: Any, name: str, target: Any, args: tuple[Any, ...], kwargs: di
     if buffers is None or not buffers.has(target):
         shared = recorder is not None and recorder.capture.trace.views.shared(target)
         if name == "copy_" and (shared or not target._is_view()):
-            return _overwrite(target, args[1] if len(args) > 1 else kwargs["src"], name)
+            return _overwrite(target, args[1], name)
         if name == "__setitem__" and (index := without_new_dimensions(args[1])) is not None:
             value = args[2].expand(target[args[1]].shape).reshape(target[index].shape) if isinstance(args[2], torch.Tensor) else args[2]
             args = (target, index, value)

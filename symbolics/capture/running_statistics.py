@@ -44,7 +44,7 @@ class RunningStatistics:
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A call is about to be traced: say what it reads; of a batch_norm in training mode, remember what it will write."""
-        given = {**dict(zip(_ARGUMENTS, args)), **kwargs} if func is torch.batch_norm else {}
+        given = dict(zip(_ARGUMENTS, args)) if func is torch.batch_norm else {}
         mean, var, x = (given.get(name) for name in ("running_mean", "running_var", "input"))
         if not given.get("training") or mean is None or var is None or x is None:
             if self._unsaid:

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from symbolics.capture.checks import passed
 from symbolics.capture.marks import body_of
 from symbolics.capture.opaque_op import Record
-from symbolics.quirks import REWRITES
+from symbolics.quirks import REWRITES, SPELLINGS, spelled
 
 __all__ = ["Rewrites"]
 
@@ -30,7 +30,7 @@ class Rewrites(TorchFunctionMode):
                 return verdict
         rewrite = REWRITES.get(func)
         if rewrite is not None:
-            return rewrite(func, args, kwargs)
+            return rewrite(func, *spelled(SPELLINGS, func, args, kwargs))
         body = body_of(func)
         if body is None:
             return func(*args, **kwargs)

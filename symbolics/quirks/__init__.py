@@ -56,6 +56,7 @@ from symbolics.quirks.scalars import SCALARS
 from symbolics.quirks.scatters import SCATTERS
 from symbolics.quirks.sizes import SIZES
 from symbolics.quirks.softplus_threshold import SOFTPLUS
+from symbolics.quirks.spelling import Form, forms, spelled
 from symbolics.quirks.splits import SPLITS
 from symbolics.quirks.torchscript_gaps import GAPS, UNARY
 from symbolics.quirks.torchscript_scatters import index_put, scatter_reduce
@@ -70,6 +71,7 @@ __all__ = [
     "OPTIMIZED",
     "OPTIMIZING",
     "REWRITES",
+    "SPELLINGS",
     "SYMBOLICS",
     "TRACED",
     "TRANSLATED",
@@ -81,6 +83,7 @@ __all__ = [
     "float64_by_default",
     "read_copies",
     "reshapes_with_sizes",
+    "spelled",
     "translations",
 ]  # fmt: skip
 
@@ -95,6 +98,11 @@ REWRITES: dict[Any, Rewrite] = {
     **DATA_GETTER, **CONJUGATES, **MIXED_NORMS, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
     **DISTANCES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **GAPS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **PADDING, **PLACES, **POOLS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **TRUTH, **UNSORTED, **VARIANCE,
 }  # fmt: skip
+
+#: How the calls that are looked into may be spelled: those above, and what changes a tensor in place.
+SPELLINGS: dict[Any, list[Form]] = forms(
+    (*REWRITES, *(getattr(torch.Tensor, name) for name in dir(torch.Tensor) if name.endswith("_") and not name.endswith("__")))
+)
 
 #: In place of the symbolic functions of torch.onnx.export(dynamo=False): they take torch's own, then what that takes.
 SYMBOLICS: dict[str, Callable[..., Any]] = {

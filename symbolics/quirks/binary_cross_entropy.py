@@ -29,7 +29,7 @@ def _with_logits(
     target: torch.Tensor,
     weight: torch.Tensor | None = None,
     pos_weight: torch.Tensor | None = None,
-    reduction: int = _MEAN,
+    reduction: int = _NONE,
 ) -> torch.Tensor:
     """(1 - t) x + (1 + (pos_weight - 1) t) softplus(-x), as torch computes it."""
     minus_log_p = functional.softplus(-x)
@@ -38,7 +38,7 @@ def _with_logits(
     return _reduced((1 - target) * x + minus_log_p, weight, reduction)
 
 
-def _of_probabilities(p: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = _MEAN) -> torch.Tensor:
+def _of_probabilities(p: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = _NONE) -> torch.Tensor:
     """Logarithms are -100 at least. The slope is (p - t) / (p (1 - p)), its divisor 1e-12 at least: at the edges a line has it."""
     at_edge = p * (1 - p) < _SMALLEST_VARIANCE
     slope = stopped((p - target) / _SMALLEST_VARIANCE)

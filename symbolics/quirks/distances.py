@@ -107,7 +107,7 @@ def _cosine(x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: float = 1e-8)
     return (unit(one) * unit(two)).sum(dim)
 
 
-def _cosine_loss(x1: torch.Tensor, x2: torch.Tensor, target: torch.Tensor, margin: float = 0.0, reduction: int = 1) -> torch.Tensor:
+def _cosine_loss(x1: torch.Tensor, x2: torch.Tensor, target: torch.Tensor, margin: float = 0.0, reduction: int = 0) -> torch.Tensor:
     """1 - cos where the target is 1, cos beyond the margin where it is -1; of squared norms, 1e-12 more than they are."""
     squares = ((x1 * x1).sum(-1) + 1e-12) * ((x2 * x2).sum(-1) + 1e-12)
     cosine = (x1 * x2).sum(-1) / squares.sqrt()

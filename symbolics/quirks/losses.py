@@ -23,7 +23,7 @@ QUIRK = Quirk(
     "margin, poisson and triplet losses; multi_margin_loss without a batch has another shape under dynamo, multilabel_margin_loss another value; soft_margin_loss has no digits of a small loss",
 )
 
-_MEAN, _SUM = 1, 2  # what the functions of C++ take for reduction=
+_NONE, _MEAN, _SUM = 0, 1, 2  # what the functions of C++ take for reduction=; without it they take the first, whatever their schema says
 Tensor = torch.Tensor
 
 
@@ -35,34 +35,34 @@ def _positive(x: Tensor) -> Tensor:
     return torch.where(x > 0, x, torch.zeros_like(x))
 
 
-def _l1(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+def _l1(x: Tensor, target: Tensor, reduction: int = _NONE) -> Tensor:
     return _reduced((x - target).abs(), reduction)
 
 
-def _huber(x: Tensor, target: Tensor, reduction: int = _MEAN, delta: float = 1.0) -> Tensor:
+def _huber(x: Tensor, target: Tensor, reduction: int = _NONE, delta: float = 1.0) -> Tensor:
     z = (x - target).abs()
     return _reduced(torch.where(z < delta, 0.5 * z * z, delta * (z - 0.5 * delta)), reduction)
 
 
-def _smooth_l1(x: Tensor, target: Tensor, reduction: int = _MEAN, beta: float = 1.0) -> Tensor:
+def _smooth_l1(x: Tensor, target: Tensor, reduction: int = _NONE, beta: float = 1.0) -> Tensor:
     return _l1(x, target, reduction) if beta == 0 else _reduced(_huber(x, target, 0, beta) / beta, reduction)
 
 
-def _soft_margin(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+def _soft_margin(x: Tensor, target: Tensor, reduction: int = _NONE) -> Tensor:
     return _reduced(log1p((-x * target).exp()), reduction)
 
 
-def _margin_ranking(a: Tensor, b: Tensor, target: Tensor, margin: float = 0.0, reduction: int = _MEAN) -> Tensor:
+def _margin_ranking(a: Tensor, b: Tensor, target: Tensor, margin: float = 0.0, reduction: int = _NONE) -> Tensor:
     return _reduced((-target * (a - b) + margin).clamp_min(0), reduction)
 
 
-def _hinge_embedding(x: Tensor, target: Tensor, margin: float = 1.0, reduction: int = _MEAN) -> Tensor:
+def _hinge_embedding(x: Tensor, target: Tensor, margin: float = 1.0, reduction: int = _NONE) -> Tensor:
     zero = torch.zeros_like(x)
     return _reduced(torch.where(target != 1, (margin - x).clamp_min(0), zero) + torch.where(target != -1, x, zero), reduction)
 
 
 def _triplet_margin(
-    anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6, swap: bool = False, reduction: int = _MEAN
+    anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6, swap: bool = False, reduction: int = _NONE
 ) -> Tensor:  # fmt: skip
     def distance(a: Tensor, b: Tensor) -> Any:
         return DISTANCES[torch.pairwise_distance](torch.pairwise_distance, (a, b, p, eps), {})
@@ -73,18 +73,19 @@ def _triplet_margin(
 
 
 def _multi_margin(
-    x: Tensor, target: Tensor, p: int = 1, margin: float = 1.0, weight: Tensor | None = None, reduction: int = _MEAN
+    x: Tensor, target: Tensor, p: int = 1, margin: float = 1.0, weight: Tensor | None = None, reduction: int = _NONE
 ) -> Tensor:
+    x = x if x.dim() else x.reshape(1)
     rows, labels = x.reshape(-1, x.shape[-1]), target.reshape(-1, 1)
     z = _positive(margin - rows.gather(1, labels) + rows)
     z = z * z if p == 2 else z
     z = z if weight is None else z * weight[labels]
-    loss = z.scatter(1, labels, 0.0).sum(1) / x.shape[-1]
-    return _reduced(loss if x.dim() > 1 else loss.reshape(()), reduction)
+    return _reduced(z.scatter(1, labels, 0.0).sum(1).reshape(target.shape) / x.shape[-1], reduction)
 
 
-def _multilabel_margin(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+def _multilabel_margin(x: Tensor, target: Tensor, reduction: int = _NONE) -> Tensor:
     """Each label in front of the first -1 against each class that is none of them."""
+    x = x if x.dim() else x.reshape(1)
     rows, labels = x.reshape(-1, x.shape[-1]), target.reshape(-1, x.shape[-1])
     given = (labels < 0).to(torch.int64).cumsum(1) == 0
     labels = labels.clamp_min(0)
@@ -105,7 +106,7 @@ def _poisson_nll(x: Tensor, target: Tensor, log_input: bool, full: bool, eps: fl
 
 
 def _cross_entropy(
-    x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN, ignore_index: Any = -100, label_smoothing: float = 0.0
+    x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _NONE, ignore_index: Any = -100, label_smoothing: float = 0.0
 ) -> Tensor:
     """With smoothed labels, or with probabilities as targets; the rest has a translation."""
     probable = target.is_floating_point()

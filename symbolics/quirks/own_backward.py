@@ -47,16 +47,14 @@ def _embedding(
     return torch.where((indices == padding_idx).unsqueeze(-1), torch.ops.pythonop.stop_gradient(result), result)
 
 
-def _extremum(result: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _extremum(result: Any, x: torch.Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     """Along one dimension: of equal extrema, the one that ``indices`` names has all of the gradient. ReduceMax shares it evenly."""
-    dim = kwargs.get("dim", args[0] if args else None)
     if not isinstance(dim, int) or x.dim() == 0:  # over everything it is shared, and with a tensor it is torch.maximum
         return result
-    values, indices = result
-    kept = values.dim() == x.dim()
+    _, indices = result
     dim %= x.dim()  # onnx.reference's GatherElements counts no axis from the end
-    picked = x.gather(dim, indices if kept else indices.unsqueeze(dim))
-    return type(result)((picked if kept else picked.squeeze(dim), indices))
+    picked = x.gather(dim, indices if keepdim else indices.unsqueeze(dim))
+    return type(result)((picked if keepdim else picked.squeeze(dim), indices))
 
 
 def _std(result: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

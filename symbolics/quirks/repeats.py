@@ -19,9 +19,8 @@ QUIRK = Quirk(
 )
 
 
-def _tile(x: torch.Tensor, *dims: Any) -> torch.Tensor:
-    repeats: Sequence[Any] = dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims
-    return x.repeat(*[1] * (x.dim() - len(repeats)), *repeats) if repeats or x.dim() else NotImplemented
+def _tile(x: torch.Tensor, dims: Sequence[Any] = ()) -> torch.Tensor:
+    return x.repeat(*[1] * (x.dim() - len(dims)), *dims) if dims or x.dim() else NotImplemented
 
 
 REPEATS: dict[Any, Rewrite] = {function: instead_in_torchscript(_tile) for function in (torch.tile, torch.Tensor.tile)}

@@ -96,14 +96,9 @@ def _cut(rewrite: Rewrite | None) -> Rewrite:
     """The call, or its rewrite, with no more of the source than there are indices: onnxruntime wants both of one shape."""
 
     def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = {**dict(zip(("input", "dim", "index", "src"), args)), **kwargs}
-        index, source = given.get("index"), given.get("src")
+        index, source = args[2:4] if len(args) > 3 else (None, None)
         if isinstance(source, torch.Tensor) and isinstance(index, torch.Tensor) and source.dim() and _is_larger(source, index):
-            source = source[tuple(slice(0, size) for size in index.shape)]
-            args, kwargs = (
-                (*args[:3], source, *args[4:]) if len(args) > 3 else args,
-                {**kwargs, **({"src": source} if "src" in kwargs else {})},
-            )
+            args = (*args[:3], source[tuple(slice(0, size) for size in index.shape)], *args[4:])
         return func(*args, **kwargs) if rewrite is None else rewrite(func, args, kwargs)
 
     return called

@@ -20,7 +20,7 @@ QUIRK = Quirk(
 )
 
 
-def _split(x: torch.Tensor, places: Any, dim: int) -> tuple[torch.Tensor, ...]:
+def _split(x: torch.Tensor, places: Any, dim: int = 0) -> tuple[torch.Tensor, ...]:
     """Slices between the places; equal parts as chunks, whose lengths stay open."""
     if isinstance(places, torch.Tensor):
         with private.paused_capture():
@@ -31,23 +31,11 @@ def _split(x: torch.Tensor, places: Any, dim: int) -> tuple[torch.Tensor, ...]:
     return tuple(x[(*before, slice(start, end))] for start, end in zip([0, *places], [*places, None]))
 
 
-def _tensor_split(x: torch.Tensor, indices_or_sections: Any = None, dim: int = 0, **named: Any) -> Any:
-    places = next((named[name] for name in ("indices", "sections", "tensor_indices_or_sections") if name in named), indices_or_sections)
-    return _split(x, places, dim)
-
-
-def _along(dim: Callable[[int], int]) -> Callable[..., Any]:
-    def split(x: torch.Tensor, places: Any = None, **named: Any) -> Any:
-        return _split(x, next(iter(named.values()), places), dim(x.dim()))
-
-    return split
-
-
-_FORMULAS = {
-    "tensor_split": _tensor_split,
-    "hsplit": _along(lambda rank: min(1, rank - 1)),
-    "vsplit": _along(lambda rank: 0),
-    "dsplit": _along(lambda rank: 2),
+_FORMULAS: dict[str, Callable[..., Any]] = {
+    "tensor_split": _split,
+    "hsplit": lambda x, places: _split(x, places, min(1, x.dim() - 1)),
+    "vsplit": lambda x, places: _split(x, places, 0),
+    "dsplit": lambda x, places: _split(x, places, 2),
 }
 SPLITS: dict[Any, Rewrite] = {
     getattr(place, name): instead_in_torchscript(formula) for name, formula in _FORMULAS.items() for place in (torch, torch.Tensor)

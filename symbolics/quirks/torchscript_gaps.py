@@ -17,7 +17,7 @@ QUIRK = Quirk(
     upstream="torch",
     seen="2.13",
     wrong="TorchScript has no atanh, asinh, acosh, cosh, sinh, exp2, frac, addcdiv, addbmm, addmv, diag, diag_embed, block_diag, trace, isin, "
-    "isclose, nanmean, rms_norm, bilinear and threshold; dynamo's addmv and addbmm add 0 times x where beta is 0",
+    "isclose, nanmean, rms_norm, bilinear and threshold, no fill_ with True; dynamo's addmv and addbmm add 0 times x where beta is 0",
 )
 
 Tensor = torch.Tensor
@@ -70,7 +70,8 @@ def _diag(x: Tensor, diagonal: int = 0) -> Any:
     return _diag_embed(x, diagonal) if x.dim() == 1 else torch.diagonal(x, diagonal)
 
 
-def _block_diag(*blocks: Tensor) -> Any:
+def _block_diag(*blocks: Any) -> Any:
+    blocks = blocks if isinstance(blocks[0], Tensor) else blocks[0]
     if len({block.dtype for block in blocks}) != 1:
         return NotImplemented
     squares = [block.reshape(1, -1) if block.dim() < 2 else block for block in blocks]
@@ -129,6 +130,10 @@ def _threshold(x: Tensor, threshold: float, value: float, inplace: bool = False)
     return NotImplemented if inplace else torch.where(x <= threshold, torch.full((), value, dtype=x.dtype, device=x.device), x)
 
 
+def _fill(x: Tensor, value: Any) -> Any:
+    return x.fill_(int(value)) if isinstance(value, bool) else NotImplemented
+
+
 _FORMULAS: dict[Callable[..., Any], tuple[Any, ...]] = {
     _exp2: (torch.exp2, torch.Tensor.exp2, torch.special.exp2),
     _frac: (torch.frac, torch.Tensor.frac),
@@ -142,6 +147,7 @@ _FORMULAS: dict[Callable[..., Any], tuple[Any, ...]] = {
     _isin: (torch.isin,),
     _isclose: (torch.isclose, torch.Tensor.isclose),
     _nanmean: (torch.nanmean, torch.Tensor.nanmean),
+    _fill: (torch.Tensor.fill_,),
     _rms_norm: (torch.rms_norm,),
     _bilinear: (torch.bilinear, torch.nn.functional.bilinear),
     _threshold: (torch.threshold, private.inner_function("threshold"), torch.nn.functional.threshold),

@@ -86,6 +86,7 @@ from symbolics.torch_private.operators import (
     overload_of,
     registered_at,
     schema_of,
+    signatures_of,
     torchlib_operators,
     unwrapped_operator,
 )
@@ -244,6 +245,7 @@ __all__ = [
     "set_grad_enabled",
     "set_traced_value",
     "shares_memory",
+    "signatures_of",
     "sizes_watched",
     "stateless",
     "storage_key",

@@ -27,6 +27,8 @@ __all__ = [
     "operator_name",
     "overload_of",
     "registered_at",
+    "schema_of",
+    "signatures_of",
     "torchlib_operators",
     "unwrapped_operator",
 ]
@@ -57,6 +59,11 @@ def overload_of(called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if len(names) == 1:
         return getattr(called, names[0])
     return getattr(called, torch._C._jit_resolve_packet(called._qualified_op_name, *args, **kwargs) or "default")
+
+
+def signatures_of(name: str) -> list[Any]:
+    """The schemas of one of torch's own operators, by which its parser binds arguments; none where it has none of this name."""
+    return list(torch._C._jit_get_schemas_for_operator(f"aten::{name}"))
 
 
 def find_overload(name: str, overload: str) -> Any:

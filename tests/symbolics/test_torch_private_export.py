@@ -10,7 +10,6 @@ import logging
 import threading
 import warnings
 
-import onnx
 import onnx_ir
 import pytest
 import torch
@@ -195,140 +194,6 @@ def test_captured_by_dynamo():
     assert private.captured_by_dynamo(program) is False
 
 
-def test_opsets_of_torchscript(tmp_path):
-    opsets = private.opsets_of_torchscript()
-    for opset, fits in ((3, False), (opsets[0], True), (opsets[-1], True), (opsets[-1] + 1, False)):
-        with contextlib.nullcontext() if fits else pytest.raises(RuntimeError, match="Unsupported"):
-            torch.onnx.export(torch.nn.ReLU(), (torch.ones(2),), str(tmp_path / "m.onnx"), dynamo=False, opset_version=opset)
-
-
-def test_torchscript_exporter(tmp_path):
-    model, args = torch.nn.ReLU(), (torch.ones(2),)
-    seen = _is_called(
-        private.torchscript_exporter(), "export", lambda: torch.onnx.export(model, args, str(tmp_path / "m.onnx"), dynamo=False)
-    )
-    assert seen[0][0][0] is model
-    assert {"kwargs", "training", "do_constant_folding", "keep_initializers_as_inputs", "opset_version"} <= set(
-        inspect.signature(private.torchscript_exporter().export).parameters
-    )
-
-
-def test_torchscript_symbolic(tmp_path):
-    opset, own = private.torchscript_symbolic("aten::hardtanh")
-    assert callable(own)
-    assert private.torchscript_symbolic("aten::no_such_operator") is None
-    torch.onnx.register_custom_op_symbolic("aten::hardtanh", lambda g, x, low, high: g.op("Relu", x), opset)
-    try:
-        assert private.torchscript_symbolic("aten::hardtanh") is None, "a user's own goes first"
-    finally:
-        torch.onnx.unregister_custom_op_symbolic("aten::hardtanh", opset)
-    assert private.torchscript_symbolic("aten::hardtanh") == (opset, own)
-
-
-def test_torchscript_has():
-    assert private.torchscript_has("aten::hardtanh", 17)
-    assert not private.torchscript_has("aten::atanh", 17), "torch has one now: symbolics/quirks/torchscript_gaps.py may lose its own"
-    torch.onnx.register_custom_op_symbolic("aten::atanh", lambda g, x: g.op("Atanh", x), 9)
-    try:
-        assert private.torchscript_has("aten::atanh", 17)
-    finally:
-        torch.onnx.unregister_custom_op_symbolic("aten::atanh", 9)
-
-
-def test_torchscript_reshape(tmp_path, monkeypatch):
-    helpers, name = private.torchscript_reshape()
-    original, shapes = getattr(helpers, name), []
-
-    def reshape(g, x, shape, allowzero=0):
-        shapes.append(private.torchscript_shape(shape))
-        return original(g, x, shape, allowzero)
-
-    monkeypatch.setattr(helpers, name, reshape)
-    model = torch.nn.GroupNorm(2, 4)
-    torch.onnx.export(model, (torch.zeros(2, 4, 3),), tmp_path / "model.onnx", dynamo=False)
-    assert shapes == [[0, 2, -1], None], "the second is computed"
-
-
-def test_torchscript_shape(tmp_path):
-    assert private.torchscript_shape([2, -1]) == [2, -1]
-    assert private.torchscript_shape(torch.tensor([2, -1])) == [2, -1]
-
-
-def test_torchscript_constant(tmp_path):
-    seen = []
-
-    def symbolic(g, x, low, high):
-        seen.extend(private.torchscript_constant(value) for value in (low, high, x))
-        return g.op("Relu", x)
-
-    torch.onnx.register_custom_op_symbolic("aten::hardtanh", symbolic, 18)
-    try:
-        model = torch.nn.Hardtanh(-2.0, 0.5)
-        torch.onnx.export(model, (torch.ones(2, dtype=torch.float64),), str(tmp_path / "m.onnx"), dynamo=False, opset_version=18)
-    finally:
-        torch.onnx.unregister_custom_op_symbolic("aten::hardtanh", 18)
-    assert seen == [-2.0, 0.5, None]
-
-
-def test_torchscript_passes_that_infer_the_shape_of_a_node(tmp_path, monkeypatch):
-    passes, seen = private.torchscript_passes(), []
-
-    def nothing(node, *args):
-        if node.kind() == "onnx::Reshape":
-            seen.append(node.inputsAt(0).type().sizes())
-
-    monkeypatch.setattr(passes, "_jit_pass_onnx_node_shape_type_inference", nothing)
-    torch.onnx.export(Reshapes(), (torch.ones(3, 2),), str(tmp_path / "m.onnx"), dynamo=False)
-    assert [3, 2] in seen
-
-
-class Reshapes(torch.nn.Module):
-    def forward(self, x):
-        return x.reshape(3, 2, 1) * 2
-
-
-def test_torchscript_passes(tmp_path, monkeypatch):
-    class Transposes(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(3, 2))
-
-        def forward(self, x):
-            return x @ self.weight.t()
-
-    passes, results, kinds = private.torchscript_passes(), [], []
-    original = passes._jit_pass_onnx_constant_fold
-
-    def without_parameters(graph, parameters, opset):
-        results.append(original(graph, {}, opset))
-        kinds.extend(node.kind() for node in graph.nodes())
-        return parameters
-
-    monkeypatch.setattr(passes, "_jit_pass_onnx_constant_fold", without_parameters)
-    torch.onnx.export(Transposes(), (torch.ones(2, 2),), str(tmp_path / "m.onnx"), dynamo=False)
-    assert "onnx::Transpose" in kinds, "it folds a parameter that it was not given"
-    assert results == [{}], "folded constants no longer stay nodes of the graph: they are new inputs now"
-
-
-def test_shape_inference_of_graphs(tmp_path, monkeypatch):
-    passes, files = private.torchscript_passes(), {}
-    original = passes._jit_pass_onnx_graph_shape_type_inference
-    for infers in (True, False):
-        seen = []
-        monkeypatch.setattr(
-            passes,
-            "_jit_pass_onnx_graph_shape_type_inference",
-            lambda *args, i=infers, s=seen: s.append(1) or (original(*args) if i else None),
-        )
-        path = tmp_path / "m.onnx"
-        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Unflatten(1, (2, 2)), torch.nn.Flatten(0))
-        torch.manual_seed(0)
-        torch.onnx.export(model, (torch.ones(2, 3),), str(path), dynamo=False, input_names=["x"], dynamic_axes={"x": {0: "n"}})
-        files[infers] = onnx.load(path).graph.output
-        assert seen == [1, 1], "torch no longer infers the shapes of the graph twice"
-    assert files[True] == files[False], "shapes of outputs are no longer known from the nodes alone"
-
-
 def test_unheard():
     heard = []
 
@@ -344,31 +209,6 @@ def test_unheard():
         assert not heard
         x + 1
     assert len(heard) == 1
-
-
-def test_has_bodies(monkeypatch):
-    passes, seen = private.torchscript_passes(), []
-    original = passes._jit_pass_onnx_graph_shape_type_inference
-    monkeypatch.setattr(
-        passes,
-        "_jit_pass_onnx_graph_shape_type_inference",
-        lambda graph, *args: seen.append(private.has_bodies(graph)) or original(graph, *args),
-    )
-
-    @torch.jit.script
-    def looped(x, n: int):
-        for _ in range(n):
-            if bool(x.sum() > 0):
-                x = x - 1
-        return x
-
-    class Loops(torch.nn.Module):
-        def forward(self, x):
-            return looped(x, x.shape[0])
-
-    for model in (Loops(), torch.nn.ReLU()):
-        torch.onnx.export(model, (torch.ones(2),), io.BytesIO(), dynamo=False, input_names=["x"], dynamic_axes={"x": [0]})
-    assert seen == [True, True, False, False]
 
 
 def test_is_higher_order():
@@ -387,11 +227,15 @@ def test_is_higher_order():
     assert {True, False} <= set(seen)
 
 
-def test_is_tracing():
-    seen = []
-    torch.jit.trace(lambda x: seen.append(private.is_tracing()) or x + 1, (torch.ones(1),), check_trace=False)
-    assert seen[0] is True
-    assert private.is_tracing() is False
+def test_torchscript_exporter(tmp_path):
+    model, args = torch.nn.ReLU(), (torch.ones(2),)
+    seen = _is_called(
+        private.torchscript_exporter(), "export", lambda: torch.onnx.export(model, args, str(tmp_path / "m.onnx"), dynamo=False)
+    )
+    assert seen[0][0][0] is model
+    assert {"kwargs", "training", "do_constant_folding", "keep_initializers_as_inputs", "opset_version"} <= set(
+        inspect.signature(private.torchscript_exporter().export).parameters
+    )
 
 
 class LooksAtItsInput(torch.nn.Module):
@@ -417,55 +261,6 @@ def test_is_fake():
     torch.export.export(LooksAtItsInput(lambda x: seen.append(private.is_fake(x))), (torch.ones(2),), strict=False)
     assert seen[0] is True
     assert private.is_fake(torch.ones(2)) is False
-
-
-def test_traced_producer():
-    kinds = []
-
-    def model(x):
-        kinds.append(private.traced_producer(torch.sin(x)).kind())
-        return x + x.shape[0]
-
-    torch.jit.trace(model, (torch.ones(1),), check_trace=False)
-    assert kinds[0] == "aten::sin"
-
-
-def test_replace_traced():
-    def model(x):
-        sine, cosine = torch.sin(x), torch.cos(x)
-        private.replace_traced(cosine, sine)
-        return cosine + 0
-
-    graph = torch.jit.trace(model, (torch.ones(1),), check_trace=False).graph
-    added = next(graph.findNode("aten::add").inputs()).node().kind()
-    assert added == "aten::sin"
-
-
-def test_overwrite_traced():
-    seen = []
-
-    def model(x):
-        kept = torch.zeros(2, 3)
-        seen.append(private.overwrite_traced(kept, torch.sin(x)))
-        return kept + 1
-
-    graph = torch.jit.trace(model, (torch.ones(3),), check_trace=False).graph
-    assert "aten::sin" in str(graph)
-    assert "copy_" not in str(graph)
-    torch.testing.assert_close(seen[0], torch.ones(2, 3).sin())
-
-
-def test_tensor_type():
-    def model(x):
-        y = torch.sin(x)
-        private.traced_producer(y).output().setType(private.tensor_type(torch.int64, [None, None]))
-        return y
-
-    graph = torch.jit.trace(model, (torch.ones(1),), check_trace=False).graph
-    assert "sin" in str(graph)
-    assert private.tensor_type(torch.float16, [None, 3]).dtype() == torch.float16
-    assert private.tensor_type(torch.float16, [None, 3]).dim() == 2
-    assert private.tensor_type(torch.float16, [2, 3]).sizes() == [2, 3]
 
 
 def test_translator():

@@ -167,3 +167,16 @@ def test_schema_of(operator):
 def test_torchlib_operators():
     found = private.torchlib_operators()
     assert {"aten::add.Tensor", "torchvision::roi_align"} & found >= {"torchvision::roi_align"} and "private_names::double" not in found
+
+
+def test_signatures_of():
+    found = {schema.overload_name: schema for schema in private.signatures_of("max")}
+    assert [(a.name, a.kwarg_only, a.has_default_value(), a.is_out) for a in found["dim"].arguments] == [
+        ("self", False, False, False),
+        ("dim", False, False, False),
+        ("keepdim", False, True, False),
+    ]
+    assert found["out"].arguments[-1].is_out and found["out"].arguments[-1].kwarg_only
+    (tile,) = (schema for schema in private.signatures_of("tile") if not any(argument.is_out for argument in schema.arguments))
+    assert str(tile.arguments[1].type).startswith("List")
+    assert private.signatures_of("no_such_operator") == []
