@@ -417,7 +417,8 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         trace.statistics = RunningStatistics(trace.dirtied, buffers.follow) if private.is_tracing() else None
         try:
             recorder.capture.flags = Flags(torch.ops.pythonop.stop_gradient)
-            with StopGradients(recorder.capture.flags), private.buffers_assigned_unseen():
+            # Inside, a model that asks for its own forward has the one that it has in eager mode.
+            with StopGradients(recorder.capture.flags), private.buffers_assigned_unseen(), _forward_of(model, own):
                 result = forward(*args, **kwargs)
         except ExportError:
             refused.append(True)
@@ -440,16 +441,29 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
     if keywords is not None:
         del marked.__wrapped__  # torch.jit must not bind by the signature of forward, and make inputs of its defaults
     own = model.__dict__.get("forward")
-    model.__dict__["forward"] = marked
+    try:
+        with _forward_of(model, marked):
+            yield
+    finally:
+        for parameter, flag in flags:  # those that forward leaves without
+            parameter.requires_grad_(flag)
+
+
+@contextlib.contextmanager
+def _forward_of(model: torch.nn.Module, forward: Any) -> Iterator[None]:
+    """While the block runs, a module has a forward of its own; None: that of its class."""
+    before = model.__dict__.get("forward")
+
+    def put(forward: Any) -> None:
+        model.__dict__.pop("forward", None)
+        if forward is not None:
+            model.__dict__["forward"] = forward
+
+    put(forward)
     try:
         yield
     finally:
-        if own is None:
-            del model.__dict__["forward"]
-        else:
-            model.__dict__["forward"] = own
-        for parameter, flag in flags:  # those that forward leaves without
-            parameter.requires_grad_(flag)
+        put(before)
 
 
 def _types_of(result: Any) -> list[tuple[torch.dtype, list[int | None]]]:

@@ -91,7 +91,7 @@ def embedding_renorms():
 FILES = {
     module.name: importlib.import_module(f"symbolics.quirks.{module.name}").QUIRK
     for module in pkgutil.iter_modules(quirks.__path__)
-    if module.name not in ("quirk", "opset", "rewriting", "hiding", "elsewhere")
+    if module.name not in ("quirk", "opset", "rewriting", "spelling", "hiding", "elsewhere")
 }
 IN_FILES = (
     angles, attention_dropout, bags_of_embeddings, batch_norm_buffers, bernoulli, batch_norm_momentum, batch_norm_training, binary_cross_entropy, bounds,
