@@ -11,9 +11,9 @@ import torch
 
 from exporter.files.trust import Gate
 from exporter.runtime.backward import PythonOpBackward
-from exporter.runtime.fusion.chain import Chain, GradChain, title_of
-from exporter.runtime.fusion.link import LINKED
+from exporter.runtime.chain import Chain, GradChain, title_of
 from exporter.runtime.kernels import PythonOp, PythonOpGrad
+from exporter.runtime.link import LINKED
 from exporter.runtime.native.functions import connect
 from exporter.runtime.prepare import ABSENT_INPUTS, KEPT_OUTPUTS
 from exporter.runtime.store import ContextStore

@@ -1,8 +1,7 @@
 /* PythonOp, PythonOpGrad, PythonOpBackward and PythonOpTangent for stock onnxruntime.
  *
  * One binary is two things: the Python module exporter.runtime.native._native, and the custom-op library that
- * onnxruntime loads through RegisterCustomOps. There is no ORT header to compile against where people install, so
- * the few function-table slots that are used are declared here; their numbers are part of ORT's stable ABI.
+ * onnxruntime loads through RegisterCustomOps.
  *
  * What happens in one run of a node:
  *   gather   ORT inputs become torch tensors through DLPack: small ones as copies, large ones without a copy
@@ -12,24 +11,15 @@
  *   write    each output is copied once into memory of ORT (torch's memory is never handed to ORT: in-place
  *            operators of ORT would change what autograd saved).
  *
- * native_abi.h has the declarations of others, native_tensors.h our structs, native_inputs.h gather, native_outputs.h write,
- * native_contexts.h the store's side, native_run.h the call, native_device.h the same for devices,
- * native_elementwise.h chains of standard operators, native_rearrange.h those that only move elements, native_lstm.h all steps of an LSTM,
- * native_convolution.h gradients for weights (native_panels.h the products of both), native_interleave.h images of phases, native_pools.h pools and
- * their gradients, native_threads.h whose threads run, native_nodes.h what a node says of itself; here kernels are made and the two modules meet.
- * Together they are one translation unit.
+ * ort_abi.h and native_abi.h have the declarations of others, native_tensors.h our structs, native_inputs.h gather, native_outputs.h write,
+ * native_contexts.h the store's side, native_run.h the call, native_device.h the same for devices, native_threads.h whose threads run,
+ * native_nodes.h what a node says of itself; here kernels are made and the two modules meet. Together they are one translation unit.
  */
 #include "native_device.h"
-#include "native_elementwise.h"
-#include "native_rearrange.h"
-#include "native_lstm.h"
-#include "native_gru.h"
-#include "native_convolution.h"
-#include "native_interleave.h"
-#include "native_pools.h"
-#include "native_batches.h"
 #include "native_nodes.h"
 #include "native_threads.h"
+
+const void *const *api;
 
 /* --------------------------------------------------------------------------------------- kernels and their making */
 
@@ -147,7 +137,7 @@ enum {
     PLAN_APPLY, PLAN_ARGUMENTS, PLAN_POSITIONS, PLAN_LOG, PLAN_LONG, PLAN_ALONE
 };
 
-static const char *const OPERATORS[] = {"PythonOp", "PythonOpGrad", "PythonOpBackward", "PythonOpTangent", "Elementwise", "Rearrange", "Lstm", "LstmGrad", "ConvWeightGrad", "Interleave", "MaxPoolIndices", "MaxPoolGrad", "BatchMatMul", "Gru", "GruGrad"}; /* as enum Operator */
+static const char *const OPERATORS[] = {"PythonOp", "PythonOpGrad", "PythonOpBackward", "PythonOpTangent"}; /* as enum Operator */
 static const char *op_name(const CustomOp *op) { return OPERATORS[op->kind]; }
 static int takes_context(const CustomOp *op) { return op->kind == PYTHON_OP_GRAD || op->kind == PYTHON_OP_BACKWARD; }
 
@@ -300,17 +290,6 @@ static void destroy(void *state)
     PyGILState_Release(gil);
 }
 
-/* A Program, an Arrangement, a Recurrence, Windows, a Pool or its gradient: what they begin with is the binding. */
-static void destroy_plain(void *state)
-{
-    if (!state || !Py_IsInitialized())
-        return;
-    PyGILState_STATE gil = PyGILState_Ensure();
-    free_binding(*(Binding **)state);
-    PyGILState_Release(gil);
-    free(state);
-}
-
 /* ---------------------------------------------------------------------------------------------- the operators' shape */
 
 static const char *provider(const CustomOp *op) { return op->cuda ? "CUDAExecutionProvider" : NULL; } /* NULL: the CPU */
@@ -327,14 +306,6 @@ static int zero(const CustomOp *op) { (void)op; return 0; }
 static int first_version(const CustomOp *op) { (void)op; return 1; }
 static int last_version(const CustomOp *op) { (void)op; return INT32_MAX; }
 
-typedef struct { Status (*create)(const CustomOp *, const void *const *, const void *, void **); Status (*compute)(void *, void *); } KernelOf;
-static const KernelOf KERNELS[] = { /* as enum Operator */
-    {create, compute}, {create, compute}, {create, compute}, {create, compute}, {elementwise_create, elementwise_compute}, {rearrange_create, rearrange_compute},
-    {lstm_create, lstm_compute}, {lstm_create, lstm_grad_compute}, {conv_grad_create, conv_grad_compute}, {interleave_create, interleave_compute},
-    {pool_create, pool_compute}, {pool_grad_create, pool_grad_compute}, {batch_create, batch_compute},
-    {gru_create, gru_compute}, {gru_create, gru_grad_compute},
-};
-
 static void fill_op(CustomOp *op, Binding *binding, int kind, int on_device, int cuda)
 {
     memset(op, 0, sizeof *op);
@@ -345,13 +316,13 @@ static void fill_op(CustomOp *op, Binding *binding, int kind, int on_device, int
     op->input_count = input_count;
     op->output_type = output_type;
     op->output_count = output_count;
-    op->destroy = kind >= ELEMENTWISE ? destroy_plain : destroy;
+    op->destroy = destroy;
     op->input_kind = input_kind;
     op->output_kind = output_kind;
     op->input_memory = input_memory;
     op->input_min = op->input_same = op->output_min = op->output_same = zero;
-    op->create = KERNELS[kind].create;
-    op->compute = KERNELS[kind].compute;
+    op->create = create;
+    op->compute = compute;
     op->start_version = first_version;
     op->end_version = last_version;
     op->binding = binding;
@@ -381,7 +352,7 @@ EXPORT Status RegisterCustomOps(void *options, const ApiBase *base)
         status = CALL(CREATE_DOMAIN, Status(*)(const char *, void **))("pythonop", &binding->own_domain);
     for (int kind = 0; !status && kind < OPERATOR_COUNT; kind++)
         status = add_op(binding, &binding->ops[kind]);
-    for (int kind = 0; !status && binding->device == WITH_CUDA && kind < ELEMENTWISE; kind++)
+    for (int kind = 0; !status && binding->device == WITH_CUDA && kind < OPERATOR_COUNT; kind++)
         status = add_op(binding, &binding->on_device[kind]);
     if (!status)
         status = CALL(ADD_DOMAIN, Status(*)(void *, void *))(options, binding->domain);
@@ -410,8 +381,8 @@ static PyObject *prepare(PyObject *module, PyObject *args)
     binding->count = 1;
     binding->device = device;
     for (int kind = 0; kind < OPERATOR_COUNT; kind++)
-        fill_op(&binding->ops[kind], binding, kind, kind == PYTHON_OP_BACKWARD || (kind < ELEMENTWISE && device == BORROW), 0);
-    for (int kind = 0; kind < ELEMENTWISE; kind++)
+        fill_op(&binding->ops[kind], binding, kind, kind == PYTHON_OP_BACKWARD || device == BORROW, 0);
+    for (int kind = 0; kind < OPERATOR_COUNT; kind++)
         fill_op(&binding->on_device[kind], binding, kind, 1, 1);
     PyObject **targets[] = {&binding->owner, &binding->store, &binding->contexts, &binding->runs}, *values[] = {owner, store, contexts, runs};
     for (int i = 0; i < 4; i++) {
@@ -455,13 +426,6 @@ static PyObject *setup(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* has_wide_vectors() -> whether products are quicker here than onnxruntime's */
-static PyObject *wide_vectors(PyObject *module, PyObject *unused)
-{
-    (void)module, (void)unused;
-    return PyBool_FromLong(has_wide_vectors());
-}
-
 static PyMethodDef methods[] = {
     {"prepare", prepare, METH_VARARGS, "prepare(owner, store, contexts, runs, device) -> capsule"},
     {"registered", registered, METH_NOARGS, "registered() -> bool"},
@@ -469,7 +433,6 @@ static PyMethodDef methods[] = {
     {"threads", threads, METH_VARARGS, "threads(7 addresses of functions of torch, OpenMP and MKL, 0 for none)"},
     {"threads_outside", threads_outside, METH_NOARGS, "threads_outside() -> torch's threads outside of the call that the thread is in, or 0"},
     {"put_to_sleep", sleep_before, METH_O, "put_to_sleep(seconds of the last run)"},
-    {"has_wide_vectors", wide_vectors, METH_NOARGS, "has_wide_vectors() -> whether the processor has AVX-512, and this library uses it"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -89,36 +89,4 @@ static PyObject *named_outputs(const void *info)
     return out;
 }
 
-/* How many inputs and outputs a node has. */
-static Status count_places(const void *info, size_t *inputs, size_t *outputs)
-{
-    Status status = CALL(NODE_INPUTS, Status(*)(const void *, size_t *))(info, inputs);
-    return status ? status : CALL(NODE_OUTPUTS, Status(*)(const void *, size_t *))(info, outputs);
-}
-
-/* A list of ints of the node; NULL where there is none, or no memory. */
-static int64_t *ints(const void *info, const char *name, size_t *count)
-{
-    *count = 0;
-    Status status = CALL(ATTRS_INT, Status(*)(const void *, const char *, int64_t *, size_t *))(info, name, NULL, count);
-    int64_t *list = status || *count > (1 << 20) ? NULL : malloc(*count * sizeof *list + 1);
-    if (list && *count)
-        status = CALL(ATTRS_INT, Status(*)(const void *, const char *, int64_t *, size_t *))(info, name, list, count);
-    if (status) {
-        CALL(RELEASE_STATUS, void (*)(Status))(status);
-        free(list);
-        return NULL;
-    }
-    return list;
-}
-
-/* The binding of an operator, which is counted once more. */
-static Binding *hold(const CustomOp *op)
-{
-    PyGILState_STATE gil = PyGILState_Ensure(); /* who counts bindings holds it */
-    op->binding->count++;
-    PyGILState_Release(gil);
-    return op->binding;
-}
-
 #endif

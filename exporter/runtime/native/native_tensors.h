@@ -14,7 +14,7 @@ static PyObject *s_requires_grad, *s_run, *s_retain, *s_keep, *s_finish, *s_take
 static size_t large = 1 << 16;
 
 /* What a kernel runs. PythonOpBackward has no path of its own: it is run as a PythonOpGrad on a device is, by Python. PythonOpTangent is run as a PythonOp that is not simple. */
-enum Operator { PYTHON_OP = 0, PYTHON_OP_GRAD, PYTHON_OP_BACKWARD, PYTHON_OP_TANGENT, ELEMENTWISE, REARRANGE, LSTM, LSTM_GRAD, CONV_WEIGHT_GRAD, INTERLEAVE, MAX_POOL_INDICES, MAX_POOL_GRAD, BATCH_MATMUL, GRU, GRU_GRAD, OPERATOR_COUNT }; /* from PYTHON_OP_BACKWARD on: of the domain pythonop */
+enum Operator { PYTHON_OP = 0, PYTHON_OP_GRAD, PYTHON_OP_BACKWARD, PYTHON_OP_TANGENT, OPERATOR_COUNT }; /* from PYTHON_OP_BACKWARD on: of the domain pythonop */
 
 /* Which operators a binding registers: for the CPU; for CUDA as well; for the CPU by the device path, for tests. */
 enum Device { CPU_ONLY = 0, WITH_CUDA, BORROW };
@@ -22,7 +22,7 @@ enum Device { CPU_ONLY = 0, WITH_CUDA, BORROW };
 /* One set of options: its gate and store as Python objects, its operators. Kernels and options count. */
 typedef struct Binding {
     Py_ssize_t count;
-    CustomOp ops[OPERATOR_COUNT], on_device[ELEMENTWISE]; /* by enum Operator; those on a device are of the first ones alone */
+    CustomOp ops[OPERATOR_COUNT], on_device[OPERATOR_COUNT]; /* by enum Operator */
     int device; /* enum Device */
     void *domain, *own_domain; /* com.microsoft, and pythonop */
     PyObject *owner;    /* exporter.runtime.session.Binding */
@@ -199,72 +199,6 @@ static int look(const void *value, Seen *seen)
     if (seen->kind != ONNX_STRING && check(CALL(TENSOR_DATA, Status(*)(const void *, void **))(value, &seen->data)))
         return -1;
     return 0;
-}
-
-/* ------------------------------------------------------------------------------------------------ of kernels without Python */
-enum { DIMS_MOST = 16 };
-
-static Status refused(const char *text) { return CALL(CREATE_STATUS, Status(*)(int, const char *))(ORT_FAIL, text); }
-
-/* What a tensor is; shape has room for `most` dims. */
-static Status tensor_facts(const void *value, int *kind, size_t *rank, int64_t *shape, size_t most, size_t *count)
-{
-    void *info = NULL;
-    Status status = CALL(TYPE_AND_SHAPE, Status(*)(const void *, void **))(value, &info);
-    if (status)
-        return status;
-    if (!(status = CALL(ELEMENT_TYPE, Status(*)(const void *, int *))(info, kind)) && !(status = CALL(DIM_COUNT, Status(*)(const void *, size_t *))(info, rank)) &&
-        *rank <= most)
-        status = CALL(DIMS, Status(*)(const void *, int64_t *, size_t))(info, shape, *rank);
-    CALL(RELEASE_INFO, void (*)(void *))(info);
-    if (!status && *rank > most)
-        return refused("a tensor of more than 16 dims");
-    *count = 1;
-    for (size_t i = 0; !status && i < *rank; i++)
-        *count *= (size_t)shape[i];
-    return status;
-}
-
-/* An input of this element type; what is wrong where it is another. */
-static Status input_of(void *context, size_t index, int kind, const char *wrong, int64_t *dims, size_t *rank, size_t *count, const void **data)
-{
-    const void *value = NULL;
-    int own = 0;
-    Status status = CALL(INPUT, Status(*)(const void *, size_t, const void **))(context, index, &value);
-    if (!status && value)
-        status = tensor_facts(value, &own, rank, dims, DIMS_MOST, count);
-    if (!status && own != kind)
-        return refused(wrong);
-    return status ? status : CALL(TENSOR_DATA, Status(*)(const void *, void **))(value, (void **)data);
-}
-
-/* The memory of an output of this shape and element type; what is said where it has no name, and where the file says another type of it. */
-static Status make_output(void *context, size_t index, const int64_t *shape, size_t rank, int kind, const char *nameless, const char *other, void **data)
-{
-    void *made = NULL;
-    int64_t dims[DIMS_MOST];
-    size_t count = 0, wanted = 1;
-    int own = 0;
-    for (size_t i = 0; i < rank; i++)
-        wanted *= (size_t)shape[i];
-    Status status = CALL(OUTPUT, Status(*)(void *, size_t, const int64_t *, size_t, void **))(context, index, shape, rank, &made);
-    if (!status && !made)
-        return refused(nameless);
-    if (!status)
-        status = tensor_facts(made, &own, &rank, dims, DIMS_MOST, &count);
-    if (!status && (own != kind || count != wanted))
-        return refused(other);
-    return status ? status : CALL(TENSOR_DATA, Status(*)(void *, void **))(made, data);
-}
-
-/* All tasks of a kernel, in the session's threads where there are several. */
-static Status in_parallel(void *context, void (*task)(void *, size_t), size_t tasks, void *run)
-{
-    if (tasks > 1)
-        return CALL(PARALLEL_FOR, Status(*)(const void *, void (*)(void *, size_t), size_t, size_t, void *))(context, task, tasks, 0, run);
-    if (tasks)
-        task(run, 0);
-    return NULL;
 }
 
 #endif
