@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
@@ -22,38 +22,61 @@ from exporter.cpu.recurrences import run_recurrences
 from exporter.cpu.statistics import zeros_at_once
 from exporter.cpu.sums import multiply_sums
 from exporter.cpu.weights import CONV_WEIGHT_GRAD
-from exporter.runtime.accelerate import Optimized, Request
+from exporter.runtime.accelerate import Optimized, Part, Request
 from exporter.runtime.facts import ShapeAndType, find_facts
 
-__all__ = ["ACCELERATOR", "rewrite_convolutions"]
+__all__ = ["ACCELERATOR", "PASSES", "Pass"]
+
+Facts = dict[ir.Value, ShapeAndType]
 
 
-def rewrite_convolutions(
-    model: ir.Model, sizes: Mapping[str, int] | None = None, facts: dict[ir.Value, ShapeAndType] | None = None, *, native: bool
-) -> int:
-    """Rewrite convolutions and pools, with their gradients and the sums beside them, into forms that onnxruntime's CPU kernels run faster.
+class Pass(NamedTuple):
+    """A rewriting of a model, in memory.
 
-    Args:
-        model: Changed. Its nodes stand in the order of their values.
-        sizes: As `block_channels` has it.
-        facts: As `fuse` found them; takes more.
-        native: Whether the accelerator's library is there.
-
-    Returns:
-        How many nodes were replaced.
+    Attributes:
+        name: What it is called where passes are switched off, to measure what they bring.
+        run: Changes the model, whose nodes stand in the order of their values, and returns how many nodes it replaced; takes facts, and adds to them.
+        needs_library: Whether it puts in operators of the accelerator's library.
+        parts: The models that it is for.
     """
-    facts = {} if facts is None else facts
-    replaced = multiply_few_windows(model, sizes)
-    if native:
-        replaced += convolve_phases(model, sizes) + sum_by_channels(model, facts) + zeros_at_once(model)
-    replaced += block_channels(model, sizes) + multiply_sums(model, facts)
-    if native:
-        replaced += pool_at_once(model, facts) + multiply_batches(model, facts, sizes) + move_at_once(model, facts)
-    return replaced
+
+    name: str
+    run: Callable[[ir.Model, Request, Facts], int]
+    needs_library: bool = True
+    parts: frozenset[Part] = frozenset(("inference", "forward", "backward", "step"))
+
+
+def _chains(model: ir.Model, request: Request, facts: Facts) -> int:
+    # Of a forward, only what replaces NaN: onnxruntime has kernels for whole compositions (Gelu, normalizations), which it would no longer find.
+    return fuse(model, guards_only=request.part == "forward", facts=facts)
+
+
+#: In the order in which they run: each finds what those before it have left. Recurrences come before chains, which change the bodies of Scans;
+#: moves come last, for all others put in products and what lays their operands out.
+PASSES = (
+    Pass("recurrences", lambda model, request, facts: run_recurrences(model)),
+    Pass("chains", _chains, parts=frozenset(("forward", "backward", "step"))),
+    Pass("few windows", lambda model, request, facts: multiply_few_windows(model, request.sizes), needs_library=False),
+    Pass("strides by phases", lambda model, request, facts: convolve_phases(model, request.sizes)),
+    Pass("sums by channels", lambda model, request, facts: sum_by_channels(model, facts)),
+    Pass("unused statistics", lambda model, request, facts: zeros_at_once(model)),
+    Pass("channels in blocks", lambda model, request, facts: block_channels(model, request.sizes), needs_library=False),
+    Pass("sums as products", lambda model, request, facts: multiply_sums(model, facts), needs_library=False),
+    Pass("pools", lambda model, request, facts: pool_at_once(model, facts)),
+    Pass("products of many", lambda model, request, facts: multiply_batches(model, facts, request.sizes)),
+    Pass("moves", lambda model, request, facts: move_at_once(model, facts)),
+)
 
 
 class CpuAccelerator:
-    """An `exporter.runtime.accelerate.Accelerator`."""
+    """An `exporter.runtime.accelerate.Accelerator` of these passes.
+
+    Attributes:
+        passes: What it runs, in order.
+    """
+
+    def __init__(self, passes: Sequence[Pass] = PASSES) -> None:
+        self.passes = tuple(passes)
 
     @property
     def library(self) -> Path | None:
@@ -69,17 +92,13 @@ class CpuAccelerator:
         """Whether these are the CPU's alone."""
         return all((entry if isinstance(entry, str) else entry[0]) == "CPUExecutionProvider" for entry in providers)
 
-    def optimize(self, model: ir.Model, request: Request, facts: dict[ir.Value, ShapeAndType]) -> Optimized:
+    def optimize(self, model: ir.Model, request: Request, facts: Facts) -> Optimized:
         """As `exporter.runtime.accelerate.Accelerator.optimize`."""
-        native = self.library is not None
-        replaced = 0
-        if native:
-            replaced += run_recurrences(model)
-        if native and request.part != "inference":
-            replaced += fuse(model, guards_only=request.part == "forward", facts=facts)
-        elif request.part == "step":
+        is_there = self.library is not None
+        passes = [each for each in self.passes if request.part in each.parts and (is_there or not each.needs_library)]
+        replaced = sum(each.run(model, request, facts) for each in passes)
+        if not facts and request.part == "step":
             find_facts(model, facts)
-        replaced += rewrite_convolutions(model, request.sizes, facts, native=native)
         update = take_out_updates(model, request.carried, facts) if replaced and request.carried is not None else None
         return Optimized(replaced, update)
 

@@ -6,7 +6,7 @@ cache. The native library writes the result of all of them at once, in as many t
 
 - a value that such operators make of another one, and that anything else reads, is one node Rearrange;
 - a gradient for weights by columns (symbolics/gradients/convolution.py), where the kernel's positions are interleaved behind the products. With
-  AVX-512 it is one node (exporter/runtime/fusion/weights.py). Else it stays products: each column is laid out as a row, in the order of the
+  AVX-512 it is one node (exporter/cpu/weights.py). Else it stays products: each column is laid out as a row, in the order of the
   weights, and nothing is interleaved. Where windows move place by place, what the
   first axis of the kernel does is done to the other side: of 3x3 positions, images and gradients are laid out three times each, in place of
   nine times and once, and one product is all. It multiplies zeros with places of the image that no gradient belongs to: of an image that is

@@ -2,7 +2,7 @@
 
 onnxruntime multiplies an image at a time and adds up what each position of the kernel gives to places of the result. Of places that are an
 even number of places apart, each reads images and weights as a Conv does: of 3x3 weights those of four phases are 1x1, 1x2, 2x1 and 2x2, with
-as many products together. In memory each of them is a Conv of channels in blocks (exporter/runtime/fusion/blocked.py), all of the same
+as many products together. In memory each of them is a Conv of channels in blocks (exporter/cpu/blocked.py), all of the same
 images in blocks, and a node of the native library puts the places beside each other: the gradient for 16 images of 32x32 from 64 channels of
 16x16 takes 0.82 instead of 1.26 ms.
 """

@@ -63,7 +63,7 @@ def available(proto: onnx.ModelProto | None = None) -> str | None:
     return why_no_library(_missing, Path(native.__file__).parent)
 
 
-# enum Device in native_tensors.h. "borrow" is the code path of devices on the CPU, for tests.
+# enum Device in tensors.h. "borrow" is the code path of devices on the CPU, for tests.
 _DEVICES = {"cpu": 0, "cuda": 1, "borrow": 2}
 
 _registering = threading.Lock()

@@ -97,7 +97,7 @@ _SPINNING = "session.intra_op.allow_spinning"
 def _choose_spinning(options: Any) -> None:
     """Let threads wait for the next operator awake, as torch's do, where the options do not say.
 
-    They sleep between runs, and while a long PythonOp needs the cores for torch's (native_threads.h). To wake a thread takes 50 us, as long
+    They sleep between runs, and while a long PythonOp needs the cores for torch's (threads.h). To wake a thread takes 50 us, as long
     as a small operator: a training step takes up to a quarter less so.
     """
     try:

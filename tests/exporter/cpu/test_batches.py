@@ -16,7 +16,7 @@ import exporter
 from exporter.cpu import accelerator, batches
 from exporter.cpu.batches import BATCH_MATMUL, multiply_batches
 from exporter.cpu.operators import DOMAIN
-from tests.exporter.cpu.sessions import inference_session, session_options
+from tests.exporter.cpu.support import inference_session, session_options
 from tests.exporter.cpu.test_blocked import trains_as_eager
 
 HELPER = onnx.helper

@@ -14,13 +14,12 @@ from torch import nn
 
 import exporter
 from exporter.cpu import elementwise
-from exporter.cpu.accelerator import rewrite_convolutions
 from exporter.cpu.channels import sum_by_channels
 from exporter.cpu.elementwise import ELEMENTWISE, FUNCTIONS, fuse
 from exporter.cpu.operators import DOMAIN
 from exporter.errors import PythonopError
 from exporter.training.trainer import Trainer
-from tests.exporter.cpu.sessions import inference_session, session_options
+from tests.exporter.cpu.support import inference_session, rewrite_convolutions, session_options
 
 KINDS = {np.float32: TensorProto.FLOAT, np.float64: TensorProto.DOUBLE}
 #: A channel more than a block, several in one, more than so many; no image; of other ranks.

@@ -17,7 +17,7 @@ from exporter.cpu import elementwise
 from exporter.cpu.elementwise import ELEMENTWISE, fuse
 from exporter.cpu.operators import DOMAIN
 from exporter.errors import PythonopError
-from tests.exporter.cpu.sessions import inference_session
+from tests.exporter.cpu.support import inference_session
 
 KINDS = {np.float32: TensorProto.FLOAT, np.float64: TensorProto.DOUBLE}
 #: Operators of one operator of the library each, and how many operands they have.

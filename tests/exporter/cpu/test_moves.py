@@ -20,7 +20,7 @@ from exporter.cpu.moves import REARRANGE, move_at_once
 from exporter.cpu.operators import DOMAIN
 from exporter.cpu.views import Axis, View, in_turn
 from symbolics.errors import RunError
-from tests.exporter.cpu.sessions import inference_session, session_options
+from tests.exporter.cpu.support import inference_session, session_options
 from tests.exporter.cpu.test_blocked import trains_as_eager
 
 

@@ -14,10 +14,9 @@ from torch import nn
 
 import exporter
 from exporter.cpu import blocked, phases
-from exporter.cpu.accelerator import rewrite_convolutions
 from exporter.cpu.operators import DOMAIN
 from exporter.cpu.phases import INTERLEAVE, convolve_phases
-from tests.exporter.cpu.sessions import inference_session
+from tests.exporter.cpu.support import inference_session, rewrite_convolutions
 from tests.exporter.cpu.test_blocked import computed, conv, trains_as_eager
 
 

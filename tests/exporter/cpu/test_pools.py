@@ -14,11 +14,10 @@ from torch import nn
 
 import exporter
 from exporter.cpu import accelerator, pools
-from exporter.cpu.accelerator import rewrite_convolutions
 from exporter.cpu.operators import DOMAIN
 from exporter.cpu.pools import MAX_POOL_GRAD, MAX_POOL_INDICES, pool_at_once
 from exporter.training.trainer import Trainer
-from tests.exporter.cpu.sessions import inference_session, session_options
+from tests.exporter.cpu.support import inference_session, rewrite_convolutions, session_options
 
 FLOAT, INT64, DOUBLE = TensorProto.FLOAT, TensorProto.INT64, TensorProto.DOUBLE
 
@@ -295,12 +294,13 @@ def arranged(monkeypatch):
     """The nodes of each graph that is arranged."""
     seen = []
 
-    def watched(model, *args, **options):
-        made = rewrite_convolutions(model, *args, **options)
-        seen.append(kinds(model))
-        return made
+    class Watched(accelerator.CpuAccelerator):
+        def optimize(self, model, request, facts):
+            made = super().optimize(model, request, facts)
+            seen.append(kinds(model))
+            return made
 
-    monkeypatch.setattr(accelerator, "rewrite_convolutions", watched)
+    monkeypatch.setattr(accelerator, "ACCELERATOR", Watched())
     return seen
 
 

@@ -17,7 +17,7 @@ from exporter.cpu.operators import DOMAIN
 from exporter.cpu.recurrences import GRU, GRU_GRAD, LSTM, LSTM_GRAD, run_recurrences
 from exporter.training.trainer import Trainer
 from symbolics.graph.walk import walk
-from tests.exporter.cpu.sessions import inference_session, session_options
+from tests.exporter.cpu.support import inference_session, session_options
 
 
 class Sum(nn.Module):

@@ -11,12 +11,11 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import exporter
-from exporter.cpu.accelerator import rewrite_convolutions
 from exporter.cpu.elementwise import ELEMENTWISE
 from exporter.cpu.statistics import zeros_at_once
 from exporter.train_mode.batch_norm import batch_statistics
 from exporter.training.trainer import Trainer
-from tests.exporter.cpu.sessions import inference_session
+from tests.exporter.cpu.support import inference_session, rewrite_convolutions
 
 KINDS = {np.float32: TensorProto.FLOAT, np.float64: TensorProto.DOUBLE}
 SHAPE = (5, 3, 4)

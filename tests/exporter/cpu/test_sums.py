@@ -9,7 +9,7 @@ import pytest
 
 from exporter.cpu.sums import multiply_sums
 from symbolics.errors import RunError
-from tests.exporter.cpu.sessions import inference_session
+from tests.exporter.cpu.support import inference_session
 
 
 def total(x, axes, keepdims=0, kind="float", before=""):

@@ -20,7 +20,7 @@ from exporter.cpu.views import View
 from exporter.cpu.weights import CONV_WEIGHT_GRAD
 from exporter.errors import PythonopError
 from exporter.training.trainer import Trainer
-from tests.exporter.cpu.sessions import inference_session, session_options
+from tests.exporter.cpu.support import inference_session, session_options
 from tests.exporter.cpu.test_moves import GEOMETRIES, _conv
 
 

@@ -1,8 +1,4 @@
-/* Tensors of ONNX Runtime become torch's, and are taken back. Part of native.c, its only user. */
-#ifndef PYTHONOP_NATIVE_INPUTS_H
-#define PYTHONOP_NATIVE_INPUTS_H
-
-#include "native_tensors.h"
+#include "inputs.h"
 
 static PyObject *strings_of(Kernel *kernel, const void *value, const Seen *seen)
 {
@@ -39,8 +35,7 @@ done:
     return out;
 }
 
-/* The tensor for one OrtValue. mode: VIEW reads ORT's memory, anything else copies. */
-static int gather(Kernel *kernel, const void *value, int mode, Input *input)
+int gather(Kernel *kernel, const void *value, int mode, Input *input)
 {
     Seen seen;
     if (look(value, &seen))
@@ -102,9 +97,7 @@ static int take_back(Input *input)
     return kept;
 }
 
-/* What a call left of its large inputs decides how the next run hands them over. The inputs' tensors are released
- * here; on failure (an exception is set) nothing is learned. Returns -1 with an exception for a broken promise. */
-static int settle(Kernel *kernel, Input *inputs, Py_ssize_t count, unsigned char *modes)
+int settle(Kernel *kernel, Input *inputs, Py_ssize_t count, unsigned char *modes)
 {
     int failed = PyErr_Occurred() != NULL, views = 0, broken = 0;
     PyObject *type = NULL, *error = NULL, *trace = NULL;
@@ -159,5 +152,3 @@ static int settle(Kernel *kernel, Input *inputs, Py_ssize_t count, unsigned char
     }
     return 0;
 }
-
-#endif

@@ -1,8 +1,4 @@
-/* Contexts go into the store under a random handle. Part of native.c, its only user. */
-#ifndef PYTHONOP_NATIVE_CONTEXTS_H
-#define PYTHONOP_NATIVE_CONTEXTS_H
-
-#include "native_tensors.h"
+#include "contexts.h"
 
 /* 1 to 2**63 - 1 from the system's random source, drawn in blocks. */
 static int64_t random_handle(void)
@@ -30,8 +26,7 @@ static int64_t random_handle(void)
     }
 }
 
-/* Keep a context (a flat tuple) under a new handle; 0 on error. */
-static int64_t keep_context(Kernel *kernel, PyObject *context)
+int64_t keep_context(Kernel *kernel, PyObject *context)
 {
     Binding *binding = kernel->binding;
     int64_t handle = random_handle();
@@ -53,8 +48,7 @@ static int64_t keep_context(Kernel *kernel, PyObject *context)
     return failed ? 0 : handle;
 }
 
-/* The run that made a context failed after that. The pending exception stays. */
-static void drop_context(Kernel *kernel, int64_t handle)
+void drop_context(Kernel *kernel, int64_t handle)
 {
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
@@ -66,8 +60,7 @@ static void drop_context(Kernel *kernel, int64_t handle)
     PyErr_Restore(type, error, trace);
 }
 
-/* An attribute of the store as a truth value; -1 on error. */
-static int store_flag(Binding *binding, PyObject *name)
+int store_flag(Binding *binding, PyObject *name)
 {
     PyObject *value = PyObject_GetAttr(binding->store, name);
     if (!value)
@@ -76,5 +69,3 @@ static int store_flag(Binding *binding, PyObject *name)
     Py_DECREF(value);
     return truth;
 }
-
-#endif

@@ -1,13 +1,8 @@
-/* PythonOp, PythonOpGrad and PythonOpTangent where tensors live on a device, and PythonOpBackward anywhere. Part of native.c, its only user.
- *
- * Nothing is fast-pathed here: inputs are wrapped where they are, Python copies them on ORT's stream, runs the kernels
- * of kernels.py, and copies the results into ORT's outputs. The same code runs on the CPU (device "borrow"), which is
- * how it is tested where there is no GPU.
- */
-#ifndef PYTHONOP_NATIVE_DEVICE_H
-#define PYTHONOP_NATIVE_DEVICE_H
-
-#include "native_run.h"
+#include "device.h"
+#include "contexts.h"
+#include "inputs.h"
+#include "outputs.h"
+#include "run.h"
 
 enum { MEMORY_ID = 72, GPU_STREAM = 193, MEMORY_INFO = 194, DEVICE_TYPE = 225 };
 enum { DL_CPU = 1, DL_CUDA = 2, ORT_GPU = 1 };
@@ -92,7 +87,7 @@ static void drop_handle(Kernel *kernel, PyObject *results)
     PyErr_Restore(type, error, trace);
 }
 
-static int compute_by_python(Kernel *kernel, void *context)
+int compute_by_python(Kernel *kernel, void *context)
 {
     size_t count = 0, first = kernel->backward ? 1 : 0;
     int has_context = !kernel->backward && !kernel->tangent; /* among its outputs */
@@ -168,5 +163,3 @@ done:
     Py_XDECREF(stream);
     return status;
 }
-
-#endif

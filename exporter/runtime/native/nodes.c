@@ -1,11 +1,6 @@
-/* What onnxruntime says of a node while its kernel is made. Part of native.c, its only user. */
-#ifndef PYTHONOP_NATIVE_NODES_H
-#define PYTHONOP_NATIVE_NODES_H
+#include "nodes.h"
 
-#include "native_tensors.h"
-
-/* One attribute by name and kind ('s', 'i', 'f', 'I' for ints, 'F' for floats); NULL without an exception if it is absent. */
-static PyObject *attribute(const void *info, const char *name, char kind)
+PyObject *attribute(const void *info, const char *name, char kind)
 {
     size_t size = 0;
     Status status = NULL;
@@ -56,8 +51,7 @@ absent:
     return NULL;
 }
 
-/* The name of a node, "" where it has none; a text from a file. */
-static PyObject *node_name(const void *info)
+PyObject *node_name(const void *info)
 {
     size_t size = 0;
     Status status = CALL(NODE_NAME, Status(*)(const void *, char *, size_t *))(info, NULL, &size);
@@ -71,8 +65,7 @@ static PyObject *node_name(const void *info)
     return name;
 }
 
-/* One bool per output of a node: whether it has a name. */
-static PyObject *named_outputs(const void *info)
+PyObject *named_outputs(const void *info)
 {
     size_t count = 0;
     if (check(CALL(NODE_OUTPUTS, Status(*)(const void *, size_t *))(info, &count)))
@@ -88,5 +81,3 @@ static PyObject *named_outputs(const void *info)
     }
     return out;
 }
-
-#endif

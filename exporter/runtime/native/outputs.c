@@ -1,8 +1,4 @@
-/* Tensors of torch are copied into outputs of a node. Part of native.c, its only user. */
-#ifndef PYTHONOP_NATIVE_OUTPUTS_H
-#define PYTHONOP_NATIVE_OUTPUTS_H
-
-#include "native_tensors.h"
+#include "outputs.h"
 
 /* ORT allocated for the type that the graph declares, which a file may have made another than the node's attribute. */
 static int refuse_other_type(Kernel *kernel, size_t index, int declared, int made)
@@ -93,8 +89,7 @@ static float from_half(uint16_t half)
     return value;
 }
 
-/* Copy a tensor into output `index` of the node. kind: the ONNX element type that the file promises, 0 unknown. */
-static int write_tensor(Kernel *kernel, void *context, size_t index, PyObject *tensor, int kind, Py_ssize_t place, size_t *bytes)
+int write_tensor(Kernel *kernel, void *context, size_t index, PyObject *tensor, int kind, Py_ssize_t place, size_t *bytes)
 {
     PyObject *capsule = NULL, *fixed = NULL;
     DLTensor *source = NULL;
@@ -158,5 +153,3 @@ done:
     Py_XDECREF(fixed);
     return result;
 }
-
-#endif

@@ -1,15 +1,4 @@
-/* torch's threads beside onnxruntime's. Part of native.c, its only user.
- *
- * Each of the two libraries has a thread per processor, and both let them wait awake for the next operator: libgomp, which is torch's, for
- * some milliseconds. Two such threads on one processor get half of it each, in turns of milliseconds. So
- *   - a short call of torch's code runs on the thread that is there (`Turn`);
- *   - in a long one, onnxruntime's threads sleep (`call_alone`), and then torch's;
- *   - before a long run of a session, torch's threads are put to sleep (`put_to_sleep`).
- */
-#ifndef PYTHONOP_NATIVE_THREADS_H
-#define PYTHONOP_NATIVE_THREADS_H
-
-#include "native_tensors.h"
+#include "threads.h"
 
 #ifdef __linux__
 #include <pthread.h>
@@ -17,24 +6,11 @@
 #endif
 #include <time.h>
 
-/* Functions of torch, and of the OpenMP and the MKL that it runs on; NULL where there is none. Filled by threads(). */
-static struct {
-    int (*most)(void);                                               /* at::get_num_threads: gives a thread torch's number, where it has none yet */
-    void (*set_most)(int);                                           /* omp_set_num_threads: of the calling thread */
-    int (*processors)(void);                                         /* omp_get_num_procs */
-    void (*parallel)(void (*)(void *), void *, unsigned, unsigned);  /* GOMP_parallel */
-    int (*set_most_of_mkl)(int);                                     /* MKL_Set_Num_Threads_Local: returns what was, 0 for OpenMP's */
-    int (*limit)(void);                                              /* omp_get_thread_limit */
-    int (*number)(void);                                             /* omp_get_thread_num: of the calling thread in a region */
-} openmp;
+struct OpenMP openmp;
 
 /* Seconds of a call on one thread from which on several are worth waking, and putting to sleep, which takes 0.15 ms together; and where
  * nothing puts them to sleep. */
 static const double LONG_CALL = 5e-4, LONG_CALL_AWAKE = 4e-3;
-/* So many calls must have taken as long, one after the other: the first ones import and compile. After one, the time counts that the thread
- * has computed, without waiting for the GIL or for a processor; to ask for that takes several times as long. As many calls are then tried on
- * all threads. */
-enum { LONG_CALLS = 3 };
 /* A call on all threads that takes more than this part of the time on one is no gain: where a call wakes all threads, the rest of the run may
  * wait for a processor. So many calls are on one then, before it is tried again, and twice as many each time. Where it is one, one thread is
  * tried again, soon at first: its calls may have had a busy moment, as the first ones of a process have. */
@@ -43,8 +19,7 @@ enum { FIRST_PAUSE = 32, FIRST_STAY = 4, LONGEST = 4096 };
 /* Seconds that a run must have taken, for each thread that putting the others to sleep makes. */
 static const double LONG_RUN = 3e-3;
 
-/* Of a clock, or that this thread has computed. */
-static double seconds(int computed)
+double seconds(int computed)
 {
     struct timespec now;
 #ifdef _WIN32
@@ -73,13 +48,8 @@ static int threads_that_sleep(void)
 /* Whether they need not stay awake: they are more than processors, or may be. */
 static int can_sleep(void) { return openmp.parallel && (openmp.most() > openmp.processors() || threads_that_sleep()); }
 
-/* One call of torch's code within a run. Begins with the GIL held: waiting for that is no work. */
-typedef struct {
-    int threads, mkl, counted; /* what was set before; 0 threads: nothing was changed. Long calls so far */
-    double begin;
-} Turn;
 
-static Turn begin_turn(const Pace *pace)
+Turn begin_turn(const Pace *pace)
 {
     Turn turn = {.counted = pace->long_calls};
     if (turn.counted < LONG_CALLS && openmp.most && (turn.threads = openmp.most()) > 1) {
@@ -93,7 +63,7 @@ static Turn begin_turn(const Pace *pace)
     return turn;
 }
 
-static void end_turn(Turn turn, Pace *pace)
+void end_turn(Turn turn, Pace *pace)
 {
     if (!turn.threads) {
         if (pace->stayed && !--pace->stayed) {
@@ -120,8 +90,7 @@ static void end_turn(Turn turn, Pace *pace)
 
 static int longer(int calls, int first) { return !calls ? first : calls < LONGEST ? 2 * calls : LONGEST; }
 
-/* After a call on all threads: back to one where none of the first was quicker. */
-static void end_try(Pace *pace, double took)
+void end_try(Pace *pace, double took)
 {
     pace->on_all = pace->tries && pace->on_all < took ? pace->on_all : took;
     if (++pace->tries < LONG_CALLS)
@@ -231,7 +200,7 @@ static void call_or_wait(void *data, size_t task)
     }
 }
 
-static void call_alone(const void *context, void (*call)(void *), void *data)
+void call_alone(const void *context, void (*call)(void *), void *data)
 {
     Loop loop = {.call = call, .data = data, .caller = pthread_self(), .lock = PTHREAD_MUTEX_INITIALIZER};
     int processors = openmp.processors ? openmp.processors() : 0;
@@ -252,13 +221,12 @@ static void call_alone(const void *context, void (*call)(void *), void *data)
     }
 }
 #else
-static void call_alone(const void *context, void (*call)(void *), void *data) { (void)context; call(data); }
+void call_alone(const void *context, void (*call)(void *), void *data) { (void)context; call(data); }
 #endif
 
 /* ------------------------------------------------------------------------------------------------- Python's side */
 
-/* threads(most, set_most, processors, parallel, set_most_of_mkl, limit, number): addresses, 0 for what torch's OpenMP and MKL do not have */
-static PyObject *threads(PyObject *module, PyObject *args)
+PyObject *threads(PyObject *module, PyObject *args)
 {
     (void)module;
     void **targets[] = {(void **)&openmp.most, (void **)&openmp.set_most, (void **)&openmp.processors, (void **)&openmp.parallel, (void **)&openmp.set_most_of_mkl, (void **)&openmp.limit, (void **)&openmp.number};
@@ -271,15 +239,13 @@ static PyObject *threads(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* threads_outside(): how many torch has where the call began that this thread is in; 0 where it is in none that changed it */
-static PyObject *threads_outside(PyObject *module, PyObject *unused)
+PyObject *threads_outside(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
     return PyLong_FromLong(outside);
 }
 
-/* put_to_sleep(seconds of the last run) */
-static PyObject *sleep_before(PyObject *module, PyObject *last_run)
+PyObject *sleep_before(PyObject *module, PyObject *last_run)
 {
     (void)module;
     double last = PyFloat_AsDouble(last_run);
@@ -290,5 +256,3 @@ static PyObject *sleep_before(PyObject *module, PyObject *last_run)
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
-
-#endif

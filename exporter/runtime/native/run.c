@@ -1,10 +1,7 @@
-/* One run of a PythonOp, a PythonOpTangent or a PythonOpGrad. Part of native.c, its only user. */
-#ifndef PYTHONOP_NATIVE_RUN_H
-#define PYTHONOP_NATIVE_RUN_H
-
-#include "native_contexts.h"
-#include "native_inputs.h"
-#include "native_outputs.h"
+#include "run.h"
+#include "contexts.h"
+#include "inputs.h"
+#include "outputs.h"
 
 /* -------------------------------------------------------------------------------------------------------- PythonOp */
 
@@ -205,8 +202,7 @@ static int slow_forward(Kernel *kernel, Input *inputs, int keep, PyObject **resu
     return status ? internal("what a PythonOp returned") : 0;
 }
 
-/* Of a PythonOpTangent too: a forward without a context, whose outputs are those of the Function and their tangents. */
-static int compute_forward(Kernel *kernel, void *context)
+int compute_forward(Kernel *kernel, void *context)
 {
     int64_t handle = 0;
     size_t count = 0, bytes = 0;
@@ -372,7 +368,7 @@ done:
     return out;
 }
 
-static int compute_backward(Kernel *kernel, void *context)
+int compute_backward(Kernel *kernel, void *context)
 {
     size_t count = 0, bytes = 0;
     const void *value = NULL;
@@ -448,5 +444,3 @@ done:
         free(inputs);
     return status;
 }
-
-#endif

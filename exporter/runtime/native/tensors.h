@@ -1,17 +1,17 @@
-/* The structs of native.c, and what it asks of an OrtValue. Part of native.c, its only user. */
-#ifndef PYTHONOP_NATIVE_TENSORS_H
-#define PYTHONOP_NATIVE_TENSORS_H
+/* The structs of native.c, and what it asks of an OrtValue. */
+#ifndef PYTHONOP_TENSORS_H
+#define PYTHONOP_TENSORS_H
 
-#include "native_abi.h"
+#include "abi.h"
 
 /* ------------------------------------------------------------------------------------------------ our own structs */
 
 /* What one process knows; filled by setup(). */
-static PyObject *from_dlpack, *to_dlpack, *is_grad_enabled, *set_grad_enabled, *is_autocast, *is_inference, *run_backward, *urandom, *release_leaf, *gradient_edge,
+extern PyObject *from_dlpack, *to_dlpack, *is_grad_enabled, *set_grad_enabled, *is_autocast, *is_inference, *run_backward, *urandom, *release_leaf, *gradient_edge,
     *weak_storage, *release_weak, *own_memory, *run_error;
-static PyObject *s_requires_grad, *s_run, *s_retain, *s_keep, *s_finish, *s_take, *s_version, *s_strings, *s_view, *s_plan, *s_fix, *s_escaped,
+extern PyObject *s_requires_grad, *s_run, *s_retain, *s_keep, *s_finish, *s_take, *s_version, *s_strings, *s_view, *s_plan, *s_fix, *s_escaped,
     *s_failed, *s_title, *s_shape, *s_device_run, *s_device_write, *s_let_go, *s_free, *s_item;
-static size_t large = 1 << 16;
+extern size_t large;
 
 /* What a kernel runs. PythonOpBackward has no path of its own: it is run as a PythonOpGrad on a device is, by Python. PythonOpTangent is run as a PythonOp that is not simple. */
 enum Operator { PYTHON_OP = 0, PYTHON_OP_GRAD, PYTHON_OP_BACKWARD, PYTHON_OP_TANGENT, OPERATOR_COUNT }; /* from PYTHON_OP_BACKWARD on: of the domain pythonop */
@@ -38,7 +38,7 @@ enum { UNKNOWN = 0, VIEW, COPY };
 /* A flag of a backward: the node has no gradient there, and one that the engine gives is an error (PythonOpGrad.watched). */
 enum { WATCHED = 2 };
 
-/* How long a node's calls take (native_threads.h). Written with the GIL held. */
+/* How long a node's calls take (threads.h). Written with the GIL held. */
 typedef struct {
     int long_calls, tries;          /* calls that one thread was long for: of enough, torch has all of its own; calls of those so far */
     int given, alone;               /* torch has them from the first call on; because onnxruntime has no others here */
@@ -81,124 +81,25 @@ typedef struct {
     int mode;
 } Input;
 
-static void view_deleter(DLManaged *managed)
-{
-    View *view = managed->context;
-    if (exchange(&view->state, 2) == 1)
-        free(view);
-}
-
-static void capsule_destructor(PyObject *capsule)
-{
-    /* Only for a capsule that torch did not take over (it renames those). */
-    if (PyCapsule_IsValid(capsule, "dltensor")) {
-        DLManaged *managed = PyCapsule_GetPointer(capsule, "dltensor");
-        managed->deleter(managed);
-    }
-}
-
-/* The tensor of a DLManaged, which is torch's from here on, also when this fails. */
-static PyObject *wrap(DLManaged *managed)
-{
-    PyObject *capsule = PyCapsule_New(managed, "dltensor", capsule_destructor);
-    if (!capsule) {
-        managed->deleter(managed);
-        return NULL;
-    }
-    PyObject *tensor = PyObject_CallFunctionObjArgs(from_dlpack, capsule, NULL);
-    Py_DECREF(capsule);
-    return tensor;
-}
-
-/* Bytes as the float8 that they are; takes the reference. */
-static PyObject *as_float8(Kernel *kernel, PyObject *tensor, int element_type)
-{
-    PyObject *kind = PyLong_FromLong(element_type);
-    PyObject *viewed = kind ? PyObject_CallMethodObjArgs(kernel->binding->owner, s_view, tensor, kind, NULL) : NULL;
-    Py_XDECREF(kind);
-    Py_DECREF(tensor);
-    return viewed;
-}
-
-/* Raise an ORT error as RuntimeError; -1 on error. */
-static int check(Status status)
-{
-    if (!status)
-        return 0;
-    PyErr_Format(PyExc_RuntimeError, "onnxruntime: %s", CALL(2, const char *(*)(Status))(status));
-    CALL(RELEASE_STATUS, void (*)(Status))(status);
-    return -1;
-}
-
-/* Raise RunError about a node; returns -1. */
-static int damaged(PyObject *kernel, const char *text)
-{
-    PyObject *title = PyObject_GetAttr(kernel, s_title);
-    if (title)
-        PyErr_Format(run_error, "%U: %s: the file is damaged", title, text);
-    Py_XDECREF(title);
-    return -1;
-}
-
-/* What native.c gets from its own Python is what it expects; -1 with SystemError where it is not. */
-static int internal(const char *what)
-{
-    if (!PyErr_Occurred())
-        PyErr_Format(PyExc_SystemError, "pythonop: %s is not what native.c expects", what);
-    return -1;
-}
-
-/* The bytes of a dense tensor; -1 with ValueError where they are no size. */
-static int bytes_of(const int64_t *dims, size_t rank, size_t item, size_t *bytes)
-{
-    int empty = 0;
-    *bytes = item;
-    for (size_t i = 0; i < rank; i++)
-        empty |= dims[i] == 0;
-    for (size_t i = 0; i < rank; i++) {
-        if (dims[i] < 0 || (!empty && *bytes > (size_t)PY_SSIZE_T_MAX / (size_t)dims[i])) {
-            PyErr_SetString(PyExc_ValueError, "a tensor whose size is no size");
-            return -1;
-        }
-        if (!empty)
-            *bytes *= (size_t)dims[i];
-    }
-    if (empty)
-        *bytes = 0;
-    return 0;
-}
-
-static size_t item_size(int kind) { return kind > 0 && kind <= ONNX_LAST ? DTYPES[kind].bits / 8 : 0; }
-
 #define MAX_RANK 64
 
 typedef struct { int kind; size_t rank, count; int64_t dims[MAX_RANK]; void *data; } Seen;
 
+/* The tensor of a DLManaged, which is torch's from here on, also when this fails. */
+PyObject *wrap(DLManaged *managed);
+/* Bytes as the float8 that they are; takes the reference. */
+PyObject *as_float8(Kernel *kernel, PyObject *tensor, int element_type);
+/* Raise an ORT error as RuntimeError; -1 on error. */
+int check(Status status);
+/* Raise RunError about a node; returns -1. */
+int damaged(PyObject *kernel, const char *text);
+/* What native.c gets from its own Python is what it expects; -1 with SystemError where it is not. */
+int internal(const char *what);
+/* The bytes of a dense tensor; -1 with ValueError where they are no size. */
+int bytes_of(const int64_t *dims, size_t rank, size_t item, size_t *bytes);
+size_t item_size(int kind);
 /* Element type, shape and address of an OrtValue. */
-static int look(const void *value, Seen *seen)
-{
-    void *info = NULL;
-    if (check(CALL(TYPE_AND_SHAPE, Status(*)(const void *, void **))(value, &info)))
-        return -1;
-    Status status = CALL(ELEMENT_TYPE, Status(*)(const void *, int *))(info, &seen->kind);
-    if (!status)
-        status = CALL(DIM_COUNT, Status(*)(const void *, size_t *))(info, &seen->rank);
-    if (!status && seen->rank > MAX_RANK) {
-        CALL(RELEASE_INFO, void (*)(void *))(info);
-        PyErr_SetString(PyExc_ValueError, "a tensor of more than 64 dimensions");
-        return -1;
-    }
-    if (!status)
-        status = CALL(DIMS, Status(*)(const void *, int64_t *, size_t))(info, seen->dims, seen->rank);
-    CALL(RELEASE_INFO, void (*)(void *))(info);
-    if (check(status))
-        return -1;
-    if (bytes_of(seen->dims, seen->rank, 1, &seen->count))
-        return -1;
-    seen->data = NULL;
-    if (seen->kind != ONNX_STRING && check(CALL(TENSOR_DATA, Status(*)(const void *, void **))(value, &seen->data)))
-        return -1;
-    return 0;
-}
+int look(const void *value, Seen *seen);
+void view_deleter(DLManaged *managed);
 
 #endif

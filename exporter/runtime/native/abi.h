@@ -1,6 +1,6 @@
 /* What the library of PythonOps needs of others: CPython, onnxruntime, DLPack. */
-#ifndef PYTHONOP_NATIVE_ABI_H
-#define PYTHONOP_NATIVE_ABI_H
+#ifndef PYTHONOP_ABI_H
+#define PYTHONOP_ABI_H
 
 #define PY_SSIZE_T_CLEAN
 #ifndef Py_LIMITED_API
