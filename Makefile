@@ -27,7 +27,7 @@
 #   make node        onnxruntime for Node.js and for browsers, which tests train with (make test does it where npm is)
 #   make web         a page that trains a network in the browser, in web-output/ (needs npm)
 #   make test-ort    one binary on five releases of onnxruntime, installed below .venv
-#   make asan        the native library built with gcc's sanitizers of addresses and of undefined behaviour, in build/asan, and the
+#   make asan        the native libraries built with gcc's sanitizers of addresses and of undefined behaviour, in build/asan, and the
 #                    tests of the runtime, a stress program and the fuzzer on it; about 10 minutes on two cores, needs gcc
 #   make fuzz        20,000 mutated files at every door, below half an hour on two cores (CASES=1000 SEED=7); the files of
 #                    what it finds are in fuzz-output/
@@ -113,8 +113,8 @@ endif
 	$(PY) -m pip install --constraint $(PINS) --no-deps $(NO_DEPS)
 	touch $@ $(BUILT)
 
-# The native library is compiled when the package is installed: again when its source changes.
-$(BUILT): $(DONE) $(wildcard exporter/runtime/native/*.[ch])
+# The native libraries are compiled when the package is installed: again when their sources change.
+$(BUILT): $(DONE) $(wildcard exporter/*/native/*.[ch])
 	$(PY) -m pip install --no-deps --editable .
 	touch $@
 
@@ -222,9 +222,9 @@ asan: $(BUILT)
 	rm -rf $(ASAN)
 	mkdir -p $(ASAN)
 	cp -r exporter symbolics tests docs examples benchmarks pyproject.toml setup.py README.md $(ASAN)
-	rm -f $(ASAN)/exporter/runtime/native/_native*
+	rm -f $(ASAN)/exporter/*/native/_*.so
 	cd $(ASAN) && CC=gcc CFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" $(abspath $(PY)) setup.py -q build_ext --inplace
-	$(SANITIZED) -m pytest -q -m 'not slow' -k 'not ($(NOT_SANITIZED))' --ignore tests/exporter/runtime/test_versions.py tests/exporter/runtime || $(FINDING)
+	$(SANITIZED) -m pytest -q -m 'not slow' -k 'not ($(NOT_SANITIZED))' --ignore tests/exporter/runtime/test_versions.py tests/exporter/runtime tests/exporter/cpu || $(FINDING)
 	$(SANITIZED) -m tests.exporter.runtime.stress --steps 20000 || $(FINDING)
 	@# The doors behind which the native library runs: inference_session and load.
 	if [ -d tests/fuzz ]; then $(SANITIZED) -m tests.fuzz --cases 2000 --seed 7 --surface 3 --surface 6 --patience 10 || $(FINDING); fi

@@ -1,6 +1,6 @@
-"""The native library, and builds whose bytes are the same each time; everything else about the distribution is in pyproject.toml.
+"""The native libraries, and builds whose bytes are the same each time; everything else about the distribution is in pyproject.toml.
 
-The library is optional: without a compiler the installation succeeds, and exporter.inference_session says what is missing.
+The libraries are optional: without a compiler the installation succeeds, and exporter.inference_session says what is missing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,20 +73,27 @@ class Sources(sdist):
 
 commands: dict[str, type[Command]] = {"build": Build, "sdist": Sources}
 
+
+def library(name: str, *sources: str, headers: Sequence[str]) -> Extension:
+    """A custom-op library of onnxruntime that Python imports, too: it is found and installed as a module."""
+    return Extension(
+        name,
+        sorted(str(path) for pattern in sources for path in Path().glob(pattern)),
+        define_macros=[("Py_LIMITED_API", ABI)],
+        depends=sorted(str(path) for pattern in headers for path in Path().glob(pattern)),
+        py_limited_api=True,
+        extra_compile_args=flags,
+        extra_link_args=threads,
+        export_symbols=["RegisterCustomOps"],
+        optional=True,
+    )
+
+
 setup(
     cmdclass=commands,
     ext_modules=[
-        Extension(
-            "exporter.runtime.native._native",
-            ["exporter/runtime/native/native.c"],
-            define_macros=[("Py_LIMITED_API", ABI)],
-            depends=sorted(str(path) for path in Path("exporter/runtime/native").glob("*.h")),
-            py_limited_api=True,
-            extra_compile_args=flags,
-            extra_link_args=threads,
-            export_symbols=["RegisterCustomOps"],
-            optional=True,
-        )
+        library("exporter.runtime.native._native", "exporter/runtime/native/*.c", headers=["exporter/runtime/native/*.h"]),
+        library("exporter.cpu.native._cpu", "exporter/cpu/native/*.c", headers=["exporter/cpu/native/*.h", "exporter/runtime/native/*.h"]),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

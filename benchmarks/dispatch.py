@@ -3,7 +3,7 @@
 Medians of rounds in which both sides alternate, so that a busy machine slows both; processor time, which other users of the
 machine disturb less. Run: python benchmarks/dispatch.py
 
-Pairs that feed one another directly run as one autograd graph (exporter/runtime/fusion/link.py). Pairs with an operator between them
+Pairs that feed one another directly run as one autograd graph (exporter/runtime/link.py). Pairs with an operator between them
 do not: each backward is a call of the autograd engine, which by itself costs more than the 6 us that a pair in a chain may. So
 they are measured against eager code that calls the engine for each Function as well.
 """

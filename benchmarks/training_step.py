@@ -75,7 +75,7 @@ def exported(sample: Any, portable: bool = False, recompute: Any = None) -> Any:
         )
 
 
-def runs(step: Any, sample: Any, threads: int = THREADS) -> Callable[[], float]:
+def runs(step: Any, sample: Any, threads: int = THREADS, accelerate: bool = True) -> Callable[[], float]:
     """A trainer of a step; each call makes a step of the same batch and returns the loss."""
     import onnxruntime
 
@@ -86,7 +86,7 @@ def runs(step: Any, sample: Any, threads: int = THREADS) -> Callable[[], float]:
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     use_training_arena(options)  # as inference_session's own options for a step
-    trainer = Trainer(step, allow=ALLOWED, sess_options=options)
+    trainer = Trainer(step, allow=ALLOWED, sess_options=options, accelerate=accelerate)
     names = (*trainer.layout.inputs, *trainer.layout.targets)
     batch = dict(zip(names, (*sample.args, *sample.targets), strict=True))
     return lambda: trainer.step(batch)

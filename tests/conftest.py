@@ -14,6 +14,9 @@ from tests import long, torchlib, usable
 from tests.processes import Forks, FreshProcess
 from tests.support import NEEDS
 
+#: Tests of the accelerator alone.
+collect_ignore = ["exporter/cpu"] if os.environ.get("PYTHONOP_ACCELERATE") == "0" else []
+
 torch.set_num_threads(1)
 torchlib.built_once()
 made = usable.watch()

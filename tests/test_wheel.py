@@ -74,7 +74,7 @@ def test_a_wheel_has_the_packages_and_nothing_else(built):
     wanted = {name for name in tracked() if name.startswith(PACKAGES) and Path(name).suffix not in SOURCE}
     found = {name for name in names(built) if ".dist-info/" not in name}
     assert {Path(name).suffix for name in wanted} >= {".py", ".pyi", ".typed", ".html", ".js"}
-    library = {name for name in found if Path(name).name.startswith("_native")}
+    library = {name for name in found if Path(name).name.startswith(("_native", "_cpu"))}
     assert found - library == wanted
     if not library:
         missing("native", "nothing here compiles the native library")
@@ -100,7 +100,7 @@ def test_two_builds_are_the_same_bytes(built, tmp_path):
 @pytest.mark.slow
 def test_without_a_compiler_there_is_a_wheel_without_the_library(built, tmp_path):
     bare = build(tmp_path, 0o022, CC="/bin/false")
-    assert names(bare) == {name for name in names(built) if not Path(name).name.startswith("_native")}
+    assert names(bare) == {name for name in names(built) if not Path(name).name.startswith(("_native", "_cpu"))}
 
 
 @pytest.mark.slow

@@ -54,17 +54,18 @@ def run_file(
             Function has changed.
         FormatError, TrustError: As `exporter.inference_session`.
     """
-    from exporter.runtime import session as sessions
+    from exporter.runtime.library import available
+    from exporter.runtime.session import inference_session
 
     if times < 1:
         raise RunError(f"a file runs at least once, not {times} times")
     proto, _ = open_proto(path)
     if engine == "auto":
-        engine = "onnxruntime" if sessions.available(proto) is None else "reference"
+        engine = "onnxruntime" if available(proto) is None else "reference"
     feeds = feeds_of(proto, inputs or {}, dims or {}, seed)
     runner: Any
     if engine == "onnxruntime":
-        runner = sessions.inference_session(path, allow, strict=strict)
+        runner = inference_session(path, allow, strict=strict)
     else:
         from exporter.runtime.reference import reference_evaluator
 

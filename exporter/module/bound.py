@@ -17,9 +17,8 @@ from exporter.files.places import path_in_name, scope_of
 from exporter.files.program import model_bytes
 from exporter.files.read import open_model
 from exporter.files.trust import Gate
-from exporter.gradient_graph.recompute import Recompute
 from exporter.module.orders import Orders
-from exporter.module.plans import Plan, Plans
+from exporter.module.plans import Plan, Plans, Settings
 from exporter.module.state import leave_empty, look_up
 from exporter.module.step import Run, Step, TransformedStep
 from exporter.module.tangents import Tangents, taken_apart
@@ -103,9 +102,7 @@ class Bound:
         names: dict[str, list[str]],
         allow: Any,
         gate: Gate,
-        device: torch.device,
-        providers: Any,
-        recompute: Recompute = None,
+        settings: Settings,
     ) -> None:
         graph = model.graph
         pairing = pairing_of(model)
@@ -133,8 +130,8 @@ class Bound:
         self._single = False
         self.structure = model.metadata_props.get(OUTPUTS_KEY)
         self.gate = gate
-        self.device = device
-        self._on_cpu = device.type == "cpu"
+        self.device = settings.device
+        self._on_cpu = settings.device.type == "cpu"
         self.counters = {
             entry.initializer: other.initializer
             for name, entry in entries.items()
@@ -156,7 +153,7 @@ class Bound:
         self.changes = changes_of(model)
         self.moded = self._paths_of_modes(model)
         self.stilled = read_stilled(model.metadata_props) or ()
-        self.plans = Plans(model, tuple(self.inputs), tuple(self.state), allow, device, providers, recompute)
+        self.plans = Plans(model, tuple(self.inputs), tuple(self.state), allow, settings)
         self.tangents = Tangents(self.plans)
         #: (mode, of which of inputs and state gradients are wanted) -> what runs.
         self._chosen: dict[tuple[bool, tuple[bool, ...]], Plan] = {}
@@ -170,9 +167,8 @@ class Bound:
         for name in self.names:
             value = model.graph.initializers[name]
             leave_empty(value, value.const_value.dtype, ())  # type: ignore[union-attr]
-        plans = self.plans
         return _reopened, (
-            model_bytes(model), self.source, self.entries, self.all_names, self.state, plans.allow, plans.device, plans.providers, plans.recompute,
+            model_bytes(model), self.source, self.entries, self.all_names, self.state, self.plans.allow, self.plans.settings,
         )  # fmt: skip
 
     def filled(self, module: torch.nn.Module) -> ir.Model:
@@ -451,15 +447,13 @@ class Bound:
             warnings.warn(f"the model's result comes as a plain tuple or dict: {why}", PythonopWarning, stacklevel=5)
 
 
-def _reopened(
-    data: bytes, source: str, entries: Any, names: Any, state: Any, allow: Any, device: Any, providers: Any, recompute: Any
-) -> Bound:
+def _reopened(data: bytes, source: str, entries: Any, names: Any, state: Any, allow: Any, settings: Settings) -> Bound:
     """What `Bound.__reduce__` took apart; the classes that the file names must be found here, too."""
     model = open_model(data)
     for name, (_, shape) in state.items():
         value = model.graph.initializers[name]
         leave_empty(value, value.const_value.dtype, shape)  # type: ignore[union-attr]
-    bound = Bound(model, entries, names, allow, Gate(allow), device, providers, recompute)
+    bound = Bound(model, entries, names, allow, Gate(allow), settings)
     bound.source = source
     return bound
 

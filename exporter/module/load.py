@@ -22,6 +22,7 @@ from exporter.files.trust import Gate
 from exporter.files.weights import lift_weights
 from exporter.gradient_graph.recompute import Recompute, checked
 from exporter.module.bound import Bound
+from exporter.module.plans import Settings
 from exporter.module.state import entries_of, register
 from exporter.runtime.changed import say_changed
 from symbolics import torch_private as private
@@ -43,6 +44,7 @@ def load(
     device: torch.device | str | None = None,
     providers: Sequence[Any] | None = None,
     recompute: Recompute = None,
+    accelerate: bool = True,
     strict: bool = False,
 ) -> OnnxModule:
     """A saved model as a torch.nn.Module: its forward runs in onnxruntime, its backward runs the gradient graph.
@@ -65,6 +67,7 @@ def load(
             convolutions, recurrences and reductions; elementwise chains, normalizations and views between them are computed again, to
             the same bits. An int: at most so many bytes, of inputs with the shapes of the first call; products are computed again,
             too, where it takes that. Calls of Functions and random draws never run twice.
+        accelerate: As `exporter.inference_session` has it; False also leaves torch's own kernels out of the backward.
         strict: A Function that has changed since the file was exported is an error, not a warning.
 
     Returns:
@@ -81,7 +84,7 @@ def load(
     Warns:
         PythonopWarning: A Function has changed since the file was exported: its forward, its backward, or both.
     """
-    return OnnxModule(model, allow=allow, device=device, providers=providers, recompute=recompute, strict=strict)
+    return OnnxModule(model, allow=allow, device=device, providers=providers, recompute=recompute, accelerate=accelerate, strict=strict)
 
 
 class OnnxModule(torch.nn.Module):
@@ -110,6 +113,7 @@ class OnnxModule(torch.nn.Module):
         device: torch.device | str | None = None,
         providers: Sequence[Any] | None = None,
         recompute: Recompute = None,
+        accelerate: bool = True,
         strict: bool = False,
     ) -> None:
         super().__init__()
@@ -136,7 +140,7 @@ class OnnxModule(torch.nn.Module):
         take_in(opened, _MOST_CONSTANTS)  # sessions are made later, and again
         if providers is None and place.type == "cuda":
             providers = [("CUDAExecutionProvider", {"device_id": place.index or 0}), "CPUExecutionProvider"]
-        object.__setattr__(self, "_onnx", Bound(opened, entries, found, allow, gate, place, providers, again))
+        object.__setattr__(self, "_onnx", Bound(opened, entries, found, allow, gate, Settings(place, providers, again, accelerate)))
         if isinstance(model, (str, os.PathLike)):
             self._onnx.source = str(model)
         if self._onnx.stilled and not self._onnx.moded:

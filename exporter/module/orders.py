@@ -16,7 +16,7 @@ from exporter.files.proto import reading
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.gradient_graph.partition import extract, reach_of
 from exporter.module.plans import Plan, Plans
-from exporter.runtime.fusion.link import LINKED
+from exporter.runtime.link import LINKED
 from exporter.runtime.tensors import Runner
 from symbolics.errors import RunError
 from symbolics.graph.values import RANDOM, describe, is_python_op, name_of, trains

@@ -18,13 +18,13 @@ from exporter.gradient_graph.partition import Partition, forward_part, split
 from exporter.gradient_graph.recompute import Recompute, recompute
 from exporter.gradient_graph.silent import silent_ways
 from exporter.module.torch_kernels import FUNCTIONS, OVERRIDES, are_worth_it, pass_beside
+from exporter.runtime.accelerate import Part, Request, accelerator
 from exporter.runtime.arena import use_training_arena
-from exporter.runtime.fusion.arrange import arrange
-from exporter.runtime.fusion.elementwise import Facts, fuse
-from exporter.runtime.fusion.link import link
-from exporter.runtime.fusion.outputs import hand_out_as_made
-from exporter.runtime.fusion.recurrences import run_recurrences
-from exporter.runtime.session import FATAL, available, open_options, open_session, threads_outside
+from exporter.runtime.facts import ShapeAndType
+from exporter.runtime.library import available, register, threads_outside
+from exporter.runtime.link import link
+from exporter.runtime.outputs import hand_out_as_made
+from exporter.runtime.session import FATAL, open_options, open_session
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tensors import LARGE, Runner, TensorPool
 from exporter.train_mode.batch_norm import Statistics, batch_statistics, counter_of
@@ -39,7 +39,22 @@ from symbolics.node.metadata import changes_of, pairing_of
 from symbolics.node.names import ORT_DOMAIN, qualified_name
 from symbolics.node.patterns import Patterns
 
-__all__ = ["Plan", "Plans", "Wanted"]
+__all__ = ["Plan", "Plans", "Settings", "Wanted"]
+
+
+class Settings(NamedTuple):
+    """How a loaded file runs.
+
+    Attributes:
+        device: Where parameters and buffers are.
+        providers: As onnxruntime.InferenceSession takes them; None: the CPU.
+        recompute, accelerate: As `exporter.load` has them.
+    """
+
+    device: torch.device
+    providers: Sequence[Any] | None
+    recompute: Recompute = None
+    accelerate: bool = True
 
 
 class Wanted(NamedTuple):
@@ -246,18 +261,16 @@ class Plans:
         inputs: Sequence[str],
         state: Sequence[str],
         allow: Any,
-        device: torch.device,
-        providers: Sequence[Any] | None,
-        recompute: Recompute = None,
+        settings: Settings,
     ) -> None:
         quirks.apply(quirks.LOADED, model)
         self.model = model
         self.inputs = tuple(inputs)
         self.state = tuple(state)
         self.allow = Patterns(allow, "allow").items
-        self.device = device
-        self.providers = providers
-        self.recompute = recompute
+        self.settings = settings
+        self.device, self.providers, self.recompute, accelerate = settings
+        self.accelerator = accelerator(self.providers, accelerate) if self.device.type == "cpu" else None
         self.store = ContextStore()
         self.lock = threading.RLock()
         self.pool = TensorPool()
@@ -322,8 +335,9 @@ class Plans:
 
     @without_gc()
     def _make(self, training: bool, wrt: frozenset[str], example: Mapping[str, torch.Tensor]) -> Plan:
-        kernels = self.device.type == "cpu" and available() is None  # torch's run as PythonOps do, chains as operators of the same library
-        model, statistics, seed = self.training_model(training, wrt, OVERRIDES if kernels and are_worth_it(self.model) else None)
+        kernels = self.accelerator is not None and available() is None  # torch's run as PythonOps do
+        own = kernels and are_worth_it(self.model, self.accelerator.claims)  # type: ignore[union-attr]
+        model, statistics, seed = self.training_model(training, wrt, OVERRIDES if own else None)
         changes = changes_of(model)
         names = (*self.inputs, *self.state, *([] if seed is None else [seed]))
         buffers = changes.carried if training or changes.always else {}
@@ -331,7 +345,7 @@ class Plans:
         if not wrt:
             with reading(self.model):
                 part = forward_part(model, self.state, extra)
-            self._arrange(part, example)
+            self._optimize(part, "inference", example)
             forward = self.session(part)
             outputs = tuple(name for name in forward.names if name not in extra)
             return Plan(names, forward, None, None, statistics, buffers, seed, outputs)
@@ -341,7 +355,7 @@ class Plans:
             if self.recompute is not None:
                 recompute(model, self.recompute, {name: tuple(value.shape) for name, value in example.items()}, extra, late=False)
             partition = split(model, self.state, extra, wrt)
-        self._arrange(partition.forward, example, fused=kernels, guards_only=True)
+        self._optimize(partition.forward, "forward", example)
         forward = self.session(partition.forward, after_torch=True)
         backward, beside = None, frozenset[str]()
         if partition.backward is not None:
@@ -349,32 +363,21 @@ class Plans:
                 kind = forward.types.get(value.name)  # what ONNX's inference did not find out, onnxruntime's did
                 if value.type is None and kind is not None:
                     value.type = ir.TensorType(ir.DataType(kind))
-            facts = self._arrange(partition.backward, example, fused=kernels)
+            facts = self._optimize(partition.backward, "backward", example)
             made_here = pairing_of(self.model) is None
             if kernels:
                 beside = pass_beside(partition.backward) if made_here else beside
-            shapes = hand_out_as_made(partition.backward, facts) if self.on_cpu else None
+            shapes = hand_out_as_made(partition.backward, facts) if self.accelerator is not None else None
             backward = self.session(partition.backward, FUNCTIONS if made_here else (), after_torch=True, shapes=shapes)
         return Plan(names, forward, backward, partition, statistics, buffers, seed, partition.outputs, silent, beside)
 
-    @property
-    def on_cpu(self) -> bool:
-        """Whether onnxruntime's own kernels for the CPU run it."""
-        return self.device.type == "cpu" and not self.providers
-
-    def _arrange(
-        self, model: ir.Model, example: Mapping[str, torch.Tensor], *, fused: bool = False, guards_only: bool = False
-    ) -> dict[ir.Value, Facts]:
-        """What `run_recurrences`, `fuse` and `arrange` make of a part, the second where ``fused``; what that knows of its values."""
-        facts: dict[ir.Value, Facts] = {}
-        if self.on_cpu and available() is None:
-            run_recurrences(model)
-        if fused:
-            fuse(model, guards_only=guards_only, facts=facts)
-        if self.on_cpu:
+    def _optimize(self, model: ir.Model, part: Part, example: Mapping[str, torch.Tensor]) -> dict[ir.Value, ShapeAndType]:
+        """What the accelerator makes of a part, in place; what it found out of its values."""
+        facts: dict[ir.Value, ShapeAndType] = {}
+        if self.accelerator is not None:
             inputs = [(value.shape or (), example[value.name]) for value in self.model.graph.inputs if value.name and value.name in example]
             sizes = {str(dim): size for shape, given in inputs for dim, size in zip(shape, given.shape, strict=False)}
-            arrange(model, sizes, facts, native=available() is None)
+            self.accelerator.optimize(model, Request(part, sizes), facts)
         return facts
 
     def run_backward(
@@ -413,6 +416,8 @@ class Plans:
         options.log_severity_level = FATAL
         options.intra_op_num_threads = threads_outside() or torch.get_num_threads()
         use_training_arena(options)
+        if self.accelerator is not None and self.accelerator.library is not None:
+            register(options, self.accelerator.library)
         # onnxruntime's own fusions (FusedGemm) look for this import where the domain has operators of ours.
         model.opset_imports.setdefault(ORT_DOMAIN, 1)
         session = open_session(model, sess_options=options, providers=self.providers)

@@ -1,7 +1,7 @@
 """Gradients that torch's own kernels take under `load`, where torch is there anyway: of convolutions and BatchNormalization.
 
-In standard operators each is about a dozen nodes. Those of a convolution cost 1.5 times torch's kernel where the native library has none
-of its own (`is_quicker`), the others are as many passes over the data. So where a loaded file runs on the CPU, its backward may hold a
+In standard operators each is about a dozen nodes. Those of a convolution cost 1.5 times torch's kernel where the accelerator has none
+of its own (`ConvWeightGrad`), the others are as many passes over the data. So where a loaded file runs on the CPU, its backward may hold a
 PythonOp in their place. No file has them, and gradients of gradients are those of the standard operators.
 
 What a PythonOp puts out is copied into onnxruntime's memory. Gradients of weights, which may be as large as the model, therefore
@@ -14,14 +14,13 @@ import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
-from exporter.runtime.fusion.link import LINKED
-from exporter.runtime.fusion.weights import is_quicker
+from exporter.runtime.link import LINKED
 from symbolics.errors import RunError
 from symbolics.gradients import RULES
 from symbolics.gradients.convolution import conv
@@ -246,22 +245,26 @@ def _batch_normalization(
     return [*_call(op, BatchNormGradient, [g, x, scale, *ys[1:]], (epsilon,), (x, scale, bias)), None, None]
 
 
-def are_worth_it(model: ir.Model) -> bool:
+def are_worth_it(model: ir.Model, claims: Collection[str]) -> bool:
     """Whether a model has convolutions that nothing is quicker for, and as much of what these kernels are for as products of matrices.
 
     Beside torch's kernels onnxruntime's threads sleep, and each operator wakes them: a backward of a few convolutions and many products
     takes a tenth more so.
+
+    Args:
+        model: The forward.
+        claims: As `exporter.runtime.accelerate.Accelerator.claims`.
     """
     nodes = [node for node in model.graph if node.domain == ""]
     dense = [node for node in nodes if node.op_type == "Conv" and attr(node, "group", 1) == 1]
-    if is_quicker() and all(_is_of_images(node) for node in dense):
+    if "ConvWeightGrad" in claims and all(_is_of_images(node) for node in dense):
         return False
     own = len(dense) + sum(node.op_type == "BatchNormalization" for node in nodes)
     return own >= sum(node.op_type in ("MatMul", "Gemm") for node in nodes)
 
 
 def _is_of_images(node: ir.Node) -> bool:
-    """Whether a Conv has two axes: the native library may compute the gradient for its weights."""
+    """Whether a Conv has two axes: the accelerator may compute the gradient for its weights."""
     weight = node.inputs[1] if len(node.inputs) > 1 else None
     return weight is not None and weight.shape is not None and len(weight.shape) == 4
 

@@ -1,47 +1,159 @@
-"""What makes a session of ours quicker, and its peak of memory lower: every pass over an arranged graph, in its order."""
+"""What makes a session quicker, and its peak of memory lower: PythonOps joined, an accelerator's passes, an order of a step's nodes.
+
+An accelerator is a guest: a module named in `GUESTS`, which nothing else here imports. Without it every file runs on stock onnxruntime.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
 
 import onnx
 import onnx_ir as ir
 
-from exporter.runtime.fusion.arrange import arrange
-from exporter.runtime.fusion.elementwise import Facts, fuse
-from exporter.runtime.fusion.link import could_link, link
-from exporter.runtime.fusion.recurrences import run_recurrences
-from exporter.runtime.in_place import Update, take_out_updates
+from exporter.runtime.facts import ShapeAndType, find_facts
+from exporter.runtime.link import could_link, link
 from exporter.runtime.step_order import list_for_memory
 
-__all__ = ["accelerate"]
+__all__ = ["GUESTS", "Accelerated", "Accelerator", "Request", "Update", "accelerated", "accelerator"]
+
+#: The modules that have an ``ACCELERATOR``; the first that takes a session's providers is asked.
+GUESTS = ["exporter.cpu.accelerator"]
+
+#: "0": no accelerator, in the whole process.
+_SWITCH = "PYTHONOP_ACCELERATE"
+
+Part = Literal["inference", "forward", "backward", "step"]
 
 
-def accelerate(
-    proto: onnx.ModelProto, carried: Mapping[str, str] | None, *, is_step: bool, on_cpu: bool, native: bool, large: bool
-) -> tuple[onnx.ModelProto | None, Update | None]:
-    """Join PythonOps that feed one another alone; of a training step, fuse and order more.
+@dataclass(frozen=True)
+class Request:
+    """What an accelerator is asked for.
+
+    Attributes:
+        part: What the model is: a forward of its own ("inference"), one whose backward is a model of its own, such a backward, or a whole
+            training step.
+        sizes: open dim of an input -> its size in the first run.
+        carried: Of a step, output -> the input that takes its value in the next step; None: nothing is to be taken out.
+    """
+
+    part: Part
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    carried: Mapping[str, str] | None = None
+
+
+@dataclass
+class Update:
+    """What has left a training step, so that it may write where the state lies.
+
+    Attributes:
+        model: It makes the next state of the present one and of outputs that the step has got for it.
+        written: output -> the input whose memory it may be written to.
+        reads: What the step hands out for it, or is given, and the shape of each. What has another shape may be refused when some of the state
+            is written already.
+        added: The outputs that the step has got.
+    """
+
+    model: ir.Model
+    written: dict[str, str]
+    reads: dict[str, tuple[int, ...]]
+    added: frozenset[str]
+
+
+class Optimized(NamedTuple):
+    """What an accelerator did: how many nodes it replaced, and what has left a step."""
+
+    replaced: int
+    update: Update | None = None
+
+
+class Accelerator(Protocol):
+    """What rewrites a model in memory so that a provider of onnxruntime runs it faster.
+
+    Attributes:
+        library: The custom-op library that has its operators; None where it needs none.
+        claims: The computations that it has operators of its own for, by name.
+    """
+
+    library: Path | None
+    claims: frozenset[str]
+
+    def takes(self, providers: Sequence[Any]) -> bool:
+        """Whether it is for sessions of these providers, as onnxruntime.InferenceSession has them; none: the CPU."""
+
+    def optimize(self, model: ir.Model, request: Request, facts: dict[ir.Value, ShapeAndType]) -> Optimized:
+        """Rewrite a model.
+
+        Args:
+            model: Changed. Its nodes stand in the order of their values.
+            request: What it is.
+            facts: Takes shapes and types of its values, as far as they are found out.
+        """
+
+
+def accelerator(providers: Sequence[Any] | None, accelerate: bool = True) -> Accelerator | None:
+    """The accelerator for a session; None where there is none for its providers, or where it is switched off.
+
+    Args:
+        providers: As onnxruntime.InferenceSession has them; None: the CPU.
+        accelerate: False: none.
+    """
+    if not accelerate or os.environ.get(_SWITCH) == "0":
+        return None
+    guests: list[Accelerator] = [importlib.import_module(name).ACCELERATOR for name in GUESTS]
+    return next((guest for guest in guests if guest.takes(providers or ())), None)
+
+
+class Accelerated(NamedTuple):
+    """A model as it is to run.
+
+    Attributes:
+        proto: The model.
+        changed: Whether it is another than before.
+        update: What was taken out of it.
+        library: The library that has operators of it, beside that of PythonOps.
+    """
+
+    proto: onnx.ModelProto
+    changed: bool = False
+    update: Update | None = None
+    library: Path | None = None
+
+
+def accelerated(
+    proto: onnx.ModelProto,
+    carried: Mapping[str, str] | None,
+    providers: Sequence[Any] | None,
+    *,
+    is_step: bool,
+    large: bool,
+    accelerate: bool = True,
+) -> Accelerated:
+    """Join PythonOps that feed one another alone; of a training step, rewrite and order more.
 
     Args:
         proto: The model; it stays as it is.
-        carried: As `take_out_updates` wants it; None: nothing is taken out.
+        carried: As `Request.carried`.
+        providers, accelerate: As `accelerator` has them.
         is_step: Whether it is a training step.
-        on_cpu: Whether all of it runs there.
-        native: Whether the native library is there.
         large: Whether somebody else lists its nodes.
-
-    Returns:
-        The model as it is to run, None where nothing changed, and what was taken out of it.
     """
     if not is_step and not could_link(proto):
-        return None, None
+        return Accelerated(proto)
     model = ir.from_proto(proto)
-    facts: dict[ir.Value, Facts] = {}
     changes: int = link(model)
-    if is_step and on_cpu and native:
-        changes += run_recurrences(model) + fuse(model, facts=facts)
-    if is_step and on_cpu:
-        changes += arrange(model, facts=facts, native=native)
-    update = take_out_updates(model, carried, facts) if changes and carried is not None else None
+    facts: dict[ir.Value, ShapeAndType] = {}
+    guest = accelerator(providers, accelerate) if is_step else None
+    update, library = None, None
+    if guest is not None:
+        replaced, update = guest.optimize(model, Request("step", carried=carried), facts)
+        changes += replaced
+        library = guest.library if replaced else None
+    elif is_step:
+        find_facts(model, facts)
     changes += is_step and not large and list_for_memory(model.graph, facts)
-    return (ir.to_proto(model) if changes else None), update
+    return Accelerated(ir.to_proto(model), True, update, library) if changes else Accelerated(proto)

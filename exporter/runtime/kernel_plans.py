@@ -11,9 +11,9 @@ import torch
 
 from exporter.files.trust import Gate
 from exporter.runtime.backward import PythonOpBackward
-from exporter.runtime.fusion.chain import Chain, GradChain, title_of
-from exporter.runtime.fusion.link import LINKED
+from exporter.runtime.chain import Chain, GradChain, title_of
 from exporter.runtime.kernels import PythonOp, PythonOpGrad
+from exporter.runtime.link import LINKED
 from exporter.runtime.native.functions import connect
 from exporter.runtime.prepare import ABSENT_INPUTS, KEPT_OUTPUTS
 from exporter.runtime.store import ContextStore
@@ -30,9 +30,9 @@ __all__ = ["ATTRIBUTES", "KernelPlan", "connect", "device_run", "device_write", 
 
 _AnyKernel = PythonOp | PythonOpGrad
 _COMPLEX = (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
-# How native.c reads an attribute of each type.
+# How nodes.c reads an attribute of each type.
 _KINDS = {"STRING": "s", "INT": "i", "INTS": "I", "FLOATS": "F"}
-# A flag of KernelPlan, by the name that native_tensors.h has for it.
+# A flag of KernelPlan, by the name that tensors.h has for it.
 _WATCHED = 2
 
 
@@ -40,7 +40,7 @@ def _attribute_kinds(specs: dict[str, Any], *more: str) -> tuple[tuple[str, str]
     return (*((name, _KINDS[kind.name]) for name, (kind, *_) in specs.items()), *((name, "I") for name in more), (LINKED, "s"))
 
 
-#: operator -> its attributes, and how native.c reads each.
+#: operator -> its attributes, and how nodes.c reads each.
 ATTRIBUTES: dict[str, tuple[tuple[str, str], ...]] = {
     PYTHON_OP: _attribute_kinds(SPECS, ABSENT_INPUTS),
     PYTHON_OP_GRAD: _attribute_kinds(GRAD_SPECS, ABSENT_INPUTS, KEPT_OUTPUTS),
@@ -50,7 +50,7 @@ ATTRIBUTES: dict[str, tuple[tuple[str, str], ...]] = {
 
 
 class KernelPlan(NamedTuple):
-    """How one node runs, as make_kernel() in native.c reads it by position: its enum PLAN_... has the same names in this order.
+    """How one node runs, as kernel_of() in kernels.c reads it by position: its enum PLAN_... has the same names in this order.
 
     Attributes:
         kernel: What runs everything unusual.
@@ -65,7 +65,7 @@ class KernelPlan(NamedTuple):
         apply, arguments: ``Function.apply``, and its arguments with None in the places of tensors.
         positions: Where among the arguments each tensor goes.
         log: The session's `PoolLog.entries`, for handles made on threads that no run stands on; None in a plain session.
-        long: Whether torch has all of its threads from the first call on; else when calls on one have taken long (native_threads.h).
+        long: Whether torch has all of its threads from the first call on; else when calls on one have taken long (threads.h).
         alone: Whether the session has one thread, which leaves torch the others.
     """
 

@@ -94,7 +94,7 @@ class PythonOp:
         simple: Whether the native library may run it on its own: no containers, sizes, kwargs or autocast, and
             tensors as outputs.
         simple_arguments: Whether its arguments are tensors and constants that one object serves in every run.
-        titles: Function -> title, where several calls run as one (`exporter.runtime.fusion.chain`).
+        titles: Function -> title, where several calls run as one (`exporter.runtime.chain`).
         pool: The log of its session, None in a plain one and on onnx.reference.
     """
 

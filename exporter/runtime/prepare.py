@@ -69,7 +69,7 @@ def has_python_ops(proto: onnx.ModelProto) -> bool:
 
 
 def needs_library(proto: onnx.ModelProto) -> bool:
-    """Whether a model has a node that the native library runs: one of ours, or one that a pass of `exporter.runtime.accelerate` made."""
+    """Whether a model has a node that the library of PythonOps runs, or should refuse."""
     return any(
         node.op_type in _DOMAINS if node.domain == ORT_DOMAIN else node.domain == OWN_DOMAIN and node.op_type != MARK_OP
         for graph in graphs(proto)

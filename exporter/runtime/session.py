@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-import weakref
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +14,10 @@ import onnx
 from exporter.errors import short
 from exporter.files.proto import open_proto, reading
 from exporter.files.trust import Gate
-from exporter.runtime import native
-from exporter.runtime.absent import NO_ONNXRUNTIME, why_no_library
 from exporter.runtime.arena import use_training_arena
 from exporter.runtime.binding import Binding
 from exporter.runtime.changed import changed_functions, say_changed
+from exporter.runtime.library import available, bind, binding_of, check_onnxruntime, is_there, register
 from exporter.runtime.node_order import MANY_NODES, list_as_they_can_run
 from exporter.runtime.prepare import has_python_ops, needs_library, prepare
 from exporter.runtime.refusals import refusal
@@ -30,76 +27,20 @@ from symbolics.graph.collector import without_gc
 from symbolics.node.names import STEP_KEY
 
 if TYPE_CHECKING:
-    from exporter.runtime.in_place import Update
+    from exporter.runtime.accelerate import Update
 
-# Told when somebody needs it: onnx.reference runs without, and files without PythonOps without the library.
-_missing: ImportError | None = None
 _Session: Any = object
 try:
     import onnxruntime
 
     _Session = onnxruntime.InferenceSession
+except ImportError:  # told when somebody needs it: onnx.reference runs without
+    pass
 
-    from exporter.runtime.native import _native  # type: ignore[attr-defined]
-
-    _native.setup(*[None] * 13, RunError, 0)  # torch's functions come with the first PythonOp
-except ImportError as error:
-    _missing = error
-
-__all__ = ["FATAL", "Session", "available", "bind", "inference_session", "open_options", "open_session", "session_options", "step_sessions"]
-
-#: The oldest onnxruntime that this has run on, as pyproject.toml asks for it. The function table that native.c uses is there from 1.17 on.
-OLDEST = "1.20"
+__all__ = ["FATAL", "Session", "inference_session", "open_options", "open_session", "session_options", "step_sessions"]
 
 #: onnxruntime's log level for what no exception says.
 FATAL = 4
-
-
-def available(proto: onnx.ModelProto | None = None) -> str | None:
-    """None where PythonOps can run on onnxruntime in this process, else what is missing and what to do.
-
-    Args:
-        proto: A model to ask for: without PythonOps it needs no native library.
-    """
-    if _missing is None:
-        return None
-    if _missing.name == "onnxruntime":
-        return NO_ONNXRUNTIME
-    if proto is not None and not has_python_ops(proto):
-        return None
-    return why_no_library(_missing, Path(native.__file__).parent)
-
-
-# enum Device in native_tensors.h. "borrow" is the code path of devices on the CPU, for tests.
-_DEVICES = {"cpu": 0, "cuda": 1, "borrow": 2}
-
-_registering = threading.Lock()
-# Options that are somebody else's class keep what belongs to them here.
-_bound: weakref.WeakKeyDictionary[Any, tuple[Binding, Any]] = weakref.WeakKeyDictionary()
-
-
-def bind(options: Any, binding: Binding, device: str = "cpu") -> Binding:
-    """Give options the operators; sessions that are made with them ask ``binding`` how a node runs.
-
-    Raises:
-        RunError: onnxruntime is too old.
-    """
-    store = binding.store
-    if _missing is not None:  # the model has no PythonOps: who makes a session of it has looked
-        _bound[options] = (binding, None)
-        return binding
-    if "torch" in sys.modules:  # its threads are there
-        binding.load()
-    with _registering:
-        capsule = _native.prepare(binding, store, store.contexts, store.runs, _DEVICES[device])
-        try:
-            options.register_custom_ops_library(_native.__file__)
-        finally:
-            registered = _native.registered()
-    if not registered:
-        raise RunError(f"onnxruntime {onnxruntime.__version__} is too old for PythonOps: install onnxruntime {OLDEST} or newer")
-    _bound[options] = (binding, capsule)
-    return binding
 
 
 @short
@@ -144,16 +85,10 @@ def open_options(allow: Any, store: ContextStore | None, device: str = "cpu", lo
     Raises:
         RunError: onnxruntime is not there.
     """
-    if _missing is not None and _missing.name == "onnxruntime":
-        raise RunError(NO_ONNXRUNTIME)
+    check_onnxruntime()
     options = onnxruntime.SessionOptions()
     bind(options, Binding(Gate(allow), ContextStore() if store is None else store), device).long = long
     return options
-
-
-def threads_outside() -> int:
-    """Inside of a Function that a session runs on one thread: torch's threads outside of it; else 0. A session that is made there stays."""
-    return _native.threads_outside() if _missing is None else 0
 
 
 _SPINNING = "session.intra_op.allow_spinning"
@@ -162,7 +97,7 @@ _SPINNING = "session.intra_op.allow_spinning"
 def _choose_spinning(options: Any) -> None:
     """Let threads wait for the next operator awake, as torch's do, where the options do not say.
 
-    They sleep between runs, and while a long PythonOp needs the cores for torch's (native_threads.h). To wake a thread takes 50 us, as long
+    They sleep between runs, and while a long PythonOp needs the cores for torch's (threads.h). To wake a thread takes 50 us, as long
     as a small operator: a training step takes up to a quarter less so.
     """
     try:
@@ -268,15 +203,6 @@ class Session(_Session):  # type: ignore[misc]
         # Outside the except block: the original keeps its own __context__ and __cause__.
         raise original
 
-    def send_torch_to_sleep(self, last_run: float) -> None:
-        """Before a run: torch's threads may still wait awake for what this thread computed last, and would take half of the processors.
-
-        Args:
-            last_run: Seconds that the run before took; of a short one nothing is done, which is then quicker.
-        """
-        if _missing is None:
-            _native.put_to_sleep(last_run)
-
     def run_owning(self, method: Callable[..., Any], *args: Any) -> list[int]:
         """A run of a session of sequential execution for a caller who frees contexts: nobody looks for handles among its results,
         which costs as much as a small run.
@@ -335,15 +261,15 @@ def inference_session(
     store: ContextStore | None = None,
     sess_options: Any = None,
     providers: Sequence[Any] | None = None,
+    accelerate: bool = True,
     strict: bool = False,
     **kwargs: Any,
 ) -> Session:
     """An onnxruntime.InferenceSession that runs PythonOp and PythonOpGrad: forward files, training files, any file.
 
     What onnxruntime needs of a file beyond what it says (typed outputs, no empty names) is arranged in memory. PythonOps that
-    feed one another alone run as one there, with one autograd graph (`exporter.runtime.fusion.link`), and the optimizer of a training step is
-    one pass over memory for each parameter (`exporter.runtime.fusion.elementwise`); a step's convolutions, their gradients and sums of rows
-    run by quicker operators (`exporter.runtime.fusion.arrange`). A large graph's nodes are listed in an order that
+    feed one another alone run as one there, with one autograd graph (`exporter.runtime.link`). On the CPU, a training step is rewritten into
+    operators that run faster (`exporter.runtime.accelerate`). A large graph's nodes are listed in an order that
     onnxruntime opens faster (`exporter.runtime.node_order`).
 
     Args:
@@ -356,6 +282,8 @@ def inference_session(
             arena that all steps of the process share (`exporter.runtime.arena`). Options of
             `session_options` bring their own gate and store, ``allow`` and ``store`` are then not given.
         providers, kwargs: As onnxruntime.InferenceSession has them; default ``["CPUExecutionProvider"]``.
+        accelerate: False: a training step runs by onnxruntime's own operators alone, as for everybody where the environment has
+            ``PYTHONOP_ACCELERATE=0``.
         strict: A Function that has changed since the file was exported is an error, not a warning.
 
     Returns:
@@ -376,9 +304,9 @@ def inference_session(
     for name in kwargs:  # onnxruntime takes any without a word
         if name not in _OPTIONS:
             raise TypeError(
-                f"inference_session has no option {name!r}: it has allow, store, sess_options, providers, strict, {', '.join(_OPTIONS)}"
+                f"inference_session has no option {name!r}: it has allow, store, sess_options, providers, accelerate, strict, {', '.join(_OPTIONS)}"
             )
-    session = open_session(model, allow, store=store, sess_options=sess_options, providers=providers, **kwargs)
+    session = open_session(model, allow, store=store, sess_options=sess_options, providers=providers, accelerate=accelerate, **kwargs)
     say_changed(session.changed, strict=strict, stacklevel=3)
     return session
 
@@ -390,22 +318,23 @@ def open_session(
     store: ContextStore | None = None,
     sess_options: Any = None,
     providers: Sequence[Any] | None = None,
+    accelerate: bool = True,
     **kwargs: Any,
 ) -> Session:
     """`inference_session` without a word of Functions that have changed: `Session.changed` has them."""
-    opened = _open(model, allow, store, sess_options, providers, None)
+    opened = _open(model, allow, store, sess_options, providers, accelerate)
     return opened.session(opened.proto, providers, kwargs)
 
 
 def step_sessions(
-    step: Any, carried: Mapping[str, str], allow: Any = (), *, sess_options: Any = None
+    step: Any, carried: Mapping[str, str], allow: Any = (), *, sess_options: Any = None, accelerate: bool = True
 ) -> tuple[Session, Session | None, Update | None]:
     """The session of a training step, and one that writes what it can of the next state over the present one.
 
     Args:
         step: A training step, as `inference_session` takes models.
         carried: output -> the input that takes its value in the next step.
-        allow, sess_options: As `inference_session`.
+        allow, sess_options, accelerate: As `inference_session`.
 
     Returns:
         The step's session; the other one, which is to run after it, and what it does (None where nothing can be written so). The first hands
@@ -414,7 +343,7 @@ def step_sessions(
     Raises:
         RunError, TrustError, FormatError: As `inference_session`.
     """
-    opened = _open(step, allow, None, sess_options, None, carried)
+    opened = _open(step, allow, None, sess_options, None, accelerate, carried)
     main = opened.session(opened.proto, None, {})
     if opened.update is None:
         return main, None, None
@@ -451,11 +380,16 @@ class _Opened:
 
 
 def _open(
-    model: Any, allow: Any, store: ContextStore | None, options: Any, providers: Sequence[Any] | None, carried: Mapping[str, str] | None
+    model: Any,
+    allow: Any,
+    store: ContextStore | None,
+    options: Any,
+    providers: Sequence[Any] | None,
+    accelerate: bool,
+    carried: Mapping[str, str] | None = None,
 ) -> _Opened:
     """Arrange a model in memory; with ``carried`` as `take_out_updates` wants it, what may write in place apart."""
-    if _missing is not None and _missing.name == "onnxruntime":
-        raise RunError(NO_ONNXRUNTIME)
+    check_onnxruntime()
     device = "cuda" if "CUDAExecutionProvider" in [p if isinstance(p, str) else p[0] for p in providers or ()] else "cpu"
     with without_gc():
         proto, folder = open_proto(model)
@@ -466,14 +400,14 @@ def _open(
         is_step = STEP_KEY in metadata
         with reading(model):
             large, python_ops = len(proto.graph.node) >= MANY_NODES, has_python_ops(proto)
-            quicker, update = None, None
+            faster = None
             if is_step or python_ops:
-                from exporter.runtime.accelerate import accelerate
+                from exporter.runtime.accelerate import accelerated
 
-                quicker, update = accelerate(proto, carried, is_step=is_step, on_cpu=device == "cpu", native=_missing is None, large=large)
-            proto = proto if quicker is None else quicker
-            library = _missing is None and (is_step or needs_library(proto))
-            changed = prepare(proto, fusions=library or options is not None) or quicker is not None
+                faster = accelerated(proto, carried, providers, is_step=is_step, large=large, accelerate=accelerate)
+                proto = faster.proto
+            library = is_there() and needs_library(proto)
+            changed = prepare(proto, fusions=library or options is not None) or (faster is not None and faster.changed)
             changed = (large and list_as_they_can_run(proto.graph)) or changed
     if device == "cuda":
         import torch  # noqa: F401  its CUDA and cuDNN are those that onnxruntime finds
@@ -484,17 +418,19 @@ def _open(
             use_training_arena(options)
         elif large:  # the first run would plan all buffers, in a time that grows with their number's square
             options.enable_mem_pattern = False
-    if options in _bound:
+    binding = binding_of(options)
+    if binding is not None:
         if allow or store is not None:
             raise ValueError("these sess_options come from exporter.session_options: give allow= and store= there")
-        binding = _bound[options][0]
     else:
         gate, contexts = Gate(allow), ContextStore() if store is None else store
         binding = bind(options, Binding(gate, contexts), device) if library else Binding(gate, contexts)
     if python_ops:
         binding.load()
+    if faster is not None and faster.library is not None:
+        register(options, faster.library)
     _choose_spinning(options)
     path = Path(model) if isinstance(model, (str, Path)) and not changed else None
     if path is None and folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-    return _Opened(proto, folder, path, options, binding, update, metadata)
+    return _Opened(proto, folder, path, options, binding, None if faster is None else faster.update, metadata)

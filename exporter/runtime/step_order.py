@@ -1,7 +1,7 @@
 """The order in which a training step lists its nodes, arranged in memory so that onnxruntime's order of running them keeps less alive.
 
 onnxruntime runs a graph from its ends backward: the end that is listed last first, and of what a node reads, what is listed last first. Where
-updates run apart (`exporter.runtime.in_place`), the gradient of the first layer is the last end: all gradients of activations are made on the
+updates run apart (`exporter.runtime.accelerate.Update`), the gradient of the first layer is the last end: all gradients of activations are made on the
 way to it, and those of weights after them, so that both lie in memory until the step is over. Listed by depth, the deepest ends first, the
 gradient of a weight is computed where eager computes it, right beside that of its layer's input, and what needs no gradient (the derivative of
 an activation) when its turn comes. That is not always less: a derivative that is computed in the forward may be smaller than all that it is
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from exporter.runtime.fusion.elementwise import Facts
+from exporter.runtime.facts import ShapeAndType
 from symbolics.graph.values import attr
 from symbolics.graph.walk import reads
 
@@ -27,7 +27,7 @@ _OPEN = 32
 _VIEWS = frozenset("Flatten Identity Reshape Squeeze Unsqueeze".split())
 
 
-def list_for_memory(graph: ir.Graph, facts: Mapping[ir.Value, Facts]) -> bool:
+def list_for_memory(graph: ir.Graph, facts: Mapping[ir.Value, ShapeAndType]) -> bool:
     """List the nodes of a step's graph by depth, in place, where running it then takes less memory.
 
     Args:
@@ -82,7 +82,7 @@ def _run(needs: Sequence[set[int]], listed: Sequence[int]) -> list[int]:
     return order
 
 
-def _peak(nodes: Sequence[ir.Node], order: Sequence[int], facts: Mapping[ir.Value, Facts]) -> float:
+def _peak(nodes: Sequence[ir.Node], order: Sequence[int], facts: Mapping[ir.Value, ShapeAndType]) -> float:
     """The most bytes of results that are alive at a time, in one of the orders."""
     memory: dict[ir.Value, ir.Value] = {}  # value -> the one in whose memory it lies
     last: dict[ir.Value, int] = {}
@@ -117,7 +117,7 @@ def _takes_no_memory(node: ir.Node) -> bool:
     return swapped and all(use.node.op_type in ("Gemm", "MatMul") for use in node.outputs[0].uses())
 
 
-def _bytes(fact: Facts | None) -> float:
+def _bytes(fact: ShapeAndType | None) -> float:
     shape, kind = fact or (None, None)
     if shape is None or kind is None:
         return 0.0

@@ -18,6 +18,7 @@ import torch
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
 from exporter.files.tensors import new_bytes
+from exporter.runtime.library import put_to_sleep
 from symbolics import torch_private as private
 from symbolics.errors import RunError
 from symbolics.node.dtypes import DTYPES
@@ -161,7 +162,7 @@ class Runner:
         """
         if self._took is None:
             return self._run_owning(values, room)
-        self.session.send_torch_to_sleep(self._took)
+        put_to_sleep(self._took)
         begin = time.perf_counter()
         try:
             return self._run_owning(values, room)

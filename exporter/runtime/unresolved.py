@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from exporter.files.trust import Gate
 from exporter.runtime.binding import Binding
 from exporter.runtime.kernels import PythonOp, check_element_types
-from exporter.runtime.session import bind
+from exporter.runtime.library import bind
 from exporter.runtime.store import ContextStore
 from symbolics.errors import PythonopError
 from symbolics.node.attributes import read_attributes

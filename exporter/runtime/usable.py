@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from exporter.files.valid import check_valid, node_in
+from exporter.runtime.library import available
 from exporter.runtime.prepare import has_python_ops, prepare
 from exporter.runtime.refusals import refusal
 from symbolics.errors import ExportError, PythonopError
@@ -38,9 +39,7 @@ def check_usable(model: ir.Model) -> str:
     count = sum(1 for _ in model.graph.all_nodes())
     if count > _MOST:
         return f"it has {count:,} nodes, more than {_MOST:,}"
-    from exporter.runtime import session as sessions  # onnxruntime may not be there
-
-    problem = sessions.available(proto)
+    problem = available(proto)
     if problem:
         return problem
     try:

@@ -19,8 +19,8 @@ from exporter.errors import short
 from exporter.files.program import Program
 from exporter.files.read import open_model
 from exporter.files.save import saving
+from exporter.runtime.accelerate import Update
 from exporter.runtime.changed import say_changed
-from exporter.runtime.in_place import Update
 from exporter.runtime.session import open_session, step_sessions
 from exporter.runtime.tensors import Runner, tensor, to_array, to_tensor
 from exporter.training.artifacts import EVALUATION, EVALUATION_LOSS, INITIAL, MANIFEST, TRAINING, with_state_inputs, without_loss
@@ -52,7 +52,7 @@ class Trainer:
         trainer.save("trained.state")                                 # trainer.restore("trained.state") goes on to the same bits
         model.load_state_dict(trainer.state_dict(), strict=False)     # not strict: what is frozen is not among them
 
-    A step writes parameters and moments where they lie, as eager optimizers do (`exporter.runtime.in_place`), so that it needs less
+    A step writes parameters and moments where they lie, as eager optimizers do (`exporter.runtime.accelerate.Update`), so that it needs less
     memory than a loop over `exporter.inference_session`, which has the next state beside the present one. Losses and state are the same to
     the bit, but for Functions that draw from torch's own generator, whose calls onnxruntime may order otherwise. A step that raises has changed
     nothing. Threads may share a trainer; their steps follow one another.
@@ -64,7 +64,14 @@ class Trainer:
 
     @short
     def __init__(
-        self, step: TrainingStep, evaluation: Program | None = None, *, allow: Any = (), sess_options: Any = None, strict: bool = False
+        self,
+        step: TrainingStep,
+        evaluation: Program | None = None,
+        *,
+        allow: Any = (),
+        sess_options: Any = None,
+        accelerate: bool = True,
+        strict: bool = False,
     ) -> None:
         """A trainer of a step in memory.
 
@@ -72,7 +79,7 @@ class Trainer:
             step: What `exporter.export_training_step` returned. Its initial state is copied.
             evaluation: What `exporter.export_evaluation` returned for the same model, for `evaluate`.
             allow: Classes and patterns that the files may name, as `exporter.inference_session` takes them.
-            sess_options: Options to start from, as `exporter.inference_session` takes them.
+            sess_options, accelerate: As `exporter.inference_session` takes them.
             strict: A Function that has changed since the files were exported is an error, not a warning.
 
         Raises:
@@ -89,16 +96,18 @@ class Trainer:
         forward = None if evaluation is None else with_state_inputs(evaluation.model, layout)
         plain = None if forward is None else without_loss(forward, layout)
         initial = {name: to_tensor(array) for name, array in step.initial.items()}
-        self._open(step.model, (plain or forward, forward if plain else None), layout, initial, allow, sess_options, strict)
+        self._open(step.model, (plain or forward, forward if plain else None), layout, initial, allow, sess_options, accelerate, strict)
 
     @classmethod
     @short
-    def load(cls, source: str | os.PathLike[str], allow: Any = (), *, sess_options: Any = None, strict: bool = False) -> Trainer:
+    def load(
+        cls, source: str | os.PathLike[str], allow: Any = (), *, sess_options: Any = None, accelerate: bool = True, strict: bool = False
+    ) -> Trainer:
         """A trainer of files: a folder of artifacts (`write_artifacts`, ``pythonop step --artifacts``), or ``step.onnx`` with ``step.init.onnx`` beside it.
 
         Args:
             source: The folder, or the step's file, which has no evaluation.
-            allow, sess_options, strict: As above.
+            allow, sess_options, accelerate, strict: As above.
 
         Raises:
             FormatError: A file is missing or damaged, or is no training step.
@@ -124,7 +133,7 @@ class Trainer:
             raise FormatError(f"{first} is no initial state: {what}. export_training_step(...).save() and `pythonop step` write one")
         initial = {name: tensor(value).clone() for name, value in start.run({}).items()}
         trainer = cls.__new__(cls)
-        trainer._open(step, evaluations, layout, initial, allow, sess_options, strict)
+        trainer._open(step, evaluations, layout, initial, allow, sess_options, accelerate, strict)
         return trainer
 
     def _open(
@@ -135,17 +144,19 @@ class Trainer:
         initial: dict[str, torch.Tensor],
         allow: Any,
         options: Any,
+        accelerate: bool,
         strict: bool,
     ) -> None:
         self.layout = layout
         self.outputs: dict[str, torch.Tensor] = {}
         self._state, self._lock, self._busy = initial, threading.RLock(), ""
-        main, update, self._apart = step_sessions(step, layout.carried, allow, sess_options=options)
+        main, update, self._apart = step_sessions(step, layout.carried, allow, sess_options=options, accelerate=accelerate)
         self._main = Runner(main, _CPU, after_torch=True)
         self._update = None if update is None else Runner(update, _CPU)
         if self._update is not None and not self._update.takes_room:  # an onnxruntime that is given no memory to write to
             self._update, self._apart = None, None
-            self._main = Runner(open_session(step, () if options is not None else allow, sess_options=options), _CPU, after_torch=True)
+            allowed = () if options is not None else allow
+            self._main = Runner(open_session(step, allowed, sess_options=options, accelerate=accelerate), _CPU, after_torch=True)
         self._check(layout)
         self._needed = [name for name in self._main.inputs if name not in initial]
         carried = set(layout.carried.values())

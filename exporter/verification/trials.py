@@ -14,8 +14,8 @@ from exporter.forward.export import export
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.module.load import load
 from exporter.runtime.absent import NO_ONNXRUNTIME
+from exporter.runtime.library import available
 from exporter.runtime.reference import reference_evaluator
-from exporter.runtime.session import available
 from symbolics.capture.interception import TESTED
 from symbolics.errors import RunError
 from symbolics.graph.values import is_python_op, name_of

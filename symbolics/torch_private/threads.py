@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-#: What each returns is told in native_threads.h; the first is at::get_num_threads, which no header of C names.
+#: What each returns is told in threads.h; the first is at::get_num_threads, which no header of C names.
 _FUNCTIONS = (
     "_ZN2at15get_num_threadsEv", "omp_set_num_threads", "omp_get_num_procs", "GOMP_parallel", "MKL_Set_Num_Threads_Local", "omp_get_thread_limit",
     "omp_get_thread_num",

@@ -38,7 +38,7 @@ FUNCTIONS = (
     private.own_memory,
 )
 
-#: In the order of threads() in native_threads.h.
+#: In the order of threads() in threads.h.
 THREADS = private.openmp_functions()
 
 

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 import exporter
 from exporter.files.trust import registered, unregister
-from exporter.runtime.session import available
+from exporter.runtime.library import available
 from symbolics.errors import PythonopWarning
 from symbolics.node.metadata import changes_of
 from tests.end_to_end.functions import arguments, backward, callables, calls, ctx_api, operators, outputs, warned  # noqa: F401  (they fill CASES)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import exporter
-from exporter.runtime.session import available
+from exporter.runtime.library import available
 from symbolics.node.attributes import read_attributes, values_of
 from tests.end_to_end.functions import ortmodule
 from tests.end_to_end.functions.case import Model

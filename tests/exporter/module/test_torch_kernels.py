@@ -21,7 +21,7 @@ from symbolics.graph.walk import walk
 @pytest.fixture(autouse=True)
 def on_a_processor_without_wide_vectors(monkeypatch):
     """Where nothing is quicker for convolutions of images."""
-    monkeypatch.setattr(torch_kernels, "is_quicker", lambda: False)
+    monkeypatch.setattr("exporter.cpu.accelerator.has_wide_vectors", lambda: False)
 
 
 class Net(nn.Module):
@@ -451,7 +451,7 @@ def test_among_more_products_than_convolutions_there_are_none(linears, monkeypat
     ],
 )
 def test_with_wide_vectors_convolutions_of_images_have_none(case, count, monkeypatch):
-    monkeypatch.setattr(torch_kernels, "is_quicker", lambda: True)
+    monkeypatch.setattr("exporter.cpu.accelerator.has_wide_vectors", lambda: True)
     calls = []
     for function in torch_kernels.FUNCTIONS:
         apply = function.forward

@@ -75,7 +75,7 @@ numpy.testing.assert_allclose(run, y.detach().numpy(), atol=1e-6)
 @pytest.mark.slow
 def test_files_without_pythonops_run(tmp_path):
     for package in ("exporter", "symbolics"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("_native*", "__pycache__"))
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("_native*", "_cpu*", "__pycache__"))
     command = [sys.executable, "-W", "ignore", "-c", USE.format(home=str(tmp_path))]
     done = subprocess.run(
         command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False

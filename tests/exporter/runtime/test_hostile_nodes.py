@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 import torch
 
-from exporter.runtime.fusion.link import LINKED
+from exporter.runtime.link import LINKED
 from exporter.runtime.prepare import ABSENT_INPUTS, KEPT_OUTPUTS, prepare
 from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore

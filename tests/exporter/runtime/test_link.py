@@ -10,10 +10,10 @@ import onnx_ir as ir
 import pytest
 import torch
 
-import exporter.runtime.session as session_module
-from exporter.runtime.fusion.link import LINKED, could_link, link
+from exporter.runtime.library import binding_of
+from exporter.runtime.link import LINKED, could_link, link
 from exporter.runtime.reference import reference_evaluator
-from exporter.runtime.session import inference_session, session_options
+from exporter.runtime.session import Session, inference_session, session_options
 from exporter.runtime.store import ContextStore
 from symbolics.errors import FormatError, RunError
 from symbolics.node.attributes import python_op_grad
@@ -337,8 +337,8 @@ def test_a_file_is_left_alone_and_a_damaged_join_is_refused():
     ):
         attribute.s = "\n".join([lines[0], damaged]).encode()
         with pytest.raises(FormatError, match="call"):
-            session_module.Session(proto.SerializeToString(), *_bound(session_options(ALLOW)))
+            Session(proto.SerializeToString(), *_bound(session_options(ALLOW)))
 
 
 def _bound(options):
-    return options, session_module._bound[options][0]
+    return options, binding_of(options)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import exporter
-from exporter.runtime.fusion.outputs import hand_out_as_made
+from exporter.runtime.outputs import hand_out_as_made
 from exporter.runtime.session import inference_session
 from exporter.runtime.tensors import LARGE, Runner
 

@@ -13,7 +13,6 @@ import onnxruntime
 import pytest
 import torch
 
-import exporter.runtime.session as session_module
 from exporter.runtime.prepare import prepare
 from exporter.runtime.reference import reference_evaluator
 from exporter.runtime.session import inference_session, open_options, session_options
@@ -444,7 +443,7 @@ def test_bindings_die_with_their_sessions():
 
 
 def test_without_onnxruntime_the_message_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(session_module, "_missing", ImportError("no onnxruntime", name="onnxruntime"))
+    monkeypatch.setattr("exporter.runtime.library._missing", ImportError("no onnxruntime", name="onnxruntime"))
     for call in (session_options, lambda: inference_session(forward(record(F.Copies, torch.ones(1))))):
         with pytest.raises(RunError, match=r"onnxruntime is not installed: pip install 'pythonop\[run\]'.*reference_evaluator"):
             call()

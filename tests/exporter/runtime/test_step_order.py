@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exporter.runtime import accelerate, in_place, step_order
-from exporter.runtime.fusion.elementwise import fuse
-from exporter.runtime.in_place import take_out_updates
+from exporter.cpu import in_place
+from exporter.cpu.elementwise import fuse
+from exporter.cpu.in_place import take_out_updates
+from exporter.runtime import accelerate, step_order
 from exporter.runtime.step_order import list_for_memory
 from exporter.training.step import export_training_step
 from tests.exporter.training.loop import batches_of, run

@@ -18,9 +18,10 @@ import pytest
 import torch
 
 from exporter.runtime import tensors
+from exporter.runtime.library import threads_outside
 from exporter.runtime.native import _native
 from exporter.runtime.native.functions import THREADS
-from exporter.runtime.session import inference_session, open_options, session_options, threads_outside
+from exporter.runtime.session import inference_session, open_options, session_options
 from exporter.runtime.tensors import Runner
 from tests.exporter.runtime.build import forward, record, training
 
@@ -466,7 +467,7 @@ def test_threads_of_torch_sleep_before_a_long_run(request):
 def test_one_slow_run_makes_no_long_ones(took, told, monkeypatch):
     seen, clock = [], itertools.chain.from_iterable((0.0, seconds / 1000) for seconds in took)
     session = inference_session(forward(record(Counts, torch.randn(2))), ALLOW)
-    monkeypatch.setattr(session, "send_torch_to_sleep", lambda last: seen.append(last * 1000))
+    monkeypatch.setattr(tensors, "put_to_sleep", lambda last: seen.append(last * 1000))
     runner = Runner(session, torch.device("cpu"), after_torch=True)
     monkeypatch.setattr(tensors, "time", types.SimpleNamespace(perf_counter=lambda: next(clock)))
     for _ in took:

@@ -93,6 +93,6 @@ def test_the_model_stays_as_it_is(program):
 def test_what_is_not_opened_is_said(monkeypatch):
     monkeypatch.setattr(usable, "_MOST", 0)
     assert check_usable(model_of(ADD)) == "it has 1 nodes, more than 0"
-    monkeypatch.setattr("exporter.runtime.session.available", lambda proto: "there is no onnxruntime")
+    monkeypatch.setattr("exporter.runtime.usable.available", lambda proto: "there is no onnxruntime")
     monkeypatch.setattr(usable, "_MOST", 10)
     assert check_usable(model_of(ADD)) == "there is no onnxruntime"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.runtime import session
+from exporter.runtime import library
 from tests.processes import ROOT, python
 from tests.support import missing
 
@@ -24,9 +24,9 @@ TESTS = [
     HERE / "test_buffers.py",
     HERE / "test_link.py",
     HERE / "test_tensors.py",
-    HERE / "test_in_place.py",
     HERE / "test_step_order.py",
-    HERE / "test_blocked.py",
+    HERE.parent / "cpu" / "test_in_place.py",
+    HERE.parent / "cpu" / "test_blocked.py",
     HERE.parent / "module" / "test_torch_kernels.py",
     HERE.parent / "train_mode" / "test_dropout_masks.py",
     HERE.parent / "training" / "test_trainer.py",
@@ -38,8 +38,8 @@ def test_messages_name_the_release_that_is_required(monkeypatch):
     oldest = ".".join(VERSIONS[0].split(".")[:2])
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert f"onnxruntime>={oldest}" in project["optional-dependencies"]["run"]
-    monkeypatch.setattr(session, "_missing", ImportError(name="onnxruntime"))
-    assert "pip install 'pythonop[run]'" in session.available()
+    monkeypatch.setattr(library, "_missing", ImportError(name="onnxruntime"))
+    assert "pip install 'pythonop[run]'" in library.available()
 
 
 @pytest.mark.parametrize("version", VERSIONS)

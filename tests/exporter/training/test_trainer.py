@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import exporter
-from exporter.runtime import in_place
+from exporter.cpu import in_place
 from exporter.training.artifacts import export_evaluation, write_artifacts
 from exporter.training.step import export_training_step
 from exporter.training.trainer import Trainer

@@ -1,0 +1,106 @@
+"""The accelerator for onnxruntime's CPU: rewrites a model's graph in memory into operators that run faster there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx_ir as ir
+
+from exporter.cpu.batches import multiply_batches
+from exporter.cpu.blocked import block_channels
+from exporter.cpu.channels import sum_by_channels
+from exporter.cpu.elementwise import fuse
+from exporter.cpu.in_place import take_out_updates
+from exporter.cpu.moves import move_at_once
+from exporter.cpu.operators import has_wide_vectors, library
+from exporter.cpu.phases import convolve_phases
+from exporter.cpu.pools import pool_at_once
+from exporter.cpu.products import multiply_few_windows
+from exporter.cpu.recurrences import run_recurrences
+from exporter.cpu.statistics import zeros_at_once
+from exporter.cpu.sums import multiply_sums
+from exporter.cpu.weights import CONV_WEIGHT_GRAD
+from exporter.runtime.accelerate import Optimized, Part, Request
+from exporter.runtime.facts import ShapeAndType, find_facts
+
+__all__ = ["ACCELERATOR", "PASSES", "Pass"]
+
+Facts = dict[ir.Value, ShapeAndType]
+
+
+class Pass(NamedTuple):
+    """A rewriting of a model, in memory.
+
+    Attributes:
+        name: What it is called where passes are switched off, to measure what they bring.
+        run: Changes the model, whose nodes stand in the order of their values, and returns how many nodes it replaced; takes facts, and adds to them.
+        needs_library: Whether it puts in operators of the accelerator's library.
+        parts: The models that it is for.
+    """
+
+    name: str
+    run: Callable[[ir.Model, Request, Facts], int]
+    needs_library: bool = True
+    parts: frozenset[Part] = frozenset(("inference", "forward", "backward", "step"))
+
+
+def _chains(model: ir.Model, request: Request, facts: Facts) -> int:
+    # Of a forward, only what replaces NaN: onnxruntime has kernels for whole compositions (Gelu, normalizations), which it would no longer find.
+    return fuse(model, guards_only=request.part == "forward", facts=facts)
+
+
+#: In the order in which they run: each finds what those before it have left. Recurrences come before chains, which change the bodies of Scans;
+#: moves come last, for all others put in products and what lays their operands out.
+PASSES = (
+    Pass("recurrences", lambda model, request, facts: run_recurrences(model)),
+    Pass("chains", _chains, parts=frozenset(("forward", "backward", "step"))),
+    Pass("few windows", lambda model, request, facts: multiply_few_windows(model, request.sizes), needs_library=False),
+    Pass("strides by phases", lambda model, request, facts: convolve_phases(model, request.sizes)),
+    Pass("sums by channels", lambda model, request, facts: sum_by_channels(model, facts)),
+    Pass("unused statistics", lambda model, request, facts: zeros_at_once(model)),
+    Pass("channels in blocks", lambda model, request, facts: block_channels(model, request.sizes), needs_library=False),
+    Pass("sums as products", lambda model, request, facts: multiply_sums(model, facts), needs_library=False),
+    Pass("pools", lambda model, request, facts: pool_at_once(model, facts)),
+    Pass("products of many", lambda model, request, facts: multiply_batches(model, facts, request.sizes)),
+    Pass("moves", lambda model, request, facts: move_at_once(model, facts)),
+)
+
+
+class CpuAccelerator:
+    """An `exporter.runtime.accelerate.Accelerator` of these passes.
+
+    Attributes:
+        passes: What it runs, in order.
+    """
+
+    def __init__(self, passes: Sequence[Pass] = PASSES) -> None:
+        self.passes = tuple(passes)
+
+    @property
+    def library(self) -> Path | None:
+        """Where its operators are; None where they were not compiled, and only standard ones are put in."""
+        return library()
+
+    @property
+    def claims(self) -> frozenset[str]:
+        """The gradients of convolutions for their weights, where the processor is quick at them."""
+        return frozenset([CONV_WEIGHT_GRAD] if has_wide_vectors() else [])
+
+    def takes(self, providers: Sequence[Any]) -> bool:
+        """Whether these are the CPU's alone."""
+        return all((entry if isinstance(entry, str) else entry[0]) == "CPUExecutionProvider" for entry in providers)
+
+    def optimize(self, model: ir.Model, request: Request, facts: Facts) -> Optimized:
+        """As `exporter.runtime.accelerate.Accelerator.optimize`."""
+        is_there = self.library is not None
+        passes = [each for each in self.passes if request.part in each.parts and (is_there or not each.needs_library)]
+        replaced = sum(each.run(model, request, facts) for each in passes)
+        if not facts and request.part == "step":
+            find_facts(model, facts)
+        update = take_out_updates(model, request.carried, facts) if replaced and request.carried is not None else None
+        return Optimized(replaced, update)
+
+
+ACCELERATOR = CpuAccelerator()

@@ -1,0 +1,1 @@
+"""The library of the accelerator: operators that make onnxruntime's CPU faster."""

@@ -1,1 +1,0 @@
-"""What nodes become in memory: several that run as one (link, chain, elementwise, moves), or others in their place (arrange)."""

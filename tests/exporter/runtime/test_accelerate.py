@@ -1,0 +1,101 @@
+"""The door of the accelerator: what it is asked, and that everything runs without it."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+
+import exporter
+from exporter.runtime import accelerate
+from exporter.runtime.accelerate import Optimized, accelerator
+from exporter.runtime.session import step_sessions
+
+X, TARGET = torch.randn(4, 3, 12, 12), torch.randint(0, 5, (4,))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.last = nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.BatchNorm2d(16), nn.Linear(16 * 9, 5)
+
+    def forward(self, x):
+        return self.last(torch.max_pool2d(self.norm(self.conv(x)).relu(), 2).flatten(1))
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return Net()
+
+
+@pytest.fixture
+def guest(monkeypatch):
+    """An accelerator that changes nothing, and what it was asked."""
+    asked = []
+
+    class Guest:
+        library, claims = None, frozenset()
+
+        def takes(self, providers):
+            return not providers
+
+        def optimize(self, model, request, facts):
+            asked.append(request)
+            return Optimized(0)
+
+    module = types.ModuleType("guest_of_a_test")
+    module.ACCELERATOR = Guest()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(accelerate, "GUESTS", [module.__name__])
+    monkeypatch.delenv("PYTHONOP_ACCELERATE", raising=False)
+    return asked
+
+
+def test_it_is_asked_for_each_part(net, guest):
+    step = exporter.export_training_step(net, (X,), loss=nn.functional.cross_entropy, targets=(TARGET,), optimizer="sgd")
+    step_sessions(step, step.layout.carried)
+    loaded = exporter.load(exporter.export(net, (X,), dynamo=False))
+    loaded(X).sum().backward()
+    (step_asked, *others) = guest
+    assert step_asked.part == "step" and step_asked.carried == step.layout.carried
+    assert {request.part for request in others} == {"inference", "forward", "backward"}
+    assert all(request.carried is None for request in others)
+
+
+@pytest.mark.parametrize("way", ["argument", "environment"])
+def test_without_one_a_step_is_stock_onnxruntimes(net, guest, monkeypatch, way):
+    if way == "environment":
+        monkeypatch.setenv("PYTHONOP_ACCELERATE", "0")
+    options = {"accelerate": way != "argument"}
+    step = exporter.export_training_step(
+        net, (X,), loss=nn.functional.cross_entropy, targets=(TARGET,), optimizer="sgd", hyperparameters={"lr": 0.1}
+    )
+    trainer = exporter.Trainer(step, **options)
+    loaded = exporter.load(exporter.export(net, (X,), dynamo=False), **options)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    batch = {step.layout.inputs[0]: X, step.layout.targets[0]: TARGET}
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(X), TARGET)
+        loss.backward()
+        optimizer.step()
+        assert trainer.step(batch) == pytest.approx(loss.item(), rel=1e-4)
+    loaded.load_state_dict(net.state_dict())
+    net.zero_grad()
+    for module in (net, loaded):
+        nn.functional.cross_entropy(module(X), TARGET).backward()
+    for (name, ours), theirs in zip(loaded.named_parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+    assert not guest
+
+
+def test_whose_providers_it_takes(monkeypatch):
+    monkeypatch.delenv("PYTHONOP_ACCELERATE", raising=False)
+    assert accelerator(None) is not None
+    assert accelerator(["CPUExecutionProvider"]) is accelerator([("CPUExecutionProvider", {})]) is accelerator(None)
+    assert accelerator(["CUDAExecutionProvider", "CPUExecutionProvider"]) is None
+    assert accelerator(None, accelerate=False) is None
