@@ -446,8 +446,12 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         with _forward_of(model, marked):
             yield
     finally:
-        for parameter, flag in flags:  # those that forward leaves without
-            parameter.requires_grad_(flag)
+        for (
+            parameter,
+            flag,
+        ) in flags:  # those that forward leaves without; of one that is no leaf torch would raise, and hide why forward did
+            if parameter.requires_grad is not flag and parameter.is_leaf:
+                parameter.requires_grad_(flag)
 
 
 @contextlib.contextmanager
