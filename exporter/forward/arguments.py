@@ -145,7 +145,7 @@ def check_shapes(model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], s
     """Refuse ``dynamic_shapes`` that do not fit the arguments; TorchScript would ignore them, torch.export raises them behind 100 lines.
 
     Returns:
-        The same as torch.export takes it: without a None for an argument that is not given, axes as int.
+        The same as torch.export takes it: without a None for an argument that is not given, axes as int, counted from the front.
 
     Raises:
         ArgumentError: They name an argument or a dimension that is not there, or a dimension is no name, Dim, int or None.
@@ -164,7 +164,7 @@ def check_shapes(model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], s
                 raise ArgumentError(
                     f"dynamic_shapes names {name!r}; the arguments that are given are {', '.join(map(repr, names)) or 'none'}"
                 )
-        return {name: _checked_axes(name, arguments.get(name, kwargs.get(name)), spec) for name, spec in shapes.items()}
+        return {name: _checked_axes(repr(name), arguments.get(name, kwargs.get(name)), spec) for name, spec in shapes.items()}
     if isinstance(shapes, (tuple, list)):
         kept = len(shapes)
         while kept > len(names) and shapes[kept - 1] is None:
@@ -173,7 +173,7 @@ def check_shapes(model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], s
             raise ArgumentError(
                 f"dynamic_shapes has {len(shapes)} entries, the arguments that are given are {len(names)}: {', '.join(names)}"
             )
-        found = [_checked_axes(name, arguments[name], spec) for name, spec in zip(names, shapes[:kept])]
+        found = [_checked_axes(repr(name), arguments[name], spec) for name, spec in zip(names, shapes[:kept])]
         return type(shapes)(found) if type(shapes) in (tuple, list) else tuple(found)
     if hasattr(shapes, "dynamic_shapes"):  # torch.export.ShapesCollection and AdditionalInputs, which torch reads
         return shapes
@@ -183,17 +183,22 @@ def check_shapes(model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], s
 
 
 def _checked_axes(name: str, tensor: Any, spec: Any) -> Any:
-    if not isinstance(tensor, torch.Tensor):
+    if not isinstance(tensor, torch.Tensor):  # what a container holds
+        if isinstance(tensor, Mapping) and isinstance(spec, Mapping):
+            return {key: _checked_axes(f"{name}[{key!r}]", tensor.get(key), item) for key, item in spec.items()}
+        if type(tensor) in (list, tuple) and type(spec) in (list, tuple):
+            return (
+                type(spec)(_checked_axes(f"{name}[{i}]", item, each) for i, (item, each) in enumerate(zip(tensor, spec)))
+                + spec[len(tensor) :]
+            )
         return spec
     if not isinstance(spec, (Mapping, tuple, list, types.NoneType)):
-        raise ArgumentError(f"dynamic_shapes of {name!r} is {spec!r}: give a dict axis -> name, such as {{0: 'batch'}}")
+        raise ArgumentError(f"dynamic_shapes of {name} is {spec!r}: give a dict axis -> name, such as {{0: 'batch'}}")
     for axis, dim in spec.items() if isinstance(spec, Mapping) else enumerate(spec or ()):
         if not isinstance(axis, (int, np.integer)) or not -tensor.dim() <= axis < tensor.dim():
-            raise ArgumentError(
-                f"dynamic_shapes of {name!r} has an axis {axis!r}, and the argument has {tensor.dim()}: {list(tensor.shape)}"
-            )
+            raise ArgumentError(f"dynamic_shapes of {name} has an axis {axis!r}, and the argument has {tensor.dim()}: {list(tensor.shape)}")
         if not isinstance(dim, (str, int, types.NoneType)) and type(dim).__module__.partition(".")[0] != "torch":
             raise ArgumentError(
-                f"dynamic_shapes of {name!r}, axis {axis}, is {dim!r}: give a name, a torch.export.Dim, or None where the size is fixed"
+                f"dynamic_shapes of {name}, axis {axis}, is {dim!r}: give a name, a torch.export.Dim, or None where the size is fixed"
             )
-    return {int(axis): dim for axis, dim in spec.items()} if isinstance(spec, Mapping) else spec
+    return {int(axis) % tensor.dim(): dim for axis, dim in spec.items()} if isinstance(spec, Mapping) else spec

@@ -20,6 +20,7 @@ __all__ = [
     "check_asked_names",
     "check_dynamic",
     "check_output_names",
+    "checked_axes",
     "dynamic_axes",
     "dynamic_sizes",
     "input_names",
@@ -72,6 +73,29 @@ def dynamic_axes(
         if named:
             axes[name] = named
     return axes
+
+
+def checked_axes(arguments: Any, names: Iterable[str] | None, axes: Any) -> Any:
+    """``dynamic_axes`` with axes that count from the front: one from behind ends the process in torch's older exporter, as one does that is not there.
+
+    Args:
+        arguments: The example arguments.
+        names: ``input_names``; None where the caller gave none, and the axes are not looked at.
+        axes: ``dynamic_axes`` as torch.onnx.export takes them.
+
+    Raises:
+        ArgumentError: An input has no such axis.
+    """
+    checked = dict(axes or {})
+    tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    for name, tensor in zip(names or (), tensors):
+        dims, rank = checked.get(name), tensor.dim()
+        for axis in dims or ():
+            if not isinstance(axis, int) or not -rank <= axis < rank:
+                raise ArgumentError(f"dynamic_axes of {name!r} has an axis {axis!r}, and the input has {rank}: {list(tensor.shape)}")
+        if dims:
+            checked[name] = {axis % rank: dim for axis, dim in dims.items()} if isinstance(dims, dict) else [axis % rank for axis in dims]
+    return checked if axes else axes
 
 
 def dynamic_sizes(arguments: Any, names: list[str] | None, axes: Any) -> set[int]:

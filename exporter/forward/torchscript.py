@@ -19,7 +19,7 @@ from exporter.files.program import Program
 from exporter.forward.arguments import check_call, check_model
 from exporter.forward.draft import constants_to_initializers, read_draft
 from exporter.forward.finish import finish
-from exporter.forward.inputs import check_asked_names, check_output_names, dynamic_sizes, input_names, without_numbers
+from exporter.forward.inputs import check_asked_names, check_output_names, checked_axes, dynamic_sizes, input_names, without_numbers
 from exporter.forward.opset import check_asked
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
 from exporter.forward.state import ModelState, all_buffers_named
@@ -84,6 +84,7 @@ def _translate_torchscript(
         args, constants = without_numbers(args)
     args, keywords = differentiable_inputs((args, keywords))
     args += tuple(value for value in keywords.values() if holds_tensor(value))
+    options["dynamic_axes"] = checked_axes((args, keywords), options["input_names"], options.get("dynamic_axes"))
     opset = options.get("opset_version")
     with (
         capturing(current, model, False, keywords, constants) as recorder,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -18,6 +18,7 @@ __all__ = [
     "InlineContext",
     "answers_for_parameters",
     "closed_over",
+    "code_given",
     "modules_among",
     "runs_inlined",
     "stands_in_inlined",
@@ -64,13 +65,19 @@ def runs_inlined(function: F) -> F:
     return function
 
 
-def stands_in_inlined(frame: types.FrameType | None) -> bool:
-    """Whether code is of an inlined forward itself, and not of a module that it calls.
+def stands_in_inlined(frame: types.FrameType | None, given: Collection[types.CodeType]) -> bool:
+    """Whether code is of an inlined forward itself, and not of a module or a function that it is given.
 
     Autograd is off in a forward, and what it detaches is its own affair: its backward says what flows. A module that it calls is mostly
     run again by that backward, with gradients on: what is stopped there stays stopped. Unless that module has a backward of its own.
+
+    Args:
+        frame: Where the code stands.
+        given: What `code_given` found among the arguments.
     """
     while frame is not None and frame.f_code not in _RUNNERS:
+        if frame.f_code in given:
+            return False
         if frame.f_code.co_varnames[:1] == ("self",):
             this = frame.f_locals.get("self")
             if isinstance(this, torch.nn.Module) and not _has_a_backward(type(this)):
@@ -83,6 +90,52 @@ def _has_a_backward(cls: type) -> bool:
     """Whether a module answers for its gradient itself, as reversible blocks do with a method backward_pass: it is a part of its Function."""
     own = cls.__mro__[: cls.__mro__.index(torch.nn.Module)]
     return any("backward" in name and callable(value) for base in own for name, value in vars(base).items())
+
+
+class _Running(Protocol):
+    given: frozenset[types.CodeType] | None
+
+
+@contextlib.contextmanager
+def code_given(capture: _Running, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    """While the block runs, ``capture.given`` is the code that the forward of a Function has from its caller: it runs it, and backward again.
+
+    Of a module there is none: its frames say that they are a module's.
+
+    Args:
+        capture: What the forward is inlined into. Where it is given nothing to run, nothing is set.
+        cls: The Function; a class that is made for a call closes over what it runs.
+        args, kwargs: Its arguments.
+    """
+    values = [*args, *kwargs.values(), *(value for _, value in closed_over(cls.forward))]
+    found = [_methods_of(leaf) for value in values for leaf in expand_leaves(value)]
+    outer, codes = capture.given, [codes for codes in found if codes is not None]
+    if codes:
+        capture.given = frozenset[types.CodeType]().union(outer or (), *codes)
+    try:
+        yield
+    finally:
+        capture.given = outer
+
+
+def _methods_of(value: Any, depth: int = 0) -> set[types.CodeType] | None:
+    """The code that a value brings along; None for a value that is nothing to run."""
+    if isinstance(value, (type, torch.Tensor)) or depth > 3:
+        return None
+    if isinstance(value, functools.partial):
+        parts = (value.func, *value.args, *value.keywords.values())
+        return set[types.CodeType]().union(*(_methods_of(part, depth + 1) or () for part in parts))
+    if isinstance(value, torch.nn.Module):
+        return set()
+    if isinstance(code := getattr(getattr(value, "__func__", value), "__code__", None), types.CodeType):
+        return {code}
+    methods = {
+        item.__code__
+        for base in type(value).__mro__
+        for name, item in vars(base).items()
+        if isinstance(item, types.FunctionType) and (name == "__call__" or not name.startswith("_"))
+    }
+    return methods if methods or callable(value) else None
 
 
 def trainable_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:

@@ -112,7 +112,8 @@ class StopGradients(TorchFunctionMode):
             with self:  # what it calls inside may stop gradients too (F.gumbel_softmax)
                 return _rewritten(body, REWRITES.get(func), *args, **kwargs)
         recorder = active_recorder()
-        if recorder is not None and recorder.capture.transparent and args and _stops(func) and stands_in_inlined(sys._getframe(1)):
+        given = None if recorder is None else recorder.capture.given
+        if given is not None and args and _stops(func) and stands_in_inlined(sys._getframe(1), given):
             if func is private.set_grad_enabled:
                 return None
             return args[0] if func in (torch.Tensor.detach_, torch.detach_) else args[0].view_as(args[0])
@@ -445,8 +446,12 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         with _forward_of(model, marked):
             yield
     finally:
-        for parameter, flag in flags:  # those that forward leaves without
-            parameter.requires_grad_(flag)
+        for (
+            parameter,
+            flag,
+        ) in flags:  # those that forward leaves without; of one that is no leaf torch would raise, and hide why forward did
+            if parameter.requires_grad is not flag and parameter.is_leaf:
+                parameter.requires_grad_(flag)
 
 
 @contextlib.contextmanager

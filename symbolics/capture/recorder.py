@@ -12,6 +12,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from types import CodeType
 from typing import Any, NoReturn
 
 import torch
@@ -27,6 +28,7 @@ from symbolics.capture.inlining import (
     InlineContext,
     answers_for_parameters,
     closed_over,
+    code_given,
     modules_among,
     runs_inlined,
     state_of,
@@ -81,7 +83,7 @@ class Capture:
         written: The buffers that forward writes and whose new values are outputs of the translated graph, before the anchored ones.
         evaluated: Whether the model was in eval mode when its forward was captured.
         missed: Buffers that forward writes in a way that the graph does not show.
-        transparent: Whether a forward is running that is inlined for the parameters it uses: its own no_grad() and detach() stop nothing.
+        given: The code that an inlined forward is given to run, None where none is: with it, forward's own no_grad() and detach() stop nothing.
         aliases: Tensors that share memory in eager mode alone, and those whose value in the graph is stale.
         classes: name -> the class that has it.
         model: The model, None where it was captured before.
@@ -104,7 +106,7 @@ class Capture:
     written: list[str] = field(default_factory=list)
     evaluated: bool = False
     missed: set[str] = field(default_factory=set)
-    transparent: bool = False
+    given: frozenset[CodeType] | None = None
     aliases: Aliases = field(default_factory=Aliases)
     classes: dict[str, type] = field(default_factory=dict)
     model: torch.nn.Module | None = None
@@ -203,11 +205,7 @@ class Recorder(Listener):
                 if cls in self.opaque:
                     beside += f". No function of the file can stand for it: {self.opaque[cls]}"
                 self._notice(cls, module, f"its argument {hidden} holds trainable parameters, which an opaque node would hide", beside)
-                outer, self.capture.transparent = self.capture.transparent, True
-                try:
-                    return self.run_inline(cls, args, kwargs)
-                finally:
-                    self.capture.transparent = outer
+                return self.run_inline(cls, args, kwargs)
             return self._node(cls, args, kwargs, module, source)
 
     @contextlib.contextmanager
@@ -476,11 +474,12 @@ class Recorder(Listener):
             return original_apply(cls, args, kwargs)  # its symbolic serves, as without the hook
         bound, _, passed = bind(cls, args, kwargs)
         context = InlineContext(bound.args[:passed])
-        if has_setup_context(cls):
-            result = cls.forward(*bound.args, **bound.kwargs)
-            cls.setup_context(context, bound.args, result)
-        else:
-            result = cls.forward(context, *bound.args[:passed], **bound.kwargs)
+        with code_given(self.capture, cls, args, kwargs):
+            if has_setup_context(cls):
+                result = cls.forward(*bound.args, **bound.kwargs)
+                cls.setup_context(context, bound.args, result)
+            else:
+                result = cls.forward(context, *bound.args[:passed], **bound.kwargs)
         stop = {id(t) for t in context.non_differentiable}
         return fill(result, lambda leaf: torch.ops.pythonop.stop_gradient(leaf) if id(leaf) in stop and leaf.is_floating_point() else leaf)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import instead
+from symbolics.quirks.rewriting import Rewrite, instead
 
 __all__ = ["MULTINOMIAL", "QUIRK"]
 
@@ -13,7 +15,7 @@ QUIRK = Quirk(
     upstream="onnxscript's torchlib",
     seen="0.7.2",
     wrong="multinomial draws with replacement, whatever it is asked for, and its result for one row of weights may have no dimension; TorchScript has none "
-    "without replacement",
+    "without replacement, and neither has randperm",
 )
 
 
@@ -27,4 +29,15 @@ def _multinomial(x: torch.Tensor, num_samples: int, replacement: bool = False, *
     return torch.topk(x / torch.where(waits > 0, waits, torch.full_like(waits, 1e-30)), num_samples).indices
 
 
-MULTINOMIAL = {torch.multinomial: instead(_multinomial), torch.Tensor.multinomial: instead(_multinomial)}
+def _permutation(
+    n: int, *, generator: torch.Generator | None = None, dtype: torch.dtype = torch.int64, device: Any = None, **_: Any
+) -> torch.Tensor:
+    """The order of as many draws."""
+    return torch.rand(n, device=device).argsort().to(dtype)
+
+
+MULTINOMIAL: dict[Any, Rewrite] = {
+    torch.multinomial: instead(_multinomial),
+    torch.Tensor.multinomial: instead(_multinomial),
+    torch.randperm: instead(_permutation),
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections import OrderedDict
 
@@ -153,6 +154,63 @@ def test_a_module_that_has_a_backward_of_its_own_stops_nothing(dynamo):
     check(Net(Reverses, Block(Halves())), dynamo)
 
 
+class Holder:
+    def __init__(self, run):
+        self.run = run
+
+    def __call__(self, x):
+        return self.run(x)
+
+
+class Replays(nn.Module):
+    """Checkpoints as people write them: what is run under no_grad, and again in backward, is a function over parameters."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.first, self.linear, self.kind = nn.Linear(4, 4), nn.Linear(4, 4), kind
+        self.scale = nn.Parameter(torch.full((4,), 1.5))
+
+    def forward(self, x):
+        linear, scale = self.linear, self.scale * 2
+
+        def gated(module, t):
+            h = module(t)
+            return h * h.detach() + t.detach() * scale  # eager's backward stops here, too
+
+        run = {
+            "closure": lambda t: self.linear(t).tanh(),
+            "tensor": lambda t: t * scale,
+            "default": lambda t, inner=linear: inner(t),
+            "stops": lambda t: gated(linear, t),
+            "partial": functools.partial(gated, linear),
+            "object": Holder(lambda t: linear(t).sin()),
+        }.get(self.kind, linear)
+        if self.kind == "class of a call":
+            return _made(run).apply(None, self.first(x))
+        return Recomputes.apply(run, self.first(x))
+
+
+def _made(run):
+    class Made(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, nothing, x):
+            ctx.save_for_backward(x)
+            with torch.no_grad():
+                return run(x)
+
+        @staticmethod
+        def backward(ctx, g):
+            ctx.module = run
+            return Recomputes.backward(ctx, g)
+
+    return Made
+
+
+@pytest.mark.parametrize("kind", ["closure", "tensor", "default", "stops", "partial", "object", "class of a call"])
+def test_what_an_inlined_function_runs_keeps_its_gradients(kind, dynamo):
+    check(Replays(kind), dynamo, inline=["*"])
+
+
 class Adjoint(torch.autograd.Function):
     """As torchdiffeq's odeint_adjoint: the module's parameters are arguments, and backward has gradients of its own for them."""
 
@@ -179,12 +237,12 @@ def test_a_backward_that_answers_for_the_parameters_itself_is_told_of(dynamo):
         exporter.export(Net(Recomputes, Plain()), (torch.randn(3, 4),), dynamo=dynamo)
 
 
-def check(model, dynamo):
+def check(model, dynamo, **options):
     torch.manual_seed(0)
     x = torch.randn(3, 4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PythonopWarning)
-        loaded = exporter.load(exporter.export(model, (x,), dynamo=dynamo))
+        loaded = exporter.load(exporter.export(model, (x,), dynamo=dynamo, **options))
     assert_step_alike(loaded, model, (x,))
 
 
