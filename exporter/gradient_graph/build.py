@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import onnx
@@ -22,7 +22,7 @@ from symbolics.graph.builder import Builder
 from symbolics.graph.collector import without_gc
 from symbolics.graph.scope import Scope
 from symbolics.graph.values import dtype_of, name_of
-from symbolics.graph.walk import prune, remove_unread, unread, walk
+from symbolics.graph.walk import discard, prune, remove_unread, unread, walk
 from symbolics.node.backward import count_readers, is_backward
 from symbolics.node.metadata import GradientPairing, read_state, write_pairing
 from symbolics.node.names import GRADIENTS_KEY
@@ -74,11 +74,17 @@ def build_gradient_graph(
     return differentiate(copy, Boundary(copy, wrt, outputs), overrides or {})
 
 
-def differentiate(model: ir.Model, boundary: Boundary, overrides: Mapping[Any, Any]) -> ir.Model:
-    """Add the gradient graph to a model of `own_copy`, in place; arguments and errors are those of `build_gradient_graph`."""
+def differentiate(model: ir.Model, boundary: Boundary, overrides: Mapping[Any, Any], given: Collection[str] | None = None) -> ir.Model:
+    """Add the gradient graph to a model of `own_copy`, in place; arguments and errors are those of `build_gradient_graph`.
+
+    Args:
+        model, boundary, overrides: Its arguments.
+        given: The names of the boundary's outputs that have a cotangent; default: all. The forward, and what it leaves for a backward, is the
+            same for each such set.
+    """
     build = _Build(model, boundary, overrides)
     with build.explained():
-        return build.run()
+        return build.run(given)
 
 
 class _Build(Engine):
@@ -94,7 +100,7 @@ class _Build(Engine):
         }
         super().__init__(model, rules, Scope(self.boundary.prefix, self.boundary.is_constant))
 
-    def run(self) -> ir.Model:
+    def run(self, given: Collection[str] | None) -> ir.Model:
         graph, boundary = self.model.graph, self.boundary
         state = {entry.initializer for entry in (read_state(self.model.metadata_props) or {}).values()}
         kept = {*unread(graph), *boundary.wrt, *(value for name, value in graph.initializers.items() if name in state)}
@@ -103,6 +109,11 @@ class _Build(Engine):
         boundary.check_reached(self.active(graph, boundary.wrt)[0])
         op = Builder(self.scope)
         found = self.sweep(op, graph, cotangents, boundary.wrt)
+        if given is not None:  # the forward is ready for all of them: this sweep finds what it reads there
+            for node in op.nodes:
+                discard(node)
+            op, cotangents = Builder(self.scope), {v: g for v, g in cotangents.items() if v.name in given}
+            found = self.sweep(op, graph, cotangents, boundary.wrt)
         gradients: dict[ir.Value, str] = {}
         for value in boundary.wrt:
             g = found[value] if value in found else op.zeros(op.Shape(value), dtype_of(value))

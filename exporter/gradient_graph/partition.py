@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from symbolics.errors import FormatError
-from symbolics.graph.values import array_of, made_by, name_of
-from symbolics.graph.walk import reads
+from symbolics.errors import FormatError, RunError
+from symbolics.graph.values import RANDOM, array_of, describe, is_python_op, made_by, name_of, trains
+from symbolics.graph.walk import discard, reads, walk
 from symbolics.node.metadata import GradientPairing, pairing_of, results_of
 from symbolics.node.names import GRADIENTS_KEY
 
-__all__ = ["Partition", "ancestors", "extract", "forward_part", "is_cheap", "reach_of", "split"]
+__all__ = [
+    "Partition",
+    "ancestors",
+    "between",
+    "extract",
+    "forward_part",
+    "is_cheap",
+    "reach_of",
+    "split",
+    "split_again",
+    "take_off_gradients",
+]
 
 # Nodes that only look at their input in another way: the backward computes them again where it has their inputs anyway, so
 # that the transpose of a weight or the expansion of a mask is not kept from the forward to the backward.
@@ -81,7 +92,7 @@ def split(training: ir.Model, state: Iterable[str], extra: Iterable[str] = (), w
         raise FormatError("the model has no gradient graph (no metadata pythonop.gradients): make one with exporter.build_gradient_graph")
     nodes = list(training.graph)
     values = ir.convenience.create_value_mapping(training.graph, include_subgraphs=False)
-    wanted = {k: v for k, v in pairing.outputs.items() if k not in pairing.unreached and (wrt is None or k in set(wrt))}
+    wanted = _wanted(pairing, wrt)
     gradients = [values[name] for name in wanted.values()]
     inputs, outputs = _forward_names(training, pairing)
     inputs += _in_order(training, state)
@@ -108,6 +119,58 @@ def split(training: ir.Model, state: Iterable[str], extra: Iterable[str] = (), w
     )
 
 
+def split_again(
+    whole: Partition, training: ir.Model, state: Iterable[str], left: Iterable[str], wrt: Iterable[str] | None = None
+) -> Partition:
+    """A backward of fewer cotangents behind the forward of a partition, from what that leaves.
+
+    Args:
+        whole: Of the training graph of all cotangents.
+        training: That of some: what `differentiate` made of the same model with ``given``. It is not changed.
+        state, wrt: As `split` had them.
+        left: What the forward gives out that a backward may read.
+
+    Raises:
+        RunError: A gradient reads what the forward does not leave, and what must not run again.
+    """
+    pairing = pairing_of(training) or GradientPairing()
+    wanted = _wanted(pairing, wrt)
+    inputs = [*_forward_names(training, pairing)[0], *_in_order(training, state)]
+    gradients, output_of = set(pairing.outputs.values()), {cotangent: output for output, cotangent in pairing.inputs.items()}
+    before = ancestors(list(training.graph), [value for value in training.graph.outputs if value.name not in gradients])
+    nodes, given = between(training, {*inputs, *left, *output_of}, wanted.values(), before)
+    made = {name_of(value): value for node in nodes for value in node.outputs}
+    return replace(
+        whole,
+        backward=extract(training, given, list(wanted.values())) if wanted else None,
+        residuals=tuple(name for name in left if name in given),
+        reads=tuple(name for name in inputs if name in given),
+        cotangents={output: name for output, name in pairing.inputs.items() if name in given},
+        gradients=wanted,
+        reach=reach_of(nodes, {name: made[gradient] for name, gradient in wanted.items()}, output_of),
+    )
+
+
+def take_off_gradients(training: ir.Model) -> None:
+    """Leave of a training graph the forward, with the outputs that its nodes got for a backward."""
+    pairing = pairing_of(training) or GradientPairing()
+    graph, gradients, cotangents = training.graph, set(pairing.outputs.values()), set(pairing.inputs.values())
+    graph.outputs[:] = [value for value in graph.outputs if value.name not in gradients]
+    graph.inputs[:] = [value for value in graph.inputs if value.name not in cotangents]
+    needed = ancestors(list(graph), graph.outputs)
+    gone = [node for node in graph if node not in needed]
+    for node in gone:
+        discard(node)
+    graph.remove(gone)
+    del training.metadata_props[GRADIENTS_KEY]
+
+
+def _wanted(pairing: GradientPairing, wrt: Iterable[str] | None) -> dict[str, str]:
+    """name -> the output that is its gradient, of those that something reaches."""
+    asked = None if wrt is None else set(wrt)
+    return {name: gradient for name, gradient in pairing.reached.items() if asked is None or name in asked}
+
+
 def _forward_names(model: ir.Model, pairing: GradientPairing) -> tuple[list[str], list[str]]:
     """Inputs and outputs of the forward. An input that has a value in the file (ONNX before IR 4 listed all weights) is none."""
     cotangents, gradients = set(pairing.inputs.values()), set(pairing.outputs.values())
@@ -129,6 +192,41 @@ def ancestors(nodes: Sequence[ir.Node], ends: Iterable[ir.Value]) -> set[ir.Node
             found.add(node)
             needed.update(reads(node))
     return found
+
+
+def between(
+    model: ir.Model, known: Collection[str], ends: Iterable[str], before: Collection[ir.Node] | None = None
+) -> tuple[list[ir.Node], list[str]]:
+    """The nodes that compute values from known ones, and the names of these.
+
+    Args:
+        model, known, ends: The graph, what is known, and what is computed, by name.
+        before: The nodes that have run; default: all.
+
+    Raises:
+        RunError: One of them must not run a second time.
+    """
+    needed, nodes = dict.fromkeys(ends), []
+    for node in reversed(list(model.graph)):
+        if any(value.name in needed and value.name not in known for value in node.outputs):
+            if (before is None or node in before) and (impure := _impure(node)) is not None:
+                raise RunError(
+                    f"a gradient reads what {describe(impure)} made, which the forward has not left and which must not run a second time.\n"
+                    "  way out: differentiate the file (build_gradient_graph twice) and run that, or the model it was exported from"
+                )
+            nodes.append(node)
+            needed.update((name_of(value), None) for value in reads(node))
+    nodes.reverse()
+    again = {value.name for node in nodes for value in node.outputs}  # of a node that runs anyway all outputs are its own
+    return nodes, [name for name in needed if name in known and name not in again]
+
+
+def _impure(node: ir.Node) -> ir.Node | None:
+    """The node, or one in a body of it, that calls a Function's forward or draws random numbers."""
+    for inner in walk([node]):
+        if is_python_op(inner) or (inner.domain == "" and (trains(inner) if inner.op_type == "Dropout" else inner.op_type in RANDOM)):
+            return inner
+    return None
 
 
 def is_cheap(node: ir.Node) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from exporter.module.orders import Orders
+from exporter.module.orders import Order, Orders
 from exporter.module.residuals import Residuals
 from exporter.runtime.tensors import tensor
 from symbolics import torch_private as private
@@ -57,7 +57,7 @@ class _Call:
     """What a `Gradient` takes beside tensors; torch.func hands it on as it is.
 
     Attributes:
-        orders, order: Which session runs.
+        orders, order: The gradients of the file, and which session of them runs.
         source: What the runs of the order below have left.
         kept: What the runs of this call leave.
         keyed: Whether a number says which of them.
@@ -65,7 +65,7 @@ class _Call:
     """
 
     orders: Orders
-    order: int
+    order: Order
     source: Sequence[Residuals]
     keyed: bool
     read: Versions
@@ -78,7 +78,7 @@ class Gradient(torch.autograd.Function):
     @staticmethod
     def forward(call: _Call, key: torch.Tensor | None, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The gradients, then the number of what the run has left where one is wanted."""
-        order, plans = call.orders[call.order], call.orders.plans
+        order, plans = call.order, call.orders.plans
         source = call.source[0 if key is None else int(key)]
         if source.values is None:
             raise RuntimeError(_USED_UP)
@@ -97,7 +97,7 @@ class Gradient(torch.autograd.Function):
         call, _, *tensors = inputs
         ctx.call = call
         ctx.key = output[-1] if call.keyed else None
-        ctx.versions = Versions(dict(zip(call.orders[call.order].operands, tensors, strict=True)))
+        ctx.versions = Versions(dict(zip(call.order.operands, tensors, strict=True)))
         if call.keyed:
             ctx.mark_non_differentiable(output[-1])
         ctx.set_materialize_grads(False)
@@ -110,12 +110,11 @@ class Gradient(torch.autograd.Function):
         call = ctx.call
         if ctx.freed:
             raise RuntimeError(_USED_UP)
-        order = call.orders[call.order]
+        order = call.order
         given = {name: g for name, g in zip(order.results, cotangents, strict=False) if g is not None}
         if not given:
             return (None, None, *(None for _ in order.operands))
-        likes = dict(zip(order.results, ctx.likes, strict=False))
-        found = differentiate(call.orders, call.order + 1, call.kept, ctx.key, ctx.versions, call.read, given, likes)
+        found = differentiate(call.orders, order, call.kept, ctx.key, ctx.versions, call.read, given)
         ctx.freed = not (private.keeps_graph() or torch.is_grad_enabled())
         if ctx.freed:
             ctx.versions = None
@@ -135,7 +134,7 @@ class Gradient(torch.autograd.Function):
             UnsupportedOperatorError, RunError: From `Orders`.
         """
         call = ctx.call
-        order = call.orders[call.order]
+        order = call.order
         directions = {name: t for name, t in zip(order.operands, tangents, strict=True) if t is not None}
         call.orders.check_differentiable(order, directions)
         likes = dict(zip(order.results, ctx.likes, strict=False))
@@ -144,7 +143,7 @@ class Gradient(torch.autograd.Function):
 
         def transposed(*cotangents: torch.Tensor) -> dict[str, torch.Tensor]:
             given = dict(zip(order.results, cotangents, strict=True))
-            found = differentiate(call.orders, call.order + 1, call.kept, ctx.key, operands, call.read, given, likes)
+            found = differentiate(call.orders, order, call.kept, ctx.key, operands, call.read, given)
             return {name: found[name] for name in directions if name in found}
 
         device = call.orders.plans.device
@@ -156,24 +155,22 @@ class Gradient(torch.autograd.Function):
 
 def differentiate(
     orders: Orders,
-    number: int,
+    below: Order | None,
     source: Sequence[Residuals],
     key: torch.Tensor | None,
     operands: Versions,
     read: Versions,
     cotangents: Mapping[str, torch.Tensor],
-    likes: Mapping[str, tuple[Any, torch.dtype]],
 ) -> dict[str, torch.Tensor]:
     """The gradients of some order, in a way that they can be differentiated where grad mode is on.
 
     Args:
-        orders, number: Which.
+        orders, below: Of which order's gradients; None: of the plan's outputs.
         source: What the runs of the order below have left.
         key: Which of them: a number, None for the first.
         operands: The tensors of the order below by name.
         read: Tensors that must not have changed, either.
-        cotangents: Of the outputs of the order below; those that are missing are zeros.
-        likes: Shapes and types of all these outputs.
+        cotangents: Of the outputs of the order below; those that are missing are absent.
 
     Returns:
         operand -> gradient; those that the given cotangents do not reach are missing.
@@ -182,20 +179,15 @@ def differentiate(
         RuntimeError: A tensor has been changed in place, or what was left is used up.
         UnsupportedOperatorError, RunError: From `Orders`.
     """
-    order = orders[number]
+    order = orders.above(below, frozenset(cotangents))
     operands.check([name for name in order.runner.inputs if name in operands.tensors])
     read.check(list(read.tensors))
-    device = orders.plans.device
-    incoming = []
-    for output in order.cotangents:
-        shape, dtype = likes[output]
-        g = cotangents.get(output)
-        incoming.append(torch.zeros(shape, dtype=dtype, device=device) if g is None else g)
     for residuals in source:
         residuals.shared = True
-    call = _Call(orders, number, source, key is not None or private.transforms_active(), read)
+    call = _Call(orders, order, source, key is not None or private.transforms_active(), read)
     tensors = [operands.tensors[name] for name in order.operands if name in operands.tensors]
-    results = dict(zip(order.results, Gradient.apply(call, key, *tensors, *incoming), strict=False))  # type: ignore[no-untyped-call]
+    tensors += [cotangents[output] for output in order.cotangents]
+    results = dict(zip(order.results, Gradient.apply(call, key, *tensors), strict=False))  # type: ignore[no-untyped-call]
     found = {name: results[output] for name, output in order.gradients.items() if order.reach.get(name, frozenset()) & cotangents.keys()}
     for name, g in found.items():
         if name in operands.tensors and g.shape != operands.tensors[name].shape:

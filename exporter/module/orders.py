@@ -1,6 +1,7 @@
-"""The sessions of a loaded file's gradients: those of order 1, differentiable, and of the orders above.
+"""The sessions of a loaded file's gradients: the plain ones, those of order 1, differentiable, and of the orders above.
 
-Order 1 is the backward of a `Plan`. Order k + 1 is the gradient graph of the gradient graph of order k, cut where that ran:
+Each is made for the outputs that have a cotangent: what autograd does not give is absent, and no node runs for it. Order 1 are the plain
+gradients of a `Plan`. Order k + 1 is the gradient graph of the gradient graph of order k, cut where that ran:
 what earlier runs have left is an input. Of them, pure nodes may run again. PythonOps, their gradients and random draws never do: their
 outputs are among what is left, so every order sees what the one forward has drawn and saved.
 """
@@ -8,19 +9,22 @@ outputs are among what is left, so every order sees what the one forward has dra
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from exporter.files.proto import reading
 from exporter.gradient_graph.build import build_gradient_graph
-from exporter.gradient_graph.partition import extract, reach_of
+from exporter.gradient_graph.model import remove_marks
+from exporter.gradient_graph.partition import between, extract, reach_of, split_again
+from exporter.gradient_graph.silent import silent_ways
+from exporter.module.backward import Backward
 from exporter.module.plans import Plan, Plans
 from exporter.runtime.link import LINKED
 from exporter.runtime.tensors import Runner
 from symbolics.errors import RunError
-from symbolics.graph.values import RANDOM, describe, is_python_op, name_of, trains
-from symbolics.graph.walk import reads, walk
+from symbolics.graph.values import name_of
+from symbolics.graph.walk import walk
 from symbolics.node.attributes import values_of
 from symbolics.node.backward import is_backward, to_backward
 from symbolics.node.metadata import pairing_of
@@ -32,7 +36,7 @@ __all__ = ["Order", "Orders"]
 
 @dataclass
 class Order:
-    """One order of gradients of a plan.
+    """One order of gradients of a plan, of some cotangents of the order below.
 
     Attributes:
         model: The graph whose last gradients these are, every PythonOpGrad in it a PythonOpBackward.
@@ -45,6 +49,7 @@ class Order:
         known: Values that the forward, this order and those between leave.
         types: Element types of values that sessions have given out.
         runner: The session.
+        above: outputs of it that have a cotangent -> the order of their gradients.
     """
 
     model: ir.Model
@@ -57,6 +62,7 @@ class Order:
     known: frozenset[str]
     types: dict[str, int | None]
     runner: Runner
+    above: dict[frozenset[str], Order] = field(default_factory=dict)
 
     @property
     def results(self) -> list[str]:
@@ -65,7 +71,7 @@ class Order:
 
 
 class Orders:
-    """The orders of one plan, made when they are first needed.
+    """The gradients of one plan, made when they are first needed.
 
     Args:
         plans, plan: The sessions of the file.
@@ -76,19 +82,60 @@ class Orders:
         self.plans = plans
         self.plan = plan
         self._asked = training, wrt
-        self._made: list[Order] = []
+        self._plain: dict[frozenset[str], Backward | None] = {}
+        self.first: dict[frozenset[str], Order] = {}
+        if pairing_of(plans.model) is not None:  # whatever is wrong with a backward that a file brings is told before its forward runs
+            self.plain([name for name, _ in plan.cotangents])
 
-    def __getitem__(self, order: int) -> Order:
-        """The sessions of an order, from 1 on.
+    def plain(self, given: Collection[str]) -> Backward | None:
+        """The session of the gradients that nobody differentiates, None where there are none.
+
+        Args:
+            given: The outputs that have a cotangent, in their order.
+
+        Raises:
+            RunError: They need what the forward has not left.
+        """
+        key = frozenset(given)
+        with self.plans.lock:
+            if key not in self._plain:
+                partition = self.plan.partition
+                assert partition is not None
+                if (some := self._some(key)) is not None:
+                    model = self.plans.training_model(*self._asked, self.plans.overrides, some).model
+                    with reading(self.plans.model):
+                        remove_marks(model)
+                        partition = split_again(
+                            partition, model, self.plans.state, [name for name, _ in self.plan.residuals], self._asked[1]
+                        )
+                self._plain[key] = None if partition.backward is None else self.plans.backward(self.plan, partition, given)
+            return self._plain[key]
+
+    def above(self, below: Order | None, given: frozenset[str]) -> Order:
+        """The session of the gradients of an order, or of the plan, which can be differentiated.
+
+        Args:
+            below: The order, None for the plan.
+            given: The outputs of it that have a cotangent.
 
         Raises:
             UnsupportedOperatorError: An operator on the way has no gradient.
             RunError: They need what the forward has not left.
         """
+        known = self.first if below is None else below.above
         with self.plans.lock:
-            while len(self._made) < order:
-                self._made.append(self._next(self._made[-1]) if self._made else self._first())
-            return self._made[order - 1]
+            if given not in known:
+                known[given] = self._first(given) if below is None else self._next(below, given)
+            return known[given]
+
+    def _some(self, given: frozenset[str]) -> frozenset[str] | None:
+        """None where all outputs that have a gradient are given."""
+        return given if len(given) < len(self.plan.cotangents) else None
+
+    @property
+    def _known(self) -> frozenset[str]:
+        """What the forward leaves."""
+        return frozenset(name for name, _ in self.plan.residuals)
 
     def check_differentiable(self, order: Order, names: Iterable[str]) -> None:
         """Raises RunError where one of these operands could change the gradients of an order, and the next does not know it."""
@@ -99,22 +146,24 @@ class Orders:
                     "have no tangent by it.\n  way out: torch.func.jvp of torch.func.grad, around the call of the module"
                 )
 
-    def _first(self) -> Order:
-        partition = self.plan.partition
-        assert partition is not None
-        model = self.plans.training_model(*self._asked).model
+    def _first(self, given: frozenset[str]) -> Order:
+        wrt = self._asked[1]
+        model = self.plans.training_model(*self._asked, given=self._some(given)).model
         for node in walk(model.graph):
             node.attributes.pop(LINKED, None)
-        operands = (*self.plan.forward.inputs, *partition.cotangents.values())
-        sources = (*partition.gradients, *self.plan.silent, *partition.cotangents.values())
-        known, types = frozenset(partition.residuals), dict(self.plan.forward.types)
-        return self._order(model, operands, sources, partition.gradients, partition.cotangents, known, types)
-
-    def _next(self, below: Order) -> Order:
-        model = build_gradient_graph(below.model, wrt=below.sources, outputs=below.results)
         pairing = pairing_of(model)
         assert pairing is not None
-        gradients = {name: output for name, output in pairing.outputs.items() if name not in pairing.unreached}
+        gradients = {name: output for name, output in pairing.reached.items() if name in wrt}
+        cotangents = {output: name for output, name in pairing.inputs.items() if output in given}
+        operands = (*self.plan.forward.inputs, *cotangents.values())
+        sources = (*gradients, *silent_ways(model, wrt), *cotangents.values())
+        return self._order(model, operands, sources, gradients, cotangents, self._known, dict(self.plan.forward.types))
+
+    def _next(self, below: Order, given: frozenset[str]) -> Order:
+        model = build_gradient_graph(below.model, wrt=below.sources, outputs=[name for name in below.results if name in given])
+        pairing = pairing_of(model)
+        assert pairing is not None
+        gradients = pairing.reached
         more = pairing.inputs.values()
         return self._order(model, (*below.operands, *more), (*below.sources, *more), gradients, pairing.inputs, below.known, below.types)
 
@@ -131,7 +180,7 @@ class Orders:
         with reading(self.plans.model):
             _leave_contexts(model)
             part = _without_order(model)
-            nodes, given = _between(part, {*operands, *known}, gradients.values())
+            nodes, given = between(part, {*operands, *known}, gradients.values())
             made = [value for node in nodes if is_backward(node) for value in node.outputs if value.name]
             left = tuple(dict.fromkeys(map(name_of, made)))
             values = {name_of(v): v for node in nodes for v in node.outputs}
@@ -188,32 +237,3 @@ def _without_order(model: ir.Model) -> ir.Model:
                 node.replace_input_with(place, None)
             node.resize_inputs(min(count, len(node.inputs)))
     return copy
-
-
-def _between(model: ir.Model, known: Collection[str], ends: Iterable[str]) -> tuple[list[ir.Node], list[str]]:
-    """The nodes that compute values from known ones, and the names of these.
-
-    Raises:
-        RunError: One of them must not run a second time.
-    """
-    needed, nodes = dict.fromkeys(ends), []
-    for node in reversed(list(model.graph)):
-        if any(value.name in needed and value.name not in known for value in node.outputs):
-            if (impure := _impure(node)) is not None:
-                raise RunError(
-                    f"a gradient of a gradient reads what {describe(impure)} made, which the forward has not left and which must not run a second time.\n"
-                    "  way out: differentiate the file (build_gradient_graph twice) and run that, or the model it was exported from"
-                )
-            nodes.append(node)
-            needed.update((name_of(value), None) for value in reads(node))
-    nodes.reverse()
-    again = {value.name for node in nodes for value in node.outputs}  # of a node that runs anyway all outputs are its own
-    return nodes, [name for name in needed if name in known and name not in again]
-
-
-def _impure(node: ir.Node) -> ir.Node | None:
-    """The node, or one in a body of it, that calls a Function's forward or draws random numbers."""
-    for inner in walk([node]):
-        if is_python_op(inner) or (inner.domain == "" and (trains(inner) if inner.op_type == "Dropout" else inner.op_type in RANDOM)):
-            return inner
-    return None

@@ -12,11 +12,13 @@ import onnx_ir as ir
 import torch
 
 from exporter.files.proto import reading
-from exporter.gradient_graph.build import build_gradient_graph
-from exporter.gradient_graph.model import remove_marks
-from exporter.gradient_graph.partition import Partition, forward_part, split
+from exporter.gradient_graph.boundary import Boundary
+from exporter.gradient_graph.build import differentiate
+from exporter.gradient_graph.model import own_copy, remove_marks
+from exporter.gradient_graph.partition import Partition, forward_part, split, take_off_gradients
 from exporter.gradient_graph.recompute import Recompute, recompute
 from exporter.gradient_graph.silent import silent_ways
+from exporter.module.backward import Backward
 from exporter.module.torch_kernels import FUNCTIONS, OVERRIDES, are_worth_it, pass_beside
 from exporter.runtime.accelerate import Part, Request, accelerator
 from exporter.runtime.arena import use_training_arena
@@ -26,7 +28,7 @@ from exporter.runtime.link import link
 from exporter.runtime.outputs import hand_out_as_made
 from exporter.runtime.session import FATAL, open_options, open_session
 from exporter.runtime.store import ContextStore
-from exporter.runtime.tensors import LARGE, Runner, TensorPool
+from exporter.runtime.tensors import Runner, TensorPool
 from exporter.train_mode.batch_norm import Statistics, batch_statistics, counter_of
 from exporter.train_mode.dropout import inference_mode, seed_dropout
 from symbolics import quirks
@@ -34,7 +36,6 @@ from symbolics.errors import PythonopError, RunError
 from symbolics.graph.collector import without_gc
 from symbolics.graph.values import describe, trains
 from symbolics.graph.walk import walk
-from symbolics.node.dtypes import DTYPES
 from symbolics.node.metadata import changes_of, pairing_of
 from symbolics.node.names import ORT_DOMAIN, qualified_name
 from symbolics.node.patterns import Patterns
@@ -78,28 +79,26 @@ class Plan:
     Attributes:
         names: What a run takes: the model's inputs, its state, and `seed`.
         forward: Gives out the model's outputs, residuals, and what buffers become.
-        backward: None where nothing is differentiated.
-        partition: How the two belong together; None without gradients.
+        partition: How the forward and the backward of all cotangents belong together; None without gradients.
         statistics: Of train-mode BatchNormalizations.
         buffers: initializer of a buffer that a run changes -> the output that holds its next value.
         seed: The name of the input for Dropout's seed, None where nothing drops.
         outputs: The names of the model's outputs.
         silent: As `silent_ways` gives them: who has no gradient, though autograd knows a way from it to these outputs.
-        beside: The gradients that pass `beside` the backward's session, by the names that were its outputs.
+        sizes: The shapes of the first call's inputs.
         orders: The `exporter.module.orders.Orders` of its gradients, once it ran with gradients.
         refused: Why there are no gradients, though they are wanted: what a backward raises.
     """
 
     names: tuple[str, ...]
     forward: Runner
-    backward: Runner | None
     partition: Partition | None
     statistics: Sequence[Statistics]
     buffers: dict[str, str]
     seed: str | None
     outputs: tuple[str, ...]
     silent: dict[str, frozenset[str]] = field(default_factory=dict)
-    beside: frozenset[str] = frozenset()
+    sizes: Mapping[str, torch.Size] = field(default_factory=dict)
     orders: Any = None
     refused: PythonopError | None = None
 
@@ -115,9 +114,11 @@ class Plan:
 
     @functools.cached_property
     def residuals(self) -> list[tuple[str, int]]:
-        """Each residual and its place among the outputs of the forward's session."""
-        kept = self.partition.residuals if self.backward is not None and self.partition is not None else ()
-        return [(name, self.forward.places[name]) for name in kept]
+        """What a backward may read of the outputs of the forward's session, and their places: the residuals, and what buffers are computed from."""
+        if self.partition is None or self.partition.backward is None:
+            return []
+        updates = self.updates[0] if self.updates is not None else ()
+        return [(name, self.forward.places[name]) for name in dict.fromkeys((*self.partition.residuals, *updates))]
 
     @functools.cached_property
     def updates(self) -> tuple[list[str], list[int]] | None:
@@ -164,62 +165,12 @@ class Plan:
 
     @functools.cached_property
     def wanted(self) -> list[Wanted]:
-        """The gradients: those of `gradients`, then those of `passed`."""
-        partition, backward = self.partition, self.backward
-        if partition is None or backward is None:
+        """The gradients."""
+        partition = self.partition
+        if partition is None or partition.backward is None:
             return []
-        names = sorted(partition.gradients, key=lambda name: partition.gradients[name] in self.beside)
+        names = list(partition.gradients)
         return [Wanted(name, place, partition.reach[name]) for name, place in zip(names, self.places(names), strict=True)]
-
-    @functools.cached_property
-    def gradients(self) -> list[int]:
-        """Of each of `wanted` that does not pass beside the backward's session, its place among the outputs of that."""
-        partition, backward = self.partition, self.backward
-        if partition is None or backward is None:
-            return []
-        return [backward.places[output] for output in partition.gradients.values() if output not in self.beside]
-
-    @functools.cached_property
-    def passed(self) -> list[str]:
-        """Of each of `wanted` that passes beside the backward's session, its name there."""
-        return [] if self.partition is None else [output for output in self.partition.gradients.values() if output in self.beside]
-
-    def room(self, shapes: list[torch.Size], pool: TensorPool) -> list[torch.Tensor]:
-        """Tensors for the outputs of the backward's session, where one of them is large; else none.
-
-        Small ones come faster from onnxruntime's arena, which asks the system for each page of a large one.
-
-        Args:
-            shapes: Of each of `gradients`, as the tensors have them.
-            pool: Where from.
-        """
-        known, outputs = self._room
-        return [pool.empty(*output) for output in outputs] if shapes == known else []
-
-    @functools.cached_property
-    def _room(self) -> tuple[list[torch.Size] | None, list[tuple[torch.Size, torch.dtype]]]:
-        """The shapes of `gradients`, and shape and element type of each output of the backward's session; (None, []) where that makes its outputs itself.
-
-        It does where the file does not say all shapes: what it made of another shape would be onnxruntime's error, not ours.
-        """
-        backward = self.backward
-        if backward is None or not backward.takes_room or sorted(self.gradients) != list(range(len(backward.names))):
-            return None, []
-        if not all(isinstance(size, int) for shape in backward.shapes.values() for size in shape):
-            return None, []
-        outputs = [(torch.Size(shape), DTYPES[backward.types[name] or 0]) for name, shape in backward.shapes.items()]
-        if not any(shape.numel() * kind.itemsize >= LARGE for shape, kind in outputs):
-            return None, []
-        return [outputs[place][0] for place in self.gradients], outputs
-
-    @functools.cached_property
-    def backward_feeds(self) -> list[int]:
-        """Of each input of the backward's session, its place among the residuals, the names that it reads and the cotangents, in a row."""
-        partition, backward = self.partition, self.backward
-        assert partition is not None and backward is not None
-        row = (*partition.residuals, *partition.reads, *(partition.cotangents[name] for name, _ in self.cotangents))
-        known = {name: place for place, name in enumerate(row)}
-        return [known[name] for name in backward.inputs]
 
     def places(self, names: Iterable[str]) -> list[int]:
         """Where these stand among `names`."""
@@ -273,6 +224,7 @@ class Plans:
         self.accelerator = accelerator(self.providers, accelerate) if self.device.type == "cpu" else None
         self.store = ContextStore()
         self.lock = threading.RLock()
+        self._kernels = self.accelerator is not None and available() is None  # torch's run as PythonOps do
         self.pool = TensorPool()
         self._plans: dict[tuple[bool, frozenset[str]], Plan] = {}
 
@@ -307,10 +259,22 @@ class Plans:
         """How many nodes the largest gradient graph has."""
         return max((plan.partition.size for plan in self._plans.values() if plan.partition is not None), default=0)
 
-    def training_model(self, training: bool, wrt: frozenset[str], overrides: Any = None) -> _Training:
+    @functools.cached_property
+    def overrides(self) -> Mapping[str, Any] | None:
+        """The rules of torch's own kernels, where plain gradients may have them."""
+        if self.accelerator is None or not self._kernels or pairing_of(self.model) is not None:
+            return None
+        return OVERRIDES if are_worth_it(self.model, self.accelerator.claims) else None
+
+    def training_model(
+        self, training: bool, wrt: frozenset[str], overrides: Mapping[str, Any] | None = None, given: frozenset[str] | None = None
+    ) -> _Training:
         """The file as it runs in a mode, with the gradients of these names, made anew: it is the same each time.
 
-        ``overrides`` are those of `build_gradient_graph`.
+        Args:
+            training, wrt: Mode and names.
+            overrides: As `build_gradient_graph` has them.
+            given: The outputs that have a cotangent; None: all. The forward is the same for each such set.
         """
         with reading(self.model):
             model, seed, statistics = self.prepared(training)
@@ -320,9 +284,14 @@ class Plans:
                 f"the training file has the gradients of training mode, in which {describe(node)} does what it does not in eval().\n"
                 "  way out: load the forward file that it was made from, or train() for the gradients that it has"
             )
-        if wrt and pairing is None:
+        if given is not None and pairing is not None:
+            with reading(self.model):
+                take_off_gradients(model)
+        if wrt and (pairing is None or given is not None):
             order = [name for name in dict.fromkeys((*(v.name for v in model.graph.inputs), *model.graph.initializers)) if name in wrt]
-            model = build_gradient_graph(model, wrt=order, overrides=overrides)
+            with reading(self.model):
+                model = own_copy(model)
+            model = differentiate(model, Boundary(model, order, None), overrides or {}, given)
         elif pairing is not None and not wrt <= set(pairing.outputs):
             raise RunError(
                 f"the training file has no gradient of {sorted(wrt - set(pairing.outputs))}: it has those of {sorted(pairing.outputs)[:20]}. "
@@ -335,9 +304,8 @@ class Plans:
 
     @without_gc()
     def _make(self, training: bool, wrt: frozenset[str], example: Mapping[str, torch.Tensor]) -> Plan:
-        kernels = self.accelerator is not None and available() is None  # torch's run as PythonOps do
-        own = kernels and are_worth_it(self.model, self.accelerator.claims)  # type: ignore[union-attr]
-        model, statistics, seed = self.training_model(training, wrt, OVERRIDES if own else None)
+        model, statistics, seed = self.training_model(training, wrt, self.overrides)
+        sizes = {name: value.shape for name, value in example.items()}
         changes = changes_of(model)
         names = (*self.inputs, *self.state, *([] if seed is None else [seed]))
         buffers = changes.carried if training or changes.always else {}
@@ -345,38 +313,51 @@ class Plans:
         if not wrt:
             with reading(self.model):
                 part = forward_part(model, self.state, extra)
-            self._optimize(part, "inference", example)
+            self._optimize(part, "inference", sizes)
             forward = self.session(part)
             outputs = tuple(name for name in forward.names if name not in extra)
-            return Plan(names, forward, None, None, statistics, buffers, seed, outputs)
+            return Plan(names, forward, None, statistics, buffers, seed, outputs)
         with reading(self.model):
             silent = silent_ways(model, wrt)
             remove_marks(model)
             if self.recompute is not None:
-                recompute(model, self.recompute, {name: tuple(value.shape) for name, value in example.items()}, extra, late=False)
+                recompute(model, self.recompute, {name: tuple(shape) for name, shape in sizes.items()}, extra, late=False)
             partition = split(model, self.state, extra, wrt)
-        self._optimize(partition.forward, "forward", example)
+        self._optimize(partition.forward, "forward", sizes)
         forward = self.session(partition.forward, after_torch=True)
-        backward, beside = None, frozenset[str]()
-        if partition.backward is not None:
-            for value in partition.backward.graph.inputs:
-                kind = forward.types.get(value.name)  # what ONNX's inference did not find out, onnxruntime's did
-                if value.type is None and kind is not None:
-                    value.type = ir.TensorType(ir.DataType(kind))
-            facts = self._optimize(partition.backward, "backward", example)
-            made_here = pairing_of(self.model) is None
-            if kernels:
-                beside = pass_beside(partition.backward) if made_here else beside
-            shapes = hand_out_as_made(partition.backward, facts) if self.accelerator is not None else None
-            backward = self.session(partition.backward, FUNCTIONS if made_here else (), after_torch=True, shapes=shapes)
-        return Plan(names, forward, backward, partition, statistics, buffers, seed, partition.outputs, silent, beside)
+        return Plan(names, forward, partition, statistics, buffers, seed, partition.outputs, silent, sizes)
 
-    def _optimize(self, model: ir.Model, part: Part, example: Mapping[str, torch.Tensor]) -> dict[ir.Value, ShapeAndType]:
+    @without_gc()
+    def backward(self, plan: Plan, partition: Partition, given: Iterable[str]) -> Backward:
+        """The session of a partition's backward.
+
+        Args:
+            plan: Whose forward runs before it.
+            partition: The plan's own, or one of fewer cotangents.
+            given: The outputs that have a cotangent.
+        """
+        model, whole = partition.backward, plan.partition
+        assert model is not None and whole is not None
+        for value in model.graph.inputs:
+            kind = plan.forward.types.get(value.name)  # what ONNX's inference did not find out, onnxruntime's did
+            if value.type is None and kind is not None:
+                value.type = ir.TensorType(ir.DataType(kind))
+        facts = self._optimize(model, "backward", plan.sizes)
+        made_here = pairing_of(self.model) is None
+        beside = pass_beside(model) if self._kernels and made_here else frozenset[str]()
+        shapes = hand_out_as_made(model, facts) if self.accelerator is not None else None
+        runner = self.session(model, FUNCTIONS if made_here else (), after_torch=True, shapes=shapes)
+        row = (*(name for name, _ in plan.residuals), *whole.reads, *(partition.cotangents.get(name, "") for name in given))
+        others = [name for name in partition.reads if name not in whole.reads]
+        places = {wanted.name: place for place, wanted in enumerate(plan.wanted)}
+        return Backward(runner, partition, row, others, places, beside)
+
+    def _optimize(self, model: ir.Model, part: Part, shapes: Mapping[str, torch.Size]) -> dict[ir.Value, ShapeAndType]:
         """What the accelerator makes of a part, in place; what it found out of its values."""
         facts: dict[ir.Value, ShapeAndType] = {}
         if self.accelerator is not None:
-            inputs = [(value.shape or (), example[value.name]) for value in self.model.graph.inputs if value.name and value.name in example]
-            sizes = {str(dim): size for shape, given in inputs for dim, size in zip(shape, given.shape, strict=False)}
+            inputs = [(value.shape or (), shapes[value.name]) for value in self.model.graph.inputs if value.name and value.name in shapes]
+            sizes = {str(dim): size for shape, given in inputs for dim, size in zip(shape, given, strict=False)}
             self.accelerator.optimize(model, Request(part, sizes), facts)
         return facts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ class Run:
         plan = self.plan
         runner = plan.forward
         found, handles = runner.run_owning([values[place] for place in plan.feeds])
-        if plan.backward is not None or handles:
+        if plan.wanted or handles:
             self.kept.append(Residuals({name: found[place] for name, place in plan.residuals}, handles, self.plans.store))
         if plan.updates:
             names, places = plan.updates
@@ -71,7 +71,6 @@ def _keep(ctx: Any, run: Run, values: tuple[torch.Tensor, ...], results: tuple[t
     # Only a gradient of a gradient reads the others. Not saved: whoever changes them in place before a plain backward may.
     ctx.others = Versions({name: values[place] for name, place in plan.unread})
     ctx.key, ctx.freed = key, False
-    ctx.likes = [(result.shape, result.dtype) for result in results]
     ctx.shapes = [values[wanted.place].shape for wanted in plan.wanted]
     if plan.flat:
         ctx.mark_non_differentiable(*(results[place] for place in plan.flat))
@@ -112,7 +111,8 @@ def _backward(ctx: Any, cotangents: tuple[torch.Tensor | None, ...]) -> list[tor
     if torch.is_grad_enabled() or private.transforms_active() or (forward_mode and any(map(private.may_move, given.values()))):
         found = _differentiable(ctx, watched, given)
         return [found.get(name) if needed[place + 1] else None for place, name in enumerate(plan.names)]
-    for wanted, shape, g in zip(plan.wanted, ctx.shapes, _run_backward(ctx, watched, given), strict=True):
+    for i, g in _run_backward(ctx, watched, given):
+        wanted, shape = plan.wanted[i], ctx.shapes[i]
         if not needed[wanted.place + 1] or wanted.reach.isdisjoint(given):
             continue
         gradients[wanted.place] = g
@@ -124,32 +124,32 @@ def _backward(ctx: Any, cotangents: tuple[torch.Tensor | None, ...]) -> list[tor
     return gradients
 
 
-def _run_backward(ctx: Any, watched: tuple[torch.Tensor, ...], given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """What the backward's session gives for each of the plan's `wanted`."""
+def _run_backward(ctx: Any, watched: tuple[torch.Tensor, ...], given: dict[str, torch.Tensor]) -> Iterable[tuple[int, torch.Tensor]]:
+    """Gradients, each with its place among the plan's `wanted`."""
     run, plan, plans = ctx.run, ctx.run.plan, ctx.run.plans
     residuals = run.kept[0 if ctx.key is None else int(ctx.key)]
-    row = [*residuals.values.values(), *watched[: len(plan.reads)]]
-    for name, place in plan.cotangents:
-        g = given.get(name)
-        if g is None:
-            shape, dtype = ctx.likes[place]
-            g = torch.zeros(shape, dtype=dtype, device=plans.device)
-        row.append(g)
+    backward = plan.orders.plain(given)
+    if backward is None:
+        return []
+    row = [*residuals.values.values(), *watched[: len(plan.reads)], *given.values()]
+    if backward.others:
+        ctx.others.check(backward.others)
+        row += [ctx.others.tensors[name] for name in backward.others]
     keep = private.keeps_graph()
     if not keep:
         ctx.freed, ctx.others = True, None
         if not residuals.shared:
             residuals.values = None
-    feeds = [row[place] for place in plan.backward_feeds]
-    room = plan.room(ctx.shapes[: len(plan.gradients)], plans.pool)
-    around: contextlib.AbstractContextManager[dict[str, torch.Tensor]] = beside() if plan.passed else contextlib.nullcontext({})
+    feeds = [row[place] for place in backward.feeds]
+    room = backward.room([ctx.shapes[i] for i in backward.wanted[: len(backward.gradients)]], plans.pool)
+    around: contextlib.AbstractContextManager[dict[str, torch.Tensor]] = beside() if backward.passed else contextlib.nullcontext({})
     with around as passed:
-        found, handles = plans.run_backward(plan.backward, feeds, keep or residuals.shared, room)
+        found, handles = plans.run_backward(backward.runner, feeds, keep or residuals.shared, room)
     plans.store.free_all(handles)
     if not keep and not residuals.shared:
         residuals.close()
-    gradients = [room[place] for place in plan.gradients] if room else plan.backward.tensors(found, plan.gradients)
-    return [*gradients, *(passed[name] for name in plan.passed)]
+    gradients = [room[place] for place in backward.gradients] if room else backward.runner.tensors(found, backward.gradients)
+    return zip(backward.wanted, [*gradients, *(passed[name] for name in backward.passed)], strict=True)
 
 
 def _differentiable(ctx: Any, watched: tuple[torch.Tensor, ...], given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -159,9 +159,8 @@ def _differentiable(ctx: Any, watched: tuple[torch.Tensor, ...], given: dict[str
     operands = Versions(dict(zip(plan.partition.reads, watched[:count], strict=True)))
     operands.add(ctx.others)
     own = Versions({str(i): value for i, value in enumerate(watched[count:])})
-    likes = dict(zip(plan.outputs, ctx.likes, strict=False))
     ctx.freed = not (private.keeps_graph() or torch.is_grad_enabled())
-    return differentiate(plan.orders, 1, run.kept, ctx.key, operands, own, given, likes)
+    return differentiate(plan.orders, None, run.kept, ctx.key, operands, own, given)
 
 
 class Step(torch.autograd.Function):

@@ -127,6 +127,11 @@ class GradientPairing:
     outputs: dict[str, str] = field(default_factory=dict)
     unreached: tuple[str, ...] = ()
 
+    @property
+    def reached(self) -> dict[str, str]:
+        """The outputs without those of unreached names."""
+        return {name: gradient for name, gradient in self.outputs.items() if name not in self.unreached}
+
 
 @dataclass(frozen=True)
 class TangentPairing:

@@ -370,7 +370,7 @@ def test_a_plain_backward_makes_no_higher_order():
     module = exporter.load(exporter.export(model, (torch.randn(2, 3),), dynamo=False))
     module(torch.randn(2, 3)).sum().backward()
     (orders,) = [plan.orders for plan in module._onnx.plans._plans.values() if plan.orders is not None]
-    assert not orders._made
+    assert not orders.first
     x = torch.randn(2, 3, requires_grad=True)
     torch.autograd.grad(module(x).sum(), x, create_graph=True)
-    assert sorted(len(plan.orders._made) for plan in module._onnx.plans._plans.values() if plan.orders is not None) == [0, 1]
+    assert sorted(len(plan.orders.first) for plan in module._onnx.plans._plans.values() if plan.orders is not None) == [0, 1]

@@ -163,8 +163,10 @@ def test_what_the_forward_has_left_is_known_to_every_order(first, last):
     torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-3)
     plan = plan_of(loaded)
     residuals = plan.partition.residuals
-    assert {name for name in residuals if name.startswith("grad/")} <= set(plan.orders[2].known)
-    standard = {out.name for node in walk(plan.orders[1].model.graph) for out in node.outputs}
+    (first,) = plan.orders.first.values()
+    (second,) = first.above.values()
+    assert {name for name in residuals if name.startswith("grad/")} <= set(second.known)
+    standard = {out.name for node in walk(first.model.graph) for out in node.outputs}
     assert set(residuals) <= standard
     assert len(bound_of(loaded).plans.store) == 0
 
@@ -271,7 +273,8 @@ class TestBeside:
             loaded(x.requires_grad_()).square().sum().backward()
             grads.append([p.grad for p in loaded.parameters()])
         plan = plan_of(loaded)
-        assert len(plan.passed) == 2 and len(plan.backward.names) == len(plan.wanted) - 2
+        backward = plan.orders.plain(plan.outputs)
+        assert len(backward.passed) == 2 and len(backward.runner.names) == len(plan.wanted) - 2
         for first, second in zip(*grads, strict=True):
             assert first.data_ptr() != second.data_ptr()
             torch.testing.assert_close(first, second)
@@ -290,7 +293,8 @@ class TestBeside:
         model, loaded, _, x = both(Tied, (2, 2, 4, 4))
         results = gradients(model, loaded, x)
         torch.testing.assert_close(results[1], results[0], rtol=2e-5, atol=2e-5)
-        assert not plan_of(loaded).passed
+        plan = plan_of(loaded)
+        assert not plan.orders.plain(plan.outputs).passed
 
     def test_two_at_once_and_one_within_another(self):
         """Names are the same in both; each backward gets its own."""
