@@ -31,6 +31,7 @@ from exporter.train_mode.buffers import UNSEEN
 from symbolics import torch_private as private
 from symbolics.capture.callsite import Call
 from symbolics.capture.disguise import as_exported, as_in_eager
+from symbolics.capture.eager_calls import EagerCalls
 from symbolics.capture.gradient_hooks import GradientHook, is_portable, is_removed
 from symbolics.capture.gradient_ops import Answers
 from symbolics.capture.interception import belongs_to_torch
@@ -121,6 +122,7 @@ class EagerGraph:
         read: What the run read of the model before it wrote it, by name; None where there was none.
         parameters: Those that it wrote.
         modules: Those whose attributes it wrote.
+        made: All its calls, with what each was given and gave; noted for an exporter that believes fake kernels.
     """
 
     calls: dict[Any, list[Call]] = field(default_factory=dict)
@@ -136,6 +138,7 @@ class EagerGraph:
     read: set[str] | None = None
     parameters: list[str] = field(default_factory=list)
     modules: list[torch.nn.Module] = field(default_factory=list)
+    made: EagerCalls = field(default_factory=EagerCalls)
 
     @classmethod
     def of(
@@ -191,6 +194,7 @@ class EagerGraph:
                     result = model(*inputs, **keywords)
                     changes.reads.read(result)
                 found = cls(_calls(result, survey), changed=list(survey.changed), taken=copy.deepcopy(survey.taken))
+                found.made, survey.calls = survey.calls or found.made, None  # one run is enough
                 if survey.backwards:
                     with unchanged(model, inputs, keywords), survey.deaf():
                         found.no_gradients = NoGradients.ask(survey.backwards)
@@ -218,7 +222,8 @@ class EagerGraph:
                 raise eager_failure(own, getattr(model, "called", "")) from own
             if not compiling and "torch._dynamo" in sys.modules:
                 return run(stopping=stopping, compiling=True)
-            return cls(unchecked=f"an eager run raised {type(error).__name__}: {' '.join(str(error).split())[:200]}", failed=True)
+            why = f"an eager run raised {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            return cls(unchecked=why, failed=True, made=EagerCalls(why))
         return found
 
     def check_changes(self) -> None:

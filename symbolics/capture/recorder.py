@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -20,6 +20,7 @@ from symbolics import torch_private as private
 from symbolics.capture.aliases import Aliases
 from symbolics.capture.binding import Slots, bind, has_setup_context
 from symbolics.capture.callsite import Callsites, autocast_state
+from symbolics.capture.eager_calls import EagerCalls
 from symbolics.capture.flags import Flags
 from symbolics.capture.gradient_hooks import GradientHook, HookedTensor, arguments_of, changes_nothing, shown_hook, unhook, why_not_portable
 from symbolics.capture.gradient_ops import Answers, Taken
@@ -43,7 +44,7 @@ from symbolics.capture.trace import Trace
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.node.attributes import write_attributes
 from symbolics.node.call import AutogradCall
-from symbolics.node.containers import Slot, expand_leaves, fill
+from symbolics.node.containers import Slot, fill
 from symbolics.node.dtypes import onnx_type
 from symbolics.node.names import qualified_name
 from symbolics.node.operators import Operator
@@ -127,6 +128,7 @@ class Recorder(Listener):
         portable, opaque: Which Functions a function of the file may stand for: theirs may hide modules; those for which none can, and why.
         answers, no_gradients: What torch.autograd.grad gave in eager mode; where backward gave None there, though a gradient was needed.
         read: What eager mode read of the model before it wrote it, by name; None where nobody saw.
+        eager: The calls that eager mode made.
         translated: Which operators of torch.library the exporter has a translation of: they stay what they are.
         capture: The export that is running, or the last one.
     """
@@ -141,6 +143,7 @@ class Recorder(Listener):
         self.answers: Answers = {}
         self.no_gradients = NoGradients()
         self.read: set[str] | None = None
+        self.eager = EagerCalls()
         self.translated: Callable[[Any], bool] = lambda _: False
         self.capture = Capture()
 
@@ -150,6 +153,7 @@ class Recorder(Listener):
 
     def begin(self, model: Any) -> Capture:
         """A model is about to be exported."""
+        self.eager.begin()
         known = isinstance(model, torch.nn.Module)
         self.capture = Capture(Callsites(model), bool(model.training), model=model) if known else Capture()
         if known:
@@ -375,8 +379,10 @@ class Recorder(Listener):
         self.capture.aliases.check_read(slots.tensors)
         if self.capture.trace.statistics is not None:
             self.capture.trace.statistics.say(slots.tensors)
-        self._check_sizes((*bound.args, *bound.kwargs.values()), names)
-        outputs = observe(cls, (bound.args[:passed], bound.kwargs), slots.tensors_and_sizes[:given], self._quietly)
+        self.capture.trace.check_frozen((*bound.args, *bound.kwargs.values()), names)
+        arguments = slots.tensors_and_sizes[:given]
+        seen = None if private.is_tracing() else self.eager.like(cls, (module, source), arguments)
+        outputs = observe(cls, (bound.args[:passed], bound.kwargs), arguments, self._quietly, seen, self.eager.missing)
         changed = [*(i for i, _ in outputs.dirty), *outputs.mutated]
         self.capture.aliases.check_apart(changed, slots.values, lambda i: names[int(slots.path(i))])
         outputs.input_sizes += [] if private.is_tracing() else slots.dims(())[given:]
@@ -445,15 +451,6 @@ class Recorder(Listener):
                 "with exporter.register(cls, name), here and in the process that runs the file"
             )
         return name
-
-    def _check_sizes(self, arguments: Iterable[Any], names: list[str]) -> None:
-        for value, name in zip(arguments, names, strict=True):
-            for leaf in expand_leaves(value) if self.capture.trace.frozen else ():
-                if type(leaf) is int and leaf in self.capture.trace.frozen:
-                    raise ExportError(
-                        f"argument {name} holds the int {leaf}, and so large is a dynamic dimension that the model turned into an int before: the file would "
-                        "keep today's size: pass the size itself (x.shape[0], without int() or .item()), or export with another example size if they are unrelated"
-                    )
 
     def _call_op(self, slots: Slots, key: str) -> list[torch.Tensor]:
         with self.deaf():
