@@ -188,6 +188,7 @@ def _judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[
         eager.made.clear()
     assert current.program is not None
     eager.check_taken(recorder.capture.taken.calls)
+    eager.warn_of_parameters(current.program.model, stacklevel=5)
     if current.portable:
         current.program.portable = make_portable(current.program.model, recorder.capture.placed, current.portable)
     expand_gradients(current.program.model)

@@ -27,6 +27,7 @@ from symbolics.capture.buffers import Buffers
 from symbolics.capture.checks import passed
 from symbolics.capture.flags import Flags, is_inplace
 from symbolics.capture.gradient_ops import Taken
+from symbolics.capture.held import Held, HeldTensors
 from symbolics.capture.inlining import stands_in_inlined
 from symbolics.capture.other_hooks import GradFn
 from symbolics.capture.recorder import active_recorder
@@ -386,7 +387,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
             arrive as the last positional arguments, in this order, the others are constants. None for any other caller.
         constants: Positional arguments that the caller left out, by position.
     """
-    forward = model.forward
+    forward, held = model.forward, Held(model)
     traced = [name for name, value in (keywords or {}).items() if holds_tensor(value)]
     hooks = {name: found for name, p in model.named_parameters() if p.requires_grad and (found := private.tensor_hooks(p))}
 
@@ -415,9 +416,10 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         trace.buffers = buffers if private.is_tracing() else None
         trace.statistics = RunningStatistics(trace.dirtied, buffers.follow) if private.is_tracing() else None
         try:
-            recorder.capture.flags = Flags(torch.ops.pythonop.stop_gradient)
-            with StopGradients(recorder.capture.flags), private.buffers_assigned_unseen():
-                result = forward(*args, **kwargs)
+            recorder.capture.flags, recorder.capture.held = Flags(torch.ops.pythonop.stop_gradient), held
+            held.begin()
+            with StopGradients(recorder.capture.flags), HeldTensors(held), private.buffers_assigned_unseen():
+                result = held.known(forward(*args, **kwargs))
         except ExportError:
             refused.append(True)
             raise

@@ -24,6 +24,7 @@ from symbolics.capture.eager_calls import EagerCalls
 from symbolics.capture.flags import Flags
 from symbolics.capture.gradient_hooks import GradientHook, HookedTensor, arguments_of, changes_nothing, shown_hook, unhook, why_not_portable
 from symbolics.capture.gradient_ops import Answers, Taken
+from symbolics.capture.held import Held
 from symbolics.capture.inlining import (
     InlineContext,
     answers_for_parameters,
@@ -92,7 +93,7 @@ class Capture:
         placed: The node of each call in the finished model.
         translated: Where an operator that the exporter translates was called first, by its name.
         trace: What a trace takes beside.
-        flags: The requires_grad flags that the forward has taken away.
+        flags, held: The requires_grad flags that the forward has taken away; its parameters and buffers, wherever they are held.
     """
 
     sites: Callsites = field(default_factory=Callsites)
@@ -116,6 +117,7 @@ class Capture:
     translated: dict[str, tuple[str, str]] = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace)
     flags: Flags = field(default_factory=lambda: Flags(torch.Tensor.clone))
+    held: Held = field(default_factory=Held)
 
 
 class Recorder(Listener):
@@ -188,9 +190,10 @@ class Recorder(Listener):
             return original_apply(cls, args, kwargs)
         if self.capture.error is not None:  # torch tries a second strategy after an error; it cannot do better
             raise self.capture.error
-        read = self.capture.flags.read(None, args, kwargs)
+        read = self.capture.flags.read(None, *self.capture.held.call(args, kwargs))
+        args, kwargs = read.args, read.kwargs
         if read.copies:
-            result = self.apply(cls, read.args, read.kwargs)
+            result = self.apply(cls, args, kwargs)
             self.capture.flags.note(read, result)
             return result
         module, source = self.capture.sites.here()
