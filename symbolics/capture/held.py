@@ -1,7 +1,7 @@
 """Parameters and buffers that are held elsewhere too: in a dict, a list, an object, a closure.
 
 torch.export puts tensors of its own in the place of a module's parameters and buffers, and takes the same tensor, held elsewhere, for a
-constant: no gradient reaches it. The mode below knows it again, wherever it comes from, when something is done with it.
+constant: no gradient reaches it. Here it is known again, wherever it comes from, when something is done with it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
-__all__ = ["Held", "HeldTensors"]
+__all__ = ["Held"]
 
 
 class Held:
@@ -49,17 +48,3 @@ class Held:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call, by `known`."""
         return (self.known(args), self.known(kwargs)) if self._now else (args, kwargs)
-
-
-class HeldTensors(TorchFunctionMode):
-    """Every function of torch gets what `Held` knows. Enter it last, around the model's own forward."""
-
-    def __init__(self, held: Held) -> None:
-        super().__init__()
-        self._held = held
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if torch.compiler.is_dynamo_compiling():  # a body of torch.cond, where Dynamo knows its tensors by their names
-            return func(*args, **(kwargs or {}))
-        args, kwargs = self._held.call(args, kwargs or {})
-        return func(*args, **kwargs)

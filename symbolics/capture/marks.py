@@ -27,7 +27,7 @@ from symbolics.capture.buffers import Buffers
 from symbolics.capture.checks import passed
 from symbolics.capture.flags import Flags, is_inplace
 from symbolics.capture.gradient_ops import Taken
-from symbolics.capture.held import Held, HeldTensors
+from symbolics.capture.held import Held
 from symbolics.capture.inlining import stands_in_inlined
 from symbolics.capture.other_hooks import GradFn
 from symbolics.capture.recorder import active_recorder
@@ -68,17 +68,21 @@ class StopGradients(TorchFunctionMode):
 
     Args:
         flags: The ``requires_grad`` flags of that forward.
+        held: The state that it reads, wherever it is held.
     """
 
-    def __init__(self, flags: Flags) -> None:
+    def __init__(self, flags: Flags, held: Held) -> None:
         super().__init__()
         self._flags = flags
+        self._held = held
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         # By identity: Dynamo of torch 2.14, which traces this for torch.cond, fails at an operator's property.
         if any(func is own for own in _OPERATORS):
             return func(*args, **kwargs)
+        if not torch.compiler.is_dynamo_compiling():  # in a body of torch.cond Dynamo knows its tensors by their names
+            args, kwargs = self._held.call(args, kwargs)
         if (done := self._flags.change(func, args, kwargs)) is not None:
             return done[0]
         read = self._flags.read(func, args, kwargs)
@@ -418,7 +422,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         try:
             recorder.capture.flags, recorder.capture.held = Flags(torch.ops.pythonop.stop_gradient), held
             held.begin()
-            with StopGradients(recorder.capture.flags), HeldTensors(held), private.buffers_assigned_unseen():
+            with StopGradients(recorder.capture.flags, held), private.buffers_assigned_unseen():
                 result = held.known(forward(*args, **kwargs))
         except ExportError:
             refused.append(True)
