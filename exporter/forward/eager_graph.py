@@ -26,11 +26,13 @@ from torch.utils import _pytree as pytree
 from exporter.files.trust import name_of
 from exporter.forward.changes import Changes
 from exporter.forward.eager_failure import eager_failure, lacks_gradient
+from exporter.forward.reached import calls_with_gradient, cut_off, parameters_behind
 from exporter.forward.unchanged import unchanged
 from exporter.train_mode.buffers import UNSEEN
 from symbolics import torch_private as private
 from symbolics.capture.callsite import Call
 from symbolics.capture.disguise import as_exported, as_in_eager
+from symbolics.capture.eager_calls import EagerCalls
 from symbolics.capture.gradient_hooks import GradientHook, is_portable, is_removed
 from symbolics.capture.gradient_ops import Answers
 from symbolics.capture.interception import belongs_to_torch
@@ -38,10 +40,9 @@ from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.no_gradients import NoGradients
 from symbolics.capture.survey import OperatorCall, Survey
 from symbolics.capture.undifferentiable import StopWhereNone, is_refusal
-from symbolics.errors import ExportError, PythonopError
-from symbolics.graph.values import is_mark, is_python_op
+from symbolics.errors import ExportError, PythonopError, PythonopWarning
+from symbolics.graph.values import is_python_op
 from symbolics.node.names import (
-    CALL_ATTRIBUTE,
     MODULE_PROPERTY,
     SOURCE_PROPERTY,
     qualified_name,
@@ -120,7 +121,9 @@ class EagerGraph:
         no_gradients: Where a backward gives None, though a gradient is needed.
         read: What the run read of the model before it wrote it, by name; None where there was none.
         parameters: Those that it wrote.
+        trained: The names of those that it gives a gradient.
         modules: Those whose attributes it wrote.
+        made: All its calls, with what each was given and gave; noted for an exporter that believes fake kernels.
     """
 
     calls: dict[Any, list[Call]] = field(default_factory=dict)
@@ -136,6 +139,8 @@ class EagerGraph:
     read: set[str] | None = None
     parameters: list[str] = field(default_factory=list)
     modules: list[torch.nn.Module] = field(default_factory=list)
+    trained: list[str] = field(default_factory=list)
+    made: EagerCalls = field(default_factory=EagerCalls)
 
     @classmethod
     def of(
@@ -191,6 +196,8 @@ class EagerGraph:
                     result = model(*inputs, **keywords)
                     changes.reads.read(result)
                 found = cls(_calls(result, survey), changed=list(survey.changed), taken=copy.deepcopy(survey.taken))
+                found.trained = parameters_behind(_tensors(result), model)
+                found.made, survey.calls = survey.calls or found.made, None  # one run is enough
                 if survey.backwards:
                     with unchanged(model, inputs, keywords), survey.deaf():
                         found.no_gradients = NoGradients.ask(survey.backwards)
@@ -218,7 +225,8 @@ class EagerGraph:
                 raise eager_failure(own, getattr(model, "called", "")) from own
             if not compiling and "torch._dynamo" in sys.modules:
                 return run(stopping=stopping, compiling=True)
-            return cls(unchecked=f"an eager run raised {type(error).__name__}: {' '.join(str(error).split())[:200]}", failed=True)
+            why = f"an eager run raised {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            return cls(unchecked=why, failed=True, made=EagerCalls(why))
         return found
 
     def check_changes(self) -> None:
@@ -247,6 +255,18 @@ class EagerGraph:
                     "  why: under an exporter the model takes another way, or runs where the exporter cannot look\n"
                     "  way out: let it take the gradient there, too (look for is_tracing, is_exporting, is_in_onnx_export); or pass eager_check=False"
                 )
+
+    def warn_of_parameters(self, model: ir.Model, stacklevel: int) -> None:
+        """Say which parameters have a gradient in eager mode, and none in the file."""
+        names = cut_off(model, self.trained)
+        if names:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            warnings.warn(
+                f"{', '.join(map(repr, names[:5]))}{more}: parameters with a gradient in eager mode, and none in the file, for under this exporter no output "
+                "depends on them: the model takes another way there, holds a copy, or makes numbers of them (.item(), numpy); look there, or try the other exporter.",
+                PythonopWarning,
+                stacklevel=stacklevel + 1,
+            )
 
     def explain(self, error: Exception) -> None:
         """Say what of the model an exporter stumbled over, where that is known.
@@ -314,7 +334,7 @@ class EagerGraph:
         """
         held: dict[str, Counter[Call]] = {}
         anywhere: set[str] = set()
-        for node in _with_gradient(model) if self.calls else ():
+        for node in calls_with_gradient(model) if self.calls else ():
             name, at = (
                 node.attributes["name"].as_string(),
                 Call(node.metadata_props.get(MODULE_PROPERTY, ""), node.metadata_props.get(SOURCE_PROPERTY, "")),
@@ -404,37 +424,6 @@ def _calls(result: Any, survey: Survey) -> dict[Any, list[Call]]:
         if function is not None and not belongs_to_torch(function) and id(node) not in behind:
             calls.setdefault(function, []).append(made_by.get(id(node), Call()))
     return calls
-
-
-def _with_gradient(model: ir.Model) -> Iterator[ir.Node]:
-    """The PythonOps between the outputs of a model and what needs a gradient: the walk stops where gradients do."""
-    seen: set[int] = set()
-    todo = [value for value in model.graph.outputs if value is not None]
-    while todo:
-        value = todo.pop()
-        node = value.producer()
-        if node is None or id(node) in seen or (value.dtype is not None and not value.dtype.is_floating_point()):
-            continue
-        if is_mark(node):
-            continue
-        if is_python_op(node) and CALL_ATTRIBUTE in node.attributes:
-            differentiable = node.attributes.get("output_requires_grads")
-            position = value.index()  # 0 is the context
-            if not position or (differentiable is not None and not differentiable.as_ints()[position - 1]):
-                continue
-            seen.add(id(node))
-            flags = node.attributes.get("input_requires_grads")
-            if flags is not None and any(flags.as_ints()):
-                yield node
-                todo += [v for v in node.inputs if v is not None]
-            continue
-        seen.add(id(node))
-        todo += [v for v in node.inputs if v is not None]
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                todo += list(attribute.as_graph().outputs)
-            elif attribute.type == ir.AttributeType.GRAPHS:
-                todo += [output for body in attribute.as_graphs() for output in body.outputs]
 
 
 def _tensors(result: Any, depth: int = 0) -> list[torch.Tensor]:

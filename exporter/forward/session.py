@@ -165,13 +165,13 @@ def _judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[
     eager.check_changes()
     recorder = active_recorder()
     assert recorder is not None
-    recorder.answers, recorder.no_gradients, recorder.read = eager.taken, eager.no_gradients, eager.read
+    recorder.answers, recorder.no_gradients, recorder.read, recorder.eager = eager.taken, eager.no_gradients, eager.read, eager.made
     written = [parameter for name, parameter in _parameters(model) if name in eager.parameters]
     if written:
         export = unchanged(*written)(export)
     if eager.modules:
         export = attributes_unchanged(eager.modules)(export)
-    result = None
+    result, lost = None, []
     try:
         result = export()
         lost = _lost(current, eager)
@@ -180,10 +180,15 @@ def _judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[
         if (own := of_torch(error, dynamo=fakes)) is error:
             raise
         raise own from error
+    finally:
+        if not lost:
+            eager.made.clear()
     if lost:
         result = _again_as_in_eager(current, eager, lost, export)
+        eager.made.clear()
     assert current.program is not None
     eager.check_taken(recorder.capture.taken.calls)
+    eager.warn_of_parameters(current.program.model, stacklevel=5)
     if current.portable:
         current.program.portable = make_portable(current.program.model, recorder.capture.placed, current.portable)
     expand_gradients(current.program.model)

@@ -73,6 +73,8 @@ class ModelState:
     def adopt(self, graph: ir.Graph) -> dict[str, ir.Value]:
         """Give the graph one initializer a tensor, with the snapshot's bits; tied names are joined.
 
+        A complex tensor is one of floats, its last dimension the real and the imaginary parts, as torch's translation reads it.
+
         Returns:
             initializer name -> its value, unused parameters included.
         """
@@ -86,9 +88,10 @@ class ModelState:
             for other in found[1:]:
                 other.replace_all_uses_with(value, replace_graph_outputs=True)
             value.name = name
-            value.const_value = _tensor_of(tensor, name)
+            held = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
+            value.const_value = _tensor_of(held, name)
             value.type = ir.TensorType(value.const_value.dtype)
-            value.shape = ir.Shape(tensor.shape)
+            value.shape = ir.Shape(held.shape)
             graph.initializers[name] = value
             out[name] = value
         return out

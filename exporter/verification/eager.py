@@ -18,7 +18,7 @@ from exporter.train_mode.reads import Reads
 from exporter.verification.compare import difference
 from exporter.verification.masks import Masks, OtherDraws
 from exporter.verification.memory import HighWater
-from exporter.verification.steps import backward, buffers_of, changed, copy_of, measured, tensors_of
+from exporter.verification.steps import as_in_file, backward, buffers_of, changed, copy_of, measured, tensors_of
 from symbolics.capture.undifferentiable import StopWhereNone, is_refusal
 from symbolics.errors import PythonopError, UnsupportedOperatorError
 
@@ -83,7 +83,11 @@ class EagerStep:
                     for out in outputs
                 ]
             backward(outputs, given)
-        gradients = {("parameter gradient", name): p.grad for name, p in model.named_parameters() if p.requires_grad}
+        gradients = {
+            ("parameter gradient", name): None if p.grad is None else as_in_file(p.grad)
+            for name, p in model.named_parameters()
+            if p.requires_grad
+        }
         gradients |= {("input gradient", name): leaves[id(t)].grad for name, t in named.items() if t.is_floating_point()}
         inputs = {name: t.detach() for name, t in named.items()}
         return cls(inputs, [out.detach() for out in outputs], list(given), gradients, buffers, buffers.keys() - reads.first)
@@ -141,8 +145,8 @@ def in_float64(case: Case, eager: EagerStep, masks: Masks | None) -> EagerStep |
     kinds = {p.dtype for p in case.model.parameters() if p.is_floating_point()} | {
         t.dtype for t in eager.inputs.values() if t.is_floating_point()
     }
-    if kinds <= {torch.float64}:
-        return None
+    if kinds <= {torch.float64} or any(t.is_complex() for t in (*case.model.parameters(), *case.model.buffers())):
+        return None  # of complex state, .to(float64) would keep the real parts
     try:
         found = EagerStep.run(case, torch.float64, eager.cotangents, masks)
     except Exception:  # a Function of fixed types: eager itself is then the reference

@@ -15,7 +15,7 @@ from exporter.verification.memory import HighWater
 from symbolics import torch_private as private
 from symbolics.capture.side_effects import same_values
 
-__all__ = ["backward", "buffers_of", "changed", "copy_of", "measured", "tensors_of"]
+__all__ = ["as_in_file", "backward", "buffers_of", "changed", "copy_of", "measured", "tensors_of"]
 
 
 def copy_of(model: torch.nn.Module, kind: torch.dtype | None = None) -> torch.nn.Module:
@@ -35,13 +35,18 @@ def copy_of(model: torch.nn.Module, kind: torch.dtype | None = None) -> torch.nn
 
 def tensors_of(result: Any) -> list[torch.Tensor]:
     """The tensors of what a model returned, flat."""
-    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    return [as_in_file(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def as_in_file(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor; a complex one as its real and imaginary parts, in a last dimension."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Copies of a model's buffers, under each of their names."""
     named = model.named_buffers(remove_duplicate=False)
-    return {name: buffer.detach().clone() for name, buffer in named if not torch.nn.parameter.is_lazy(buffer)}
+    return {name: as_in_file(buffer.detach()).clone() for name, buffer in named if not torch.nn.parameter.is_lazy(buffer)}
 
 
 def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

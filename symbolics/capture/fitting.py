@@ -1,24 +1,32 @@
-"""Output sizes as linear functions of the dynamic sizes, found by running forward at the example sizes and near them."""
+"""Output sizes as linear functions of the dynamic sizes, found by running forward at the example sizes and near them.
+
+What a call of the eager run returned is known. Its own values, more or fewer of them, show how sizes move; drawn anew among themselves, whether sizes depend on
+values. A forward may well refuse those: then nothing is known against what eager says. Where no such call is known, values are invented.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import sympy
 import torch
 
+from symbolics.capture.eager_calls import EagerCall
 from symbolics.capture.outputs import Fresh, Outputs
 from symbolics.capture.trial import Call, Trial, forward_raised, trial
 from symbolics.errors import ExportError, Faq
-from symbolics.node.containers import fill
+from symbolics.node.containers import Slot, fill
 
 __all__ = ["fitted_outputs"]
 
 
-def fitted_outputs(cls: type, call: Call, values: Sequence[Any], input_sizes: list[list[Any]]) -> Outputs:
+def fitted_outputs(
+    cls: type, call: Call, values: Sequence[Any], input_sizes: list[list[Any]], seen: EagerCall | None, missing: str
+) -> Outputs:
     """What a call returns whose forward needs real tensors.
 
     Args:
@@ -26,18 +34,26 @@ def fitted_outputs(cls: type, call: Call, values: Sequence[Any], input_sizes: li
         call: Its arguments.
         values: The tensors and sizes among them, by slot.
         input_sizes: Their sizes, as numbers and sympy expressions.
+        seen: The same call in an eager run, None where there is none.
+        missing: Why there is none.
 
     Raises:
-        ExportError: forward raised, or the number, rank or Python values of its outputs depend on the data.
+        ExportError: forward raised on invented values, or the number, rank or Python values of its outputs depend on the data.
     """
-    return _Fit(cls, call, values, input_sizes).outputs()
+    return _Fit(cls, call, values, input_sizes, seen, missing).outputs()
+
+
+#: Makes the tensor that stands for another: gets that, the shape, and what the eager run has in its place (None: nothing).
+_Example = Callable[[torch.Tensor, list[int], torch.Tensor | None], torch.Tensor]
 
 
 class _Fit:
     """Finds output sizes from real runs at the example sizes and near them."""
 
-    def __init__(self, cls: type, call: Call, values: Sequence[Any], input_sizes: list[list[Any]]) -> None:
-        self.cls, self.call, self.values, self.input_sizes = cls, call, values, input_sizes
+    def __init__(
+        self, cls: type, call: Call, values: Sequence[Any], input_sizes: list[list[Any]], seen: EagerCall | None, missing: str
+    ) -> None:
+        self.cls, self.call, self.values, self.input_sizes, self.seen, self.missing = cls, call, values, input_sizes, seen, missing
         self.hints: dict[Any, int] = {}
         for value in values:
             for size in value.shape if isinstance(value, torch.Tensor) else [value]:
@@ -57,38 +73,59 @@ class _Fit:
             np.random.set_state(numpy_state)
 
     def _outputs(self) -> Outputs:
-        try:
-            first = self._run(self.hints, seed=0)
-        except Exception as error:
-            raise forward_raised(error) from error
-        shapes = self._shapes(first)
+        first = self._first()
+        shapes = [list(output.shape) for output in first.tensors]
         fitted = self._fit(shapes) if self.hints else [list(shape) for shape in shapes]
-        try:
-            second = self._run(self.hints, seed=1)
-        except Exception as error:
-            raise forward_raised(error) from error
-        self._same_python_values(first, second)
-        if len(self._shapes(second)) != len(shapes):
+        second = self._second()
+        if second is None:
+            return _with_shapes(first, fitted)
+        self._same_python_values(first.template, second.template)
+        if len(second.tensors) != len(shapes):
             raise ExportError(
                 "the number of its outputs depends on the values of its inputs, a node has a fixed number: return empty tensors for the others"
             )
-        for i, (one, two) in enumerate(zip(shapes, self._shapes(second), strict=True)):
+        for i, (one, two) in enumerate(zip(shapes, (output.shape for output in second.tensors), strict=True)):
             if len(one) != len(two):
                 raise ExportError(f"the rank of its output {i} depends on the values of its inputs, a file needs one rank")
             for d in range(len(one)):
                 if one[d] != two[d]:
-                    fitted[i][d] = Fresh(f"{i}.{d}")  # type: ignore[call-overload]
-        outputs = first.describe(fitted)
-        for output, value in zip(outputs.tensors, first.tensors(), strict=True):
-            output.device = value.device
-        return outputs
+                    fitted[i][d] = Fresh(f"{i}.{d}")
+        return _with_shapes(first, fitted)
 
-    def _run(self, assignment: dict[Any, int], seed: int) -> Trial:
+    def _first(self) -> Outputs:
+        """What the call returns at the example sizes, and what it does beside."""
+        try:
+            run = self._run(self.hints, seed=0)
+        except Exception as error:
+            if self.seen is None:
+                raise forward_raised(error, self.missing) from error
+            return self.seen.outputs  # what it was given has been changed since, or it does not do the same twice
+        found = run.describe(self._shapes(run))
+        if self.seen is None:
+            return found
+        known = self.seen.outputs
+        dirty = {i for i, _ in known.dirty}
+        return replace(known, mutated=[i for i in found.mutated if i not in dirty], side_effects=found.side_effects)
+
+    def _second(self) -> Outputs | None:
+        """What it returns for other values, None where it takes none."""
+        if self.seen is not None and not self.seen.values:
+            return None
+        try:
+            run = self._run(self.hints, seed=1, example=_drawn)
+        except Exception as error:
+            if self.seen is None:
+                raise forward_raised(error, self.missing) from error
+            return None
+        return run.describe(self._shapes(run))
+
+    def _run(self, assignment: dict[Any, int], seed: int, example: _Example | None = None) -> Trial:
         torch.manual_seed(seed)
+        known = iter(self.seen.values if self.seen is not None else ())
         stand_ins: list[Any] = []
         for value, sizes in zip(self.values, self.input_sizes, strict=True):
             numbers = [int(s.subs(assignment)) if isinstance(s, sympy.Basic) else s for s in sizes]
-            stand_ins.append(_example(value, numbers) if isinstance(value, torch.Tensor) else numbers[0])
+            stand_ins.append((example or _as_known)(value, numbers, next(known, None)) if isinstance(value, torch.Tensor) else numbers[0])
         return trial(self.cls, self.call, self.values, stand_ins)
 
     @staticmethod
@@ -99,7 +136,7 @@ class _Fit:
         """Output sizes as linear functions of the dynamic sizes; Fresh where a run contradicts the line."""
         slopes = {symbol: self._slope(symbol, base) for symbol in self.hints}
         moved = {
-            symbol: hint + (step or 1) * (i + 2)
+            symbol: max(1, hint + (step or 1) * (i + 2))
             for i, (symbol, hint, step) in enumerate((s, h, slopes[s][1]) for s, h in self.hints.items())
         }
         try:
@@ -123,7 +160,8 @@ class _Fit:
     def _slope(self, symbol: Any, base: list[list[int]]) -> tuple[list[list[int | None]], int]:
         """The change of each output size a step of one dynamic size, and the step at which forward ran."""
         hint = self.hints[symbol]
-        for step in (1, hint, 2 * hint):  # some code wants even sizes, or multiples
+        # Some code wants even sizes, or multiples; values known for a size may do for a smaller one alone (a matrix of full rank).
+        for step in (1, hint, 2 * hint, *((-1,) if hint > 2 and self.seen is not None else ())):
             try:
                 shapes = self._shapes(self._run({**self.hints, symbol: hint + step}, seed=0))
             except Exception:
@@ -137,10 +175,10 @@ class _Fit:
         return [[None] * len(shape) for shape in base], 1
 
     @staticmethod
-    def _same_python_values(first: Trial, second: Trial) -> None:
-        def leaves(run: Trial) -> list[Any]:
+    def _same_python_values(first: Any, second: Any) -> None:
+        def leaves(template: Any) -> list[Any]:
             found: list[Any] = []
-            fill(run.result, lambda leaf: found.append(leaf) if not isinstance(leaf, torch.Tensor) else None)
+            fill(template, lambda leaf: found.append(leaf) if not isinstance(leaf, Slot) else None)
             return found
 
         for one, two in zip(leaves(first), leaves(second), strict=False):
@@ -151,12 +189,40 @@ class _Fit:
                 )
 
 
-def _example(value: torch.Tensor, shape: list[int]) -> torch.Tensor:
+def _with_shapes(outputs: Outputs, shapes: list[list[Any]]) -> Outputs:
+    tensors = [replace(output, shape=shape) for output, shape in zip(outputs.tensors, shapes, strict=True)]
+    return replace(outputs, tensors=tensors, input_sizes=[])
+
+
+def _as_known(value: torch.Tensor, shape: list[int], known: torch.Tensor | None) -> torch.Tensor:
+    """The values of the eager run: the first of a dimension where it is shorter, all and then again from the first where it is longer."""
+    if known is None:
+        return _standing_for(value, _invented(value, shape))
+    for d, size in enumerate(shape):
+        if size != known.shape[d]:
+            rows = torch.arange(size, device=known.device)
+            known = (
+                known.index_select(d, rows % known.shape[d])
+                if known.shape[d]
+                else known.new_zeros([*known.shape[:d], size, *known.shape[d + 1 :]])
+            )
+    return _standing_for(value, known.clone())
+
+
+def _drawn(value: torch.Tensor, shape: list[int], known: torch.Tensor | None) -> torch.Tensor:
+    """Values of the eager run, each drawn among all that it has."""
+    if known is None:
+        return _standing_for(value, _invented(value, shape))
+    flat = known.reshape(-1)
+    return _standing_for(value, flat[torch.randint(max(flat.numel(), 1), (flat.numel(),), device=flat.device)].reshape(known.shape))
+
+
+def _invented(value: torch.Tensor, shape: list[int]) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float32).to(value.dtype) if value.is_floating_point() else torch.zeros(shape, dtype=value.dtype)
+
+
+def _standing_for(value: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     """A tensor with data in place of a fake one."""
-    if value.is_floating_point():
-        data = torch.randn(shape, dtype=torch.float32).to(value.dtype)
-    else:
-        data = torch.zeros(shape, dtype=value.dtype)
     if isinstance(value, torch.nn.Parameter):
         return torch.nn.Parameter(data, requires_grad=value.requires_grad)
     if value.requires_grad:

@@ -27,6 +27,7 @@ from symbolics.capture.buffers import Buffers
 from symbolics.capture.checks import passed
 from symbolics.capture.flags import Flags, is_inplace
 from symbolics.capture.gradient_ops import Taken
+from symbolics.capture.held import Held
 from symbolics.capture.inlining import stands_in_inlined
 from symbolics.capture.other_hooks import GradFn
 from symbolics.capture.recorder import active_recorder
@@ -67,11 +68,13 @@ class StopGradients(TorchFunctionMode):
 
     Args:
         flags: The ``requires_grad`` flags of that forward.
+        held: The state that it reads, wherever it is held.
     """
 
-    def __init__(self, flags: Flags) -> None:
+    def __init__(self, flags: Flags, held: Held) -> None:
         super().__init__()
         self._flags = flags
+        self._held = held
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -79,6 +82,8 @@ class StopGradients(TorchFunctionMode):
         if any(func is own for own in _OPERATORS):
             return func(*args, **kwargs)
         args, kwargs = spelled(SPELLINGS, func, args, kwargs)
+        if not torch.compiler.is_dynamo_compiling():  # in a body of torch.cond Dynamo knows its tensors by their names
+            args, kwargs = self._held.call(args, kwargs)
         if (done := self._flags.change(func, args, kwargs)) is not None:
             return done[0]
         read = self._flags.read(func, args, kwargs)
@@ -388,7 +393,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
             arrive as the last positional arguments, in this order, the others are constants. None for any other caller.
         constants: Positional arguments that the caller left out, by position.
     """
-    forward = model.forward
+    forward, held = model.forward, Held(model)
     traced = [name for name, value in (keywords or {}).items() if holds_tensor(value)]
     hooks = {name: found for name, p in model.named_parameters() if p.requires_grad and (found := private.tensor_hooks(p))}
 
@@ -417,10 +422,11 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         trace.buffers = buffers if private.is_tracing() else None
         trace.statistics = RunningStatistics(trace.dirtied, buffers.follow) if private.is_tracing() else None
         try:
-            recorder.capture.flags = Flags(torch.ops.pythonop.stop_gradient)
+            recorder.capture.flags, recorder.capture.held = Flags(torch.ops.pythonop.stop_gradient), held
+            held.begin()
             # Inside, a model that asks for its own forward has the one that it has in eager mode.
-            with StopGradients(recorder.capture.flags), private.buffers_assigned_unseen(), _forward_of(model, own):
-                result = forward(*args, **kwargs)
+            with StopGradients(recorder.capture.flags, held), private.buffers_assigned_unseen(), _forward_of(model, own):
+                result = held.known(forward(*args, **kwargs))
         except ExportError:
             refused.append(True)
             raise

@@ -1,8 +1,8 @@
 """What one call returns: structure, dtypes, gradients and (symbolic) shapes of its outputs.
 
 TorchScript runs on real tensors: forward runs once, on copies. torch.export runs on fake tensors: forward runs on
-copies of those; where it cannot, or turns a size into a number (numpy, ctypes, ``.item()``, int(x.shape[0])), it runs on real tensors of the example sizes and of
-sizes moved a little, and the output sizes are fitted to the dynamic sizes. A size that does not fit is data-dependent
+copies of those; where it cannot, or turns a size into a number (numpy, ctypes, ``.item()``, int(x.shape[0])), the eager run says what it returned, it runs on the
+values of that run and on sizes moved a little, and the output sizes are fitted to the dynamic sizes. A size that does not fit is data-dependent
 ("unbacked"), never a constant.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from symbolics import torch_private as private
+from symbolics.capture.eager_calls import EagerCall
 from symbolics.capture.fitting import fitted_outputs
 from symbolics.capture.outputs import Fresh, Outputs, expression_of, sizes_of
 from symbolics.capture.trial import Call, forward_raised, stand_in_for, trial
@@ -22,7 +23,14 @@ from symbolics.node.containers import fill
 __all__ = ["observe"]
 
 
-def observe(cls: type, call: Call, values: Sequence[Any], quietly: Callable[[Callable[[], Any]], Any]) -> Outputs:
+def observe(
+    cls: type,
+    call: Call,
+    values: Sequence[Any],
+    quietly: Callable[[Callable[[], Any]], Any],
+    seen: EagerCall | None = None,
+    missing: str = "",
+) -> Outputs:
     """Run forward unseen and say what it returns.
 
     Args:
@@ -30,16 +38,18 @@ def observe(cls: type, call: Call, values: Sequence[Any], quietly: Callable[[Cal
         call: The positional and keyword arguments as the caller passed them.
         values: The tensors and sizes among them, by slot.
         quietly: Runs a callable outside the capture.
+        seen: The same call in an eager run, None where there is none.
+        missing: Why there is none, and the way out.
 
     Raises:
         ExportError: forward raised, or its outputs cannot be described.
     """
-    grad, run = torch.is_grad_enabled(), _run_real if private.is_tracing() else _run_fake
+    grad, tracing = torch.is_grad_enabled(), private.is_tracing()
 
     def observed() -> Outputs:
         # Under inference_mode the copies would be tensors without a version; eager's apply is under no_grad there too.
         with torch.inference_mode(False), torch.set_grad_enabled(grad):
-            return run(cls, call, values)
+            return _run_real(cls, call, values) if tracing else _run_fake(cls, call, values, seen, missing)
 
     return quietly(observed)
 
@@ -56,7 +66,7 @@ def _run_real(cls: type, call: Call, values: Sequence[Any]) -> Outputs:
     return run.describe([list(t.shape) for t in run.tensors()], keep=True)
 
 
-def _run_fake(cls: type, call: Call, values: Sequence[Any]) -> Outputs:
+def _run_fake(cls: type, call: Call, values: Sequence[Any], seen: EagerCall | None, missing: str) -> Outputs:
     mode = private.detect_fake_mode([v for v in values if isinstance(v, torch.Tensor)])
     shape_env = mode.shape_env if mode is not None else None
     input_sizes = [sizes_of(v) for v in values]
@@ -69,11 +79,13 @@ def _run_fake(cls: type, call: Call, values: Sequence[Any]) -> Outputs:
     except Exception:
         usable = False  # code that needs data: numpy, ctypes, .item(). The real run raises what is a real error.
     if usable:
+        if seen is not None:
+            seen.release()
         known = {s for sizes in input_sizes for size in sizes for s in getattr(size, "free_symbols", ())}
         outputs = run.describe([[_known_or_fresh(expression_of(n), known) for n in t.shape] for t in run.tensors()])
     else:
         with private.real_tensors():
-            outputs = fitted_outputs(cls, call, values, input_sizes)
+            outputs = fitted_outputs(cls, call, values, input_sizes, seen, missing)
     outputs.input_sizes = input_sizes
     return outputs
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any, NoReturn
@@ -21,9 +21,11 @@ from symbolics import torch_private as private
 from symbolics.capture.aliases import Aliases
 from symbolics.capture.binding import Slots, bind, has_setup_context
 from symbolics.capture.callsite import Callsites, autocast_state
+from symbolics.capture.eager_calls import EagerCalls
 from symbolics.capture.flags import Flags
 from symbolics.capture.gradient_hooks import GradientHook, HookedTensor, arguments_of, changes_nothing, shown_hook, unhook, why_not_portable
 from symbolics.capture.gradient_ops import Answers, Taken
+from symbolics.capture.held import Held
 from symbolics.capture.inlining import (
     InlineContext,
     answers_for_parameters,
@@ -45,7 +47,7 @@ from symbolics.capture.trace import Trace
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.node.attributes import write_attributes
 from symbolics.node.call import AutogradCall
-from symbolics.node.containers import Slot, expand_leaves, fill
+from symbolics.node.containers import Slot, fill
 from symbolics.node.dtypes import onnx_type
 from symbolics.node.names import qualified_name
 from symbolics.node.operators import Operator
@@ -93,7 +95,7 @@ class Capture:
         placed: The node of each call in the finished model.
         translated: Where an operator that the exporter translates was called first, by its name.
         trace: What a trace takes beside.
-        flags: The requires_grad flags that the forward has taken away.
+        flags, held: The requires_grad flags that the forward has taken away; its parameters and buffers, wherever they are held.
     """
 
     sites: Callsites = field(default_factory=Callsites)
@@ -117,6 +119,7 @@ class Capture:
     translated: dict[str, tuple[str, str]] = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace)
     flags: Flags = field(default_factory=lambda: Flags(torch.Tensor.clone))
+    held: Held = field(default_factory=Held)
 
 
 class Recorder(Listener):
@@ -129,6 +132,7 @@ class Recorder(Listener):
         portable, opaque: Which Functions a function of the file may stand for: theirs may hide modules; those for which none can, and why.
         answers, no_gradients: What torch.autograd.grad gave in eager mode; where backward gave None there, though a gradient was needed.
         read: What eager mode read of the model before it wrote it, by name; None where nobody saw.
+        eager: The calls that eager mode made.
         translated: Which operators of torch.library the exporter has a translation of: they stay what they are.
         capture: The export that is running, or the last one.
     """
@@ -143,6 +147,7 @@ class Recorder(Listener):
         self.answers: Answers = {}
         self.no_gradients = NoGradients()
         self.read: set[str] | None = None
+        self.eager = EagerCalls()
         self.translated: Callable[[Any], bool] = lambda _: False
         self.capture = Capture()
 
@@ -152,6 +157,7 @@ class Recorder(Listener):
 
     def begin(self, model: Any) -> Capture:
         """A model is about to be exported."""
+        self.eager.begin()
         known = isinstance(model, torch.nn.Module)
         self.capture = Capture(Callsites(model), bool(model.training), model=model) if known else Capture()
         if known:
@@ -186,9 +192,10 @@ class Recorder(Listener):
             return original_apply(cls, args, kwargs)
         if self.capture.error is not None:  # torch tries a second strategy after an error; it cannot do better
             raise self.capture.error
-        read = self.capture.flags.read(None, args, kwargs)
+        read = self.capture.flags.read(None, *self.capture.held.call(args, kwargs))
+        args, kwargs = read.args, read.kwargs
         if read.copies:
-            result = self.apply(cls, read.args, read.kwargs)
+            result = self.apply(cls, args, kwargs)
             self.capture.flags.note(read, result)
             return result
         module, source = self.capture.sites.here()
@@ -373,8 +380,10 @@ class Recorder(Listener):
         self.capture.aliases.check_read(slots.tensors)
         if self.capture.trace.statistics is not None:
             self.capture.trace.statistics.say(slots.tensors)
-        self._check_sizes((*bound.args, *bound.kwargs.values()), names)
-        outputs = observe(cls, (bound.args[:passed], bound.kwargs), slots.tensors_and_sizes[:given], self._quietly)
+        self.capture.trace.check_frozen((*bound.args, *bound.kwargs.values()), names)
+        arguments = slots.tensors_and_sizes[:given]
+        seen = None if private.is_tracing() else self.eager.like(cls, (module, source), arguments)
+        outputs = observe(cls, (bound.args[:passed], bound.kwargs), arguments, self._quietly, seen, self.eager.missing)
         changed = [*(i for i, _ in outputs.dirty), *outputs.mutated]
         self.capture.aliases.check_apart(changed, slots.values, lambda i: names[int(slots.path(i))])
         outputs.input_sizes += [] if private.is_tracing() else slots.dims(())[given:]
@@ -443,15 +452,6 @@ class Recorder(Listener):
                 "with exporter.register(cls, name), here and in the process that runs the file"
             )
         return name
-
-    def _check_sizes(self, arguments: Iterable[Any], names: list[str]) -> None:
-        for value, name in zip(arguments, names, strict=True):
-            for leaf in expand_leaves(value) if self.capture.trace.frozen else ():
-                if type(leaf) is int and leaf in self.capture.trace.frozen:
-                    raise ExportError(
-                        f"argument {name} holds the int {leaf}, and so large is a dynamic dimension that the model turned into an int before: the file would "
-                        "keep today's size: pass the size itself (x.shape[0], without int() or .item()), or export with another example size if they are unrelated"
-                    )
 
     def _call_op(self, slots: Slots, key: str) -> list[torch.Tensor]:
         with self.deaf():

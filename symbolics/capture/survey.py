@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from symbolics import torch_private as private
 from symbolics.capture.callsite import Call, Callsites
+from symbolics.capture.eager_calls import EagerCalls
 from symbolics.capture.fake_kernels import FakeKernels
 from symbolics.capture.gradient_ops import Answers
 from symbolics.capture.interception import original_apply
@@ -89,6 +90,7 @@ class Survey(Listener):
         taken: What each call of torch.autograd.grad that the forward made gave, by module and line.
         backwards: The backward of each call of a Function, or of a kept operator.
         given: Is told the arguments of each call of apply.
+        calls: What each call was given and gave, for an exporter that captures without values; None: nobody asks.
     """
 
     def __init__(self, model: torch.nn.Module, keeps: Callable[[Operator], bool] = lambda _: False, fakes: bool = False) -> None:
@@ -108,6 +110,7 @@ class Survey(Listener):
         self.taken: Answers = {}
         self.backwards: list[Backward] = []
         self.given: Callable[[Any], None] = lambda _: None
+        self.calls = EagerCalls("in eager mode the model makes no call of it, with tensors of these sizes, on this line") if fakes else None
         self._sites = Callsites(model)
         self._open = contextlib.ExitStack()
 
@@ -142,9 +145,12 @@ class Survey(Listener):
         """Make the call."""
         self.given((args, kwargs))
         needing = needing_gradients(cls, args, kwargs)
+        noted = self.calls.called(cls, args, kwargs) if self.calls is not None else None
         with self.deaf():
             result = original_apply(cls, args, kwargs)
         call = self._sites.call()
+        if noted is not None:
+            noted(result, (call.module, call.source))
         self.backwards += backward_of(cls, result, needing, call)
         made = [(t.grad_fn, call) for t in _layers(result) if t.grad_fn is not None]
         self.made += made
@@ -159,7 +165,10 @@ class Survey(Listener):
         if kept:
             needing = needing_gradients(operator, args, kwargs)
             with self.deaf():
+                noted = self.calls.called(operator, args, kwargs) if self.calls is not None else None
                 result = call()
+                if noted is not None:
+                    noted(result, self._sites.here())
                 if self._fakes is not None:
                     self._fakes.check(operator, args, kwargs, result, self._sites.call())
             self.backwards += backward_of(operator, result, needing, self._sites.call())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +10,8 @@ import torch
 from symbolics.capture.buffers import Buffers
 from symbolics.capture.running_statistics import RunningStatistics
 from symbolics.capture.views import Views
+from symbolics.errors import ExportError
+from symbolics.node.containers import expand_leaves
 
 __all__ = ["Trace"]
 
@@ -39,3 +41,20 @@ class Trace:
     buffers: Buffers | None = None
     statistics: RunningStatistics | None = None
     views: Views = field(default_factory=Views)
+
+    def check_frozen(self, arguments: Iterable[object], names: Sequence[str]) -> None:
+        """Refuse a call that is handed a size as a number.
+
+        Args:
+            arguments, names: The arguments of the call, and their names.
+
+        Raises:
+            ExportError: One is, or may be, a size of a dynamic dimension.
+        """
+        for value, name in zip(arguments, names, strict=True):
+            for leaf in expand_leaves(value) if self.frozen else ():
+                if type(leaf) is int and leaf in self.frozen:
+                    raise ExportError(
+                        f"argument {name} holds the int {leaf}, and so large is a dynamic dimension that the model turned into an int before: the file would "
+                        "keep today's size: pass the size itself (x.shape[0], without int() or .item()), or export with another example size if they are unrelated"
+                    )

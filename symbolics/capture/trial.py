@@ -108,8 +108,16 @@ def apply(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return cls.apply(*args, **kwargs) if isinstance(cls, Operator) else original_apply(cls, args, kwargs)
 
 
-def forward_raised(error: Exception) -> ExportError:
-    """What to tell of a forward that fails."""
-    return ExportError(
-        f"its forward raised {type(error).__name__}: {str(error)[:500]}; make it run on the example arguments, or name the Function in inline="
-    )
+def forward_raised(error: Exception, invented: str = "") -> ExportError:
+    """What to tell of a forward that fails.
+
+    Args:
+        error: What it raised.
+        invented: Why it ran on random values in place of its arguments, "" where it did not.
+    """
+    raised = f"its forward raised {type(error).__name__}: {str(error)[:500]}"
+    if invented:
+        return ExportError(
+            f"{raised}, on random values, for those of its arguments are not known: {invented}; or name the Function in inline="
+        )
+    return ExportError(f"{raised}; make it run on the example arguments, or name the Function in inline=")

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import exporter
+from exporter.forward.case import Case
+from exporter.verification.eager import EagerStep, in_float64
 from symbolics.node.metadata import read_state
 from tests.support import nodes
 from tests.zoo.everything import Everything
@@ -148,3 +150,35 @@ def test_changes_of_state_that_the_file_loses_are_warned_of(dynamo):
     with warnings.catch_warnings():
         warnings.simplefilter("error", exporter.PythonopWarning)
         exporter.export(nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4, momentum=None)), (torch.randn(3, 4),), dynamo=dynamo)
+
+
+class Rotated(nn.Module):
+    """Complex numbers of three kinds: a parameter, a buffer, and what a convolution is made of."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(3, 1, dtype=torch.complex64))
+        self.register_buffer("turn", torch.polar(torch.ones(6), torch.rand(6)))
+        self.conv = nn.Conv1d(2, 3, 3, dtype=torch.complex64)
+
+    def forward(self, x):
+        return torch.view_as_real(self.conv(torch.view_as_complex(x)) * self.turn * self.scale)
+
+
+def test_complex_state():
+    model, x = Rotated(), torch.randn(2, 2, 8, 2)
+    program = exporter.export(model, (x,))
+    onnx.checker.check_model(program.model_proto, full_check=True)
+    module = exporter.load(program)
+    theirs, ours = model(x), module(x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    theirs.square().sum().backward(), ours.square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(module.get_parameter(name), torch.view_as_real(parameter))
+        torch.testing.assert_close(module.get_parameter(name).grad, torch.view_as_real(parameter.grad), rtol=1e-4, atol=1e-4)
+
+
+def test_complex_state_as_verify_has_it():
+    step = EagerStep.run(Case(Rotated(), (torch.randn(2, 2, 8, 2),)))
+    assert step.gradients["parameter gradient", "scale"].shape == (3, 1, 2)
+    assert in_float64(Case(Rotated(), (torch.randn(2, 2, 8, 2),)), step, None) is None

@@ -1,0 +1,91 @@
+"""What hangs on the outputs of a model: in its graph, and in the autograd graph of an eager run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+import torch
+
+from symbolics.graph.values import is_mark, is_python_op
+from symbolics.node.names import CALL_ATTRIBUTE
+
+__all__ = ["calls_with_gradient", "cut_off", "parameters_behind"]
+
+
+def parameters_behind(results: Iterable[torch.Tensor], model: torch.nn.Module) -> list[str]:
+    """The names of the parameters that an eager run gives a gradient.
+
+    Args:
+        results: The tensors that the model returned.
+        model: The model.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    todo = list({tensor.grad_fn for tensor in results if tensor.grad_fn is not None})
+    found = {id(tensor) for tensor in results if tensor.grad_fn is None}
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        found.add(id(getattr(node, "variable", None)))
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                todo.append(below)
+    return [name for key, name in names.items() if key in found]
+
+
+def cut_off(model: ir.Model, names: Iterable[str]) -> list[str]:
+    """Those initializers that no output depends on in a way that a gradient could take; a mark stops it.
+
+    Args:
+        model: The model.
+        names: The initializers that are asked about.
+    """
+    reached: set[str | None] = set()
+    seen: set[int] = set()
+    todo = list(model.graph.outputs)
+    while todo:
+        value = todo.pop()
+        node = value.producer()
+        if node is None:
+            reached.add(value.name)
+        elif id(node) not in seen and not is_mark(node):
+            seen.add(id(node))
+            todo += [v for v in node.inputs if v is not None]
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.GRAPH:
+                    todo += list(attribute.as_graph().outputs)
+                elif attribute.type == ir.AttributeType.GRAPHS:
+                    todo += [output for body in attribute.as_graphs() for output in body.outputs]
+    return [name for name in names if name in model.graph.initializers and name not in reached]
+
+
+def calls_with_gradient(model: ir.Model) -> Iterator[ir.Node]:
+    """The PythonOps between the outputs of a model and what needs a gradient: the walk stops where gradients do."""
+    seen: set[int] = set()
+    todo = [value for value in model.graph.outputs if value is not None]
+    while todo:
+        value = todo.pop()
+        node = value.producer()
+        if node is None or id(node) in seen or (value.dtype is not None and not value.dtype.is_floating_point()):
+            continue
+        if is_mark(node):
+            continue
+        if is_python_op(node) and CALL_ATTRIBUTE in node.attributes:
+            differentiable = node.attributes.get("output_requires_grads")
+            position = value.index()  # 0 is the context
+            if not position or (differentiable is not None and not differentiable.as_ints()[position - 1]):
+                continue
+            seen.add(id(node))
+            flags = node.attributes.get("input_requires_grads")
+            if flags is not None and any(flags.as_ints()):
+                yield node
+                todo += [v for v in node.inputs if v is not None]
+            continue
+        seen.add(id(node))
+        todo += [v for v in node.inputs if v is not None]
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                todo += list(attribute.as_graph().outputs)
+            elif attribute.type == ir.AttributeType.GRAPHS:
+                todo += [output for body in attribute.as_graphs() for output in body.outputs]

@@ -1,0 +1,148 @@
+"""The calls of one eager run: what each was given, and what it gave.
+
+A capture by torch.export has no values. Where a forward asks for some (it checks them, it is written in numpy), those of the same
+call in the eager run are at hand, and what it returned is known. Nothing is copied: the tensors are those of the eager run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from symbolics import torch_private as private
+from symbolics.capture.binding import Slots, bind
+from symbolics.capture.outputs import Outputs
+from symbolics.capture.trial import Trial
+from symbolics.errors import ExportError
+from symbolics.node.containers import expand_leaves
+from symbolics.node.operators import Operator
+
+__all__ = ["EagerCall", "EagerCalls"]
+
+
+@dataclass(eq=False)
+class EagerCall:
+    """One call.
+
+    Attributes:
+        values: The tensors among its arguments, in the order of their slots.
+        kinds: The shape and dtype of each.
+        outputs: What it returned, with the sizes that it had.
+    """
+
+    values: list[torch.Tensor]
+    kinds: list[tuple[torch.Size, torch.dtype]]
+    outputs: Outputs
+
+    def fits(self, values: Sequence[Any]) -> bool:
+        """Whether a captured call may be this one: as many tensors, of these dtypes and, as far as they are known, sizes."""
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        return len(tensors) == len(self.kinds) and all(
+            tensor.dtype is dtype and len(tensor.shape) == len(shape) and all(map(_may_be, tensor.shape, shape))
+            for tensor, (shape, dtype) in zip(tensors, self.kinds, strict=True)
+        )
+
+    def release(self) -> None:
+        """Its tensors are needed no more."""
+        self.values = []
+
+
+def _may_be(size: Any, known: int) -> bool:
+    """Whether a size of a capture is that of the eager run; one that only a run can tell may be."""
+    return (
+        size.node.hint == known
+        if isinstance(size, torch.SymInt) and size.node.has_hint()
+        else isinstance(size, torch.SymInt) or size == known
+    )
+
+
+@dataclass
+class EagerCalls:
+    """The calls of Functions and operators of an eager run, in its order, found again by where they were made.
+
+    Attributes:
+        missing: Why there may be none, for an error.
+    """
+
+    missing: str = "no eager run was made, as with eager_check=False"
+    _at: dict[Any, list[EagerCall]] = field(default_factory=dict)
+    _next: dict[Any, int] = field(default_factory=dict)
+
+    def called(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any, tuple[str, str]], None]:
+        """A call is about to be made.
+
+        Args:
+            function: The Function class, or the `Operator`.
+            args, kwargs: The arguments.
+
+        Returns:
+            What is to be told the result, and the module and line of the call.
+        """
+        slots = _slots(function, args, kwargs)
+        if slots is None:
+            return lambda result, place: None
+        versions = [_version(value) for value in slots.values]
+
+        def returned(result: Any, place: tuple[str, str]) -> None:
+            if isinstance(function, Operator) and function.changes:
+                given = function.signature.bind(*args, **kwargs).arguments
+                result = (result, *(given.get(name) for name in function.changes))
+            changed = [i for i, (value, before) in enumerate(zip(slots.values, versions, strict=True)) if _version(value) != before]
+            run = Trial(result, slots.values, changed, [])
+            with private.unheard():
+                values = [value.detach() for value in slots.values]
+                outputs = run.describe([list(t.shape) for t in run.tensors()])
+            call = EagerCall(values, [(t.shape, t.dtype) for t in values], outputs)
+            self._at.setdefault((function, *place), []).append(call)
+            self._at.setdefault(function, []).append(call)
+
+        return returned
+
+    def like(self, function: Any, place: tuple[str, str], values: Sequence[Any]) -> EagerCall | None:
+        """The call of the eager run that a captured call is: the next of that line that fits.
+
+        A capture may go through the model more than once, and through a body of a loop as often as it likes: after the last call of a line comes
+        its first. Where the capture cannot say the line, any call of the Function will do.
+
+        Args:
+            function: The Function class, or the `Operator`.
+            place: The module and the line.
+            values: The tensors and sizes among the arguments, fake ones too.
+        """
+        for key in ((function, *place), function):
+            calls = self._at.get(key, ())
+            start = self._next.get(key, 0)
+            for step in range(len(calls)):
+                if calls[(start + step) % len(calls)].fits(values):
+                    self._next[key] = start + step + 1
+                    return calls[(start + step) % len(calls)]
+        return None
+
+    def begin(self) -> None:
+        """The model is captured from its beginning."""
+        self._next.clear()
+
+    def clear(self) -> None:
+        """Nothing of the eager run is needed any more."""
+        self._at.clear()
+
+
+def _slots(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Slots | None:
+    """The tensors of a call; None where nobody could run it again: under torch.func they are wrappers, without values once their transform ends."""
+    if private.transforms_active() or not any(isinstance(leaf, torch.Tensor) for leaf in expand_leaves((args, kwargs))):
+        return None
+    try:
+        bound, _, _ = bind(function, args, kwargs)
+    except ExportError:
+        return None
+    slots = Slots()
+    for value in (*bound.args, *(value for _, value in sorted(bound.kwargs.items()))):
+        slots.take(value)
+    return slots
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
