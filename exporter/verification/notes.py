@@ -10,11 +10,11 @@ import onnx_ir as ir
 import torch
 
 from exporter.verification.compare import FACTOR, ROUGH, tolerance_of
-from exporter.verification.rows import Row
+from exporter.verification.rows import ELSEWHERE, Row
 from symbolics.graph.values import is_python_op
 from symbolics.graph.walk import walk
 
-__all__ = ["CHANGED", "Note", "choices_of", "note_on_changes", "notes_on"]
+__all__ = ["CHANGED", "Note", "choices_of", "note_on_changes", "note_on_constants", "notes_on"]
 
 #: The heading of what `note_on_changes` says, which counts also where nothing differs.
 CHANGED = "Changed since the export"
@@ -63,6 +63,17 @@ def notes_on(rows: Sequence[Row], choices: dict[str, int]) -> list[Note]:
     if choices and (turned or any(not row.ok and not row.problem for row in rows)):
         notes.append(_on_ties(choices, turned, all(row.ok for row in rows)))
     return notes
+
+
+def note_on_constants(rows: Sequence[Row]) -> Iterator[Note]:
+    """A file that is right at the example alone."""
+    bad = [row for row in rows if not row.ok]
+    if bad and all(row.kind in ELSEWHERE and (row.eager_error or 0.0) <= ROUGH for row in bad):
+        yield Note(
+            "Right at the example alone",
+            "The export took for a constant what forward computes from its input: NumPy, .item(), float() or tolist() of a tensor, an `if` on a tensor's values, a "
+            "size as a number. Write it in operators of torch, put it into an autograd Function, which stays Python in the file.",
+        )
 
 
 def note_on_changes(changed: Mapping[str, list[str]]) -> Iterator[Note]:

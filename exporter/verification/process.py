@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from symbolics.errors import Faq, FormatError, RunError, TrustError
 from symbolics.node.names import qualified_name
 from symbolics.node.patterns import Patterns
 
-__all__ = ["FileStep", "run_in_a_fresh_process"]
+__all__ = ["FileRun", "FileStep", "run_in_a_fresh_process"]
 
 
 @dataclass
@@ -27,19 +27,30 @@ class FileStep:
         outputs: The tensors that it gives, flat.
         gradients: (kind, name) -> gradient, None where it has none.
         buffers: name -> its value behind the forward, of the buffers that the file's or eager's forward changed.
-        lost: What the file says that it does not carry -> why.
         differentiable: Which outputs have a gradient.
+    """
+
+    outputs: list[torch.Tensor]
+    gradients: dict[tuple[str, str], torch.Tensor | None]
+    buffers: dict[str, torch.Tensor]
+    differentiable: list[bool]
+
+
+@dataclass
+class FileRun:
+    """What the fresh process found.
+
+    Attributes:
+        steps: One for each of eager's, each from the file's own state; what went wrong in place of one that failed, which the first never is.
+        lost: What the file says that it does not carry -> why.
         backward_nodes: How many nodes the gradient graph has.
         seconds: Of loading, and of a step.
         memory: Of a step, in bytes; None where it could not be measured.
         changed: The Functions that are others there than at the export -> which halves.
     """
 
-    outputs: list[torch.Tensor]
-    gradients: dict[tuple[str, str], torch.Tensor | None]
-    buffers: dict[str, torch.Tensor]
+    steps: list[FileStep | str]
     lost: dict[str, str]
-    differentiable: list[bool]
     backward_nodes: int
     seconds: dict[str, float]
     memory: int | None
@@ -47,9 +58,15 @@ class FileStep:
 
 
 def run_in_a_fresh_process(
-    path: Path, folder: Path, eager: EagerStep, allow: Iterable[Any], setup: str | None, steps: int, timeout: float
-) -> FileStep:
-    """Run one step of the saved file by a Python that has seen neither the model nor its module; ``folder`` is for what both say.
+    path: Path, folder: Path, eager: Sequence[EagerStep], allow: Iterable[Any], setup: str | None, count: int, timeout: float
+) -> FileRun:
+    """Run steps of the saved file by a Python that has seen neither the model nor its module; ``folder`` is for what both say.
+
+    Args:
+        path, folder: The file; and where to write.
+        eager: What eager did: the example, then other inputs.
+        allow, setup, timeout: As `verify` takes them.
+        count: How many steps are timed.
 
     Raises:
         RunError: It does not end in time, or leaves no result.
@@ -57,8 +74,9 @@ def run_in_a_fresh_process(
     """
     patterns = [entry if isinstance(entry, str) else qualified_name(entry) for entry in Patterns(allow, "allow").items]
     job = {
-        "path": str(path), "allow": patterns, "setup": setup, "inputs": eager.inputs, "cotangents": eager.cotangents, "steps": steps, "seed": SEED,
-        "buffers": sorted(eager.buffers.keys() - eager.notes), "threads": torch.get_num_threads(),
+        "path": str(path), "allow": patterns, "setup": setup, "count": count, "seed": SEED, "threads": torch.get_num_threads(),
+        "steps": [{"inputs": step.inputs, "cotangents": step.cotangents} for step in eager],
+        "buffers": sorted(eager[0].buffers.keys() - eager[0].notes),
     }  # fmt: skip
     torch.save(job, folder / "job.pt")
     command = fresh_python("exporter.verification.worker", str(folder / "job.pt"), str(folder / "result.pt"))
@@ -77,6 +95,12 @@ def run_in_a_fresh_process(
             remedy = "; pass setup='package.module:function' whose function calls exporter.register() for it"
         kind, faq = kinds.get(result["kind"], RunError), None if result["faq"] is None else Faq(result["faq"])
         raise kind(f"in the fresh process: {result['kind']}: {result['error']}{remedy}", faq=faq)
-    parts = {name.partition(":"): gradient for name, gradient in result.pop("gradients").items()}
+    return FileRun(**{**result, "steps": [_step(found) for found in result["steps"]]})
+
+
+def _step(found: dict[str, Any]) -> FileStep | str:
+    if "error" in found:
+        return str(found["error"])
+    parts = {name.partition(":"): gradient for name, gradient in found["gradients"].items()}
     gradients = {(kind, name): gradient for (kind, _, name), gradient in parts.items()}
-    return FileStep(gradients=gradients, **result)
+    return FileStep(found["outputs"], gradients, found["buffers"], found["differentiable"])

@@ -18,7 +18,7 @@ from exporter.pictures.layout import missing
 from exporter.pictures.svg import LEGEND, STYLE
 from exporter.verification import charts
 from exporter.verification.notes import CHANGED, Note
-from exporter.verification.rows import Row
+from exporter.verification.rows import ELSEWHERE, NOT_COMPARED, Row
 from symbolics.errors import PythonopError
 from symbolics.text import clean
 
@@ -35,7 +35,7 @@ class Report:
     """The result of `exporter.verify`.
 
     Attributes:
-        rows: One a tensor, outputs first.
+        rows: One a tensor, outputs first; then one for a second input, and one for a second size where axes are open.
         facts: Model, exporter, sizes, versions.
         functions: Each autograd Function of the file with its number of calls.
         seconds: Of export, loading, and a step (the median, forward and backward) in eager and from the file.
@@ -57,13 +57,13 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every tensor is within its tolerance; a report of nothing is not ok."""
+        """Whether every tensor is within its tolerance, at every input that was tried; a report of nothing is not ok."""
         return bool(self.rows) and all(row.ok for row in self.rows)
 
     @property
     def max_error(self) -> float:
         """The largest error of all rows, NaN where one is not a number or missing."""
-        errors = [math.nan if row.problem else row.error for row in self.rows]
+        errors = [math.nan if row.problem else row.error for row in self.rows if not row.note]
         return math.nan if any(math.isnan(error) for error in errors) else max(errors, default=math.nan)
 
     def worst(self) -> list[Row]:
@@ -103,7 +103,7 @@ class Report:
             table.add_column(heading.replace(" ", "\n"), justify="right" if number else "left", overflow="fold", no_wrap=number)
         for row in said.rows:
             *cells, result = (Text(clean(cell)) for cell in row)
-            result.stylize("green" if result.plain == "equal" else "bold red")
+            result.stylize("green" if result.plain == "equal" else "yellow" if result.plain.startswith(NOT_COMPARED) else "bold red")
             table.add_row(*cells, result)
         return Group(table, *(Text(clean(line, 2000), "" if self.ok else "red") for line in lines))
 
@@ -116,10 +116,10 @@ class Report:
                 row.name,
                 row.kind,
                 "x".join(map(str, row.shape)) or "scalar",
-                f"{row.error:.1e}",
+                "" if row.note else f"{row.error:.1e}",
                 "" if row.eager_error is None else f"{row.eager_error:.1e}",
-                f"{row.tolerance:.1e}",
-                "equal" if row.ok else row.problem or "differs",
+                "" if row.note else f"{row.tolerance:.1e}",
+                row.note or row.problem or ("equal" if row.ok else "differs"),
             )
             for row in worst[:count]
         ]
@@ -134,13 +134,14 @@ class Report:
 
     def summary(self) -> str:
         """One line."""
-        bad = sum(not row.ok for row in self.rows)
+        tensors = [row for row in self.rows if row.kind not in ELSEWHERE]
+        bad, tried = sum(not row.ok for row in tensors), [row for row in self.rows if row.kind in ELSEWHERE and not row.note]
         times = ", ".join(f"{key} {charts.duration(value)}" for key, value in self.seconds.items())
-        verdict = (
-            f"{len(self.rows)} tensors equal eager PyTorch's"
-            if self.ok
-            else f"{bad} of {len(self.rows)} tensors differ from eager PyTorch's"
-        )
+        verdict = f"{bad} of {len(tensors)} tensors differ from eager PyTorch's" if bad else f"{len(tensors)} tensors equal eager PyTorch's"
+        if wrong := [row.kind for row in tried if not row.ok]:
+            verdict += f"{', and others differ' if bad else ', but not all'} at a {' and a '.join(wrong)}"
+        elif tried and not bad:
+            verdict += f", also at a {' and a '.join(row.kind for row in tried)}"
         return f"{verdict}; largest error {self.max_error:.1e} ({times})"
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
@@ -162,8 +163,9 @@ class Report:
         page = environment.get_template("report.html").render(
             report=self,
             rows=worst,
+            tensors=[row for row in worst if row.kind not in ELSEWHERE],
             charted=min(len(worst), charts.ROWS),
-            errors=charts.errors(worst),
+            errors=charts.errors([row for row in worst if not row.note]),
             steps=charts.bars(steps, charts.duration, "time of a step"),
             memory=charts.bars(self.memory, charts.size, "memory of a step") if len(self.memory) == len(STEPS) else "",
             ratio=_ratio(steps),

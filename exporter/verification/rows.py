@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["Row"]
+__all__ = ["ELSEWHERE", "NOT_COMPARED", "Row"]
+
+#: Kinds of rows that stand for all tensors, at another input.
+ELSEWHERE = ("second input", "second size")
+#: How a `Row.note` begins.
+NOT_COMPARED = "not compared"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor of the file against eager PyTorch.
+    """One tensor of the file against eager PyTorch, or all of them at another input.
 
     Attributes:
-        name: The output's number, the name of the parameter, input or buffer.
+        name: The output's number, the name of the parameter, input or buffer; at another input what is farthest from eager's.
         kind: "output", "parameter gradient", "input gradient", "buffer" for what the forward makes of one, or "weight" for a parameter or
-            buffer of a file that was there before.
+            buffer of a file that was there before; "second input" for all tensors at other values of the inputs, "second size" at other sizes.
         shape, dtype: Eager's.
         error: The largest difference from the reference, in units of eager's largest value; of a gradient, at least a
             hundredth of the largest gradient of the model.
@@ -25,6 +30,7 @@ class Row:
         reference: "float64", or the type in which eager ran.
         ok: Whether the file says the same.
         problem: What is wrong where a number does not say it.
+        note: Why nothing could be compared, where that says nothing against the file.
         node: The node of the file that makes the output or buffer, or the first that reads the parameter or input.
     """
 
@@ -39,10 +45,13 @@ class Row:
     ok: bool
     problem: str = ""
     node: str = ""
+    note: str = ""
 
     @property
     def badness(self) -> float:
         """How far beyond the tolerance: more than 1 is a difference."""
+        if self.note:
+            return 0.0
         if self.problem or math.isnan(self.error):
             return math.inf
         return self.error / self.tolerance if self.error else 0.0

@@ -26,18 +26,18 @@ from exporter.forward.case import Case
 from exporter.forward.eager_failure import eager_failure
 from exporter.forward.export import export
 from exporter.verification.bisect import first_departure
-from exporter.verification.compare import compare, largest
+from exporter.verification.compare import largest
 from exporter.verification.eager import EagerStep, draws, in_float64, measured_step, with_the_files_masks
+from exporter.verification.elsewhere import Elsewhere, other_runs, rows_of
 from exporter.verification.existing import names_allowed, note_on_weights, open_existing, weight_rows
-from exporter.verification.notes import choices_of, note_on_changes, notes_on
-from exporter.verification.process import FileStep, run_in_a_fresh_process
-from exporter.verification.provenance import places_of_rows
+from exporter.verification.notes import choices_of, note_on_changes, note_on_constants, notes_on
+from exporter.verification.process import FileRun, FileStep, run_in_a_fresh_process
 from exporter.verification.report import STEPS, Report
+from exporter.verification.rows import ELSEWHERE, Row
 from exporter.verification.steps import copy_of
 from symbolics.errors import PythonopError, PythonopWarning, RunError
 from symbolics.graph.values import function_of, is_python_op
 from symbolics.graph.walk import walk
-from symbolics.node.metadata import changes_of, read_state
 from symbolics.node.names import MARK_COUNT_KEY
 
 __all__ = ["verify"]
@@ -68,7 +68,9 @@ def verify(
 
     The model is exported, saved, opened by another Python process that knows the file alone, and run there on
     onnxruntime with its gradient graph. Outputs, the gradients of every parameter and float input, and the buffers that
-    a forward changes are compared with eager PyTorch, for one random cotangent. Where the model drops out, eager drops what the file drops. Where the model also runs in float64, that is the reference, and the tolerance
+    a forward changes are compared with eager PyTorch, for one random cotangent: a row each. All of them are compared once more at a second input,
+    values of the example's kind that are made up, and at a second size where the file leaves axes open: a row each, which says so where eager fails on
+    what was made up. Where the model drops out, eager drops what the file drops. Where the model also runs in float64, that is the reference, and the tolerance
     comes from eager's own error against it.
 
     Args:
@@ -128,6 +130,8 @@ def verify(
     eager, masks = with_the_files_masks(case, eager, program.model) if random else (eager, None)
     _log.info("running %s in float64", type(case.model).__name__)
     precise = in_float64(case, eager, masks)
+    _log.info("running %s at other inputs", type(case.model).__name__)
+    others = other_runs(case, program.model, masks)
     if allow is not None:
         allowed = list(allow)
     else:
@@ -140,40 +144,49 @@ def verify(
         if not is_there:
             program.save(path)
         _log.info("running the file in a fresh process")
-        found = run_in_a_fresh_process(path, Path(folder), eager, allowed, setup, steps, timeout)
+        asked = [eager, *(other.eager for other in others if other.eager is not None)]
+        run = run_in_a_fresh_process(path, Path(folder), asked, allowed, setup, steps, timeout)
         size = sum(each.stat().st_size for each in {path, *data_files(program.model), *Path(folder).glob("model.onnx*")} if each.exists())
     _log.info("comparing")
-    _refuse_no_path(eager, found)
+    _refuse_no_path(eager, run.steps[0])
     eager_seconds, eager_memory = measured_step(case, eager, steps)
-    seconds |= {**found.seconds, "eager step": eager_seconds}
-    memory = {name: used for name, used in zip(STEPS, (eager_memory, found.memory), strict=True) if used is not None}
-    places, carried = places_of_rows(program.model), changes_of(program.model).carried
-    state = read_state(program.model.metadata_props) or {}
-    eager = eager.beside({*found.buffers, *(name for name, entry in state.items() if entry.initializer in carried)})
-    rows = [replace(row, node=places.get((row.kind, row.name), "")) for row in compare(eager, precise, found, found.lost)]
+    seconds |= {**run.seconds, "eager step": eager_seconds}
+    memory = {name: used for name, used in zip(STEPS, (eager_memory, run.memory), strict=True) if used is not None}
+    rows = rows_of(program.model, run, (eager, precise), others)
     weights = weight_rows(program.model, case.model) if file is not None else []
-    notes = [*note_on_weights(weights, str(file) if is_there else "model.onnx"), *note_on_changes(found.changed)]
+    notes = [*note_on_weights(weights, str(file) if is_there else "model.onnx"), *note_on_changes(run.changed)]
     if all(row.ok for row in weights):
-        notes += notes_on(rows, choices_of(program.model))
+        notes += [*note_on_constants(rows), *notes_on(rows, choices_of(program.model))]
     made_by = "a file that was there" if file is not None else "torch.export" if dynamo else "TorchScript"
     report = Report(
-        [*weights, *rows], _facts(case, program.model, made_by, size, found), _functions(program), seconds, memory=memory,
+        [*weights, *rows], _facts(case, program.model, made_by, size, run), _functions(program), seconds, memory=memory,
         notes=notes, program=program,
     )  # fmt: skip
     if bisect and not report.ok and masks is None:
         _log.info("looking for the first node that departs")
-        report.first_departure = first_departure(program, case, eager.cotangents, allowed)
+        report.first_departure = first_departure(program, *_where_it_differs(case, eager, rows, others), allowed)
     return report
 
 
-def _refuse_no_path(eager: EagerStep, found: FileStep) -> None:
+def _where_it_differs(case: Case, eager: EagerStep, rows: list[Row], others: list[Elsewhere]) -> tuple[Case, list[torch.Tensor | None]]:
+    """The example, unless all is equal there; and the cotangents."""
+    bad = {row.kind for row in rows if not row.ok}
+    if bad <= set(ELSEWHERE):
+        for other in others:
+            if other.kind in bad and other.case is not None and other.eager is not None:
+                return other.case, other.eager.cotangents
+    return case, eager.cotangents
+
+
+def _refuse_no_path(eager: EagerStep, found: FileStep | str) -> None:
     """A file without any gradient says nothing of the model, unless eager's are all zero: behind torch.round they are."""
+    assert isinstance(found, FileStep)
     wanted = [has for has, g in zip(found.differentiable, eager.cotangents, strict=False) if g is not None]
     if wanted and not any(wanted) and any(largest(g) for g in eager.gradients.values() if g is not None):
         raise RunError("the outputs have a gradient in eager, and none in the file: no operator on their way is differentiable there")
 
 
-def _facts(case: Case, model: ir.Model, made_by: str, size: int, found: FileStep) -> dict[str, Any]:
+def _facts(case: Case, model: ir.Model, made_by: str, size: int, found: FileRun) -> dict[str, Any]:
     import onnxruntime  # not installed where verify is not used
 
     parameters = list(case.model.parameters())

@@ -12,7 +12,7 @@ __all__: list[str] = []
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """One step of a file, and the time and memory of some more."""
+    """One step of a file, the time and memory of some more, and one at each of the other inputs."""
     import torch
 
     import exporter
@@ -28,48 +28,68 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     begin = time.perf_counter()
     module = exporter.load(job["path"], allow=job["allow"])
     seconds = {"load": time.perf_counter() - begin}
-    order = list(module._onnx.inputs)
-    given = job["inputs"]
-    if not set(order) <= set(given):
-        if len(order) != len(given):
-            raise RunError(f"the file has the inputs {order}, the model was called with {list(given)}: name them with input_names=")
-        given = dict(zip(order, given.values(), strict=True))
-    names = (
-        dict(zip(order, (name for name in job["inputs"]), strict=False)) if given is not job["inputs"] else {name: name for name in order}
-    )
-
-    def step() -> tuple[list[Any], dict[str, Any]]:
-        inputs = {name: given[name].detach().clone().requires_grad_(given[name].is_floating_point()) for name in order}
-        outputs = module.flat(**inputs)
-        backward(outputs, job["cotangents"])
-        return outputs, inputs
-
+    order, known = list(module._onnx.inputs), list(job["steps"][0]["inputs"])
+    if not set(order) <= set(known):
+        if len(order) != len(known):
+            raise RunError(f"the file has the inputs {order}, the model was called with {known}: name them with input_names=")
+        names = dict(zip(order, known, strict=True))
+    else:
+        names = {name: name for name in order}
     lost = module._onnx.changes.lost
     module._onnx.changes = replace(module._onnx.changes, lost={})  # all else is compared; these are in the report
     before = buffers_of(module)
     memory = HighWater()
-    torch.manual_seed(job["seed"])  # of which the masks of Dropout follow
-    begin = time.perf_counter()
-    outputs, inputs = step()
-    seconds["first step"] = time.perf_counter() - begin
-    after = buffers_of(module)
-    gradients = {f"parameter gradient:{name}": p.grad for name, p in module.named_parameters()}
-    gradients |= {f"input gradient:{names[name]}": value.grad for name, value in inputs.items()}
-    result: dict[str, Any] = {
-        "outputs": [out.detach().clone() for out in outputs],
-        "gradients": {name: None if g is None else g.detach().clone() for name, g in gradients.items()},
-        "buffers": {**{name: after[name] for name in job["buffers"] if name in after}, **changed(before, after)},
+
+    def step(given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        inputs = {
+            name: (value := given["inputs"][names[name]]).detach().clone().requires_grad_(value.is_floating_point()) for name in order
+        }
+        outputs = module.flat(**inputs)
+        backward(outputs, given["cotangents"])
+        return outputs, inputs
+
+    def found(given: dict[str, Any]) -> dict[str, Any]:
+        torch.manual_seed(job["seed"])  # of which the masks of Dropout follow
+        begin = time.perf_counter()
+        outputs, inputs = step(given)
+        took = time.perf_counter() - begin
+        after = buffers_of(module)
+        gradients = {f"parameter gradient:{name}": p.grad for name, p in module.named_parameters()}
+        gradients |= {f"input gradient:{names[name]}": value.grad for name, value in inputs.items()}
+        return {
+            "outputs": [out.detach().clone() for out in outputs],
+            "gradients": {name: None if g is None else g.detach().clone() for name, g in gradients.items()},
+            "buffers": {**{name: after[name] for name in job["buffers"] if name in after}, **changed(before, after)},
+            "differentiable": [out.requires_grad for out in outputs],
+            "seconds": took,
+        }
+
+    def elsewhere(given: dict[str, Any]) -> dict[str, Any]:
+        """A step from the state that the first one began with."""
+        module.zero_grad()
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                buffer.copy_(before[name])
+        try:
+            return found(given)
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"[:1000]}
+
+    example, *others = job["steps"]
+    first = found(example)
+    seconds["first step"] = first["seconds"]
+    # What is kept of the first step is no part of the others.
+    kept = [*first["outputs"], *first["gradients"].values(), *first["buffers"].values()]
+    seconds["onnxruntime step"], used = measured(lambda: step(example), job["count"], memory)
+    used = None if used is None else max(0, used - sum(tensor.nbytes for tensor in kept if tensor is not None))
+    return {
+        "steps": [first, *(elsewhere(given) for given in others)],
         "lost": lost,
-        "differentiable": [out.requires_grad for out in outputs],
         "backward_nodes": module._onnx.plans.backward_nodes(),
         "changed": module._onnx.changed,
+        "seconds": seconds,
+        "memory": used,
     }
-    del outputs, inputs, gradients
-    # What is kept of the first step is no part of the others.
-    kept = [*result["outputs"], *result["gradients"].values(), *after.values()]
-    seconds["onnxruntime step"], used = measured(step, job["steps"], memory)
-    used = None if used is None else max(0, used - sum(tensor.nbytes for tensor in kept if tensor is not None))
-    return {**result, "seconds": seconds, "memory": used}
 
 
 def main(job_path: str, result_path: str) -> None:
