@@ -8,13 +8,13 @@ import weakref
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import onnx
 
 from exporter.errors import short
 from exporter.files.proto import open_proto, reading
+from exporter.files.steady import steady
 from exporter.files.trust import Gate
 from exporter.runtime import native
 from exporter.runtime.absent import NO_ONNXRUNTIME, why_no_library
@@ -24,13 +24,16 @@ from exporter.runtime.changed import changed_functions, say_changed
 from exporter.runtime.node_order import MANY_NODES, list_as_they_can_run
 from exporter.runtime.prepare import has_python_ops, needs_library, prepare
 from exporter.runtime.refusals import refusal
-from exporter.runtime.store import ContextStore, PoolLog, Run
+from exporter.runtime.spinning import choose_spinning
+from exporter.runtime.store import ContextStore, PoolLog, Run, arrays_of
 from symbolics.errors import RunError
 from symbolics.graph.collector import without_gc
 from symbolics.node.names import STEP_KEY
 
 if TYPE_CHECKING:
     from exporter.runtime.in_place import Update
+
+T = TypeVar("T")
 
 # Told when somebody needs it: onnx.reference runs without, and files without PythonOps without the library.
 _missing: ImportError | None = None
@@ -132,7 +135,7 @@ def session_options(allow: Any = (), *, store: ContextStore | None = None, devic
     if problem:
         raise RunError(problem)
     options = open_options(allow, store, device)
-    _choose_spinning(options)
+    choose_spinning(options)
     return options
 
 
@@ -154,22 +157,6 @@ def open_options(allow: Any, store: ContextStore | None, device: str = "cpu", lo
 def threads_outside() -> int:
     """Inside of a Function that a session runs on one thread: torch's threads outside of it; else 0. A session that is made there stays."""
     return _native.threads_outside() if _missing is None else 0
-
-
-_SPINNING = "session.intra_op.allow_spinning"
-
-
-def _choose_spinning(options: Any) -> None:
-    """Let threads wait for the next operator awake, as torch's do, where the options do not say.
-
-    They sleep between runs, and while a long PythonOp needs the cores for torch's (native_threads.h). To wake a thread takes 50 us, as long
-    as a small operator: a training step takes up to a quarter less so.
-    """
-    try:
-        options.get_session_config_entry(_SPINNING)
-    except RuntimeError:  # nobody has said
-        options.add_session_config_entry(_SPINNING, "1")
-        options.add_session_config_entry("session.force_spinning_stop", "1")
 
 
 class Session(_Session):  # type: ignore[misc]
@@ -236,7 +223,7 @@ class Session(_Session):  # type: ignore[misc]
         ticket = self._pool.begin()
 
         def ended(results: Any, data: Any, error: str) -> None:
-            self._pool.end(ticket, None if error else _arrays(results))
+            self._pool.end(ticket, None if error else arrays_of(results))
             callback(results, data, error)
 
         try:
@@ -258,11 +245,11 @@ class Session(_Session):  # type: ignore[misc]
                 raise
         else:
             if made and outermost:
-                self.store.release(made, _arrays(results))
+                self.store.release(made, arrays_of(results))
             return results
         finally:
             if ticket is not None:
-                named = self._pool.end(ticket, None if results is None else _arrays(results))
+                named = self._pool.end(ticket, None if results is None else arrays_of(results))
                 if not outermost:
                     made += named  # freed when the outer run raises
         # Outside the except block: the original keeps its own __context__ and __cause__.
@@ -288,9 +275,7 @@ class Session(_Session):  # type: ignore[misc]
         Returns:
             The handles of the contexts that the run made and that are the caller's from here on.
         """
-        runs, thread = self.store.runs, threading.get_ident()
-        outer = runs.get(thread)
-        made = runs.setdefault(thread, Run()) if outer is None else outer
+        made, new = self.store.enter(sys._getframe())
         start, original = len(made), None
         try:
             method(self, *args)
@@ -302,25 +287,14 @@ class Session(_Session):  # type: ignore[misc]
                 raise
         finally:
             del made[start:]  # the outer run neither frees nor keeps them
-            if outer is None:
-                del runs[thread]
+            if new:
+                self.store.leave()
         raise original
 
     def _original(self, error: Exception, made: Run) -> BaseException | None:
         """What is raised in the place of what onnxruntime raised; None for that itself."""
         original = self._binding.original(error, made, self._pool)
         return refusal(error) if original is None else original  # not `or`: an exception may be false
-
-
-def _arrays(results: Any) -> list[Any]:
-    return [_array(value) for value in results or ()]
-
-
-def _array(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value
-    kind = getattr(value, "data_type", None)
-    return value.numpy() if callable(kind) and kind() == "tensor(int64)" else None
 
 
 #: What onnxruntime.InferenceSession takes beside.
@@ -393,8 +367,8 @@ def open_session(
     **kwargs: Any,
 ) -> Session:
     """`inference_session` without a word of Functions that have changed: `Session.changed` has them."""
-    opened = _open(model, allow, store, sess_options, providers, None)
-    return opened.session(opened.proto, providers, kwargs)
+
+    return _steadily(model, allow, store, sess_options, providers, None, lambda opened: opened.session(opened.proto, providers, kwargs))
 
 
 def step_sessions(
@@ -414,13 +388,16 @@ def step_sessions(
     Raises:
         RunError, TrustError, FormatError: As `inference_session`.
     """
-    opened = _open(step, allow, None, sess_options, None, carried)
-    main = opened.session(opened.proto, None, {})
-    if opened.update is None:
-        return main, None, None
-    from onnx_ir import to_proto
 
-    return main, opened.session(to_proto(opened.update.model), None, {}), opened.update
+    def make(opened: _Opened) -> tuple[Session, Session | None, Update | None]:
+        main = opened.session(opened.proto, None, {})
+        if opened.update is None:
+            return main, None, None
+        from onnx_ir import to_proto
+
+        return main, opened.session(to_proto(opened.update.model), None, {}), opened.update
+
+    return _steadily(step, allow, None, sess_options, None, carried, make)
 
 
 @dataclass
@@ -448,6 +425,25 @@ class _Opened:
         session = Session(source, self.options, self.binding, providers=providers or ["CPUExecutionProvider"], **more)
         session.changed = changed_functions(self.metadata, self.binding.gate.functions)
         return session
+
+
+def _steadily(
+    model: Any,
+    allow: Any,
+    store: ContextStore | None,
+    options: Any,
+    providers: Sequence[Any] | None,
+    carried: Mapping[str, str] | None,
+    make: Callable[[_Opened], T],
+) -> T:
+    """What ``make`` makes of a model; anew where it fails and the file was replaced meanwhile."""
+    given = options in _bound
+
+    def read() -> T:
+        ours = not given and options in _bound  # the gate and the store of a try that failed
+        return make(_open(model, () if ours else allow, None if ours else store, options, providers, carried))
+
+    return steady(model, read)
 
 
 def _open(
@@ -493,7 +489,7 @@ def _open(
         binding = bind(options, Binding(gate, contexts), device) if library else Binding(gate, contexts)
     if python_ops:
         binding.load()
-    _choose_spinning(options)
+    choose_spinning(options)
     path = Path(model) if isinstance(model, (str, Path)) and not changed else None
     if path is None and folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))

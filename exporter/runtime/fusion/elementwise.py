@@ -72,9 +72,18 @@ def fixed_shape(value: ir.Value, facts: Mapping[ir.Value, Facts]) -> tuple[int, 
 
 
 def inferred_graph(model: ir.Model) -> onnx.GraphProto | None:
-    """A model's graph with what ONNX infers of its values; None where it cannot: onnxruntime says what is wrong with it."""
+    """A model's graph with what ONNX infers of its values; None where it cannot: onnxruntime says what is wrong with it.
+
+    An initializer that is an input as well has no value here: a caller may give another, and sizes with it.
+    """
     try:
-        return onnx.shape_inference.infer_shapes(skeleton(model)).graph
+        proto = skeleton(model)
+        given = {value.name for value in proto.graph.input}
+        certain = [tensor for tensor in proto.graph.initializer if tensor.name not in given]
+        if len(certain) < len(proto.graph.initializer):
+            del proto.graph.initializer[:]
+            proto.graph.initializer.extend(certain)
+        return onnx.shape_inference.infer_shapes(proto).graph
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
         return None
 

@@ -201,6 +201,43 @@ static int look(const void *value, Seen *seen)
     return 0;
 }
 
+/* ------------------------------------------------------------------------------------------------ exceptions for onnxruntime */
+enum { TRIES = 100 };
+
+/* The pending Python exception, normalized. */
+static PyObject *pending_exception(void)
+{
+    PyObject *type = NULL, *error = NULL, *trace = NULL;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (error && trace)
+        PyException_SetTraceback(error, trace);
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    return error;
+}
+
+/* The pending Python exception as an OrtStatus. Binding.failed keeps the exception for whoever called run. What comes while it does so (Ctrl-C,
+ * again) takes its place. */
+static Status failure(Binding *binding, PyObject *kernel)
+{
+    PyObject *error = pending_exception(), *message = NULL;
+    for (int tries = 0; error && !message && tries < TRIES; tries++) {
+        message = PyObject_CallMethodObjArgs(binding->owner, s_failed, kernel ? kernel : Py_None, error, NULL);
+        if (!message) {
+            Py_DECREF(error);
+            error = pending_exception();
+        }
+    }
+    Py_XDECREF(error);
+    PyObject *bytes = message ? PyUnicode_AsUTF8String(message) : NULL;
+    PyErr_Clear();
+    Status status = CALL(CREATE_STATUS, Status(*)(int, const char *))(ORT_FAIL, bytes ? PyBytes_AsString(bytes) : "a Python exception without a message");
+    Py_XDECREF(bytes);
+    Py_XDECREF(message);
+    return status;
+}
+
 /* ------------------------------------------------------------------------------------------------ of kernels without Python */
 enum { DIMS_MOST = 16 };
 
