@@ -11,6 +11,19 @@ async function read(path) {
   return new Uint8Array(await answer.arrayBuffer());
 }
 
+const fits = (a, b) => a && b && a.type === b.type && `${a.dims}` === `${b.dims}`;
+
+// A manifest comes with its files: what it names lies beside it, and every tensor that carries a value from step to step is told of.
+function check(source, { format, python, files, state, loss, targets }) {
+  if (format !== 1) throw new Error(`${source}: manifest.json has format ${format}, this module reads format 1`);
+  if (python.length) throw new Error(`${source} needs Python for ${python.join(", ")}: export with --portable`);
+  for (const file of [files.training, files.eval, files.initial, ...(files.eval_loss ? [files.eval_loss] : [])])
+    if (typeof file !== "string" || !/^[^/\\:?#%]+$/.test(file) || /^\.\.?$/.test(file))
+      throw new Error(`${source}: manifest.json names the file ${JSON.stringify(file)}, which is not beside it`);
+  if (!state?.length || !Array.isArray(targets) || typeof loss !== "string")
+    throw new Error(`${source}: manifest.json is damaged: it names no state, no targets or no loss`);
+}
+
 const pick = (names, values) => Object.fromEntries(names.filter((name) => name in values).map((name) => [name, values[name]]));
 const described = (state) => Object.entries(state).map(([name, { type, dims, data }]) => ({ name, type, dims, bytes: data.byteLength }));
 
@@ -19,19 +32,28 @@ export class Trainer {
   static async load(ort, source, options = {}) {
     source = String(source).replace(/\/$/, "");
     const manifest = JSON.parse(new TextDecoder().decode(await read(`${source}/manifest.json`)));
-    const { format, python, files } = manifest;
-    if (format !== 1) throw new Error(`${source}: manifest.json has format ${format}, this module reads format 1`);
-    if (python.length) throw new Error(`${source} needs Python for ${python.join(", ")}: export with --portable`);
+    check(source, manifest);
+    const { files } = manifest;
     const place = (file) => (local(source) ? `${source}/${file}` : read(`${source}/${file}`));
     const open = async (file) => ort.InferenceSession.create(await place(file), options);
     const [training, evaluation, initial] = [await open(files.training), await open(files.eval), await open(files.initial)];
     const withLoss = files.eval_loss && (await open(files.eval_loss));
-    return Object.assign(new Trainer(), { ort, manifest, training, evaluation, withLoss, state: { ...(await initial.run({})) } });
+    const state = { ...(await initial.run({})) };
+    const [names, outputs] = [new Set(manifest.state.map(({ name }) => name)), new Set(training.outputNames)];
+    for (const { name, next } of manifest.state)
+      if (!state[name] || !training.inputNames.includes(name) || !outputs.has(next))
+        throw new Error(`${source}: manifest.json is damaged: no file has the state ${name}, or ${next}`);
+    const given = new Set((manifest.hyperparameters ?? []).map(({ name }) => name));
+    const left = Object.keys(state).filter((name) => !names.has(name) && !given.has(name));
+    if (left.length) throw new Error(`${source}: manifest.json is damaged: it does not say what ${left} becomes in a step`);
+    return Object.assign(new Trainer(), { ort, manifest, training, evaluation, withLoss, state });
   }
 
   /** One training step; gives the loss. A batch may also hold a learning_rate (learning_rate_1, ...) for this step. */
   async step(batch) {
     const results = await this.training.run(pick(this.training.inputNames, { ...this.state, ...batch }));
+    const wrong = this.manifest.state.find(({ name, next }) => !fits(results[next], this.state[name]));
+    if (wrong) throw new Error(`the step gives ${wrong.next} of another type or shape than ${wrong.name}: the artifacts are damaged`);
     for (const { name, next } of this.manifest.state) this.state[name] = results[next];
     return Number(results[this.manifest.loss].data[0]);
   }

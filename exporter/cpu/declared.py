@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from symbolics.graph.emitter import Emitter
-from symbolics.graph.values import array_of
+from symbolics.graph.values import fixed_array
 
 __all__ = ["forget", "is_certain", "row_if_declared"]
 
@@ -32,7 +32,7 @@ def is_certain(value: ir.Value) -> bool:
     node = value.producer()
     if node is None:
         return True
-    sizes = array_of(node.inputs[1]) if node.op_type == "Reshape" and node.domain == "" else None
+    sizes = fixed_array(node.inputs[1]) if node.op_type == "Reshape" and node.domain == "" else None
     return sizes is not None and bool((sizes > 0).all())
 
 

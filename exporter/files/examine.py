@@ -31,6 +31,7 @@ __all__ = [
     "check_reference",
     "check_tensor",
     "check_texts",
+    "data_size",
     "operator_of",
 ]
 
@@ -196,6 +197,11 @@ def _bits(kind: int) -> int:
 
 def _bytes(kind: int, count: int) -> int:
     return -(-count * _bits(kind) // 8)
+
+
+def data_size(data_type: int, dims: Iterable[int]) -> int:
+    """How many bytes the values of a tensor have in a file."""
+    return _bytes(data_type, math.prod(dims))
 
 
 # -------------------------------------------------------------------------------------------------- data in other files

@@ -33,7 +33,7 @@ def names_in(model: ir.Model) -> list[str]:
             for key, payload in data.items():
                 if key in ("$enum", "$namedtuple", "$dataclass", "$mapping") and isinstance(payload, list):
                     found[payload[0]] = None
-                elif key == "$callable":
+                elif key in ("$callable", "$builtin"):
                     found[payload] = None
                 visit(payload)
         elif isinstance(data, list):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx.external_data_helper import load_external_data_for_tensor
 
+from exporter.files.data_file import open_data
 from exporter.files.examine import (
     Operator,
     check_calls,
@@ -20,6 +20,7 @@ from exporter.files.examine import (
     check_reference,
     check_tensor,
     check_texts,
+    data_size,
     operator_of,
 )
 from symbolics.errors import FormatError, PythonopError
@@ -82,7 +83,10 @@ def open_proto(source: Any, *, load_data: bool = False) -> tuple[onnx.ModelProto
                 proto.CopyFrom(source)
         external = check_proto(proto, folder)
         for tensor in external if load_data else ():
-            load_external_data_for_tensor(tensor, str(folder))
+            entries = {entry.key: entry.value for entry in tensor.external_data}
+            count = data_size(tensor.data_type, tensor.dims)
+            with open_data(tensor.name, entries["location"], folder, int(entries.get("offset") or 0), count) as file:
+                tensor.raw_data = file.read(count)
             tensor.data_location = onnx.TensorProto.DEFAULT
             del tensor.external_data[:]
     check_version({entry.key: entry.value for entry in proto.metadata_props})

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from exporter.files.examine import check_calls, check_external, check_reference, check_tensor, operator_of
 from exporter.files.proto import check_proto, graphs, inner_model, parsed, reading, title_of
-from exporter.files.tensors import check_data, external_tensors, held_tensors, is_external
+from exporter.files.tensors import DataTensor, check_data, held_tensors, is_external
 from symbolics.errors import FormatError
 from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.metadata import check_version
@@ -43,8 +43,9 @@ def open_model(source: Any, *, data: bool = True) -> ir.Model:
                 raise FormatError(f"{title_of(source)} has sparse initializers, which are not read here: write them as dense ones")
             _refuse_maps(proto, source)
             model = ir.from_proto(proto)
-            for tensor in external_tensors(model):  # onnx_ir's set_base_dir passes functions by
-                tensor.base_dir = folder
+            for held in list(held_tensors(model)):
+                if is_external(held.tensor):
+                    held.put(DataTensor(held.tensor, folder))
         _forget_negative_sizes(model)
     check_version(model.metadata_props)
     return model

@@ -369,11 +369,27 @@ def _locked(folder: Path) -> Iterator[bool]:
         os.close(handle)  # and the lock is free
 
 
-def _lock(handle: int) -> bool:
+@contextlib.contextmanager
+def between_saves(folder: Path) -> Iterator[None]:
+    """While this is open, no save removes data in this folder; one that would waits, up to ten seconds. Where nothing can be locked, it does nothing."""
+    handle = None
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            handle = os.open(folder, os.O_RDONLY)
+    try:
+        if handle is not None:
+            _lock(handle, fcntl.LOCK_SH)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _lock(handle: int, kind: int | None = None) -> bool:
     end = time.monotonic() + _PATIENCE
     while True:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, (fcntl.LOCK_EX if kind is None else kind) | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
             if time.monotonic() > end:

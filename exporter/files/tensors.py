@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import math
+import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
+from exporter.files.data_file import open_data
 from symbolics.errors import FormatError
 from symbolics.text import shown
 
 __all__ = [
+    "DataTensor",
     "HeldTensor",
     "check_data",
     "data_files",
@@ -82,6 +86,61 @@ def is_external(tensor: Any) -> bool:
     return ir.ExternalTensor in type(tensor).__mro__  # isinstance asks a protocol of each tensor's members, slowly
 
 
+class DataTensor(ir.ExternalTensor):
+    """A tensor whose values are in another file, which `open_data` opens: links on the way and files that end too early are errors of ours.
+
+    Values are mapped where somebody asks for an array, as onnx_ir does it.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, tensor: ir.ExternalTensor, folder: Path) -> None:
+        """Args: onnx_ir's tensor, and the folder that its file must be in."""
+        super().__init__(
+            tensor.location, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=tensor.name,
+            doc_string=tensor.doc_string, metadata_props=tensor.metadata_props, base_dir=folder,
+        )  # fmt: skip
+        self._values: np.ndarray | None = None
+
+    def opened(self) -> BinaryIO:
+        """Its file, at the first of its values. Raises FormatError as `open_data`."""
+        return open_data(self.name or "", str(self.location), Path(self.base_dir), self.offset or 0, self.nbytes)
+
+    def numpy(self) -> np.ndarray:
+        """Its values, mapped into memory. Raises FormatError as `open_data`."""
+        if self._values is None:
+            kind, shape = self.dtype.numpy(), self.shape.numpy()
+            with self.opened() as file:
+                if self.dtype.bitwidth < 8:
+                    proto = onnx.TensorProto(data_type=int(self.dtype), dims=shape, raw_data=file.read(self.nbytes))
+                    self._values = ir.serde.TensorProtoTensor(proto).numpy()
+                elif self.size:
+                    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                    self._values = np.frombuffer(mapped, np.dtype(kind).newbyteorder("<"), self.size, self.offset or 0).reshape(shape)
+                else:
+                    self._values = np.empty(shape, kind)
+        return self._values
+
+    def __array__(self, dtype: Any = None) -> np.ndarray:
+        return self.numpy().__array__(dtype)
+
+    def tobytes(self) -> bytes:
+        """Its values as the file has them. Raises FormatError as `open_data`."""
+        with self.opened() as file:
+            return file.read(self.nbytes)
+
+    def tofile(self, file: Any) -> None:
+        """Write its values to a file. Raises FormatError as `open_data`."""
+        with self.opened() as source:
+            left = self.nbytes
+            while left:
+                data = source.read(min(left, 1 << 20))
+                if not data:
+                    raise FormatError(f"{shown(self.path)} was cut off while it was read")
+                file.write(data)
+                left -= len(data)
+
+
 def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
     """The tensors whose values are in other files."""
     yield from (held.tensor for held in held_tensors(model) if is_external(held.tensor))
@@ -113,14 +172,14 @@ def own_array(tensor: Any) -> np.ndarray:
     fraction of one that is mapped and copied.
 
     Raises:
-        OSError: The file ends before the values do.
-        ValueError: The file does not lie below the model's folder.
+        FormatError: The file ends before the values do, or does not lie below the model's folder.
+        OSError, ValueError: The same, of a tensor that no reader of ours has made.
     """
     if not is_external(tensor) or tensor.dtype.bitwidth < 8 or not tensor.size:
         return np.array(tensor.numpy(), order="C")
     kind, shape = np.dtype(tensor.dtype.numpy()).newbyteorder("<"), tensor.shape.numpy()
     found = new_bytes(math.prod(shape) * kind.itemsize).view(kind).reshape(shape)
-    tensor.tofile(_Memory(found))  # looks once more at where the file lies
+    tensor.tofile(_Memory(found))
     return found.astype(found.dtype.newbyteorder("="), copy=False)
 
 
@@ -137,6 +196,8 @@ def take_in(model: ir.Model, most: int) -> None:
         tensor = each.tensor
         try:
             values = own_array(tensor)
+        except FormatError:
+            raise
         except (OSError, ValueError) as error:
             raise FormatError(f"the data of {shown(str(tensor.name))!r} cannot be read: {error}") from error
         props = tensor.metadata_props

@@ -3,12 +3,16 @@
 A file is data from somewhere else. It names Function classes, and sometimes enums, dataclasses, named tuples and
 callables among their arguments, or an operator of torch.library; none of these names means anything until the caller says so, with `register` or
 with ``allow=``. Allowing a class means trusting its ``forward`` and ``backward`` with arguments that the file chose.
+
+A pattern covers what is called by its Functions alone. What the file itself may have called (a hook, a callable argument), and what
+stands in a module that starts processes or loads code, has an entry of its own.
 """
 
 from __future__ import annotations
 
 import enum
 import importlib
+import sys
 import types
 import warnings
 from collections.abc import Callable
@@ -16,7 +20,7 @@ from typing import Any, TypeVar
 
 from exporter.errors import short
 from symbolics.errors import Faq, PythonopWarning, TrustError
-from symbolics.node.classes import find, is_class, own_name, tuple_fields, value_fields
+from symbolics.node.classes import find, is_class, look, own_name, tuple_fields, value_fields
 from symbolics.node.names import is_operator, qualified_name, why_not_importable
 from symbolics.node.patterns import Patterns
 from symbolics.text import said, shown
@@ -110,6 +114,33 @@ def name_of(obj: Any) -> str | None:
 _OWN = {"symbolics.capture.gradient_hooks:GradientHook"}
 
 
+#: What starts processes, loads code, or runs what it is given, beside the standard library: these modules and all below them.
+_POWERFUL = frozenset(
+    """
+    torch._C torch._classes torch._dynamo torch._export torch._functorch torch._higher_order_ops torch._inductor torch._lazy torch._ops torch.contrib
+    torch.distributed.elastic torch.distributed.launch torch.distributed.launcher torch.distributed.rpc torch.distributed.run torch.export torch.fx torch.hub
+    torch.jit torch.multiprocessing torch.onnx torch.package torch.serialization torch.testing torch.utils.benchmark torch.utils.bottleneck
+    torch.utils.bundled_inputs torch.utils.collect_env torch.utils.cpp_extension torch.utils.data torch.utils.hipify torch.utils.model_dump
+    torch.utils.model_zoo torch.utils.tensorboard torch.utils.viz
+    IPython _pytest cffi cloudpickle dill joblib numpy.ctypeslib numpy.distutils numpy.f2py numpy.testing pip pkg_resources psutil pytest setuptools
+    """.split()
+)
+
+# Kinds of classes that a file may fill, and methods that run where nobody calls them by name.
+_FILLED = ("enum", "dataclass", "namedtuple")
+_RUN_BY_ITSELF = ("__call__", "__del__", "__torch_function__")
+
+# One pattern that means both means more or less all of torch.
+_FAR_APART = ("torch.autograd.function:Function", "torch.utils.checkpoint:CheckpointFunction")
+_said_wide: set[str] = set()
+
+
+def _is_powerful(module: str) -> bool:
+    """Whether a module is one that no pattern means: each name in it has an entry of its own."""
+    parts = module.split(".")
+    return parts[0] in sys.stdlib_module_names or any(".".join(parts[:count]) in _POWERFUL for count in range(1, len(parts) + 1))
+
+
 def _is_function_class(obj: Any) -> bool:
     import torch
 
@@ -134,6 +165,10 @@ class Gate:
     starts with a package name, never with a wildcard. It is matched before anything is imported, and a name that
     matches is imported: what a pattern covers is code that the file may choose from.
 
+    Three kinds of names need an entry of their own: the object, or ``module:qualname`` written out as the export wrote it. These are functions
+    and classes that the file may have called (a hook of a gradient, a callable argument); what stands in the standard library, or in another module
+    that starts processes or loads code; and enums, dataclasses and named tuples with a ``__call__``, ``__del__`` or ``__torch_function__``.
+
     A name is looked up in the registry, then among the classes of ``allow``, then by import. Names in ``__main__``
     and names with ``<locals>`` are never looked for by import: another process has other ones. Nor is a ``__main__`` inside
     a package: to import it is to run a program.
@@ -146,8 +181,20 @@ class Gate:
         Raises:
             TypeError: An entry is neither a class or function nor a str.
             ArgumentError: A pattern starts with a wildcard or is empty.
+
+        Warns:
+            PythonopWarning: A pattern means more or less all of torch; once a process.
         """
         self._patterns = Patterns(allow, "allow")
+        for entry in self._patterns.items:
+            if isinstance(entry, str) and entry not in _said_wide and all(map(Patterns(entry, "allow").match_name, _FAR_APART)):
+                _said_wide.add(entry)
+                warnings.warn(
+                    f"allow={entry!r} lets a file choose among all Functions of torch, and import its modules: name those that the file needs, "
+                    "as in 'torch.utils.checkpoint:CheckpointFunction'; pythonop inspect shows them",
+                    PythonopWarning,
+                    stacklevel=4,
+                )
         #: The Functions and operators that it has handed out, by the names that files have for them.
         self.functions: dict[str, Any] = {}
         self._classes = {qualified_name(entry): entry for entry in self._patterns.items if not isinstance(entry, str)}
@@ -176,23 +223,42 @@ class Gate:
                 f"call exporter.register(obj, {shown(name)!r}) in this process before it opens the file"
             )
         else:
-            found = self._import(wanted, name)
+            found = self._import(kind, name)
         if not check(found):
             raise TrustError(
                 f"the file names {shown(name)} as {wanted}, which it is not: the file was not made by pythonop, or the class has changed"
             )
+        if kind in _FILLED and (runs := [method for method in _RUN_BY_ITSELF if look(found, method) is not None]):
+            self._check_named(wanted, name, f"its {runs[0]} would run with what the file says")
         if kind == "function":
             self.functions[name] = found
         return found
 
     def allows(self, name: str) -> bool:
         """Whether a name passes the registry, the classes or the patterns, without importing anything."""
-        return name in _objects or name in self._classes or name in _OWN or (":" in name and self._patterns.match_name(name))
+        return self._is_named(name) or (":" in name and self._patterns.match_name(name))
+
+    def _is_named(self, name: str) -> bool:
+        """Whether a name is in the registry, or has an entry of its own."""
+        return name in _objects or name in self._classes or name in _OWN or self._patterns.has(name)
 
     def _given(self) -> str:
         """For the message about a name that none of the patterns matches."""
         given = [entry for entry in self._patterns.items if isinstance(entry, str)]
         return f" by {', '.join(map(repr, given[:3]))}{', ...' if len(given) > 3 else ''}" if given else ""
+
+    def _check_named(self, wanted: str, name: str, why: str) -> None:
+        """See that a name has an entry of its own.
+
+        Raises:
+            TrustError: It has none, whatever the patterns match.
+        """
+        if not self._is_named(name):
+            raise TrustError(
+                f"the file names {shown(name)} ({wanted}), which no pattern allows, for {why}: pass allow=[{shown(name)!r}] if you know what it does with "
+                "arguments of the file's choice, or call exporter.register(obj) first",
+                faq=Faq.NOT_ALLOWED,
+            )
 
     def check_operator(self, name: str, module: str) -> None:
         """See that an operator may be called.
@@ -230,13 +296,15 @@ class Gate:
             raise TrustError(
                 f"{missing}, and the file names no module that does (at the export it was {shown(module) or 'unknown'}): import what registers it first"
             )
-        if not self._patterns.match_module(module):
+        written_out = self._patterns.has(module) or self._patterns.has(f"{module}:*")
+        if not (written_out if _is_powerful(module) else self._patterns.match_module(module)):
             raise TrustError(
                 f"{missing}. At the export it was registered by {shown(module)}: import that first, or let the file do so: add {shown(module)!r} to allow="
             )
         _names_of(module, name)
 
-    def _import(self, wanted: str, name: str) -> Any:
+    def _import(self, kind: str, name: str) -> Any:
+        wanted = _KINDS[kind][0]
         module, _, qualname = name.partition(":")
         if why := why_not_importable(name):
             raise TrustError(
@@ -244,12 +312,18 @@ class Gate:
                 "let this one call exporter.register(cls) before it opens the file, or move the class to the top level of a module that can be imported",
                 faq=Faq.IN_A_FUNCTION,
             )
+        why = "the file may have it called" if kind == "callable" else ""
+        if _is_powerful(module):
+            why = f"{shown(module)} lies in the standard library, or is known to start processes or to load code"
         if not self.allows(name):
+            pattern = "" if why else f" (or a pattern such as {shown(module) + ':*'!r})"
             raise TrustError(
-                f"the file names {shown(name)} ({wanted}), which is not allowed{self._given()}: pass allow=[{shown(name)!r}] (or a pattern such as "
-                f"{shown(module) + ':*'!r}) if you trust its code with what the file says, or call exporter.register(cls) first",
+                f"the file names {shown(name)} ({wanted}), which is not allowed{self._given()}: pass allow=[{shown(name)!r}]{pattern} "
+                "if you trust its code with what the file says, or call exporter.register(cls) first",
                 faq=Faq.NOT_ALLOWED,
             )
+        if why:
+            self._check_named(wanted, name, why)
         names = _names_of(module, name)
         try:
             found = find(names, qualname)

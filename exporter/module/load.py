@@ -10,12 +10,14 @@ import types
 from collections.abc import Sequence
 from typing import Any, Self
 
+import onnx_ir as ir
 import torch
 
 from exporter.errors import short, shorten
 from exporter.files.inspect import inspect_model
 from exporter.files.program import Program
 from exporter.files.read import check_complete, open_model
+from exporter.files.steady import steady
 from exporter.files.summary import as_html, signature, summary_of
 from exporter.files.tensors import take_in
 from exporter.files.trust import Gate
@@ -27,6 +29,7 @@ from exporter.module.state import entries_of, register
 from exporter.runtime.changed import say_changed
 from symbolics import torch_private as private
 from symbolics.errors import ArgumentError, FormatError
+from symbolics.node.metadata import StateEntry
 from symbolics.node.names import STEP_KEY
 from symbolics.text import headline, shown
 
@@ -127,17 +130,8 @@ class OnnxModule(torch.nn.Module):
         except Exception as error:
             raise ArgumentError(f"device is {device!r}, and torch has none here: {headline(error)}") from error
         gate = Gate(allow)
-        opened = open_model(model)
-        lift_weights(opened)
-        check_complete(opened)
-        if STEP_KEY in opened.metadata_props:
-            raise FormatError(
-                "the file is a training step, which has no parameters of its own: run it with exporter.inference_session, or load the forward file"
-            )
         object.__setattr__(self, "_onnx", None)  # no parameter of a file may take the name
-        entries = entries_of(opened)
-        found = register(self, opened.graph, entries, place)
-        take_in(opened, _MOST_CONSTANTS)  # sessions are made later, and again
+        opened, entries, found = steady(model, lambda: self._read(model, place))
         if providers is None and place.type == "cuda":
             providers = [("CUDAExecutionProvider", {"device_id": place.index or 0}), "CPUExecutionProvider"]
         object.__setattr__(self, "_onnx", Bound(opened, entries, found, allow, gate, Settings(place, providers, again, accelerate)))
@@ -149,6 +143,22 @@ class OnnxModule(torch.nn.Module):
         plan = self._onnx.plans.plan(False, frozenset())  # a class that is missing is told now
         self._onnx.changed = plan.forward.session.changed
         say_changed(self._onnx.changed, strict=strict, stacklevel=4)
+
+    def _read(self, model: Any, device: torch.device) -> tuple[ir.Model, dict[str, StateEntry], dict[str, list[str]]]:
+        """Read a model and its data: the state is the module's own from then on."""
+        for held in (self._parameters, self._buffers, self._modules):  # of a call that failed
+            held.clear()
+        opened = open_model(model)
+        lift_weights(opened)
+        check_complete(opened)
+        if STEP_KEY in opened.metadata_props:
+            raise FormatError(
+                "the file is a training step, which has no parameters of its own: run it with exporter.inference_session, or load the forward file"
+            )
+        entries = entries_of(opened)
+        found = register(self, opened.graph, entries, device)
+        take_in(opened, _MOST_CONSTANTS)  # sessions are made later, and again
+        return opened, entries, found
 
     def train(self, mode: bool = True) -> Self:
         """As torch.nn.Module.train. Warns once where the file was exported in eval mode, of what would do something else in train mode."""

@@ -11,7 +11,8 @@ from exporter.files.skeleton import skeleton
 
 __all__ = ["Shape", "ShapeAndType", "fact_of", "find_facts", "fixed_shape", "inferred_graph", "note_facts"]
 
-Shape = tuple[int | str, ...]  # a name stands for one number in the whole file; where it does not at a run, the node is slower
+#: A name stands for one number in the whole file; where it does not at a run, what relied on it is slower.
+Shape = tuple[int | str, ...]
 #: Shape and element type of a value; None for what is not known.
 ShapeAndType = tuple[Shape | None, ir.DataType | None]
 
@@ -32,9 +33,18 @@ def fixed_shape(value: ir.Value, facts: Mapping[ir.Value, ShapeAndType]) -> tupl
 
 
 def inferred_graph(model: ir.Model) -> onnx.GraphProto | None:
-    """A model's graph with what ONNX infers of its values; None where it cannot: onnxruntime says what is wrong with it."""
+    """A model's graph with what ONNX infers of its values; None where it cannot: onnxruntime says what is wrong with it.
+
+    An initializer that is an input as well has no value here: a caller may give another, and sizes with it.
+    """
     try:
-        return onnx.shape_inference.infer_shapes(skeleton(model)).graph
+        proto = skeleton(model)
+        given = {value.name for value in proto.graph.input}
+        certain = [tensor for tensor in proto.graph.initializer if tensor.name not in given]
+        if len(certain) < len(proto.graph.initializer):
+            del proto.graph.initializer[:]
+            proto.graph.initializer.extend(certain)
+        return onnx.shape_inference.infer_shapes(proto).graph
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
         return None
 

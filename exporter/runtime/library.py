@@ -98,7 +98,7 @@ def bind(options: Any, binding: Binding, device: str = "cpu") -> Binding:
 
 def binding_of(options: Any) -> Binding | None:
     """The binding that `bind` gave options; None for others."""
-    return _bound[options][0] if options in _bound else None
+    return None if options is None or options not in _bound else _bound[options][0]
 
 
 def register(options: Any, library: Path) -> None:

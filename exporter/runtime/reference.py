@@ -14,6 +14,7 @@ from onnx.reference.op_run import OpRun
 import symbolics.node.schema  # noqa: F401  registers the operators
 from exporter.errors import short
 from exporter.files.proto import open_proto, reading
+from exporter.files.steady import steady
 from exporter.files.trust import Gate
 from exporter.runtime.backward import PythonOpBackward as AgainKernel
 from exporter.runtime.changed import changed_functions, say_changed
@@ -158,7 +159,7 @@ def reference_evaluator(
     Warns:
         PythonopWarning: A Function has changed since the file was exported: its forward, its backward, or both.
     """
-    proto, _ = open_proto(model, load_data=True)
+    proto, _ = steady(model, lambda: open_proto(model, load_data=True))
     with reading(model):
         drop_unread_contexts(proto)
     contexts = ContextStore() if store is None else store

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import threading
+import sys
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import numpy as np
 import onnx
 
 from exporter.errors import short
 from exporter.files.proto import open_proto, reading
+from exporter.files.steady import steady
 from exporter.files.trust import Gate
 from exporter.runtime.arena import use_training_arena
 from exporter.runtime.binding import Binding
@@ -21,13 +21,16 @@ from exporter.runtime.library import available, bind, binding_of, check_onnxrunt
 from exporter.runtime.node_order import MANY_NODES, list_as_they_can_run
 from exporter.runtime.prepare import has_python_ops, needs_library, prepare
 from exporter.runtime.refusals import refusal
-from exporter.runtime.store import ContextStore, PoolLog, Run
+from exporter.runtime.spinning import choose_spinning
+from exporter.runtime.store import ContextStore, PoolLog, Run, arrays_of
 from symbolics.errors import RunError
 from symbolics.graph.collector import without_gc
 from symbolics.node.names import STEP_KEY
 
 if TYPE_CHECKING:
     from exporter.runtime.accelerate import Update
+
+T = TypeVar("T")
 
 _Session: Any = object
 try:
@@ -73,7 +76,7 @@ def session_options(allow: Any = (), *, store: ContextStore | None = None, devic
     if problem:
         raise RunError(problem)
     options = open_options(allow, store, device)
-    _choose_spinning(options)
+    choose_spinning(options)
     return options
 
 
@@ -89,22 +92,6 @@ def open_options(allow: Any, store: ContextStore | None, device: str = "cpu", lo
     options = onnxruntime.SessionOptions()
     bind(options, Binding(Gate(allow), ContextStore() if store is None else store), device).long = long
     return options
-
-
-_SPINNING = "session.intra_op.allow_spinning"
-
-
-def _choose_spinning(options: Any) -> None:
-    """Let threads wait for the next operator awake, as torch's do, where the options do not say.
-
-    They sleep between runs, and while a long PythonOp needs the cores for torch's (threads.h). To wake a thread takes 50 us, as long
-    as a small operator: a training step takes up to a quarter less so.
-    """
-    try:
-        options.get_session_config_entry(_SPINNING)
-    except RuntimeError:  # nobody has said
-        options.add_session_config_entry(_SPINNING, "1")
-        options.add_session_config_entry("session.force_spinning_stop", "1")
 
 
 class Session(_Session):  # type: ignore[misc]
@@ -171,7 +158,7 @@ class Session(_Session):  # type: ignore[misc]
         ticket = self._pool.begin()
 
         def ended(results: Any, data: Any, error: str) -> None:
-            self._pool.end(ticket, None if error else _arrays(results))
+            self._pool.end(ticket, None if error else arrays_of(results))
             callback(results, data, error)
 
         try:
@@ -193,11 +180,11 @@ class Session(_Session):  # type: ignore[misc]
                 raise
         else:
             if made and outermost:
-                self.store.release(made, _arrays(results))
+                self.store.release(made, arrays_of(results))
             return results
         finally:
             if ticket is not None:
-                named = self._pool.end(ticket, None if results is None else _arrays(results))
+                named = self._pool.end(ticket, None if results is None else arrays_of(results))
                 if not outermost:
                     made += named  # freed when the outer run raises
         # Outside the except block: the original keeps its own __context__ and __cause__.
@@ -214,9 +201,7 @@ class Session(_Session):  # type: ignore[misc]
         Returns:
             The handles of the contexts that the run made and that are the caller's from here on.
         """
-        runs, thread = self.store.runs, threading.get_ident()
-        outer = runs.get(thread)
-        made = runs.setdefault(thread, Run()) if outer is None else outer
+        made, new = self.store.enter(sys._getframe())
         start, original = len(made), None
         try:
             method(self, *args)
@@ -228,25 +213,14 @@ class Session(_Session):  # type: ignore[misc]
                 raise
         finally:
             del made[start:]  # the outer run neither frees nor keeps them
-            if outer is None:
-                del runs[thread]
+            if new:
+                self.store.leave()
         raise original
 
     def _original(self, error: Exception, made: Run) -> BaseException | None:
         """What is raised in the place of what onnxruntime raised; None for that itself."""
         original = self._binding.original(error, made, self._pool)
         return refusal(error) if original is None else original  # not `or`: an exception may be false
-
-
-def _arrays(results: Any) -> list[Any]:
-    return [_array(value) for value in results or ()]
-
-
-def _array(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value
-    kind = getattr(value, "data_type", None)
-    return value.numpy() if callable(kind) and kind() == "tensor(int64)" else None
 
 
 #: What onnxruntime.InferenceSession takes beside.
@@ -322,8 +296,8 @@ def open_session(
     **kwargs: Any,
 ) -> Session:
     """`inference_session` without a word of Functions that have changed: `Session.changed` has them."""
-    opened = _open(model, allow, store, sess_options, providers, accelerate)
-    return opened.session(opened.proto, providers, kwargs)
+    how = _How(allow, store, sess_options, providers, accelerate)
+    return _steadily(model, how, lambda opened: opened.session(opened.proto, providers, kwargs))
 
 
 def step_sessions(
@@ -343,13 +317,16 @@ def step_sessions(
     Raises:
         RunError, TrustError, FormatError: As `inference_session`.
     """
-    opened = _open(step, allow, None, sess_options, None, accelerate, carried)
-    main = opened.session(opened.proto, None, {})
-    if opened.update is None:
-        return main, None, None
-    from onnx_ir import to_proto
 
-    return main, opened.session(to_proto(opened.update.model), None, {}), opened.update
+    def make(opened: _Opened) -> tuple[Session, Session | None, Update | None]:
+        main = opened.session(opened.proto, None, {})
+        if opened.update is None:
+            return main, None, None
+        from onnx_ir import to_proto
+
+        return main, opened.session(to_proto(opened.update.model), None, {}), opened.update
+
+    return _steadily(step, _How(allow, None, sess_options, None, accelerate, carried), make)
 
 
 @dataclass
@@ -379,16 +356,31 @@ class _Opened:
         return session
 
 
-def _open(
-    model: Any,
-    allow: Any,
-    store: ContextStore | None,
-    options: Any,
-    providers: Sequence[Any] | None,
-    accelerate: bool,
-    carried: Mapping[str, str] | None = None,
-) -> _Opened:
+class _How(NamedTuple):
+    """As `inference_session` has them, and ``carried`` as `exporter.runtime.accelerate.Request`."""
+
+    allow: Any
+    store: ContextStore | None
+    options: Any
+    providers: Sequence[Any] | None
+    accelerate: bool
+    carried: Mapping[str, str] | None = None
+
+
+def _steadily(model: Any, how: _How, make: Callable[[_Opened], T]) -> T:
+    """What ``make`` makes of a model; anew where it fails and the file was replaced meanwhile."""
+    given = binding_of(how.options) is not None
+
+    def read() -> T:
+        ours = not given and binding_of(how.options) is not None  # the gate and the store of a try that failed
+        return make(_open(model, how._replace(allow=(), store=None) if ours else how))
+
+    return steady(model, read)
+
+
+def _open(model: Any, how: _How) -> _Opened:
     """Arrange a model in memory; with ``carried`` as `take_out_updates` wants it, what may write in place apart."""
+    allow, store, options, providers, accelerate, carried = how
     check_onnxruntime()
     device = "cuda" if "CUDAExecutionProvider" in [p if isinstance(p, str) else p[0] for p in providers or ()] else "cpu"
     with without_gc():
@@ -429,7 +421,7 @@ def _open(
         binding.load()
     if faster is not None and faster.library is not None:
         register(options, faster.library)
-    _choose_spinning(options)
+    choose_spinning(options)
     path = Path(model) if isinstance(model, (str, Path)) and not changed else None
     if path is None and folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import functools
 import secrets
+import sys
 import threading
 from collections.abc import Iterable, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,11 +21,17 @@ from symbolics.errors import RunError
 from symbolics.node.names import PYTHON_OP_GRAD
 from symbolics.text import shown
 
-__all__ = ["Context", "ContextStore", "PoolLog", "Run"]
+__all__ = ["Context", "ContextStore", "PoolLog", "Run", "arrays_of"]
 
 
 class Run(list[int]):
-    """What one run on its caller's thread left behind: the handles that it made, as a list to which native.c appends."""
+    """What one run on its caller's thread left behind: the handles that it made, as a list to which native.c appends.
+
+    Attributes:
+        frame: The frame that the run belongs to: a run is over when it is.
+    """
+
+    frame: FrameType | None = None
 
     @functools.cached_property
     def errors(self) -> dict[str, tuple[PoolLog | None, BaseException]]:
@@ -155,7 +163,36 @@ class ContextStore:
 
     def running(self) -> bool:
         """Whether this thread is inside `run`."""
-        return threading.get_ident() in self.runs
+        return threading.get_ident() in self.runs and self._outer() is not None
+
+    def _outer(self) -> Run | None:
+        """The run that this thread is in. One that Ctrl-C has ended between two lines of ours is over: its contexts go."""
+        thread = threading.get_ident()
+        found = self.runs.get(thread)
+        frame: FrameType | None = None if found is None else sys._getframe()
+        while found is not None and frame is not found.frame:
+            if frame is None:
+                self.free_all(found)
+                self.leave()
+                return None
+            frame = frame.f_back
+        return found
+
+    def enter(self, frame: FrameType) -> tuple[Run, bool]:
+        """The run that this thread is in, or a new one that belongs to a frame, and whether it is new."""
+        outer = self._outer()
+        if outer is not None:
+            return outer, False
+        made = Run()
+        made.frame = frame
+        self.runs[threading.get_ident()] = made
+        return made, True
+
+    def leave(self) -> None:
+        """The run of this thread is over."""
+        made = self.runs.pop(threading.get_ident(), None)
+        if made is not None:
+            made.frame = None  # which holds the run
 
     def run(self) -> _Running:
         """Around one run on this thread: contexts that it made are freed when it raises.
@@ -192,9 +229,8 @@ class _Running:
         self.store = store
 
     def __enter__(self) -> Run:
-        runs, thread = self.store.runs, threading.get_ident()
-        self.outer = thread in runs
-        self.made = runs[thread] if self.outer else runs.setdefault(thread, Run())
+        self.made, new = self.store.enter(sys._getframe(1))
+        self.outer = not new
         return self.made
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -203,7 +239,7 @@ class _Running:
         if kind is not None:
             for handle in self.made:
                 self.store.free(handle)
-        del self.store.runs[threading.get_ident()]
+        self.store.leave()
 
 
 def _named(handles: Sequence[int], results: Sequence[Any]) -> set[int]:
@@ -291,3 +327,15 @@ class PoolLog:
         for entry in entries:
             if type(entry) is int:
                 self.store.free(entry)
+
+
+def arrays_of(results: Any) -> list[Any]:
+    """The results of a run as arrays, where handles of contexts may be among them; None for the others."""
+    return [_array(value) for value in results or ()]
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value
+    kind = getattr(value, "data_type", None)
+    return value.numpy() if callable(kind) and kind() == "tensor(int64)" else None

@@ -123,7 +123,13 @@ def _weight(op: Builder, slide: Windows, large: Value, small: Value, w: Value, g
     if group == 1 and slide.static is not None and kernel and math.prod(kernel) <= MAX_UNROLLED and slide.small.shape is not None:
         if all(type(d) is int for d in slide.small.shape[2:]):
             return _weight_by_columns(op, slide, large, small, w)
-    return _weight_by_conv(op, slide, slide.pad(large), small, w, group)
+    samples, axes = op.dim(small, 0), range(slide.rank + 2)
+    if isinstance(samples, int):
+        return _weight_by_conv(op, slide, slide.pad(large), small, w, group) if samples else op.zeros_like(w)
+    # Of no samples one of zeros: onnxruntime's Conv of no channels writes nothing, and where the compiler left its loop in, it never ends.
+    one = op.Cast(op.Equal(samples, op.i64([0])), to=ir.DataType.INT64)
+    padded = op.padded(large, [0, 0, *slide.before], [one, 0, *slide.after], axes, slide.rank + 2)
+    return _weight_by_conv(op, slide, padded, op.padded(small, [0], [one], [0], slide.rank + 2), w, group)
 
 
 def _weight_by_columns(op: Builder, slide: Windows, large: Value, small: Value, w: Value) -> Value:
@@ -223,9 +229,7 @@ def _weight_by_conv(op: Builder, slide: Windows, padded: Value, small: Value, w:
         rows = op.Reshape(op.Transpose(split, perm=[2, 1, 0, *[a + 1 for a in axes]]), op.Concat(op.vector([c, -1]), spatial, axis=0))
     full = op.Conv(rows, op.Transpose(small, perm=swap), strides=slide.dilations, dilations=slide.strides, group=group)
     cut = op.Slice(full, [0] * n, op.vector([op.dim(w, a) for a in axes]), axes)
-    found, samples = op.Transpose(cut, perm=swap), op.dim(small, 0)
-    # Of no samples onnxruntime's Conv writes nothing: what the memory held.
-    return found if isinstance(samples, int) else op.Where(op.Greater(samples, op.i64([0])), found, 0.0)
+    return op.Transpose(cut, perm=swap)
 
 
 @gradient("Col2Im")

@@ -64,6 +64,10 @@ class Patterns:
         """Whether a pattern means ``module:qualname``; nothing is imported."""
         return any(isinstance(item, str) and self._means(item, name) for item in self.items)
 
+    def has(self, name: str) -> bool:
+        """Whether an entry is ``module:qualname`` itself, written out with a colon or a dot."""
+        return any(isinstance(item, str) and item in (name, name.replace(":", ".", 1)) for item in self.items)
+
     def matches(self, cls: type) -> bool:
         """Whether a class is meant; it counts as met."""
         name = qualified_name(cls)

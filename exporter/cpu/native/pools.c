@@ -232,7 +232,8 @@ static void pool_grad_task(void *data, size_t task)
     size_t last = run->planes - task * run->per_task < run->per_task ? run->planes : (task + 1) * run->per_task;
     for (size_t plane = task * run->per_task; plane < last; plane++) {
         float *x = run->x + plane * run->area;
-        memset(x, 0, run->area * sizeof *x);
+        if (run->area) /* what is empty may be nowhere */
+            memset(x, 0, run->area * sizeof *x);
         for (size_t i = plane * run->each; i < (plane + 1) * run->each; i++) {
             size_t place = (size_t)run->at[i] - plane * run->area; /* of an index in front of the plane, a large number */
             if (place >= run->area) {
@@ -247,7 +248,8 @@ static void pool_grad_task(void *data, size_t task)
 /* As the operator does it: an index may be anywhere, negative ones count from the end. 0 where one is nowhere. */
 static int scatter(const PoolGradRun *run, size_t count, size_t total)
 {
-    memset(run->x, 0, total * sizeof *run->x);
+    if (total)
+        memset(run->x, 0, total * sizeof *run->x);
     for (size_t i = 0; i < count; i++) {
         int64_t place = run->at[i] < 0 ? run->at[i] + (int64_t)total : run->at[i];
         if (place < 0 || place >= (int64_t)total)

@@ -4,27 +4,6 @@
 #include "run.h"
 #include "threads.h"
 
-/* The pending Python exception as an OrtStatus. Binding.failed keeps the exception for whoever called run. */
-static Status failure(Binding *binding, PyObject *kernel)
-{
-    PyObject *type = NULL, *error = NULL, *trace = NULL, *message = NULL;
-    PyErr_Fetch(&type, &error, &trace);
-    PyErr_NormalizeException(&type, &error, &trace);
-    if (error && trace)
-        PyException_SetTraceback(error, trace);
-    if (error)
-        message = PyObject_CallMethodObjArgs(binding->owner, s_failed, kernel ? kernel : Py_None, error, NULL);
-    Py_XDECREF(type);
-    Py_XDECREF(error);
-    Py_XDECREF(trace);
-    PyObject *bytes = message ? PyUnicode_AsUTF8String(message) : NULL;
-    PyErr_Clear();
-    Status status = CALL(CREATE_STATUS, Status(*)(int, const char *))(ORT_FAIL, bytes ? PyBytes_AsString(bytes) : "a Python exception without a message");
-    Py_XDECREF(bytes);
-    Py_XDECREF(message);
-    return status;
-}
-
 typedef struct { Kernel *kernel; void *context; Status status; } Call;
 
 static void call_python(void *data)

@@ -114,3 +114,38 @@ int look(const void *value, Seen *seen)
         return -1;
     return 0;
 }
+
+/* ------------------------------------------------------------------------------------------------ exceptions for onnxruntime */
+enum { TRIES = 100 };
+
+/* The pending Python exception, normalized. */
+static PyObject *pending_exception(void)
+{
+    PyObject *type = NULL, *error = NULL, *trace = NULL;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (error && trace)
+        PyException_SetTraceback(error, trace);
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    return error;
+}
+
+Status failure(Binding *binding, PyObject *kernel)
+{
+    PyObject *error = pending_exception(), *message = NULL;
+    for (int tries = 0; error && !message && tries < TRIES; tries++) {
+        message = PyObject_CallMethodObjArgs(binding->owner, s_failed, kernel ? kernel : Py_None, error, NULL);
+        if (!message) {
+            Py_DECREF(error);
+            error = pending_exception();
+        }
+    }
+    Py_XDECREF(error);
+    PyObject *bytes = message ? PyUnicode_AsUTF8String(message) : NULL;
+    PyErr_Clear();
+    Status status = CALL(CREATE_STATUS, Status(*)(int, const char *))(ORT_FAIL, bytes ? PyBytes_AsString(bytes) : "a Python exception without a message");
+    Py_XDECREF(bytes);
+    Py_XDECREF(message);
+    return status;
+}

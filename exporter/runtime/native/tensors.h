@@ -101,5 +101,8 @@ size_t item_size(int kind);
 /* Element type, shape and address of an OrtValue. */
 int look(const void *value, Seen *seen);
 void view_deleter(DLManaged *managed);
+/* The pending Python exception as an OrtStatus. Binding.failed keeps the exception for whoever called run. What comes while it does so (Ctrl-C,
+ * again) takes its place. */
+Status failure(Binding *binding, PyObject *kernel);
 
 #endif

@@ -590,3 +590,15 @@ def test_other_operators_of_the_same_names_stay(always):
     concat.domain = "own"
     move_at_once(model)
     assert any(node is concat for node in model.graph)
+
+
+def test_sizes_that_a_caller_may_give_are_no_facts():
+    """An initializer that is an input as well: what ONNX infers from its value is not so where another one is fed."""
+    text = """<ir_version: 9, opset_import: ["": 18], metadata_props: ["pythonop.step": "{}", "pythonop.version": "1"]>
+        g (float[n] x, int64[2] s = {64, 128}) => (float[a, b] y) { r = Reshape(x, s) t = Transpose<perm = [1, 0]>(r) e = Exp(t) y = Mul(e, t) }"""
+    model = onnx.parser.parse_model(text)
+    x = np.random.default_rng(0).normal(size=8192).astype(np.float32)
+    session = inference_session(model)
+    for sizes in ((64, 128), (128, 64), (1, 8192)):
+        turned = x.reshape(sizes).T
+        np.testing.assert_allclose(session.run(None, {"x": x, "s": np.array(sizes)})[0], np.exp(turned) * turned, rtol=1e-5)

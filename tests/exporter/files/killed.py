@@ -8,6 +8,7 @@ The last line printed is JSON. Imports no torch, so that a child is there at onc
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -23,7 +24,7 @@ import numpy as np
 import onnx_ir as ir
 
 from exporter.files import save
-from exporter.files.program import save_models
+from exporter.files.program import save_model, save_models
 
 # file names, with external data?
 KINDS = {"inside": (["m.onnx"], False), "outside": (["m.onnx"], True), "several": (["s.init.onnx", "s.onnx"], True)}
@@ -40,6 +41,14 @@ def model(version: int, size: int) -> ir.Model:
         out.name, out.type, out.shape = f"y{node.name}", ir.TensorType(ir.DataType.FLOAT), ir.Shape(array.shape)
     graph = ir.Graph([], [n.outputs[0] for n in nodes], nodes=nodes, initializers=weights, opset_imports={"": 18}, name="g")
     return ir.Model(graph, ir_version=10)
+
+
+def save_until(path: str, end: float) -> None:
+    """Save one version after another, with data beside the model, until a moment comes."""
+    for version in itertools.count():
+        if time.time() > end:
+            return
+        save_model(model(version % 7, 3000), path, external_data=True)
 
 
 def version_of(path: Path) -> int:

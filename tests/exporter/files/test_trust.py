@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import subprocess  # noqa: F401  (what a file must not reach)
+import sys
+import warnings
 from typing import NamedTuple
 
 import pytest
@@ -61,6 +63,36 @@ class Pair(NamedTuple):
     b: int
 
 
+@dataclasses.dataclass
+class Called:
+    size: int
+
+    def __call__(self):
+        raise AssertionError("a file has called it")
+
+
+@dataclasses.dataclass
+class Deleted:
+    size: int
+
+    def __del__(self):
+        pass
+
+
+class CalledPair(NamedTuple):
+    a: int
+
+    def __call__(self):
+        raise AssertionError("a file has called it")
+
+
+class CalledColor(enum.Enum):
+    RED = 1
+
+    def __call__(self):
+        raise AssertionError("a file has called it")
+
+
 def helper(x):
     return x
 
@@ -82,7 +114,6 @@ def empty_registry(monkeypatch):
         ("enum", "Color", Color),
         ("dataclass", "Config", Config),
         ("namedtuple", "Pair", Pair),
-        ("callable", "helper", helper),
     ],
 )
 @pytest.mark.parametrize("pattern", [HERE, f"{HERE}:*", f"{HERE}.*", "test[s_]*:*"])
@@ -149,7 +180,70 @@ def test_wildcards_need_a_package():
 )
 def test_refused(kind, name, why):
     with pytest.raises(TrustError, match=why):
-        Gate([f"{HERE}.*", "__main__:*"])(kind, name)
+        Gate([f"{HERE}.*", "__main__:*", *([name] if kind == "callable" else ())])(kind, name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "allow", "why"),
+    [
+        # What the file may have called.
+        (
+            "callable",
+            f"{HERE}:helper",
+            [HERE, f"{HERE}:*", f"{HERE}:help?r", f"{HERE}.*"],
+            "no pattern allows, for the file may have it called",
+        ),
+        ("callable", "torch.utils.collect_env:run", ["torch.*", "torch.utils.collect_env:*"], "no pattern allows"),
+        ("callable", f"{HERE}:Config", f"{HERE}:*", "no pattern allows"),
+        ("callable", "torch:load", ["torch:*", "torch"], "no pattern allows"),
+        # Classes that are called where a file may fill them.
+        ("dataclass", f"{HERE}:Called", f"{HERE}:*", "its __call__ would run"),
+        ("dataclass", f"{HERE}:Deleted", f"{HERE}:*", "its __del__ would run"),
+        ("namedtuple", f"{HERE}:CalledPair", f"{HERE}:*", "its __call__ would run"),
+        ("enum", f"{HERE}:CalledColor", f"{HERE}:*", "its __call__ would run"),
+        # Modules that no pattern means.
+        ("enum", "http:HTTPStatus", ["http:*", "http", "http*"], "standard library"),
+        (
+            "function",
+            "torch.testing._internal.common_utils:F",
+            ["torch.*", "torch.testing._internal.common_utils"],
+            "start processes",
+        ),
+        ("function", "setuptools.command.build:F", "setuptools.*", "start processes"),
+    ],
+)
+def test_what_needs_an_entry_of_its_own(kind, name, allow, why):
+    before = set(sys.modules)
+    with pytest.raises(TrustError, match=why) as caught:
+        Gate(allow)(kind, name)
+    assert set(sys.modules) == before
+    assert len(str(caught.value).splitlines()) <= 6
+    assert f"allow=['{name}']" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "qualname", "expected"),
+    [
+        ("callable", "helper", helper),
+        ("dataclass", "Called", Called),
+        ("namedtuple", "CalledPair", CalledPair),
+        ("enum", "CalledColor", CalledColor),
+    ],
+)
+def test_an_entry_of_its_own(kind, qualname, expected):
+    for entry in (f"{HERE}:{qualname}", f"{HERE}.{qualname}", expected):
+        assert Gate([entry])(kind, f"{HERE}:{qualname}") is expected
+
+
+def test_a_pattern_of_all_of_torch_is_said_once(monkeypatch):
+    monkeypatch.setattr(trust, "_said_wide", set())
+    for wide in ("torch.*", "torch*:*", "t*"):
+        with pytest.warns(PythonopWarning, match="choose among all Functions of torch") as said:
+            [Gate([wide, f"{HERE}:*"]) for _ in range(2)]
+        assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Gate(["torch.utils.checkpoint:*", "torch:tanh", "torch::*", f"{HERE}.*", "torch.autograd.*"])
 
 
 def test_a_refused_name_imports_nothing():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -165,3 +166,52 @@ class Catches(torch.autograd.Function):
             except Exception as error:
                 Catches.seen.append(str(error))
         return x * 2
+
+
+class Interrupted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        raise KeyboardInterrupt("first")
+
+
+def test_ctrl_c_while_an_exception_is_written_down(monkeypatch):
+    """The second one is raised, not an error of onnxruntime's, and nothing is left."""
+    session = inference_session(training(record(Interrupted, torch.ones(2, 4, requires_grad=True))), [Interrupted])
+    feeds = {value.name: GRAD for value in session.get_inputs()}
+    binding, left = session._binding, ["third", "second"]
+    failed = type(binding).failed
+
+    def interrupted(self, kernel, error):
+        if left:
+            raise KeyboardInterrupt(left.pop())
+        return failed(self, kernel, error)
+
+    monkeypatch.setattr(type(binding), "failed", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="third"):
+        session.run(None, feeds)
+    assert not left and not len(session.store) and not session.store.runs
+
+
+def test_a_run_that_ctrl_c_has_ended_is_no_outer_run():
+    """Between two lines of ours: the entry of the run stays, and the next run is not inside of it."""
+    session = inference_session(training(record(F.SavesInput, torch.ones(2, 4, requires_grad=True))), ALLOW)
+    feeds = {value.name: GRAD for value in session.get_inputs()}
+
+    def ends():
+        made, new = session.store.enter(sys._getframe())
+        assert new and session.store.running()
+        made.append(7)
+        session.store.contexts[7] = ()
+
+    ends()
+    assert session.store.runs
+    assert not session.store.running()
+    assert not session.store.runs and not len(session.store)
+    ends()
+    session.run(None, feeds)
+    assert not session.store.runs and not len(session.store)

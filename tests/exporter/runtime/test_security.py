@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,13 @@ from tests.zoo import functions as F
 ALLOW = ["tests.zoo.functions:*"]
 X = torch.randn(2, 4, requires_grad=True)
 ENGINES = [inference_session, reference_evaluator]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported():
+    """What opens a file is there before anything looks at what a file imports."""
+    for make in ENGINES:
+        make(forward(record(F.SavesInput, X)), ALLOW)
 
 
 def tampered(model=None, **changes):
@@ -110,6 +118,49 @@ def test_allowed_modules_that_lead_elsewhere(make, name):
 )
 def test_names_among_the_arguments(make, argument, match):
     refused(make, with_arguments(argument), TrustError, match)
+
+
+SHELL = ["echo called by a file >&2", {"$tuple": ["sh", "-c", "exit 3"]}]
+
+
+@pytest.mark.parametrize("make", ENGINES)
+@pytest.mark.parametrize(
+    ("function", "arguments", "needs"),
+    [
+        (
+            "symbolics.capture.gradient_hooks:GradientHook",
+            [{"$callable": "torch.utils.collect_env:run"}, {"$tuple": SHELL[:1]}],
+            "collect_env:run",
+        ),
+        ("symbolics.capture.gradient_hooks:GradientHook", [{"$callable": "torch.hub:load"}, {"$tuple": SHELL}], "hub:load"),
+        (
+            "symbolics.capture.gradient_hooks:GradientHook",
+            [{"$builtin": "torch:set_num_threads"}, {"$tuple": [1]}],
+            "torch:set_num_threads",
+        ),
+        ("symbolics.capture.gradient_hooks:GradientHook", [{"$callable": "functools:partial"}], "not allowed"),
+        (
+            "symbolics.capture.gradient_hooks:GradientHook",
+            [{"$dataclass": ["torch._dynamo.utils:CleanupHook", {"scope": {"$dict": []}, "name": "x"}]}],
+            "CleanupHook",
+        ),
+        (
+            "symbolics.capture.gradient_hooks:GradientHook",
+            [{"$dataclass": ["torch.export.dynamic_shapes:_DimHint", {"type": 1}]}],
+            "_DimHint",
+        ),
+        ("torch.utils.checkpoint:CheckpointFunction", [{"$callable": "torch.utils.collect_env:run"}, False, SHELL[0]], "collect_env:run"),
+        ("torch.utils.checkpoint:CheckpointFunction", [{"$callable": "torch.utils._pytree:tree_map"}, False, SHELL[0]], "_pytree:tree_map"),
+    ],
+)
+def test_a_pattern_of_all_of_torch_lets_a_file_call_nothing_but_functions(make, function, arguments, needs, capfd):
+    """What was a way to a shell: every function of torch was within reach of a hook."""
+    model = tampered(with_arguments(*arguments), name=function)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        said = refused(make, model, TrustError, "which no pattern allows|not allowed by", allow=["torch.*", "torch:*"])
+    assert needs in said
+    assert "called by" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("make", ENGINES)

@@ -144,3 +144,32 @@ def test_node_says_what_it_cannot_use(tmp_path):
     (folders["linear"] / "manifest.json").write_text(json.dumps({**manifest, "format": 2}))
     with pytest.raises(AssertionError, match="has format 2, this module reads format 1"):
         in_node(tmp_path, folders["linear"], 0, 1)
+
+
+def test_node_refuses_a_manifest_that_does_not_fit_its_files(tmp_path):
+    """Neither a file elsewhere nor a state that stays as it was: what would train in silence, or read what lies beside the folder."""
+    torch.manual_seed(0)
+    batches = [(torch.randn(8, 8), torch.randint(0, 3, (8,)))]
+    folder = tmp_path / "linear"
+    step = artifacts(folder, nn.Linear(8, 3), batches[0])
+    write_batches(tmp_path, step, batches)
+    (tmp_path / "initial.onnx").write_bytes((folder / "initial.onnx").read_bytes())
+    whole = json.loads((folder / "manifest.json").read_text())
+    by_name = {entry["name"]: entry for entry in whole["state"]}
+    weight, bias = (by_name[f"param.{name}"] for name in ("weight", "bias"))
+    others = [entry for entry in whole["state"] if entry not in (weight, bias)]
+
+    def refused(says, **changes):
+        (folder / "manifest.json").write_text(json.dumps({**whole, **changes}))
+        with pytest.raises(AssertionError, match=says):
+            in_node(tmp_path, folder, 0, 1)
+
+    for place in ("../initial.onnx", "..\\initial.onnx", str(tmp_path / "initial.onnx"), "%2e%2e/initial.onnx", "..", 3):
+        refused("which is not beside it", files={**whole["files"], "initial": place})
+    refused("names no state", state=[])
+    refused("does not say what param.bias becomes", state=[weight, *others])
+    refused("param.none", state=[*whole["state"], {"name": "param.none", "next": weight["next"]}])
+    refused("of another type or shape than param.weight", state=[{**weight, "next": bias["next"]}, bias, *others])
+    refused("no file has the state param.weight, or nothing.next", state=[{**weight, "next": "nothing.next"}, bias, *others])
+    (folder / "manifest.json").write_text(json.dumps(whole))
+    assert len(in_node(tmp_path, folder, 0, 1)["losses"]) == 1

@@ -16,8 +16,6 @@ from symbolics.errors import ExportError, PythonopWarning, TrustError
 from tests.support import nodes
 from tests.trains import assert_step_alike
 
-HERE = [f"{__name__}:*"]
-
 
 def tenfold(g):
     return g * 10
@@ -33,6 +31,9 @@ def scaled(factor, g):
 
 def keeps(g):
     return None
+
+
+HOOKS = [tenfold, plus_one, f"{__name__}:scaled", keeps]
 
 
 def tenfold_of_module(module, into, *outof):
@@ -153,7 +154,7 @@ def assert_alike(model, dynamo):
     with warnings.catch_warnings():
         warnings.simplefilter("error", PythonopWarning)
         program = exporter.export(model, (x,), dynamo=dynamo)
-    loaded = exporter.load(program, allow=HERE)
+    loaded = exporter.load(program, allow=HOOKS)
     assert_step_alike(lambda_of(loaded, x), lambda_of(model, y), ())
     torch.testing.assert_close(x.grad, y.grad)
     return program
@@ -194,6 +195,8 @@ def test_a_hook_passes_the_gate(dynamo):
     program = exporter.export(Net(hooked(tenfold)), (torch.randn(3, 4),), dynamo=dynamo)
     with pytest.raises(TrustError, match="tenfold.*not allowed"):
         exporter.load(program, allow=["mypkg:*"])
+    with pytest.raises(TrustError, match="tenfold.*no pattern allows"):
+        exporter.load(program, allow=[f"{__name__}:*"])
 
 
 def test_a_hook_without_a_name_is_refused_until_it_is_registered(dynamo):

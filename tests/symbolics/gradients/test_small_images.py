@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -101,3 +102,32 @@ def test_many_pixels_and_few_channels(size, kernel, stride, pads, dilation, chan
     assert ("ConvTranspose" in used) == (not turns)
     for ours, reference in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, reference, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("batch", "samples"), [("n", 3), ("n", 0), (0, 0)])
+def test_no_convolution_without_channels(batch, samples):
+    """The gradient for the weights has the samples in the place of channels. Of none onnxruntime's Conv may not end, and else writes nothing."""
+    groups, stride, dilation = 4, 2, 2
+    x = torch.randn(samples, groups, 12, 12, requires_grad=True)
+    w = torch.randn(groups, 1, 3, 3, requires_grad=True)
+    y = torch.nn.functional.conv2d(x, w, stride=stride, dilation=dilation, padding=1, groups=groups)
+    expected = torch.autograd.grad(y, (x, w), torch.ones_like(y))
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1] * 4, strides=[stride] * 2, dilations=[dilation] * 2, group=groups)
+    infos = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, *t.shape[1:]] if name != "w" else t.shape)
+        for name, t in (("x", x), ("w", w), ("y", y))
+    ]
+    model = helper.make_model(
+        helper.make_graph([node], "g", infos[:2], infos[2:]), opset_imports=[helper.make_opsetid("", 18)], ir_version=10
+    )
+    proto = ir.to_proto(exporter.build_gradient_graph(model, wrt=["x", "w"]))
+    read = {name for node in proto.graph.node if node.op_type == "Conv" for name in node.input[:2]} - {"x", "w"}
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(read))
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options)
+    found = session.run(None, {"x": x.detach().numpy(), "w": w.detach().numpy(), "y_grad": np.ones(y.shape, np.float32)})
+    for ours, reference in zip(found[1:3], expected, strict=True):
+        np.testing.assert_allclose(ours, reference, rtol=1e-4, atol=1e-4)
+    assert all(array.shape[1] for array in found[3:])
+    assert bool(read) == (batch == "n")
