@@ -134,8 +134,8 @@ def changes_nothing(hook: Any) -> bool:
         return False
     if function.__module__ == "torch.autograd.graph":  # register_multi_grad_hook: what the user's function returns is dropped
         inner = dict(closed_over(function)).get("fn")
-        return isinstance(inner, types.FunctionType) and not any(map(_changes, dis.get_instructions(inner)))
-    return _returns_none(function.__code__) and not any(map(_changes, dis.get_instructions(function)))
+        return isinstance(inner, types.FunctionType) and not _changes(inner.__code__)
+    return _returns_none(function.__code__) and not _changes(function.__code__)
 
 
 def _returns_none(code: types.CodeType) -> bool:
@@ -150,7 +150,12 @@ def _returns_none(code: types.CodeType) -> bool:
     return not code.co_flags & (0x20 | 0x80 | 0x200)  # generators and coroutines
 
 
-def _changes(instruction: dis.Instruction) -> bool:
+def _changes(code: types.CodeType) -> bool:
+    """Whether code changes a tensor in place, by its looks; the names of keywords are constants of it (``torch.mul(g, 2, out=g)``)."""
+    return any(map(_changes_by, dis.get_instructions(code))) or any(isinstance(each, tuple) and "out" in each for each in code.co_consts)
+
+
+def _changes_by(instruction: dis.Instruction) -> bool:
     """Whether an instruction changes a tensor in place, by its looks: ``g *= 2``, ``g[0] = 1``, ``g.mul_(2)``, ``p.grad = g``, ``g.data``."""
     name = instruction.argval if isinstance(instruction.argval, str) else ""
     if instruction.opname == "BINARY_OP":
@@ -161,7 +166,7 @@ def _changes(instruction: dis.Instruction) -> bool:
         return name in ("grad", "data")
     if instruction.opname.startswith("LOAD_") and instruction.opname != "LOAD_CONST":
         return (name.endswith("_") and not name.endswith("__")) or name in ("data", "out", "exec", "eval", "setattr")
-    return instruction.opname == "KW_NAMES" and "out" in (instruction.argval or ())
+    return False
 
 
 # -------------------------------------------------------------------------------------------- readers read the hooks

@@ -318,6 +318,14 @@ def by_item(g):
     g[0] = 1
 
 
+def with_keywords(g):
+    print(g.sum(dim=0), end="")
+
+
+def into_itself(g):
+    torch.mul(g, 2, out=g)
+
+
 def sometimes(g):
     if g.sum() > 0:
         return g
@@ -329,6 +337,8 @@ def sometimes(g):
     [
         (keeps, True),
         (looks, True),
+        (with_keywords, True),
+        (into_itself, False),
         (in_grad, False),
         (in_place, False),
         (by_item, False),
