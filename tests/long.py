@@ -14,6 +14,7 @@ FILES = tuple(
     for name in """
     end_to_end/models/test_examples.py
     end_to_end/portable/test_portable_models.py
+    end_to_end/test_beside.py
     exporter/files/test_examine.py
     exporter/gradient_graph/test_models.py
     exporter/gradient_graph/test_recompute.py

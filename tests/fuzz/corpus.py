@@ -188,7 +188,7 @@ def _arguments() -> Iterator[tuple[str, Crasher]]:
         ("a bomb", {"$dataclass": [f"{module}:Bomb", {"size": 1, "part": 2}]}, {}), ("a bomb's setter", {"$dataclass": [f"{module}:BombField", {"size": 1}]}, {}),
         ("a bomb that is a dict", {"$mapping": [f"{module}:BombDict", {"size": 1, "part": 2}]}, {}),
         ("a bomb that is a tuple", {"$namedtuple": [f"{module}:BombTuple", [1, 2]]}, {}),
-        ("forbidden", {"$dataclass": ["tests.fuzz.forbidden:Config", {"size": 1}]}, refused), ("called", {"$callable": f"{module}:unsafe"}, {}),
+        ("forbidden", {"$dataclass": ["tests.fuzz.forbidden:Config", {"size": 1}]}, refused), ("called", {"$callable": f"{module}:unsafe"}, refused),
         ("a module's attribute", {"$callable": f"{module}:np.load"}, refused), ("builtin", {"$builtin": "torch:load"}, refused),
         ("a key that is a list", {"$dict": [[[1], 1]]}, refused), ("a set of lists", {"$set": [[1]]}, refused), ("nan in sets", {"$set": [{"$float": "nan"}] * 9}, {}),
         ("a deep key", {"$dict": [[{"$tuple": [{"$tuple": [1]}]}, 1]]}, {}), ("slices of slices", {"$slice": [{"$slice": [{"$slice": [1, 2, 3]}] * 3}] * 3}, {}),

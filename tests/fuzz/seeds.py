@@ -26,7 +26,7 @@ from tests.fuzz.operators import operator_models
 
 __all__ = ["ABSOLUTE", "ALLOW", "CANARY", "Seed", "make_seeds"]
 
-ALLOW = ["tests.fuzz.functions:*", "fuzz_operators::*"]
+ALLOW = ["tests.fuzz.functions:*", "tests.fuzz.functions:helper", "tests.fuzz.functions:Bomb", "fuzz_operators::*"]
 CANARY = b"CANARY:5f1d7c:this lies outside the folder of the model:" * 8
 #: Stands for the absolute path of the canary, which has as many characters there: slashes fill it up.
 ABSOLUTE = "@secret".ljust(160, "@")
