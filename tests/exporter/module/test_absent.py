@@ -129,7 +129,7 @@ def compare(ours, theirs):
 
 
 @pytest.mark.parametrize(
-    "dynamo, training, options",
+    ("dynamo", "training", "options"),
     [(True, False, {}), (False, False, {"recompute": "auto"}), (False, True, {})],
     ids=["dynamo", "torchscript, recomputed", "training file"],
 )
