@@ -13,6 +13,7 @@ from exporter.files.proto import check_proto, graphs, inner_model, parsed, readi
 from exporter.files.tensors import DataTensor, check_data, held_tensors, is_external
 from symbolics.errors import FormatError
 from symbolics.graph.walk import subgraphs, walk
+from symbolics.node.backward import complete
 from symbolics.node.metadata import check_version
 from symbolics.text import shown
 
@@ -43,6 +44,9 @@ def open_model(source: Any, *, data: bool = True) -> ir.Model:
                 raise FormatError(f"{title_of(source)} has sparse initializers, which are not read here: write them as dense ones")
             _refuse_maps(proto, source)
             model = ir.from_proto(proto)
+            for owner in (model.graph, *model.functions.values()):
+                for node in walk(owner):
+                    complete(node)
             for held in list(held_tensors(model)):
                 if is_external(held.tensor):
                     held.put(DataTensor(held.tensor, folder))

@@ -20,6 +20,7 @@ from exporter.files.valid import check_valid
 from exporter.forward.eager_graph import EagerGraph, Lost
 from exporter.forward.failures import of_torch
 from exporter.forward.functions import describe_functions, say_names
+from exporter.forward.history import History
 from exporter.forward.portable import StaysOpaque, make_portable
 from exporter.forward.unchanged import attributes_unchanged, unchanged
 from exporter.gradient_graph.inside import expand_gradients
@@ -151,16 +152,22 @@ def judged(
     portable = current.portable
     recorder.portable = portable.matches if isinstance(portable, Patterns) else lambda _: portable
     recorder.opaque = {}
+    history = History(model)
     while True:
         try:
-            return _judged(current, model, args, kwargs, export, training, fakes)
+            return _judged(current, model, args, kwargs, export, training, fakes, history)
         except StaysOpaque as stays:
             recorder.opaque[stays.function] = stays.reason
 
 
-def _judged(current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[], Any], training: bool | None, fakes: bool) -> Any:
+def _judged(
+    current: Hook, model: Any, args: Any, kwargs: Any, export: Callable[[], Any], training: bool | None, fakes: bool, history: History
+) -> Any:
     current.program = None
-    eager = _eager_graph(current, model, args, kwargs, training, fakes)
+    with history.watched():
+        eager = _eager_graph(current, model, args, kwargs, training, fakes)
+    history.check(stacklevel=6)
+    export = history.hidden(export)
     eager.check_saved_tensors()
     eager.check_changes()
     recorder = active_recorder()

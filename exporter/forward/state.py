@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 import torch
 from onnx_ir import tensor_adapters
 
-from symbolics import torch_private as private
 from symbolics.capture.side_effects import same_values
 from symbolics.node.metadata import StateEntry
 from symbolics.quirks import cumulative_statistics
@@ -125,12 +125,26 @@ def held_out(graph: ir.Graph, values: dict[str, ir.Value]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def all_buffers_named(model: torch.nn.Module) -> Iterator[None]:
-    """Let the TorchScript exporter see non-persistent buffers as buffers, not as constants without a name."""
-    changed = [(module, set(names)) for module in model.modules() if (names := private.non_persistent_buffers(module))]
-    for module, names in changed:
-        private.non_persistent_buffers(module).difference_update(names)
+    """Let the TorchScript exporter, which asks state_dict(), see every parameter and buffer under its name, and nothing else.
+
+    By itself it takes buffers that are not persistent for constants without a name, and what a state_dict() of the user's own leaves out,
+    renames or adds for something else.
+    """
+
+    def tensors(destination: dict[str, torch.Tensor] | None = None, prefix: str = "", **_: Any) -> dict[str, torch.Tensor]:
+        found = {} if destination is None else destination
+        for path, module in model.named_modules(remove_duplicate=False):
+            for own in (module.named_parameters, module.named_buffers):
+                found |= {
+                    prefix + f"{path}.{name}".removeprefix("."): tensor for name, tensor in own(recurse=False, remove_duplicate=False)
+                }
+        return found
+
+    before = model.__dict__.get("state_dict")
+    model.__dict__["state_dict"] = tensors
     try:
         yield
     finally:
-        for module, names in changed:
-            private.non_persistent_buffers(module).update(names)
+        del model.__dict__["state_dict"]
+        if before is not None:
+            model.__dict__["state_dict"] = before

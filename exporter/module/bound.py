@@ -139,7 +139,7 @@ class Bound:
         }
         for counter in self.counters.values():
             kind, shape = self.state[counter]
-            if kind.is_floating_point or kind is torch.bool or shape:
+            if kind.is_floating_point or kind is torch.bool or any(size != 1 for size in shape):
                 raise FormatError(
                     f"{shown(counter)!r} counts batches, and is {kind} of shape {list(shape)}, not an integer: the file is damaged"
                 )

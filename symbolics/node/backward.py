@@ -21,7 +21,7 @@ from symbolics.node.limits import MAX_ITEMS
 from symbolics.node.names import CALL_ATTRIBUTE, ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, PYTHON_OP_BACKWARD, PYTHON_OP_GRAD
 from symbolics.text import shown
 
-__all__ = ["BACKWARD_SPECS", "context_of", "count_readers", "is_backward", "next_order", "targets_of", "to_backward"]
+__all__ = ["BACKWARD_SPECS", "complete", "context_of", "count_readers", "is_backward", "next_order", "targets_of", "to_backward"]
 
 _INT, _INTS, _STRING = ir.AttributeType.INT, ir.AttributeType.INTS, ir.AttributeType.STRING
 
@@ -64,6 +64,33 @@ def targets_of(node: ir.Node) -> Sequence[ir.Value | None]:
     types = node.attributes.get("input_tensor_types")
     count = len(types.value) if types is not None and types.type is _INTS and not types.is_ref() else 0
     return node.inputs[1 + count :]
+
+
+def complete(node: ir.Node) -> None:
+    """Give a call, or a gradient of one, the absent values at its end again: what writes a file leaves them out.
+
+    It has as many inputs and outputs as its attributes say, where they are as the format has them.
+    """
+
+    def count(name: str) -> int:
+        found = node.attributes.get(name)
+        return len(found.value) if found is not None and found.type is _INTS and not found.is_ref() else 0
+
+    if _is(node, ORT_DOMAIN, PYTHON_OP):
+        inputs, outputs = count("input_tensor_types"), 0
+    elif _is(node, ORT_DOMAIN, PYTHON_OP_GRAD):
+        inputs, outputs = 1 + count("input_tensor_types"), count("output_tensor_requires_grads")
+    elif is_backward(node):
+        outputs = count("output_tensor_types")
+        inputs = 1 + count("input_tensor_types") + outputs
+    else:
+        return
+    if len(node.inputs) < inputs:
+        node.resize_inputs(inputs)
+    if (made := len(node.outputs)) < outputs:
+        node.resize_outputs(outputs)
+        for output in node.outputs[made:]:
+            output.name = ""
 
 
 def to_backward(node: ir.Node) -> None:

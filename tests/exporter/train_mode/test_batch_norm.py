@@ -71,3 +71,18 @@ def test_a_batch_of_one_is_an_error_as_in_eager():
         trainer.step(dict(zip(names, (x, torch.zeros(1, dtype=torch.long)), strict=True)))
     trainer.step(dict(zip(names, (torch.randn(2, 4), torch.zeros(2, dtype=torch.long)), strict=True)))
     assert trainer.state_dict()["1.running_var"].isfinite().all()
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+@pytest.mark.parametrize("momentum", [0.1, None], ids=["share", "average"])
+def test_a_count_of_one_element_is_a_count(momentum, dynamo):
+    """As quantisers and old checkpoints have it: a tensor of shape [1]."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=momentum)), torch.randn(6, 3)
+    model[1].num_batches_tracked = torch.zeros(1, dtype=torch.long)
+    loaded = exporter.load(exporter.export(model, (x,), dynamo=dynamo))
+    for _ in range(3):
+        x = torch.randn(6, 3)
+        torch.testing.assert_close(loaded(x), model(x))
+    for name, buffer in model.named_buffers():
+        torch.testing.assert_close(loaded.get_buffer(name), buffer)

@@ -97,3 +97,19 @@ def test_a_tensor_in_two_arguments_gets_the_sum():
     third = build_gradient_graph(build_gradient_graph(build_gradient_graph(model)))
     onnx.checker.check_model(ir.to_proto(third))
     assert {len(targets_of(n)) for n in third.graph if is_backward(n)} == {2, 3, 5}
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("flags", [(True, False), (True, False, False), (False, True, False)])
+def test_what_a_file_leaves_out_at_the_end_is_there_again(flags, outputs):
+    """Absent values are left out where a node would end with them: each order is made of the order before as it is, and as a file has it."""
+    results = tuple(Slot(i) for i in range(outputs)) if outputs > 1 else Slot(0)
+    call = call_of(
+        *map(Slot, range(len(flags))), outputs=results, input_requires_grads=flags, output_requires_grads=(True, False)[:outputs]
+    )
+    plain = read = model_of(call)
+    for _ in range(3):
+        read = build_gradient_graph(ir.to_proto(read))
+        plain = build_gradient_graph(plain)
+        assert ir.to_proto(read) == ir.to_proto(plain)
+    assert of_order(read, 3)
