@@ -39,6 +39,17 @@ class Mapped(torch.autograd.Function):
         return grad * 2
 
 
+def test_in_body_of_a_loop():
+    from torch._higher_order_ops import scan, while_loop
+
+    assert not private.in_body_of_a_loop()
+    for module, tracing in ((scan, "trace_scan"), (while_loop, "_trace_while_loop")):
+        assert hasattr(module, tracing)
+        scope = {"__name__": module.__name__, "asked": private.in_body_of_a_loop}
+        exec("def body(): return asked()", scope)
+        assert scope["body"]()
+
+
 def test_SingleLevelFunction():
     assert issubclass(torch.autograd.Function, private.SingleLevelFunction)
     assert "apply" not in vars(private.SingleLevelFunction) or is_method_of_c(), "it takes the place that our hook takes"
