@@ -6,6 +6,7 @@ When a release of torch moves one of them, the test that fails has its name.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import types as types_module
 
@@ -40,12 +41,10 @@ class Mapped(torch.autograd.Function):
 
 
 def test_in_body_of_a_loop():
-    from torch._higher_order_ops import scan, while_loop
-
     assert not private.in_body_of_a_loop()
-    for module, tracing in ((scan, "trace_scan"), (while_loop, "_trace_while_loop")):
-        assert hasattr(module, tracing)
-        scope = {"__name__": module.__name__, "asked": private.in_body_of_a_loop}
+    for name, tracing in (("torch._higher_order_ops.scan", "trace_scan"), ("torch._higher_order_ops.while_loop", "while_loop_tracing")):
+        assert hasattr(importlib.import_module(name), tracing)
+        scope = {"__name__": name, "asked": private.in_body_of_a_loop}
         exec("def body(): return asked()", scope)
         assert scope["body"]()
 
