@@ -131,11 +131,16 @@ def _call_fake(inputs: Sequence[torch.Tensor], sizes: Sequence[torch.SymInt], ke
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
+    ctx.counts = len(inputs[0]), len(inputs[1])
     flags = record_of(inputs[2]).call.output_requires_grads
     ctx.mark_non_differentiable(output[0], *[t for t, flag in zip(output[1:], flags, strict=True) if not flag])
 
 
 def _no_backward(ctx: Any, *gradients: Any) -> Any:
+    if all(gradient is None or private.is_fake(gradient) for gradient in gradients[0]):
+        return *(
+            [None] * count for count in ctx.counts
+        ), None  # torch.export differentiates the body of a scan, and keeps its forward alone
     raise ExportError(
         "a captured graph is for translation: run the exported file for its gradients (exporter.load, exporter.build_gradient_graph)"
     )

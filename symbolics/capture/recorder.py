@@ -38,6 +38,7 @@ from symbolics.capture.inlining import (
 )
 from symbolics.capture.interception import belongs_to_torch, original_apply
 from symbolics.capture.listener import Listener, active_listener
+from symbolics.capture.loops import as_handed_on
 from symbolics.capture.no_gradients import NoGradients
 from symbolics.capture.opaque_op import Record, forget, remember
 from symbolics.capture.operator_calls import UNDER_TRANSFORMS, origin_of, run_inlined
@@ -131,8 +132,7 @@ class Recorder(Listener):
         records: key -> Record, in the order of the calls.
         portable, opaque: Which Functions a function of the file may stand for: theirs may hide modules; those for which none can, and why.
         answers, no_gradients: What torch.autograd.grad gave in eager mode; where backward gave None there, though a gradient was needed.
-        read: What eager mode read of the model before it wrote it, by name; None where nobody saw.
-        eager: The calls that eager mode made.
+        read, eager: What eager mode read of the model before it wrote it, by name (None where nobody saw); the calls that it made.
         translated: Which operators of torch.library the exporter has a translation of: they stay what they are.
         capture: The export that is running, or the last one.
     """
@@ -328,7 +328,7 @@ class Recorder(Listener):
         )
 
     def _node(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str) -> Any:
-        with private.unheard():  # reading a tensor's properties would cost a call of each mode
+        with private.unheard(), as_handed_on((args, kwargs)):  # reading a tensor's properties would cost a call of each mode
             key, slots = self._record(cls, args, kwargs, module, source)
         outputs = self.records[key].outputs
         results = self._call_op(slots, key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +26,16 @@ def detect_fake_mode(values: list[Any]) -> Any:
 def captures_here() -> bool:
     """Whether it is this thread that compiles or exports: torch.compiler.is_compiling() and is_exporting() answer for the whole process."""
     return torch.compiler.is_dynamo_compiling() or detect_fake_mode([]) is not None
+
+
+def in_body_of_a_loop() -> bool:
+    """Whether torch.export is tracing the body of a scan or a while_loop: nothing public says what asks for a trace."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(("torch._higher_order_ops.scan", "torch._higher_order_ops.while_loop")):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def real_tensors() -> contextlib.AbstractContextManager[Any]:

@@ -6,6 +6,7 @@ When a release of torch moves one of them, the test that fails has its name.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import types as types_module
 
@@ -37,6 +38,15 @@ class Mapped(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return grad * 2
+
+
+def test_in_body_of_a_loop():
+    assert not private.in_body_of_a_loop()
+    for name, tracing in (("torch._higher_order_ops.scan", "trace_scan"), ("torch._higher_order_ops.while_loop", "while_loop_tracing")):
+        assert hasattr(importlib.import_module(name), tracing)
+        scope = {"__name__": name, "asked": private.in_body_of_a_loop}
+        exec("def body(): return asked()", scope)
+        assert scope["body"]()
 
 
 def test_SingleLevelFunction():
