@@ -152,9 +152,17 @@ def where(op: Builder, g: Value, condition: Value, a: Value, b: Value) -> Grads:
     return [None, op.gate(condition, g), op.Where(condition, 0.0, g)]
 
 
-@gradient("Clip")
+@gradient("Clip", straight_through=True)
 def clip(op: Builder, g: Value, x: Value, low: Value | None, high: Value | None, *, node: ir.Node) -> Grads:
-    """At a bound the gradient goes to x, as torch.clamp does; torch's hardtanh and relu6, which are marked, have none there."""
+    """At a bound the gradient goes to x, as torch.clamp does; torch's hardtanh and relu6, which are marked, have none there.
+
+    Levels of a QuantizeLinear are cut, too: quantization to 7 bits.
+    """
+    if x.dtype is not None and x.dtype.is_integer():  # of which onnxruntime compares no small ones
+        for bound, beyond in ((low, op.Less), (high, op.Greater)):
+            if bound is not None:
+                g = op.Where(beyond(op.Cast(x, to=g.dtype), op.Cast(bound, to=g.dtype)), 0.0, g)
+        return [g, None, None]
     is_open = OPEN_PROPERTY in node.metadata_props
     below = None if low is None else (op.LessOrEqual if is_open else op.Less)(x, low)
     above = None if high is None else (op.GreaterOrEqual if is_open else op.Greater)(x, high)

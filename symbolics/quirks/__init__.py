@@ -30,6 +30,7 @@ from symbolics.quirks.empty_products import EMPTY_PRODUCTS, products_of_nothing
 from symbolics.quirks.empty_reductions import SYMBOLICS as EMPTY_REDUCTIONS, axes_from_the_front, means_of_nothing
 from symbolics.quirks.empty_reshapes import EMPTY_RESHAPES, reshapes_with_sizes
 from symbolics.quirks.equal_draws import kept_apart
+from symbolics.quirks.fake_quantization import FAKE_QUANTIZATION, exact_in_training
 from symbolics.quirks.gaussian_nll import GAUSSIAN_NLL
 from symbolics.quirks.half_results import HALF_RESULTS
 from symbolics.quirks.half_scatters import scatter_halves_in_float
@@ -91,12 +92,12 @@ __all__ = [
 GraphPass = Callable[[ir.Model, list[ir.Node]], bool]
 
 #: While a model is traced. Takes the model.
-TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = (momentum_of_this_step,)
+TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = (momentum_of_this_step, exact_in_training)
 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
 REWRITES: dict[Any, Rewrite] = {
     **DATA_GETTER, **CONJUGATES, **MIXED_NORMS, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
-    **DISTANCES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **GAPS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **PADDING, **PLACES, **POOLS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **TRUTH, **UNSORTED, **VARIANCE,
+    **DISTANCES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **FAKE_QUANTIZATION, **GAPS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **PADDING, **PLACES, **POOLS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **TRUTH, **UNSORTED, **VARIANCE,
 }  # fmt: skip
 
 #: How the calls that are looked into may be spelled: those above, and what changes a tensor in place.

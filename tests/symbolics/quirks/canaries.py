@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 
 import numpy as np
@@ -154,6 +155,13 @@ def std():
 def log_sigmoid():
     with np.errstate(all="ignore"):
         return differs(gradient(functional.logsigmoid, torch.tensor([-200.0, 1.0])))
+
+
+def fake_quantization():
+    """The last level of 127.5: torch's reciprocal makes it a little more or less."""
+    tops = torch.linspace(1, 4, 50)
+    call = functools.partial(torch.fake_quantize_per_channel_affine, scale=tops / 127.5, zero_point=torch.zeros(50, dtype=torch.int32), axis=0, quant_min=-128, quant_max=127)  # fmt: skip
+    return torchscript_differs(lambda x: call(x), -tops[:, None])
 
 
 def deleted_slices():
