@@ -90,9 +90,17 @@ def _modules_of(cls: Any) -> list[Any]:
 
 
 def _data(tensor: Any) -> torch.Tensor | None:
-    if not isinstance(tensor, torch.Tensor) or private.is_fake(tensor):
+    if not isinstance(tensor, torch.Tensor) or private.is_fake(tensor) or was_freed(tensor):
         return None
     return tensor.detach().clone()
+
+
+def was_freed(tensor: torch.Tensor) -> bool:
+    """Whether a forward gave the memory of a tensor back (``x.untyped_storage().resize_(0)``, as reversible blocks do): reading it would crash."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return False
+    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.untyped_storage().nbytes() < (last + 1) * tensor.element_size()
 
 
 def _equal(one: torch.Tensor | None, two: torch.Tensor | None) -> bool:

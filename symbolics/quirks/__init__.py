@@ -159,6 +159,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
     from symbolics.quirks.clamps import clamp, clamp_max, clamp_min, clamp_tensor
     from symbolics.quirks.cross_entropy import cross_entropy
     from symbolics.quirks.floor_divide import floor_divide
+    from symbolics.quirks.squeezes import squeeze
     from symbolics.quirks.wide_numbers import full, full_like, scalar_tensor
 
     aten = torch.ops.aten
@@ -176,4 +177,6 @@ def translations() -> dict[Any, Callable[..., Any]]:
         aten.hardtanh.default: hardtanh,
         aten.relu6.default: relu6,
         aten.scalar_tensor.default: scalar_tensor,
+        aten.squeeze.dim: squeeze,
+        aten.squeeze.dims: squeeze,
     }

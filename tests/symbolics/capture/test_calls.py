@@ -140,6 +140,12 @@ def test_a_float_of_a_size_is_refused():
         exporter.export(model, (torch.randn(2, 4),), dynamic_shapes=BATCH)
 
 
+def test_a_float_of_a_tensor_is_refused():
+    model = f.Call(lambda m, x: f.Scale.apply(x, x, x.max().item()))
+    with pytest.raises(exporter.ExportError, match=r"functions:Scale.*a float that was read out of a tensor.*pass the tensor"):
+        exporter.export(model, (torch.randn(2, 4),))
+
+
 class TakesNumbers(torch.autograd.Function):
     """Asks for the number behind a size; its own output shape depends on it."""
 

@@ -30,6 +30,7 @@ from tests.symbolics.quirks.tools import (
     fails,
     gradient,
     on_onnxruntime,
+    op_types,
     torchscript_differs,
     torchscripted,
     translated,
@@ -100,6 +101,10 @@ def floor_divide():
     except torch.onnx.errors.OnnxExporterError:
         return True
     return False
+
+
+def squeezes():
+    return "Squeeze" in op_types(translated(lambda x: x.squeeze(1), torch.ones(2, 3)))
 
 
 def instance_norm_statistics():

@@ -49,6 +49,7 @@ def _put_in_place(x, u):
 
 
 BOTH = {
+    "squeeze of what is not 1": (lambda x: (x.squeeze(1), x[:, None].squeeze(1).squeeze(-2)), ROWS),
     # losses
     "bce with logits": (F.binary_cross_entropy_with_logits, LOGITS, TARGETS),
     "bce with logits, weighted": (
@@ -400,6 +401,10 @@ def test_the_first_export_of_a_process():
 
 def test_torchscript_in_float64():
     alike(lambda x: (torch.log10(x), torch.log2(x), torch.addcmul(x, x, x, value=0.1)), [torch.arange(1.0, 4).double()], dynamo=False)
+
+
+def test_squeeze_of_several_axes():
+    alike(lambda x: (x.squeeze((0, 1)), x[None].squeeze((0, 1)), x[None, :, None].squeeze((0, -2))), [ROWS], dynamo=True)
 
 
 @pytest.mark.parametrize("case", BOTH)
