@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx
 import onnx_ir as ir
 
 from symbolics.graph.values import RANDOM
 from symbolics.node.names import MARK_DOMAIN
 
-__all__ = ["constants_to_initializers", "read_draft"]
+__all__ = ["constants_to_initializers", "drop_invented_sizes", "read_draft"]
 
 _SMALL = 1024  # bytes of a constant that is worth comparing
 
@@ -39,6 +41,24 @@ def constants_to_initializers(graph: onnx.GraphProto, merge: bool) -> None:
         nodes = list(map(onnx.NodeProto.FromString, (node.SerializeToString() for node in nodes)))
         del graph.node[:]
         graph.node.extend(nodes)
+
+
+def drop_invented_sizes(graph: onnx.GraphProto, declared: Collection[str]) -> None:
+    """Take away the names that TorchScript invents for open sizes: it gives one name to sizes that differ, and onnxruntime then uses the buffers of one for the other.
+
+    Args:
+        graph: The main graph, of whose inner values none has a type yet.
+        declared: The names that the user gave; those of inputs stay, too. What follows from them, onnx infers.
+    """
+    kept = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim} | set(declared)
+    bodies = [graph]
+    while bodies:
+        body = bodies.pop()
+        values = body.output if body is graph else (*body.input, *body.output, *body.value_info)
+        for dim in (dim for value in values for dim in value.type.tensor_type.shape.dim):
+            if dim.dim_param and dim.dim_param not in kept:
+                dim.ClearField("dim_param")
+        bodies += [attribute.g for node in body.node for attribute in node.attribute if attribute.HasField("g")]
 
 
 def _merge_constants(constants: list[onnx.TensorProto], outputs: set[str]) -> tuple[list[onnx.TensorProto], dict[str, str]]:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from exporter.files.program import Program
 from exporter.forward.arguments import check_call, check_model
-from exporter.forward.draft import constants_to_initializers, read_draft
+from exporter.forward.draft import constants_to_initializers, drop_invented_sizes, read_draft
 from exporter.forward.finish import finish
 from exporter.forward.inputs import check_asked_names, check_output_names, checked_axes, dynamic_sizes, input_names, without_numbers
 from exporter.forward.opset import check_asked
@@ -117,6 +117,7 @@ def _translate_torchscript(
         # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
         proto = onnx.load_from_string(draft.getvalue())
         constants_to_initializers(proto.graph, merge=bool(optimize))
+        drop_invented_sizes(proto.graph, _names_of_sizes(options.get("dynamic_axes") or {}))
         translated = read_draft(onnx.shape_inference.infer_shapes(proto, data_prop=True))
         recorder.capture.anchored, trace.anchors = len(trace.anchors), []
         _parameters_to_initializers(translated.graph, state)
@@ -170,6 +171,11 @@ def infer_shapes(current: Hook, original: Any, graph: Any, *args: Any) -> None:
     """
     if not getattr(_thread, "drafts", False) or private.has_bodies(graph):
         original(graph, *args)
+
+
+def _names_of_sizes(axes: Any) -> set[str]:
+    """The names in ``dynamic_axes``, as torch.onnx.export takes them; torch has put its own in the place of lists."""
+    return {name for sizes in axes.values() if isinstance(sizes, dict) for name in sizes.values()}
 
 
 def _parameters_to_initializers(graph: ir.Graph, state: ModelState) -> None:

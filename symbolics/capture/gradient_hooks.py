@@ -11,7 +11,7 @@ import dis
 import functools
 import operator
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,6 +172,9 @@ def _changes_by(instruction: dis.Instruction) -> bool:
 # -------------------------------------------------------------------------------------------- readers read the hooks
 
 
+_VARIABLE = "pythonop::variable"
+
+
 def unhook(hooked: Iterable[HookedTensor]) -> None:
     """End a capture's forward: forget the hooks that were removed, and let the readers of TorchScript's trace read the others."""
     by_value: dict[str, list[HookedTensor]] = {}
@@ -187,7 +190,10 @@ def unhook(hooked: Iterable[HookedTensor]) -> None:
 def _read_through_traced(group: list[HookedTensor]) -> None:
     value, ends = group[0].value, [private.traced_value(each.result) for each in group]
     calls = [_way(end, value) for end in ends]
+    fed = [use.user for use in value.uses() if use.user.kind() == _VARIABLE and use.offset == 2]
     value.replaceAllUsesWith(ends[0])
+    for node in fed:  # what feeds a variable stays in front of all else
+        node.replaceInput(2, value)
     for each in group:
         if private.traced_value(each.tensor).debugName() == value.debugName():
             private.set_traced_value(each.tensor, ends[0])
@@ -224,7 +230,8 @@ def _way(end: Any, start: Any) -> list[Any]:
         if _identity(node) in found or node.kind() == "prim::Param":
             continue
         found[_identity(node)] = node
-        todo += [value.node() for value in node.inputs() if value.debugName() != start.debugName()]
+        read = list(node.inputs())[: 2 if node.kind() == _VARIABLE else None]
+        todo += [value.node() for value in read if value.debugName() != start.debugName()]
 
     def compare(one: Any, two: Any) -> int:
         return -1 if one.isBefore(two) else 1
@@ -239,6 +246,8 @@ def read_through_hooks(program: Any) -> None:
         program: The program about to be translated, in which all changes in place are gone: a value is a value.
     """
     graph = program.graph
+    if any(node.target in (torch.ops.pythonop.variable.default, torch.ops.pythonop.call.default) for node in graph.nodes):
+        _merge_given_back(program)
     hooks: dict[Any, list[Any]] = {}
     pins: dict[Any, list[Any]] = {}
     for node in list(graph.nodes):
@@ -272,7 +281,32 @@ def read_through_hooks(program: Any) -> None:
             call.args = ([below], *call.args[1:])
             below = place
             inside |= {call, place}
-        value.replace_all_uses_with(below, delete_user_cb=lambda user, inside=inside: user not in inside)
-        for spec in program.graph_signature.output_specs:
-            if spec.arg.name == value.name:
-                spec.arg.name = below.name
+        _read_instead(program, value, below, inside)
+
+
+def _read_instead(program: Any, value: Any, other: Any, unless: Collection[Any] = ()) -> None:
+    """Let all who read a node of an ExportedProgram read another one."""
+    value.replace_all_uses_with(other, delete_user_cb=lambda user: user not in unless)
+    for spec in program.graph_signature.output_specs:
+        if spec.arg.name == value.name:
+            spec.arg.name = other.name
+
+
+def _merge_given_back(program: Any) -> None:
+    """What gives its argument back (``x.type_as(x)``) is a node of its own, and for the model the same tensor: all read the argument."""
+    for node in list(program.graph.nodes):
+        if not isinstance(node.target, torch._ops.OpOverload) or not private.is_composite(node.target):
+            continue
+        given = {id(each.meta["val"]): each for each in node.all_input_nodes if isinstance(each.meta.get("val"), torch.Tensor)}
+        try:
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+            result = node.target(*args, **kwargs)
+        except Exception:
+            continue
+        parts = [(node, result)]
+        if isinstance(result, (list, tuple)):
+            parts = [(user, result[user.args[1]]) for user in node.users if user.target is operator.getitem]
+        for part, value in parts:
+            if id(value) in given:
+                _read_instead(program, part, given[id(value)])
+                program.graph.erase_node(part)

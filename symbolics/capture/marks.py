@@ -142,7 +142,8 @@ class StopGradients(TorchFunctionMode):
         if isinstance(out, (torch.Tensor, tuple)):
             result = self.__torch_function__(func, types, args, {key: value for key, value in kwargs.items() if key != "out"})
             return out if _write_out(out, result) else func(*args, **kwargs)
-        result = called(functools.partial(_rewritten, func, REWRITES.get(func)), name, args, kwargs, torch.ops.pythonop.stop_gradient)
+        with private.traced_values_kept(_sources(args, kwargs) if private.is_tracing() and name != "__set__" else ()):
+            result = called(functools.partial(_rewritten, func, REWRITES.get(func)), name, args, kwargs, torch.ops.pythonop.stop_gradient)
         buffers = None if recorder is None else recorder.capture.trace.buffers
         if recorder is not None and buffers is not None:
             buffers.note_views(func, result)
@@ -153,10 +154,10 @@ class StopGradients(TorchFunctionMode):
             stopped = _stops(func) or not torch.is_grad_enabled()
             return pytree.tree_map_only(torch.Tensor, lambda t: _mark(t, []), result) if stopped else result
         if torch.is_grad_enabled() and private.is_higher_order(func):  # torch.cond, scan: a capture runs their bodies without autograd
-            if any(leaf.requires_grad for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
+            if _sources(args, kwargs):
                 pytree.tree_map_only(torch.Tensor, _as_differentiable, result)
             return result
-        sources = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        sources = _sources(args, kwargs)
         return pytree.tree_map_only(torch.Tensor, lambda t: _mark(t, sources), result) if sources else result
 
     def _inplace(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -349,6 +350,11 @@ def _needs_no_mark(result: Any) -> bool:
     if isinstance(result, torch.Tensor):
         return result.requires_grad or not result.is_floating_point()
     return isinstance(result, torch.Size) or not isinstance(result, (tuple, list, dict))
+
+
+def _sources(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The arguments through which gradients flow."""
+    return [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
 
 
 def _mark(tensor: torch.Tensor, sources: list[torch.Tensor]) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 from symbolics.graph.walk import walk
 from symbolics.quirks.angles import ANGLES
 from symbolics.quirks.attention_dropout import say_that_attention_drops
+from symbolics.quirks.axes import AXES
 from symbolics.quirks.bags_of_embeddings import BAGS
 from symbolics.quirks.batch_norm_buffers import copied, pin_running_statistics, read_copies
 from symbolics.quirks.batch_norm_momentum import cumulative_statistics, momentum_of_this_step
@@ -24,6 +25,7 @@ from symbolics.quirks.bounds import BOUNDS
 from symbolics.quirks.clamps import clamps_apart
 from symbolics.quirks.conjugates import CONJUGATES
 from symbolics.quirks.data_getter import DATA_GETTER
+from symbolics.quirks.determinants import determinants_of_doubles
 from symbolics.quirks.distances import DISTANCES
 from symbolics.quirks.embedding_renorms import EMBEDDING_RENORMS
 from symbolics.quirks.empty_products import EMPTY_PRODUCTS, products_of_nothing
@@ -109,6 +111,7 @@ SPELLINGS: dict[Any, list[Form]] = forms(
 SYMBOLICS: dict[str, Callable[..., Any]] = {
     **EMPTY_REDUCTIONS,
     **OPEN_CLIPS,
+    **AXES,
     "aten::index_put": index_put,
     "aten::scatter_reduce": scatter_reduce,
 }
@@ -133,10 +136,17 @@ OPTIMIZED: tuple[GraphPass, ...] = (
     means_of_nothing,
     axes_from_the_front,
     products_of_nothing,
+    determinants_of_doubles,
 )
 
 #: On a file of whatever origin, before onnxruntime runs it.
-LOADED: tuple[GraphPass, ...] = (turn_products_with_vectors, draw_by_uniforms, axes_from_the_front, products_of_nothing)
+LOADED: tuple[GraphPass, ...] = (
+    turn_products_with_vectors,
+    draw_by_uniforms,
+    axes_from_the_front,
+    products_of_nothing,
+    determinants_of_doubles,
+)
 
 
 def apply(passes: Iterable[GraphPass], model: ir.Model) -> list[ir.Node]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from symbolics import torch_private as private
 from symbolics.errors import ExportError
 from symbolics.quirks.quirk import Quirk
@@ -35,9 +37,19 @@ def index_put(original: Any, g: Any, x: Any, indices: Any, values: Any, accumula
 
 
 def scatter_reduce(original: Any, g: Any, x: Any, dim: Any, index: Any, src: Any, reduce: Any, include_self: Any) -> Any:
-    """aten::scatter_reduce.two, of tensors with dimensions."""
-    how = _REDUCTIONS.get(private.torchscript_constant(reduce))
-    ranked = all(len(value.type().sizes() or ()) for value in (x, index, src))
-    if how is None or not ranked or not private.torchscript_constant(include_self):
+    """aten::scatter_reduce.two, of tensors with dimensions, of whatever sizes."""
+    how, dtype = _REDUCTIONS.get(private.torchscript_constant(reduce)), x.type().dtype()
+    if how is None or dtype is None or not all(value.type().dim() for value in (x, index, src)):
         return original(g, x, dim, index, src, reduce, include_self)
-    return g.op("ScatterElements", x, index, src, axis_i=private.torchscript_constant(dim), reduction_s=how).setType(x.type())
+    axis, target = private.torchscript_constant(dim), x
+    if not private.torchscript_constant(include_self):  # what is written to begins with what changes no result
+        least = torch.iinfo(dtype) if not dtype.is_floating_point else None
+        nothing = {
+            "add": 0,
+            "mul": 1,
+            "max": -float("inf") if least is None else least.min,
+            "min": float("inf") if least is None else least.max,
+        }
+        first = g.op("ConstantOfShape", g.op("Shape", index), value_t=torch.tensor([nothing[how]], dtype=dtype))
+        target = g.op("ScatterElements", x, index, first, axis_i=axis).setType(x.type())
+    return g.op("ScatterElements", target, index, src, axis_i=axis, reduction_s=how).setType(x.type())

@@ -105,6 +105,20 @@ def torchscript_constant(value: Any) -> Any:
     return node.t("value").item() if node.kindOf("value") == "t" else getattr(node, node.kindOf("value"))("value")
 
 
+def torchscript_numbers(value: Any) -> list[int] | None:
+    """The whole numbers, one or several, that an argument of a symbolic function holds; None where they are computed."""
+    node = value.node()
+    if node.kind() == "prim::ListConstruct":
+        parts = [torchscript_numbers(part) for part in node.inputs()]
+        return None if None in parts else [number for part in parts for number in part or ()]
+    if node.kind() not in ("prim::Constant", "onnx::Constant") or not node.hasAttribute("value"):
+        return None
+    kind = node.kindOf("value")
+    if kind == "t":
+        return [int(number) for number in node.t("value").reshape(-1).tolist()]
+    return [node.i("value")] if kind == "i" else list(node.is_("value")) if kind == "is" else None
+
+
 def torchscript_reshape() -> tuple[Any, str]:
     """The module and the name by which every symbolic function of the TorchScript exporter looks up what writes a Reshape."""
     from torch.onnx._internal.torchscript_exporter import symbolic_helper
@@ -162,6 +176,23 @@ def traced_value(tensor: torch.Tensor) -> Any:
 def set_traced_value(tensor: torch.Tensor, value: Any) -> None:
     """From here on, a value of the trace stands for ``tensor``."""
     torch._C._set_value_trace(tensor, value)
+
+
+@contextlib.contextmanager
+def traced_values_kept(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Tensors that the block leaves as they are stand for the values of the trace for which they stood before.
+
+    What gives back its argument (``x.float()`` of floats), here or inside of a composite, is in the trace, and so the argument
+    would stand for its result: who read it before and who reads it later would read two values.
+    """
+    before = []
+    for tensor in tensors:
+        with contextlib.suppress(RuntimeError):  # of no value in the trace, and none can be made
+            before.append((tensor, tensor._version, traced_value(tensor)))
+    yield
+    for tensor, version, value in before:
+        if tensor._version == version:
+            set_traced_value(tensor, value)
 
 
 def traced_graph() -> Any:

@@ -111,6 +111,42 @@ def test_set_traced_value():
     assert traced(body).tolist() == [2, 2]
 
 
+def test_traced_values_kept():
+    """``x.float()`` of floats gives x back: the trace has a new value for it, which torch lets x stand for from then on."""
+    kinds = []
+
+    def body(x):
+        y, z = x * 2, x * 3
+        with private.traced_values_kept([y, z]):
+            y.float(), z.neg_()
+        kinds.extend(private.traced_value(each).node().kind() for each in (y, z))
+        y.float()
+        kinds.append(private.traced_value(y).node().kind())
+        return y + z
+
+    traced(body)
+    assert kinds == ["aten::mul", "aten::neg_", "aten::to"]
+
+
+def test_torchscript_numbers(tmp_path):
+    seen = []
+
+    def symbolic(g, x, axes):
+        seen.extend(private.torchscript_numbers(value) for value in (axes, x))
+        return g.op("Transpose", x, perm_i=[1, 0])
+
+    class Turns(torch.nn.Module):
+        def forward(self, x):
+            return x.permute(-1, 0)
+
+    torch.onnx.register_custom_op_symbolic("aten::permute", symbolic, 18)
+    try:
+        torch.onnx.export(Turns(), (torch.ones(2, 3),), str(tmp_path / "m.onnx"), dynamo=False, opset_version=18)
+    finally:
+        torch.onnx.unregister_custom_op_symbolic("aten::permute", 18)
+    assert seen == [[-1, 0], None]
+
+
 def test_traced_graph():
     kinds = []
 

@@ -44,6 +44,10 @@ def attention_dropout():
     return any(node.op_type == "Dropout" and len(node.inputs) < 3 for node in drops.graph)
 
 
+def axes():
+    return torchscript_differs(lambda x: x.movedim(-1, 0) * 2, torch.ones(2, 3))
+
+
 def batch_norm_buffers(cures=()):
     one, x = np.ones(3, np.float32), np.random.default_rng(0).normal(3, 5, (4, 3)).astype(np.float32)
     node = helper.make_node("BatchNormalization", ["x", "weight", "bias", "mean", "var"], ["y", "new_mean", "new_var"], training_mode=1)
@@ -84,6 +88,20 @@ def cross_entropy():
 def data_getter():
     traced = torch.jit.trace(Calls(lambda x: x.data * 2), (torch.ones(2),), check_trace=False)
     return bool((traced(torch.zeros(2)) != 0).all())
+
+
+def determinants():
+    graph = helper.make_graph(
+        [helper.make_node("Det", ["x"], ["y"])],
+        "g",
+        *([helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, None)] for name in "xy"),
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    try:
+        onnxruntime.InferenceSession(model.SerializeToString())
+    except Exception:
+        return True
+    return False
 
 
 def equal_draws():

@@ -15,6 +15,7 @@ from symbolics.quirks import elsewhere
 from tests.symbolics.quirks.canaries import (
     angles,
     attention_dropout,
+    axes,
     bags_of_embeddings,
     batch_norm_buffers,
     batch_norm_momentum,
@@ -27,6 +28,7 @@ from tests.symbolics.quirks.canaries import (
     cross_entropy,
     data_getter,
     deleted_slices,
+    determinants,
     distances,
     embedding,
     empty_batches,
@@ -96,8 +98,12 @@ FILES = {
     if module.name not in ("quirk", "opset", "rewriting", "spelling", "hiding", "elsewhere")
 }
 IN_FILES = (
-    angles, attention_dropout, bags_of_embeddings, batch_norm_buffers, bernoulli, batch_norm_momentum, batch_norm_training, binary_cross_entropy, bounds,
-    clamps, conjugates, cross_entropy, data_getter, distances, embedding_renorms, empty_products, empty_reductions, empty_reshapes, equal_draws, fake_quantization, floor_divide, gaussian_nll, half_results, half_scatters, instance_norm_statistics, logarithms, losses, lost_initializers, matrix_powers, matrix_vector, mixed_norms, multinomial, near_numbers, normal_draws, open_clips, padding, places_of_numbers, pools, regions, repeats, rounding, scalars, scatters, sizes, softplus_threshold, splits, squeezes, torchscript_gaps, torchscript_scatters, truth, unsorted, variance, wide_constants,
+    angles, attention_dropout, axes, bags_of_embeddings, batch_norm_buffers, batch_norm_momentum, batch_norm_training, bernoulli,
+    binary_cross_entropy, bounds, clamps, conjugates, cross_entropy, data_getter, determinants, distances, embedding_renorms, empty_products,
+    empty_reductions, empty_reshapes, equal_draws, fake_quantization, floor_divide, gaussian_nll, half_results, half_scatters,
+    instance_norm_statistics, logarithms, losses, lost_initializers, matrix_powers, matrix_vector, mixed_norms, multinomial, near_numbers,
+    normal_draws, open_clips, padding, places_of_numbers, pools, regions, repeats, rounding, scalars, scatters, sizes, softplus_threshold, splits,
+    squeezes, torchscript_gaps, torchscript_scatters, truth, unsorted, variance, wide_constants,
     wide_numbers,
 )  # fmt: skip
 IN_OTHER_ROOMS = (

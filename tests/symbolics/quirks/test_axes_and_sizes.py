@@ -1,0 +1,130 @@
+"""Axes counted from the end, sizes that are open and determinants of doubles: files give what eager gives, at the example's sizes and at others."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+import exporter
+from tests.support import Calls
+from tests.trains import loaded
+
+TURNS = {
+    "permute": lambda x: x.permute(-1, 0, -2),
+    "permute twice": lambda x: x.permute(-1, -3, -2).permute(-2, -1, 0),
+    "movedim": lambda x: x.movedim(-1, 0),
+    "movedim of two": lambda x: torch.movedim(x, (-1, -2), (0, -1)),
+    "moveaxis": lambda x: x.moveaxis(-2, 0),
+    "movedim and permute": lambda x: x.movedim(-1, 0).permute(-1, 0, -2),
+    "swapaxes": lambda x: x.swapaxes(-1, -3),
+    "flip": lambda x: x.flip(-1, -3),
+    "roll": lambda x: x.roll((1, -1), (-1, -2)),
+    "flatten": lambda x: x.flatten(-3, -2),
+    "stack": lambda x: torch.stack([x, x], -2),
+    "select": lambda x: x.select(-1, -2),
+    "diagonal": lambda x: x.diagonal(1, -1, -2),
+    "squeeze": lambda x: x[:1, :, :1].squeeze((-1, -3)),
+    "cumsum": lambda x: x.cumsum(-3),
+    "topk": lambda x: x.topk(2, -2)[0],
+}
+
+
+class All(nn.Module):
+    def __init__(self, ways):
+        super().__init__()
+        self.layer, self.ways = nn.Linear(5, 5), ways
+
+    def forward(self, x):
+        h = self.layer(x)
+        return tuple(way(h) * 2.0 for way in self.ways)
+
+
+@pytest.mark.parametrize("sizes", [{}, {0: "a", 1: "b"}], ids=["fixed", "open"])
+def test_axes_counted_from_the_end(sizes):
+    ways = [*TURNS.values()] if sizes else [*TURNS.values(), lambda x: x.unfold(-2, 2, 1)]
+    model = All(ways)
+    module = loaded(model, (torch.randn(3, 4, 5),), dynamo=False, allow=(), dynamic_shapes=(sizes,))
+    x = torch.randn(7, 6, 5) if sizes else torch.randn(3, 4, 5)
+    ours, theirs = module(x), model(x)
+    torch.testing.assert_close(ours, theirs)
+    for results in (ours, theirs):
+        sum((y * torch.arange(y.numel()).reshape(y.shape).sin()).sum() for y in results).backward()
+    torch.testing.assert_close(module.get_parameter("layer.weight").grad, model.layer.weight.grad, rtol=1e-4, atol=1e-4)
+
+
+class Scatters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, x, at, places):
+        h = self.layer(x)
+        base, at = h.new_zeros(places.shape[0], 4) + 0.5, at[:, None].expand_as(h)
+        kinds = [(how, own) for how in ("sum", "prod", "amax", "amin") for own in (True, False)]
+        return torch.cat([base.scatter_reduce(-2, at, h, how, include_self=own) for how, own in kinds], 1)
+
+
+def test_scatter_reduce_of_open_sizes():
+    model = Scatters()
+    sizes = {"x": {0: "n"}, "at": {0: "n"}, "places": {0: "p"}}
+    module = loaded(model, (torch.randn(5, 3), torch.tensor([0, 1, 1, 2, 0]), torch.zeros(3)), dynamo=False, allow=(), dynamic_shapes=sizes)
+    args = torch.randn(7, 3), torch.tensor([0, 1, 1, 2, 0, 4, 4]), torch.zeros(5)
+    ours, theirs = module(*args), model(*args)
+    torch.testing.assert_close(ours, theirs)
+    ours.sin().sum().backward()
+    theirs.sin().sum().backward()
+    torch.testing.assert_close(module.get_parameter("layer.weight").grad, model.layer.weight.grad)
+
+
+class Diagonals(nn.Module):
+    def forward(self, x, y):
+        a, b = x.diagonal(dim1=-1, dim2=-2).sin(), y.diagonal(dim1=-1, dim2=-2).sin()
+        return tuple((each * each.sum()).exp().sum(-1, keepdim=True).sin() * 2 for each in (a, b))
+
+
+def test_sizes_that_differ_have_names_that_differ():
+    """TorchScript gives both outputs' first size one name: onnxruntime then uses a buffer of the one for the other."""
+    shapes = ({0: "n"}, {0: "m"})
+    program = exporter.export(Diagonals(), (torch.randn(5, 3, 3), torch.randn(7, 3, 3)), dynamo=False, dynamic_shapes=shapes)
+    assert [str(value.shape) for value in program.model.graph.outputs] == ["[n,1]", "[m,1]"]
+    session = exporter.inference_session(program.model_proto)
+    for n, m in ((5, 7), (50, 3), (3, 50)):
+        x, y = 0.1 * torch.randn(n, 3, 3), 0.1 * torch.randn(m, 3, 3)
+        got = session.run(None, {"x": x.numpy(), "y": y.numpy()})
+        torch.testing.assert_close(tuple(map(torch.tensor, got)), Diagonals()(x, y))
+
+
+def test_names_that_the_user_gave_to_sizes_of_outputs_stay(tmp_path):
+    path = str(tmp_path / "model.onnx")
+    with exporter.hook():
+        torch.onnx.export(
+            Calls(lambda x: x[x > 0] * 2),
+            (torch.randn(4),),
+            path,
+            dynamo=False,
+            input_names=["x"],
+            output_names=["y"],
+            dynamic_axes={"x": {0: "all"}, "y": {0: "positive"}},
+        )
+    (dim,) = onnx.load(path).graph.output[0].type.tensor_type.shape.dim
+    assert dim.dim_param == "positive"
+
+
+class Volumes(nn.Module):
+    def forward(self, *cells):
+        volume = sum(torch.linalg.det(cell).square().sum() for cell in cells)
+        return volume, *torch.autograd.grad(volume, cells, create_graph=True)
+
+
+def test_determinants_of_doubles(dynamo):
+    cells = [torch.randn(2, n, n, dtype=torch.float64) for n in (1, 2, 3, 4)]
+    module = loaded(Volumes(), tuple(cell.clone().requires_grad_() for cell in cells), dynamo=dynamo, allow=())
+    cells[2][0, 1] = cells[2][0, 0]  # singular
+    ours, theirs = ([cell.clone().requires_grad_() for cell in cells] for _ in range(2))
+    got, want = module(*ours), Volumes()(*theirs)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+    for results in (got, want):
+        sum(each.sin().sum() for each in results).backward()
+    torch.testing.assert_close([x.grad for x in ours], [x.grad for x in theirs], rtol=1e-8, atol=1e-8)
