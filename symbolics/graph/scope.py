@@ -119,13 +119,14 @@ class Scope:
         if node.op_type == "Constant":
             tensor = constant_of(node.outputs[0])
             return None if tensor is None or tensor.dtype is ir.DataType.STRING else [tensor.numpy()]
-        if node.op_type == "Shape" and (dims := static_shape(node.inputs[0])) is not None:
-            return [np.array(dims[slice(attr(node, "start"), attr(node, "end"))], np.int64)]
+        if node.op_type == "Shape" and (dims := _dims(node)) is not None and all(isinstance(dim, int) for dim in dims):
+            return [np.array(dims, np.int64)]
         if node.op_type == "Size" and (dims := static_shape(node.inputs[0])) is not None:
             return [np.array(int(np.prod(dims)), np.int64)]
         arrays = []
-        for v in node.inputs:
-            array = None if v is None else self.const(v, depth + 1)
+        dims = _dims(node.inputs[0].producer()) if node.op_type in ("Gather", "Slice") and node.inputs[0] is not None else None
+        for i, v in enumerate(node.inputs):
+            array = np.arange(len(dims)) if dims is not None and i == 0 else None if v is None else self.const(v, depth + 1)
             if v is not None and (array is None or array.size > _FOLDED_SIZE or v.type is None):
                 return None
             arrays.append(array)
@@ -133,7 +134,21 @@ class Scope:
             small = 0 <= _elements(node, arrays) <= _FOLDED_SIZE
         except (ValueError, TypeError, IndexError, AttributeError, OverflowError, ZeroDivisionError):  # it could not be run either
             small = False
-        return _run(node, arrays, self.opset) if small else None
+        results = _run(node, arrays, self.opset) if small else None
+        return results if dims is None or results is None else _sizes_at(dims, results[0])
+
+
+def _dims(node: ir.Node | None) -> list[Any] | None:
+    """The sizes that a Shape gives out, as far as they are known."""
+    if node is None or (node.domain, node.op_type) != ("", "Shape") or node.inputs[0] is None or node.inputs[0].shape is None:
+        return None
+    return list(node.inputs[0].shape)[slice(attr(node, "start"), attr(node, "end"))]
+
+
+def _sizes_at(dims: list[Any], places: np.ndarray) -> list[np.ndarray] | None:
+    """Some of the sizes, where those are known: the others may be open."""
+    taken = [dims[place] for place in places.reshape(-1)]
+    return [np.array(taken, np.int64).reshape(places.shape)] if all(isinstance(dim, int) for dim in taken) else None
 
 
 def _elements(node: ir.Node, arrays: Sequence[Any]) -> float:
