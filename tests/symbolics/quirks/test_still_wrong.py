@@ -88,6 +88,10 @@ def embedding_renorms():
     return torchscript_differs(lambda w: torch.nn.functional.embedding(torch.tensor([0]), w * 1.0, max_norm=1.0), torch.ones(2, 2))
 
 
+def integers():
+    return torchscript_differs(lambda x: x.clamp(min=0.5), torch.arange(3))
+
+
 FILES = {
     module.name: importlib.import_module(f"symbolics.quirks.{module.name}").QUIRK
     for module in pkgutil.iter_modules(quirks.__path__)
@@ -95,7 +99,7 @@ FILES = {
 }
 IN_FILES = (
     angles, attention_dropout, bags_of_embeddings, batch_norm_buffers, bernoulli, batch_norm_momentum, batch_norm_training, binary_cross_entropy, bounds,
-    clamps, conjugates, cross_entropy, data_getter, distances, embedding_renorms, empty_products, empty_reductions, empty_reshapes, equal_draws, floor_divide, gaussian_nll, half_results, half_scatters, instance_norm_statistics, logarithms, losses, lost_initializers, matrix_powers, matrix_vector, mixed_norms, multinomial, normal_draws,
+    clamps, conjugates, cross_entropy, data_getter, distances, embedding_renorms, empty_products, empty_reductions, empty_reshapes, equal_draws, floor_divide, gaussian_nll, half_results, half_scatters, instance_norm_statistics, integers, logarithms, losses, lost_initializers, matrix_powers, matrix_vector, mixed_norms, multinomial, normal_draws,
     near_numbers, open_clips, padding, places_of_numbers, pools, regions, repeats, rounding, scalars, scatters, sizes, softplus_threshold, splits, torchscript_gaps, torchscript_scatters, truth, unsorted, variance, wide_constants,
     wide_numbers,
 )  # fmt: skip
