@@ -37,6 +37,7 @@ from symbolics.quirks.gaussian_nll import GAUSSIAN_NLL
 from symbolics.quirks.half_results import HALF_RESULTS
 from symbolics.quirks.half_scatters import scatter_halves_in_float
 from symbolics.quirks.instance_norm_statistics import INSTANCE_NORM
+from symbolics.quirks.integers import promoting
 from symbolics.quirks.logarithms import LOGARITHMS
 from symbolics.quirks.losses import LOSSES
 from symbolics.quirks.lost_initializers import register_lost_initializers
@@ -101,6 +102,8 @@ REWRITES: dict[Any, Rewrite] = {
     **DATA_GETTER, **CONJUGATES, **MIXED_NORMS, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
     **DISTANCES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **FAKE_QUANTIZATION, **GAPS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **PADDING, **PLACES, **POOLS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **TRUTH, **UNSORTED, **VARIANCE,
 }  # fmt: skip
+
+REWRITES |= promoting(REWRITES)
 
 #: How the calls that are looked into may be spelled: those above, and what changes a tensor in place.
 SPELLINGS: dict[Any, list[Form]] = forms(

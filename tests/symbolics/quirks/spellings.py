@@ -27,7 +27,7 @@ __all__ = ["FUNCTIONS", "NUMPY", "Spelling", "differences", "spellings", "sweep"
 
 #: What numpy calls an argument, and what torch's parser takes for it.
 NUMPY = {"dim": ("axis",), "keepdim": ("keepdims",), "other": ("x2",)}
-RANDOM = {"multinomial", "normal"}
+RANDOM = {"multinomial", "normal", "randperm"}
 #: Functions of sparse tensors, of storages and of random numbers of a key; none has a place in a file.
 NOT_CALLED = {
     "_coalesced_",
@@ -41,6 +41,11 @@ NOT_CALLED = {
 FUNCTIONS = [function for function in SPELLINGS if function.__name__ not in NOT_CALLED]
 _x, _i = torch.tensor([[0.5, -1.5, 2.0], [0.0, 3.0, -0.25]]), torch.tensor([0, 1, 1])
 _SAMPLES: dict[str, list[tuple[Any, ...]]] = {  # those that the database does not have under this name
+    "__and__": [(_i, 1)],
+    "__or__": [(_i, 2)],
+    "__xor__": [(_i, 2)],
+    "randperm": [(3,)],
+    "where": [(_x > 0, _x, _x.flip(0)), (_x > 0, _x, 0.5)],
     "bernoulli_": [(_x, 0.5), (_x, _x.sigmoid())],
     "copy_": [(_x, _x.flip(0)), (_x, torch.tensor(2))],
     "detach_": [(_x,)],

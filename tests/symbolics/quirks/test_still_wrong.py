@@ -92,6 +92,10 @@ def embedding_renorms():
     return torchscript_differs(lambda w: torch.nn.functional.embedding(torch.tensor([0]), w * 1.0, max_norm=1.0), torch.ones(2, 2))
 
 
+def integers():
+    return torchscript_differs(lambda x: x.clamp(min=0.5), torch.arange(3))
+
+
 FILES = {
     module.name: importlib.import_module(f"symbolics.quirks.{module.name}").QUIRK
     for module in pkgutil.iter_modules(quirks.__path__)
@@ -101,7 +105,7 @@ IN_FILES = (
     angles, attention_dropout, axes, bags_of_embeddings, batch_norm_buffers, batch_norm_momentum, batch_norm_training, bernoulli,
     binary_cross_entropy, bounds, clamps, conjugates, cross_entropy, data_getter, determinants, distances, embedding_renorms, empty_products,
     empty_reductions, empty_reshapes, equal_draws, fake_quantization, floor_divide, gaussian_nll, half_results, half_scatters,
-    instance_norm_statistics, logarithms, losses, lost_initializers, matrix_powers, matrix_vector, mixed_norms, multinomial, near_numbers,
+    instance_norm_statistics, integers, logarithms, losses, lost_initializers, matrix_powers, matrix_vector, mixed_norms, multinomial, near_numbers,
     normal_draws, open_clips, padding, places_of_numbers, pools, regions, repeats, rounding, scalars, scatters, sizes, softplus_threshold, splits,
     squeezes, torchscript_gaps, torchscript_scatters, truth, unsorted, variance, wide_constants,
     wide_numbers,
