@@ -12,7 +12,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -33,10 +33,10 @@ from symbolics.capture.other_hooks import GradFn
 from symbolics.capture.recorder import active_recorder
 from symbolics.capture.running_statistics import RunningStatistics
 from symbolics.capture.undifferentiable import called
-from symbolics.capture.views import without_new_dimensions
+from symbolics.capture.writes import SAME_VALUES, change, hide_change, is_computed, refuse, rewritten, write_out
 from symbolics.errors import ExportError
 from symbolics.node.result import write_structure
-from symbolics.quirks import REWRITES, SPELLINGS, Rewrite, spelled
+from symbolics.quirks import REWRITES, SPELLINGS, spelled
 
 __all__ = ["StopGradients", "body_of", "differentiable_inputs", "holds_tensor", "marking"]
 
@@ -103,7 +103,7 @@ class StopGradients(TorchFunctionMode):
         if func is torch.Tensor.register_hook:
             return _hook(*args, **kwargs)
         if func is torch.Tensor.register_post_accumulate_grad_hook:
-            _refuse(
+            refuse(
                 "register_post_accumulate_grad_hook",
                 "it runs on .grad, which is the training loop's and in no file: call it there, after backward()",
             )
@@ -111,11 +111,11 @@ class StopGradients(TorchFunctionMode):
             "torch."
         ):
             node = func(*args, **kwargs)
-            return None if node is None else GradFn(node, _refuse)
+            return None if node is None else GradFn(node, refuse)
         body = None if func in REWRITES else body_of(func)
         if body is not None:
             with self:  # what it calls inside may stop gradients too (F.gumbel_softmax)
-                return _rewritten(body, REWRITES.get(func), *args, **kwargs)
+                return rewritten(body, REWRITES.get(func), *args, **kwargs)
         recorder = active_recorder()
         given = None if recorder is None else recorder.capture.given
         if given is not None and args and _stops(func) and stands_in_inlined(sys._getframe(1), given):
@@ -133,7 +133,7 @@ class StopGradients(TorchFunctionMode):
                 recorder.capture.trace.statistics.note(func, args, kwargs)
         if is_inplace(name):
             result = self._inplace(func, name, args, kwargs)
-            if name not in _SAME_VALUES:
+            if name not in SAME_VALUES:
                 _watch_changes(recorder, name, args[:1])
             return result
         out = kwargs.get("out")
@@ -141,9 +141,9 @@ class StopGradients(TorchFunctionMode):
             _watch_changes(recorder, name, out)
         if isinstance(out, (torch.Tensor, tuple)):
             result = self.__torch_function__(func, types, args, {key: value for key, value in kwargs.items() if key != "out"})
-            return out if _write_out(out, result) else func(*args, **kwargs)
+            return out if write_out(out, result) else func(*args, **kwargs)
         with private.traced_values_kept(_sources(args, kwargs) if private.is_tracing() and name != "__set__" else ()):
-            result = called(functools.partial(_rewritten, func, REWRITES.get(func)), name, args, kwargs, torch.ops.pythonop.stop_gradient)
+            result = called(functools.partial(rewritten, func, REWRITES.get(func)), name, args, kwargs, torch.ops.pythonop.stop_gradient)
         buffers = None if recorder is None else recorder.capture.trace.buffers
         if recorder is not None and buffers is not None:
             buffers.note_views(func, result)
@@ -163,7 +163,7 @@ class StopGradients(TorchFunctionMode):
     def _inplace(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         target = args[0] if args else None
         if getattr(target, "_pythonop_alias", False) and name not in ("requires_grad_", "__setstate__"):
-            _refuse(
+            refuse(
                 name,
                 "it changes the memory of a tensor through x.detach() or x.data; a graph cannot say that: change a copy (x.detach().clone()), or x itself",
             )
@@ -175,16 +175,16 @@ class StopGradients(TorchFunctionMode):
                 result.copy_(stopped)
             return result
         whole = private.base_of(target) if isinstance(target, torch.Tensor) else target
-        unseen = not torch.is_grad_enabled() and name not in _SAME_VALUES and _is_computed(whole)
+        unseen = not torch.is_grad_enabled() and name not in SAME_VALUES and is_computed(whole)
         before = whole.clone() if unseen and whole is not None else None
         if not torch.is_grad_enabled():  # the target stays as it is: the mark goes on what is written into it
             rest = pytree.tree_map_only(
                 torch.Tensor, lambda t: torch.ops.pythonop.stop_gradient(t) if _needs_gradient(t) else t, (args[1:], kwargs)
             )
             args, kwargs = (target, *rest[0]), rest[1]
-        result = _change(func, name, target, args, kwargs)
+        result = change(func, name, target, args, kwargs)
         if before is not None and whole is not None:
-            _hide_change(whole, before)
+            hide_change(whole, before)
         return result
 
 
@@ -192,98 +192,11 @@ def _check_transforms() -> None:
     """Refuse derivatives by torch.func that neither exporter can see: they fail at them, or keep the example's values."""
     kinds = private.transform_kinds()
     if "Grad" in kinds or ("Jvp" in kinds and len(kinds) > 1):
-        _refuse(
+        refuse(
             "torch.func.grad (vjp, jacrev)" if "Grad" in kinds else "torch.func.jacfwd (a jvp inside another transform)",
             "no exporter sees what it differentiates, a file would hold the example's values: call it in the forward of an autograd Function that is "
             "not named in inline=, which stays one node; or write the derivative out",
         )
-
-
-def _change(func: Any, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The call that changes its target; in a trace, of which no buffer that shares its memory is left behind."""
-    if not (private.is_tracing() and isinstance(target, torch.Tensor)):
-        return _rewritten(func, REWRITES.get(func), *args, **kwargs)
-    recorder = active_recorder()
-    buffers = None if recorder is None else recorder.capture.trace.buffers
-    if buffers is None or not buffers.has(target):
-        shared = recorder is not None and recorder.capture.trace.views.shared(target)
-        if name == "copy_" and (shared or not target._is_view()):
-            return _overwrite(target, args[1], name)
-        if name == "__setitem__" and (index := without_new_dimensions(args[1])) is not None:
-            value = args[2].expand(target[args[1]].shape).reshape(target[index].shape) if isinstance(args[2], torch.Tensor) else args[2]
-            args = (target, index, value)
-        if name in _SAME_VALUES or not shared:
-            return _rewritten(func, REWRITES.get(func), *args, **kwargs)
-        value = target.clone()
-        _rewritten(func, REWRITES.get(func), value, *args[1:], **kwargs)
-        return _overwrite(target, value, name)
-    written, result = buffers.write(name, target, args[1:], kwargs), target
-    if written is None:
-        written, result = target, _rewritten(func, REWRITES.get(func), *args, **kwargs)
-    if not buffers.follow(written):
-        _refuse(name, "it writes into a view of a buffer that is not contiguous, or in another type: write into the buffer itself")
-    return result
-
-
-def _overwrite(target: torch.Tensor, value: torch.Tensor, name: str = "a change in place") -> torch.Tensor:
-    """``target.copy_(value)``; in a trace, what shares the target's memory is told."""
-    if not private.is_tracing():
-        return target.copy_(value)
-    private.overwrite_traced(target, value)
-    if (recorder := active_recorder()) is not None:
-        trace = recorder.capture.trace
-        try:
-            trace.views.follow(target, trace.dynamic)
-        except ExportError as error:
-            recorder.refuse(name, error)
-    return target
-
-
-def _rewritten(func: Any, rewrite: Rewrite | None, /, *args: Any, **kwargs: Any) -> Any:
-    """The call, or what stands for it in a file."""
-    try:
-        return func(*args, **kwargs) if rewrite is None else rewrite(func, args, kwargs)
-    except ExportError as error:
-        _refuse(getattr(func, "__name__", ""), error)
-    except RuntimeError as error:
-        if "Cannot insert a Tensor that requires grad as a constant" not in str(error):
-            raise
-        _refuse(
-            getattr(func, "__name__", ""),
-            "it reads a tensor that an earlier call computed (kept in a global variable, a list or an attribute), with gradients: keep x.detach(), or "
-            "pass it as an argument",
-        )
-
-
-def _is_computed(tensor: Any) -> bool:
-    """Whether gradients flow through a tensor to what it was computed from."""
-    return isinstance(tensor, torch.Tensor) and tensor.requires_grad and not tensor.is_leaf and tensor.is_floating_point()
-
-
-def _hide_change(target: torch.Tensor, before: torch.Tensor) -> None:
-    """Let a tensor that was changed in place under no_grad have the gradients that it had before: autograd has not seen the change."""
-    stop = torch.ops.pythonop.stop_gradient
-    nothing = torch.where(before.isfinite(), before - stop(before), torch.zeros_like(before))
-    _overwrite(target, stop(target.clone()) + nothing)
-
-
-def _write_out(out: Any, result: Any) -> bool:
-    """Write a result into what ``out=`` gave; False where that is not of its shape."""
-    pairs = list(zip(out, result, strict=True)) if isinstance(out, tuple) else [(out, result)]
-    with private.paused_capture():
-        if any(into.shape != value.shape for into, value in pairs):
-            return False
-    recorder = active_recorder()
-    buffers = None if recorder is None else recorder.capture.trace.buffers
-    for into, value in pairs:
-        if private.is_tracing():
-            _overwrite(into, value)
-            if buffers is not None:
-                buffers.follow(into)
-        else:
-            with torch.no_grad():
-                into.copy_(value)
-    return True
 
 
 def _hook(self: torch.Tensor, hook: Any) -> Any:
@@ -295,12 +208,6 @@ def _hook(self: torch.Tensor, hook: Any) -> Any:
     if recorder is not None:
         recorder.hook(self, hook, handle)
     return handle
-
-
-#: In-place operations that leave the values as they are.
-_SAME_VALUES = {
-    "requires_grad_", "detach_", "share_memory_", "t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "rename_",
-}  # fmt: skip
 
 
 def _watch_changes(recorder: Any, name: str, changed: Any) -> None:
@@ -327,13 +234,6 @@ def _watch_reads(recorder: Any, name: str, args: tuple[Any, ...], kwargs: dict[s
             recorder.capture.aliases.check_read(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         except ExportError as error:
             recorder.refuse(name, error)
-
-
-def _refuse(name: str, why: str | ExportError) -> NoReturn:
-    recorder = active_recorder()
-    if recorder is None:
-        raise ExportError(f"{name}: {why}")
-    recorder.refuse(name, why)
 
 
 def _as_differentiable(tensor: torch.Tensor) -> torch.Tensor:

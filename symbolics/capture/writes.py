@@ -1,0 +1,115 @@
+"""What a model's forward changes in place, in a capture: a graph has values alone, so that a change is a new value under the tensor's name."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+from symbolics import torch_private as private
+from symbolics.capture.recorder import active_recorder
+from symbolics.capture.views import without_new_dimensions
+from symbolics.errors import ExportError
+from symbolics.quirks import REWRITES, Rewrite
+
+__all__ = ["SAME_VALUES", "change", "hide_change", "is_computed", "overwrite", "refuse", "rewritten", "write_out"]
+
+#: In-place operations that leave the values as they are.
+SAME_VALUES = {
+    "requires_grad_", "detach_", "share_memory_", "t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "rename_",
+}  # fmt: skip
+
+
+def change(func: Any, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call that changes its target; in a trace, of which no buffer that shares its memory is left behind."""
+    if not (private.is_tracing() and isinstance(target, torch.Tensor)):
+        return rewritten(func, REWRITES.get(func), *args, **kwargs)
+    recorder = active_recorder()
+    buffers = None if recorder is None else recorder.capture.trace.buffers
+    if buffers is None or not buffers.has(target):
+        shared = recorder is not None and recorder.capture.trace.views.shared(target)
+        if name == "copy_" and (shared or not target._is_view()):
+            return overwrite(target, args[1], name)
+        if name == "__setitem__" and (index := without_new_dimensions(args[1])) is not None:
+            value = args[2].expand(target[args[1]].shape).reshape(target[index].shape) if isinstance(args[2], torch.Tensor) else args[2]
+            args = (target, index, value)
+        if name in SAME_VALUES or not shared:
+            return rewritten(func, REWRITES.get(func), *args, **kwargs)
+        value = target.clone()
+        rewritten(func, REWRITES.get(func), value, *args[1:], **kwargs)
+        return overwrite(target, value, name)
+    written, result = buffers.write(name, target, args[1:], kwargs), target
+    if written is None:
+        written, result = target, rewritten(func, REWRITES.get(func), *args, **kwargs)
+    if not buffers.follow(written):
+        refuse(name, "it writes into a view of a buffer that is not contiguous, or in another type: write into the buffer itself")
+    return result
+
+
+def overwrite(target: torch.Tensor, value: torch.Tensor, name: str = "a change in place") -> torch.Tensor:
+    """``target.copy_(value)``; in a trace, what shares the target's memory is told."""
+    if not private.is_tracing():
+        return target.copy_(value)
+    private.overwrite_traced(target, value)
+    if (recorder := active_recorder()) is not None:
+        trace = recorder.capture.trace
+        try:
+            trace.views.follow(target, trace.dynamic)
+        except ExportError as error:
+            recorder.refuse(name, error)
+    return target
+
+
+def rewritten(func: Any, rewrite: Rewrite | None, /, *args: Any, **kwargs: Any) -> Any:
+    """The call, or what stands for it in a file."""
+    try:
+        return func(*args, **kwargs) if rewrite is None else rewrite(func, args, kwargs)
+    except ExportError as error:
+        refuse(getattr(func, "__name__", ""), error)
+    except RuntimeError as error:
+        if "Cannot insert a Tensor that requires grad as a constant" not in str(error):
+            raise
+        refuse(
+            getattr(func, "__name__", ""),
+            "it reads a tensor that an earlier call computed (kept in a global variable, a list or an attribute), with gradients: keep x.detach(), or "
+            "pass it as an argument",
+        )
+
+
+def is_computed(tensor: Any) -> bool:
+    """Whether gradients flow through a tensor to what it was computed from."""
+    return isinstance(tensor, torch.Tensor) and tensor.requires_grad and not tensor.is_leaf and tensor.is_floating_point()
+
+
+def hide_change(target: torch.Tensor, before: torch.Tensor) -> None:
+    """Let a tensor that was changed in place under no_grad have the gradients that it had before: autograd has not seen the change."""
+    stop = torch.ops.pythonop.stop_gradient
+    nothing = torch.where(before.isfinite(), before - stop(before), torch.zeros_like(before))
+    overwrite(target, stop(target.clone()) + nothing)
+
+
+def write_out(out: Any, result: Any) -> bool:
+    """Write a result into what ``out=`` gave; False where that is not of its shape."""
+    pairs = list(zip(out, result, strict=True)) if isinstance(out, tuple) else [(out, result)]
+    with private.paused_capture():
+        if any(into.shape != value.shape for into, value in pairs):
+            return False
+    recorder = active_recorder()
+    buffers = None if recorder is None else recorder.capture.trace.buffers
+    for into, value in pairs:
+        if private.is_tracing():
+            overwrite(into, value)
+            if buffers is not None:
+                buffers.follow(into)
+        else:
+            with torch.no_grad():
+                into.copy_(value)
+    return True
+
+
+def refuse(name: str, why: str | ExportError) -> NoReturn:
+    """Refuse a call of the model: by the capture, which knows where it stands, where there is one."""
+    recorder = active_recorder()
+    if recorder is None:
+        raise ExportError(f"{name}: {why}")
+    recorder.refuse(name, why)
