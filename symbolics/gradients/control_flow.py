@@ -18,8 +18,7 @@ from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import clone_nodes
 from symbolics.graph.values import RANDOM, attr, is_float, is_python_op, is_python_op_tangent, unsupported
-from symbolics.graph.walk import captured, prune, subgraphs
-from symbolics.graph.walk import reads as graph_reads
+from symbolics.graph.walk import captured, prune, reads as graph_reads, subgraphs
 from symbolics.node.backward import is_backward
 from symbolics.node.names import ORT_DOMAIN, PYTHON_OP_GRAD
 
