@@ -19,6 +19,7 @@ FILES = tuple(
     exporter/gradient_graph/test_models.py
     exporter/gradient_graph/test_recompute.py
     exporter/module/test_distributed.py
+    exporter/module/test_every_set.py
     exporter/module/test_higher.py
     exporter/module/test_training_curves.py
     exporter/module/test_transforms.py

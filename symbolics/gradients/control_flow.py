@@ -18,7 +18,7 @@ from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import clone_nodes
 from symbolics.graph.values import RANDOM, attr, is_float, is_python_op, is_python_op_tangent, unsupported
-from symbolics.graph.walk import captured, prune, subgraphs
+from symbolics.graph.walk import captured, prune, reads as graph_reads, subgraphs
 from symbolics.node.backward import is_backward
 from symbolics.node.names import ORT_DOMAIN, PYTHON_OP_GRAD
 
@@ -283,7 +283,7 @@ def iterate(op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node) 
         return node.meta[OWN_BACKWARD](op, node, gs)
     iteration = _Iteration.of(op, node)
     wanted = _wanted(op, node)
-    states = [s for s in iteration.states if is_float(s[0]) or is_float(s[2])]
+    states = _with_gradient(iteration, gs)
     reads = [r for r in iteration.reads if r[1] in op.scope.active and is_float(r[1])]
     reader = _Reader(op, op.child())
     slots = {v: reader.slot(v) for v in (*iteration.entries, *[r[0] for r in iteration.reads])}
@@ -302,6 +302,8 @@ def iterate(op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node) 
     targets = [*[s[0] for s in states], *[r[0] for r in reads], *wanted]
     replay = _replay(op, 0, iteration.body, mapping, seeds, targets)
     inside = replay.inside
+    wanted = [value for value in wanted if value in replay.gradients]
+    reads = [read for read in reads if read[0] in replay.gradients]
 
     def gradient_of(value: Value, like: Value) -> Value:
         g = replay.gradients.get(value)
@@ -347,6 +349,23 @@ def iterate(op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node) 
         g.type, g.shape = value.type, value.shape
         summed[value] = op.Add(summed[value], g) if value in summed else g
     return summed
+
+
+def _with_gradient(iteration: _Iteration, gs: Sequence[Value | None]) -> list[tuple[Value, Value, Value, int]]:
+    """The states that may get a gradient: from behind the loop, or within it from what has one. Those that nobody uses have none."""
+    states = [s for s in iteration.states if is_float(s[0]) or is_float(s[2])]
+    makers = {value: node for node in iteration.body for value in node.outputs}
+    reached: set[Value] = set()
+    todo = [w[0] for w in iteration.writes if gs[w[1]] is not None] + [s[1] for s in states if gs[s[3]] is not None]
+    while todo:
+        value = todo.pop()
+        if value in reached:
+            continue
+        reached.add(value)
+        if (maker := makers.get(value)) is not None:
+            todo += graph_reads(maker)
+        todo += [s[1] for s in states if s[0] is value]
+    return [s for s in states if gs[s[3]] is not None or s[0] in reached]
 
 
 def _as_read(op: Builder, stack: Value, value: Value, axis: int, direction: int) -> Value:

@@ -243,3 +243,25 @@ def test_a_python_op_in_a_loop_in_an_if_leaves_both_bodies():
     np.testing.assert_allclose(
         got["x_grad"], np.full(4, np.prod([np.random.default_rng(k + 1).uniform(1, 2) for k in range(3)])), rtol=1e-4
     )
+
+
+def test_states_that_nobody_uses_run_no_backward():
+    """Two final states are read by nobody: the slope of their root is without end, and nothing but NaN would come of zeros."""
+    text = """<ir_version: 8, opset_import: ["": 18]> g (float[3] x, float[3] c, float[3] e) => (float[3] y) {
+      n = Constant<value = int64 {3}>()
+      t = Constant<value = bool {1}>()
+      z = Sub(x, x)
+      y, s, u = Loop (n, t, x, z, z) <body = b (int64 i, bool k, float[3] a, float[3] r, float[3] q) => (bool k2, float[3] a2, float[3] r2, float[3] q2)
+        { k2 = Identity(k) a2 = Mul(a, c) r1 = Mul(r, e) r2 = Sqrt(r1) q2 = Add(q, r2) } >
+    }"""
+    training = build_gradient_graph(onnx.parser.parse_model(text))
+    backward = [node for node in training.graph if node.op_type == "Loop"][-1]
+    assert not any(node.op_type == "Sqrt" for node in backward.attributes["body"].as_graph())
+    x, c = np.array([1, 2, 3], np.float32), np.array([2, 1, 3], np.float32)
+    feeds = {"x": x, "c": c, "e": c, "y_grad": np.ones(3, np.float32)}
+    results = dict(
+        zip([value.name for value in training.graph.outputs], ReferenceEvaluator(ir.to_proto(training)).run(None, feeds), strict=True)
+    )
+    np.testing.assert_allclose(results["x_grad"], c**3, rtol=1e-5)
+    np.testing.assert_allclose(results["c_grad"], 3 * c**2 * x, rtol=1e-5)
+    np.testing.assert_array_equal(results["e_grad"], 0)
