@@ -1,4 +1,4 @@
-"""clamp with bounds that are tensors."""
+"""clamp with bounds that are tensors, or an int and a float."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ QUIRK = Quirk(
 def _clamped(x: torch.Tensor, min: Any = None, max: Any = None) -> torch.Tensor:
     """A bound has the gradient beyond it; of a lower one that is not below the upper one, the upper has it, and at equality none."""
     if not any(isinstance(bound, torch.Tensor) for bound in (min, max)):
-        return NotImplemented
+        if {type(min), type(max)} != {int, float}:
+            return NotImplemented
+        # torch.onnx (2.13) makes a tensor of one bound alone, and then finds no overload
+        return torch.clamp(x if x.is_floating_point() else x.to(torch.get_default_dtype()), float(min), float(max))
     dtype = torch.result_type(x, min if isinstance(min, torch.Tensor) else max)
     if isinstance(min, torch.Tensor) and isinstance(max, torch.Tensor):
         dtype = torch.promote_types(dtype, torch.result_type(x, max))
