@@ -14,7 +14,8 @@ __all__ = ["BOUNDS", "QUIRK"]
 QUIRK = Quirk(
     upstream="torch and onnxscript's torchlib",
     seen="2.13, 0.7.2",
-    wrong="clamp with tensors is written as Max and Min, which share a gradient between x and a bound that it equals: torch gives it to x",
+    wrong="clamp with tensors is written as Max and Min, which share a gradient between x and a bound that it equals: torch gives it to x; of an int and a float "
+    "torch.onnx (dynamo=True) makes a tensor of one alone, and finds no overload",
 )
 
 
@@ -23,7 +24,6 @@ def _clamped(x: torch.Tensor, min: Any = None, max: Any = None) -> torch.Tensor:
     if not any(isinstance(bound, torch.Tensor) for bound in (min, max)):
         if {type(min), type(max)} != {int, float}:
             return NotImplemented
-        # torch.onnx (2.13) makes a tensor of one bound alone, and then finds no overload
         return torch.clamp(x if x.is_floating_point() else x.to(torch.get_default_dtype()), float(min), float(max))
     dtype = torch.result_type(x, min if isinstance(min, torch.Tensor) else max)
     if isinstance(min, torch.Tensor) and isinstance(max, torch.Tensor):

@@ -48,8 +48,11 @@ def _put_in_place(x, u):
     return y
 
 
+PROJECTED = torch.nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True, proj_size=2).requires_grad_(False)
+
 BOTH = {
     "squeeze of what is not 1": (lambda x: (x.squeeze(1), x[:, None].squeeze(1).squeeze(-2)), ROWS),
+    "lstm with projections": (lambda x: PROJECTED(x)[0], ROWS[None]),
     # losses
     "bce with logits": (F.binary_cross_entropy_with_logits, LOGITS, TARGETS),
     "bce with logits, weighted": (
@@ -135,6 +138,8 @@ BOTH = {
     "hardtanh of hardtanh": (lambda x: F.relu6(F.hardtanh(x, -3.0, 3.0)), BOUNDS),
     "relu6 of clamp": (lambda x: F.relu6(x.clamp(0, 6)), BOUNDS),
     "clamp": (lambda x: x.clamp(-1, 6), BOUNDS),
+    "clamp of an int and a float": (lambda x: torch.clamp(x, 0, 6.99) + x.clip(max=3, min=-0.5) + (x * 1).clamp_(-2.5, 1), BOUNDS),
+    "clamp of ints, by an int and a float": (lambda x: torch.clamp(x.int(), 0, 2.5) * x, BOUNDS),
     "clamp_max": (lambda x: x.clamp(max=6), BOUNDS),
     "clamp_min": (lambda x: x.clamp_min(-1), BOUNDS),
     "clamp of relu": (lambda x: F.relu(x).clamp(max=6), BOUNDS),

@@ -63,6 +63,7 @@ from tests.symbolics.quirks.canaries import (
     pads_with_axes,
     places_of_numbers,
     pools,
+    projections,
     regions,
     repeats,
     rounding,
@@ -106,7 +107,7 @@ IN_FILES = (
     binary_cross_entropy, bounds, clamps, conjugates, cross_entropy, data_getter, determinants, distances, embedding_renorms, empty_products,
     empty_reductions, empty_reshapes, equal_draws, fake_quantization, floor_divide, gaussian_nll, half_results, half_scatters,
     instance_norm_statistics, integers, logarithms, losses, lost_initializers, matrix_powers, matrix_vector, mixed_norms, multinomial, near_numbers,
-    normal_draws, open_clips, padding, places_of_numbers, pools, regions, repeats, rounding, scalars, scatters, sizes, softplus_threshold, splits,
+    normal_draws, open_clips, padding, places_of_numbers, pools, projections, regions, repeats, rounding, scalars, scatters, sizes, softplus_threshold, splits,
     squeezes, torchscript_gaps, torchscript_scatters, truth, unsorted, variance, wide_constants,
     wide_numbers,
 )  # fmt: skip
