@@ -15,6 +15,7 @@ FILES = tuple(
     end_to_end/models/test_examples.py
     end_to_end/portable/test_portable_models.py
     end_to_end/test_beside.py
+    exporter/cpu/test_recurrences.py
     exporter/files/test_examine.py
     exporter/gradient_graph/test_models.py
     exporter/gradient_graph/test_recompute.py
@@ -24,7 +25,6 @@ FILES = tuple(
     exporter/module/test_training_curves.py
     exporter/module/test_transforms.py
     exporter/runtime/test_buffers.py
-    exporter/runtime/test_recurrences.py
     exporter/train_mode/test_buffers.py
     exporter/training/test_browser.py
     exporter/training/test_curves.py
