@@ -135,8 +135,9 @@ lint: $(DONE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# loadgroup: the tests of one model run in one process, where it is exported once (tests/zoo/exported.py).
-PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup
+# loadgroup: the tests of one model run in one process, where it is exported once (tests/zoo/exported.py). With it a process that died
+# and was started again is waited for without end: none is started, the run ends red and names the test that it died in.
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --max-worker-restart=0
 
 pytest: $(BUILT) $(if $(shell command -v npm),$(NODE))
 	$(PYTEST) $(PYTEST_ARGS)

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from exporter.pictures import layout
-from tests.processes import python
+from tests.processes import ROOT, python
 
 WITHOUT_TORCH = [
     f"symbolics.node.{name}" for name in ("arguments", "attributes", "call", "dialects", "metadata", "patterns", "schema")
@@ -119,3 +119,9 @@ def test_public_names():
 def test_a_first_touch_imports_no_more_than_it_needs(name, heavy):
     done = python("-c", f"import sys, torch, exporter; exporter.{name}; print([name for name in {heavy} if name in sys.modules])")
     assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize("room", ["exporter", "symbolics", "tests", "benchmarks", "examples"])
+def test_no_file_is_long(room):
+    lengths = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in (ROOT / room).rglob("*.py")}
+    assert {path: length for path, length in lengths.items() if length > 500} == {}

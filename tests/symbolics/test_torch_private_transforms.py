@@ -49,3 +49,30 @@ def test_reparametrized():
     with private.reparametrized(module, {"weight": torch.zeros(1, 1), "bias": torch.ones(1)}, tie_weights=True, strict=False):
         assert module(torch.ones(1)).item() == 1
     assert module.weight is weight
+
+
+def test_has_own_jvp():
+    class Without(torch.autograd.Function):
+        pass
+
+    class Having(torch.autograd.Function):
+        @staticmethod
+        def jvp(ctx, tangent):
+            return tangent
+
+    assert not private.has_own_jvp(Without)
+    assert private.has_own_jvp(Having)
+
+
+def test_layers_of():
+    """Under a transform of torch.func, the autograd graph of the surrounding code hangs on the innermost."""
+    weight, seen = torch.ones(2, requires_grad=True), []
+
+    def function(x):
+        y = x * weight
+        seen.extend(each.grad_fn.name() for each in private.layers_of(y))
+        return y.sum()
+
+    torch.func.grad(function)(torch.ones(2))
+    assert seen == ["MulBackward0", "MulBackward0"]
+    assert [id(each) for each in private.layers_of(weight)] == [id(weight)]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
 import threading
 import time
 import types
@@ -32,19 +30,6 @@ pytestmark = pytest.mark.xfail(not THREADS[0], reason="torch brings no OpenMP wh
 _where_threads_wait_awake = pytest.mark.xfail(
     not THREADS[3] or len(os.sched_getaffinity(0)) < 2, reason="libgomp's threads sleep at once, or there is another OpenMP", strict=True
 )
-
-FORKS = """
-import os, signal, sys, torch
-import exporter.runtime.session
-from exporter.runtime.native import _native
-torch.set_num_threads(len(os.sched_getaffinity(0)))
-torch.nn.functional.gelu(torch.randn(1 << 20))
-if os.fork() == 0:
-    signal.alarm(20)
-    _native.put_to_sleep(1e9)
-    os._exit(0)
-sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
 
 
 class Counts(torch.autograd.Function):
@@ -488,11 +473,6 @@ def test_no_thread_stays_where_it_was_made(request):
         made = set(os.listdir("/proc/self/task")) - before
         assert made and [os.sched_getaffinity(int(task)) for task in made] == [everywhere] * len(made)
     assert os.sched_getaffinity(0) == everywhere
-
-
-@pytest.mark.xfail(not hasattr(os, "fork"), reason="no fork", strict=True)
-def test_a_forked_process_wakes_no_threads_that_it_has_not():
-    assert subprocess.run([sys.executable, "-W", "ignore", "-c", FORKS], timeout=120, check=False).returncode == 0
 
 
 def test_a_number_that_a_call_sets_stays(monkeypatch):

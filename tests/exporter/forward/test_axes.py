@@ -1,0 +1,70 @@
+"""Axes that a caller names: counted from behind, or not there; and what a clean-up must not hide."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+
+import exporter
+from tests.support import Calls
+
+
+class Held(torch.nn.Module):
+    def forward(self, x, pair):
+        return x * 2 + pair[0]
+
+
+def test_axes_counted_from_behind(dynamo):
+    args = torch.randn(4, 3), [torch.randn(4, 3)]
+    program = exporter.export(Held(), args, dynamo=dynamo, dynamic_shapes={"x": {-2: "n"}, "pair": [{-2: "n"}]})
+    assert [value.shape[0] for value in program.model.graph.inputs] == ["n", "n"]
+    assert all(value.shape[1] == 3 for value in program.model.graph.inputs)
+
+
+@pytest.mark.parametrize("shapes", [{"x": {2: "n"}}, {"x": {-3: "n"}}, {"pair": [{5: "n"}]}])
+def test_an_axis_that_is_not_there(shapes, dynamo):
+    with pytest.raises(exporter.PythonopError, match=r"dynamic_shapes of .*has an axis (2|-3|5), and the argument has 2: \[4, 3\]"):
+        exporter.export(Held(), (torch.randn(4, 3), [torch.randn(4, 3)]), dynamo=dynamo, dynamic_shapes=shapes)
+
+
+def test_axes_of_torchs_own_option(dynamo):
+    def export(axes):
+        with exporter.hook() as handle:
+            torch.onnx.export(
+                torch.nn.ReLU(),
+                (torch.randn(4, 3),),
+                None if dynamo else io.BytesIO(),
+                dynamo=dynamo,
+                input_names=["x"],
+                dynamic_axes={"x": axes},
+            )
+        return handle.program.model.graph.inputs[0].shape
+
+    assert export({-2: "n"})[0] == "n"
+    with pytest.raises(exporter.PythonopError, match=r"dynamic_axes of 'x' has an axis 5, and the input has 2"):
+        export({5: "n"})
+
+
+def test_a_permutation_that_is_drawn(dynamo):
+    module = exporter.load(exporter.export(Calls(lambda x: x[torch.randperm(x.shape[0])]), (torch.arange(64.0),), dynamo=dynamo))
+    one, two = (module(torch.arange(64.0)) for _ in range(2))
+    assert torch.equal(one.sort().values, torch.arange(64.0)) and torch.equal(two.sort().values, torch.arange(64.0))
+    assert not torch.equal(one, torch.arange(64.0))
+
+
+def test_a_clean_up_hides_no_error():
+    class Writes(torch.nn.Module):
+        """A frozen parameter that is computed has no flag that anybody may set."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+
+        def forward(self, x):
+            self.weight.copy_(x.sum(0))
+            raise ValueError("what went wrong")
+
+    with pytest.raises(exporter.ExportError, match="what went wrong"):
+        exporter.export(Writes(), (torch.randn(2, 3, requires_grad=True),), dynamo=False, eager_check=False)
