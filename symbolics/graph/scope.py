@@ -121,8 +121,8 @@ class Scope:
             return None if tensor is None or tensor.dtype is ir.DataType.STRING else [tensor.numpy()]
         if node.op_type == "Shape" and (dims := _dims(node)) is not None and all(isinstance(dim, int) for dim in dims):
             return [np.array(dims, np.int64)]
-        if node.op_type == "Size" and (dims := static_shape(node.inputs[0])) is not None:
-            return [np.array(int(np.prod(dims)), np.int64)]
+        if node.op_type == "Size" and (known := static_shape(node.inputs[0])) is not None:
+            return [np.array(int(np.prod(known)), np.int64)]
         arrays = []
         dims = _dims(node.inputs[0].producer()) if node.op_type in ("Gather", "Slice") and node.inputs[0] is not None else None
         for i, v in enumerate(node.inputs):
