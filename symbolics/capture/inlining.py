@@ -107,7 +107,9 @@ def code_given(capture: _Running, cls: Any, args: tuple[Any, ...], kwargs: dict[
         cls: The Function; a class that is made for a call closes over what it runs.
         args, kwargs: Its arguments.
     """
-    values = [*args, *kwargs.values(), *(value for _, value in closed_over(cls.forward))]
+    # What is written in the class is its own, though a decorator of its forward (custom_fwd) closes over it.
+    brought = [value for _, value in closed_over(cls.forward) if not getattr(value, "__qualname__", "").startswith(f"{cls.__qualname__}.")]
+    values = [*args, *kwargs.values(), *brought]
     found = [_methods_of(leaf) for value in values for leaf in expand_leaves(value)]
     outer, codes = capture.given, [codes for codes in found if codes is not None]
     if codes:
