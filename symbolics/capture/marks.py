@@ -71,10 +71,10 @@ class StopGradients(TorchFunctionMode):
         held: The state that it reads, wherever it is held.
     """
 
-    def __init__(self, flags: Flags, held: Held) -> None:
+    def __init__(self, flags: Flags, held: Held | None = None) -> None:
         super().__init__()
         self._flags = flags
-        self._held = held
+        self._held = held or Held()
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
