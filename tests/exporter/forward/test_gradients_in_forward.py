@@ -17,7 +17,7 @@ from tests.support import nodes
 from tests.trains import assert_same_grads, loaded
 from tests.zoo import differentiating as zoo
 
-ALLOW = ["tests.zoo.*", "symbolics.capture.gradient_hooks"]
+ALLOW = ["tests.zoo.*", "tests.zoo.differentiating:doubled", "symbolics.capture.gradient_hooks"]
 EXACT = 1e-9
 
 
@@ -244,7 +244,7 @@ class Weighted(nn.Module):
         return self.function(self.weight, x)
 
 
-HERE = [*ALLOW, __name__, f"{__name__}:*", "tests.exporter.forward.*"]
+HERE = [*ALLOW, __name__, f"{__name__}:sloped", f"{__name__}:*", "tests.exporter.forward.*"]
 POINT = torch.tensor([0.5, -1.5, 2.0], dtype=zoo.F64)
 
 TRANSFORMED = {
