@@ -27,6 +27,7 @@ from exporter.files.trust import name_of
 from exporter.forward.changes import Changes
 from exporter.forward.eager_failure import eager_failure, lacks_gradient
 from exporter.forward.reached import calls_with_gradient, cut_off, parameters_behind
+from exporter.forward.recomputed import changed_in_checkpoints
 from exporter.forward.unchanged import unchanged
 from exporter.train_mode.buffers import UNSEEN
 from symbolics import torch_private as private
@@ -124,6 +125,7 @@ class EagerGraph:
         trained: The names of those that it gives a gradient.
         modules: Those whose attributes it wrote.
         made: All its calls, with what each was given and gave; noted for an exporter that believes fake kernels.
+        recomputed: The buffers that it changed inside a checkpoint, by name.
     """
 
     calls: dict[Any, list[Call]] = field(default_factory=dict)
@@ -141,6 +143,7 @@ class EagerGraph:
     modules: list[torch.nn.Module] = field(default_factory=list)
     trained: list[str] = field(default_factory=list)
     made: EagerCalls = field(default_factory=EagerCalls)
+    recomputed: list[str] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -192,7 +195,7 @@ class EagerGraph:
                 for leaf in pytree.tree_leaves((inputs, keywords)):  # the user's are leaves: backward() inside forward leaves a .grad there
                     if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                         leaf.retain_grad()
-                with changes.reads:
+                with changes.reads, changed_in_checkpoints(model) as recomputed:
                     result = model(*inputs, **keywords)
                     changes.reads.read(result)
                 found = cls(_calls(result, survey), changed=list(survey.changed), taken=copy.deepcopy(survey.taken))
@@ -209,7 +212,7 @@ class EagerGraph:
                     fresh, more = differentiable_inputs((args, kwargs))
                     changes.reads.read(model(*fresh, **more))
 
-                found.state = changes.found(again)
+                found.state, found.recomputed = changes.found(again), recomputed
                 found.noted, found.refused, found.shared = changes.noted, changes.refused, changes.shared
                 found.read, found.parameters, found.modules = changes.reads.first, changes.parameters, changes.modules
         except ExportError:  # a fake kernel, the loss of a training step: it names what is wrong

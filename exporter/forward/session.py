@@ -22,6 +22,7 @@ from exporter.forward.failures import of_torch
 from exporter.forward.functions import describe_functions, say_names
 from exporter.forward.history import History
 from exporter.forward.portable import StaysOpaque, make_portable
+from exporter.forward.recomputed import warn_of_recomputed
 from exporter.forward.unchanged import attributes_unchanged, unchanged
 from exporter.gradient_graph.inside import expand_gradients
 from exporter.train_mode.buffers import add_lost, warn_of_lost
@@ -203,6 +204,7 @@ def _judged(
     say_names(current.program.model, recorder.capture.classes, stacklevel=5)
     add_lost(current.program.model, eager.state, eager.noted)
     warn_of_lost(current.program.model, stacklevel=5)
+    warn_of_recomputed(eager.recomputed, stacklevel=5)
     if eager.unchecked:
         current.program.model.metadata_props[UNCHECKED_KEY] = eager.unchecked
         if eager.failed:

@@ -37,7 +37,7 @@ class EagerStep:
         outputs: The tensors that it returned, flat.
         cotangents: One per output; None where it has no gradient.
         gradients: (kind, name) -> gradient, None where eager has none.
-        buffers: name -> its value behind the forward, of the buffers that the forward changed.
+        buffers: name -> its value behind the step, of the buffers that the step changed.
         notes: Those of them that it wrote before it read them: in this mode they are no state, and a file need not carry them.
     """
 
@@ -75,7 +75,6 @@ class EagerStep:
             with Reads(model) as reads:
                 outputs = tensors_of(model(*copies, **keywords))
                 reads.read(outputs)
-            buffers = changed(before, buffers_of(model))
             if given is None:
                 generator = torch.Generator().manual_seed(SEED)
                 given = [
@@ -83,6 +82,7 @@ class EagerStep:
                     for out in outputs
                 ]
             backward(outputs, given)
+            buffers = changed(before, buffers_of(model))  # a checkpoint's backward may change them, too
         gradients = {
             ("parameter gradient", name): None if p.grad is None else as_in_file(p.grad)
             for name, p in model.named_parameters()
