@@ -32,6 +32,7 @@ from symbolics.capture.inlining import stands_in_inlined
 from symbolics.capture.other_hooks import GradFn
 from symbolics.capture.recorder import active_recorder
 from symbolics.capture.running_statistics import RunningStatistics
+from symbolics.capture.taken_values import TAKING, take
 from symbolics.capture.undifferentiable import called
 from symbolics.capture.writes import SAME_VALUES, change, hide_change, is_computed, refuse, rewritten, write_out
 from symbolics.errors import ExportError
@@ -131,6 +132,8 @@ class StopGradients(TorchFunctionMode):
             _watch_reads(recorder, name, args, kwargs)
             if recorder.capture.trace.statistics is not None and name not in _PROPERTIES:
                 recorder.capture.trace.statistics.note(func, args, kwargs)
+            if name in TAKING and args:
+                return take(func, name, args, kwargs)
         if is_inplace(name):
             result = self._inplace(func, name, args, kwargs)
             if name not in SAME_VALUES:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import Rewrite, instead, stopped
 
@@ -142,14 +143,15 @@ def _learning_per_channel(
 
 
 _aten = torch.ops.aten
+_learned, _learned_channels, _switched = private.private_quantizers()
 _FORMULAS: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
     (_per_tensor, (torch.fake_quantize_per_tensor_affine, _aten.fake_quantize_per_tensor_affine)),
     (_per_channel, (torch.fake_quantize_per_channel_affine, _aten.fake_quantize_per_channel_affine)),
     (_per_tensor_with_mask, (_aten.fake_quantize_per_tensor_affine_cachemask,)),
     (_per_channel_with_mask, (_aten.fake_quantize_per_channel_affine_cachemask,)),
-    (_per_tensor_if_enabled, (torch._fake_quantize_per_tensor_affine_cachemask_tensor_qparams,)),
-    (_learning_per_tensor, (torch._fake_quantize_learnable_per_tensor_affine, _aten._fake_quantize_learnable_per_tensor_affine)),
-    (_learning_per_channel, (torch._fake_quantize_learnable_per_channel_affine, _aten._fake_quantize_learnable_per_channel_affine)),
+    (_per_tensor_if_enabled, (_switched,)),
+    (_learning_per_tensor, (_learned,)),
+    (_learning_per_channel, (_learned_channels,)),
 ]
 FAKE_QUANTIZATION: dict[Any, Rewrite] = {}
 for _formula, _functions in _FORMULAS:

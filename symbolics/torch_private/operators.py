@@ -26,6 +26,7 @@ __all__ = [
     "operator_classes",
     "operator_name",
     "overload_of",
+    "private_quantizers",
     "registered_at",
     "schema_of",
     "signatures_of",
@@ -223,4 +224,16 @@ def torchlib_operators() -> frozenset[str]:
             *(target.name() for target in own if isinstance(target, operator_classes()[0])),
             *(m.qualified_name for m in onnxscript_apis.get_torchlib_ops()),
         ]
+    )
+
+
+def private_quantizers() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """Fake quantization by one learned scale, by a learned scale a channel, and by one that can be switched off.
+
+    torch.ao's modules call these functions; there are no public ones for scales that learn.
+    """
+    return (
+        torch._fake_quantize_learnable_per_tensor_affine,
+        torch._fake_quantize_learnable_per_channel_affine,
+        torch._fake_quantize_per_tensor_affine_cachemask_tensor_qparams,
     )

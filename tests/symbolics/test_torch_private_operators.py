@@ -159,6 +159,17 @@ def test_is_composite(operator, composite):
     assert not private.is_composite(operator.default)
 
 
+def test_private_quantizers():
+    one, channels, switched = private.private_quantizers()
+    x, scale, zero = torch.tensor([[0.26, 9.0]]), torch.tensor([0.1]), torch.zeros(1)
+    for got in (
+        one(x, scale, zero, -8, 7, 1.0),
+        channels(x, scale, zero, 0, -8, 7, 1.0),
+        switched(x, scale, zero.int(), torch.ones(1), -8, 7)[0],
+    ):
+        torch.testing.assert_close(got, torch.tensor([[0.3, 0.7]]))
+
+
 def test_schema_of(operator):
     assert private.schema_of(operator.default).name == "private_names::double"
     assert [argument.name for argument in private.schema_of(operator.default).arguments] == ["x"]

@@ -1,0 +1,56 @@
+"""Values that a forward takes out of torch: a trace keeps those of the example, which a warning names, and no gradient flows through them."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from symbolics import torch_private as private
+from symbolics.capture.binding import is_traced_size
+from symbolics.text import clean
+
+__all__ = ["TAKING", "take"]
+
+#: What gives a value of a tensor to Python or NumPy, and how people write it.
+TAKING = {
+    "numpy": ".numpy()", "__array__": "NumPy", "item": ".item()", "tolist": ".tolist()", "__float__": "float()", "__int__": "int()",
+    "__complex__": "complex()", "__bool__": "an `if`, or bool(),", "__index__": "an index",
+}  # fmt: skip
+
+
+def take(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call; in a trace of TorchScript, with our account in place of torch's warning, which does not name the line."""
+    tensor = args[0]
+    if not private.is_tracing():
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and name in ("item", "__float__", "tolist"):
+            args = (torch.ops.pythonop.stop_gradient(tensor.detach()), *args[1:])
+        return func(*args, **kwargs)
+    if not isinstance(tensor, torch.Tensor) or is_traced_size(tensor):
+        return func(*args, **kwargs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
+        result = func(*args, **kwargs)
+    file, line, names = _users_line()
+    text = linecache.getline(file, line, names).strip()
+    warnings.warn_explicit(
+        f"{TAKING[name]} takes the value of a tensor out of torch at {clean(os.path.basename(file))}:{line}{f': {clean(text)}' if text else ''}\n"
+        "  the file holds what follows from the example's value, whatever its input is (exporter.verify compares a second one)\n"
+        "  way out: write it in operators of torch, or in the forward of an autograd Function, which stays one PythonOp",
+        torch.jit.TracerWarning,  # type: ignore[attr-defined]
+        file,
+        line,
+    )
+    return result
+
+
+def _users_line() -> tuple[str, int, dict[str, Any]]:
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "symbolics", "exporter"):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_globals

@@ -1,0 +1,53 @@
+"""Values that leave torch in a forward: named with their line on TorchScript, and without a gradient on both exporters."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import exporter
+
+HOW = {
+    "numpy": (lambda x: torch.from_numpy(np.sin(x.detach().numpy())), ".numpy()"),
+    "asarray": (lambda x: torch.from_numpy(np.asarray(x.detach()) * 2), "NumPy"),
+    "item": (lambda x: x / x.abs().max().item(), ".item()"),
+    "float": (lambda x: x * float(x.sum()), "float()"),
+    "tolist": (lambda x: x * x.sum(0).tolist()[0], ".tolist()"),
+    "if": (lambda x: x * 2 if x.sum() > -1e9 else x, "an `if`"),
+}
+
+
+class Net(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.linear, self.how = nn.Linear(3, 3), how
+
+    def forward(self, x):
+        return self.how(self.linear(x))
+
+
+@pytest.mark.parametrize(("how", "named"), HOW.values(), ids=HOW)
+def test_the_line_is_named(how, named):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exporter.export(Net(how), (torch.randn(2, 3),), dynamo=False)
+    said = [one for one in caught if named in str(one.message)]
+    assert len(said) == 1
+    assert said[0].category is torch.jit.TracerWarning  # who filters torch's own has silence, as before
+    assert said[0].filename == __file__
+    assert "test_taken_values.py:" in str(said[0].message) and "lambda x" in str(said[0].message)
+    assert not any("We can't record the data flow of Python values" in str(one.message) for one in caught)
+
+
+@pytest.mark.parametrize(("name", "dynamo"), [("item", True), ("item", False), ("float", False)])  # float() fails under dynamo's fakes
+def test_no_gradient_flows_through_them(name, dynamo):
+    torch.manual_seed(0)
+    model, x = Net(HOW[name][0]), torch.randn(2, 3)
+    module = exporter.load(exporter.export(model, (x,), dynamo=dynamo))
+    for side in (model, module):
+        side(x).square().sum().backward()
+    torch.testing.assert_close(module.get_parameter("linear.weight").grad, model.linear.weight.grad, rtol=1e-4, atol=1e-5)
