@@ -10,7 +10,7 @@ import onnx_ir as ir
 from exporter.files.weights import foreign_state
 from symbolics.errors import ArgumentError
 from symbolics.graph.scope import graph_names
-from symbolics.graph.values import is_float, name_of, rank_of
+from symbolics.graph.values import is_float, is_float_tensor, name_of, rank_of
 from symbolics.graph.walk import walk
 from symbolics.node.metadata import read_state, results_of
 
@@ -54,7 +54,7 @@ class Boundary:
                 names = [n for n, trained in foreign_state(model).items() if trained]
             else:
                 names = [e.initializer for e in state.values() if e.trainable and e.initializer in sources]
-            wrt = dict.fromkeys(n for n in (*names, *map(name_of, graph.inputs)) if is_float(sources[n]))
+            wrt = dict.fromkeys(n for n in (*names, *map(name_of, graph.inputs)) if is_float_tensor(sources[n]))
         self.wrt = _named("wrt", wrt, sources, "input or initializer")
         ends = {name_of(v): v for v in graph.outputs}
         results = {name_of(v) for v in results_of(model)}
@@ -63,7 +63,10 @@ class Boundary:
             map(
                 name_of,
                 _named(
-                    "outputs", [n for n, v in ends.items() if is_float(v) and n in results] if outputs is None else outputs, ends, "output"
+                    "outputs",
+                    [n for n, v in ends.items() if is_float_tensor(v) and n in results] if outputs is None else outputs,
+                    ends,
+                    "output",
                 ),
             )
         )
@@ -112,6 +115,10 @@ class Boundary:
             )
 
 
+def _type_of(value: ir.Value) -> object:
+    return value.dtype if value.type is None or isinstance(value.type, ir.TensorType) else value.type
+
+
 def _named(argument: str, names: Iterable[str], known: Mapping[str, ir.Value], kind: str) -> list[ir.Value]:
     if isinstance(names, str):
         raise ArgumentError(f"{argument} is the string {names!r}: give a list of names")
@@ -120,8 +127,10 @@ def _named(argument: str, names: Iterable[str], known: Mapping[str, ir.Value], k
         if name not in known:
             near = difflib.get_close_matches(str(name), known, 3) or list(known)[:5]
             raise ArgumentError(f"{argument} names {name!r}, and the model has no such {kind}; near it: {near}")
-        if not is_float(known[name]):
-            raise ArgumentError(f"{argument} names {name!r}, whose type is {known[name].dtype}: only floating point values have a gradient")
+        if not is_float_tensor(known[name]):
+            raise ArgumentError(
+                f"{argument} names {name!r}, whose type is {_type_of(known[name])}: only floating point tensors have a gradient"
+            )
         if known[name] in out:
             raise ArgumentError(f"{argument} names {name!r} twice")
         out[known[name]] = None

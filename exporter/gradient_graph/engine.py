@@ -15,7 +15,7 @@ from symbolics.graph.copies import function_body, inline, inline_body, replace
 from symbolics.graph.folding import fold, taken_branch
 from symbolics.graph.scope import Scope
 from symbolics.graph.shapes import name_dims
-from symbolics.graph.values import describe, is_float, is_mark, name_of, unsupported
+from symbolics.graph.values import describe, is_float, is_mark, may_be_float, name_of, unsupported
 from symbolics.graph.walk import captured, subgraphs, walk
 from symbolics.text import clean
 
@@ -67,7 +67,7 @@ class Engine:
                 found = True
                 continue
             for inner in [n for graph in subgraphs(node) for n in walk(graph)]:
-                if not self.is_flat(inner) and any(o.type is None or is_float(o) for o in inner.outputs):
+                if not self.is_flat(inner) and any(map(may_be_float, inner.outputs)):
                     found |= self.expand_node(inner)
         self.scope.active.clear()
         return found
@@ -105,7 +105,7 @@ class Engine:
             if any(v in active for v in self.reads(node)):
                 rule = self.rules.get((node.domain, node.op_type))
                 through = rule is not None and rule.straight_through
-                made = [o for o in node.outputs if through or o.type is None or is_float(o)]
+                made = [o for o in node.outputs if through or may_be_float(o)]
                 if made:
                     active.update(made)
                     makers.append(node)
@@ -179,7 +179,7 @@ class Engine:
         if rule is None:
             raise unsupported(node, "the operator has no rule and no function body")
         if not node.domain and not subgraphs(node):
-            read = [v for v in dict.fromkeys(node.inputs) if v is not None and v in self.scope.active and is_float(v)]
+            read = [v for v in dict.fromkeys(node.inputs) if v is not None and v in self.scope.active and may_be_float(v)]
             made = [output for output, g in zip(node.outputs, cotangents) if g is not None]
             if all(_is_empty(v) for v in made) or (read and all(_is_empty(v) for v in read)):
                 return self.of_nothing(op, read, cotangents)
@@ -190,7 +190,7 @@ class Engine:
     def of_nothing(op: Builder, read: Iterable[ir.Value], cotangents: Iterable[ir.Value | None]) -> list[tuple[ir.Value, ir.Value]]:
         """The gradients of a node that made no element of what has a gradient, or read none: what has elements has zeros, the sum of nothing."""
         nothing = op.ReduceSum(next(g for g in cotangents if g is not None), keepdims=0)
-        return [(v, op.expand_like(op.Cast(nothing, to=v.dtype), v)) for v in read]
+        return [(v, op.expand_like(op.Cast(nothing, to=v.dtype or nothing.dtype), v)) for v in read]
 
     @staticmethod
     def to_value(op: Builder, node: ir.Node, rule: Rule, value: ir.Value, g: ir.Value) -> tuple[ir.Value, ir.Value]:

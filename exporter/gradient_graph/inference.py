@@ -70,7 +70,9 @@ def _is_short(value: ir.Value | None) -> bool:
 
 def _merge(graph: ir.Graph, proto: onnx.GraphProto) -> None:
     """Take over types, and shapes that say more than the known ones."""
-    infos = {v.name: v.type.tensor_type for v in (*proto.value_info, *proto.output, *proto.input) if v.type.HasField("tensor_type")}
+    inferred = (*proto.value_info, *proto.output, *proto.input)
+    infos = {v.name: v.type.tensor_type for v in inferred if v.type.HasField("tensor_type")}
+    others = {v.name: v.type for v in inferred if v.type.HasField("sequence_type") or v.type.HasField("optional_type")}
     for value in graph.inputs:
         if value.type is None and (info := infos.get(name_of(value))) is not None and info.elem_type:
             value.type = ir.TensorType(ir.DataType(info.elem_type))
@@ -79,6 +81,8 @@ def _merge(graph: ir.Graph, proto: onnx.GraphProto) -> None:
         for value in node.outputs:
             info = infos.get(value.name or "")
             if info is None:
+                if value.type is None and (other := others.get(value.name or "")) is not None:
+                    value.type = ir.serde.deserialize_type_proto_for_type(other)
                 continue
             if value.type is None and info.elem_type:
                 value.type = ir.TensorType(ir.DataType(info.elem_type))

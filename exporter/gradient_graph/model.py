@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from typing import Any
 
@@ -15,15 +16,16 @@ from exporter.files.weights import lift_initializers, lift_weights
 from exporter.gradient_graph.inference import infer_shapes
 from symbolics.errors import FormatError
 from symbolics.gradients.control_flow import EXPOSED, OWN_BACKWARD
-from symbolics.graph.values import graph_of, is_mark
-from symbolics.graph.walk import walk
+from symbolics.graph.values import attr, describe, graph_of, is_mark, rank_of, static_shape
+from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.metadata import read_state
 from symbolics.node.names import BACKWARD_KEY, LINKS_KEY, MARK_COUNT_KEY, MARK_DOMAIN, MARK_OP
-from symbolics.text import shown
+from symbolics.text import reason, shown
 
 __all__ = ["own_copy", "remove_marks", "set_ir_version"]
 
 _OLDEST_IR = 8  # older ones have no functions, and the oldest list initializers among the inputs
+_SLOPES_BROADCAST = 7  # the opset since which those of a PRelu do
 _OWN_INITIALIZERS = 4  # before it, each was to be an input as well; files leave them out, and runtimes never minded
 # The IR version that an element type came with.
 _IR_OF_TYPE = {
@@ -63,10 +65,24 @@ def own_copy(source: Any) -> ir.Model:
     model = _converted(model, version) if version < OPSET else model
     if any(n.op_type in ("If", "Loop", "Scan") for n in model.graph):  # so that a body may be copied without its weights
         lift_initializers(model)
+        _rename_shadows(model.graph, set())
     model.ir_version = max(model.ir_version, _OLDEST_IR)
     if read_state(model.metadata_props) is None:
         _doubt_outputs(model)
     return model
+
+
+def _rename_shadows(graph: ir.Graph, outer: set[str | None]) -> None:
+    """Give values of bodies that hide one outside another name: a body may come to read that one."""
+    made = [*graph.inputs, *(o for node in graph for o in node.outputs if o.name)]
+    taken = outer.union(v.name for v in made)
+    for value in made:
+        if value.name in outer:
+            value.name = next(name for i in itertools.count(1) if (name := f"{value.name}_{i}") not in taken)
+            taken.add(value.name)
+    names = outer.union(v.name for v in (*made, *graph.initializers.values()))
+    for body in (body for node in graph for body in subgraphs(node)):
+        _rename_shadows(body, names)
 
 
 def _doubt_outputs(model: ir.Model) -> None:
@@ -85,6 +101,10 @@ def _doubt_outputs(model: ir.Model) -> None:
 
 def _check(model: ir.Model) -> None:
     """Refuse what ONNX's checker refuses; it sees the model without its large weights."""
+    for node in (n for graph in (model.graph, *model.functions.values()) for n in walk(graph)):
+        places = attr(node, "batch_dims", 0) if node.op_type == "GatherND" else 0
+        if isinstance(places, int) and places < 0:  # ONNX's shape inference counts down from there, and ends the process
+            raise FormatError(f"{describe(node)} has batch_dims={places}: it may not be negative")
     proto = skeleton(model)
     for value in (*proto.graph.input, *proto.graph.output):  # the checker wants a shape, runtimes and we do not
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
@@ -124,10 +144,12 @@ def _converted(model: ir.Model, version: int) -> ir.Model:
         converted = ir.from_proto(version_converter.convert_version(skeleton(model), OPSET))
     except Exception as error:
         raise FormatError(
-            f"the model has opset {version} and could not be converted to {OPSET}, the oldest that gradients are written for: {error}. "
-            f"Export it again with opset_version={OPSET} or newer."
+            f"the model has opset {version} and could not be converted to {OPSET}, the oldest that gradients are written for: "
+            f"{_culprit(model, error)}. Export it again with opset_version={OPSET} or newer."
         ) from error
     converted.metadata_props.update(model.metadata_props)
+    if version < _SLOPES_BROADCAST:
+        _align_slopes(converted)
     graph, before = converted.graph, model.graph
     graph.name = before.name
     values = {v.name: v for v in graph.inputs}
@@ -143,6 +165,51 @@ def _converted(model: ir.Model, version: int) -> ir.Model:
         if name not in graph.initializers:
             graph.initializers[name] = weights.get(name) or rest[name]
     return converted
+
+
+def _align_slopes(model: ir.Model) -> None:
+    """Before opset 7 the slopes of a PRelu were one for each channel, which ONNX's converter passes over: as it broadcasts now they need axes behind."""
+    nodes = [node for node in walk(model.graph) if node.op_type == "PRelu" and node.domain == ""]
+    if not nodes:
+        return
+    infer_shapes(model)
+    for node in nodes:
+        x, slope = node.inputs
+        if rank_of(x) is None or slope is None or rank_of(slope) is None:
+            raise FormatError(
+                f"{describe(node)} is of an opset before 7, and the ranks of its inputs are not known: add their shapes to the file"
+            )
+        behind = (rank_of(x) or 0) - 2
+        if behind > 0 and rank_of(slope) == 1 and static_shape(slope) != (1,):
+            axes = ir.node("Constant", [], attributes={"value_ints": list(range(1, 1 + behind))})
+            aligned = ir.node("Unsqueeze", [slope, axes.outputs[0]])
+            for new, what in ((axes, "axes"), (aligned, "slopes")):
+                new.outputs[0].name = new.name = f"{node.outputs[0].name}_{what}"
+            graph_of(node).insert_before(node, [axes, aligned])
+            node.replace_input_with(1, aligned.outputs[0])
+
+
+def _culprit(model: ir.Model, error: Exception) -> str:
+    """What ONNX's converter said, without the line of its source; and the first node that it says that of alone."""
+    said = reason(error).rpartition(" failed: ")[2].rstrip(".")
+    proto = skeleton(model)
+    with contextlib.suppress(onnx.shape_inference.InferenceError):
+        proto = onnx.shape_inference.infer_shapes(proto)
+    infos = {v.name: v for v in (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)}
+    weights = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for node, twin in zip(model.graph, proto.graph.node):
+        given = [infos[n] for n in dict.fromkeys(twin.input) if n in infos]
+        constants = [weights[n] for n in dict.fromkeys(twin.input) if n in weights]
+        made = [infos.get(n) or onnx.ValueInfoProto(name=n) for n in twin.output if n]
+        alone = onnx.helper.make_graph([twin], "alone", given, made, constants)
+        try:
+            onnx.version_converter.convert_version(
+                onnx.helper.make_model(alone, opset_imports=proto.opset_import, ir_version=proto.ir_version), OPSET
+            )
+        except Exception as again:
+            if reason(again).rpartition(" failed: ")[2].rstrip(".") == said:
+                return f"{describe(node)}: {said}"
+    return said
 
 
 # ----------------------------------------------------------------------------------------------------------- the marks

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from symbolics.gradients import NONDIFFERENTIABLE
-from symbolics.graph.values import is_float, is_mark, is_python_op
+from symbolics.graph.values import is_mark, is_python_op, may_be_float
 from symbolics.graph.walk import reads
 from symbolics.node.call_text import read_call
 from symbolics.node.linked import backward_of
@@ -70,11 +70,11 @@ def _without_gradient(model: ir.Model, node: ir.Node) -> list[int]:
     link = None if function is None else backward_of(model, function)
     if link is None or not link.name:
         return []
-    return [place for place, value in enumerate(node.inputs) if place not in link.gives and value is not None and is_float(value)]
+    return [place for place, value in enumerate(node.inputs) if place not in link.gives and may_be_float(value)]
 
 
 def _differentiable(node: ir.Node) -> list[ir.Value]:
     flags = node.attributes.get("output_tensor_requires_grads") if is_python_op(node) else None
     if flags is not None:
         return [output for output, flag in zip(node.outputs[1:], flags.as_ints()) if flag]
-    return [output for output in node.outputs if output.type is None or is_float(output)]
+    return [output for output in node.outputs if may_be_float(output)]

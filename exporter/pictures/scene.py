@@ -12,7 +12,7 @@ import onnx_ir as ir
 from exporter.files.inspect import tensor_text
 from exporter.files.places import PARTS, Part, Places
 from symbolics.gradients.nondifferentiable import FLAT
-from symbolics.graph.values import is_float, is_mark, is_python_op, is_python_op_tangent, operator_text
+from symbolics.graph.values import is_mark, is_python_op, is_python_op_tangent, may_be_float, operator_text
 from symbolics.graph.walk import reads, walk
 from symbolics.node.backward import is_backward
 from symbolics.node.metadata import pairing_of, step_of
@@ -248,7 +248,7 @@ class Drawn:
 
     def is_stop(self, node: ir.Node) -> bool:
         """Whether gradients end at a node: a mark, an operator that is flat, a reader of what no gradient reaches, or the zeros that stand for that gradient."""
-        flat = node.op_type in FLAT and node.domain == "" and all(value.dtype is None or is_float(value) for value in node.outputs)
+        flat = node.op_type in FLAT and node.domain == "" and all(map(may_be_float, node.outputs))
         unreached = any(v is not None and v.producer() is None and v.name in self.unreached for v in node.inputs)
         return is_mark(node) or flat or unreached or any(v.name in self.unreached for v in node.outputs)
 

@@ -13,11 +13,12 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir import Value
 
+from symbolics.errors import UnsupportedOperatorError
 from symbolics.gradients.registry import Grads, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import clone_nodes
-from symbolics.graph.values import RANDOM, attr, is_float, is_python_op, is_python_op_tangent, unsupported
+from symbolics.graph.values import RANDOM, attr, describe, is_float_tensor, is_python_op, is_python_op_tangent, may_be_float, unsupported
 from symbolics.graph.walk import captured, prune, reads as graph_reads, subgraphs
 from symbolics.node.backward import is_backward
 from symbolics.node.names import ORT_DOMAIN, PYTHON_OP_GRAD
@@ -162,20 +163,40 @@ def _drop_impure(replay: _Replay) -> None:
         replay.copies.remove(copy)
 
 
-def _wanted(op: Builder, node: ir.Node) -> list[Value]:
-    return [v for v in captured(node) if v in op.scope.active and is_float(v)]
+def _wanted(op: Builder, node: ir.Node) -> tuple[list[Value], list[Value]]:
+    """The values that the bodies capture and that have gradients; and those that may have, for they are no tensors, or of unknown type."""
+    active = [v for v in captured(node) if v in op.scope.active]
+    return [v for v in active if is_float_tensor(v)], [v for v in active if may_be_float(v) and not is_float_tensor(v)]
+
+
+def _check_unwanted(node: ir.Node, replay: _Replay, values: Sequence[Value]) -> None:
+    """Refuse a gradient of what cannot be carried from iteration to iteration, or has no zeros for the other branch.
+
+    Raises:
+        UnsupportedOperatorError: The value is no tensor, or of unknown type; it names the node that made it.
+    """
+    for value in values:
+        if value in replay.gradients:
+            raise _unsuited(node, value)
+
+
+def _unsuited(node: ir.Node, value: Value) -> UnsupportedOperatorError:
+    maker, what = value.producer(), "is no tensor" if value.type else "is of unknown type: add it to the value_info of the file"
+    made = f", which {describe(maker)} makes," if maker is not None and maker is not node else ""
+    return unsupported(node, f"its backward needs a gradient of {value.name!r}{made} and that {what}")
 
 
 # ------------------------------------------------------------------------------------------------------------------- If
 @gradient("If")
 def if_(op: Builder, gs: Sequence[Value | None], condition: Value, *, node: ir.Node, then_branch: ir.Graph, else_branch: ir.Graph) -> Grads:
     """An If of the backwards of its branches, with an output for each value that they captured."""
-    wanted = _wanted(op, node)
+    wanted, unsuited = _wanted(op, node)
     live = list(enumerate(gs[: _plain(node)]))
     branches: dict[str, Any] = {}
     for name, body in (("then_branch", then_branch), ("else_branch", else_branch)):
         position = subgraphs(node).index(body)
-        replay = _replay(op, position, body, {}, [(body.outputs[i], g) for i, g in live if g is not None], wanted)
+        replay = _replay(op, position, body, {}, [(body.outputs[i], g) for i, g in live if g is not None], [*wanted, *unsuited])
+        _check_unwanted(node, replay, unsuited)
         for key, value, copy in replay.impure:
             copy.replace_all_uses_with(_expose(op, node, key, position, value))
         _drop_impure(replay)
@@ -212,6 +233,13 @@ class _Iteration:
     reads: list[tuple[Value, Value, int, int]]
     writes: list[tuple[Value, int, int, int]]
     always_true: Value | None = None
+
+    def __post_init__(self) -> None:
+        together = [*(s[:3] for s in self.states), *(r[:2] for r in self.reads)]
+        for values in ([v for v in group if v is not None] for group in together):  # what one of them is, all are
+            kind = next((v.type for v in values if v.type is not None), None)
+            for v in values:
+                v.type = v.type or kind
 
     @classmethod
     def of(cls, op: Builder, node: ir.Node) -> _Iteration:
@@ -282,9 +310,15 @@ def iterate(op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node) 
     if OWN_BACKWARD in node.meta:
         return node.meta[OWN_BACKWARD](op, node, gs)
     iteration = _Iteration.of(op, node)
-    wanted = _wanted(op, node)
+    wanted, unsuited = _wanted(op, node)
     states = _with_gradient(iteration, gs)
-    reads = [r for r in iteration.reads if r[1] in op.scope.active and is_float(r[1])]
+    reads = [r for r in iteration.reads if r[1] in op.scope.active and is_float_tensor(r[1])]
+    open_states = [s for s in iteration.states if may_be_float(s[0]) and not _is_float_state(s)]
+    for _, _, initial, index in open_states:
+        if gs[index] is not None:
+            raise _unsuited(node, initial)
+    unsuited += [s[0] for s in open_states]
+    unsuited += [r[0] for r in iteration.reads if r[1] in op.scope.active and may_be_float(r[1]) and not is_float_tensor(r[1])]
     reader = _Reader(op, op.child())
     slots = {v: reader.slot(v) for v in (*iteration.entries, *[r[0] for r in iteration.reads])}
     mapping: dict[Value, Value | None] = {**slots}
@@ -300,7 +334,8 @@ def iterate(op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node) 
         if (stacked := gs[index]) is not None:
             seeds.append((result, reader.read(stacked, axis, direction, result)))
     targets = [*[s[0] for s in states], *[r[0] for r in reads], *wanted]
-    replay = _replay(op, 0, iteration.body, mapping, seeds, targets)
+    replay = _replay(op, 0, iteration.body, mapping, seeds, [*targets, *unsuited])
+    _check_unwanted(node, replay, unsuited)
     inside = replay.inside
     wanted = [value for value in wanted if value in replay.gradients]
     reads = [read for read in reads if read[0] in replay.gradients]
@@ -351,9 +386,13 @@ def iterate(op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node) 
     return summed
 
 
+def _is_float_state(state: tuple[Value, Value, Value, int]) -> bool:
+    return is_float_tensor(state[0]) or is_float_tensor(state[2])
+
+
 def _with_gradient(iteration: _Iteration, gs: Sequence[Value | None]) -> list[tuple[Value, Value, Value, int]]:
     """The states that may get a gradient: from behind the loop, or within it from what has one. Those that nobody uses have none."""
-    states = [s for s in iteration.states if is_float(s[0]) or is_float(s[2])]
+    states = [s for s in iteration.states if _is_float_state(s)]
     makers = {value: node for node in iteration.body for value in node.outputs}
     reached: set[Value] = set()
     todo = [w[0] for w in iteration.writes if gs[w[1]] is not None] + [s[1] for s in states if gs[s[3]] is not None]

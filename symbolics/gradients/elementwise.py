@@ -11,7 +11,7 @@ from symbolics.gradients.compositions import is_masked_softmax, tanh_gelu
 from symbolics.gradients.registry import Grads, RuleFunction, formulas, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import is_float, rank_of
+from symbolics.graph.values import may_be_float, rank_of
 from symbolics.node.names import OPEN_PROPERTY
 
 __all__: list[str] = []
@@ -131,7 +131,7 @@ def pow_(op: Builder, g: Value, a: Value, b: Value, *, y: Value) -> Grads:
     one = op.number(1.0, a)
     da = g * (p * op.Pow(a, op.Where(op.Equal(p, 0.0), one, p - 1.0)))
     log = op.Log(op.Where(op.And(op.Equal(a, 0.0), op.GreaterOrEqual(p, 0.0)), one, a))
-    return [da, g * (y * log) if is_float(b) else None]
+    return [da, g * (y * log) if may_be_float(b) else None]
 
 
 @gradient("Max", "Min", broadcast=True)

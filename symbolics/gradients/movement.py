@@ -16,7 +16,7 @@ from symbolics.gradients.registry import Grads, Ints, RuleFunction, formulas, gr
 from symbolics.gradients.residuals import residual
 from symbolics.gradients.windows import Amount, Dim
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import dtype_of, is_float, static_shape
+from symbolics.graph.values import dtype_of, may_be_float, static_shape
 
 __all__ = ["gather_adjoint"]
 
@@ -104,7 +104,7 @@ def pad(op: Builder, g: Value, x: Value, pads: Value, value: Value | None, axes:
         each = [op.Slice(less, [i], [i + 1]) for i in range(2 * len(places))]
         dx = op.padded(g, each[: len(places)], each[len(places) :], places, rank)
     dvalue = None
-    if value is not None and is_float(value) and op.const(value) is None:
+    if value is not None and may_be_float(value) and op.const(value) is None:
         dvalue = op.reshape_like(op.ReduceSum(g, keepdims=0) - op.ReduceSum(dx, keepdims=0), value)
     return [dx, None, dvalue]
 

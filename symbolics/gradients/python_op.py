@@ -10,7 +10,7 @@ from onnx_ir import Value
 from symbolics.gradients.registry import Grads, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr, is_float, is_python_op, unsupported
+from symbolics.graph.values import attr, is_python_op, may_be_float, unsupported
 from symbolics.graph.walk import reads
 from symbolics.node.attributes import python_op_grad, with_gradient
 from symbolics.node.backward import next_order, to_backward
@@ -78,7 +78,7 @@ def python_op_backward(op: Builder, node: ir.Node, *gs: Value | None) -> Grads:
     count, given = (len(attr(node, f"{side}_tensor_types")) for side in ("output", "input"))
     cotangents = [*gs[:count], *[None] * (count - len(gs))]
     places = [*node.inputs[1 + given :], *node.inputs[1 : 1 + given]]
-    wanted = [value is not None and value in op.scope.active and is_float(value) for value in places]
+    wanted = [value in op.scope.active and may_be_float(value) for value in places]
     if len(places) != count + given or not any(wanted) or not any(g is not None for g in cotangents):
         return {}
     context = residual(op, node, count, "context", ir.DataType.INT64, ir.Shape(()))

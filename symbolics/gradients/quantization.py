@@ -58,8 +58,8 @@ def quantize_linear(
         level = op.Round(q) if zero is None else op.Round(q) + op.Cast(scales.spread(zero), to=x.dtype)
         inside = op.And(op.GreaterOrEqual(level, float(y.dtype.min)), op.LessOrEqual(level, float(y.dtype.max)))
         g = op.Where(inside, g, 0.0)
-    dx = g / s
-    return [dx, scales.gather(-(dx * q))]
+    dx = op.Cast(g, to=x.dtype) / s
+    return [dx, scales.gather(-(dx * q)), None]  # a zero point of float8 is a float, too
 
 
 @gradient("DequantizeLinear")
@@ -72,4 +72,4 @@ def dequantize_linear(
     level = op.Cast(x, to=g.dtype)
     if zero is not None:
         level = level - op.Cast(scales.spread(zero), to=g.dtype)
-    return [g * s, scales.gather(g * level)]
+    return [g * s, scales.gather(g * level), None]

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from symbolics.errors import ArgumentError, PythonopError
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr, describe, is_float
+from symbolics.graph.values import attr, describe, may_be_float
 
 __all__ = ["COMPOSITES", "RULES", "Composite", "Grads", "Ints", "Rule", "RuleFunction", "composite", "formulas", "gradient"]
 
@@ -149,7 +149,7 @@ class Rule:
         else:
             if wanted.cotangents == "g":
                 others = zip(cotangents[1:], node.outputs[1:])
-                if any(h is not None and (y.dtype is None or is_float(y)) for h, y in others):
+                if any(h is not None and may_be_float(y) for h, y in others):
                     raise self._wrong(node, "takes g, the cotangent of output 0, and another output has one: take all of them, gs")
                 if cotangents[0] is None:
                     return []

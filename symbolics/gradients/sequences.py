@@ -18,6 +18,14 @@ __all__: list[str] = []
 gradient("Optional", "OptionalGetElement")(lambda op, g, x: g)
 
 
+@composite("OptionalGetElement")
+def optional_get_element(op: Builder, x: Value) -> Value | None:
+    maker = x.producer()
+    while maker is not None and (maker.domain, maker.op_type) == ("", "Identity") and maker.inputs[0] is not None:
+        maker = maker.inputs[0].producer()
+    return maker.inputs[0] if maker is not None and (maker.domain, maker.op_type) == ("", "Optional") and maker.inputs else None
+
+
 def _elements(op: Builder, sequence: Value | None) -> list[Value] | None:
     """The tensors of a sequence whose length and positions are known, None of any other."""
     node = None if sequence is None else sequence.producer()

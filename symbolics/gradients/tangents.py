@@ -19,7 +19,7 @@ from symbolics.errors import FormatError
 from symbolics.gradients.normalization import normalized, statistics, through_softmax, without_nan
 from symbolics.gradients.registry import Grads, Rule
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import attr, is_float
+from symbolics.graph.values import attr, may_be_float
 from symbolics.node.attributes import SPECS, check_types, values_of
 from symbolics.node.names import ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, PYTHON_OP_TANGENT
 from symbolics.text import shown
@@ -194,7 +194,7 @@ def _placed(op: Builder, node: ir.Node, *gs: Value | None) -> Grads:
         cotangents = [None, *(g if flag else None for g, flag in zip(cotangents[1:], flags))]
         name = next((o.name for o in node.outputs[1:] if o.name), "")
         attributes.append(ir.AttrString(FORWARD.replace(".", "_"), name or ""))
-    wanted = [x is not None and x in op.scope.active and is_float(x) for x in node.inputs]
+    wanted = [x in op.scope.active and may_be_float(x) for x in node.inputs]
     if not any(wanted) or not any(g is not None for g in cotangents):
         return {}
     made = op.add(ir.Node(PLACEHOLDER, node.op_type, [*node.inputs, *residuals, *cotangents], attributes, num_outputs=len(node.inputs)))

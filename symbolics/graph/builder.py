@@ -92,6 +92,8 @@ class Builder(Emitter):
     # ----------------------------------------------------------------------------------------------------- values
     def zeros(self, shape: ir.Value | Sequence[int], dtype: ir.DataType) -> ir.Value:
         """A tensor of zeros."""
+        if dtype.is_floating_point() and dtype.bitwidth < 16:  # onnxruntime's ConstantOfShape makes none of those
+            return self.Cast(self.zeros(shape, ir.DataType.FLOAT), to=dtype)
         return self.ConstantOfShape(shape, value=ir.tensor(np.zeros(1, dtype.numpy()), dtype=dtype))
 
     def ones(self, shape: Sequence[int], dtype: ir.DataType) -> ir.Value:

@@ -15,7 +15,7 @@ from symbolics.node.names import MARK_DOMAIN, MARK_OP, ORT_DOMAIN, OWN_DOMAIN, P
 from symbolics.text import shown
 
 __all__ = [
-    "RANDOM", "array_of", "attr", "check_unrolled", "constant_of", "describe", "dtype_of", "fixed_array", "function_of", "graph_of", "is_float", "is_mark", "is_python_op", "is_python_op_tangent", "is_static", "made_by", "name_of", "operator_text",
+    "RANDOM", "array_of", "attr", "check_unrolled", "constant_of", "describe", "dtype_of", "fixed_array", "function_of", "graph_of", "is_float", "is_float_tensor", "is_mark", "is_python_op", "is_python_op_tangent", "is_static", "made_by", "may_be_float", "name_of", "operator_text",
     "rank_of", "schema_default", "static_shape", "trains", "unsupported",
 ]  # fmt: skip
 
@@ -149,6 +149,16 @@ def is_float(value: ir.Value | None) -> bool:
     """Whether a gradient of this value can exist."""
     dtype = None if value is None else value.dtype
     return dtype is not None and dtype.is_floating_point()
+
+
+def may_be_float(value: ir.Value | None) -> bool:
+    """The same where it is not known what the value is: what depends on it is then refused by name, never left out in silence."""
+    return value is not None and (value.dtype is None or value.dtype.is_floating_point())
+
+
+def is_float_tensor(value: ir.Value | None) -> bool:
+    """Whether a value is certainly a float tensor, no sequence or optional of them."""
+    return is_float(value) and value is not None and isinstance(value.type, ir.TensorType)
 
 
 def rank_of(value: ir.Value | None) -> int | None:
