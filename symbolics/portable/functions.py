@@ -40,7 +40,7 @@ def rename(model: ir.Model, joint: Joint) -> None:
     names = [f"x{i}" for i in range(inputs)] + [f"y{i}_grad" for i in joint.differentiated]
     names += [f"y{i}" for i in range(joint.outputs)] + [f"kept{i}" for i in range(joint.kept)] + [f"x{i}_grad" for i in joint.gradients]
     taken = set(names)
-    for value in (v for node in graph for v in node.outputs):
+    for value in (*graph.initializers.values(), *(v for node in graph for v in node.outputs)):
         value.name = f"{value.name}_" if value.name in taken else value.name
     for value, name in zip((*graph.inputs, *graph.outputs), names, strict=True):
         value.name = name

@@ -112,6 +112,25 @@ def test_names_that_would_meet_are_kept_apart(dynamo):
     assert len(program.model.functions) == 2 * len(calls)
 
 
+class KeepsConstants(torch.autograd.Function):
+    """Numbers that no input decides are kept for backward: saved, and as an attribute."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x, torch.tensor(1.3))
+        ctx.shift = torch.tensor([0.5])
+        return x * 1.3 + ctx.shift
+
+    @staticmethod
+    def backward(ctx, g):
+        x, slope = ctx.saved_tensors
+        return g * slope * x.sign() + ctx.shift
+
+
+def test_constants_that_are_kept_for_backward(dynamo):
+    check(Calls(KeepsConstants.apply), (torch.randn(2, 3),), dynamo)
+
+
 def test_two_exports_are_byte_for_byte_alike(dynamo):
     torch.manual_seed(0)
     model = Net(2.0, 3.0)
