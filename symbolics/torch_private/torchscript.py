@@ -185,10 +185,12 @@ def traced_values_kept(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     What gives back its argument (``x.float()`` of floats), here or inside of a composite, is in the trace, and so the argument
     would stand for its result: who read it before and who reads it later would read two values.
     """
-    before = []
+    before, state = [], torch._C._get_tracing_state()
     for tensor in tensors:
-        with contextlib.suppress(RuntimeError):  # of no value in the trace, and none can be made
+        try:
             before.append((tensor, tensor._version, traced_value(tensor)))
+        except RuntimeError:  # of no value in the trace, and none can be made: torch has ceased to trace
+            torch._C._set_tracing_state(state)
     yield
     for tensor, version, value in before:
         if tensor._version == version:
