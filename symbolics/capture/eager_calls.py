@@ -22,6 +22,8 @@ from symbolics.node.operators import Operator
 
 __all__ = ["EagerCall", "EagerCalls"]
 
+_SOME = 4096
+
 
 @dataclass(eq=False)
 class EagerCall:
@@ -84,13 +86,15 @@ class EagerCalls:
         slots = _slots(function, args, kwargs)
         if slots is None:
             return lambda result, place: None
-        versions = [_version(value) for value in slots.values]
+        with private.unheard():
+            before = [(_version(value), _some_of(value)) for value in slots.values]
 
         def returned(result: Any, place: tuple[str, str]) -> None:
             if isinstance(function, Operator) and function.changes:
                 given = function.signature.bind(*args, **kwargs).arguments
                 result = (result, *(given.get(name) for name in function.changes))
-            changed = [i for i, (value, before) in enumerate(zip(slots.values, versions, strict=True)) if _version(value) != before]
+            with private.unheard():
+                changed = [i for i, (value, was) in enumerate(zip(slots.values, before, strict=True)) if _is_other(value, *was)]
             run = Trial(result, slots.values, changed, [])
             with private.unheard():
                 values = [value.detach() for value in slots.values]
@@ -146,3 +150,18 @@ def _slots(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Slot
 
 def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
+
+
+def _some_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A copy of some of its bytes: what numpy writes into a tensor's memory has no version."""
+    if tensor.layout != torch.strided or tensor.is_quantized or not tensor.is_contiguous():
+        return None
+    return tensor.detach().view(-1)[:_SOME].clone().view(torch.uint8)
+
+
+def _is_other(tensor: torch.Tensor, version: int, some: torch.Tensor | None) -> bool:
+    """Whether a tensor is not as it was, by its version and some of its bytes."""
+    if _version(tensor) != version:
+        return True
+    now = None if some is None else _some_of(tensor)
+    return some is not None and (now is None or not torch.equal(now, some))

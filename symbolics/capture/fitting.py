@@ -105,7 +105,8 @@ class _Fit:
             return found
         known = self.seen.outputs
         dirty = {i for i, _ in known.dirty}
-        return replace(known, mutated=[i for i in found.mutated if i not in dirty], side_effects=found.side_effects)
+        mutated = sorted({*known.mutated, *found.mutated} - dirty)
+        return replace(known, mutated=mutated, side_effects=found.side_effects)
 
     def _second(self) -> Outputs | None:
         """What it returns for other values, None where it takes none."""

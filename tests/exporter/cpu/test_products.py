@@ -141,6 +141,7 @@ def test_a_loaded_module_takes_the_number_of_its_first_call(monkeypatch):
     loaded = exporter.load(exporter.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))).train()
     for images in (16, 2):
         torch.testing.assert_close(loaded(x[:images]), model(x[:images]), rtol=1e-4, atol=1e-5)
+    loaded(x[:2]).sum().backward()
     assert counts[-2:] == [2, 0], "forward, backward"
 
 
