@@ -89,14 +89,14 @@ class Slots:
         if isinstance(leaf, torch.Size) and any(isinstance(n, (torch.SymInt, torch.Tensor)) for n in leaf):
             return PartialSize(self._leaf(n) for n in leaf)
         if isinstance(leaf, (torch.SymFloat, torch.SymBool)):
-            kind = "float" if isinstance(leaf, torch.SymFloat) else "bool"
+            computed = "float" if isinstance(leaf, torch.SymFloat) else "bool"
             if not leaf.node.has_hint():  # no example has it: x.item(), float(x)
                 raise ExportError(
-                    f"an argument is a {kind} that was read out of a tensor (by .item(), float() or bool()); a file could only hold today's value: "
+                    f"an argument is a {computed} that was read out of a tensor (by .item(), float() or bool()); a file could only hold today's value: "
                     "pass the tensor, or keep the value as a Python number"
                 )
             raise ExportError(
-                f"an argument is a {kind} computed from a dynamic size ({leaf}); "
+                f"an argument is a {computed} computed from a dynamic size ({leaf}); "
                 "a file could only hold today's value: pass the size as an int, or as a tensor",
                 faq=Faq.FROM_A_SIZE,
             )

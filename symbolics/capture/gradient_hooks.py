@@ -295,7 +295,7 @@ def _read_instead(program: Any, value: Any, other: Any, unless: Collection[Any] 
 def _merge_given_back(program: Any) -> None:
     """What gives its argument back (``x.type_as(x)``) is a node of its own, and for the model the same tensor: all read the argument."""
     for node in list(program.graph.nodes):
-        if not isinstance(node.target, torch._ops.OpOverload) or not private.is_composite(node.target):
+        if not private.is_composite(node.target):
             continue
         given = {id(each.meta["val"]): each for each in node.all_input_nodes if isinstance(each.meta.get("val"), torch.Tensor)}
         try:

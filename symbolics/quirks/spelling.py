@@ -51,7 +51,7 @@ class Form:
         for key, value in kwargs.items():
             name = key
             if key not in self.named and key not in self.order:
-                name = self.order[0] if key in _FIRST and self.order[0] == "self" else _NUMPY.get(key, "")
+                name = "self" if key in _FIRST and "self" in self.order else _NUMPY.get(key, "")
                 if name not in self.order and name not in self.named:
                     return None
             if name in bound:
@@ -75,11 +75,12 @@ def _forms_of(func: Any) -> list[Form]:
         if any(argument.is_out for argument in schema.arguments):  # out= goes past all this
             continue
         order = tuple(argument.name for argument in schema.arguments if not argument.kwarg_only)
+        named = {argument.name for argument in schema.arguments if argument.kwarg_only}
         spread = isinstance(func, _METHOD) and len(order) == 2 and str(schema.arguments[1].type).startswith("List")
         found.append(
             Form(
                 order,
-                frozenset(argument.name for argument in schema.arguments if argument.kwarg_only),
+                frozenset(named | {"requires_grad"} if "pin_memory" in named else named),  # the parser's alone, of what makes a tensor
                 frozenset(argument.name for argument in schema.arguments if not argument.has_default_value()),
                 spread,
             )

@@ -187,7 +187,7 @@ def has_fake_kernel(op: Any) -> bool:
 
 def is_composite(op: Any) -> bool:
     """Whether an operator is a function of other operators, and autograd differentiates those."""
-    return _has_kernel(op, "CompositeImplicitAutograd") and not has_autograd_kernel(op)
+    return isinstance(op, torch._ops.OpOverload) and _has_kernel(op, "CompositeImplicitAutograd") and not has_autograd_kernel(op)
 
 
 def kernel_of(op: Any, key: str, tensors: Sequence[torch.Tensor]) -> Callable[..., Any] | None:

@@ -28,11 +28,12 @@ __all__ = ["FUNCTIONS", "NUMPY", "Spelling", "differences", "spellings", "sweep"
 #: What numpy calls an argument, and what torch's parser takes for it.
 NUMPY = {"dim": ("axis",), "keepdim": ("keepdims",), "other": ("x2",)}
 RANDOM = {"multinomial", "normal", "randperm"}
-#: Functions of sparse tensors, of storages and of random numbers of a key; none has a place in a file.
+#: Functions of sparse tensors, of storages and of random numbers of a key, which have no place in a file; and an LSTM, at whose lists torch itself crashes.
 NOT_CALLED = {
     "_coalesced_",
     "_philox_normal_",
     "_philox_uniform_",
+    "lstm",
     "resize_as_sparse_",
     "set_",
     "sparse_resize_",
@@ -40,6 +41,7 @@ NOT_CALLED = {
 }
 FUNCTIONS = [function for function in SPELLINGS if function.__name__ not in NOT_CALLED]
 _x, _i = torch.tensor([[0.5, -1.5, 2.0], [0.0, 3.0, -0.25]]), torch.tensor([0, 1, 1])
+_scales, _zeros = torch.tensor([0.1, 0.25]), torch.zeros(2, dtype=torch.int32)
 _SAMPLES: dict[str, list[tuple[Any, ...]]] = {  # those that the database does not have under this name
     "__and__": [(_i, 1)],
     "__or__": [(_i, 2)],
@@ -76,6 +78,13 @@ _SAMPLES: dict[str, list[tuple[Any, ...]]] = {  # those that the database does n
     "normal": [(_x, _x.abs()), (_x, 2.0)],
     "scaled_dot_product_attention": [(_x[None], _x[None], _x[None])],
     "threshold": [(_x, 0.1, 20.0)],
+    "fake_quantize_per_tensor_affine": [(_x, 0.1, 1, -8, 7)],
+    "fake_quantize_per_tensor_affine_cachemask": [(_x, 0.1, 1, -8, 7)],
+    "fake_quantize_per_channel_affine": [(_x, _scales, _zeros, 0, -8, 7)],
+    "fake_quantize_per_channel_affine_cachemask": [(_x, _scales, _zeros, 0, -8, 7)],
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": [(_x, _scales[:1], _zeros[:1], torch.ones(1, dtype=torch.int64), -8, 7)],
+    "_fake_quantize_learnable_per_tensor_affine": [(_x, _scales[:1], torch.zeros(1), -8, 7, 1.0)],
+    "_fake_quantize_learnable_per_channel_affine": [(_x, _scales, torch.zeros(2), 0, -8, 7, 1.0)],
 }
 
 
