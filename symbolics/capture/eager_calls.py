@@ -145,7 +145,7 @@ def _slots(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Slot
     slots = Slots()
     for value in (*bound.args, *(value for _, value in sorted(bound.kwargs.items()))):
         slots.take(value)
-    return slots
+    return None if any(map(private.is_fake, slots.values)) else slots  # of a body that torch.cond compiles
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -145,7 +145,7 @@ class Survey(Listener):
         """Make the call."""
         self.given((args, kwargs))
         needing = needing_gradients(cls, args, kwargs)
-        noted = self.calls.called(cls, args, kwargs) if self.calls is not None else None
+        noted = self.calls.called(cls, args, kwargs) if self.calls is not None and not torch.compiler.is_dynamo_compiling() else None
         with self.deaf():
             result = original_apply(cls, args, kwargs)
         call = self._sites.call()
@@ -165,7 +165,11 @@ class Survey(Listener):
         if kept:
             needing = needing_gradients(operator, args, kwargs)
             with self.deaf():
-                noted = self.calls.called(operator, args, kwargs) if self.calls is not None else None
+                noted = (
+                    self.calls.called(operator, args, kwargs)
+                    if self.calls is not None and not torch.compiler.is_dynamo_compiling()
+                    else None
+                )
                 result = call()
                 if noted is not None:
                     noted(result, self._sites.here())

@@ -44,7 +44,7 @@ class Asks(torch.nn.Module):
 def _answer(question, model):
     try:
         return repr(question(model))
-    except (AttributeError, TypeError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         return repr(error)
 
 
