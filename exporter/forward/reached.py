@@ -8,6 +8,7 @@ import onnx_ir as ir
 import torch
 
 from symbolics.graph.values import is_mark, is_python_op
+from symbolics.graph.walk import subgraphs
 from symbolics.node.names import CALL_ATTRIBUTE
 
 __all__ = ["calls_with_gradient", "cut_off", "parameters_behind"]
@@ -52,11 +53,7 @@ def cut_off(model: ir.Model, names: Iterable[str]) -> list[str]:
         elif id(node) not in seen and not is_mark(node):
             seen.add(id(node))
             todo += [v for v in node.inputs if v is not None]
-            for attribute in node.attributes.values():
-                if attribute.type == ir.AttributeType.GRAPH:
-                    todo += list(attribute.as_graph().outputs)
-                elif attribute.type == ir.AttributeType.GRAPHS:
-                    todo += [output for body in attribute.as_graphs() for output in body.outputs]
+            todo += [output for body in subgraphs(node) for output in body.outputs]
     return [name for name in names if name in model.graph.initializers and name not in reached]
 
 
@@ -84,8 +81,4 @@ def calls_with_gradient(model: ir.Model) -> Iterator[ir.Node]:
             continue
         seen.add(id(node))
         todo += [v for v in node.inputs if v is not None]
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                todo += list(attribute.as_graph().outputs)
-            elif attribute.type == ir.AttributeType.GRAPHS:
-                todo += [output for body in attribute.as_graphs() for output in body.outputs]
+        todo += [output for body in subgraphs(node) for output in body.outputs]

@@ -1,7 +1,8 @@
 """The calls of one eager run: what each was given, and what it gave.
 
 A capture by torch.export has no values. Where a forward asks for some (it checks them, it is written in numpy), those of the same
-call in the eager run are at hand, and what it returned is known. Nothing is copied: the tensors are those of the eager run.
+call in the eager run are at hand, and what it returned is known. The tensors are those of the eager run: only their first bytes are
+copied, for as long as the call takes, to see whether it changed them.
 """
 
 from __future__ import annotations
