@@ -75,6 +75,28 @@ class Invertible(Recomputes):
         return y
 
 
+def decorated(forward):
+    """As torch.cuda.amp.custom_fwd: what stands in for forward closes over it."""
+
+    @functools.wraps(forward)
+    def run(*args):
+        return forward(*args)
+
+    return run
+
+
+class Decorated(Recomputes):
+    """As memcnn: the forward of its class is what a decorator was given, and nothing that the Function is given to run."""
+
+    @staticmethod
+    @decorated
+    def forward(ctx, module, x):
+        ctx.module = module
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return module(x.detach()).detach()
+
+
 class Around(Recomputes):
     """Runs a module that calls another Function of the kind: the outer one goes on to stop nothing."""
 
@@ -100,7 +122,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("module", [Plain, Stable, Gated])
-@pytest.mark.parametrize("function", [Recomputes, Invertible])
+@pytest.mark.parametrize("function", [Recomputes, Invertible, Decorated])
 def test_gradients_stop_where_eager_stops_them(function, module, dynamo):
     check(Net(function, module()), dynamo)
 
