@@ -6,6 +6,7 @@ values. A forward may well refuse those: then nothing is known against what eage
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,11 +18,13 @@ import torch
 
 from symbolics.capture.eager_calls import EagerCall
 from symbolics.capture.outputs import Fresh, Outputs
+from symbolics.capture.told import Told, agreed
 from symbolics.capture.trial import Call, Trial, forward_raised, trial
 from symbolics.errors import ExportError, Faq
 from symbolics.node.containers import Slot, fill
+from symbolics.node.names import qualified_name
 
-__all__ = ["fitted_outputs"]
+__all__ = ["DRAWS", "Example", "as_known", "drawn", "drawn_smaller", "fitted_outputs"]
 
 
 def fitted_outputs(
@@ -43,8 +46,11 @@ def fitted_outputs(
     return _Fit(cls, call, values, input_sizes, seen, missing).outputs()
 
 
+#: On how many other values a number that forward tells its caller is compared.
+DRAWS = 4
+
 #: Makes the tensor that stands for another: gets that, the shape, and what the eager run has in its place (None: nothing).
-_Example = Callable[[torch.Tensor, list[int], torch.Tensor | None], torch.Tensor]
+Example = Callable[[torch.Tensor, list[int], torch.Tensor | None], torch.Tensor]
 
 
 class _Fit:
@@ -54,6 +60,7 @@ class _Fit:
         self, cls: type, call: Call, values: Sequence[Any], input_sizes: list[list[Any]], seen: EagerCall | None, missing: str
     ) -> None:
         self.cls, self.call, self.values, self.input_sizes, self.seen, self.missing = cls, call, values, input_sizes, seen, missing
+        self.told: list[list[Told]] = []
         self.hints: dict[Any, int] = {}
         for value in values:
             for size in value.shape if isinstance(value, torch.Tensor) else [value]:
@@ -67,7 +74,11 @@ class _Fit:
         python_state, numpy_state = random.getstate(), np.random.get_state()
         try:
             with torch.random.fork_rng(devices=[]):
-                return self._outputs()
+                outputs = self._outputs()
+                for seed in range(2, 2 + DRAWS) if outputs.told else ():
+                    with contextlib.suppress(Exception):
+                        self._run(self.hints, seed, drawn_smaller if seed % 2 else drawn)
+            return replace(outputs, told=agreed(outputs.told, self.told, qualified_name(self.cls)))
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
@@ -106,28 +117,30 @@ class _Fit:
         known = self.seen.outputs
         dirty = {i for i, _ in known.dirty}
         mutated = sorted({*known.mutated, *found.mutated} - dirty)
-        return replace(known, mutated=mutated, side_effects=found.side_effects)
+        return replace(known, mutated=mutated, side_effects=found.side_effects, told=found.told)
 
     def _second(self) -> Outputs | None:
         """What it returns for other values, None where it takes none."""
         if self.seen is not None and not self.seen.values:
             return None
         try:
-            run = self._run(self.hints, seed=1, example=_drawn)
+            run = self._run(self.hints, seed=1, example=drawn)
         except Exception as error:
             if self.seen is None:
                 raise forward_raised(error, self.missing) from error
             return None
         return run.describe(self._shapes(run))
 
-    def _run(self, assignment: dict[Any, int], seed: int, example: _Example | None = None) -> Trial:
+    def _run(self, assignment: dict[Any, int], seed: int, example: Example | None = None) -> Trial:
         torch.manual_seed(seed)
         known = iter(self.seen.values if self.seen is not None else ())
         stand_ins: list[Any] = []
         for value, sizes in zip(self.values, self.input_sizes, strict=True):
             numbers = [int(s.subs(assignment)) if isinstance(s, sympy.Basic) else s for s in sizes]
-            stand_ins.append((example or _as_known)(value, numbers, next(known, None)) if isinstance(value, torch.Tensor) else numbers[0])
-        return trial(self.cls, self.call, self.values, stand_ins)
+            stand_ins.append((example or as_known)(value, numbers, next(known, None)) if isinstance(value, torch.Tensor) else numbers[0])
+        run = trial(self.cls, self.call, self.values, stand_ins)
+        self.told.append(run.told)
+        return run
 
     @staticmethod
     def _shapes(run: Trial) -> list[list[int]]:
@@ -195,7 +208,7 @@ def _with_shapes(outputs: Outputs, shapes: list[list[Any]]) -> Outputs:
     return replace(outputs, tensors=tensors, input_sizes=[])
 
 
-def _as_known(value: torch.Tensor, shape: list[int], known: torch.Tensor | None) -> torch.Tensor:
+def as_known(value: torch.Tensor, shape: list[int], known: torch.Tensor | None) -> torch.Tensor:
     """The values of the eager run: the first of a dimension where it is shorter, all and then again from the first where it is longer."""
     if known is None:
         return _standing_for(value, _invented(value, shape))
@@ -210,12 +223,19 @@ def _as_known(value: torch.Tensor, shape: list[int], known: torch.Tensor | None)
     return _standing_for(value, known.clone())
 
 
-def _drawn(value: torch.Tensor, shape: list[int], known: torch.Tensor | None) -> torch.Tensor:
+def drawn(value: torch.Tensor, shape: list[int], known: torch.Tensor | None) -> torch.Tensor:
     """Values of the eager run, each drawn among all that it has."""
     if known is None:
         return _standing_for(value, _invented(value, shape))
     flat = known.reshape(-1)
     return _standing_for(value, flat[torch.randint(max(flat.numel(), 1), (flat.numel(),), device=flat.device)].reshape(known.shape))
+
+
+def drawn_smaller(value: torch.Tensor, shape: list[int], known: torch.Tensor | None) -> torch.Tensor:
+    """The same, real numbers made smaller: the largest of some values is often drawn again."""
+    made = drawn(value, shape, known)
+    with torch.no_grad():
+        return made.mul_(0.75) if made.is_floating_point() else made
 
 
 def _invented(value: torch.Tensor, shape: list[int]) -> torch.Tensor:

@@ -8,17 +8,20 @@ values of that run and on sizes moved a little, and the output sizes are fitted 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 
 from symbolics import torch_private as private
 from symbolics.capture.eager_calls import EagerCall
-from symbolics.capture.fitting import fitted_outputs
+from symbolics.capture.fitting import DRAWS, Example, as_known, drawn, drawn_smaller, fitted_outputs
 from symbolics.capture.outputs import Fresh, Outputs, expression_of, sizes_of
+from symbolics.capture.told import Told, agreed
 from symbolics.capture.trial import Call, forward_raised, stand_in_for, trial
 from symbolics.node.containers import fill
+from symbolics.node.names import qualified_name
 
 __all__ = ["observe"]
 
@@ -30,6 +33,7 @@ def observe(
     quietly: Callable[[Callable[[], Any]], Any],
     seen: EagerCall | None = None,
     missing: str = "",
+    dynamic: Collection[int] = (),
 ) -> Outputs:
     """Run forward unseen and say what it returns.
 
@@ -40,6 +44,7 @@ def observe(
         quietly: Runs a callable outside the capture.
         seen: The same call in an eager run, None where there is none.
         missing: Why there is none, and the way out.
+        dynamic: The example sizes of dynamic dimensions, in a trace.
 
     Raises:
         ExportError: forward raised, or its outputs cannot be described.
@@ -49,12 +54,12 @@ def observe(
     def observed() -> Outputs:
         # Under inference_mode the copies would be tensors without a version; eager's apply is under no_grad there too.
         with torch.inference_mode(False), torch.set_grad_enabled(grad):
-            return _run_real(cls, call, values) if tracing else _run_fake(cls, call, values, seen, missing)
+            return _run_real(cls, call, values, dynamic) if tracing else _run_fake(cls, call, values, seen, missing)
 
     return quietly(observed)
 
 
-def _run_real(cls: type, call: Call, values: Sequence[Any]) -> Outputs:
+def _run_real(cls: type, call: Call, values: Sequence[Any], dynamic: Collection[int]) -> Outputs:
     tensors: list[Any] = []
     fill((tuple(call[0]), dict(call[1])), lambda leaf: tensors.extend(leaf if isinstance(leaf, torch.Size) else [leaf]))
     originals = [leaf for leaf in tensors if isinstance(leaf, torch.Tensor)]
@@ -63,7 +68,31 @@ def _run_real(cls: type, call: Call, values: Sequence[Any]) -> Outputs:
         run = trial(cls, call, originals, copies)
     except Exception as error:
         raise forward_raised(error) from error
-    return run.describe([list(t.shape) for t in run.tensors()], keep=True)
+    outputs = run.describe([list(t.shape) for t in run.tensors()], keep=True)
+    if outputs.told:
+        outputs.told = agreed(outputs.told, _told_otherwise(cls, call, originals, copies, dynamic), qualified_name(cls))
+    return outputs
+
+
+def _told_otherwise(cls: type, call: Call, values: Sequence[Any], copies: Sequence[Any], dynamic: Collection[int]) -> list[list[Told]]:
+    """What forward tells on other values, drawn among its own, and on other sizes of dynamic dimensions: nothing where it takes none."""
+    told = []
+    with torch.random.fork_rng(devices=[]):
+        for seed in range(DRAWS):
+            torch.manual_seed(seed)
+            tensors = iter(values)
+            others = [
+                _other(next(tensors), dynamic if seed else (), drawn_smaller if seed % 2 else drawn) if isinstance(c, torch.Tensor) else c
+                for c in copies
+            ]
+            with contextlib.suppress(Exception):
+                told.append(trial(cls, call, values, others).told)
+    return told
+
+
+def _other(value: torch.Tensor, dynamic: Collection[int], draw: Example) -> torch.Tensor:
+    shape = [n + (n in dynamic) for n in value.shape]
+    return draw(value, shape, as_known(value, shape, value.detach()).detach())
 
 
 def _run_fake(cls: type, call: Call, values: Sequence[Any], seen: EagerCall | None, missing: str) -> Outputs:

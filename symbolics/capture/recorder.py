@@ -44,6 +44,7 @@ from symbolics.capture.opaque_op import Record, forget, remember
 from symbolics.capture.operator_calls import UNDER_TRANSFORMS, origin_of, run_inlined
 from symbolics.capture.other_hooks import check_module_hooks, check_parameter_hooks
 from symbolics.capture.probe import observe
+from symbolics.capture.told import tell
 from symbolics.capture.trace import Trace
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.node.attributes import write_attributes
@@ -346,6 +347,7 @@ class Recorder(Listener):
             self.capture.aliases.pairs.append(
                 (one, other, why, "return a copy from that forward (x.clone()), or change a copy of the tensor")
             )
+        tell(outputs.told, results)
         return fill(outputs.template, lambda leaf: results[leaf.index] if isinstance(leaf, Slot) else leaf)
 
     def _write_back(self, target: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
@@ -383,7 +385,9 @@ class Recorder(Listener):
         self.capture.trace.check_frozen((*bound.args, *bound.kwargs.values()), names)
         arguments = slots.tensors_and_sizes[:given]
         seen = None if private.is_tracing() else self.eager.like(cls, (module, source), arguments)
-        outputs = observe(cls, (bound.args[:passed], bound.kwargs), arguments, self._quietly, seen, self.eager.missing)
+        outputs = observe(
+            cls, (bound.args[:passed], bound.kwargs), arguments, self._quietly, seen, self.eager.missing, self.capture.trace.dynamic
+        )
         changed = [*(i for i, _ in outputs.dirty), *outputs.mutated]
         self.capture.aliases.check_apart(changed, slots.values, lambda i: names[int(slots.path(i))])
         outputs.input_sizes += [] if private.is_tracing() else slots.dims(())[given:]
@@ -464,8 +468,6 @@ class Recorder(Listener):
         """Run without being captured: what a Function calls inside stays inside."""
         with self.deaf(), private.paused_capture():
             return run()
-
-    # ----------------------------------------------------------------------------------------------------- inline
 
     @runs_inlined
     def run_inline(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

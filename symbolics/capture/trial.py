@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,8 +12,10 @@ from symbolics import torch_private as private
 from symbolics.capture.interception import original_apply
 from symbolics.capture.outputs import Output, Outputs
 from symbolics.capture.side_effects import watched
+from symbolics.capture.told import Told, Watch
 from symbolics.errors import ExportError
 from symbolics.node.containers import Slot, fill
+from symbolics.node.names import qualified_name
 from symbolics.node.operators import Operator
 
 __all__ = ["Call", "Trial", "apply", "forward_raised", "stand_in_for", "trial"]
@@ -31,12 +33,14 @@ class Trial:
         copies: The stand-ins, by slot.
         changed: Input slots that are not as they were.
         side_effects: What else it did, as text for warnings.
+        told: The containers among its arguments that it changed.
     """
 
     result: Any
     copies: list[Any]
     changed: list[int]
     side_effects: list[str]
+    told: list[Told] = field(default_factory=list)
 
     def tensors(self) -> list[torch.Tensor]:
         """Its tensor outputs in order."""
@@ -66,6 +70,7 @@ class Trial:
             shared=[(i, j) for j, t in enumerate(tensors) for i in range(j) if private.shares_memory(tensors[i], t)],
             mutated=[i for i in self.changed if i not in {i for i, _ in dirty}],
             side_effects=self.side_effects,
+            told=self.told,
         )
 
 
@@ -97,10 +102,14 @@ def trial(cls: Any, call: Call, values: Sequence[Any], stand_ins: Sequence[Any])
             return torch.Size([leaf(n) for n in value])
         return value
 
-    args, kwargs = fill(tuple(call[0]), leaf), fill(dict(call[1]), leaf)
+    given = tuple(call[0]), dict(call[1])
+    args, kwargs = fill(given, leaf)
+    watch = Watch(given, (args, kwargs))
     with watched(cls, (args, kwargs), stand_ins) as seen:
         result = apply(cls, args, kwargs)
-    return Trial(result, list(stand_ins), seen.changed, seen.warnings)
+    run = Trial(result, list(stand_ins), seen.changed, seen.warnings)
+    run.told = watch.told(list(zip(stand_ins, values, strict=True)), run.tensors(), qualified_name(cls))
+    return run
 
 
 def apply(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -16,6 +16,7 @@ __all__ = [
     "Partial",
     "Slot",
     "build",
+    "containers_in",
     "expand",
     "expand_leaves",
     "fields_of",
@@ -175,6 +176,15 @@ def expand_leaves(value: Any) -> list[Any]:
     """All leaves of a container."""
     children = _children(value)
     return [value] if children is None else [leaf for child in children for leaf in expand_leaves(child)]
+
+
+def containers_in(value: Any) -> Iterator[Any]:
+    """Every container inside a value, itself first where it is one."""
+    children = _children(value)
+    if children is not None:
+        yield value
+        for child in children:
+            yield from containers_in(child)
 
 
 def fill(value: Any, leaf: Callable[[Any], Any], _depth: int = 0) -> Any:
