@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-__all__ = ["cause", "clean", "ends", "headline", "message", "reason", "said", "shown"]
+__all__ = ["cause", "clean", "ends", "extra", "headline", "message", "reason", "said", "shown"]
 
 _LINES = 6
 
@@ -22,6 +22,11 @@ def ends(text: str, limit: int) -> str:
     if len(text) > limit:
         text = f"{text[: limit - limit // 4 - 3]} … {text[-limit // 4 :]}"
     return clean(text, 10 * limit)
+
+
+def extra(name: str) -> str:
+    """The command that installs an extra: pythonop is installed from a clone."""
+    return f"pip install '.[{name}]' in a clone of pythonop"
 
 
 def shown(name: str) -> str:

@@ -32,12 +32,12 @@ __all__ = ["draw"]
 def draw(context: click.Context, file: Path, output: Path, depth: int | None, as_json: bool) -> None:
     """Draw the graph of an ONNX FILE by modules: its forward, its gradient beside it, PythonOps and where gradients stop in colour.
 
-    Nothing of the file is run or imported. Needs the extra: pip install 'pythonop[draw]'.
+    Nothing of the file is run or imported. Needs the extra draw: pip install '.[draw]' in a clone.
     """
     writable(output, Failure, keep=[file])
     kind = output.suffix.lower()
     if kind not in (".svg", ".html"):
-        raise Failure(f"-o {output}: pictures are .svg or .html")
+        raise Failure(f"-o {output}: pictures are .svg or .html; a browser or an SVG tool makes other formats of an .svg")
     with reported(context):
         from exporter.pictures.draw import draw_html, draw_svg
         from exporter.pictures.layout import missing

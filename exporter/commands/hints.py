@@ -45,7 +45,7 @@ def no_such_module(module: str, error: Exception) -> str | None:
     if package:
         spec = importlib.util.find_spec(package)
         places = list(spec.submodule_search_locations or ()) if spec is not None else []
-        where = f"there is no {name} in the package {package}"
+        where = f"a module is written without .py, {package}:NAME" if name == "py" else f"there is no {name} in the package {package}"
     else:
         places = [os.getcwd()]
         where = f"there is no {name} in {os.getcwd()}, nor among the packages that are installed"

@@ -29,7 +29,7 @@ from exporter.files.proto import open_proto
 from exporter.files.save import saving, writable
 from exporter.profiling.profile import Profile, profile as profile_file
 from symbolics.errors import PythonopError
-from symbolics.text import clean
+from symbolics.text import clean, extra
 
 __all__ = ["profile", "render"]
 
@@ -86,7 +86,7 @@ def profile(
             try:
                 page = flame_page(found, file.name)
             except ImportError as error:
-                raise Failure(f"--html needs jinja2 ({error}): pip install 'pythonop[report]'") from error
+                raise Failure(f"--html needs jinja2 ({error}): {extra('report')}") from error
             with saving(PythonopError) as files:
                 files.open(html).write(page.encode())
         if as_json:

@@ -309,7 +309,7 @@ class Gate:
         if why := why_not_importable(name):
             raise TrustError(
                 f"{shown(name)} ({wanted}) cannot be imported in another process, for {shown(why)}: "
-                "let this one call exporter.register(cls) before it opens the file, or move the class to the top level of a module that can be imported",
+                "give the class itself in allow=, call exporter.register(cls) before this process opens the file, or move the class to the top level of a module that can be imported",
                 faq=Faq.IN_A_FUNCTION,
             )
         why = "the file may have it called" if kind == "callable" else ""

@@ -104,7 +104,7 @@ def _check(model: ir.Model) -> None:
     for node in (n for graph in (model.graph, *model.functions.values()) for n in walk(graph)):
         places = attr(node, "batch_dims", 0) if node.op_type == "GatherND" else 0
         if isinstance(places, int) and places < 0:  # ONNX's shape inference counts down from there, and ends the process
-            raise FormatError(f"{describe(node)}: batch_dims={places} may not be negative")
+            raise FormatError(f"{describe(node)} has {places} as its batch_dims, which may not be negative")
     proto = skeleton(model)
     for value in (*proto.graph.input, *proto.graph.output):  # the checker wants a shape, runtimes and we do not
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):

@@ -15,6 +15,7 @@ from typing import Any
 
 from exporter.files.fresh import fresh_python
 from symbolics.errors import RunError
+from symbolics.text import extra
 
 __all__ = ["Frame", "Layout", "Plan", "lay_out", "missing"]
 
@@ -69,7 +70,7 @@ def missing() -> str | None:
     return (
         None
         if importlib.util.find_spec("pygraphviz") is not None
-        else "pictures are laid out by pygraphviz, which is not installed: pip install 'pythonop[draw]'"
+        else f"pictures are laid out by pygraphviz, which is not installed: {extra('draw')}"
     )
 
 

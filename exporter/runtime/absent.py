@@ -6,11 +6,11 @@ import json
 from importlib import metadata
 from pathlib import Path
 
-from symbolics.text import clean
+from symbolics.text import clean, extra
 
 __all__ = ["NO_ONNXRUNTIME", "why_no_library"]
 
-NO_ONNXRUNTIME = "onnxruntime is not installed: pip install 'pythonop[run]' (exporter.reference_evaluator runs without it)"
+NO_ONNXRUNTIME = f"onnxruntime is not installed: {extra('run')} (exporter.reference_evaluator runs without it)"
 
 _WITHOUT = "Without it, onnxruntime runs files that need no Python (portable=True), and exporter.reference_evaluator all."
 

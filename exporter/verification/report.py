@@ -20,7 +20,7 @@ from exporter.verification import charts
 from exporter.verification.notes import CHANGED, Note
 from exporter.verification.rows import ELSEWHERE, NOT_COMPARED, Row
 from symbolics.errors import PythonopError
-from symbolics.text import clean
+from symbolics.text import clean, extra
 
 __all__ = ["STEPS", "Note", "Report", "Row"]
 
@@ -185,7 +185,7 @@ class Report:
         if self.program is None:
             return "", ""
         if missing() is not None:
-            return "", "pip install 'pythonop[draw]' puts a picture of the graph and its gradient here."
+            return "", f"{extra('draw')} puts a picture of the graph and its gradient here."
         try:
             return draw_inside_a_page(build_gradient_graph(self.program), "the graph and its gradient", _BOXES), ""
         except PythonopError as error:

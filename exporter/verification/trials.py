@@ -20,6 +20,7 @@ from symbolics.capture.interception import TESTED
 from symbolics.errors import RunError
 from symbolics.graph.values import is_python_op, name_of
 from symbolics.node.metadata import pairing_of
+from symbolics.text import extra
 
 __all__ = ["TRIALS", "NotThere", "Probe", "anew"]
 
@@ -134,7 +135,7 @@ def _providers() -> str:
 
 def _report() -> str:
     if importlib.util.find_spec("jinja2") is None:
-        raise NotThere("pip install 'pythonop[report]'")
+        raise NotThere(extra("report"))
     return "pythonop verify --html writes it"
 
 

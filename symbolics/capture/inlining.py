@@ -15,6 +15,7 @@ from symbolics.errors import ExportError
 from symbolics.node.containers import expand_leaves
 
 __all__ = [
+    "OTHER_GRADIENTS",
     "InlineContext",
     "answers_for_parameters",
     "closed_over",
@@ -25,6 +26,13 @@ __all__ = [
     "state_of",
     "trainable_module",
 ]
+
+#: Said of an inlined Function that `answers_for_parameters`.
+OTHER_GRADIENTS = (
+    ", and not what its backward computes: all those parameters are arguments, too, so that it answers for them itself (an adjoint method, say), and eager's "
+    "gradients differ by what it computes otherwise. Compare them with exporter.verify; to keep its backward, export with portable=True, or pass the parameters alone and let "
+    "forward run a function of them (torch.func.functional_call)"
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -27,6 +27,7 @@ from symbolics.capture.gradient_hooks import GradientHook, HookedTensor, argumen
 from symbolics.capture.gradient_ops import Answers, Taken
 from symbolics.capture.held import Held
 from symbolics.capture.inlining import (
+    OTHER_GRADIENTS,
     InlineContext,
     answers_for_parameters,
     closed_over,
@@ -58,12 +59,6 @@ from symbolics.node.patterns import Patterns
 __all__ = ["Capture", "Recorder", "active_recorder"]
 
 _keys = itertools.count()
-
-_OTHER_GRADIENTS = (
-    ", and not what its backward computes: all those parameters are arguments, too, so that it answers for them itself (an adjoint method, say), and eager's "
-    "gradients differ by what it computes otherwise. Compare them with exporter.verify; to keep its backward, export with portable=True, or pass the parameters alone and let "
-    "forward run a function of them (torch.func.functional_call)"
-)
 
 
 def active_recorder() -> Recorder | None:
@@ -209,7 +204,7 @@ class Recorder(Listener):
                 return self._node(cls, args, kwargs, module, source)
             hidden = trainable_module(args, kwargs)
             if hidden is not None:
-                beside = _OTHER_GRADIENTS if answers_for_parameters(args, kwargs) else ""
+                beside = OTHER_GRADIENTS if answers_for_parameters(args, kwargs) else ""
                 if cls in self.opaque:
                     beside += f". No function of the file can stand for it: {self.opaque[cls]}"
                 self._notice(cls, module, f"its argument {hidden} holds trainable parameters, which an opaque node would hide", beside)

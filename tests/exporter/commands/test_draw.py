@@ -52,7 +52,7 @@ def test_what_cannot_be_drawn(graphviz, run, samples, tmp_path):
 
 def test_without_graphviz(run, samples, tmp_path, monkeypatch):
     monkeypatch.setattr(layout.importlib.util, "find_spec", lambda name: None)
-    fails(run("draw", samples["plain"], "-o", tmp_path / "g.svg"), "pip install 'pythonop[draw]'")
+    fails(run("draw", samples["plain"], "-o", tmp_path / "g.svg"), "pip install '.[draw]' in a clone")
     assert not list(tmp_path.iterdir())
 
 

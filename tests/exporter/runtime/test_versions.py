@@ -39,7 +39,7 @@ def test_messages_name_the_release_that_is_required(monkeypatch):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert f"onnxruntime>={oldest}" in project["optional-dependencies"]["run"]
     monkeypatch.setattr(library, "_missing", ImportError(name="onnxruntime"))
-    assert "pip install 'pythonop[run]'" in library.available()
+    assert "pip install '.[run]' in a clone" in library.available()
 
 
 @pytest.mark.parametrize("version", VERSIONS)

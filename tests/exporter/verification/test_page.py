@@ -154,7 +154,7 @@ def test_without_graphviz_the_page_says_how_to_get_it(drawn, tmp_path, monkeypat
     monkeypatch.setattr("exporter.verification.report.missing", lambda: "it is not here")
     page = Report(ROWS, FACTS, program=drawn).to_html(tmp_path / "report.html").read_text()
     assert '<div class="picture">' not in page
-    assert "pip install &#39;pythonop[draw]&#39;" in page
+    assert "pip install &#39;.[draw]&#39; in a clone" in page
 
 
 def test_a_graph_that_cannot_be_drawn_leaves_the_rest(drawn, tmp_path, monkeypatch):
