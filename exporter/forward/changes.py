@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from exporter.forward.unchanged import Kept
 from exporter.train_mode.buffers import UNSEEN
@@ -14,6 +15,8 @@ from symbolics import torch_private as private
 from symbolics.capture.side_effects import same_values
 
 __all__ = ["Changes"]
+
+_Call = Callable[[], tuple[list[torch.Tensor], Any]]
 
 _CONSTANT = (
     "in place, and the next call reads it: a tensor that is no buffer, which exporters take for a constant.\n"
@@ -63,7 +66,7 @@ class Changes:
         }
         self._attributes = self._now_attributes()
 
-    def found(self, call: Callable[[], Any]) -> dict[str, str]:
+    def found(self, call: _Call) -> dict[str, str]:
         """The names of the state that is changed -> why a graph may not show it.
 
         An attribute counts where a second call, on equal buffers, leaves another value than the first: what is computed once and kept is the
@@ -71,7 +74,8 @@ class Changes:
         buffer that is new, or got another shape or type.
 
         Args:
-            call: Makes another call; it is made where there is something to tell apart. The model's mode is another one afterwards.
+            call: Makes another call, and returns its tensors, and its arguments; it is made where there is something to tell apart. The model's
+                mode is another one afterwards.
         """
         buffers = self._now()
         before = {name: value for name, (_, value) in self._buffers.items()}
@@ -121,27 +125,52 @@ class Changes:
                 self.refused[name] = _TRAINED
         return found
 
-    def _again(self, call: Callable[[], Any], numbers: Iterable[str], but: dict[str, Any]) -> set[str] | None:
+    def _again(self, call: _Call, numbers: Collection[str], but: dict[str, Any]) -> set[str] | None:
         """Make another call, on the buffers and parameters of the first, and note what it reads.
 
         Args:
             call: Makes it.
-            numbers: Attributes that are watched.
+            numbers: Attributes that are watched, in the backward, too.
             but: Buffers that stay as they are.
 
         Returns:
             What it reads before it writes it; None where it fails.
         """
-        earlier, self.reads.first = self.reads.first, set()
         try:
-            self._put_back(but)
-            with self.reads, self.reads.fetched(numbers):
-                call()
-            return set(self.reads.first)
+            return self._call(call, numbers, but)
+        except Exception:
+            if not numbers:
+                return None
+        try:  # C code takes nothing but a plain number: that is a read
+            return self._call(call, (), but) | set(numbers)
         except Exception:
             return None
         finally:
+            self.reads.first.update(numbers)
+
+    def _call(self, call: _Call, numbers: Collection[str], but: dict[str, Any]) -> set[str]:
+        earlier, self.reads.first = self.reads.first, set()
+        try:
+            self._put_back(but)
+            with self.reads, self.reads.counted(numbers):
+                made = call()
+                if numbers:
+                    self._backward(*made)
+                del made
+            return set(self.reads.first)
+        finally:
             self.reads.first |= earlier
+
+    def _backward(self, outputs: list[torch.Tensor], given: Any) -> None:
+        """Run the backward of a call: it may read what the call has changed."""
+        leaves = [
+            leaf
+            for leaf in (*pytree.tree_leaves(given), *self._model.parameters())
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        ]
+        ends = [tensor for tensor in outputs if tensor.requires_grad]
+        if leaves and ends:
+            torch.autograd.grad(ends, leaves, [torch.ones_like(tensor) for tensor in ends], allow_unused=True)
 
     def _renewed(self, before: Any, after: Any, version: int) -> bool:
         """Whether a call wrote a tensor that is an attribute, or put another in its place; not by way of a buffer or parameter."""

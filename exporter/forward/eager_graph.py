@@ -207,10 +207,12 @@ class EagerGraph:
                     survey.backwards.clear()
                 del result
 
-                def again() -> None:
+                def again() -> tuple[list[torch.Tensor], Any]:
                     torch.set_rng_state(drawn)
                     fresh, more = differentiable_inputs((args, kwargs))
-                    changes.reads.read(model(*fresh, **more))
+                    result = model(*fresh, **more)
+                    changes.reads.read(result)
+                    return _tensors(result), (fresh, more)
 
                 found.state, found.recomputed = changes.found(again), recomputed
                 found.noted, found.refused, found.shared = changes.noted, changes.refused, changes.shared
@@ -281,7 +283,9 @@ class EagerGraph:
             ExportError: The forward changes state that no exporter carries, or takes a gradient where it cannot look.
         """
         known = next(((name, why) for name, why in self.state.items() if why != UNSEEN), None)
-        if isinstance(error, PythonopError):
+        if isinstance(error, PythonopError) or "data-dependent" in str(
+            error
+        ):  # a branch on values: exporter.forward.failures names its line
             return
         if "using `torch.autograd.grad`" in str(error):  # by Dynamo, which captures bodies
             line = re.findall(r'File "([^"]+)", line (\d+)', str(error))

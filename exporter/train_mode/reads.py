@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
+from weakref import ref
 
 import onnx_ir as ir
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from exporter.train_mode.tallies import NUMBERS, Tally
 from symbolics import torch_private as private
 
 __all__ = ["OWN", "Reads", "attributes_of", "is_read"]
@@ -37,7 +38,6 @@ _SHAPE_ONLY = frozenset((
 ))  # fmt: skip
 # What hands out values without an operator.
 _OUTSIDE = frozenset(("numpy", "__array__", "tolist", "data_ptr", "storage", "untyped_storage", "__dlpack__", "__reduce_ex__"))
-_NUMBERS = (bool, int, float, complex)
 _DEPTH = 4  # of containers in containers
 OWN = frozenset(torch.nn.Module().__dict__)  # what every module has: parameters and buffers, hooks, the mode
 
@@ -124,9 +124,11 @@ class Reads:
         self._waiting, self._behind, self._held, self._named = {}, {}, [], {}
 
     def read(self, values: Any) -> None:
-        """Note that all tensors among some values are read."""
+        """Note that all tensors, and all that is counted, among some values are read."""
         for tensor in pytree.tree_leaves(values):
-            if isinstance(tensor, torch.Tensor) and (place := _place(tensor)) is not None:
+            if type(tensor) is Tally:
+                tensor.asked()
+            elif isinstance(tensor, torch.Tensor) and (place := _place(tensor)) is not None:
                 self._read(*place)
 
     def _read(self, key: Any, begin: int, end: int) -> None:
@@ -165,41 +167,41 @@ class Reads:
         self._written([value for place, value in by_name if place in writes])
 
     @contextlib.contextmanager
-    def fetched(self, names: Iterable[str]) -> Iterator[None]:
-        """Note, while the block runs, which numbers that modules have as attributes are asked for before they are other ones: those are read.
+    def counted(self, names: Iterable[str]) -> Iterator[None]:
+        """Note, while the block runs, which numbers that modules have as attributes matter for more than their own next value: those are read.
 
         Args:
-            names: Their names. What is in a list or a dictionary counts as read.
+            names: Their names. What is in a tuple, and a bool, counts as read.
+
+        Raises:
+            Exception: What the block raises; the numbers are then those from before it.
         """
-        watched: dict[int, dict[str, tuple[str, Any]]] = {}
-        modules = dict(self._model.named_modules())
-        for name in names:
-            path, _, last = name.rpartition(".")
-            if path in modules and last in modules[path].__dict__:
-                watched.setdefault(id(modules[path]), {})[last] = (name, modules[path].__dict__[last])
-            else:
-                self.first.add(name)
-        if not watched:
-            yield
-            return
-
-        def fetch(module: torch.nn.Module, last: str) -> Any:
-            found = watched.get(id(module), {})
-            if last in found:
-                asked = [last]
-            elif found and last == "__dict__" and sys._getframe(1).f_globals.get("__name__") != torch.nn.Module.__module__:
-                asked = list(found)
-            else:
-                return object.__getattribute__(module, last)
-            own = object.__getattribute__(module, "__dict__")
-            self.first.update(found[each][0] for each in asked if own.get(each) is found[each][1])
-            return object.__getattribute__(module, last)
-
-        torch.nn.Module.__getattribute__ = fetch  # type: ignore[method-assign, assignment]
+        alive = list[ref[Tally]]()
+        wanted, before = set(names), list[tuple[Any, Any, Any]]()
+        for name, holder, key, value in _places(self._model):
+            if name in wanted and not isinstance(holder, tuple) and type(value) in NUMBERS and not isinstance(value, bool):
+                before.append((holder, key, value))
+                holder[key] = Tally(value, frozenset((name,)), self.first.update, alive)
+                wanted.remove(name)
+        self.first.update(wanted)
         try:
             yield
+        except BaseException:
+            for holder, key, value in before:
+                holder[key] = value
+            raise
         finally:
-            del torch.nn.Module.__getattribute__
+            for name, holder, key, value in list(_places(self._model)) if alive else ():
+                if type(value) is Tally:
+                    value.handed_on(name)
+                    if isinstance(holder, tuple):
+                        value.asked()
+                    else:
+                        holder[key] = value.plain()
+            value = None
+            for each in alive:
+                if (tally := each()) is not None:  # somebody keeps it where nobody looks
+                    tally.asked()
 
 
 class _Outside(TorchFunctionMode):
@@ -257,19 +259,24 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def attributes_of(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     """Numbers and tensors that the modules have as plain attributes, in lists and dictionaries, too."""
+    yield from ((name, value) for name, _, _, value in _places(model))
+
+
+def _places(model: torch.nn.Module) -> Iterator[tuple[str, Any, Any, Any]]:
+    """The same, with the dictionary or list that each is in, and its key there."""
     for path, module in model.named_modules():
         for name, value in module.__dict__.items():
             if name not in OWN:
-                yield from _leaves(f"{path}.{name}".removeprefix("."), value)
+                yield from _leaves(f"{path}.{name}".removeprefix("."), module.__dict__, name, value)
 
 
-def _leaves(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, torch.Tensor) or type(value) in _NUMBERS:
-        yield name, value
+def _leaves(name: str, holder: Any, key: Any, value: Any, depth: int = 0) -> Iterator[tuple[str, Any, Any, Any]]:
+    if isinstance(value, torch.Tensor) or type(value) in (*NUMBERS, Tally):
+        yield name, holder, key, value
     elif isinstance(value, (list, tuple, deque)) and depth < _DEPTH:
         for index, item in enumerate(value):
-            yield from _leaves(f"{name}[{index}]", item, depth + 1)
+            yield from _leaves(f"{name}[{index}]", value, index, item, depth + 1)
     elif isinstance(value, dict) and depth < _DEPTH:
-        for key, item in value.items():
-            if isinstance(key, (str, int)):
-                yield from _leaves(f"{name}[{key!r}]", item, depth + 1)
+        for item_key, item in value.items():
+            if isinstance(item_key, (str, int)):
+                yield from _leaves(f"{name}[{item_key!r}]", value, item_key, item, depth + 1)

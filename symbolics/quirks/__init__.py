@@ -22,6 +22,7 @@ from symbolics.quirks.batch_norm_momentum import cumulative_statistics, momentum
 from symbolics.quirks.bernoulli import draw_by_uniforms
 from symbolics.quirks.binary_cross_entropy import BINARY_CROSS_ENTROPY
 from symbolics.quirks.bounds import BOUNDS
+from symbolics.quirks.builtins import builtins_of_eager
 from symbolics.quirks.clamps import clamps_apart
 from symbolics.quirks.conjugates import CONJUGATES
 from symbolics.quirks.data_getter import DATA_GETTER
@@ -96,7 +97,11 @@ __all__ = [
 GraphPass = Callable[[ir.Model, list[ir.Node]], bool]
 
 #: While a model is traced. Takes the model.
-TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = (momentum_of_this_step, exact_in_training)
+TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = (
+    momentum_of_this_step,
+    exact_in_training,
+    builtins_of_eager,
+)
 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
 REWRITES: dict[Any, Rewrite] = {

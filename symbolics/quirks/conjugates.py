@@ -1,4 +1,4 @@
-"""Conjugating operators on real tensors: ``x.H``, ``x.mH``, ``x.adjoint()``, ``vdot``; spectral_norm's parametrization writes them."""
+"""Transposing and conjugating operators on real tensors: ``x.mT``, ``x.H``, ``x.mH``, ``x.adjoint()``, ``vdot``; spectral_norm's parametrization writes them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def _dot(func: Any, args: tuple[torch.Tensor, ...], kwargs: dict[str, Any]) -> A
     return func(*args, **kwargs) if kwargs or args[0].is_complex() else torch.dot(*args)
 
 
+_GETTERS = tuple(getattr(torch.Tensor, name).__get__ for name in ("H", "mH", "mT"))
+
 CONJUGATES = {
-    **dict.fromkeys((torch.Tensor.H.__get__, torch.Tensor.mH.__get__, torch.Tensor.adjoint, torch.adjoint), _transposed),  # type: ignore[attr-defined]
+    **dict.fromkeys((*_GETTERS, torch.Tensor.adjoint, torch.adjoint), _transposed),
     **dict.fromkeys((torch.vdot, torch.Tensor.vdot), _dot),
 }

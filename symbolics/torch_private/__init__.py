@@ -6,6 +6,7 @@ the project may touch a private name. Users import from here; the modules are gr
 
 from __future__ import annotations
 
+from symbolics.torch_private.builtins import own_builtins, standing_for_builtins
 from symbolics.torch_private.export import (
     add_traced_node,
     allow_in_dynamo,
@@ -229,6 +230,7 @@ __all__ = [
     "outside_of_compile",
     "overload_of",
     "overwrite_traced",
+    "own_builtins",
     "own_memory",
     "parametrization_cache",
     "paused_capture",
@@ -253,6 +255,7 @@ __all__ = [
     "shares_memory",
     "signatures_of",
     "sizes_watched",
+    "standing_for_builtins",
     "stateless",
     "storage_key",
     "symbolic_size",

@@ -15,6 +15,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from symbolics.torch_private.builtins import own_builtins
+
 
 def detect_fake_mode(values: list[Any]) -> Any:
     """The FakeTensorMode of an export in progress, None outside."""
@@ -38,11 +40,13 @@ def in_body_of_a_loop() -> bool:
     return False
 
 
-def real_tensors() -> contextlib.AbstractContextManager[Any]:
-    """Leave the fake mode: tensors made inside have data."""
+@contextlib.contextmanager
+def real_tensors() -> Iterator[None]:
+    """Leave the fake mode: tensors made inside have data, and Python's functions are its own."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-    return unset_fake_temporarily()
+    with unset_fake_temporarily(), own_builtins():
+        yield
 
 
 @contextlib.contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import inspect
 import io
 import logging
+import math
 import threading
 import warnings
 
@@ -113,6 +115,35 @@ def test_real_tensors():
             return type(torch.ones(2)), torch.ones(2).sum().item()
 
     assert _inside_export(probe) == (torch.Tensor, 2.0)
+
+
+def test_standing_for_builtins():
+    own = (max, min, math.pow)
+    mine = tuple(functools.partial(function) for function in own)
+
+    def now():
+        return builtins.max, builtins.min, math.pow
+
+    def probe(x):
+        with private.own_builtins():
+            inside = now()
+        return now(), inside
+
+    with private.standing_for_builtins(*mine):
+        assert _inside_export(probe) == (mine, own)
+        assert now() == own
+        one, two = contextlib.ExitStack(), contextlib.ExitStack()
+        for stack in (one, two):  # as two threads that export
+            stack.enter_context(torch.export._trace._override_builtin_ops())
+        one.close()
+        assert now() == mine
+        two.close()
+    assert now() == own
+
+
+def test_own_builtins():
+    with private.own_builtins():
+        assert (max(1, 2), min(1, 2), math.pow(2, 3)) == (2, 1, 8.0)
 
 
 def test_sizes_watched():

@@ -384,7 +384,7 @@ def test_what_changes_is_found_beside_a_parameter_that_gets_another_shape():
             self.frozen, self.calls = nn.Parameter(torch.ones(4), requires_grad=False), 0
 
         def forward(self, x):
-            y = x * self.frozen.sum()
+            y = x * self.frozen.sum() * self.calls
             self.frozen.data = torch.zeros(5)
             self.calls += 1
             return y

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import signal
 
 import numpy as np
@@ -70,6 +71,12 @@ def batch_norm_training():
 
 def torchscript_gaps():
     return torchscripted(torch.atanh, torch.zeros(2)) is None
+
+
+def builtins():
+    types = []
+    torch.export.export(Calls(lambda x: types.append(type(math.pow(2, 3))) or x + 1), (torch.ones(1),), strict=False)
+    return types != [float]
 
 
 def conjugates():

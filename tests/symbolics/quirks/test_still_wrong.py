@@ -23,6 +23,7 @@ from tests.symbolics.quirks.canaries import (
     bernoulli,
     binary_cross_entropy,
     bounds,
+    builtins,
     clamps,
     conjugates,
     cross_entropy,
@@ -104,7 +105,7 @@ FILES = {
 }
 IN_FILES = (
     angles, attention_dropout, axes, bags_of_embeddings, batch_norm_buffers, batch_norm_momentum, batch_norm_training, bernoulli,
-    binary_cross_entropy, bounds, clamps, conjugates, cross_entropy, data_getter, determinants, distances, embedding_renorms, empty_products,
+    binary_cross_entropy, bounds, builtins, clamps, conjugates, cross_entropy, data_getter, determinants, distances, embedding_renorms, empty_products,
     empty_reductions, empty_reshapes, equal_draws, fake_quantization, floor_divide, gaussian_nll, half_results, half_scatters,
     instance_norm_statistics, integers, logarithms, losses, lost_initializers, matrix_powers, matrix_vector, mixed_norms, multinomial, near_numbers,
     normal_draws, open_clips, padding, places_of_numbers, pools, projections, regions, repeats, rounding, scalars, scatters, sizes, softplus_threshold, splits,
