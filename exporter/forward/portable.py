@@ -36,13 +36,16 @@ from symbolics.text import cause
 __all__ = ["StaysOpaque", "make_portable"]
 
 
-def make_portable(model: ir.Model, records: Mapping[ir.Node, Record], portable: Patterns | bool) -> list[PortableCall]:
+def make_portable(
+    model: ir.Model, records: Mapping[ir.Node, Record], portable: Patterns | bool, unsaid: Mapping[Any, ExportError]
+) -> list[PortableCall]:
     """Put ONNX functions in the place of PythonOps, in place.
 
     Args:
         model: What an export has just finished.
         records: What it captured of each of its PythonOps.
         portable: Which Functions; True: all that a graph can stand for.
+        unsaid: Functions with arguments that no node can say, and why: they are portable, too.
 
     Returns:
         What became of each call, in the order of the graph.
@@ -57,14 +60,15 @@ def make_portable(model: ir.Model, records: Mapping[ir.Node, Record], portable: 
         record = records.get(node)
         if record is None:
             continue
-        if isinstance(portable, Patterns) and not portable.matches(record.function):
+        wanted = isinstance(portable, Patterns) and portable.matches(record.function)
+        if not wanted and portable is not True and record.function not in unsaid:
             continue
         name, place = record.call.name, (record.module, record.source)
         used = tuple(bool(value.uses()) or value.is_graph_output() for value in node.outputs[1:])
         try:
             functions = made.functions(record, used)
         except Untraceable as error:
-            if isinstance(portable, Patterns):
+            if wanted:
                 raise ExportError(
                     f"{name}, called in module {record.module or '<root>'} at {record.source or 'a line unknown'}: no ONNX function can stand for it: {error}.\n"
                     "  way out: leave it out of portable=, and it stays a PythonOp"
@@ -75,7 +79,7 @@ def make_portable(model: ir.Model, records: Mapping[ir.Node, Record], portable: 
             node.metadata_props[OPAQUE_PROPERTY] = str(error)
             continue
         _replace(node, functions[0])
-        calls.append(PortableCall(name, *place, "function"))
+        calls.append(PortableCall(name, *place, "function", "" if wanted or portable is True else str(unsaid[record.function])))
     made.add()
     _warn(calls)
     return calls
@@ -185,9 +189,17 @@ def _replace(node: ir.Node, function: ir.Function) -> None:
 def _warn(calls: list[PortableCall]) -> None:
     told: dict[tuple[str, str], PortableCall] = {}
     for call in calls:
-        if call.kind == "PythonOp":
+        if call.kind == "PythonOp" or call.reason:
             told.setdefault((call.function, call.reason), call)
     for call in told.values():
+        if call.kind == "function":
+            warnings.warn(
+                f"in module {call.module or '<root>'} at {call.source or 'a line unknown'}: {call.reason}. Its forward and its backward are standard operators "
+                "in the file, as with portable=True.",
+                PythonopWarning,
+                stacklevel=7,
+            )
+            continue
         warnings.warn(
             f"{call.function} in module {call.module or '<root>'} at {call.source or 'a line unknown'} stays a PythonOp, and the file needs Python: {call.reason}.",
             PythonopWarning,

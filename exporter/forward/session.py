@@ -152,7 +152,7 @@ def judged(
     assert recorder is not None
     portable = current.portable
     recorder.portable = portable.matches if isinstance(portable, Patterns) else lambda _: portable
-    recorder.opaque = {}
+    recorder.opaque, recorder.unsaid = {}, {}
     history = History(model)
     while True:
         try:
@@ -197,8 +197,8 @@ def _judged(
     assert current.program is not None
     eager.check_taken(recorder.capture.taken.calls)
     eager.warn_of_parameters(current.program.model, stacklevel=5)
-    if current.portable:
-        current.program.portable = make_portable(current.program.model, recorder.capture.placed, current.portable)
+    if current.portable or recorder.unsaid:
+        current.program.portable = make_portable(current.program.model, recorder.capture.placed, current.portable, recorder.unsaid)
     expand_gradients(current.program.model)
     describe_functions(current.program.model, recorder.capture.classes)
     say_names(current.program.model, recorder.capture.classes, stacklevel=5)

@@ -11,21 +11,18 @@ import contextlib
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from types import CodeType
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
 
 from symbolics import torch_private as private
-from symbolics.capture.aliases import Aliases
 from symbolics.capture.binding import Slots, bind, has_setup_context
 from symbolics.capture.callsite import Callsites, autocast_state
-from symbolics.capture.eager_calls import EagerCalls
-from symbolics.capture.flags import Flags
+from symbolics.capture.capture import Capture
+from symbolics.capture.eager_calls import EagerCall, EagerCalls
 from symbolics.capture.gradient_hooks import GradientHook, HookedTensor, arguments_of, changes_nothing, shown_hook, unhook, why_not_portable
-from symbolics.capture.gradient_ops import Answers, Taken
-from symbolics.capture.held import Held
+from symbolics.capture.gradient_ops import Answers
 from symbolics.capture.inlining import (
     OTHER_GRADIENTS,
     InlineContext,
@@ -46,7 +43,6 @@ from symbolics.capture.operator_calls import UNDER_TRANSFORMS, origin_of, run_in
 from symbolics.capture.other_hooks import check_module_hooks, check_parameter_hooks
 from symbolics.capture.probe import observe
 from symbolics.capture.told import tell
-from symbolics.capture.trace import Trace
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.node.attributes import write_attributes
 from symbolics.node.call import AutogradCall
@@ -67,58 +63,6 @@ def active_recorder() -> Recorder | None:
     return listener if isinstance(listener, Recorder) else None
 
 
-@dataclass
-class Capture:
-    """What is known of one export: a new one each time, so that nothing has to be reset.
-
-    Attributes:
-        sites: Finds the module and the line of a call.
-        training: Whether the model is in training mode.
-        error: The first ExportError: the exporters of torch wrap or retry, the hook raises this one.
-        inlined: Names of Functions that were inlined without being asked to, with the reason.
-        outputs: The structure of what the model's forward returned last, None where a file cannot say it.
-        results: The dtype and the dims of each tensor among it; None for a dim that is symbolic.
-        anchored: How many of the last outputs of the translated graph are there for calls alone.
-        written: The buffers that forward writes and whose new values are outputs of the translated graph, before the anchored ones.
-        evaluated: Whether the model was in eval mode when its forward was captured.
-        missed: Buffers that forward writes in a way that the graph does not show.
-        given: The code that an inlined forward is given to run, None where none is: with it, forward's own no_grad() and detach() stop nothing.
-        aliases: Tensors that share memory in eager mode alone, and those whose value in the graph is stale.
-        classes: name -> the class that has it.
-        model: The model, None where it was captured before.
-        hooks: The hooks on gradients that are carried, and the tensors that forward takes gradients with respect to.
-        taken: The gradients that forward has taken.
-        warned: Identities of backward hooks of modules that were warned of.
-        placed: The node of each call in the finished model.
-        translated: Where an operator that the exporter translates was called first, by its name.
-        trace: What a trace takes beside.
-        flags, held: The requires_grad flags that the forward has taken away; its parameters and buffers, wherever they are held.
-    """
-
-    sites: Callsites = field(default_factory=Callsites)
-    training: bool = False
-    error: ExportError | None = None
-    inlined: dict[str, str] = field(default_factory=dict)
-    outputs: str | None = None
-    results: list[tuple[torch.dtype, list[int | None]]] = field(default_factory=list)
-    anchored: int = 0
-    written: list[str] = field(default_factory=list)
-    evaluated: bool = False
-    missed: set[str] = field(default_factory=set)
-    given: frozenset[CodeType] | None = None
-    aliases: Aliases = field(default_factory=Aliases)
-    classes: dict[str, type] = field(default_factory=dict)
-    model: torch.nn.Module | None = None
-    hooks: list[HookedTensor] = field(default_factory=list)
-    taken: Taken = field(default_factory=Taken)
-    warned: set[int] = field(default_factory=set)
-    placed: dict[Any, Record] = field(default_factory=dict)
-    translated: dict[str, tuple[str, str]] = field(default_factory=dict)
-    trace: Trace = field(default_factory=Trace)
-    flags: Flags = field(default_factory=lambda: Flags(torch.Tensor.clone))
-    held: Held = field(default_factory=Held)
-
-
 class Recorder(Listener):
     """Records the calls of the exports under one hook, in one thread.
 
@@ -127,6 +71,7 @@ class Recorder(Listener):
         names: Names of registered objects, for arguments without a portable form.
         records: key -> Record, in the order of the calls.
         portable, opaque: Which Functions a function of the file may stand for: theirs may hide modules; those for which none can, and why.
+        unsaid: Functions with arguments that no node can say, and why: a function of the file has to stand for them.
         answers, no_gradients: What torch.autograd.grad gave in eager mode; where backward gave None there, though a gradient was needed.
         read, eager: What eager mode read of the model before it wrote it, by name (None where nobody saw); the calls that it made.
         translated: Which operators of torch.library the exporter has a translation of: they stay what they are.
@@ -139,6 +84,7 @@ class Recorder(Listener):
         self.names = names
         self.portable: Callable[[type], bool] = lambda _: False
         self.opaque: dict[type, str] = {}
+        self.unsaid: dict[type, ExportError] = {}
         self.records: dict[str, Record] = {}
         self.answers: Answers = {}
         self.no_gradients = NoGradients()
@@ -222,7 +168,7 @@ class Recorder(Listener):
             raise self.capture.error from error.__cause__
 
     def _is_portable(self, cls: Any) -> bool:
-        return isinstance(cls, type) and cls not in self.opaque and self.portable(cls)
+        return isinstance(cls, type) and cls not in self.opaque and (cls in self.unsaid or self.portable(cls))
 
     def keeps(self, operator: Operator) -> bool:
         """Whether a call of an operator becomes a node: no exporter knows it, it is not inlined, and autograd sees it as one."""
@@ -360,8 +306,10 @@ class Recorder(Listener):
         target.copy_(result)
         return target
 
-    def _record(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str) -> tuple[str, Slots]:
-        """File a record of a call; its key, and the tensors and sizes among its arguments."""
+    def _record(
+        self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str, seen: EagerCall | None = None
+    ) -> tuple[str, Slots]:
+        """File a record of a call, of which an eager run may have been ``seen``; its key, and the tensors and sizes among its arguments."""
         bound, names, passed = bind(cls, args, kwargs)
         name, operator = self._name(cls), cls if isinstance(cls, Operator) else None
         passed = passed if operator is None else len(bound.args)
@@ -379,7 +327,7 @@ class Recorder(Listener):
             self.capture.trace.statistics.say(slots.tensors)
         self.capture.trace.check_frozen((*bound.args, *bound.kwargs.values()), names)
         arguments = slots.tensors_and_sizes[:given]
-        seen = None if private.is_tracing() else self.eager.like(cls, (module, source), arguments)
+        seen = seen if seen is not None or private.is_tracing() else self.eager.like(cls, (module, source), arguments)
         outputs = observe(
             cls, (bound.args[:passed], bound.kwargs), arguments, self._quietly, seen, self.eager.missing, self.capture.trace.dynamic
         )
@@ -415,9 +363,14 @@ class Recorder(Listener):
         traced = None
         try:  # an argument without a portable form is an error here, where module and line are known
             attributes = write_attributes(call, self.names)
-        except ExportError:
-            if not self._is_portable(cls):
+        except ExportError as error:
+            if cls in self.opaque:
+                raise ExportError(f"{error}. No function of the file can stand for it: {self.opaque[cls]}") from error
+            if operator is not None:
                 raise
+            if not self._is_portable(cls):
+                self.unsaid[cls] = error
+                return self._record(cls, args, kwargs, module, source, seen)
             traced = call
         if hidden or traced is not None:
             every = tuple(Slot(index, kind) for index, kind in enumerate(slots.order))  # type: ignore[arg-type]

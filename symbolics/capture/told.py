@@ -30,7 +30,7 @@ class Unseen:
     """
 
     def __init__(self, what: str) -> None:
-        object.__setattr__(self, "_what", what)
+        self._what = what
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # a protocol that it lacks, as copy and numpy ask for
