@@ -46,6 +46,7 @@ from symbolics.quirks.matrix_powers import MATRIX_POWERS
 from symbolics.quirks.matrix_vector import turn_products_with_vectors
 from symbolics.quirks.mixed_norms import MIXED_NORMS
 from symbolics.quirks.multinomial import MULTINOMIAL
+from symbolics.quirks.narrow_indices import widen_indices
 from symbolics.quirks.near_numbers import near_numbers_apart
 from symbolics.quirks.normal_draws import NORMAL_DRAWS
 from symbolics.quirks.open_clips import SYMBOLICS as OPEN_CLIPS, hardtanh, open_clips, relu6
@@ -136,6 +137,7 @@ OPTIMIZING: tuple[Callable[[ir.Graph], AbstractContextManager[None]], ...] = (ke
 
 #: On what will be the file.
 OPTIMIZED: tuple[GraphPass, ...] = (
+    widen_indices,
     scatter_halves_in_float,
     open_clips,
     pin_running_statistics,
