@@ -182,6 +182,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
     from symbolics.quirks.floor_divide import floor_divide
     from symbolics.quirks.squeezes import squeeze
     from symbolics.quirks.wide_numbers import full, full_like, scalar_tensor
+    from symbolics.quirks.windows import windows
 
     aten = torch.ops.aten
     return {
@@ -200,4 +201,5 @@ def translations() -> dict[Any, Callable[..., Any]]:
         aten.scalar_tensor.default: scalar_tensor,
         aten.squeeze.dim: squeeze,
         aten.squeeze.dims: squeeze,
+        **windows(),
     }

@@ -316,10 +316,6 @@ def wide_numbers():
     return abs(found[0] - 0.1) > 1e-12
 
 
-def narrow_indices():
-    return torchscript_differs(lambda x, i: x.index_put((i,), x[:2] * 2), torch.ones(3, 2), torch.tensor([0, 1], dtype=torch.int32))
-
-
 def near_numbers():
     model = translated(lambda x: x + 1e-9, torch.ones(2))
     onnxscript.optimizer.optimize(model)

@@ -57,7 +57,6 @@ from tests.symbolics.quirks.canaries import (
     mixed_norms,
     multinomial,
     mutated_buffers,
-    narrow_indices,
     near_numbers,
     normal_draws,
     open_clips,
@@ -87,12 +86,21 @@ from tests.symbolics.quirks.canaries import (
     widened_halves,
     written_parts,
 )
+from tests.symbolics.quirks.tools import fails
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
 
 def embedding_renorms():
     return torchscript_differs(lambda w: torch.nn.functional.embedding(torch.tensor([0]), w * 1.0, max_norm=1.0), torch.ones(2, 2))
+
+
+def narrow_indices():
+    return torchscript_differs(lambda x, i: x.index_put((i,), x[:2] * 2), torch.ones(3, 2), torch.tensor([0, 1], dtype=torch.int32))
+
+
+def windows():
+    return fails(lambda x: x + torch.bartlett_window(3), torch.ones(3))
 
 
 def integers():
@@ -111,7 +119,7 @@ IN_FILES = (
     instance_norm_statistics, integers, logarithms, losses, lost_initializers, matrix_powers, matrix_vector, mixed_norms, multinomial, narrow_indices, near_numbers,
     normal_draws, open_clips, padding, places_of_numbers, pools, projections, regions, repeats, rounding, scalars, scatters, sizes, softplus_threshold, splits,
     squeezes, torchscript_gaps, torchscript_scatters, truth, unsorted, variance, wide_constants,
-    wide_numbers,
+    wide_numbers, windows,
 )  # fmt: skip
 IN_OTHER_ROOMS = (
     deleted_slices,
