@@ -180,6 +180,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
     from symbolics.quirks.clamps import clamp, clamp_max, clamp_min, clamp_tensor
     from symbolics.quirks.cross_entropy import cross_entropy
     from symbolics.quirks.floor_divide import floor_divide
+    from symbolics.quirks.ranges import arange_start
     from symbolics.quirks.squeezes import squeeze
     from symbolics.quirks.wide_numbers import full, full_like, scalar_tensor
     from symbolics.quirks.windows import windows
@@ -190,6 +191,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
         aten._native_batch_norm_legit_no_training.default: batch_norm_in_eval_mode,
         aten.cross_entropy_loss.default: cross_entropy,
         aten.floor_divide.default: floor_divide,
+        aten.arange.start: arange_start,
         aten.clamp.Tensor: clamp_tensor,
         aten.clamp.default: clamp,
         aten.clamp_max.default: clamp_max,

@@ -86,7 +86,7 @@ from tests.symbolics.quirks.canaries import (
     widened_halves,
     written_parts,
 )
-from tests.symbolics.quirks.tools import fails
+from tests.symbolics.quirks.tools import fails, translated
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -103,6 +103,10 @@ def windows():
     return fails(lambda x: x + torch.bartlett_window(3), torch.ones(3))
 
 
+def ranges():
+    return any(node.op_type == "CastLike" for node in translated(lambda x: x + torch.arange(0, 2.5), torch.ones(3)).graph)  # 2.5 to an int
+
+
 def integers():
     return torchscript_differs(lambda x: x.clamp(min=0.5), torch.arange(3))
 
@@ -117,7 +121,7 @@ IN_FILES = (
     binary_cross_entropy, bounds, builtins, clamps, conjugates, cross_entropy, data_getter, determinants, distances, embedding_renorms, empty_products,
     empty_reductions, empty_reshapes, equal_draws, fake_quantization, floor_divide, gaussian_nll, half_results, half_scatters,
     instance_norm_statistics, integers, logarithms, losses, lost_initializers, matrix_powers, matrix_vector, mixed_norms, multinomial, narrow_indices, near_numbers,
-    normal_draws, open_clips, padding, places_of_numbers, pools, projections, regions, repeats, rounding, scalars, scatters, sizes, softplus_threshold, splits,
+    normal_draws, open_clips, padding, places_of_numbers, pools, projections, ranges, regions, repeats, rounding, scalars, scatters, sizes, softplus_threshold, splits,
     squeezes, torchscript_gaps, torchscript_scatters, truth, unsorted, variance, wide_constants,
     wide_numbers, windows,
 )  # fmt: skip
