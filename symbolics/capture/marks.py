@@ -294,7 +294,7 @@ def body_of(func: Any) -> Callable[..., Any] | None:
 
 @contextlib.contextmanager
 def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, constants: dict[int, Any] | None = None) -> Iterator[None]:
-    """Mark what happens inside ``model.forward`` while the block runs.
+    """Mark what happens inside ``model.forward``, and in the hooks around it, while the block runs.
 
     Args:
         model: The module.
@@ -315,7 +315,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         if torch.compiler.is_dynamo_compiling() and refused:  # torch tries Dynamo where another way failed: it need not, and may crash
             raise ExportError("refused before")
         if torch.compiler.is_dynamo_compiling() or (recorder := active_recorder()) is None:
-            return forward(*args, **kwargs)
+            return hooked(forward, *args, **kwargs)
         if keywords:
             count = len(args) - len(traced)
             args, kwargs = args[:count], {**keywords, **dict(zip(traced, args[count:], strict=True))}
@@ -335,7 +335,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
             held.begin()
             # Inside, a model that asks for its own forward has the one that it has in eager mode.
             with StopGradients(recorder.capture.flags, held), private.buffers_assigned_unseen(), _forward_of(model, own):
-                result = held.known(forward(*args, **kwargs))
+                result = held.known(hooked(forward, *args, **kwargs))
         except ExportError:
             refused.append(True)
             raise
@@ -358,7 +358,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         del marked.__wrapped__  # torch.jit must not bind by the signature of forward, and make inputs of its defaults
     own = model.__dict__.get("forward")
     try:
-        with _forward_of(model, marked):
+        with _forward_of(model, marked), private.forward_hooks_inside(model) as hooked:
             yield
     finally:
         for (

@@ -46,6 +46,7 @@ from symbolics.quirks.matrix_powers import MATRIX_POWERS
 from symbolics.quirks.matrix_vector import turn_products_with_vectors
 from symbolics.quirks.mixed_norms import MIXED_NORMS
 from symbolics.quirks.multinomial import MULTINOMIAL
+from symbolics.quirks.narrow_indices import widen_indices
 from symbolics.quirks.near_numbers import near_numbers_apart
 from symbolics.quirks.normal_draws import NORMAL_DRAWS
 from symbolics.quirks.open_clips import SYMBOLICS as OPEN_CLIPS, hardtanh, open_clips, relu6
@@ -136,6 +137,7 @@ OPTIMIZING: tuple[Callable[[ir.Graph], AbstractContextManager[None]], ...] = (ke
 
 #: On what will be the file.
 OPTIMIZED: tuple[GraphPass, ...] = (
+    widen_indices,
     scatter_halves_in_float,
     open_clips,
     pin_running_statistics,
@@ -178,8 +180,10 @@ def translations() -> dict[Any, Callable[..., Any]]:
     from symbolics.quirks.clamps import clamp, clamp_max, clamp_min, clamp_tensor
     from symbolics.quirks.cross_entropy import cross_entropy
     from symbolics.quirks.floor_divide import floor_divide
+    from symbolics.quirks.ranges import arange_start
     from symbolics.quirks.squeezes import squeeze
     from symbolics.quirks.wide_numbers import full, full_like, scalar_tensor
+    from symbolics.quirks.windows import windows
 
     aten = torch.ops.aten
     return {
@@ -187,6 +191,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
         aten._native_batch_norm_legit_no_training.default: batch_norm_in_eval_mode,
         aten.cross_entropy_loss.default: cross_entropy,
         aten.floor_divide.default: floor_divide,
+        aten.arange.start: arange_start,
         aten.clamp.Tensor: clamp_tensor,
         aten.clamp.default: clamp,
         aten.clamp_max.default: clamp_max,
@@ -198,4 +203,5 @@ def translations() -> dict[Any, Callable[..., Any]]:
         aten.scalar_tensor.default: scalar_tensor,
         aten.squeeze.dim: squeeze,
         aten.squeeze.dims: squeeze,
+        **windows(),
     }

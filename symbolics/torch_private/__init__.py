@@ -62,6 +62,7 @@ from symbolics.torch_private.functions import (
 )
 from symbolics.torch_private.modules import (
     buffers_assigned_unseen,
+    forward_hooks_inside,
     holding,
     module_backward_hooks,
     non_persistent_buffers,
@@ -180,6 +181,7 @@ __all__ = [
     "fake_tensor",
     "find_overload",
     "formula_of",
+    "forward_hooks_inside",
     "forward_level",
     "forward_mode",
     "from_dlpack",

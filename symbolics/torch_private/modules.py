@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,6 +52,47 @@ def run_forward_pre_hooks(module: torch.nn.Module) -> None:
     """Run a module's own hooks before forward, of no arguments; what they return is left."""
     for number, hook in module._forward_pre_hooks.items():
         hook(module, (), *([{}] if number in module._forward_pre_hooks_with_kwargs else []))
+
+
+@contextlib.contextmanager
+def forward_hooks_inside(module: torch.nn.Module) -> Iterator[Callable[..., Any]]:
+    """While the block runs, a call of the module runs none of its own forward hooks, which torch calls outside of `forward`.
+
+    Yields:
+        Takes the module's forward and the arguments of a call, and makes the call with the hooks around it.
+    """
+    before, after = module._forward_pre_hooks, module._forward_hooks
+
+    def ended(number: int, hook: Callable[..., Any], *call: Any) -> Any:
+        args, kwargs, result = call
+        return hook(module, args, kwargs, result) if number in module._forward_hooks_with_kwargs else hook(module, args, result)
+
+    def called(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        for number, hook in list(before.items()):
+            if number in module._forward_pre_hooks_with_kwargs:
+                args, kwargs = hook(module, args, kwargs) or (args, kwargs)
+            elif (given := hook(module, args)) is not None:
+                args = given if isinstance(given, tuple) else (given,)
+        waiting = list(after.items())
+        try:
+            result = forward(*args, **kwargs)
+            while waiting:
+                given = ended(*waiting.pop(0), args, kwargs, result)
+                result = result if given is None else given
+            return result
+        except Exception:
+            for number, hook in waiting:
+                if number in module._forward_hooks_always_called:
+                    with contextlib.suppress(Exception):
+                        ended(number, hook, args, kwargs, None)
+            raise
+
+    if before or after:
+        module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
+    try:
+        yield called
+    finally:
+        module._forward_pre_hooks, module._forward_hooks = before, after
 
 
 def module_backward_hooks(module: torch.nn.Module) -> list[tuple[str, Callable[..., Any]]]:

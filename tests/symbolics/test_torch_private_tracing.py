@@ -150,6 +150,30 @@ def test_materialization_watched():
     assert said == [False]
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_forward_hooks_inside(fails):
+    module, said = torch.nn.Identity(), []
+
+    def forward(x, y=1):
+        assert x == 3 or not fails
+        return x * y
+
+    module.forward = forward
+    module.register_forward_pre_hook(lambda own, args: args[0] + 1)
+    module.register_forward_pre_hook(lambda own, args, kwargs: (args, {"y": kwargs["y"] + 1}), with_kwargs=True)
+    module.register_forward_hook(lambda own, args, kwargs, result: said.append((args, kwargs, result)), with_kwargs=True, always_call=True)
+    module.register_forward_hook(lambda own, args, result: result + 1)
+    with private.forward_hooks_inside(module) as called:
+        if fails:
+            with pytest.raises(AssertionError):
+                called(forward, 1, y=2)
+            assert said == [((2,), {"y": 3}, None)]
+        else:
+            assert module(2) == 2 and not said
+            assert called(forward, 1, y=2) == 7 and said == [((2,), {"y": 3}, 6)]
+    assert fails or (module(1, y=2) == 7 and len(said) == 2)
+
+
 def test_holding():
     module = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
     weight, mean = module[0].weight, module[0].running_mean

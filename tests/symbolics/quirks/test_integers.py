@@ -78,3 +78,11 @@ def test_places_in_the_middle_of_pixels(dynamo):
     x = torch.randn(2, 1, 3, 4)
     program = exporter.export(Calls(centre), (x,), dynamo=dynamo)
     torch.testing.assert_close(exporter.load(program)(x), centre(x), rtol=1e-4, atol=1e-5)
+
+
+def test_ranges_of_floats(dynamo):
+    def ranges(x):
+        return x * 1, torch.arange(0, 3.5), torch.arange(0, x.shape[0] / 2), torch.arange(0, 4), torch.arange(0, 2.5, dtype=torch.int64)
+
+    x = torch.randn(5)
+    torch.testing.assert_close(tuple(exporter.load(exporter.export(Calls(ranges), (x,), dynamo=dynamo))(x)), ranges(x))

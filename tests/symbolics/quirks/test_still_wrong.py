@@ -86,12 +86,25 @@ from tests.symbolics.quirks.canaries import (
     widened_halves,
     written_parts,
 )
+from tests.symbolics.quirks.tools import fails, translated
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
 
 def embedding_renorms():
     return torchscript_differs(lambda w: torch.nn.functional.embedding(torch.tensor([0]), w * 1.0, max_norm=1.0), torch.ones(2, 2))
+
+
+def narrow_indices():
+    return torchscript_differs(lambda x, i: x.index_put((i,), x[:2] * 2), torch.ones(3, 2), torch.tensor([0, 1], dtype=torch.int32))
+
+
+def windows():
+    return fails(lambda x: x + torch.bartlett_window(3), torch.ones(3))
+
+
+def ranges():
+    return any(node.op_type == "CastLike" for node in translated(lambda x: x + torch.arange(0, 2.5), torch.ones(3)).graph)  # 2.5 to an int
 
 
 def integers():
@@ -107,10 +120,10 @@ IN_FILES = (
     angles, attention_dropout, axes, bags_of_embeddings, batch_norm_buffers, batch_norm_momentum, batch_norm_training, bernoulli,
     binary_cross_entropy, bounds, builtins, clamps, conjugates, cross_entropy, data_getter, determinants, distances, embedding_renorms, empty_products,
     empty_reductions, empty_reshapes, equal_draws, fake_quantization, floor_divide, gaussian_nll, half_results, half_scatters,
-    instance_norm_statistics, integers, logarithms, losses, lost_initializers, matrix_powers, matrix_vector, mixed_norms, multinomial, near_numbers,
-    normal_draws, open_clips, padding, places_of_numbers, pools, projections, regions, repeats, rounding, scalars, scatters, sizes, softplus_threshold, splits,
+    instance_norm_statistics, integers, logarithms, losses, lost_initializers, matrix_powers, matrix_vector, mixed_norms, multinomial, narrow_indices, near_numbers,
+    normal_draws, open_clips, padding, places_of_numbers, pools, projections, ranges, regions, repeats, rounding, scalars, scatters, sizes, softplus_threshold, splits,
     squeezes, torchscript_gaps, torchscript_scatters, truth, unsorted, variance, wide_constants,
-    wide_numbers,
+    wide_numbers, windows,
 )  # fmt: skip
 IN_OTHER_ROOMS = (
     deleted_slices,
