@@ -88,8 +88,8 @@ def checked_axes(arguments: Any, names: Sequence[str] | None, axes: Any, outputs
         ArgumentError: No input or output has such a name, or an input has no such axis.
     """
     checked = dict(axes or {})
-    for name in checked if names is not None else ():
-        if name not in {*names, *(outputs or ())}:
+    for name in checked:
+        if names is not None and name not in {*names, *(outputs or ())}:
             there = f"the inputs are {', '.join(map(repr, names)) or 'none'}"
             there += f", the outputs {', '.join(map(repr, outputs))}" if outputs else "; an output is named by output_names"
             raise ArgumentError(f"dynamic_axes names {name!r}: {there}")
