@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from symbolics import torch_private as private
 from symbolics.errors import ExportError
@@ -64,15 +63,14 @@ def _unfold(x: torch.Tensor, dimension: int, size: int, step: int) -> Any:
 
 
 def _tensor_split(x: torch.Tensor, places: Any, dim: int = 0) -> Any:
-    """With dynamo=True only a size that is known, or declared as a multiple, is divided rightly: torch assumes of others that nothing is left over."""
+    """With dynamo=True only a size that is known is divided rightly: torch assumes of others that nothing is left over."""
     if private.is_tracing():
         return _split(x, places, dim)
     if type(places) is int and places > 1 and x.dim() and isinstance(x.shape[dim], torch.SymInt):
-        if not statically_known_true(x.shape[dim] % places == 0):
-            raise ExportError(
-                f"tensor_split into {places} parts of an axis of open size: torch.onnx.export(dynamo=True) takes it for a multiple of {places}: give the axis "
-                f"a fixed size, declare it as {places} * Dim(...), pass the places to tensor_split, or export with dynamo=False"
-            )
+        raise ExportError(
+            f"tensor_split into {places} parts of an axis of open size: torch.onnx.export(dynamo=True) takes it for a multiple of {places}: give the axis "
+            "a fixed size, pass the places to tensor_split, or export with dynamo=False"
+        )
     return NotImplemented
 
 
