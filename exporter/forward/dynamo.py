@@ -10,9 +10,9 @@ import torch
 
 from exporter.errors import is_full
 from exporter.files.program import Program
-from exporter.forward.arguments import check_call, check_model, keywords_apart
+from exporter.forward.arguments import check_call, check_model, check_shapes, keywords_apart
 from exporter.forward.finish import anchor_calls, finish
-from exporter.forward.inputs import check_asked_names, check_dynamic, check_output_names, checked_axes
+from exporter.forward.inputs import check_asked_names, check_dynamic, check_output_names, checked_axes, input_names
 from exporter.forward.onnx_program import check_outputs, make_runnable
 from exporter.forward.opset import check_asked, check_opset
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
@@ -57,8 +57,12 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
         options["verbose"] = False
     given = () if args is None else (args,) if isinstance(args, torch.Tensor) else tuple(args)
     keywords = options.get("kwargs") or {}
-    if options.get("dynamic_axes"):
-        options["dynamic_axes"] = checked_axes((given, keywords), options.get("input_names"), options["dynamic_axes"])
+    if not isinstance(model, torch.export.ExportedProgram):
+        called = keywords_apart(model, given, keywords)
+        options["dynamic_shapes"] = check_shapes(model, *called, options.get("dynamic_shapes"))
+        if options.get("dynamic_axes"):
+            names = options.get("input_names") or input_names(model, *called)
+            options["dynamic_axes"] = checked_axes((given, keywords), names, options["dynamic_axes"], options.get("output_names"))
     with surroundings(current, verbose):
         translates(set(options.get("custom_translation_table") or ()), None)
         program = judged(

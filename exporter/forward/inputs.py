@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -75,18 +75,24 @@ def dynamic_axes(
     return axes
 
 
-def checked_axes(arguments: Any, names: Iterable[str] | None, axes: Any) -> Any:
+def checked_axes(arguments: Any, names: Sequence[str] | None, axes: Any, outputs: Sequence[str] | None = None) -> Any:
     """``dynamic_axes`` with axes that count from the front: one from behind ends the process in torch's older exporter, as one does that is not there.
 
     Args:
         arguments: The example arguments.
-        names: ``input_names``; None where the caller gave none, and the axes are not looked at.
+        names: The names of the inputs; None where forward cannot be bound, and nothing is looked at.
         axes: ``dynamic_axes`` as torch.onnx.export takes them.
+        outputs: ``output_names``.
 
     Raises:
-        ArgumentError: An input has no such axis.
+        ArgumentError: No input or output has such a name, or an input has no such axis.
     """
     checked = dict(axes or {})
+    for name in checked:
+        if names is not None and name not in {*names, *(outputs or ())}:
+            there = f"the inputs are {', '.join(map(repr, names)) or 'none'}"
+            there += f", the outputs {', '.join(map(repr, outputs))}" if outputs else "; an output is named by output_names"
+            raise ArgumentError(f"dynamic_axes names {name!r}: {there}")
     tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
     for name, tensor in zip(names or (), tensors):
         dims, rank = checked.get(name), tensor.dim()

@@ -84,7 +84,9 @@ def _translate_torchscript(
         args, constants = without_numbers(args)
     args, keywords = differentiable_inputs((args, keywords))
     args += tuple(value for value in keywords.values() if holds_tensor(value))
-    options["dynamic_axes"] = checked_axes((args, keywords), options["input_names"], options.get("dynamic_axes"))
+    options["dynamic_axes"] = checked_axes(
+        (args, keywords), options["input_names"], options.get("dynamic_axes"), options.get("output_names")
+    )
     opset = options.get("opset_version")
     with (
         capturing(current, model, False, keywords, constants) as recorder,

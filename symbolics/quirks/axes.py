@@ -15,8 +15,7 @@ __all__ = ["AXES", "QUIRK"]
 QUIRK = Quirk(
     upstream="torch",
     seen="2.13",
-    wrong="TorchScript writes a Transpose with the negative axes of permute and movedim, and turns the wrong axes where unfold counts from the end; its squeeze "
-    "takes no list of axes",
+    wrong="TorchScript writes a Transpose with the negative axes of permute and movedim; its squeeze takes no list of axes",
 )
 
 
@@ -36,11 +35,6 @@ def _movedim(original: Any, g: Any, x: Any, source: Any, destination: Any) -> An
     return original(g, x, *(axes if front is None else torch.tensor(front) for axes, front in given))
 
 
-def _unfold(original: Any, g: Any, x: Any, axis: Any, size: Any, step: Any) -> Any:
-    front = _from_the_front(axis, x.type().dim())
-    return original(g, x, axis if front is None else front[0], size, step)
-
-
 def _squeeze(original: Any, g: Any, x: Any, axes: Any = None) -> Any:
     front = None if axes is None else _from_the_front(axes, x.type().dim())
     if front is None:
@@ -56,5 +50,4 @@ AXES: dict[str, Callable[..., Any]] = {
     "aten::movedim": _movedim,
     "aten::moveaxis": _movedim,
     "aten::squeeze": _squeeze,
-    "aten::unfold": _unfold,
 }

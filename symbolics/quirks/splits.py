@@ -1,4 +1,4 @@
-"""Splits at places, in torch.onnx.export(dynamo=False)."""
+"""Parts of an axis: splits, and in torch.onnx.export(dynamo=False) narrow, roll and unfold, at sizes that are open."""
 
 from __future__ import annotations
 
@@ -8,35 +8,86 @@ from typing import Any
 import torch
 
 from symbolics import torch_private as private
+from symbolics.errors import ExportError
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import Rewrite, instead_in_torchscript
+from symbolics.quirks.rewriting import Rewrite, instead, instead_in_torchscript
 
 __all__ = ["QUIRK", "SPLITS"]
 
 QUIRK = Quirk(
     upstream="torch",
     seen="2.13",
-    wrong="TorchScript writes tensor_split at given places as a sequence of unknown length, and has no hsplit, vsplit and dsplit",
+    wrong="both exporters write the parts of tensor_split with the sizes of the example, or as a sequence of unknown length; TorchScript has no hsplit, "
+    "vsplit and dsplit, its narrow from a negative place is empty, its roll by more than the size or by an open number is wrong, its unfold takes no open size",
 )
 
 
-def _split(x: torch.Tensor, places: Any, dim: int = 0) -> tuple[torch.Tensor, ...]:
-    """Slices between the places; equal parts as chunks, whose lengths stay open."""
+def _split(x: torch.Tensor, places: Any, dim: int = 0) -> Any:
+    """Slices between the places."""
+    if x.dim() == 0 or (type(places) is int and places < 1):
+        return NotImplemented
     if isinstance(places, torch.Tensor):
         with private.paused_capture():
             places = places.tolist()
-    if not isinstance(places, Sequence):
-        return torch.tensor_split(x, places, dim)
+    if not isinstance(places, Sequence):  # so many parts, of which the first are longer by one
+        size = x.shape[dim]
+        return _split(x, [sum((size + places - 1 - earlier) // places for earlier in range(i)) for i in range(1, places)], dim)
     before = (slice(None),) * (dim % x.dim())
     return tuple(x[(*before, slice(start, end))] for start, end in zip([0, *places], [*places, None]))
 
 
+def _narrow(x: torch.Tensor, dim: int, start: Any, length: Any) -> Any:
+    return x.narrow(dim, x.shape[dim] + start, length) if type(start) is int and start < 0 else NotImplemented
+
+
+def _roll(x: torch.Tensor, shifts: Any, dims: Any = ()) -> Any:
+    shifts, dims = ([value] if isinstance(value, (int, torch.Tensor)) else list(value) for value in (shifts, dims))
+    if x.numel() == 0 or x.dim() == 0 or len(shifts) != (len(dims) or 1):
+        return NotImplemented
+    if not dims:
+        return _roll(x.reshape(-1), shifts, 0).reshape(x.shape)
+    for shift, dim in zip(shifts, dims):
+        before = (slice(None),) * (dim % x.dim())
+        start = (-shift) % x.shape[dim]
+        x = torch.cat([x[(*before, slice(start, None))], x[(*before, slice(0, start))]], dim)
+    return x
+
+
+def _unfold(x: torch.Tensor, dimension: int, size: int, step: int) -> Any:
+    if x.dim() == 0:
+        return NotImplemented
+    dim = dimension % x.dim()
+    starts = torch.arange((x.shape[dim] - size) // step + 1, device=x.device) * step
+    places = starts.unsqueeze(-1) + torch.arange(size, device=x.device)
+    return x[(slice(None),) * dim + (places,)].movedim(dim + 1, -1)
+
+
+def _tensor_split(x: torch.Tensor, places: Any, dim: int = 0) -> Any:
+    """With dynamo=True only a size that is known is divided rightly: torch assumes of others that nothing is left over."""
+    if private.is_tracing():
+        return _split(x, places, dim)
+    if type(places) is int and places > 1 and x.dim() and isinstance(x.shape[dim], torch.SymInt):
+        raise ExportError(
+            f"tensor_split into {places} parts of an axis of open size: torch.onnx.export(dynamo=True) takes it for a multiple of {places}: give the axis "
+            "a fixed size, pass the places to tensor_split, or export with dynamo=False"
+        )
+    return NotImplemented
+
+
 _FORMULAS: dict[str, Callable[..., Any]] = {
-    "tensor_split": _split,
+    "tensor_split": _tensor_split,
     "hsplit": lambda x, places: _split(x, places, min(1, x.dim() - 1)),
     "vsplit": lambda x, places: _split(x, places, 0),
     "dsplit": lambda x, places: _split(x, places, 2),
 }
+
+
+_PLACES: dict[str, Callable[..., Any]] = {"narrow": _narrow, "roll": _roll}
 SPLITS: dict[Any, Rewrite] = {
-    getattr(place, name): instead_in_torchscript(formula) for name, formula in _FORMULAS.items() for place in (torch, torch.Tensor)
+    **{
+        getattr(place, name): (instead if name == "tensor_split" else instead_in_torchscript)(formula)
+        for name, formula in {**_FORMULAS, **_PLACES}.items()
+        for place in (torch, torch.Tensor)
+    },
+    torch.Tensor.unfold: instead_in_torchscript(_unfold),
 }

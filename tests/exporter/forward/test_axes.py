@@ -68,3 +68,18 @@ def test_a_clean_up_hides_no_error():
 
     with pytest.raises(exporter.ExportError, match="what went wrong"):
         exporter.export(Writes(), (torch.randn(2, 3, requires_grad=True),), dynamo=False, eager_check=False)
+
+
+def test_a_name_that_no_input_has(dynamo):
+    def export(**options):
+        with exporter.hook():
+            torch.onnx.export(torch.nn.ReLU(), (torch.randn(4, 3),), None if dynamo else io.BytesIO(), dynamo=dynamo, **options)
+
+    for names in ({}, {"input_names": ["x"], "output_names": ["y"]}):
+        there = "'x', the outputs 'y'" if names else "'input'; an output is named by output_names"
+        with pytest.raises(exporter.PythonopError, match=f"dynamic_axes names 'nobody': the inputs are {there}"):
+            export(dynamic_axes={"nobody": {0: "n"}}, **names)
+    export(dynamic_axes={"input": {0: "n"}, "y": {0: "n"}}, output_names=["y"])
+    if dynamo:
+        with pytest.raises(exporter.PythonopError, match="dynamic_shapes names 'nobody'; the arguments that are given are 'input'"):
+            export(dynamic_shapes={"nobody": {0: "n"}})
