@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from symbolics import torch_private as private
+from symbolics.errors import ExportError
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import Rewrite
 
@@ -18,7 +19,7 @@ QUIRK = Quirk(
     upstream="torch and onnxscript's torchlib",
     seen="2.13, 0.7.2",
     wrong="avg_pool2d and avg_pool3d drop divisor_override; TorchScript takes the channels of an input without a batch for its batch, "
-    "and has no adaptive average whose size is no divisor",
+    "and has no adaptive average whose size is no divisor; dynamo takes an open size for a multiple of the adaptive pool's",
 )
 
 
@@ -71,21 +72,51 @@ def _average(n: int) -> Rewrite:
 
 def _adaptive(n: int) -> Rewrite:
     """A product with a matrix of shares for each axis: in TorchScript those whose size is no multiple of what is asked for, under dynamo
-    all of an image in 3 dimensions, which it cannot average."""
+    those of open size, and all of an image in 3 dimensions, which it cannot average."""
 
     def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x, asked = args if len(args) == 2 else (None, None)
-        if x is None or not (private.is_tracing() or (n == 3 and all(isinstance(size, int) for size in x.shape[-n:]))):
+        if x is None:
             return func(*args, **kwargs)
-        for axis, wanted in zip(range(-n, 0), _each(asked, n, ())):
-            length = int(x.shape[axis])
-            size = length if wanted is None else wanted
-            if length == 0 or (length % size == 0 and private.is_tracing()):
-                continue
-            ends = [(i * length // size, -(-(i + 1) * length // size)) for i in range(size)]
-            shares = [[(low <= k < high) / (high - low) for low, high in ends] for k in range(length)]
-            x = (x.transpose(axis, -1) @ torch.tensor(shares, dtype=x.dtype)).transpose(axis, -1)
-        return func(x, asked) if private.is_tracing() else x
+        rest = False
+        for axis, size in zip(range(-n, 0), _each(asked, n, ())):
+            length = x.shape[axis]
+            if size is None or (size == 1 and n < 3) or (private.is_tracing() and _is_multiple(length, size)):
+                rest = rest or size is not None
+            elif private.is_tracing() or n == 3 or isinstance(length, torch.SymInt):
+                x = (x.transpose(axis, -1) @ _shares(length, size, x)).transpose(axis, -1)
+            else:
+                rest = True
+        return func(x, asked) if rest else x
+
+    return called
+
+
+def _is_multiple(length: Any, size: int) -> bool:
+    with private.paused_capture():
+        return int(length) % size == 0
+
+
+def _shares(length: Any, size: int, like: torch.Tensor) -> torch.Tensor:
+    """The share of each of so many values in each of ``size`` means, (length, size): window i is from floor(i length / size) to ceil((i + 1) length / size)."""
+    values, means = torch.arange(length, device=like.device).unsqueeze(-1), torch.arange(size, device=like.device)
+    low = torch.div(means * length, size, rounding_mode="floor")
+    high = torch.div((means + 1) * length + (size - 1), size, rounding_mode="floor")
+    return ((values >= low) & (values < high)).to(like.dtype) / (high - low).to(like.dtype)
+
+
+def _largest(n: int) -> Rewrite:
+    """torch.onnx.export(dynamo=True) takes an axis of open size for a multiple of what is asked for."""
+
+    def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x, asked = (*args, kwargs.get("output_size"))[:2]
+        for axis, size in zip(range(-n, 0), _each(asked, n, ())):
+            if size not in (None, 1) and isinstance(x.shape[axis], torch.SymInt):
+                raise ExportError(
+                    f"adaptive_max_pool{n}d to {size} of an axis of open size: torch.onnx.export(dynamo=True) takes it for a multiple of {size}: give the axis "
+                    "a fixed size, or pool to 1"
+                )
+        return func(*args, **kwargs)
 
     return called
 
@@ -111,5 +142,5 @@ POOLS: dict[Any, Rewrite] = {
     # What return_indices chooses between arrives whole.
     functional.max_pool1d: _batched(1), functional.max_pool2d: _batched(2), functional.max_pool3d: _batched(3),
     torch.adaptive_avg_pool1d: _batched(1, _adaptive(1)), _INNER("adaptive_avg_pool2d"): _batched(2, _adaptive(2)), _INNER("adaptive_avg_pool3d"): _batched(3, _adaptive(3)),
-    functional.adaptive_max_pool1d: _batched(1), functional.adaptive_max_pool2d: _batched(2), functional.adaptive_max_pool3d: _batched(3),
+    functional.adaptive_max_pool1d: _batched(1, _largest(1)), functional.adaptive_max_pool2d: _batched(2, _largest(2)), functional.adaptive_max_pool3d: _batched(3, _largest(3)),
 }  # fmt: skip

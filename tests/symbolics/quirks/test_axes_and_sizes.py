@@ -6,6 +6,7 @@ import onnx
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import exporter
 from tests.support import Calls
@@ -62,6 +63,13 @@ PARTS = {
     "unfold": lambda x: x.unfold(0, 2, 2),
     "tensor_split": lambda x: x.tensor_split(3, 1)[1],
     "tensor_split of the last": lambda x: torch.tensor_split(x, 2)[-1],
+    "adaptive average": lambda x: functional.adaptive_avg_pool1d(x.movedim(1, -1), 4),
+    "adaptive average of an image": lambda x: functional.adaptive_avg_pool2d(x.movedim(-1, 0), (3, 4)),
+    "adaptive largest": lambda x: functional.adaptive_max_pool1d(x.movedim(1, -1), 3),
+}
+REFUSED = {
+    True: {"tensor_split": "tensor_split into . parts", "adaptive largest": "adaptive_max_pool1d to 3"},
+    False: {"adaptive largest": "input size not accessible"},
 }
 
 
@@ -70,19 +78,20 @@ def test_parts_of_an_open_axis(name, dynamo):
     if dynamo and name == "roll by half the size":
         pytest.xfail("torchlib's roll takes no open number, and the export says so")
     model = All([PARTS[name]])
-    if dynamo and name.startswith("tensor_split"):
-        with pytest.raises(exporter.ExportError, match="tensor_split into . parts of an axis of open size"):
-            exporter.export(model, (torch.randn(4, 6, 5),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},))
+    sizes = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
+    if said := [text for start, text in REFUSED[dynamo].items() if name.startswith(start)]:
+        with pytest.raises(exporter.PythonopError, match=said[0]):
+            exporter.export(model, (torch.randn(4, 6, 5),), dynamo=dynamo, dynamic_shapes=sizes)
         return
     module = loaded(
         model,
         (torch.randn(4, 6, 5),),
         dynamo=dynamo,
         allow=(),
-        dynamic_shapes=({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},),
+        dynamic_shapes=sizes,
     )
-    for sizes in ((4, 6), (7, 4), (5, 9)):
-        x = torch.randn(*sizes, 5)
+    for rows, columns in ((4, 6), (7, 4), (5, 9)):
+        x = torch.randn(rows, columns, 5)
         (ours,), (theirs,) = module(x), model(x)
         torch.testing.assert_close(ours, theirs)
         model.zero_grad(), module.zero_grad()
