@@ -90,10 +90,26 @@ def _frexp(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return mantissa.to(x.dtype), torch.where(plain, exponent, 0.0).to(torch.int32)
 
 
+def _diagonal_scatter(x: torch.Tensor, values: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> torch.Tensor:
+    """x with other values on a diagonal. torch's own decomposition writes into a view, which a trace without changes in place loses."""
+    axes = [dim1 % x.dim(), dim2 % x.dim()]
+    last = x.movedim(axes, [-2, -1])
+    rows, columns = (torch.arange(last.shape[axis], device=x.device) for axis in (-2, -1))
+    on_it = columns - rows.unsqueeze(-1) == offset
+    spread = torch.nn.functional.pad(values, [max(-offset, 0), last.shape[-2] - values.shape[-1] - max(-offset, 0)])  # one for each row
+    return torch.where(on_it, spread.unsqueeze(-1), last).movedim([-2, -1], axes)
+
+
+def _diagonal_backward(g: torch.Tensor, sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> torch.Tensor:
+    return _diagonal_scatter(torch.zeros(list(sizes), dtype=g.dtype, device=g.device), g, offset, dim1, dim2)
+
+
 #: operator -> what it is made of; beside torch's own table.
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.convolution_backward.default: _convolution_backward,
     aten.avg_pool2d_backward.default: _avg_pool2d_backward,
+    aten.diagonal_backward.default: _diagonal_backward,
+    aten.diagonal_scatter.default: _diagonal_scatter,
     aten.frexp.Tensor: _frexp,
     aten.max_pool2d_with_indices_backward.default: _max_pool2d_backward,
 }

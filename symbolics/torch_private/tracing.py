@@ -65,8 +65,11 @@ def functionalized(graph: torch.fx.GraphModule, values: Sequence[Any], decomposi
     sized_by_values = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
     called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
     if any(t in decompositions or written_arguments(t) or not sized_by_values.isdisjoint(getattr(t, "tags", ())) for t in called):
-        function = torch.func.functionalize(graph, remove="mutations")
-        result = make_fx(function, decomposition_table=decompositions, tracing_mode="real", record_module_stack=False)(*values)
+        for table in (decompositions, {}):  # some decompositions change in place what they have made
+            function = torch.func.functionalize(result, remove="mutations")
+            result = make_fx(function, decomposition_table=table, tracing_mode="real", record_module_stack=False)(*values)
+            if not any(written_arguments(node.target) for node in result.graph.nodes):
+                break
     aten = torch.ops.aten
     same = (aten.detach.default, aten.alias.default, aten.lift_fresh.default, torch.ops.pythonop.stop_gradient.default)
     for node in list(result.graph.nodes):

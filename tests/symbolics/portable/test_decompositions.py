@@ -82,3 +82,16 @@ def test_mantissas_and_exponents(dtype):
     ours, theirs = DECOMPOSITIONS[aten.frexp.Tensor](x), aten.frexp.Tensor(x)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "offset", "dims"),
+    [((4, 4), 0, (0, 1)), ((3, 5), 2, (0, 1)), ((5, 3), -1, (-2, -1)), ((3, 2, 4), 1, (2, 0)), ((2, 3), 5, (0, 1))],
+)
+def test_diagonal_scatter(shape, offset, dims):
+    x = torch.randn(shape, dtype=torch.float64)
+    values = torch.randn_like(x.diagonal(offset, *dims))
+    ours = DECOMPOSITIONS[aten.diagonal_scatter.default](x, values, offset, *dims)
+    torch.testing.assert_close(ours, aten.diagonal_scatter.default(x, values, offset, *dims))
+    ours = DECOMPOSITIONS[aten.diagonal_backward.default](values, shape, offset, *dims)
+    torch.testing.assert_close(ours, aten.diagonal_backward.default(values, shape, offset, *dims))
