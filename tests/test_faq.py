@@ -39,7 +39,7 @@ class Scale(Halve):
     @staticmethod
     def forward(ctx, x, settings):
         ctx.factor = settings.factor
-        return x * settings.factor
+        return torch.from_numpy(x.detach().numpy() * settings.factor)
 
 
 class Settings:

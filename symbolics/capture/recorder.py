@@ -365,7 +365,7 @@ class Recorder(Listener):
             attributes = write_attributes(call, self.names)
         except ExportError as error:
             if cls in self.opaque:
-                raise ExportError(f"{error}. No function of the file can stand for it: {self.opaque[cls]}") from error
+                raise ExportError(f"{error}. No function of the file can stand for it: {self.opaque[cls]}", faq=error.faq) from error
             if operator is not None:
                 raise
             if not self._is_portable(cls):
