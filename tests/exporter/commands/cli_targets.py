@@ -38,13 +38,22 @@ class Wide(nn.Linear):
         return Scale.apply(super().forward(x), 2)
 
 
+class Asks(Scale):
+    """No standard operators can stand for it."""
+
+    @staticmethod
+    def forward(ctx, x, factor, table):
+        ctx.factor = factor if x.sum() > -1e9 else 0
+        return x * factor
+
+
 class Local(nn.Module):
-    """Takes an object that has no portable form."""
+    """Hands on an object that has no portable form."""
 
     table = type("Table", (), {})()
 
     def forward(self, x):
-        return Scale.apply(x, 1, self.table)
+        return Asks.apply(x, 1, self.table)
 
 
 class Branches(torch.autograd.Function):

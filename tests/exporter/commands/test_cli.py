@@ -99,7 +99,7 @@ def test_schema(run, path):
 
 
 def test_register(run, path):
-    fails(run("export", f"{TARGETS}:local", "-o", path), f"{SCALE}, called in module <root>", "exporter.register(obj, name)")
+    fails(run("export", f"{TARGETS}:local", "-o", path), f"{TARGETS}:Asks, called in module <root>", "exporter.register(obj, name)")
     assert not path.exists()
     from exporter.files.trust import unregister
 

@@ -147,7 +147,7 @@ def test_a_damaged_file(samples):
 
 def test_without_graphviz(samples, monkeypatch):
     monkeypatch.setattr(layout.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(RunError, match=r"pip install 'pythonop\[draw\]'"):
+    with pytest.raises(RunError, match=r"pip install '\.\[draw\]' in a clone"):
         draw_svg(samples["plain"], "p")
 
 
