@@ -71,6 +71,18 @@ def test_functionalized():
     assert not {aten.mul_.Tensor, aten.detach.default} & set(found)
 
 
+def test_functionalized_of_an_operator_made_of_writes():
+    def made(x):
+        z = torch.zeros_like(x)
+        z[:2].copy_(x[:2])
+        return z
+
+    graph = private.trace_to_aten(lambda x: x.neg(), (torch.ones(3),))
+    found = private.functionalized(graph, [torch.ones(3)], {aten.neg.default: made})
+    assert found(torch.ones(3)).tolist() == [1, 1, 0]
+    assert not any(private.written_arguments(node.target) for node in found.graph.nodes)
+
+
 def test_lift_constants():
     graph = private.trace_to_aten(lambda x: x * torch.tensor([1.0, 2.0]), (torch.ones(2),))
     (constant,) = private.lift_constants(graph)
