@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from symbolics import torch_private as private
 from symbolics.errors import ExportError
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import in_place, instead, stopped
@@ -134,12 +135,14 @@ def _entr(x: torch.Tensor) -> torch.Tensor:
 
 
 def _log_cum_sum_exp(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Of 1, 2, 4, ... elements up to each, so that no element is lost beside one that is much greater."""
+    """Of 1, 2, 4, ... elements up to each, so that no element is lost beside one that is much greater. Where the size may be open, of a row for each."""
     if not x.is_floating_point() or x.dim() == 0:
         return NotImplemented
     length, reach = x.shape[dim], 1
-    if not isinstance(length, (int, torch.Tensor)):
-        raise ExportError("logcumsumexp along a dynamic dimension has no exact translation to ONNX: give the dimension a fixed size")
+    if private.is_tracing() or not isinstance(length, int):  # a trace would keep the number of steps of the example
+        last, places = x.movedim(dim, -1), torch.arange(length, device=x.device)
+        rows = torch.where(places <= places.unsqueeze(-1), last.unsqueeze(-2), torch.full((), -math.inf, dtype=x.dtype, device=x.device))
+        return torch.logsumexp(rows, -1).movedim(-1, dim)
     while reach < length:
         x = torch.cat([x.narrow(dim, 0, reach), _log_add_exp(x.narrow(dim, reach, length - reach), x.narrow(dim, 0, length - reach))], dim)
         reach *= 2

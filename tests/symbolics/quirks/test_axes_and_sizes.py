@@ -65,6 +65,7 @@ PARTS = {
     "tensor_split of the last": lambda x: torch.tensor_split(x, 2)[-1],
     "adaptive average": lambda x: functional.adaptive_avg_pool1d(x.movedim(1, -1), 4),
     "adaptive average of an image": lambda x: functional.adaptive_avg_pool2d(x.movedim(-1, 0), (3, 4)),
+    "logcumsumexp": lambda x: x.logcumsumexp(0),
     "adaptive largest": lambda x: functional.adaptive_max_pool1d(x.movedim(1, -1), 3),
 }
 REFUSED = {
