@@ -47,6 +47,7 @@ _SAMPLES: dict[str, list[tuple[Any, ...]]] = {  # those that the database does n
     "__or__": [(_i, 2)],
     "__xor__": [(_i, 2)],
     "randperm": [(3,)],
+    "unfold": [(_x, 1, 2, 1), (_x, -2, 2, 1)],
     "where": [(_x > 0, _x, _x.flip(0)), (_x > 0, _x, 0.5)],
     "bernoulli_": [(_x, 0.5), (_x, _x.sigmoid())],
     "copy_": [(_x, _x.flip(0)), (_x, torch.tensor(2))],
