@@ -36,7 +36,7 @@ class PortableCall:
         module: The path of the module that makes the call.
         source: ``module.name:line`` of the code that makes it.
         kind: ``"function"``: an ONNX function, which needs no Python; ``"PythonOp"``.
-        reason: Why it is a PythonOp, "" otherwise.
+        reason: Why it is a PythonOp; of a function that was not asked for, why no PythonOp can say the call; "" otherwise.
     """
 
     function: str

@@ -53,32 +53,9 @@ def _refused(self: Unseen, *args: Any) -> Any:
     raise self._error()
 
 
-for _name in (
-    *(
-        "bool",
-        "float",
-        "int",
-        "index",
-        "len",
-        "iter",
-        "getitem",
-        "contains",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "neg",
-        "pos",
-        "abs",
-        "invert",
-        "round",
-    ),
-    *(
-        f"{side}{name}"
-        for side in ("", "r")
-        for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-    ),
-):
+_USES = "bool float int index len iter getitem contains lt le gt ge neg pos abs invert round"
+_SIDED = "add sub mul truediv floordiv mod pow matmul and or xor"
+for _name in (*_USES.split(), *_SIDED.split(), *(f"r{name}" for name in _SIDED.split())):
     setattr(Unseen, f"__{_name}__", _refused)
 
 
