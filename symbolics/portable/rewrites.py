@@ -8,7 +8,7 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 from symbolics.capture.checks import passed
-from symbolics.capture.marks import body_of
+from symbolics.capture.composites import body_of
 from symbolics.capture.opaque_op import Record
 from symbolics.quirks import REWRITES, SPELLINGS, spelled
 

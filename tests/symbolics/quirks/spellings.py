@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from symbolics.capture.flags import Flags
-from symbolics.capture.marks import StopGradients
+from symbolics.capture.torch_calls import TorchCalls
 from symbolics.quirks import SPELLINGS
 from symbolics.quirks.spelling import Form
 from tests.operators.samples import operators
@@ -197,7 +197,7 @@ def differences(function: Any, samples: int = 6) -> tuple[int, list[str]]:
         ]
 
         def captured() -> list[Any]:
-            with StopGradients(Flags(torch.ops.pythonop.stop_gradient)):
+            with TorchCalls(Flags(torch.ops.pythonop.stop_gradient)):
                 return [_outcome(spelling) for spelling, _ in wanted]
 
         found: list[Any] = []

@@ -57,7 +57,7 @@ def test_one_sample_of_each_function_in_every_spelling():
 
 
 def test_a_difference_is_seen(monkeypatch):
-    monkeypatch.setattr("symbolics.capture.marks.spelled", lambda table, func, args, kwargs: (args, kwargs))
+    monkeypatch.setattr("symbolics.capture.torch_calls.spelled", lambda table, func, args, kwargs: (args, kwargs))
     tried, wrong = differences(torch.linalg.norm, 1)
     assert tried > 4
     assert any("input=" in each and "TypeError" in each for each in wrong)
