@@ -22,6 +22,9 @@
 #   make test-operators
 #                    all of torch's own operators on both exporters, at samples and extremes, beside eager (an hour or two on
 #                    two cores; one that was stopped goes on); writes docs/operators.md anew
+#   make test-alone
+#                    where torch.onnx.export alone works, ours works: plain models, Functions, models, and the wild packages that are
+#                    installed, on both exporters, about 12 minutes on two cores (make test-long runs a third of it)
 #   make test-tangents
 #                    forward mode on all of ONNX's node tests that have a gradient, about 2 minutes (make test runs one an operator)
 #   make node        onnxruntime for Node.js and for browsers, which tests train with (make test does it where npm is)
@@ -91,7 +94,7 @@ endif
 # What depends on torch's release: everything between a model and its file, and what a file does beside eager.
 TORCH_TESTS ?= tests/test_torchlib.py tests/symbolics/test_torch_private*.py tests/symbolics/test_private_names.py tests/end_to_end/torch_versions tests/symbolics/capture tests/exporter/forward tests/end_to_end/functions tests/end_to_end/models tests/exporter/module tests/exporter/verification
 
-.PHONY: test test-long pages lint pytest quick demo run-pages test-torch versions write-versions test-wild test-integrations test-foreign test-operators test-tangents test-ort node web asan fuzz bench docs gallery wheel clean help
+.PHONY: test test-long pages lint pytest quick demo run-pages test-torch versions write-versions test-wild test-integrations test-foreign test-operators test-alone test-tangents test-ort node web asan fuzz bench docs gallery wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -195,6 +198,9 @@ test-foreign: $(BUILT)
 test-operators: $(BUILT)
 	$(PY) -m tests.operators.sweep --anew --jobs $(WORKERS)
 	$(PY) -m tests.operators.table
+
+test-alone: $(BUILT)
+	PYTHONOP_ALONE=all $(PYTEST) tests/end_to_end/alone $(PYTEST_ARGS)
 
 test-tangents: $(BUILT)
 	PYTHONOP_TANGENTS=all $(PYTEST) tests/symbolics/gradients/test_tangents.py $(PYTEST_ARGS)

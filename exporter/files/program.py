@@ -55,12 +55,14 @@ class Program:
         inlined: qualified name -> reason, for Functions that were inlined without being asked to.
         portable: What became of each call of a Function that was to be portable.
         torch_program: torch's ONNXProgram (dynamo=True), None otherwise.
+        asked: What the export was told of the file: ``export_params``, ``keep_initializers_as_inputs``, ``external_data``. ``save`` does so.
     """
 
     model: ir.Model
     inlined: dict[str, str] = field(default_factory=dict)
     torch_program: Any = None
     portable: list[PortableCall] = field(default_factory=list)
+    asked: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """One line: its size, inputs and outputs."""
@@ -97,7 +99,7 @@ class Program:
                 older model at this path named is removed.
             schema: None for the format of docs/format.md; "documented", "ort-1.15", "ort-1.16" or "ort-1.17" for the
                 dialect of another reader. Dialects have no ``call`` and warn about what is lost.
-            external_data: Keep tensors in a file beside the model; default: only where protobuf's 2 GiB need it. Tensors whose
+            external_data: Keep tensors in a file beside the model; default: as the export was told, else only where protobuf's 2 GiB need it. Tensors whose
                 values are in other files are copied: the file needs none but its own data.
             check: Whether the model has to pass onnx.checker (``full_check=True``; the values of large weights are not looked into). With a schema
                 that is the model before it is put into that dialect.
@@ -106,12 +108,31 @@ class Program:
             ExportError: The path cannot be written (a device, a folder, a disk that is full), values of a tensor cannot be read,
                 a dialect cannot say a node, or the model is not valid ONNX. Nothing is written then.
         """
+        external_data = self.asked.get("external_data") if external_data is None else external_data
+        model, check = self.as_asked(), check and self.whole
         if schema is None:
-            save_model(self.model, path, external_data=external_data, check=check)
+            save_model(model, path, external_data=external_data, check=check)
         else:
             if check:
-                check_valid(self.model)
-            save_model(to_dialect(self.model, schema), path, external_data=external_data, check=False)
+                check_valid(model)
+            save_model(to_dialect(model, schema), path, external_data=external_data, check=False)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the file has its weights: without them, a model's nodes read what is not there."""
+        return bool(self.asked.get("export_params", True))
+
+    def as_asked(self) -> ir.Model:
+        """The model as its file has it: with its initializers as inputs, or without them, where the export was told so."""
+        as_inputs = bool(self.asked.get("keep_initializers_as_inputs"))
+        if self.whole and not as_inputs:
+            return self.model
+        model = self.model.clone()
+        if as_inputs:
+            model.graph.inputs.extend(model.graph.initializers.values())
+        if not self.whole:
+            model.graph.initializers.clear()
+        return model
 
 
 def save_model(model: ir.Model, path: str | os.PathLike[str], *, external_data: bool | None = None, check: bool = True) -> None:

@@ -26,7 +26,7 @@ from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.capture.translate import translations
 from symbolics.errors import PythonopWarning
 from symbolics.graph.collector import without_gc
-from symbolics.graph.values import name_of
+from symbolics.graph.values import is_mark, name_of
 
 __all__ = ["anchor_translation", "export_dynamo"]
 
@@ -41,7 +41,8 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
     check_place(f)
     check_asked(options.get("opset_version"), dynamo=True)
     check_asked_names(options.get("output_names"))
-    saving = {key: options.pop(key) for key in ("export_params", "keep_initializers_as_inputs", "external_data") if key in options}
+    asked: dict[str, Any] = {key: options.pop(key) for key in ("export_params", "keep_initializers_as_inputs") if key in options}
+    external_data = options.pop("external_data", None)
     if isinstance(model, torch.export.ExportedProgram):
         warnings.warn(
             "the ExportedProgram was captured before torch.onnx.export saw it: detach() and no_grad() in it are not marked, "
@@ -73,8 +74,9 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
             fakes=True,
         )
     assert current.program is not None
+    current.program.asked = asked
     if f is not None:
-        write(current.program, f, **saving)
+        write(current.program, f, external_data)
     if verify:
         check_outputs(program, model, args, options.get("kwargs"))
     return program
@@ -129,6 +131,7 @@ def anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any) 
         _copy_returned(program.model.graph, program.model.opset_imports.setdefault("", kwargs["registry"].opset_version))
         if program.exported_program is not None:
             _give_out_buffers(program.model.graph, program.exported_program.graph_signature, recorder)
+        _name_marked(program.model.graph)
         recorder.capture.anchored = anchor_calls(program.model.graph)
     return program
 
@@ -142,6 +145,15 @@ def _copy_returned(graph: ir.Graph, opset: int) -> None:
             node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
             graph.append(node)
             graph.outputs[index] = node.outputs[0]
+
+
+def _name_marked(graph: ir.Graph) -> None:
+    """A result that is marked as one without a gradient keeps the name of what makes it."""
+    for value in graph.outputs:
+        node = value.producer()
+        made = node.inputs[0] if node is not None and is_mark(node) else None
+        if made is not None and made.producer() is not None and not made.is_graph_output() and len(made.uses()) == 1:
+            value.name, made.name = made.name, f"{made.name}/unmarked"
 
 
 def _give_out_buffers(graph: ir.Graph, signature: Any, recorder: Recorder) -> None:

@@ -82,4 +82,6 @@ def export(
     with hook(inline=inline, portable=portable, eager_check=eager_check) as handle:
         torch.onnx.export(model, args, kwargs=kwargs, dynamo=dynamo, opset_version=opset_version, **options)
     assert handle.program is not None
+    if "external_data" in options:  # torch's own default is True
+        handle.program.asked["external_data"] = options["external_data"]
     return handle.program

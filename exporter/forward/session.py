@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 
 from exporter.errors import is_full
-from exporter.files.program import Program, save_model
+from exporter.files.program import Program
 from exporter.files.save import writable
 from exporter.files.trust import name_of
 from exporter.files.valid import check_valid
@@ -293,21 +293,13 @@ def check_place(f: Any) -> None:
         writable(f)
 
 
-def write(
-    program: Program, f: Any, *, export_params: bool = True, keep_initializers_as_inputs: bool = False, external_data: bool | None = None
-) -> None:
+def write(program: Program, f: Any, external_data: bool | None = None) -> None:
     """What torch.onnx.export does with ``f``, finished and whole."""
-    model = program.model
-    if keep_initializers_as_inputs or not export_params:
-        model = model.clone()
-        if keep_initializers_as_inputs:
-            model.graph.inputs.extend(model.graph.initializers.values())
-        if not export_params:
-            model.graph.initializers.clear()
     with without_gc():
         if hasattr(f, "write"):
-            if export_params:  # without its weights, a model's nodes read what is not there
+            model = program.as_asked()
+            if program.whole:
                 check_valid(model)
             f.write(ir.to_proto(model).SerializeToString())
         else:
-            save_model(model, os.fspath(f), external_data=external_data, check=export_params)
+            program.save(os.fspath(f), external_data=external_data)

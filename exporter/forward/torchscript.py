@@ -48,7 +48,9 @@ def export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: A
     check_place(f)
     check_asked(options.get("opset_version"), dynamo=False)
     check_asked_names(options.get("output_names"))
-    saving = {key: options.pop(key) for key in ("export_params", "keep_initializers_as_inputs") if options.get(key) is not None}
+    asked: dict[str, Any] = {
+        key: options.pop(key) for key in ("export_params", "keep_initializers_as_inputs") if options.get(key) is not None
+    }
     if options.get("training", torch.onnx.TrainingMode.EVAL) == torch.onnx.TrainingMode.EVAL:
         # torch's default, which nobody chose: the model's own mode counts, as with dynamo=True.
         options["training"] = torch.onnx.TrainingMode.PRESERVE
@@ -68,8 +70,9 @@ def export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: A
             training=True if options["training"] == torch.onnx.TrainingMode.TRAINING else None,
         )
     assert current.program is not None
+    current.program.asked = asked
     if f is not None:
-        write(current.program, f, **saving)
+        write(current.program, f)
 
 
 def _translate_torchscript(
@@ -82,8 +85,14 @@ def _translate_torchscript(
     if options.get("input_names") is None:
         options["input_names"] = input_names(model, args, keywords)
         args, constants = without_numbers(args)
-    args, keywords = differentiable_inputs((args, keywords))
+    if not any(
+        hasattr(module, "_packed_params") for module in model.modules()
+    ):  # quantised: torch copies the arguments, which have to be leaves
+        args, keywords = differentiable_inputs((args, keywords))
     args += tuple(value for value in keywords.values() if holds_tensor(value))
+    if options["input_names"] is not None:  # more of them are names for parameters, which keep their own
+        leaves = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, (torch.Tensor, bool, int, float))]
+        options["input_names"] = list(options["input_names"])[: len(leaves)]
     options["dynamic_axes"] = checked_axes(
         (args, keywords), options["input_names"], options.get("dynamic_axes"), options.get("output_names")
     )

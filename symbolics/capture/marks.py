@@ -15,6 +15,7 @@ from symbolics.capture.buffers import Buffers
 from symbolics.capture.flags import Flags
 from symbolics.capture.gradient_ops import Taken
 from symbolics.capture.held import Held
+from symbolics.capture.own_call import plainly_called
 from symbolics.capture.recorder import active_recorder
 from symbolics.capture.running_statistics import RunningStatistics
 from symbolics.capture.torch_calls import TorchCalls, holds_tensor, watch_reads
@@ -67,7 +68,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
             held.begin()
             # Inside, a model that asks for its own forward has the one that it has in eager mode.
             with TorchCalls(recorder.capture.flags, held), private.buffers_assigned_unseen(), _forward_of(model, own):
-                result = held.known(hooked(forward, *args, **kwargs))
+                result = held.known(as_called(functools.partial(hooked, forward), *args, **kwargs))
         except ExportError:
             refused.append(True)
             raise
@@ -90,7 +91,11 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         del marked.__wrapped__  # torch.jit must not bind by the signature of forward, and make inputs of its defaults
     own = model.__dict__.get("forward")
     try:
-        with _forward_of(model, marked), private.forward_hooks_inside(model) as hooked:
+        with (
+            plainly_called(model, only=keywords is not None) as as_called,
+            _forward_of(model, marked),
+            private.forward_hooks_inside(model) as hooked,
+        ):
             yield
     finally:
         for (
@@ -121,7 +126,8 @@ def _forward_of(model: torch.nn.Module, forward: Any) -> Iterator[None]:
 def _types_of(result: Any) -> list[tuple[torch.dtype, list[int | None]]]:
     with private.paused_capture():
         tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        return [(t.dtype, [d if type(d) is int else None for d in t.shape]) for t in tensors if t.layout == torch.strided]
+        shapes = [(t.dtype, [*t.shape, *[2] * t.is_complex()]) for t in tensors if t.layout == torch.strided]  # pairs of floats in a file
+        return [(dtype, [d if type(d) is int else None for d in shape]) for dtype, shape in shapes]
 
 
 def differentiable_inputs(tree: Any) -> Any:

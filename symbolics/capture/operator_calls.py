@@ -68,10 +68,10 @@ def is_translated(overload: Any, given: Any, opset: int | None) -> bool:
     Args:
         overload: The operator.
         given: The operators that the user gave translations of (dynamo=True), None for the TorchScript exporter.
-        opset: The opset of the export, where TorchScript's translations are asked for.
+        opset: The opset of the export, where TorchScript's translations are asked for; None: torch's own.
     """
     if given is None:
-        return private.torchscript_has(private.schema_of(overload).name, opset or 9)
+        return private.torchscript_has(private.schema_of(overload).name, opset)
     return overload in given or overload.name() in private.torchlib_operators()
 
 

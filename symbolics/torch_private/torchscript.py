@@ -86,13 +86,14 @@ def torchscript_symbolic(name: str) -> tuple[int, Any] | None:
     return None if any(functions.overridden(version) for version in functions) else (opset, functions._base[opset])
 
 
-def torchscript_has(name: str, opset: int) -> bool:
-    """Whether the TorchScript exporter, or a user, has a symbolic function of an operator for an opset. The registry is private."""
+def torchscript_has(name: str, opset: int | None) -> bool:
+    """Whether the TorchScript exporter, or a user, has a symbolic function of an operator for an opset (None: torch's own). The registry is private."""
+    from torch.onnx import _constants
     from torch.onnx._internal.torchscript_exporter.registration import registry
     from torch.onnx._internal.torchscript_exporter.utils import _trigger_symbolic_function_registration
 
     _trigger_symbolic_function_registration()
-    return bool(registry.is_registered_op(name, opset))
+    return bool(registry.is_registered_op(name, opset or _constants.ONNX_DEFAULT_OPSET))
 
 
 def torchscript_constant(value: Any) -> Any:

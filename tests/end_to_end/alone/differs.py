@@ -1,0 +1,30 @@
+"""Where ours is not what torch.onnx.export alone makes, though that works: each with what is seen, and the reason."""
+
+from __future__ import annotations
+
+__all__ = ["DIFFERS"]
+
+_OWN_INPUT = "args_0_orig"
+_RETURNED = "a parameter or buffer keeps its name, as gradients are given out by it: what returns it has another"
+_FORWARDS = "torch renames an input that forward returns as it is: ours has forward's name"
+_NUMBERED = "torch names a result after the node that makes it: gradients are taken through other nodes than torch's fused one"
+_NUMBER = "a number among the arguments is a constant, as on the other exporter; with input_names= it is an input, as in torch"
+_SCRIPT = "nothing says where gradients stop in what was compiled before"
+_RENORM = "embeddings are changed in place in a forward: the refusal names the parameter whose gradient would be lost"
+_OPSET = "torch writes opset 18 where 13 was asked for, and says nothing that a program sees"
+
+#: (model, whether on dynamo) -> (what `worse` says, a pattern; the reason).
+DIFFERS: dict[tuple[str, bool], tuple[str, str]] = {
+    ("embedding_max_norm", True): ("changes 'weight' in place, a parameter that is trained", _RENORM),
+    ("embedding_bag", True): ("outputs .*'div'", _NUMBERED),
+    ("embedding_bag_weights", True): ("outputs .*'scatter_add_2'", _NUMBERED),
+    ("attention_fast_path", True): ("outputs .*'transpose_6'", _NUMBERED),
+    ("buffer_none", True): (_OWN_INPUT, _FORWARDS),
+    ("input_returned", True): (_OWN_INPUT, _FORWARDS),
+    ("only_inputs_returned", True): (_OWN_INPUT, _FORWARDS),
+    ("parameter_returned", True): ("outputs .*'w/returned'", _RETURNED),
+    ("buffer_returned", True): ("outputs .*'b/returned'", _RETURNED),
+    ("integer_argument", False): ("inputs ", _NUMBER),
+    ("scripted", False): ("is a ScriptModule: its Functions cannot be seen", _SCRIPT),
+    ("opset_old", True): ("wrote opset 18 and cannot convert the model to 13", _OPSET),
+}

@@ -1,0 +1,127 @@
+"""What torch.onnx.export alone makes of plain models, and ours once made otherwise; tests/end_to_end/alone has the whole table."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from torch import nn
+
+import exporter
+from tests.zoo.functions import Double
+
+
+def _under_the_hook(model, args, dynamo, **options):
+    file = io.BytesIO()
+    with exporter.hook():
+        torch.onnx.export(model, args, file, dynamo=dynamo, **options)
+    return onnx.load_from_string(file.getvalue())
+
+
+def _run(model, *args):
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, dict(zip([value.name for value in session.get_inputs()], (arg.numpy() for arg in args), strict=True)))
+
+
+def test_names_of_inputs_that_go_on_with_the_parameters(dynamo):
+    """As in torch's own tutorial: ["image", "learned_0", ...]."""
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), torch.randn(5, 4)
+    made = _under_the_hook(model, (x,), dynamo, input_names=["image", *(f"learned_{i}" for i in range(4))], output_names=["scores"])
+    assert [value.name for value in made.graph.input] == ["image"]
+    assert {value.name for value in made.graph.initializer} >= set(model.state_dict())
+    np.testing.assert_allclose(_run(made, x)[0], model(x).detach(), rtol=1e-5, atol=1e-6)
+
+
+class _Called(nn.Linear):
+    def __call__(self, x, factor=2.0):
+        return super().__call__(x + 1) * factor
+
+
+def test_a_model_whose_class_has_a_call_of_its_own(dynamo):
+    """forward() was told from what surrounds it: its result was there twice."""
+    model, x = _Called(4, 3), torch.randn(5, 4)
+    model.register_forward_hook(lambda module, args, result: result.sin())
+    before = dict(vars(model))
+    program = exporter.export(model, (x,), dynamo=dynamo)
+    assert type(model) is _Called and dict(vars(model)) == before
+    loaded = exporter.load(program)
+    torch.testing.assert_close(loaded(x), model(x))
+    for net in (loaded, model):
+        net(x).square().sum().backward()
+    torch.testing.assert_close(dict(loaded.named_parameters())["weight"].grad, model.weight.grad)
+
+
+def test_an_error_leaves_a_model_with_a_call_of_its_own_as_it_was():
+    class Broken(_Called):
+        def forward(self, x):
+            raise ValueError("no")
+
+    model = Broken(4, 3)
+    with pytest.raises(Exception, match="no"):
+        exporter.export(model, (torch.randn(5, 4),), dynamo=False)
+    assert type(model) is Broken and "forward" not in vars(model)
+
+
+def test_a_complex_result():
+    """Its declared rank was taken for a wrong one: onnx.checker refused the file."""
+
+    class Net(nn.Module):
+        def forward(self, x):
+            return x * 2, x.abs()
+
+    x = torch.randn(3, 4, dtype=torch.cfloat)
+    program = exporter.export(Net(), (x,))
+    got = _run(program.model_proto, torch.view_as_real(x))
+    np.testing.assert_allclose(got[0], torch.view_as_real(x * 2), rtol=1e-6)
+    np.testing.assert_allclose(got[1], x.abs(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_a_result_without_a_gradient_keeps_its_name(around):
+    class Net(nn.Linear):
+        @around()
+        def forward(self, x):
+            return super().forward(x)
+
+    model, x = Net(4, 3), torch.randn(5, 4)
+    alone = torch.onnx.export(model, (x,), dynamo=True, verbose=False)
+    program = exporter.export(model, (x,))
+    assert [value.name for value in program.model.graph.outputs] == [value.name for value in alone.model.graph.outputs]
+    assert not exporter.load(program)(x).requires_grad
+
+
+def test_a_quantised_model_on_torchscript():
+    """torch has translations of its quantised operators, from opset 10 on, and traces such a model beforehand."""
+    from torch.ao import quantization
+
+    model = nn.Sequential(quantization.QuantStub(), nn.Linear(4, 3), quantization.DeQuantStub()).eval()
+    model.qconfig = quantization.get_default_qconfig("fbgemm")
+    quantization.prepare(model, inplace=True)
+    model(torch.randn(64, 4))
+    model, x = quantization.convert(model), torch.randn(5, 4)
+    got = _run(exporter.export(model, (x,), dynamo=False).model_proto, x)[0]
+    np.testing.assert_allclose(got, model(x), atol=2 * float(model[1].scale))
+
+
+@pytest.mark.parametrize("option", [{"keep_initializers_as_inputs": True}, {"export_params": False}, {"external_data": True}])
+def test_save_does_what_the_export_was_told_of_the_file(option, dynamo, tmp_path):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 100))
+
+        def forward(self, x):
+            return Double.apply(x) @ self.weight
+
+    exporter.export(Net(), (torch.randn(5, 4),), dynamo=dynamo, **option).save(tmp_path / "told.onnx")
+    made = onnx.load(tmp_path / "told.onnx", load_external_data=False)
+    assert len(made.graph.input) == (2 if "keep_initializers_as_inputs" in option else 1)
+    assert len(made.graph.initializer) == (0 if "export_params" in option else 1)
+    assert len(list(tmp_path.iterdir())) == (2 if "external_data" in option else 1)
+    exporter.export(Net(), (torch.randn(5, 4),), dynamo=dynamo).save(tmp_path / "plain.onnx")
+    assert len(onnx.load(tmp_path / "plain.onnx").graph.input) == 1
+    assert not list(tmp_path.glob("plain.onnx.*"))
