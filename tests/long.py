@@ -12,6 +12,7 @@ __all__ = ["FILES"]
 FILES = tuple(
     ROOT / "tests" / name
     for name in """
+    end_to_end/combinations/test_combinations.py
     end_to_end/models/test_examples.py
     end_to_end/portable/test_portable_models.py
     end_to_end/test_beside.py
