@@ -13,6 +13,7 @@ FILES = tuple(
     ROOT / "tests" / name
     for name in """
     end_to_end/alone/test_alone.py
+    end_to_end/combinations/test_combinations.py
     end_to_end/models/test_examples.py
     end_to_end/portable/test_portable_models.py
     end_to_end/test_beside.py

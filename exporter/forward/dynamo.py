@@ -18,7 +18,7 @@ from exporter.forward.opset import check_asked, check_opset
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
 from exporter.forward.state import ModelState
 from exporter.forward.translations import name_untranslated
-from symbolics import torch_private as private
+from symbolics import quirks, torch_private as private
 from symbolics.capture.captured_program import place_operators
 from symbolics.capture.gradient_hooks import read_through_hooks
 from symbolics.capture.marks import differentiable_inputs
@@ -126,6 +126,7 @@ def anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any) 
     """Calls whose results nobody reads stay: until finish() they give outputs of the graph."""
     read_through_hooks(args[0])
     program = original(*args, **kwargs)
+    quirks.apply(quirks.WITH_BODIES, program.model)
     recorder = active_recorder()
     if recorder is not None:
         _copy_returned(program.model.graph, program.model.opset_imports.setdefault("", kwargs["registry"].opset_version))

@@ -18,7 +18,17 @@ from symbolics.gradients.registry import Grads, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import clone_nodes
-from symbolics.graph.values import RANDOM, attr, describe, is_float_tensor, is_python_op, is_python_op_tangent, may_be_float, unsupported
+from symbolics.graph.values import (
+    RANDOM,
+    attr,
+    describe,
+    is_float_tensor,
+    is_python_op,
+    is_python_op_tangent,
+    may_be_float,
+    static_shape,
+    unsupported,
+)
 from symbolics.graph.walk import captured, prune, reads as graph_reads, subgraphs
 from symbolics.node.backward import is_backward
 from symbolics.node.names import ORT_DOMAIN, PYTHON_OP_GRAD
@@ -79,11 +89,12 @@ def _expose(op: Builder, node: ir.Node, key: Hashable, branch: int, value: Value
         return node.outputs[known[key]]
     if not isinstance(value.type, ir.TensorType):
         raise unsupported(node, f"its backward needs {value.name!r} of each iteration, which is no tensor")
-    bodies = subgraphs(node)
+    bodies, shape = subgraphs(node), static_shape(value)
     for b, body in enumerate(bodies):
         inside = op.child()
-        if b != branch:  # the branch not taken has to give something
-            leaf = inside.Cast(inside.Identity(inside.i64(0)), to=value.dtype)
+        if b != branch:  # the branch not taken has to give something, in a loop of the same shape
+            nothing = inside.i64(0) if shape is None else inside.zeros(shape, ir.DataType.INT64)
+            leaf = inside.Cast(inside.Identity(nothing), to=value.dtype)
         else:
             maker = value.producer()
             leaf = inside.Identity(value) if maker is None or maker.graph is not body or value.is_graph_output() else value
@@ -95,7 +106,10 @@ def _expose(op: Builder, node: ir.Node, key: Hashable, branch: int, value: Value
     out.name = op.scope.residual_name(value.name or "exposed", node)
     out.type = value.type
     stacked = node.op_type in ("Loop", "Scan")
-    out.shape = None if value.shape is None or not stacked else ir.Shape([None, *value.shape])
+    if stacked:
+        out.shape = None if value.shape is None else ir.Shape([None, *value.shape])
+    else:
+        out.shape = None if shape is None else ir.Shape(shape)
     if node.op_type == "Scan":
         for name in ("scan_output_axes", "scan_output_directions"):
             if name in node.attributes:

@@ -48,6 +48,7 @@ from symbolics.quirks.mixed_norms import MIXED_NORMS
 from symbolics.quirks.multinomial import MULTINOMIAL
 from symbolics.quirks.narrow_indices import widen_indices
 from symbolics.quirks.near_numbers import near_numbers_apart
+from symbolics.quirks.nested_bodies import functions_of_one_version
 from symbolics.quirks.normal_draws import NORMAL_DRAWS
 from symbolics.quirks.open_clips import SYMBOLICS as OPEN_CLIPS, hardtanh, open_clips, relu6
 from symbolics.quirks.own_backward import OWN_BACKWARD
@@ -82,6 +83,7 @@ __all__ = [
     "SYMBOLICS",
     "TRACED",
     "TRANSLATED",
+    "WITH_BODIES",
     "GraphPass",
     "Rewrite",
     "apply",
@@ -128,6 +130,9 @@ SYMBOLICS: dict[str, Callable[..., Any]] = {
 
 #: Symbolic functions of operators that torch.onnx.export(dynamo=False) has none of.
 MISSING: dict[str, Callable[..., Any]] = {**UNARY}
+
+#: On what torch.export's program was translated to, before torch inlines the bodies of control flow.
+WITH_BODIES: tuple[GraphPass, ...] = (functions_of_one_version,)
 
 #: On what torch translated, before it is optimized.
 TRANSLATED: tuple[GraphPass, ...] = (say_that_attention_drops, stop_at_regions)

@@ -111,6 +111,15 @@ def integers():
     return torchscript_differs(lambda x: x.clamp(min=0.5), torch.arange(3))
 
 
+def nested_bodies():
+    from torch._higher_order_ops.while_loop import while_loop
+
+    def body(i, x):
+        return i + 1, torch.cond(i > 0, torch.sin, torch.cos, (x,))
+
+    return fails(lambda x: while_loop(lambda i, _: i < 2, body, (torch.tensor(0), x.clone()))[1], torch.ones(3))
+
+
 FILES = {
     module.name: importlib.import_module(f"symbolics.quirks.{module.name}").QUIRK
     for module in pkgutil.iter_modules(quirks.__path__)
@@ -121,6 +130,7 @@ IN_FILES = (
     binary_cross_entropy, bounds, builtins, clamps, conjugates, cross_entropy, data_getter, determinants, distances, embedding_renorms, empty_products,
     empty_reductions, empty_reshapes, equal_draws, fake_quantization, floor_divide, gaussian_nll, half_results, half_scatters,
     instance_norm_statistics, integers, logarithms, losses, lost_initializers, matrix_powers, matrix_vector, mixed_norms, multinomial, narrow_indices, near_numbers,
+    nested_bodies,
     normal_draws, open_clips, padding, places_of_numbers, pools, projections, ranges, regions, repeats, rounding, scalars, scatters, sizes, softplus_threshold, splits,
     squeezes, torchscript_gaps, torchscript_scatters, truth, unsorted, variance, wide_constants,
     wide_numbers, windows,

@@ -1,0 +1,73 @@
+"""The combinations that do not come out right, each with its reason: one that does is a failure, too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.end_to_end.combinations.check import Case, Outcome
+
+__all__ = ["KNOWN", "Known", "unexpected"]
+
+
+@dataclass(frozen=True)
+class Known:
+    """Cases that come to nothing.
+
+    Attributes:
+        reason: Why.
+        cases: Which.
+        text: What the message has in it.
+        kind: Of outcome.
+    """
+
+    reason: str
+    cases: Callable[[Case], bool]
+    text: str
+    kind: str = "refused"
+
+
+KNOWN = [
+    Known(
+        "onnxruntime's CPU provider has no kernels for bfloat16",
+        lambda case: case.dtype in ("bfloat16", "autocast"),
+        r"tensor\(bfloat16\).* is invalid|hardly one for bfloat16.*export the model in float32",
+    ),
+    Known(
+        "a second derivative of a Function in a body would need its context of every iteration",
+        lambda case: case.dynamo and case.function and case.flow != "none" and case.use == "double",
+        "context comes out of a Loop, Scan or If. Way out: export with inline=",
+    ),
+    Known(
+        "torch.onnx itself: it loses the bodies of control flow in a body beside a block under no_grad",
+        lambda case: case.dynamo and " in " in case.flow and case.use == "no_grad",
+        "has no attribute '(true_graph_0|while_loop_cond_graph_0)'(.|\n)*way out",
+    ),
+    Known(
+        "torch.export itself: a loop in a branch",
+        lambda case: case.dynamo and case.flow == "while_loop in cond",
+        "Attempting to use FunctionalTensor on its own(.|\n)*way out",
+    ),
+    Known(
+        "torch.export itself: what a scan's body changes in place",
+        lambda case: case.dynamo and case.flow.endswith("scan") and case.use == "in place",
+        "derivative for aten::copy is not implemented(.|\n)*way out",
+    ),
+    Known(
+        "what only one output of a scripted branch reads gets zeros where another alone is used",
+        lambda case: not case.dynamo and case.flow == "If" and case.use == "second output alone",
+        "w is there, in eager it is absent",
+        kind="wrong",
+    ),
+]
+
+
+def unexpected(case: Case, found: Outcome) -> str:
+    """What is to be said of an outcome; "" where it is right, or the known one."""
+    known = next((known for known in KNOWN if known.cases(case)), None)
+    if known is None:
+        return "" if found.kind == "right" else f"{case}: {found.kind}: {found.text}"
+    if found.kind == "right":
+        return f"{case} is right: take it out of known.py ({known.reason})"
+    return "" if found.kind == known.kind and re.search(known.text, found.text) else f"{case}: {found.kind}: {found.text}"
