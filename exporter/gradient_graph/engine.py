@@ -13,10 +13,12 @@ from symbolics.gradients import COMPOSITES, FLAT, NONDIFFERENTIABLE, RULES, Rule
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import function_body, inline, inline_body, replace
 from symbolics.graph.folding import fold, taken_branch
+from symbolics.graph.presence import conditions_of, gate, joint, mark, sum_of, without_elements
 from symbolics.graph.scope import Scope
 from symbolics.graph.shapes import name_dims
-from symbolics.graph.values import describe, is_float, is_mark, may_be_float, name_of, unsupported
+from symbolics.graph.values import describe, is_float, is_mark, is_python_op, may_be_float, name_of, unsupported
 from symbolics.graph.walk import captured, subgraphs, walk
+from symbolics.node.backward import is_backward, is_python_op_grad
 from symbolics.text import clean
 
 __all__ = ["Engine", "Key"]
@@ -37,7 +39,7 @@ class Engine:
         self.model = model
         self.rules = rules
         self.scope = scope
-        self.scope.backward = self.sweep
+        self.scope.backward = self.sweep_inside
         self.scope.opset = model.opset_imports[""]
         self.expanded: list[ir.Node] = []
         self.of_user: BaseException | None = None  # what a rule from outside raised
@@ -147,6 +149,13 @@ class Engine:
         A target that nothing reaches has none. One that is reached through operators that are flat almost everywhere alone has zeros: no
         rule is asked on that way, but those of Functions and of other domains, whose backward may add something of its own.
         """
+        with op.arithmetic():
+            return {v: gate(op, g) for v, g in self.sweep_inside(op, nodes, cotangents, targets).items()}
+
+    def sweep_inside(
+        self, op: Builder, nodes: Iterable[ir.Node], cotangents: Mapping[ir.Value, ir.Value], targets: Iterable[ir.Value]
+    ) -> dict[ir.Value, ir.Value]:
+        """As `sweep`; `symbolics.graph.presence` says where the gradients are there."""
         targets = list(targets)
         zero: dict[ir.Value, frozenset[ir.Value]] = {}  # whose cotangent has a part that is zero -> the cotangents that flat operators got
         parts: dict[ir.Value, list[ir.Value]] = {v: [g] for v, g in cotangents.items()}  # what each value's cotangent is the sum of
@@ -154,11 +163,12 @@ class Engine:
         def total(value: ir.Value) -> ir.Value | None:
             found = parts.get(value)
             if found is not None and len(found) > 1:
-                found[:] = [op.add_up(found, value)]
+                found[:] = [sum_of(op, found, value)]
             return None if found is None else found[0]
 
         def zeros(value: ir.Value) -> ir.Value:
-            return op.no_slope(value, *sorted(zero[value], key=name_of))
+            sources = sorted(zero[value], key=name_of)
+            return mark(op, op.no_slope(value, *sources), joint(op, sources), zeros_elsewhere=True)
 
         with op.arithmetic():
             for node in reversed(self.path(nodes, targets, cotangents)):
@@ -184,7 +194,22 @@ class Engine:
             if all(_is_empty(v) for v in made) or (read and all(_is_empty(v) for v in read)):
                 return self.of_nothing(op, read, cotangents)
         with self.explained(node, rule):
-            return [self.to_value(op, node, rule, *pair) for pair in rule.gradients(op, node, cotangents) if pair[0] in self.scope.active]
+            if subgraphs(node):  # its rule knows of conditions
+                return [
+                    self.to_value(op, node, rule, *pair) for pair in rule.gradients(op, node, cotangents) if pair[0] in self.scope.active
+                ]
+            conditions, is_call = joint(op, cotangents), is_python_op(node) or is_backward(node) or is_python_op_grad(node)
+            if is_call:
+                cotangents = [None if g is None else without_elements(op, g) for g in cotangents]
+            elif any(g is not None and conditions_of(op, g) != conditions for g in cotangents):
+                cotangents = [None if g is None else gate(op, g) for g in cotangents]
+            before = len(op.nodes)
+            found = [self.to_value(op, node, rule, *pair) for pair in rule.gradients(op, node, cotangents) if pair[0] in self.scope.active]
+            if conditions is None:
+                return found
+            new, handed_on = {output for each in op.nodes[before:] for output in each.outputs}, set(cotangents)
+            own = [(v, g if g in new or g in handed_on else op.raw("Identity", [g])) for v, g in found]
+            return [(v, g if g in handed_on else mark(op, g, conditions, zeros_elsewhere=is_call)) for v, g in own]
 
     @staticmethod
     def of_nothing(op: Builder, read: Iterable[ir.Value], cotangents: Iterable[ir.Value | None]) -> list[tuple[ir.Value, ir.Value]]:
@@ -195,10 +220,13 @@ class Engine:
     @staticmethod
     def to_value(op: Builder, node: ir.Node, rule: Rule, value: ir.Value, g: ir.Value) -> tuple[ir.Value, ir.Value]:
         """A gradient as its rule gives it, in the shape and type of the value that it belongs to."""
+        given = g
         if rule.broadcast:
             g = op.sum_to(g, value, node.outputs[0], [v for v in node.inputs if v is not None and v is not value])
         if is_float(value):
             g = op.Cast(g, to=value.dtype)
+        if g is not given and given in op.scope.presence:
+            op.scope.presence[g] = op.scope.presence[given]
         if g.shape is None:
             g.shape = value.shape
         return value, g

@@ -15,7 +15,7 @@ from exporter.files.skeleton import SMALL, is_weight, skeleton
 from exporter.files.weights import lift_initializers, lift_weights
 from exporter.gradient_graph.inference import infer_shapes
 from symbolics.errors import FormatError
-from symbolics.gradients.control_flow import EXPOSED, OWN_BACKWARD
+from symbolics.gradients.bodies import EXPOSED, OWN_BACKWARD
 from symbolics.graph.values import attr, describe, graph_of, is_mark, rank_of, static_shape
 from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.metadata import read_state

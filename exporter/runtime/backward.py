@@ -59,7 +59,7 @@ class PythonOpBackward(PythonOpGrad):
 
         Args:
             handle: The context.
-            gradients: N tensors owned by the call, None where a cotangent is absent.
+            gradients: N tensors owned by the call, None, or no element, where a cotangent is absent.
 
         Returns:
             One per gradient, as `PythonOpGrad.run` has them; then the handle of the new context as an int64 scalar, None where
@@ -77,7 +77,7 @@ class PythonOpBackward(PythonOpGrad):
             raise RunError.damaged(self.title, "a gradient comes as strings")
         with ExitStack() as stack:
             enter_state(stack, {}, True, self.keeps)
-            given = [None if g is None else self.leaf(g) if self.keeps else plain(g) for g in gradients]
+            given = [None if g is None else self.leaf(g) if self.keeps else plain(g) for g in context.given(gradients)]
             pairs = [(root, g) for root, g in zip(context.roots, given, strict=True) if root is not None and g is not None]
             # All targets where a context is left: a higher order may want what this one does not.
             asked = [target is not None and (ask or self.keeps) for target, ask in zip(context.targets, self.asked, strict=True)]

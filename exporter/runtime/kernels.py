@@ -381,7 +381,7 @@ class PythonOpGrad:
 
         Args:
             handle: The context.
-            gradients: N tensors owned by the call, None where a gradient is absent.
+            gradients: N tensors owned by the call, None, or no element, where a gradient is absent.
 
         Returns:
             One per output: the gradient, of the input's shape (zeros where backward gives None), or None where
@@ -397,7 +397,7 @@ class PythonOpGrad:
             raise RunError.damaged(self.title, "it does not fit its PythonOp")
         if any(isinstance(g, np.ndarray) for g in gradients):
             raise RunError.damaged(self.title, "a gradient comes as strings")
-        pairs = [(root, grad) for root, grad in zip(context.roots, gradients, strict=True) if root is not None and grad is not None]
+        pairs = [(root, g) for root, g in zip(context.roots, context.given(gradients), strict=True) if root is not None and g is not None]
         targets = [target for target, ask in zip(context.targets, self.asked, strict=True) if ask and target is not None]
         found: Sequence[Any] = [None] * len(targets)
         if pairs and targets:

@@ -59,6 +59,14 @@ class Context(NamedTuple):
         """(id, name, shapes, number of roots, roots..., targets...), as the native library makes and reads it."""
         return (self.id, self.name, self.shapes, len(self.roots), *self.roots, *self.targets)
 
+    def given(self, gradients: Sequence[Any]) -> list[Any]:
+        """The gradients of the roots, None for those that are absent: one without elements is, where its root has some."""
+        # A root that is an edge is large.
+        return [
+            None if g is None or (not g.numel() and getattr(root, "numel", lambda: 1)()) else g
+            for root, g in zip(self.roots, gradients, strict=True)
+        ]
+
     @staticmethod
     def unpack(record: tuple[Any, ...]) -> Context:
         """The inverse of `pack`."""

@@ -11,7 +11,7 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir import Value
 
-from symbolics.gradients.control_flow import OWN_BACKWARD
+from symbolics.gradients.bodies import OWN_BACKWARD
 from symbolics.gradients.registry import composite
 from symbolics.graph.builder import Builder
 from symbolics.graph.gru import gru_backward_step, gru_step

@@ -56,6 +56,7 @@ class Scope:
         self.prefix = prefix
         self.constants: dict[Hashable, ir.Value] = {}
         self.active: set[ir.Value] = set()
+        self.presence: dict[ir.Value, tuple[frozenset[ir.Value], bool]] = {}  # see symbolics.graph.presence
         self.backward: Callable[..., dict[ir.Value, ir.Value]] = _no_engine
         self.functions: Mapping[Any, ir.Function] = {}
         self.opset = 18

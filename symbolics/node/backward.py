@@ -21,7 +21,17 @@ from symbolics.node.limits import MAX_ITEMS
 from symbolics.node.names import CALL_ATTRIBUTE, ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, PYTHON_OP_BACKWARD, PYTHON_OP_GRAD
 from symbolics.text import shown
 
-__all__ = ["BACKWARD_SPECS", "complete", "context_of", "count_readers", "is_backward", "next_order", "targets_of", "to_backward"]
+__all__ = [
+    "BACKWARD_SPECS",
+    "complete",
+    "context_of",
+    "count_readers",
+    "is_backward",
+    "is_python_op_grad",
+    "next_order",
+    "targets_of",
+    "to_backward",
+]
 
 _INT, _INTS, _STRING = ir.AttributeType.INT, ir.AttributeType.INTS, ir.AttributeType.STRING
 
@@ -47,6 +57,11 @@ def _is(node: ir.Node | None, domain: str, *kinds: str) -> bool:
 def is_backward(node: ir.Node | None) -> bool:
     """Whether a node is a PythonOpBackward."""
     return _is(node, OWN_DOMAIN, PYTHON_OP_BACKWARD)
+
+
+def is_python_op_grad(node: ir.Node | None) -> bool:
+    """Whether a node is a PythonOpGrad."""
+    return _is(node, ORT_DOMAIN, PYTHON_OP_GRAD)
 
 
 def context_of(node: ir.Node) -> ir.Value | None:
@@ -78,7 +93,7 @@ def complete(node: ir.Node) -> None:
 
     if _is(node, ORT_DOMAIN, PYTHON_OP):
         inputs, outputs = count("input_tensor_types"), 0
-    elif _is(node, ORT_DOMAIN, PYTHON_OP_GRAD):
+    elif is_python_op_grad(node):
         inputs, outputs = 1 + count("input_tensor_types"), count("output_tensor_requires_grads")
     elif is_backward(node):
         outputs = count("output_tensor_types")
@@ -196,7 +211,7 @@ def count_readers(nodes: Iterable[ir.Node]) -> None:
         if context is None or not context.name:
             continue
         readers = [use.node for use in context.uses() if use.idx == 0]
-        readers = [r for r in readers if is_backward(r) or _is(r, ORT_DOMAIN, PYTHON_OP_GRAD)]
+        readers = [r for r in readers if is_backward(r) or is_python_op_grad(r)]
         if len(readers) < 2 and not any(map(is_backward, readers)):
             continue
         for reader in readers:

@@ -398,6 +398,7 @@ int compute_backward(Kernel *kernel, void *context)
         if (check(CALL(INPUT, Status(*)(const void *, size_t, const void **))(context, i, &value)) ||
             (value && gather(kernel, value, kernel->modes[place], &inputs[place])))
             goto done;
+        special |= value && !inputs[place].bytes; /* without elements: Python sees whether it is absent */
     }
     if (special) {
         PyObject *tensors = PyList_New(kernel->inputs), *key = PyLong_FromLongLong(handle);
