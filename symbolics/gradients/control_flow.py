@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 from onnx_ir import Value
@@ -123,84 +124,188 @@ def iterate(op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node) 
     if OWN_BACKWARD in node.meta:
         return node.meta[OWN_BACKWARD](op, node, gs)
     iteration = Iteration.of(op, node)
+    targets = _targets(op, node, iteration, gs)
+    turn = _turn_back(op, node, iteration, gs, targets)
+    _check_unwanted(node, turn.replay, targets.unsuited)
+    targets = targets.reached(turn.replay)
+    carried = _carry(op, targets, turn)
+    stacks = [turn.replay.gradient(r[0], turn.slots[r[0]]) for r in targets.reads]
+    if not carried.ends and not stacks:
+        return {}
+    _tell_presence(op, targets, turn, carried)
+    ends = [*carried.ends, *stacks]
+
+    reader, replay = turn.reader, turn.replay
+    for key, value, copy in replay.impure:
+        copy.replace_all_uses_with(reader.read(expose(op, node, key, 0, value), 0, 0, value))
+    drop_impure(replay)
+    kept = Value(name=op.scope.name("go"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape(()))
+    graph = replay.graph(op.scope.name("backward"), [reader.counter, kept, *(inner for inner, _ in carried.states)], [kept, *ends])
+    _read_forward(op, node, iteration, turn)
+    front = prune(reader.nodes, ())
+    if front:
+        graph.insert_before(graph[0], front)
+    given = [reader.count, op.constant(True, ir.DataType.BOOL), *(outer for _, outer in carried.states)]
+    out = op.node("Loop", given, outputs=len(ends), body=graph)
+    results = list(out) if isinstance(out, tuple) else [out]
+    for k, (_, value, axis, direction) in enumerate(targets.reads, len(carried.states)):  # stacked from the last iteration on
+        results[k] = _as_read(op, results[k], value, axis, direction)
+    return _of_each_value(op, targets, carried, reader.count, results)
+
+
+class _Targets(NamedTuple):
+    """What a backward of a Loop or a Scan may have gradients of.
+
+    Attributes:
+        states, reads: As `Iteration` has them.
+        last: The gradients of the states' final values.
+        wanted: Captured values.
+        unsuited: What can have no gradient: no tensors, or of unknown type.
+        by_torch: Whether zeros take the place of a gradient that is absent.
+    """
+
+    states: list[tuple[Value, Value, Value, int]]
+    reads: list[tuple[Value, Value, int, int]]
+    last: list[Value | None]
+    wanted: list[Value]
+    unsuited: list[Value]
+    by_torch: bool
+
+    def reached(self, replay: Replay) -> _Targets:
+        """The same, without what no gradient reaches."""
+        reads, wanted = ([each for each in self.reads if each[0] in replay.gradients], [v for v in self.wanted if v in replay.gradients])
+        return self._replace(reads=reads, wanted=wanted)
+
+
+def _targets(op: Builder, node: ir.Node, iteration: Iteration, gs: Sequence[Value | None]) -> _Targets:
     wanted, unsuited = _wanted(op, node)
     by_torch = is_function_of_torch(node)
     states = [s for s in iteration.states if _is_float_state(s)] if by_torch else _with_gradient(iteration, gs)
-    reads = [r for r in iteration.reads if r[1] in op.scope.active and is_float_tensor(r[1])]
     open_states = [s for s in iteration.states if may_be_float(s[0]) and not _is_float_state(s)]
     for _, _, initial, index in open_states:
         if gs[index] is not None:
             raise _unsuited(node, initial)
+    active = [r for r in iteration.reads if r[1] in op.scope.active]
     unsuited += [s[0] for s in open_states]
-    unsuited += [r[0] for r in iteration.reads if r[1] in op.scope.active and may_be_float(r[1]) and not is_float_tensor(r[1])]
-    targets = [*[s[0] for s in states], *[r[0] for r in reads], *wanted, *unsuited]
-    last = [gs[s[3]] for s in states]
-    lasting = [by_torch or (g is not None and conditions_of(op, g) is None) for g in last]  # whether it is there in every iteration
+    unsuited += [r[0] for r in active if may_be_float(r[1]) and not is_float_tensor(r[1])]
+    reads = [r for r in active if is_float_tensor(r[1])]
+    return _Targets(states, reads, [gs[s[3]] for s in states], wanted, unsuited, by_torch)
+
+
+@dataclass
+class _Turn:
+    """The body of a backward: an iteration, undone.
+
+    Attributes:
+        reader: Reads what the forward iteration made.
+        slots: What stands in the copy for what the iteration was given.
+        lasting: Of each state, whether its gradient is there in every iteration.
+        flags: Of each state, whether it is there in this one.
+        entering: Of each state, its gradient as it comes in.
+        replay: The copy, with its backward.
+    """
+
+    reader: Reader
+    slots: dict[Value, Value]
+    lasting: list[bool]
+    flags: list[Value]
+    entering: list[Value]
+    replay: Replay
+
+
+def _turn_back(op: Builder, node: ir.Node, iteration: Iteration, gs: Sequence[Value | None], targets: _Targets) -> _Turn:
+    by_torch = targets.by_torch
+    asked = [*[s[0] for s in targets.states], *[r[0] for r in targets.reads], *targets.wanted, *targets.unsuited]
+    lasting = [by_torch or (g is not None and conditions_of(op, g) is None) for g in targets.last]
     while True:
         reader = Reader(op, op.child())
         slots = {v: reader.slot(v) for v in (*iteration.entries, *[r[0] for r in iteration.reads])}
         mapping: dict[Value, Value | None] = {**slots}
         if iteration.always_true is not None:
             mapping[iteration.always_true] = op.constant(True, ir.DataType.BOOL)
-        seeds: list[tuple[Value, Value | None]] = []
-        flags = [Value(name=op.scope.name("is_there"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape(())) for _ in states]
+        flags = [_flag(op, "is_there") for _ in targets.states]
         entering = []
-        for (inner, result, initial, _), flag, always in zip(states, flags, lasting):
+        for (inner, _, initial, _), flag, always in zip(targets.states, flags, lasting):
             g = Value(name=op.scope.name("carried"), type=initial.type, shape=inner.shape or initial.shape)
             entering.append(mark(op, g, None if always else frozenset([flag]), zeros_elsewhere=True))
-            seeds.append((result, g))
+        seeds: list[tuple[Value, Value | None]] = [(s[1], g) for s, g in zip(targets.states, entering)]
         for result, index, axis, direction in iteration.writes:
             if (stacked := gs[index]) is not None:
                 seeds.append((result, mark(op, reader.read(stacked, axis, direction, result), conditions_of(op, stacked))))
             elif by_torch and is_float_tensor(result):
                 seeds.append((result, None))
-        replay = replay_of(op, 0, iteration.body, mapping, seeds, targets)
-        found = [always and (by_torch or replay.presence(s[0]) is None) for s, always in zip(states, lasting)]
+        replay = replay_of(op, 0, iteration.body, mapping, seeds, asked)
+        found = [always and (by_torch or replay.presence(s[0]) is None) for s, always in zip(targets.states, lasting)]
         if found == lasting:
-            break
+            return _Turn(reader, slots, lasting, flags, entering, replay)
         lasting = found
         for each in (*replay.copies, *replay.inside.nodes, *reader.nodes):
             discard(each)
-    _check_unwanted(node, replay, unsuited)
-    inside = replay.inside
-    wanted = [value for value in wanted if value in replay.gradients]
-    reads = [read for read in reads if read[0] in replay.gradients]
 
-    carried = [(v, op.zeros_like(s[2]) if g is None else gate(op, g)) for s, v, g in zip(states, entering, last)]
-    ends = [replay.gradient(s[0], v) for s, v in zip(states, entering)]
-    for value in wanted:
+
+def _flag(op: Builder, name: str) -> Value:
+    return Value(name=op.scope.name(name), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape(()))
+
+
+@dataclass
+class _Carried:
+    """What goes from one iteration of a backward to the next.
+
+    Attributes:
+        states: (value of the body, what it is at first).
+        ends: What each becomes.
+        told: A state, a read or a captured value -> the place among these of whether its gradient is there once the loop is over.
+        after_one: Those whose gradient is there once an iteration ran.
+    """
+
+    states: list[tuple[Value, Value]]
+    ends: list[Value]
+    told: dict[Value, int] = field(default_factory=dict)
+    after_one: set[Value] = field(default_factory=set)
+
+    def tell(self, of: Value, flag: Value, first: Value, end: Value) -> None:
+        """Carry along whether a gradient is there."""
+        self.told[of] = len(self.states)
+        self.states.append((flag, first))
+        self.ends.append(end)
+
+
+def _carry(op: Builder, targets: _Targets, turn: _Turn) -> _Carried:
+    replay, inside = turn.replay, turn.replay.inside
+    states = [(v, op.zeros_like(s[2]) if g is None else gate(op, g)) for s, v, g in zip(targets.states, turn.entering, targets.last)]
+    ends = [replay.gradient(s[0], v) for s, v in zip(targets.states, turn.entering)]
+    for value in targets.wanted:
         total = Value(name=op.scope.name("total"), type=value.type, shape=value.shape)
-        carried.append((total, op.zeros_like(value)))
+        states.append((total, op.zeros_like(value)))
         ends.append(inside.Add(total, gate(inside, replay.gradients[value])))
-    stacks_of_gradients = [replay.gradient(r[0], slots[r[0]]) for r in reads]
-    if not ends and not stacks_of_gradients:
-        return {}
-    # Whether each is there once the loop is over: of a state what its flag says, of the others whether any iteration had it.
-    told: dict[Value, int] = {}
-    after_one: set[Value] = set()
-    read = {flag for s in (*states, *reads) for flag in replay.presence(s[0]) or ()}.union(*(replay.presence(v) or () for v in wanted))
-    for (inner, *_), flag, always, given in zip(states, flags, lasting, last):
-        if not always and given is None and replay.presence(inner) is None:
-            after_one.add(inner)
-        if not always and (inner not in after_one or flag in read or flag.uses()):
-            told[inner] = len(carried)
-            carried.append((flag, op.constant(False, ir.DataType.BOOL) if given is None else holds(op, conditions_of(op, given))))
-            ends.append(replay.holds(inner))
-    for value in (*wanted, *[r[0] for r in reads]):
-        if replay.presence(value) is None:
-            after_one.update([value] if value in wanted and not by_torch else [])
-        elif not by_torch:
-            flag = Value(name=op.scope.name("was_there"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape(()))
-            told[value] = len(carried)
-            carried.append((flag, op.constant(False, ir.DataType.BOOL)))
-            ends.append(inside.Or(flag, replay.holds(value)))
-    ends += stacks_of_gradients
+    return _Carried(states, ends)
 
-    for key, value, copy in replay.impure:
-        copy.replace_all_uses_with(reader.read(expose(op, node, key, 0, value), 0, 0, value))
-    drop_impure(replay)
-    kept = Value(name=op.scope.name("go"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape(()))
-    graph = replay.graph(op.scope.name("backward"), [reader.counter, kept, *[g for g, _ in carried]], [kept, *ends])
+
+def _tell_presence(op: Builder, targets: _Targets, turn: _Turn, carried: _Carried) -> None:
+    """Let the loop say which gradients are there once it is over: of a state what its flag says, of others whether any iteration had it."""
+    replay, never = turn.replay, op.constant(False, ir.DataType.BOOL)
+    others = [*targets.wanted, *[r[0] for r in targets.reads]]
+    read = {flag for value in (*[s[0] for s in targets.states], *others) for flag in replay.presence(value) or ()}
+    for (inner, *_), flag, always, given in zip(targets.states, turn.flags, turn.lasting, targets.last):
+        if always:
+            continue
+        if given is None and replay.presence(inner) is None:
+            carried.after_one.add(inner)
+        if inner not in carried.after_one or flag in read or flag.uses():
+            carried.tell(inner, flag, never if given is None else holds(op, conditions_of(op, given)), replay.holds(inner))
+    if targets.by_torch:
+        return
+    for value in others:
+        if replay.presence(value) is not None:
+            flag = _flag(op, "was_there")
+            carried.tell(value, flag, never, replay.inside.Or(flag, replay.holds(value)))
+        elif value in targets.wanted:
+            carried.after_one.add(value)
+
+
+def _read_forward(op: Builder, node: ir.Node, iteration: Iteration, turn: _Turn) -> None:
+    """Let each backward iteration read what its forward one was given, and find out how many there are."""
+    reader, slots = turn.reader, turn.slots
     stacks = [(inner, outer, axis, direction) for inner, outer, axis, direction in iteration.reads if slots[inner].uses()]
     for i, value in enumerate(iteration.entries):
         if slots[value].uses():
@@ -214,26 +319,23 @@ def iterate(op: Builder, gs: Sequence[Value | None], *xs: Value, node: ir.Node) 
             end = len(iteration.entries) - 1
             stack, axis = expose(op, node, ("entry", end), 0, iteration.entries[end]), 0
         reader.count = op.Squeeze(op.Shape(stack, start=axis, end=axis + 1 or None), [0])
-    front = prune(reader.nodes, ())
-    if front:
-        graph.insert_before(graph[0], front)
-    out = op.node("Loop", [reader.count, op.constant(True, ir.DataType.BOOL), *[v for _, v in carried]], outputs=len(ends), body=graph)
-    results = list(out) if isinstance(out, tuple) else [out]
-    for k, (_, value, axis, direction) in enumerate(reads, len(carried)):  # stacked from the last iteration on
-        results[k] = _as_read(op, results[k], value, axis, direction)
-    values = [(s[0], s[2]) for s in states] + [(v, v) for v in wanted] + [r[:2] for r in reads]
-    gradients = [*results[: len(states) + len(wanted)], *results[len(carried) :]]
-    runs = op.const(reader.count)
+
+
+def _of_each_value(op: Builder, targets: _Targets, carried: _Carried, count: Value | None, results: Sequence[Value]) -> dict[Value, Value]:
+    """The gradient of each value outside, of the results of a backward of so many iterations: one value may start several states."""
+    values = [(s[0], s[2]) for s in targets.states] + [(v, v) for v in targets.wanted] + [r[:2] for r in targets.reads]
+    gradients = [*results[: len(targets.states) + len(targets.wanted)], *results[len(carried.states) :]]
+    runs = op.const(count)
     parts: dict[Value, list[Value]] = {}
-    for (inner, value), g in zip(values, gradients):  # one value may start several states
-        if inner in after_one:
+    for (inner, value), g in zip(values, gradients):
+        if inner in carried.after_one:
             if runs is None or not runs:
-                mark(op, g, frozenset([op.Greater(reader.count, 0)]), zeros_elsewhere=True)
-        elif inner in told:
-            mark(op, g, frozenset([results[told[inner]]]), zeros_elsewhere=True)
+                mark(op, g, frozenset([op.Greater(count, 0)]), zeros_elsewhere=True)
+        elif inner in carried.told:
+            mark(op, g, frozenset([results[carried.told[inner]]]), zeros_elsewhere=True)
         g.type, g.shape = value.type, value.shape
         parts.setdefault(value, []).append(g)
-    return {value: gs[0] if len(gs) == 1 else sum_of(op, gs, value) for value, gs in parts.items()}
+    return {value: found[0] if len(found) == 1 else sum_of(op, found, value) for value, found in parts.items()}
 
 
 def _is_float_state(state: tuple[Value, Value, Value, int]) -> bool:
