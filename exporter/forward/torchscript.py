@@ -82,7 +82,7 @@ def _translate_torchscript(
     order = list(inspect.signature(model.forward).parameters)
     keywords = dict(sorted(keywords.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
     constants: dict[int, Any] = {}
-    if options.get("input_names") is None:
+    if not options.get("input_names"):
         options["input_names"] = input_names(model, args, keywords)
         args, constants = without_numbers(args)
     if not any(

@@ -107,21 +107,34 @@ def test_a_quantised_model_on_torchscript():
     np.testing.assert_allclose(got, model(x), atol=2 * float(model[1].scale))
 
 
-@pytest.mark.parametrize("option", [{"keep_initializers_as_inputs": True}, {"export_params": False}, {"external_data": True}])
+class _Doubled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 100))
+
+    def forward(self, x):
+        return Double.apply(x) @ self.weight
+
+
+@pytest.mark.parametrize("option", [{"keep_initializers_as_inputs": True}, {"external_data": True}, {}])
 def test_save_does_what_the_export_was_told_of_the_file(option, dynamo, tmp_path):
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(4, 100))
-
-        def forward(self, x):
-            return Double.apply(x) @ self.weight
-
-    exporter.export(Net(), (torch.randn(5, 4),), dynamo=dynamo, **option).save(tmp_path / "told.onnx")
-    made = onnx.load(tmp_path / "told.onnx", load_external_data=False)
+    """export() took these options and dropped them."""
+    exporter.export(_Doubled(), (torch.randn(5, 4),), dynamo=dynamo, **option).save(tmp_path / "m.onnx")
+    made = onnx.load(tmp_path / "m.onnx", load_external_data=False)
     assert len(made.graph.input) == (2 if "keep_initializers_as_inputs" in option else 1)
-    assert len(made.graph.initializer) == (0 if "export_params" in option else 1)
+    assert len(made.graph.initializer) == 1
     assert len(list(tmp_path.iterdir())) == (2 if "external_data" in option else 1)
-    exporter.export(Net(), (torch.randn(5, 4),), dynamo=dynamo).save(tmp_path / "plain.onnx")
-    assert len(onnx.load(tmp_path / "plain.onnx").graph.input) == 1
-    assert not list(tmp_path.glob("plain.onnx.*"))
+
+
+def test_parameters_that_are_left_out_are_inputs(dynamo):
+    """As in torch; the nodes read what was not there."""
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval(), torch.randn(5, 4)
+    made = _under_the_hook(model, (x,), dynamo, export_params=False, input_names=["x"])
+    state = {name: value for name, value in model.state_dict().items() if value.is_floating_point()}
+    assert [value.name for value in made.graph.input] == ["x", *state]
+    np.testing.assert_allclose(_run(made, x, *state.values())[0], model(x).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_no_names_of_inputs_are_forwards_own(dynamo):
+    made = _under_the_hook(nn.Linear(4, 3), (torch.randn(5, 4),), dynamo, input_names=())
+    assert [value.name for value in made.graph.input] == ["input"]
