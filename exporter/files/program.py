@@ -128,7 +128,7 @@ class Program:
         named = [value for name, value in graph.initializers.items() if held or name in state]
         graph.inputs.extend(value for value in named if held or value.uses() or value.is_graph_output())
         for value in named if not held else ():
-            graph.initializers.pop(value.name)
+            graph.initializers.pop(str(value.name))
         return model
 
 
