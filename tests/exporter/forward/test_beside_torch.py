@@ -138,3 +138,61 @@ def test_parameters_that_are_left_out_are_inputs(dynamo):
 def test_no_names_of_inputs_are_forwards_own(dynamo):
     made = _under_the_hook(nn.Linear(4, 3), (torch.randn(5, 4),), dynamo, input_names=())
     assert [value.name for value in made.graph.input] == ["input"]
+
+
+class _Steps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 4), nn.Parameter(torch.rand(4), requires_grad=False)
+
+    def forward(self, x: torch.Tensor, steps: int) -> torch.Tensor:
+        for _ in range(steps):
+            x = torch.tanh(self.layer(x)) * self.scale if bool(x.sum() > 0) else x + 1
+        return x
+
+
+def test_a_scripted_model_with_a_loop():
+    model, x = torch.jit.script(_Steps()), torch.randn(3, 4)
+    loaded = exporter.load(exporter.export(model.eval(), (x, torch.tensor(2)), dynamo=False))
+    assert {name: p.requires_grad for name, p in loaded.named_parameters()} == {
+        name: p.requires_grad for name, p in model.named_parameters()
+    }
+    for steps in (0, 1, 3):
+        for each in (x, x.abs() + 1):
+            model.zero_grad(), loaded.zero_grad()
+            one, two = model(each, steps), loaded(each, torch.tensor(steps))
+            torch.testing.assert_close(two, one)
+            if steps:
+                one.square().sum().backward(), two.square().sum().backward()
+                for name, parameter in loaded.named_parameters():
+                    torch.testing.assert_close(parameter.grad, dict(model.named_parameters())[name].grad)
+
+
+class _Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count += 1
+        return x * self.count
+
+
+class _Detaches(nn.Module):
+    def forward(self, x):
+        return x.detach() * 2
+
+
+class _Doubles(nn.Module):
+    def forward(self, x):
+        return Double.apply(x)
+
+
+def test_what_a_scripted_model_would_lose():
+    x = torch.randn(3, 4)
+    with pytest.warns(exporter.errors.PythonopWarning, match="count"):
+        exporter.export(torch.jit.script(_Counts()).eval(), (x,), dynamo=False)
+    with pytest.raises(exporter.ExportError, match=r"ScriptModule that calls aten::detach: its gradient"):
+        exporter.export(torch.jit.script(_Detaches()), (x,), dynamo=False)
+    with pytest.raises(exporter.ExportError, match=r"ScriptModule that calls Double"):
+        exporter.export(torch.jit.trace(_Doubles(), x), (x,), dynamo=False)
