@@ -16,6 +16,7 @@ from exporter.files.tensors import HeldTensor, check_data, held_tensors, inside,
 from exporter.files.valid import check_valid
 from symbolics.errors import ExportError, FormatError, PythonopError
 from symbolics.node.dialects import to_dialect
+from symbolics.node.metadata import state_of
 from symbolics.text import clean
 
 __all__ = ["PortableCall", "Program", "model_bytes", "save_model", "save_models"]
@@ -109,7 +110,7 @@ class Program:
                 a dialect cannot say a node, or the model is not valid ONNX. Nothing is written then.
         """
         external_data = self.asked.get("external_data") if external_data is None else external_data
-        model, check = self.as_asked(), check and self.whole
+        model = self.as_asked()
         if schema is None:
             save_model(model, path, external_data=external_data, check=check)
         else:
@@ -117,21 +118,17 @@ class Program:
                 check_valid(model)
             save_model(to_dialect(model, schema), path, external_data=external_data, check=False)
 
-    @property
-    def whole(self) -> bool:
-        """Whether the file has its weights: without them, a model's nodes read what is not there."""
-        return bool(self.asked.get("export_params", True))
-
     def as_asked(self) -> ir.Model:
-        """The model as its file has it: with its initializers as inputs, or without them, where the export was told so."""
-        as_inputs = bool(self.asked.get("keep_initializers_as_inputs"))
-        if self.whole and not as_inputs:
+        """The model as its file has it: with all initializers as inputs, or with its parameters and buffers as inputs alone, where the export was told so."""
+        held = self.asked.get("export_params", True)
+        if held and not self.asked.get("keep_initializers_as_inputs"):
             return self.model
-        model = self.model.clone()
-        if as_inputs:
-            model.graph.inputs.extend(model.graph.initializers.values())
-        if not self.whole:
-            model.graph.initializers.clear()
+        graph = (model := self.model.clone()).graph
+        state = {entry.initializer for entry in (state_of(model) or {}).values()}
+        named = [value for name, value in graph.initializers.items() if held or name in state]
+        graph.inputs.extend(value for value in named if held or value.uses() or value.is_graph_output())
+        for value in named if not held else ():
+            graph.initializers.pop(str(value.name))
         return model
 
 

@@ -24,7 +24,7 @@ def check_model(model: Any, *, dynamo: bool) -> None:
 
     Raises:
         ArgumentError: It is a class, no module, or for TorchScript a DataParallel.
-        ExportError: It is, or contains, a ScriptModule.
+        ExportError: It is, or contains, a ScriptModule; TorchScript takes one whose gradient nothing in it stops.
     """
     if isinstance(model, type):
         made = "an instance of it" if issubclass(model, torch.nn.Module) else "a torch.nn.Module"
@@ -40,10 +40,36 @@ def check_model(model: Any, *, dynamo: bool) -> None:
         raise ArgumentError(f"the model is {what}, not a torch.nn.Module{': exporter.load opens a file' if isinstance(model, str) else ''}")
     if isinstance(model, torch.nn.DataParallel) and not dynamo:
         raise ArgumentError("the model is a DataParallel, which spreads a batch over devices: export what is inside of it, model.module")
+    if isinstance(model, torch.jit.ScriptModule) and not dynamo:
+        return _check_scripted(model)
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise ExportError(
                 f"module {name or '<root>'} ({module.original_name}) is a ScriptModule: its Functions cannot be seen. "
+                "Export the Python module that it was made from (leave out torch.jit.script / torch.jit.trace)"
+            )
+
+
+#: What ends a gradient in a compiled graph, where nothing marks it; a Function of Python.
+_UNSEEN = (
+    "prim::PythonOp",
+    "aten::detach",
+    "aten::detach_",
+    "prim::data",
+    "prim::Enter",
+    "aten::requires_grad_",
+    "aten::set_grad_enabled",
+    "aten::Float",
+    "aten::FloatImplicit",
+)
+
+
+def _check_scripted(model: torch.jit.ScriptModule) -> None:
+    """No trace sees what is in a ScriptModule."""
+    for kind in _UNSEEN:
+        if what := private.compiled_call(model, kind):
+            raise ExportError(
+                f"the model ({model.original_name}) is a ScriptModule that calls {what}: its gradient cannot be kept in what was compiled before. "
                 "Export the Python module that it was made from (leave out torch.jit.script / torch.jit.trace)"
             )
 

@@ -298,8 +298,7 @@ def write(program: Program, f: Any, external_data: bool | None = None) -> None:
     with without_gc():
         if hasattr(f, "write"):
             model = program.as_asked()
-            if program.whole:
-                check_valid(model)
+            check_valid(model)
             f.write(ir.to_proto(model).SerializeToString())
         else:
             program.save(os.fspath(f), external_data=external_data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import io
 import threading
@@ -24,12 +25,15 @@ from exporter.forward.opset import check_asked
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
 from exporter.forward.state import ModelState, all_buffers_named
 from exporter.forward.unchanged import Kept
+from exporter.train_mode.buffers import warn_of_lost
 from symbolics import torch_private as private
 from symbolics.capture.marks import differentiable_inputs, holds_tensor
+from symbolics.capture.recorder import active_recorder
 from symbolics.capture.torchscript import symbolics_registered
 from symbolics.errors import ArgumentError
 from symbolics.graph.collector import without_gc
 from symbolics.node.dtypes import onnx_type
+from symbolics.node.names import UNCHECKED_KEY
 
 __all__ = ["decide_folding", "export_torchscript", "fold_constants", "infer_node", "infer_shapes"]
 
@@ -61,6 +65,9 @@ def export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: A
         args = tuple(rest)
     with surroundings(current, options.get("verbose")):
         translates(None, options.get("opset_version"))
+        if isinstance(model, torch.jit.ScriptModule):
+            _translate_scripted(current, original, model, (*args, keywords) if keywords else args, **options)
+            return _handed_out(current, f, asked)
         judged(
             current,
             model,
@@ -69,10 +76,43 @@ def export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: A
             lambda: _translate_torchscript(current, original, model, args, keywords, **options),
             training=True if options["training"] == torch.onnx.TrainingMode.TRAINING else None,
         )
+    _handed_out(current, f, asked)
+
+
+def _handed_out(current: Hook, f: Any, asked: dict[str, Any]) -> None:
     assert current.program is not None
     current.program.asked = asked
     if f is not None:
         write(current.program, f)
+
+
+def _translate_scripted(current: Hook, original: Any, model: Any, args: Any, do_constant_folding: bool = True, **options: Any) -> None:
+    """What was compiled before is translated as it is: no trace runs, and nothing in it is captured."""
+    recorder, state = active_recorder(), ModelState.of(model)
+    assert recorder is not None
+    recorder.begin(None)
+    trial = copy.deepcopy(model)
+    trial(*copy.deepcopy(args[:-1]), **args[-1]) if args and isinstance(args[-1], dict) else trial(*copy.deepcopy(args))
+    recorder.capture.missed = state.changed(trial)
+    draft = io.BytesIO()
+    options |= {"do_constant_folding": False, "export_params": False, "keep_initializers_as_inputs": True}
+    with _drafting(folds=do_constant_folding):
+        original(model, args, draft, **options)
+    translated = _read(draft, bool(do_constant_folding), options)
+    _parameters_to_initializers(translated.graph, state)
+    finish(translated, recorder, state, optimize=bool(do_constant_folding), rewrite=False)
+    check_output_names(options.get("output_names"), translated, options.get("input_names") or ())
+    translated.metadata_props[UNCHECKED_KEY] = "it is a ScriptModule"
+    warn_of_lost(translated, stacklevel=5)
+    current.program = Program(translated)
+
+
+def _read(draft: io.BytesIO, optimize: bool, options: dict[str, Any]) -> ir.Model:
+    """The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does."""
+    proto = onnx.load_from_string(draft.getvalue())
+    constants_to_initializers(proto.graph, merge=optimize)
+    drop_invented_sizes(proto.graph, _names_of_sizes(options.get("dynamic_axes") or {}))
+    return read_draft(onnx.shape_inference.infer_shapes(proto, data_prop=True))
 
 
 def _translate_torchscript(
@@ -82,7 +122,7 @@ def _translate_torchscript(
     order = list(inspect.signature(model.forward).parameters)
     keywords = dict(sorted(keywords.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
     constants: dict[int, Any] = {}
-    if options.get("input_names") is None:
+    if not options.get("input_names"):
         options["input_names"] = input_names(model, args, keywords)
         args, constants = without_numbers(args)
     if not any(
@@ -125,11 +165,7 @@ def _translate_torchscript(
                 raise ArgumentError(f"output_names: {error}") from error
             raise
         recorder.capture.missed = state.changed(model, trace.dirtied)
-        # The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does.
-        proto = onnx.load_from_string(draft.getvalue())
-        constants_to_initializers(proto.graph, merge=bool(optimize))
-        drop_invented_sizes(proto.graph, _names_of_sizes(options.get("dynamic_axes") or {}))
-        translated = read_draft(onnx.shape_inference.infer_shapes(proto, data_prop=True))
+        translated = _read(draft, bool(optimize), options)
         recorder.capture.anchored, trace.anchors = len(trace.anchors), []
         _parameters_to_initializers(translated.graph, state)
         _keep_unread_inputs(translated.graph, options["input_names"], args, options.get("dynamic_axes") or {})

@@ -108,6 +108,7 @@ from symbolics.torch_private.tensors import (
 )
 from symbolics.torch_private.threads import openmp_functions
 from symbolics.torch_private.torchscript import (
+    compiled_call,
     has_bodies,
     inner_function,
     is_tracing,
@@ -170,6 +171,7 @@ __all__ = [
     "captured_by_dynamo",
     "captures_here",
     "check_schema",
+    "compiled_call",
     "condition_on_sizes",
     "cpp_function_of",
     "definition_of",

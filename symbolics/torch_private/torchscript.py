@@ -96,6 +96,16 @@ def torchscript_has(name: str, opset: int | None) -> bool:
     return bool(registry.is_registered_op(name, opset or _constants.ONNX_DEFAULT_OPSET))
 
 
+def compiled_call(model: torch.jit.ScriptModule, kind: str) -> str:
+    """The name of an operator that a compiled model calls, of a Function or function where it is Python's; "" where it calls none.
+
+    The graph of a ScriptModule is public, what is in it is not.
+    """
+    graph: Any = model.inlined_graph
+    found = graph.findAllNodes(kind)
+    return "" if not found else str(found[0].pyname()) if kind == "prim::PythonOp" else kind
+
+
 def torchscript_constant(value: Any) -> Any:
     """The number or text that a constant of the TorchScript exporter holds; None for any other value."""
     node = value.node()

@@ -160,7 +160,7 @@ ROWS: dict[str, Row] = {
     "a function": Row(r"function.*torch\.nn\.Module", export(mse), True),
     "a path": Row(r"'net\.onnx'.*exporter\.load", export("net.onnx"), True),
     "None": Row(r"None.*torch\.nn\.Module", export(None), True),
-    "a ScriptModule": Row(r"ScriptModule", lambda files, dynamo: exporter.export(scripted(), (X,), dynamo=dynamo), True),
+    "a ScriptModule": Row(r"ScriptModule", lambda files: exporter.export(scripted(), (X,))),
     "a DataParallel": Row(r"DataParallel.*\.module", lambda files: exporter.export(nn.DataParallel(NET), (X,), dynamo=False)),
     "parameters on meta": Row(r"device meta", lambda files, dynamo: exporter.export(Net().to("meta"), (X,), dynamo=dynamo), True),
     # --------------------------------------------------------------------------------------- export: the arguments

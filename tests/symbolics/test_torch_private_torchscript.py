@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from symbolics import torch_private as private
+from tests.zoo.functions import Double
 
 
 def test_opsets_of_torchscript(tmp_path):
@@ -29,6 +30,22 @@ def test_torchscript_symbolic(tmp_path):
     finally:
         torch.onnx.unregister_custom_op_symbolic("aten::hardtanh", opset)
     assert private.torchscript_symbolic("aten::hardtanh") == (opset, own)
+
+
+def test_compiled_call():
+    class Loop(torch.nn.Module):
+        def forward(self, x):
+            for _ in range(2):
+                x = x.detach() + 1
+            return x
+
+    class Calls(torch.nn.Module):
+        def forward(self, x):
+            return Double.apply(x)
+
+    assert private.compiled_call(torch.jit.script(Loop()), "aten::detach") == "aten::detach"
+    assert private.compiled_call(torch.jit.script(Loop()), "prim::PythonOp") == ""
+    assert private.compiled_call(torch.jit.trace(Calls(), torch.ones(2)), "prim::PythonOp") == "Double"
 
 
 def test_torchscript_has():

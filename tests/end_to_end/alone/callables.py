@@ -21,6 +21,32 @@ def scripted() -> Given:
     return Given(torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()), (some(),))
 
 
+class _Steps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, steps: int) -> torch.Tensor:
+        for _ in range(steps):
+            x = torch.tanh(self.layer(x)) if bool(x.sum() > 0) else x + 1
+        return x
+
+
+@add
+def scripted_loop() -> Given:
+    given = Given(torch.jit.script(_Steps().eval()), (some(), torch.tensor(2)), options={"input_names": ["x", "steps"]})
+    given.runs = [((some(), torch.tensor(3)), {})]
+    return given
+
+
+@add
+def scripted_dynamically() -> Given:
+    model = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval())
+    given = Given(model, (some(),), options={"input_names": ["x"], "dynamic_axes": {"x": {0: "n"}}})
+    given.runs = [((some(5, 4),), {})]
+    return given
+
+
 @add
 def traced() -> Given:
     return Given(torch.jit.trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), (some(),)), (some(),))

@@ -185,7 +185,8 @@ def _value(value: ir.Value) -> tuple[str, int, list[Any]]:
 
 def _chosen(given: Given, args: Any, kwargs: Any, count: int) -> Iterator[list[np.ndarray]]:
     """What is fed: the tensors; where the file has another number of inputs, any as many of all leaves (exporters drop what is not read)."""
-    order = list(inspect.signature(given.model.forward).parameters) if hasattr(given.model, "forward") else []
+    forward = given.model.forward if isinstance(given.model, torch.nn.Module) else None
+    order = [] if forward is None or isinstance(forward, torch.ScriptMethod) else list(inspect.signature(forward).parameters)
     ordered = sorted(kwargs.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order))
     for keywords in (dict(ordered), kwargs):
         leaves = [leaf for leaf in pytree.tree_leaves((args, keywords)) if isinstance(leaf, torch.Tensor | bool | int | float)]

@@ -9,8 +9,8 @@ _RETURNED = "a parameter or buffer keeps its name, as gradients are given out by
 _FORWARDS = "torch renames an input that forward returns as it is: ours has forward's name"
 _NUMBERED = "torch names a result after the node that makes it: gradients are taken through other nodes than torch's fused one"
 _NUMBER = "a number among the arguments is a constant, as on the other exporter; with input_names= it is an input, as in torch"
-_SCRIPT = "nothing says where gradients stop in what was compiled before"
 _RENORM = "embeddings are changed in place in a forward: the refusal names the parameter whose gradient would be lost"
+_HOOK = "the refusal names the hook on a gradient that would be lost"
 _OPSET = "torch writes opset 18 where 13 was asked for, and says nothing that a program sees"
 
 #: (model, whether on dynamo) -> (what `worse` says, a pattern; the reason).
@@ -25,6 +25,8 @@ DIFFERS: dict[tuple[str, bool], tuple[str, str]] = {
     ("parameter_returned", True): ("outputs .*'w/returned'", _RETURNED),
     ("buffer_returned", True): ("outputs .*'b/returned'", _RETURNED),
     ("integer_argument", False): ("inputs ", _NUMBER),
-    ("scripted", False): ("is a ScriptModule: its Functions cannot be seen", _SCRIPT),
+    ("hooks_around_modules", True): ("outputs .*'view_1'", _NUMBERED),
+    ("gradient_hook_on_a_value", True): ("the hook .*<lambda> on the gradient of a tensor.* a file cannot name it", _HOOK),
+    ("gradient_hook_on_a_value", False): ("the hook .*<lambda> on the gradient of a tensor.* a file cannot name it", _HOOK),
     ("opset_old", True): ("wrote opset 18 and cannot convert the model to 13", _OPSET),
 }

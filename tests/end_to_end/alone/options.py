@@ -104,6 +104,16 @@ def initializers_as_inputs() -> Given:
 
 
 @add
+def parameters_left_out() -> Given:
+    return _options(export_params=False)
+
+
+@add
+def no_names() -> Given:
+    return _options(input_names=(), output_names=[])
+
+
+@add
 def external_data() -> Given:
     return _options(external_data=True)
 

@@ -63,7 +63,7 @@ def test_weights_of_no_type_of_their_own_and_values_in_other_files(tmp_path):
 
 
 def test_torchs_own_saving_is_checked_too(monkeypatch, tmp_path, dynamo):
-    """Under hook(); but not where somebody leaves the weights out, of which the nodes then know nothing."""
+    """Under hook(), also where somebody leaves the weights out, which are inputs then."""
 
     def refused(model):
         raise ExportError("checked")
@@ -72,7 +72,6 @@ def test_torchs_own_saving_is_checked_too(monkeypatch, tmp_path, dynamo):
     monkeypatch.setattr("exporter.files.program.check_valid", refused)
     model, x = torch.nn.Linear(3, 2), torch.randn(4, 3)
     for place in (tmp_path / "m.onnx", io.BytesIO()):
-        with exporter.hook(), pytest.raises(ExportError, match="checked"):
-            torch.onnx.export(model, (x,), place, dynamo=dynamo)
-        with exporter.hook():
-            torch.onnx.export(model, (x,), place, dynamo=dynamo, export_params=False)
+        for held in (True, False):
+            with exporter.hook(), pytest.raises(ExportError, match="checked"):
+                torch.onnx.export(model, (x,), place, dynamo=dynamo, export_params=held)

@@ -107,21 +107,92 @@ def test_a_quantised_model_on_torchscript():
     np.testing.assert_allclose(got, model(x), atol=2 * float(model[1].scale))
 
 
-@pytest.mark.parametrize("option", [{"keep_initializers_as_inputs": True}, {"export_params": False}, {"external_data": True}])
+class _Doubled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 100))
+
+    def forward(self, x):
+        return Double.apply(x) @ self.weight
+
+
+@pytest.mark.parametrize("option", [{"keep_initializers_as_inputs": True}, {"external_data": True}, {}])
 def test_save_does_what_the_export_was_told_of_the_file(option, dynamo, tmp_path):
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(4, 100))
-
-        def forward(self, x):
-            return Double.apply(x) @ self.weight
-
-    exporter.export(Net(), (torch.randn(5, 4),), dynamo=dynamo, **option).save(tmp_path / "told.onnx")
-    made = onnx.load(tmp_path / "told.onnx", load_external_data=False)
+    """export() took these options and dropped them."""
+    exporter.export(_Doubled(), (torch.randn(5, 4),), dynamo=dynamo, **option).save(tmp_path / "m.onnx")
+    made = onnx.load(tmp_path / "m.onnx", load_external_data=False)
     assert len(made.graph.input) == (2 if "keep_initializers_as_inputs" in option else 1)
-    assert len(made.graph.initializer) == (0 if "export_params" in option else 1)
+    assert len(made.graph.initializer) == 1
     assert len(list(tmp_path.iterdir())) == (2 if "external_data" in option else 1)
-    exporter.export(Net(), (torch.randn(5, 4),), dynamo=dynamo).save(tmp_path / "plain.onnx")
-    assert len(onnx.load(tmp_path / "plain.onnx").graph.input) == 1
-    assert not list(tmp_path.glob("plain.onnx.*"))
+
+
+def test_parameters_that_are_left_out_are_inputs(dynamo):
+    """As in torch; the nodes read what was not there."""
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval(), torch.randn(5, 4)
+    made = _under_the_hook(model, (x,), dynamo, export_params=False, input_names=["x"])
+    state = {name: value for name, value in model.state_dict().items() if value.is_floating_point()}
+    assert [value.name for value in made.graph.input] == ["x", *state]
+    np.testing.assert_allclose(_run(made, x, *state.values())[0], model(x).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_no_names_of_inputs_are_forwards_own(dynamo):
+    made = _under_the_hook(nn.Linear(4, 3), (torch.randn(5, 4),), dynamo, input_names=())
+    assert [value.name for value in made.graph.input] == ["input"]
+
+
+class _Steps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 4), nn.Parameter(torch.rand(4), requires_grad=False)
+
+    def forward(self, x: torch.Tensor, steps: int) -> torch.Tensor:
+        for _ in range(steps):
+            x = torch.tanh(self.layer(x)) * self.scale if bool(x.sum() > 0) else x + 1
+        return x
+
+
+def test_a_scripted_model_with_a_loop():
+    model, x = torch.jit.script(_Steps()), torch.randn(3, 4)
+    loaded = exporter.load(exporter.export(model.eval(), (x, torch.tensor(2)), dynamo=False))
+    assert {name: p.requires_grad for name, p in loaded.named_parameters()} == {
+        name: p.requires_grad for name, p in model.named_parameters()
+    }
+    for steps in (0, 1, 3):
+        for each in (x, x.abs() + 1):
+            model.zero_grad(), loaded.zero_grad()
+            one, two = model(each, steps), loaded(each, torch.tensor(steps))
+            torch.testing.assert_close(two, one)
+            if steps:
+                one.square().sum().backward(), two.square().sum().backward()
+                for name, parameter in loaded.named_parameters():
+                    torch.testing.assert_close(parameter.grad, dict(model.named_parameters())[name].grad)
+
+
+class _Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count += 1
+        return x * self.count
+
+
+class _Detaches(nn.Module):
+    def forward(self, x):
+        return x.detach() * 2
+
+
+class _Doubles(nn.Module):
+    def forward(self, x):
+        return Double.apply(x)
+
+
+def test_what_a_scripted_model_would_lose():
+    x = torch.randn(3, 4)
+    with pytest.warns(exporter.errors.PythonopWarning, match="count"):
+        exporter.export(torch.jit.script(_Counts()).eval(), (x,), dynamo=False)
+    with pytest.raises(exporter.ExportError, match=r"ScriptModule that calls aten::detach: its gradient"):
+        exporter.export(torch.jit.script(_Detaches()), (x,), dynamo=False)
+    with pytest.raises(exporter.ExportError, match=r"ScriptModule that calls Double"):
+        exporter.export(torch.jit.trace(_Doubles(), x), (x,), dynamo=False)
