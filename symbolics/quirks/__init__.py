@@ -38,7 +38,7 @@ from symbolics.quirks.gaussian_nll import GAUSSIAN_NLL
 from symbolics.quirks.half_results import HALF_RESULTS
 from symbolics.quirks.half_scatters import scatter_halves_in_float
 from symbolics.quirks.instance_norm_statistics import INSTANCE_NORM
-from symbolics.quirks.integers import promoting
+from symbolics.quirks.integers import BITS, XOR, promoting
 from symbolics.quirks.logarithms import LOGARITHMS
 from symbolics.quirks.losses import LOSSES
 from symbolics.quirks.lost_initializers import register_lost_initializers
@@ -124,12 +124,13 @@ SYMBOLICS: dict[str, Callable[..., Any]] = {
     **EMPTY_REDUCTIONS,
     **OPEN_CLIPS,
     **AXES,
+    **BITS,
     "aten::index_put": index_put,
     "aten::scatter_reduce": scatter_reduce,
 }
 
 #: Symbolic functions of operators that torch.onnx.export(dynamo=False) has none of.
-MISSING: dict[str, Callable[..., Any]] = {**UNARY}
+MISSING: dict[str, Callable[..., Any]] = {**UNARY, **XOR}
 
 #: On what torch.export's program was translated to, before torch inlines the bodies of control flow.
 WITH_BODIES: tuple[GraphPass, ...] = (functions_of_one_version,)

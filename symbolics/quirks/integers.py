@@ -1,33 +1,61 @@
-"""Integers and Python's numbers in torch.onnx.export(dynamo=False): the type of a result."""
+"""Integers, truth values and Python's numbers in torch.onnx.export(dynamo=False): the type in which they are computed, and that of the result."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.onnx.errors import UnsupportedOperatorError
+from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import Rewrite
+from symbolics.quirks.rewriting import Rewrite, in_place, instead_in_torchscript
 
-__all__ = ["QUIRK", "promoting"]
+__all__ = ["BITS", "QUIRK", "XOR", "promoting"]
 
 QUIRK = Quirk(
     upstream="torch",
     seen="2.13",
-    wrong="TorchScript computes an integer and 0.5 in float64, clamps integers by 0 where the bound is 0.5, takes True for no number, and writes "
-    "functions of floats on integers, which ONNX has not",
+    wrong="TorchScript computes an integer and 0.5 in float64, clamps integers by 0 where the bound is 0.5, takes True for no number, divides and shifts "
+    "uint8 by int8 in uint8, mixes int64 and bfloat16 in complex numbers, has no |, ^ and ~ of integers, and writes operators on types that ONNX or "
+    "onnxruntime has them not for",
 )
 
-_NUMBERS = (bool, int, float)
-_BOTH = (
-    "add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "true_divide", "floor_divide", "remainder", "fmod", "pow", "maximum", "minimum",
-    "eq", "ne", "not_equal", "clamp", "clip", "clamp_min", "clamp_max",
-    "bitwise_and", "bitwise_or", "bitwise_xor",
-    "__eq__", "__ne__", "__and__", "__or__", "__xor__",
-)  # fmt: skip
-_ORDERED = ("lt", "le", "gt", "ge", "less", "less_equal", "greater", "greater_equal")
+_TRUTH = frozenset({torch.bool})
+_SMALL = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16})
+
+#: Functions of two or three values, by the types that they are not computed in: those become int64, and the result what it is in eager mode.
+_WIDENED = {
+    frozenset[torch.dtype](): ("eq", "ne", "not_equal", "__eq__", "__ne__", "bitwise_and", "bitwise_or", "bitwise_xor", "__and__", "__or__", "__xor__"),
+    _TRUTH: (
+        "sign",
+        "add", "sub", "subtract", "rsub", "mul", "multiply",
+        "lt", "le", "gt", "ge", "less", "less_equal", "greater", "greater_equal",
+    ),
+    frozenset({torch.uint8}): ("neg", "negative", "__neg__"),
+    _SMALL: (
+        "div", "divide", "true_divide", "floor_divide", "__floordiv__", "remainder", "fmod", "pow", "maximum", "minimum", "clamp", "clip", "clamp_min", "clamp_max",
+        "bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__",
+    ),
+}  # fmt: skip
+#: How else the functions are called that change their first argument.
+_IN_PLACE = {
+    "add": ("add_", "__iadd__"), "sub": ("sub_", "subtract_", "__isub__"), "mul": ("mul_", "multiply_", "__imul__"),
+    "div": ("div_", "divide_", "__itruediv__", "__idiv__"), "true_divide": ("true_divide_",), "floor_divide": ("floor_divide_", "__ifloordiv__"),
+    "remainder": ("remainder_", "__imod__"), "fmod": ("fmod_",), "pow": ("pow_", "__ipow__"), "clamp": ("clamp_", "clip_"),
+    "clamp_min": ("clamp_min_",), "clamp_max": ("clamp_max_",), "bitwise_not": ("bitwise_not_",), "neg": ("neg_", "negative_"), "sign": ("sign_",),
+    "bitwise_and": ("bitwise_and_", "__iand__"), "bitwise_or": ("bitwise_or_", "__ior__"), "bitwise_xor": ("bitwise_xor_", "__ixor__"),
+    "bitwise_left_shift": ("bitwise_left_shift_", "__ilshift__"), "bitwise_right_shift": ("bitwise_right_shift_", "__irshift__"),
+    "relu": ("relu_",), "square": ("square_",), "floor": ("floor_",), "ceil": ("ceil_",), "round": ("round_",), "trunc": ("trunc_", "fix_"),
+}  # fmt: skip
+_LOGICAL = {"bitwise_and": torch.logical_and, "bitwise_or": torch.logical_or, "bitwise_xor": torch.logical_xor}
+_BITS = {"__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor"}
+_DIVISIONS = ("div", "divide", "true_divide")
+_OPERANDS = (torch.Tensor, bool, int, float)
+_NAMED = ("min", "max", "other", "exponent")
 _FILLED = ("full_like", "masked_fill")
 _OF_FLOATS = (
     "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p",
@@ -35,67 +63,218 @@ _OF_FLOATS = (
 )  # fmt: skip
 
 
-def _operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    return [value for value in (*args, *kwargs.values()) if isinstance(value, (torch.Tensor, *_NUMBERS))]
+def _is_whole(value: Any) -> bool:
+    return not (value.is_floating_point() or value.is_complex()) if isinstance(value, torch.Tensor) else isinstance(value, int)
 
 
-def _common(operands: list[Any], ordered: bool) -> torch.dtype | None:
-    """The type in which eager computes integers with numbers; None where that is the tensors' own."""
+def _common(operands: list[Any]) -> torch.dtype | None:
+    """The type in which eager mode computes; None where TorchScript finds it itself."""
+    first, *others = operands
     tensors = [value for value in operands if isinstance(value, torch.Tensor)]
-    if not tensors or any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
-        return None
-    if any(isinstance(value, float) for value in operands):
+    if all(map(_is_whole, operands)):
+        found = (torch.result_type(first, other) for other in others or operands)
+        return functools.reduce(torch.promote_types, found) if tensors else None
+    if all(map(_is_whole, tensors)):
         # A trace has tensors without dimensions for sizes: those are Python's numbers, as exact as they were.
         return torch.get_default_dtype() if any(tensor.dim() for tensor in tensors) else None
-    whole = any(type(value) is int or (ordered and isinstance(value, bool)) for value in operands) and all(
-        tensor.dtype is torch.bool for tensor in tensors
-    )
-    return torch.int64 if whole else None
+    types = {tensor.dtype for tensor in tensors}
+    return torch.result_type(*tensors) if len(tensors) == 2 == len(types) and torch.bfloat16 in types else None
 
 
-def _changed(value: Any, dtype: torch.dtype | None, truth: bool) -> Any:
+def _as_type(value: Any, dtype: torch.dtype | None, wide: torch.dtype | None) -> Any:
+    """A tensor in that type; a number as one of its numbers, of which True is one for truth values alone."""
     if isinstance(value, torch.Tensor):
-        return value if dtype is None else value.to(dtype)
-    return value if not isinstance(value, bool) else torch.tensor(value) if truth else int(value)
+        for to in (dtype, wide):
+            value = value if to in (None, value.dtype) else value.to(to)
+        return value
+    if not isinstance(value, int):
+        return value
+    if dtype is torch.bool and wide is torch.bool:
+        return torch.tensor(bool(value))
+    if dtype in (None, torch.bool) or dtype.is_floating_point:
+        return int(value)
+    least, greatest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    return (value - least) % (greatest - least + 1) + least  # -3 is 253 beside uint8
 
 
-def _promoted(inner: Rewrite | None, places: slice, always: bool = False, fills: bool = False, ordered: bool = False) -> Rewrite:
-    """The call, or what stands in for it, with its operands in the type that eager computes in."""
+def _promoted(inner: Rewrite | None, places: slice = slice(0, 3), widened: frozenset[torch.dtype] = _SMALL, name: str = "") -> Rewrite:
+    """The call, or what stands in for it, with its operands in the type that eager mode computes in.
+
+    Args:
+        inner: What stands in for the call, if anything does.
+        places: Which positional arguments are operands.
+        widened: The types that are computed in int64 instead; a result is cast back.
+        name: The name of the function.
+    """
 
     def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def call() -> Any:
+        operands = [value for value in (*args[places], *(kwargs.get(key) for key in _NAMED)) if isinstance(value, _OPERANDS)]
+        if not private.is_tracing() or not operands or kwargs.get("out") is not None:
             return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
-
-        if not private.is_tracing():
-            return call()
-        named = {key: value for key, value in kwargs.items() if key in ("min", "max", "other", "exponent")}
-        operands = _operands(args[places], named)
-        dtype = None if fills else _common(operands, ordered)
-        tensors = [value for value in operands if isinstance(value, torch.Tensor)]
-        if always and dtype is None and tensors and not any(t.is_floating_point() or t.is_complex() for t in tensors):
-            dtype = torch.get_default_dtype()
-        truth = not fills and dtype is None and bool(tensors) and all(tensor.dtype is torch.bool for tensor in tensors)
-        args = (
-            *args[: places.start or 0],
-            *(_changed(value, dtype, truth) for value in args[places]),
-            *(args[places.stop :] if places.stop is not None else ()),
-        )
-        kwargs = {**kwargs, **{key: _changed(value, dtype, truth) for key, value in named.items()}}
-        return call()
+        divides = name in _DIVISIONS and kwargs.get("rounding_mode") is None  # into floats: a negative number stays one
+        sizes = not any(value.dim() for value in operands if isinstance(value, torch.Tensor))
+        dtype = torch.get_default_dtype() if divides and not sizes and all(map(_is_whole, operands)) else _common(operands)
+        wide = torch.int64 if dtype in widened else dtype
+        start, stop, _ = places.indices(len(args))
+        args = tuple(_as_type(value, dtype, wide) if start <= i < stop else value for i, value in enumerate(args))
+        kwargs = {key: _as_type(value, dtype, wide) if key in _NAMED else value for key, value in kwargs.items()}
+        if dtype is torch.bool and name in _LOGICAL:
+            result = _LOGICAL[name](*map(torch.as_tensor, args))
+        elif name.startswith("bitwise_") and inner is None:  # __or__ has no translation
+            result = getattr(torch, name)(*(torch.as_tensor(value, dtype=dtype) for value in args))
+        else:
+            result = func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
+        return result.to(dtype) if dtype is not wide and result.dtype is wide else result
 
     return called
 
 
+def _changing(inner: Rewrite | None, rewrite: Rewrite, name: str) -> Rewrite:
+    """The call that changes its first argument: of whole numbers, what the function gives is written into it."""
+
+    def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not private.is_tracing():
+            return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
+        if all(_is_whole(value) for value in (*args, *kwargs.values()) if isinstance(value, _OPERANDS)):
+            return in_place(rewrite, getattr(torch, name))(func, args, kwargs)
+        dtype = args[0].dtype if args[0].dtype is torch.bfloat16 else None
+        args = (args[0], *(_as_type(value, dtype, None) for value in args[1:]))
+        return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
+
+    return called
+
+
+def _in_floats(inner: Rewrite | None) -> Rewrite:
+    """The call of a function of floats, with whole numbers as floats."""
+
+    def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensors = [value for value in args[:2] if isinstance(value, torch.Tensor)]
+        if private.is_tracing() and tensors and all(map(_is_whole, tensors)):
+            args = tuple(value.to(torch.get_default_dtype()) if isinstance(value, torch.Tensor) else value for value in args)
+        return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
+
+    return called
+
+
+def _in_wider(inner: Rewrite | None, types: frozenset[torch.dtype], wide: torch.dtype) -> Rewrite:
+    """The call on a tensor of a wider type; results of that type are cast back, where eager mode gives the narrow one."""
+
+    def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        narrow = args[0].dtype if args and isinstance(args[0], torch.Tensor) else None
+        if (
+            not private.is_tracing()
+            or narrow not in types
+            or kwargs.get("dtype") is not None
+            or any(isinstance(other, torch.Tensor) for other in args[1:])
+        ):
+            return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
+        args = (args[0].to(wide), *args[1:])
+        result = func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
+        return pytree.tree_map_only(torch.Tensor, lambda t: t.to(narrow) if t.dtype is wide is torch.int32 else t, result)
+
+    return called
+
+
+def _of_first(where: Rewrite) -> Rewrite:
+    """``x.where(condition, other)``."""
+
+    def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not private.is_tracing() or len(args) != 3:
+            return func(*args, **kwargs)
+        return where(torch.where, (args[1], args[0], args[2]), kwargs)
+
+    return called
+
+
+def _filled(inner: Rewrite | None) -> Rewrite:
+    """The call with 1 for True."""
+
+    def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if private.is_tracing():
+            args = tuple(_as_type(value, None, None) for value in args)
+        return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
+
+    return called
+
+
+def _complement(x: torch.Tensor) -> torch.Tensor:
+    return torch.logical_not(x) if x.dtype is torch.bool else (255 if x.dtype is torch.uint8 else -1) - x
+
+
+def _as_it_is(x: torch.Tensor, **how: Any) -> Any:
+    return x.clone() if _is_whole(x) and not how else NotImplemented
+
+
+def _relu(x: torch.Tensor) -> Any:
+    return x * (x > 0) if _is_whole(x) else NotImplemented
+
+
+def _square(x: torch.Tensor) -> Any:
+    return x.to(torch.int64) if x.dtype is torch.bool else NotImplemented
+
+
+def _float_power(x: Any, exponent: Any) -> Any:
+    if any(isinstance(value, complex) or getattr(value, "is_complex", bool)() for value in (x, exponent)):
+        return NotImplemented
+    operands: list[Any] = [value.double() if isinstance(value, torch.Tensor) else float(value) for value in (x, exponent)]
+    return torch.pow(*operands)
+
+
+_FORMULAS: dict[Callable[..., Any], tuple[str, ...]] = {
+    _complement: ("bitwise_not", "__invert__"),
+    _as_it_is: ("floor", "ceil", "round", "trunc", "fix"),
+    _relu: ("relu",),
+    _square: ("square",),
+    _float_power: ("float_power",),
+}
+
+
+def _bitwise_or(original: Any, g: Any, x: Any, other: Any) -> Any:
+    return original(g, x, other) if g.opset < 18 else g.op("BitwiseOr", x, other).setType(x.type())
+
+
+def _bitwise_xor(g: Any, x: Any, other: Any) -> Any:
+    if g.opset < 18:
+        raise UnsupportedOperatorError("aten::bitwise_xor", g.opset, 18)
+    return g.op("BitwiseXor", x, other).setType(x.type())
+
+
+#: In place of a symbolic function of torch.onnx.export(dynamo=False), which takes truth values alone; ONNX has the others since opset 18.
+BITS: dict[str, Callable[..., Any]] = {"aten::bitwise_or": _bitwise_or}
+#: A symbolic function that it has none of.
+XOR: dict[str, Callable[..., Any]] = {"aten::bitwise_xor": _bitwise_xor}
+
+Make = Callable[[Rewrite | None, str], Rewrite]
+
+
+def _whole(formula: Callable[..., Any]) -> Make:
+    return lambda inner, _: instead_in_torchscript(formula, inner)
+
+
+def _wide(widened: frozenset[torch.dtype]) -> Make:
+    return lambda inner, name: _promoted(inner, widened=widened, name=_BITS.get(name, name))
+
+
+_MAKES: list[tuple[tuple[str, ...], Make]] = [
+    *((names, _wide(widened)) for widened, names in _WIDENED.items()),
+    *((names, _whole(formula)) for formula, names in _FORMULAS.items()),
+    (("max", "min", "amax", "amin", "aminmax"), lambda inner, _: _in_wider(inner, frozenset({torch.int16}), torch.int32)),
+    (("cumsum",), lambda inner, _: _in_wider(inner, _SMALL, torch.int64)),
+    (_FILLED, lambda inner, _: _filled(inner)),
+    (_OF_FLOATS, lambda inner, _: _in_floats(inner)),
+]
+
+
 def promoting(rewrites: Mapping[Any, Rewrite]) -> dict[Any, Rewrite]:
     """Around what stands in for a function already, if anything does."""
-    found = {torch.where: _promoted(rewrites.get(torch.where), slice(1, 3))}
+    where = _promoted(rewrites.get(torch.where), slice(1, 3), frozenset({torch.bool, torch.int16}))
+    found: dict[Any, Rewrite] = {torch.where: where, torch.Tensor.where: _of_first(where)}
     for place in (torch, torch.Tensor):
-        for names, places, how in (
-            (_BOTH, slice(0, 3), {}),
-            (_ORDERED, slice(0, 3), {"ordered": True}),
-            (_FILLED, slice(0, None), {"fills": True}),
-            (_OF_FLOATS, slice(0, 2), {"always": True}),
-        ):
-            functions = [getattr(place, name) for name in names if hasattr(place, name)]
-            found |= {function: _promoted(rewrites.get(function), places, **how) for function in functions}
+        for names, make in _MAKES:
+            for name in names:
+                if (function := getattr(place, name, None)) is not None:
+                    found[function] = make(rewrites.get(function), name)
+    for name, names in _IN_PLACE.items():
+        for function in (getattr(torch.Tensor, other) for other in names if hasattr(torch.Tensor, other)):
+            found[function] = _changing(rewrites.get(function), found[getattr(torch, name)], name)
     return found

@@ -70,6 +70,8 @@ _BY_HAND = {  # torch's parser has these apart from its schemas
 
 def _forms_of(func: Any) -> list[Form]:
     name = getattr(func, "__name__", "")
+    if func is torch.Tensor.where:  # whose schema begins with the condition
+        return [Form(("self", "condition", "other"), needed=frozenset({"self", "condition", "other"}))]
     found = []
     for schema in private.signatures_of(name):
         if any(argument.is_out for argument in schema.arguments):  # out= goes past all this

@@ -29,9 +29,9 @@ class Many(torch.nn.Module):
         return tuple(call(x) for call in self.calls)
 
 
-def _works(call, x):
+def _works(call, *args):
     try:
-        return isinstance(call(x), torch.Tensor)
+        return isinstance(call(*args), torch.Tensor)
     except (RuntimeError, TypeError, AttributeError):
         return False
 
@@ -61,13 +61,67 @@ def test_sizes_are_numbers():
     check(Calls(lambda x: (x * (x.shape[1] ** -0.5), x / x.shape[0] * 0.1)), x)
 
 
-def check(model, x):
-    program = exporter.export(model, (x,), dynamo=False)
-    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
-    found = session.run(None, {value.name: x.numpy() for value in session.get_inputs()})
-    for mine, its in zip(found, model(x), strict=True):
-        assert mine.dtype == its.numpy().dtype
-        np.testing.assert_allclose(mine, its.numpy(), rtol=1e-6, atol=1e-6)
+def check(model, *args):
+    program = exporter.export(model, args, dynamo=False)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = (
+        onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    )  # hundreds of small operators: to open them is the test
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString(), options)
+    found = session.run(None, {value.name: x.numpy() for value, x in zip(session.get_inputs(), args, strict=True)})
+    for i, (mine, its) in enumerate(zip(found, model(*args), strict=True)):
+        assert mine.dtype == its.numpy().dtype, i
+        np.testing.assert_allclose(mine, its.numpy(), rtol=1e-6, atol=1e-6, err_msg=str(i))
+
+
+TYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32)
+COUNTS = (operator.lshift, operator.rshift, operator.pow, torch.float_power)  # their second operand is small and not negative
+BINARY = (
+    *COUNTS, operator.or_, operator.xor, operator.and_, operator.floordiv, operator.mod, operator.truediv, operator.add, operator.sub, operator.mul,
+    operator.ior, operator.ixor, operator.iand, operator.iadd, operator.isub, operator.imul, operator.ifloordiv, operator.imod, operator.itruediv,
+    operator.lt, operator.ge, operator.eq, torch.fmod, torch.maximum, torch.minimum, lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    lambda a, b: torch.where(a > 1, a, b), lambda a, b: a.where(a > 1, b),
+)  # fmt: skip
+UNARY = (
+    operator.invert, operator.neg, abs, torch.square, torch.sign, torch.floor, torch.ceil, torch.round, torch.trunc, torch.relu, lambda a: a.clone().neg_(),
+    lambda a: a.clone().bitwise_not_(), torch.max, torch.amin, lambda a: a.max(0).values, lambda a: a.cumsum(0),
+)  # fmt: skip
+FIRST, SECOND, SMALL = [200, 7, -6, 5], [3, -2, -4, 1], [2, 3, 1, 1]
+
+
+def _of(dtype, values):
+    return torch.tensor(values).remainder(2).bool() if dtype is torch.bool else torch.tensor(values).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_every_spelling_with_every_other_type(dtype):
+    """Of bits, of shifts, of divisions, of powers, in place and with a number on either side; each as far as eager mode takes it."""
+
+    class All(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = []
+            for f in BINARY:
+                numbers = (2, True) if f in COUNTS else (3, -3, True, 2.5)
+                tried = [
+                    lambda x, *others, f=f, i=i: f(x.clone(), others[i]) for i in range(2 * len(TYPES)) if (i < len(TYPES)) == (f in COUNTS)
+                ]
+                tried += [lambda x, *_, f=f, n=n: f(x.clone(), n) for n in numbers]
+                tried += [lambda *xs, f=f, n=n: f(n, xs[1 + TYPES.index(dtype) + (f not in COUNTS) * len(TYPES)]) for n in numbers]
+                self.calls += [call for call in tried if _works(call, *args)]
+            self.calls += [call for f in UNARY if _works(call := lambda x, *_, f=f: f(x), *args)]
+
+        def forward(self, *args):
+            return tuple(call(*args) for call in self.calls)
+
+    args = (
+        _of(dtype, FIRST),
+        *(_of(other, SMALL) for other in TYPES),
+        *(_of(other, SECOND).where(_of(other, SECOND) != 0, 1) for other in TYPES),
+    )
+    model = All()
+    assert len(model.calls) > 120
+    check(model, *args)
 
 
 def test_places_in_the_middle_of_pixels(dynamo):

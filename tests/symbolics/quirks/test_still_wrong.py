@@ -108,7 +108,7 @@ def ranges():
 
 
 def integers():
-    return torchscript_differs(lambda x: x.clamp(min=0.5), torch.arange(3))
+    return torchscript_differs(lambda x: x.clamp(min=0.5), torch.arange(3)) or torchscript_differs(lambda x: x | 2, torch.arange(3))
 
 
 def nested_bodies():
