@@ -209,7 +209,9 @@ class Engine:
                 return found
             new, handed_on = {output for each in op.nodes[before:] for output in each.outputs}, set(cotangents)
             own = [(v, g if g in new or g in handed_on else op.raw("Identity", [g])) for v, g in found]
-            return [(v, g if g in handed_on else mark(op, g, conditions, zeros_elsewhere=is_call)) for v, g in own]
+            return [
+                (v, g if g in handed_on or g in op.scope.presence else mark(op, g, conditions, zeros_elsewhere=is_call)) for v, g in own
+            ]
 
     @staticmethod
     def of_nothing(op: Builder, read: Iterable[ir.Value], cotangents: Iterable[ir.Value | None]) -> list[tuple[ir.Value, ir.Value]]:

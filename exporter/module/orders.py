@@ -26,7 +26,7 @@ from symbolics.errors import RunError
 from symbolics.graph.values import name_of
 from symbolics.graph.walk import walk
 from symbolics.node.attributes import values_of
-from symbolics.node.backward import is_backward, to_backward
+from symbolics.node.backward import context_of, is_backward, to_backward
 from symbolics.node.metadata import pairing_of
 from symbolics.node.names import ORT_DOMAIN, PYTHON_OP_GRAD
 from symbolics.text import shown
@@ -216,12 +216,13 @@ def _leave_contexts(model: ir.Model) -> None:
                 to_backward(node)
             except LookupError:  # out of a Loop: it has no next order, and this one needs none
                 continue
-        if is_backward(node) and len(node.outputs) == len(values_of(node)["output_tensor_types"]):
-            node.resize_outputs(len(node.outputs) + 1)
+        if is_backward(node) and ((context := context_of(node)) is None or not context.name):
+            place = len(values_of(node)["output_tensor_types"])
+            node.resize_outputs(max(place + 1, len(node.outputs)))
             while (name := f"left/context_{count}") in taken:
                 count += 1
             taken.add(name)
-            context = node.outputs[-1]
+            context = node.outputs[place]
             context.name, context.type, context.shape = name, ir.TensorType(ir.DataType.INT64), ir.Shape(())
             if node.graph is model.graph:
                 model.opset_imports.setdefault(node.domain, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,11 +12,18 @@ from torch.autograd.graph import GradientEdge
 
 from exporter.runtime.kernels import PythonOpGrad, check_element_types, enter_state, plain, root_of
 from exporter.runtime.store import Context, ContextStore
+from symbolics import torch_private as private
 from symbolics.errors import FormatError, RunError
 from symbolics.node.backward import BACKWARD_SPECS
 from symbolics.node.names import PYTHON_OP_BACKWARD
 
 __all__ = ["PythonOpBackward"]
+
+
+class Own(NamedTuple):
+    """An output of the call as a target: the tensor, or its gradient edge."""
+
+    root: Any
 
 
 class PythonOpBackward(PythonOpGrad):
@@ -63,7 +70,7 @@ class PythonOpBackward(PythonOpGrad):
 
         Returns:
             One per gradient, as `PythonOpGrad.run` has them; then the handle of the new context as an int64 scalar, None where
-            there is none.
+            there is none; then a boolean for each gradient: whether autograd has it.
 
         Raises:
             RunError: The context is not there, or the Function's backward is once_differentiable.
@@ -71,8 +78,13 @@ class PythonOpBackward(PythonOpGrad):
         """
         record = self.store.take(handle, self.id, self.name, self.readers, PYTHON_OP_BACKWARD)
         context = Context.unpack(record)
-        if len(gradients) != len(context.roots) or len(self.wanted) != len(context.targets):
+        # The outputs of the call are targets of the orders above.
+        own = [None if root is None else Own(root) for root in context.roots] if len(self.wanted) > len(context.targets) else []
+        if len(gradients) != len(context.roots) or len(self.wanted) != len(context.targets) + len(own) or (own and self.order > 1):
             raise RunError.damaged(self.title, "it does not fit the node that made its context")
+        if own:
+            shapes = [*(context.shapes or [()] * len(context.targets)), *map(_shape_of, context.roots)]
+            context = context._replace(targets=(*context.targets, *own), shapes=tuple(shapes))
         if any(isinstance(g, np.ndarray) for g in gradients):
             raise RunError.damaged(self.title, "a gradient comes as strings")
         with ExitStack() as stack:
@@ -81,6 +93,7 @@ class PythonOpBackward(PythonOpGrad):
             pairs = [(root, g) for root, g in zip(context.roots, given, strict=True) if root is not None and g is not None]
             # All targets where a context is left: a higher order may want what this one does not.
             asked = [target is not None and (ask or self.keeps) for target, ask in zip(context.targets, self.asked, strict=True)]
+            asked[len(asked) - len(own) :] = [False] * len(own)
             targets = [target for target, ask in zip(context.targets, asked, strict=True) if ask]
             answers: Sequence[Any] = [None] * len(targets)
             if self.once(root for root, _ in pairs):
@@ -93,17 +106,21 @@ class PythonOpBackward(PythonOpGrad):
                 answers = self.differentiate([root for root, _ in pairs], [g for _, g in pairs], targets)
             results = iter(answers)
             found = [next(results) if ask else None for ask in asked]
-            new = self.leave(context, found, given) if self.keeps else None
+            new = self.leave(context, found, given, gradients) if self.keeps else None
         answered = [g for g, ask, target in zip(found, self.asked, context.targets, strict=True) if ask and target is not None]
-        return [*self.finish(record, answered), new]
+        return [*self.finish(context.pack(), answered), new, torch.tensor([g is not None for g in found])]
 
     def differentiate(self, roots: Sequence[Any], cotangents: Sequence[Any], targets: Sequence[Any]) -> Sequence[Any]:
         """The engine's answer, None for a target that is not reached.
 
         Its graph always stays whole: contexts of other orders, and other readers of this one, hold parts of it. It is freed
-        with the last of them.
+        with the last of them. What flows back to the outputs of the call stops there, where they are targets.
         """
-        return torch.autograd.grad(roots, targets, cotangents, retain_graph=True, create_graph=self.keeps, allow_unused=True)
+        with ExitStack() as stack:
+            for node in {_node_of(target.root) for target in targets if isinstance(target, Own)}:
+                stack.callback(node.register_hook(lambda given, _: tuple(None for _ in given)).remove)
+            plain_targets = [target.root if isinstance(target, Own) else target for target in targets]
+            return torch.autograd.grad(roots, plain_targets, cotangents, retain_graph=True, create_graph=self.keeps, allow_unused=True)
 
     def once(self, roots: Iterable[Any]) -> bool:
         """Whether what autograd would go through has the mark of @once_differentiable: a node that raises and leads nowhere.
@@ -112,7 +129,7 @@ class PythonOpBackward(PythonOpGrad):
         """
         if self.order == 1:
             return False
-        waiting = [root.node if isinstance(root, GradientEdge) else root.grad_fn for root in roots]
+        waiting = [_node_of(root) for root in roots]
         seen = set()
         while waiting:
             node = waiting.pop()
@@ -134,16 +151,24 @@ class PythonOpBackward(PythonOpGrad):
             raise RunError.damaged(self.title, f"a cotangent is {value.dtype}")
         return plain(value).requires_grad_()
 
-    def leave(self, context: Context, found: Sequence[Any], given: Sequence[Any]) -> torch.Tensor:
+    def leave(self, context: Context, found: Sequence[Any], given: Sequence[Any], gradients: Sequence[Any]) -> torch.Tensor:
         """Keep the graph of what has just run.
 
         Returns:
             The handle.
         """
-        shapes = [*(context.shapes or [()] * len(context.targets)), *(() for _ in given)]
+        shapes = [*(context.shapes or [()] * len(context.targets)), *(() if g is None else tuple(g.shape) for g in gradients)]
         roots = tuple(map(root_of, found))
         new = Context(self.next_id, self.name, roots, (*context.targets, *given), tuple(shapes))
         return torch.tensor(self.store.put(new, self.pool), dtype=torch.int64)
+
+
+def _node_of(root: Any) -> Any:
+    return root.node if isinstance(root, GradientEdge) else root.grad_fn
+
+
+def _shape_of(root: Any) -> tuple[int, ...]:
+    return () if root is None else tuple(private.shape_of_edge(root) if isinstance(root, GradientEdge) else root.shape)
 
 
 def _id(call: str, order: int) -> str:

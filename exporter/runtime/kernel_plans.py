@@ -259,7 +259,9 @@ def _plan_backward(
     kernel: PythonOpGrad, absent: Sequence[int], kept: Sequence[int] | None, inputs: int, outputs: Sequence[bool]
 ) -> KernelPlan:
     again = isinstance(kernel, PythonOpBackward)
-    wanted = (*kernel.wanted, True) if again else kernel.wanted  # the last output of a PythonOpBackward is its context
+    wanted = (
+        (*kernel.wanted, True, True) if again else kernel.wanted
+    )  # the last outputs of a PythonOpBackward: its context, and what is there
     count, others = len(wanted), len(kernel.wanted) if again else kernel.count
     if inputs > 1 + kernel.count + others:
         raise FormatError.damaged(
@@ -274,7 +276,7 @@ def _plan_backward(
         if named and not wanted[place]:
             raise FormatError.damaged(kernel.title, f"its output {place} has a name, and its attributes say that it is not wanted")
     kinds = tuple(kind if kind in DTYPES else 0 for kind in kernel.output_types) or (0,) * len(kernel.wanted)
-    kinds = (*kinds, int(ir.DataType.INT64)) if again else kinds
+    kinds = (*kinds, int(ir.DataType.INT64), int(ir.DataType.BOOL)) if again else kinds
     places = _present(kernel, absent, kernel.count)
     flags = tuple(_WATCHED if i in kernel.watched else int(want) for i, want in enumerate(wanted))
     return KernelPlan(kernel, flags, kinds, places, kernel.count, kernel.id, kernel.name, written=written[: len(outputs)])

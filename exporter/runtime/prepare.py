@@ -189,6 +189,6 @@ def _outputs(node: onnx.NodeProto) -> list[tuple[str, int]]:
         return [(name, kind) for name, kind in zip(node.output, [onnx.TensorProto.INT64, *types], strict=False) if name]
     if node.op_type == PYTHON_OP_TANGENT:
         types = types * 2
-    types += [onnx.TensorProto.INT64] * (node.op_type == PYTHON_OP_BACKWARD)  # its context
+    types += [onnx.TensorProto.INT64, onnx.TensorProto.BOOL] * (node.op_type == PYTHON_OP_BACKWARD)  # its context, and what is there
     kept = _ints(node, KEPT_OUTPUTS) or range(len(types))
     return [(name, types[place]) for name, place in zip(node.output, kept, strict=False) if name and 0 <= place < len(types)]

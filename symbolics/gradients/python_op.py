@@ -10,6 +10,7 @@ from onnx_ir import Value
 from symbolics.gradients.registry import Grads, gradient
 from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
+from symbolics.graph.presence import mark, sum_of
 from symbolics.graph.values import attr, is_python_op, may_be_float, unsupported
 from symbolics.graph.walk import reads
 from symbolics.node.attributes import python_op_grad, with_gradient
@@ -84,12 +85,16 @@ def python_op_backward(op: Builder, node: ir.Node, *gs: Value | None) -> Grads:
     context = residual(op, node, count, "context", ir.DataType.INT64, ir.Shape(()))
     grad = op.add(next_order(node, context, cotangents, wanted))
     grad.name = op.scope.name(grad.name or PYTHON_OP_BACKWARD)
-    found: dict[Value, Value] = {}
-    for out, value, flag in zip(grad.outputs, places, wanted):
+    grad.resize_outputs(len(places) + 2)
+    no_context, is_there = grad.outputs[len(places) :]
+    no_context.name, is_there.name = "", op.scope.name("is_there")
+    is_there.type, is_there.shape = ir.TensorType(ir.DataType.BOOL), ir.Shape([len(places)])
+    found: dict[Value, list[Value]] = {}
+    for place, (out, value, flag) in enumerate(zip(grad.outputs, places, wanted)):
         if flag and value is not None:
             out.name, out.shape = op.scope.name(PYTHON_OP_BACKWARD), value.shape
-            found[value] = op.Add(found[value], out) if value in found else out  # one tensor in two arguments
-    return found
+            found.setdefault(value, []).append(mark(op, out, frozenset([op.Gather(is_there, op.i64(place))]), zeros_elsewhere=True))
+    return {value: gs[0] if len(gs) == 1 else sum_of(op, gs, value) for value, gs in found.items()}  # one tensor in two arguments
 
 
 @gradient(PYTHON_OP_TANGENT, domain=OWN_DOMAIN)

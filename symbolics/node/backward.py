@@ -6,6 +6,10 @@ backward ran (create_graph): its roots are these gradients, its targets those of
 once, each backward runs once, and all orders see the tensors that one call saved, as they do in eager. To run ``apply`` again for
 the second order would draw other random numbers, change a Function's state twice, and give it another ctx.
 
+A node of order 2 or more also says which of its gradients are there at all: autograd has none of what is not reached, and a Function whose
+backward would get it is not called. What its backward has read of its forward's outputs flows back to these, which are targets: their gradient
+goes to the forward's backward once, with what else they are used for.
+
 No torch here.
 """
 
@@ -69,9 +73,9 @@ def context_of(node: ir.Node) -> ir.Value | None:
     if _is(node, ORT_DOMAIN, PYTHON_OP):
         return node.outputs[0] if node.outputs else None
     types = node.attributes.get("output_tensor_types") if is_backward(node) else None
-    if types is None or types.type is not _INTS or types.is_ref() or len(node.outputs) != len(types.value) + 1:
+    if types is None or types.type is not _INTS or types.is_ref() or not 1 <= len(node.outputs) - len(types.value) <= 2:
         return None
-    return node.outputs[-1]
+    return node.outputs[len(types.value)]
 
 
 def targets_of(node: ir.Node) -> Sequence[ir.Value | None]:
@@ -111,6 +115,8 @@ def complete(node: ir.Node) -> None:
 def to_backward(node: ir.Node) -> None:
     """Make a PythonOpGrad a PythonOpBackward of order 1, in place: its outputs stay, its inputs say what they are gradients of.
 
+    Its last targets are the outputs of the call, for the orders above: a backward may read what its forward gave out.
+
     Raises:
         FormatError: The node, or the PythonOp that made its context, is not as the format has it.
         LookupError: No PythonOp beside the node makes its context: it comes out of a Loop, Scan or If.
@@ -139,13 +145,18 @@ def to_backward(node: ir.Node) -> None:
         "input_tensor_requires_grads": call["output_tensor_requires_grads"],
         "input_tensor_types": call["output_tensor_types"],
         "input_tensor_ranks": call["output_tensor_ranks"],
-        "output_tensor_requires_grads": values["output_tensor_requires_grads"],
-        "output_tensor_types": call["input_tensor_types"],
-        "output_tensor_ranks": call["input_tensor_ranks"],
+        "output_tensor_requires_grads": [*values["output_tensor_requires_grads"], *(0 for _ in call["output_tensor_types"])],
+        "output_tensor_types": [*call["input_tensor_types"], *call["output_tensor_types"]],
+        "output_tensor_ranks": [*call["input_tensor_ranks"], *call["output_tensor_ranks"]],
         **({CALL_ATTRIBUTE: values[CALL_ATTRIBUTE]} if CALL_ATTRIBUTE in values else {}),
     }
     targets = [x if flag else None for x, flag in zip(op.inputs, needed, strict=True)]
-    inputs = [node.inputs[0], *given, *targets]
+    results = [*op.outputs[1:], *[None] * (len(call["output_tensor_types"]) - len(op.outputs) + 1)]
+    inputs = [node.inputs[0], *given, *targets, *(y if y is not None and y.name else None for y in results)]
+    count = len(node.outputs)
+    node.resize_outputs(count + len(results))
+    for output in node.outputs[count:]:
+        output.name = ""
     node.resize_inputs(len(inputs))
     for place, value in enumerate(inputs):
         node.replace_input_with(place, value)
@@ -203,11 +214,15 @@ def next_order(node: ir.Node, context: ir.Value, cotangents: Sequence[ir.Value |
 def count_readers(nodes: Iterable[ir.Node]) -> None:
     """Where several nodes read one context, or a PythonOpBackward does, say so in each of them: the last that runs frees it.
 
+    Also drop the outputs that say what is there, where nobody reads them.
+
     Args:
         nodes: All nodes of a graph, bodies of control flow included.
     """
     for node in list(nodes):
         context = context_of(node)
+        if is_backward(node) and context is not None and node.outputs[-1] is not context and not node.outputs[-1].uses():
+            node.resize_outputs(len(node.outputs) - (1 if context.name else 2))  # nobody asks what is there
         if context is None or not context.name:
             continue
         readers = [use.node for use in context.uses() if use.idx == 0]

@@ -75,7 +75,7 @@ def _infer_backward(context: onnx.shape_inference.InferenceContext) -> None:
 
 def _infer_again(context: onnx.shape_inference.InferenceContext) -> None:
     types, ranks = _ints(context, "output_tensor_types"), _ints(context, "output_tensor_ranks")
-    _set_outputs(context, 0, [*types, onnx.TensorProto.INT64], [*ranks, 0])
+    _set_outputs(context, 0, [*types, onnx.TensorProto.INT64, onnx.TensorProto.BOOL], [*ranks, 0, 1])
 
 
 def _infer_tangent(context: onnx.shape_inference.InferenceContext) -> None:
@@ -141,7 +141,7 @@ def _schemas() -> list[OpSchema]:
             _parameter(
                 "outputs",
                 "T",
-                "M gradients, empty where none is wanted; then a context, where a gradient of this node reads it.",
+                "M gradients, empty where none is wanted; then a context, where a gradient of this node reads it; then M booleans: which are there.",
                 _VARIADIC,
             )
         ],

@@ -56,6 +56,11 @@ def _is_over(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
         return False  # it has none
 
 
+def shape_of_edge(edge: torch.autograd.graph.GradientEdge) -> tuple[int, ...]:
+    """The shape of the tensor that a gradient edge stands for. The edge's public parts are a node and a number, and neither says it."""
+    return tuple(edge.node._input_metadata[edge.output_nr].shape)
+
+
 def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors (fake ones too) have one storage: a change of one is a change of the other."""
     return bool(torch._C._is_alias_of(a, b))

@@ -176,3 +176,8 @@ def test_openmp_functions():
     assert sys.platform != "linux" or all(found[:3]), (
         "torch's library brings another OpenMP along, or none: see symbolics/torch_private/threads.py"
     )
+
+
+def test_shape_of_edge():
+    y = torch.ones(2, 3, requires_grad=True).sin()[:, 1:]
+    assert private.shape_of_edge(torch.autograd.graph.get_gradient_edge(y)) == (2, 2)
