@@ -10,7 +10,6 @@ import onnx_ir as ir
 
 from exporter.cpu.batches import multiply_batches
 from exporter.cpu.blocked import block_channels
-from exporter.cpu.channels import sum_by_channels
 from exporter.cpu.elementwise import fuse
 from exporter.cpu.in_place import take_out_updates
 from exporter.cpu.moves import move_at_once
@@ -19,7 +18,6 @@ from exporter.cpu.phases import convolve_phases
 from exporter.cpu.pools import pool_at_once
 from exporter.cpu.products import multiply_few_windows
 from exporter.cpu.recurrences import run_recurrences
-from exporter.cpu.statistics import zeros_at_once
 from exporter.cpu.sums import multiply_sums
 from exporter.cpu.weights import CONV_WEIGHT_GRAD
 from exporter.runtime.accelerate import Optimized, Part, Request
@@ -58,8 +56,6 @@ PASSES = (
     Pass("chains", _chains, parts=frozenset(("forward", "backward", "step"))),
     Pass("few windows", lambda model, request, facts: multiply_few_windows(model, request.sizes), needs_library=False),
     Pass("strides by phases", lambda model, request, facts: convolve_phases(model, request.sizes)),
-    Pass("sums by channels", lambda model, request, facts: sum_by_channels(model, facts)),
-    Pass("unused statistics", lambda model, request, facts: zeros_at_once(model)),
     Pass("channels in blocks", lambda model, request, facts: block_channels(model, request.sizes), needs_library=False),
     Pass("sums as products", lambda model, request, facts: multiply_sums(model, facts), needs_library=False),
     Pass("pools", lambda model, request, facts: pool_at_once(model, facts)),

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 import onnx
 import onnx_ir as ir
 
-from exporter.cpu.normalizations import ALONG_CHANNELS, write_out_normalizations
 from exporter.cpu.operators import DOMAIN
 from exporter.runtime.facts import Shape, ShapeAndType, inferred_graph, note_facts
 from symbolics.graph.walk import subgraphs
@@ -29,8 +28,8 @@ __all__ = ["ELEMENTWISE", "fuse"]
 
 ELEMENTWISE = "Elementwise"
 
-#: function -> its number in native/elementwise.c. Greater, Guard and Gate are of two operators each: see `_read`. Sum is in channels.py.
-FUNCTIONS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3, "Sqrt": 4, "Neg": 5, "Greater": 6, "Guard": 7, "Sum": 8, "Gate": 9}
+#: function -> its number in native/elementwise.c. Greater, Guard and Gate are of two operators each: see `_read`.
+FUNCTIONS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3, "Sqrt": 4, "Neg": 5, "Greater": 6, "Guard": 7, "Gate": 8}
 #: As MOST_TEMPORARIES and MOST_PLACES there; a chain that needs more stays as it is.
 TEMPORARIES, PLACES = 12, 512
 
@@ -67,9 +66,6 @@ def fuse(model: ir.Model, *, guards_only: bool = False, facts: dict[ir.Value, Sh
     """
     if model.graph.opset_imports.get("", 0) < _FIRST_OPSET:
         return 0
-    if not guards_only:
-        write_out_normalizations(model)
-        _sum_late(model.graph)
     inferred = inferred_graph(model)
     if inferred is None:
         return 0
@@ -78,21 +74,6 @@ def fuse(model: ir.Model, *, guards_only: bool = False, facts: dict[ir.Value, Sh
     if made:
         model.graph.opset_imports[DOMAIN] = 1
     return made
-
-
-def _sum_late(graph: ir.Graph) -> None:
-    """Let sums stand in front of whoever first reads them: a chain ends where something else reads what it makes."""
-    place: dict[ir.Node, float] = {node: number for number, node in enumerate(graph)}
-    moved: list[tuple[ir.Node, ir.Node]] = []
-    for node in reversed(graph):  # a sum that reads another one has moved before it
-        readers = [use.node for use in node.outputs[0].uses()] if node.op_type == "ReduceSum" and node.domain == "" else []
-        first = min(readers, key=lambda reader: place.get(reader, -1), default=None)
-        if first is not None and place.get(first, -1) > place[node] + 1:
-            moved.append((node, first))
-            place[node] = place[first] - 0.5
-    graph.remove([node for node, _ in moved])  # at once: each call looks through all outputs of the graph
-    for node, first in moved:
-        graph.insert_before(first, node)
 
 
 def _fuse_all(graph: ir.Graph, inferred: onnx.GraphProto, facts: dict[ir.Value, ShapeAndType], guards_only: bool) -> int:
@@ -382,8 +363,6 @@ def _replace(known: _Known, members: Sequence[ir.Node], program: _Program) -> No
     graph, (shape, dtype) = end.graph, known.of(end.outputs[0])
     assert isinstance(graph, ir.Graph) and dtype is not None
     attributes: list[ir.Attr] = [ir.AttrInt64s("program", program.instructions), ir.AttrInt64("full", program.full)]
-    if channels := [i for i, value in enumerate(program.inputs) if ALONG_CHANNELS in value.meta and known.of(value)[0] != shape]:
-        attributes.append(ir.AttrInt64s("channels", channels))
     node = ir.Node(DOMAIN, ELEMENTWISE, program.inputs, attributes, num_outputs=len(program.outputs), name=end.name)
     graph.insert_before(end, node)
     known.place[node] = known.place[end]

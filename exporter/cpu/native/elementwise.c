@@ -1,29 +1,23 @@
 /* pythonop.cpu::Elementwise: a chain of elementwise operators as one pass over memory.
  *
  * No file has this node: exporter/cpu/elementwise.py makes it in memory of Add, Sub, Mul, Div, Sqrt and Neg, of comparisons that
- * become numbers or let numbers through and of what replaces NaN, and of sums by channels (exporter/cpu/channels.py). It computes block by block, so that what
- * lies between two operators stays in the cache, and rounds as they do: after each of them. It holds no Python object and takes no lock in a run. A file that brings one of its own meets the checks of
- * `program_of` and `operand_of`, which let nothing outside the blocks and the operands be read or written.
+ * become numbers or let numbers through, and of what replaces NaN. It computes block by block, so that what lies between two operators
+ * stays in the cache, and rounds as they do: after each of them. It holds no Python object and takes no lock in a run. A file that brings
+ * one of its own meets the checks of `program_of` and `operand_of`, which let nothing outside the blocks and the operands be read or written.
  */
 #include <math.h>
 
 #include "kernels.h"
 #include "vectors.h"
 
-enum { ADD = 0, SUB, MUL, DIV, SQRT, NEG, GREATER, GUARD, SUM, GATE, FUNCTION_COUNT }; /* as FUNCTIONS in elementwise.py */
-enum { BLOCK_BYTES = 4096, MOST_TEMPORARIES = 12, MOST_PLACES = 512, MOST_SUMS = 4, CHANNELS = 64, PARTIAL_SUMS = 32 };
+enum { ADD = 0, SUB, MUL, DIV, SQRT, NEG, GREATER, GUARD, GATE, FUNCTION_COUNT }; /* as FUNCTIONS in elementwise.py */
+enum { BLOCK_BYTES = 4096, MOST_TEMPORARIES = 12, MOST_PLACES = 512 };
 
-/* to, a, b: places. First the inputs, then the outputs, then temporaries. A SUM adds what stands in a, over all axes but the second, to an
- * output that nothing else writes or reads, the sum number b. */
+/* to, a, b: places. First the inputs, then the outputs, then temporaries. */
 typedef struct { int32_t function, to, a, b; } Instruction;
 
 typedef struct {
     int32_t inputs, outputs, full; /* full: the input that has the shape of the outputs */
-    int32_t sums;
-    int64_t rank; /* of what is summed: another one is an error */
-    char along[MOST_PLACES]; /* of an input: it has one number for each channel, or something is wrong; `channels`: one of them has */
-    int32_t channels;
-    char is_sum[MOST_PLACES]; /* of an output */
     size_t count;
     Instruction instructions[];
 } Program;
@@ -37,11 +31,7 @@ typedef struct {
     size_t item, size; /* bytes of an element; elements of an output */
     const Operand *operands;
     char **targets;
-    size_t images, channels, inner; /* of an output, where there are sums: its first two axes and what is behind them */
-    size_t together;                /* channels of a task then */
 } Job;
-
-typedef double Totals[MOST_SUMS][CHANNELS];
 
 typedef union { double align; char bytes[BLOCK_BYTES]; } Block;
 
@@ -82,21 +72,6 @@ typedef union { double align; char bytes[BLOCK_BYTES]; } Block;
             for (; i < end; i++)                                                                                                     \
                 to[i] = x;                                                                                                           \
         }                                                                                                                            \
-    }                                                                                                                                \
-    /* The same bits on every processor. */                                                                                          \
-    WIDEST static double sum_##type(const type *a, size_t n)                                                                         \
-    {                                                                                                                                \
-        type partial[PARTIAL_SUMS] = {0};                                                                                            \
-        size_t i = 0;                                                                                                                \
-        for (; i + PARTIAL_SUMS <= n; i += PARTIAL_SUMS)                                                                             \
-            for (size_t j = 0; j < PARTIAL_SUMS; j++)                                                                                \
-                partial[j] += a[i + j];                                                                                              \
-        for (size_t j = 0; i + j < n; j++)                                                                                           \
-            partial[j] += a[i + j];                                                                                                  \
-        double total = 0;                                                                                                            \
-        for (size_t j = 0; j < PARTIAL_SUMS; j++)                                                                                    \
-            total += partial[j];                                                                                                     \
-        return total;                                                                                                                \
     }
 DEFINE_APPLY(float, sqrtf)
 DEFINE_APPLY(double, sqrt)
@@ -128,21 +103,8 @@ static const char *operand_at(const Operand *operand, size_t item, size_t start,
     return room->bytes;
 }
 
-static double sum_of(size_t item, const char *from, size_t n)
-{
-    return item == sizeof(float) ? sum_float((const float *)from, n) : sum_double((const double *)from, n);
-}
-
-static void put_sum(size_t item, char *to, size_t place, double total)
-{
-    if (item == sizeof(float))
-        ((float *)to)[place] = (float)total;
-    else
-        ((double *)to)[place] = total;
-}
-
-/* n elements of the outputs from one on; their sums by channels, of which the first begins there, are added to the totals. */
-static void run_block(const Job *job, size_t start, size_t n, Block *temporaries, Totals totals)
+/* n elements of the outputs from one on. */
+static void run_block(const Job *job, size_t start, size_t n, Block *temporaries)
 {
     const Program *program = job->program;
     Block rooms[2];
@@ -150,18 +112,15 @@ static void run_block(const Job *job, size_t start, size_t n, Block *temporaries
     int32_t first = program->inputs + program->outputs;
     for (const Instruction *step = program->instructions; step < program->instructions + program->count; step++) {
         const char *read[2];
-        int one[2] = {0, 0}, is_sum = step->function == SUM;
-        for (int k = 0; k < 2 - is_sum; k++) {
+        int one[2] = {0, 0};
+        for (int k = 0; k < 2; k++) {
             int32_t place = k ? step->b : step->a;
             read[k] = place < program->inputs ? operand_at(&job->operands[place], job->item, start, n, &rooms[k], &one[k])
                       : place < first         ? job->targets[place - program->inputs] + offset
                                               : temporaries[place - first].bytes;
         }
         char *to = step->to < first ? job->targets[step->to - program->inputs] + offset : temporaries[step->to - first].bytes;
-        if (is_sum)
-            for (size_t channel = 0, i = 0; i < n; channel++, i += job->inner)
-                totals[step->b][channel] += sum_of(job->item, read[0] + i * job->item, job->inner < n - i ? job->inner : n - i);
-        else if (job->item == sizeof(float))
+        if (job->item == sizeof(float))
             apply_float(step->function, (float *)to, (const float *)read[0], one[0], (const float *)read[1], one[1], n);
         else
             apply_double(step->function, (double *)to, (const double *)read[0], one[0], (const double *)read[1], one[1], n);
@@ -174,24 +133,7 @@ static void run_task(void *data, size_t number)
     Block temporaries[MOST_TEMPORARIES];
     size_t block = BLOCK_BYTES / job->item, begin = number * PER_TASK, end = begin + PER_TASK < job->size ? begin + PER_TASK : job->size;
     for (size_t start = begin; start < end; start += block)
-        run_block(job, start, end - start < block ? end - start : block, temporaries, NULL);
-}
-
-/* Some channels of all images: whatever the threads, a sum is of the same terms in the same order. */
-static void run_channels(void *data, size_t number)
-{
-    const Job *job = data;
-    const Program *program = job->program;
-    Block temporaries[MOST_TEMPORARIES];
-    Totals totals = {{0}};
-    size_t block = BLOCK_BYTES / job->item, first = number * job->together;
-    size_t channels = job->channels - first < job->together ? job->channels - first : job->together, size = channels * job->inner;
-    for (size_t image = 0; image < job->images; image++)
-        for (size_t done = 0; done < size; done += block)
-            run_block(job, (image * job->channels + first) * job->inner + done, size - done < block ? size - done : block, temporaries, totals);
-    for (const Instruction *step = program->instructions; step < program->instructions + program->count; step++)
-        for (size_t i = 0; step->function == SUM && i < channels; i++)
-            put_sum(job->item, job->targets[step->to - program->inputs], first + i, totals[step->b][i]);
+        run_block(job, start, end - start < block ? end - start : block, temporaries);
 }
 
 static const char *const NAMELESS = "Elementwise: an output without a name";
@@ -219,9 +161,9 @@ static int operand_of(Operand *operand, const int64_t *shape, size_t rank, const
     return 1;
 }
 
-static int is_of_one(int32_t function) { return function == SQRT || function == NEG || function == SUM; }
+static int is_of_one(int32_t function) { return function == SQRT || function == NEG; }
 
-/* Whether every output, or what it is the sum of, has the shape of `full`: something that it is made of has it. */
+/* Whether every output has the shape of `full`: something that it is made of has it. */
 static int outputs_are_full(const Program *program, const char *is_full)
 {
     char full[2 * MOST_PLACES + MOST_TEMPORARIES];
@@ -284,36 +226,10 @@ static const char *broadcast(int32_t function, size_t item, const Tensor *a, con
     return NULL;
 }
 
-static const char *const NO_CHANNELS = "what is summed or normalized by channels has other dims than the file says";
-
-/* A sum by channels of a whole tensor. NULL, or what is wrong. */
-static const char *sum_channels(int64_t rank, size_t item, const Tensor *a, Tensor *to)
-{
-    if (a->rank != (size_t)rank)
-        return NO_CHANNELS;
-    /* of an empty tensor the other dims may be any */
-    size_t images = a->count ? (size_t)a->shape[0] : 0, channels = (size_t)a->shape[1], inner = images ? a->count / images / channels : 0;
-    if (channels > (size_t)PTRDIFF_MAX / sizeof(double))
-        return "Elementwise: a result larger than memory";
-    to->rank = 1, to->shape[0] = (int64_t)channels, to->count = channels;
-    to->data = to->own = malloc(channels * item + 1);
-    if (!to->own)
-        return "Elementwise: no memory for a result";
-    for (size_t channel = 0; channel < channels; channel++) {
-        double total = 0;
-        for (size_t image = 0; image < images; image++)
-            total += sum_of(item, a->data + (image * channels + channel) * inner * item, inner);
-        put_sum(item, to->own, channel, total);
-    }
-    return NULL;
-}
-
 /* The program operator by operator, each with a result of its own: shapes are others than the file says, and yet broadcast, as a name of a
  * dim that stands for 1 and for another number. The operators would run, so this does. */
 static Status run_unequal(const Program *program, void *context, int kind)
 {
-    if (program->channels)
-        return refused(NO_CHANNELS);
     size_t item = kind == ONNX_FLOAT ? sizeof(float) : sizeof(double), places = (size_t)(program->inputs + program->outputs) + MOST_TEMPORARIES;
     Tensor *tensors = calloc(places, sizeof *tensors);
     Status status = tensors ? NULL : refused("Elementwise: no memory");
@@ -334,7 +250,7 @@ static Status run_unequal(const Program *program, void *context, int kind)
     for (const Instruction *step = program->instructions; !status && step < program->instructions + program->count; step++) {
         Tensor made = {0};
         const Tensor *a = &tensors[step->a];
-        const char *wrong = step->function == SUM ? sum_channels(program->rank, item, a, &made) : broadcast(step->function, item, a, is_of_one(step->function) ? a : &tensors[step->b], &made);
+        const char *wrong = broadcast(step->function, item, a, is_of_one(step->function) ? a : &tensors[step->b], &made);
         if (wrong)
             status = refused(wrong);
         free(tensors[step->to].own);
@@ -383,61 +299,40 @@ Status elementwise_compute(void *state, void *context)
             return status;
         if (kind_of != kind || !operand_of(&operands[i], shape, rank, other, rank_of))
             return run_unequal(program, context, kind);
-        if (program->along[i] && size && (rank < 2 || operands[i].count != (size_t)shape[1] || (shape[1] != 1 && operands[i].inner != size / (size_t)shape[0] / (size_t)shape[1])))
-            return refused(NO_CHANNELS); /* one channel has one number, which lies along any axis */
         is_full[i] = rank_of == rank && !memcmp(other, shape, rank * sizeof *shape);
         if ((status = CALL(TENSOR_DATA, Status(*)(const void *, void **))(value, (void **)&operands[i].data)))
             return status;
     }
     if (!outputs_are_full(program, is_full))
         return run_unequal(program, context, kind);
-    if (program->sums && rank != (size_t)program->rank)
-        return refused(NO_CHANNELS);
-    for (int32_t i = 0; i < program->outputs; i++) {
-        const int64_t *of = program->is_sum[i] ? shape + 1 : shape;
-        if ((status = make_output(context, (size_t)i, of, program->is_sum[i] ? 1 : rank, kind, NAMELESS, OTHER_TYPE, (void **)&targets[i])))
+    for (int32_t i = 0; i < program->outputs; i++)
+        if ((status = make_output(context, (size_t)i, shape, rank, kind, NAMELESS, OTHER_TYPE, (void **)&targets[i])))
             return status;
-    }
     Job job = {.program = program, .item = kind == ONNX_FLOAT ? sizeof(float) : sizeof(double), .size = size, .operands = operands, .targets = targets};
-    size_t tasks = size / PER_TASK + (size % PER_TASK != 0);
-    if (program->sums) {
-        job.images = size ? (size_t)shape[0] : 0, job.channels = (size_t)shape[1], job.inner = size ? size / job.images / job.channels : 0;
-        job.together = job.inner ? BLOCK_BYTES / job.item / job.inner : CHANNELS;
-        job.together = !job.together ? 1 : job.together < CHANNELS ? job.together : CHANNELS;
-        tasks = (job.channels + job.together - 1) / job.together;
-    }
-    return in_parallel(context, program->sums ? run_channels : run_task, tasks, &job);
+    return in_parallel(context, run_task, size / PER_TASK + (size % PER_TASK != 0), &job);
 }
 
-/* The program of a node: four ints an instruction. Nothing is read before it is written, nothing but a SUM writes where one does, and every
- * output is written. */
-static Program *program_of(const int64_t *list, size_t length, size_t inputs, size_t outputs, int64_t full, int64_t rank)
+/* The program of a node: four ints an instruction. Nothing is read before it is written, and every output is written. */
+static Program *program_of(const int64_t *list, size_t length, size_t inputs, size_t outputs, int64_t full)
 {
     if (!list || !length || length % 4 || !inputs || !outputs || inputs > MOST_PLACES || outputs > MOST_PLACES || full < 0 || full >= (int64_t)inputs)
         return NULL;
     Program *program = calloc(1, sizeof *program + length / 4 * sizeof(Instruction));
     int64_t places = (int64_t)(inputs + outputs) + MOST_TEMPORARIES, first = (int64_t)inputs;
-    enum { NUMBERS = 1, A_SUM };
     char *written = program ? calloc((size_t)places, 1) : NULL;
     int good = written != NULL;
     if (good)
-        memset(written, NUMBERS, inputs);
+        memset(written, 1, inputs);
     for (size_t i = 0; good && i < length; i += 4) {
         int64_t function = list[i], to = list[i + 1], a = list[i + 2], b = list[i + 3];
-        good = function >= 0 && function < FUNCTION_COUNT && to >= first && to < places && a >= 0 && a < places && b >= 0 && b < places && written[a] == NUMBERS &&
-               written[b] == NUMBERS && written[to] != A_SUM;
-        if (good && function == SUM && (good = to < first + (int64_t)outputs && !written[to] && program->sums < MOST_SUMS)) {
-            program->is_sum[to - first] = 1;
-            b = program->sums++;
-        }
+        good = function >= 0 && function < FUNCTION_COUNT && to >= first && to < places && a >= 0 && a < places && b >= 0 && b < places && written[a] && written[b];
         if (good) {
             program->instructions[i / 4] = (Instruction){(int32_t)function, (int32_t)to, (int32_t)a, (int32_t)b};
-            written[to] = function == SUM ? A_SUM : NUMBERS;
+            written[to] = 1;
         }
     }
     for (size_t i = 0; good && i < outputs; i++)
         good = written[inputs + i];
-    good = good && (!program->sums || (rank >= 2 && rank <= DIMS_MOST));
     free(written);
     if (!good) {
         free(program);
@@ -446,7 +341,6 @@ static Program *program_of(const int64_t *list, size_t length, size_t inputs, si
     program->inputs = (int32_t)inputs;
     program->outputs = (int32_t)outputs;
     program->full = (int32_t)full;
-    program->rank = rank;
     program->count = length / 4;
     return program;
 }
@@ -455,19 +349,11 @@ Status elementwise_create(const CustomOp *op, const void *const *table, const vo
 {
     (void)op, (void)table;
     size_t length = 0, inputs = 0, outputs = 0;
-    int64_t full = -1, rank = 0, *list = ints(info, "program", &length);
-    Status status = CALL(ATTR_INT, Status(*)(const void *, const char *, int64_t *))(info, "rank", &rank);
-    if (status)
-        CALL(RELEASE_STATUS, void (*)(Status))(status); /* there are no sums */
-    status = CALL(ATTR_INT, Status(*)(const void *, const char *, int64_t *))(info, "full", &full);
+    int64_t full = -1, *list = ints(info, "program", &length);
+    Status status = CALL(ATTR_INT, Status(*)(const void *, const char *, int64_t *))(info, "full", &full);
     if (!status)
         status = count_places(info, &inputs, &outputs);
-    Program *program = status ? NULL : program_of(list, length, inputs, outputs, full, rank);
-    free(list);
-    list = program ? ints(info, "channels", &length) : NULL;
-    for (size_t i = 0; list && i < length; i++)
-        if (list[i] >= 0 && list[i] < (int64_t)inputs)
-            program->along[list[i]] = 1, program->channels = 1;
+    Program *program = status ? NULL : program_of(list, length, inputs, outputs, full);
     free(list);
     if (status)
         return status;

@@ -393,6 +393,7 @@ NUMPY = [
     lambda a, _: -a,
     np.greater,
     lambda a, b: np.where(np.isnan(a), b, a),
+    lambda a, b: np.where(a > 0, b, 0),
 ]
 
 

@@ -17,7 +17,7 @@ from exporter.runtime.tensors import Runner
 from symbolics.errors import PythonopError
 from symbolics.node.metadata import STEP_KEY
 
-ADD, SUB, MUL, SUM = 0, 1, 2, 8
+ADD, SUB, MUL = 0, 1, 2
 FLOAT = ir.DataType.FLOAT
 
 
@@ -71,13 +71,6 @@ def test_an_update_leaves_the_step():
     assert [output.name for output in step.graph.outputs] == ["g"]
     assert [found.name for found in update.model.graph.inputs] == ["old", "g", "rate"]
     assert [found.name for found in update.model.graph.outputs] == ["next"]
-
-
-def test_sums_by_channels_stay():
-    """They are written when all has been read of their own channel, not of the state that others read."""
-    old, x, total = value("old", (8,)), value("x", (4, 8, 8)), value("next", (8,))
-    step = model([chain([old, x], [total], [(MUL, 3, 0, 1), (SUM, 2, 3, 3)])], [old, x], [total])
-    assert taken(step, CARRIED) is None
 
 
 def test_constants_go_with_it():
