@@ -18,7 +18,6 @@ from exporter.cpu.phases import convolve_phases
 from exporter.cpu.pools import pool_at_once
 from exporter.cpu.products import multiply_few_windows
 from exporter.cpu.recurrences import run_recurrences
-from exporter.cpu.sums import multiply_sums
 from exporter.cpu.weights import CONV_WEIGHT_GRAD
 from exporter.runtime.accelerate import Optimized, Part, Request
 from exporter.runtime.facts import ShapeAndType, find_facts
@@ -57,7 +56,6 @@ PASSES = (
     Pass("few windows", lambda model, request, facts: multiply_few_windows(model, request.sizes), needs_library=False),
     Pass("strides by phases", lambda model, request, facts: convolve_phases(model, request.sizes)),
     Pass("channels in blocks", lambda model, request, facts: block_channels(model, request.sizes), needs_library=False),
-    Pass("sums as products", lambda model, request, facts: multiply_sums(model, facts), needs_library=False),
     Pass("pools", lambda model, request, facts: pool_at_once(model, facts)),
     Pass("products of many", lambda model, request, facts: multiply_batches(model, facts, request.sizes)),
     Pass("moves", lambda model, request, facts: move_at_once(model, facts)),
