@@ -33,6 +33,7 @@ from symbolics.quirks.empty_products import EMPTY_PRODUCTS, products_of_nothing
 from symbolics.quirks.empty_reductions import SYMBOLICS as EMPTY_REDUCTIONS, axes_from_the_front, means_of_nothing
 from symbolics.quirks.empty_reshapes import EMPTY_RESHAPES, reshapes_with_sizes
 from symbolics.quirks.equal_draws import kept_apart
+from symbolics.quirks.factories import FACTORIES
 from symbolics.quirks.fake_quantization import FAKE_QUANTIZATION, exact_in_training
 from symbolics.quirks.gaussian_nll import GAUSSIAN_NLL
 from symbolics.quirks.half_results import HALF_RESULTS
@@ -47,6 +48,7 @@ from symbolics.quirks.matrix_vector import turn_products_with_vectors
 from symbolics.quirks.mixed_norms import MIXED_NORMS
 from symbolics.quirks.multinomial import MULTINOMIAL
 from symbolics.quirks.narrow_indices import widen_indices
+from symbolics.quirks.narrow_types import narrow_types
 from symbolics.quirks.near_numbers import near_numbers_apart
 from symbolics.quirks.nested_bodies import functions_of_one_version
 from symbolics.quirks.normal_draws import NORMAL_DRAWS
@@ -109,9 +111,10 @@ TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
 REWRITES: dict[Any, Rewrite] = {
     **DATA_GETTER, **CONJUGATES, **MIXED_NORMS, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
-    **DISTANCES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **FAKE_QUANTIZATION, **GAPS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **PADDING, **PLACES, **POOLS, **PROJECTIONS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **TRUTH, **UNSORTED, **VARIANCE,
+    **DISTANCES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **FACTORIES, **FAKE_QUANTIZATION, **GAPS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **PADDING, **PLACES, **POOLS, **PROJECTIONS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **TRUTH, **UNSORTED, **VARIANCE,
 }  # fmt: skip
 
+REWRITES |= narrow_types(REWRITES)
 REWRITES |= promoting(REWRITES)
 
 #: How the calls that are looked into may be spelled: those above, and what changes a tensor in place.

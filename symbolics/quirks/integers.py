@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch.onnx.errors import UnsupportedOperatorError
-from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
@@ -56,7 +55,7 @@ _BITS = {"__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_x
 _DIVISIONS = ("div", "divide", "true_divide")
 _OPERANDS = (torch.Tensor, bool, int, float)
 _NAMED = ("min", "max", "other", "exponent")
-_FILLED = ("full_like", "masked_fill")
+_FILLED = ("full", "full_like", "new_full", "masked_fill")
 _OF_FLOATS = (
     "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p",
     "sqrt", "rsqrt", "sigmoid", "erf", "reciprocal", "xlogy", "atan2",
@@ -156,25 +155,6 @@ def _in_floats(inner: Rewrite | None) -> Rewrite:
     return called
 
 
-def _in_wider(inner: Rewrite | None, types: frozenset[torch.dtype], wide: torch.dtype) -> Rewrite:
-    """The call on a tensor of a wider type; results of that type are cast back, where eager mode gives the narrow one."""
-
-    def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        narrow = args[0].dtype if args and isinstance(args[0], torch.Tensor) else None
-        if (
-            not private.is_tracing()
-            or narrow not in types
-            or kwargs.get("dtype") is not None
-            or any(isinstance(other, torch.Tensor) for other in args[1:])
-        ):
-            return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
-        args = (args[0].to(wide), *args[1:])
-        result = func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
-        return pytree.tree_map_only(torch.Tensor, lambda t: t.to(narrow) if t.dtype is wide is torch.int32 else t, result)
-
-    return called
-
-
 def _of_first(where: Rewrite) -> Rewrite:
     """``x.where(condition, other)``."""
 
@@ -186,12 +166,16 @@ def _of_first(where: Rewrite) -> Rewrite:
     return called
 
 
-def _filled(inner: Rewrite | None) -> Rewrite:
-    """The call with 1 for True."""
+def _filled(inner: Rewrite | None, full: bool) -> Rewrite:
+    """The call with 1 for True, and with 255 for -1 in uint8."""
 
     def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if private.is_tracing():
-            args = tuple(_as_type(value, None, None) for value in args)
+            *others, value = args
+            if full and isinstance(value, bool) and kwargs.get("dtype") is None:
+                kwargs = {**kwargs, "dtype": torch.bool}
+            dtype = kwargs.get("dtype") or (others[0].dtype if others and isinstance(others[0], torch.Tensor) else None)
+            args = (*others, _as_type(value, dtype, None) if isinstance(value, bool) or (isinstance(value, int) and dtype) else value)
         return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
 
     return called
@@ -258,9 +242,7 @@ def _wide(widened: frozenset[torch.dtype]) -> Make:
 _MAKES: list[tuple[tuple[str, ...], Make]] = [
     *((names, _wide(widened)) for widened, names in _WIDENED.items()),
     *((names, _whole(formula)) for formula, names in _FORMULAS.items()),
-    (("max", "min", "amax", "amin", "aminmax"), lambda inner, _: _in_wider(inner, frozenset({torch.int16}), torch.int32)),
-    (("cumsum",), lambda inner, _: _in_wider(inner, _SMALL, torch.int64)),
-    (_FILLED, lambda inner, _: _filled(inner)),
+    (_FILLED, lambda inner, name: _filled(inner, name == "full")),
     (_OF_FLOATS, lambda inner, _: _in_floats(inner)),
 ]
 

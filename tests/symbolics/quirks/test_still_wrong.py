@@ -107,6 +107,14 @@ def ranges():
     return any(node.op_type == "CastLike" for node in translated(lambda x: x + torch.arange(0, 2.5), torch.ones(3)).graph)  # 2.5 to an int
 
 
+def factories():
+    return torchscript_differs(lambda x: x + torch.logspace(0, x.shape[0], 3), torch.ones(3))
+
+
+def narrow_types():
+    return torchscript_differs(lambda x: torch.softmax(x, 0, dtype=torch.float32), torch.arange(3))
+
+
 def integers():
     return torchscript_differs(lambda x: x.clamp(min=0.5), torch.arange(3)) or torchscript_differs(lambda x: x | 2, torch.arange(3))
 
@@ -128,9 +136,8 @@ FILES = {
 IN_FILES = (
     angles, attention_dropout, axes, bags_of_embeddings, batch_norm_buffers, batch_norm_momentum, batch_norm_training, bernoulli,
     binary_cross_entropy, bounds, builtins, clamps, conjugates, cross_entropy, data_getter, determinants, distances, embedding_renorms, empty_products,
-    empty_reductions, empty_reshapes, equal_draws, fake_quantization, floor_divide, gaussian_nll, half_results, half_scatters,
-    instance_norm_statistics, integers, logarithms, losses, lost_initializers, matrix_powers, matrix_vector, mixed_norms, multinomial, narrow_indices, near_numbers,
-    nested_bodies,
+    empty_reductions, empty_reshapes, equal_draws, factories, fake_quantization, floor_divide, gaussian_nll, half_results, half_scatters,
+    instance_norm_statistics, integers, logarithms, losses, lost_initializers, matrix_powers, matrix_vector, mixed_norms, multinomial, narrow_indices, narrow_types, near_numbers, nested_bodies,
     normal_draws, open_clips, padding, places_of_numbers, pools, projections, ranges, regions, repeats, rounding, scalars, scatters, sizes, softplus_threshold, splits,
     squeezes, torchscript_gaps, torchscript_scatters, truth, unsorted, variance, wide_constants,
     wide_numbers, windows,

@@ -1,0 +1,62 @@
+"""Tensors made of numbers: ranges and unit matrices of small types, in torch.onnx.export(dynamo=False) with sizes that are open."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from symbolics import torch_private as private
+from symbolics.quirks.quirk import Quirk
+from symbolics.quirks.rewriting import Rewrite, instead, instead_in_torchscript
+
+__all__ = ["FACTORIES", "QUIRK"]
+
+QUIRK = Quirk(
+    upstream="torch",
+    seen="2.13",
+    wrong="TorchScript writes Range and EyeLike of types that ONNX or onnxruntime has them not for, has no logspace, and makes arange(0.5, n, 1.7) of int32 "
+    "of the numbers without their fractions; dynamo refuses a step below 1 there",
+)
+
+_SMALL = (torch.uint8, torch.int8, torch.int16, torch.int32)
+
+
+def _is_float(value: Any) -> bool:
+    return value.is_floating_point() if isinstance(value, torch.Tensor) else isinstance(value, float)
+
+
+def _whole(value: Any) -> Any:
+    return value.to(torch.int64) if isinstance(value, torch.Tensor) else int(value)
+
+
+def _arange(*numbers: Any, dtype: torch.dtype | None = None, **how: Any) -> Any:
+    """In int32 and smaller, eager mode counts with the fractions and then leaves them out; in int64 it counts without them."""
+    if private.is_tracing() and any(isinstance(value, bool) for value in numbers):
+        return torch.arange(*map(_whole, numbers), dtype=dtype, **how)
+    start, end, step = (0, *numbers, 1) if len(numbers) == 1 else (*numbers, 1)[:3]
+    open_ = any(isinstance(value, torch.Tensor) for value in (start, end, step))
+    if dtype in _SMALL and any(map(_is_float, (start, end, step))) and (open_ or all(type(v) in (int, float) for v in (start, end, step))):
+        length = (end - start) / step
+        count: Any = torch.ceil(length).to(torch.int64) if isinstance(length, torch.Tensor) else math.ceil(length)
+        return (torch.arange(count, **how) * _whole(step) + _whole(start)).to(dtype)
+    if not open_ or not private.is_tracing() or dtype in (None, torch.int64, torch.int32, torch.int16, torch.float32, torch.float64):
+        return NotImplemented
+    return torch.arange(start, end, step, dtype=torch.float32 if dtype.is_floating_point else torch.int64, **how).to(dtype)
+
+
+def _eye(*sizes: Any, dtype: torch.dtype | None = None, **how: Any) -> Any:
+    return torch.eye(*sizes, **how).to(dtype) if dtype in (torch.bool, torch.uint8, torch.int8, torch.int16) else NotImplemented
+
+
+def _logspace(start: Any, end: Any, steps: Any, base: float = 10.0, *, dtype: torch.dtype | None = None, **how: Any) -> Any:
+    exponents = torch.linspace(start, end, steps, dtype=torch.float64, **how)
+    return torch.pow(float(base), exponents).to(dtype or torch.get_default_dtype())
+
+
+FACTORIES: dict[Any, Rewrite] = {
+    torch.arange: instead(_arange),
+    torch.eye: instead_in_torchscript(_eye),
+    torch.logspace: instead_in_torchscript(_logspace),
+}
