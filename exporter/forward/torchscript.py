@@ -19,6 +19,8 @@ from torch.utils import _pytree as pytree
 from exporter.files.program import Program
 from exporter.forward.arguments import check_call, check_model
 from exporter.forward.draft import constants_to_initializers, drop_invented_sizes, read_draft
+from exporter.forward.eager_failure import eager_failure
+from exporter.forward.failures import of_torch
 from exporter.forward.finish import finish
 from exporter.forward.inputs import check_asked_names, check_output_names, checked_axes, dynamic_sizes, input_names, without_numbers
 from exporter.forward.opset import check_asked
@@ -66,7 +68,7 @@ def export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: A
     with surroundings(current, options.get("verbose")):
         translates(None, options.get("opset_version"))
         if isinstance(model, torch.jit.ScriptModule):
-            _translate_scripted(current, original, model, (*args, keywords) if keywords else args, **options)
+            _translate_scripted(current, original, model, args, keywords, **options)
             return _handed_out(current, f, asked)
         judged(
             current,
@@ -86,18 +88,29 @@ def _handed_out(current: Hook, f: Any, asked: dict[str, Any]) -> None:
         write(current.program, f)
 
 
-def _translate_scripted(current: Hook, original: Any, model: Any, args: Any, do_constant_folding: bool = True, **options: Any) -> None:
+def _translate_scripted(
+    current: Hook, original: Any, model: Any, args: Any, keywords: Any, do_constant_folding: bool = True, **options: Any
+) -> None:
     """What was compiled before is translated as it is: no trace runs, and nothing in it is captured."""
     recorder, state = active_recorder(), ModelState.of(model)
     assert recorder is not None
     recorder.begin(None)
     trial = copy.deepcopy(model)
-    trial(*copy.deepcopy(args[:-1]), **args[-1]) if args and isinstance(args[-1], dict) else trial(*copy.deepcopy(args))
+    try:
+        trial(*copy.deepcopy(args), **copy.deepcopy(keywords))
+    except Exception as error:
+        raise eager_failure(error, "model(*args)") from error
     recorder.capture.missed = state.changed(trial)
     draft = io.BytesIO()
     options |= {"do_constant_folding": False, "export_params": False, "keep_initializers_as_inputs": True}
-    with _drafting(folds=do_constant_folding):
-        original(model, args, draft, **options)
+    options["input_names"] = options.get("input_names") or input_names(model, args, keywords)
+    try:
+        with _drafting(folds=do_constant_folding):
+            original(model, (*args, keywords) if keywords else args, draft, **options)
+    except Exception as error:
+        if (own := of_torch(error, dynamo=False)) is error:
+            raise
+        raise own from error
     translated = _read(draft, bool(do_constant_folding), options)
     _parameters_to_initializers(translated.graph, state)
     finish(translated, recorder, state, optimize=bool(do_constant_folding), rewrite=False)

@@ -151,6 +151,15 @@ class _Steps(nn.Module):
         return x
 
 
+def test_a_compiled_model_is_verified(quick_verify):
+    model, x = torch.jit.trace(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), torch.randn(3, 4)), torch.randn(3, 4)
+    report = exporter.verify(model, (x,), dynamo=False)
+    assert report.ok and {row.kind for row in report.rows} >= {"output", "parameter gradient"}
+    program = exporter.export(model, (x,), dynamo=False, dynamic_shapes={"input": {0: "n"}})
+    assert [value.name for value in program.model.graph.inputs] == ["input"]
+    assert str(program.model.graph.inputs[0].shape[0]) == "n"
+
+
 def test_a_scripted_model_with_a_loop():
     model, x = torch.jit.script(_Steps()), torch.randn(3, 4)
     loaded = exporter.load(exporter.export(model.eval(), (x, torch.tensor(2)), dynamo=False))
