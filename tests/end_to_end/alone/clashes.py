@@ -224,7 +224,7 @@ def buffers_of_other_kinds() -> Given:
         some(),
         order=torch.tensor([3, 1, 0, 2]),
         mask=torch.tensor([True, False, True, True]),
-        half=torch.ones(4).half(),
+        narrow=torch.ones(4).half(),
     )
 
 

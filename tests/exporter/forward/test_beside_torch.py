@@ -239,3 +239,13 @@ def test_arguments_with_the_names_of_parameters(names, dynamo, tmp_path):
     for name, parameter in loaded.named_parameters():
         torch.testing.assert_close(parameter.grad, model.get_parameter(name).grad)
     torch.testing.assert_close(loaded.state_dict(), model.state_dict())
+
+
+def test_a_step_of_arguments_with_the_names_of_parameters():
+    model, args = _Namesakes().eval(), (torch.randn(3, 4), torch.randn(3, 4), torch.tensor(2.0))
+    options = {"loss": lambda result: result.square().mean(), "optimizer": "sgd", "dynamo": False}
+    with pytest.raises(exporter.ExportError, match=r"'count' of forward has the name of a parameter(?s:.*)input_names"):
+        exporter.export_training_step(model, args, **options)
+    trainer = exporter.Trainer(exporter.export_training_step(copy.deepcopy(model), args, input_names=["a", "b", "c"], **options))
+    expected = model(*args).square().mean().item()
+    assert float(trainer.step(dict(zip("abc", (arg.numpy() for arg in args), strict=True)))) == pytest.approx(expected, rel=1e-5)
