@@ -16,7 +16,7 @@ from symbolics import torch_private as private
 from symbolics.errors import ArgumentError, ExportError
 from symbolics.text import shown
 
-__all__ = ["check_call", "check_model", "check_options", "check_shapes", "check_values", "keywords_apart"]
+__all__ = ["check_call", "check_model", "check_options", "check_shapes", "check_values", "keywords_apart", "signature_of"]
 
 
 def check_model(model: Any, *, dynamo: bool) -> None:
@@ -104,13 +104,31 @@ def check_values(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
             raise ArgumentError(f"{name!r} of the model is {why}: load its weights first (model.to_empty(device='cpu'), load_state_dict)")
 
 
+def signature_of(model: torch.nn.Module) -> inspect.Signature:
+    """The signature of a model's forward, of a compiled one by its schema.
+
+    Raises:
+        ValueError: It has none.
+    """
+    if not isinstance(model.forward, torch.ScriptMethod):
+        return inspect.signature(model.forward)
+    names = [argument.name.partition(".")[0] for argument in model.forward.schema.arguments[1:]]  # a trace says input.1
+    defaults = [
+        argument.default_value if argument.has_default_value() else inspect.Parameter.empty
+        for argument in model.forward.schema.arguments[1:]
+    ]
+    return inspect.Signature(
+        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=value) for name, value in zip(names, defaults)]
+    )
+
+
 def keywords_apart(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments as torch's exporters call forward: a dictionary that comes last is keyword arguments, where forward can be called so."""
     if not kwargs and args and isinstance(args[-1], dict):
         try:
-            inspect.signature(model.forward).bind(*args[:-1], **args[-1])
+            signature_of(model).bind(*args[:-1], **args[-1])
         except (TypeError, ValueError):
             return args, {}
         return args[:-1], dict(args[-1])
@@ -179,7 +197,7 @@ def check_shapes(model: torch.nn.Module, args: Any, kwargs: Mapping[str, Any], s
     if shapes is None:
         return None
     try:
-        arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+        arguments = signature_of(model).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):  # what does not fit is told by eager mode
         return shapes
     names = list(arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
+from exporter.forward.arguments import signature_of
 from symbolics.capture.marks import holds_tensor
 from symbolics.errors import ArgumentError, ExportError
 from symbolics.graph.values import name_of
@@ -40,7 +40,7 @@ def input_names(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 
 def named_tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors of a call by the names of the inputs that they become, in the order of forward's signature."""
-    arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    arguments = signature_of(model).bind(*args, **kwargs).arguments
     return {name: tensor for argument, value in arguments.items() for name, tensor, _ in _leaves(argument, value, None)}
 
 
@@ -177,7 +177,7 @@ def check_output_names(names: Any, model: ir.Model, inputs: Iterable[str] = ()) 
 
 def _tensors(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Iterator[tuple[str, Any]]:
     """(name, its part of dynamic_shapes) of each tensor, in the order of forward's signature."""
-    arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    arguments = signature_of(model).bind(*args, **kwargs).arguments
     if isinstance(shapes, (tuple, list)):
         shapes = dict(zip(arguments, shapes, strict=False))
     for name, value in arguments.items():

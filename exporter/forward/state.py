@@ -7,8 +7,9 @@ of the graph's constants while anything optimizes, and put back under their PyTo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -16,10 +17,11 @@ import torch
 from onnx_ir import tensor_adapters
 
 from symbolics.capture.side_effects import same_values
+from symbolics.graph.values import name_of
 from symbolics.node.metadata import StateEntry
 from symbolics.quirks import cumulative_statistics
 
-__all__ = ["ModelState", "all_buffers_named", "held_out"]
+__all__ = ["ModelState", "all_buffers_named", "held_out", "names_in_trace"]
 
 
 @dataclass
@@ -73,7 +75,8 @@ class ModelState:
     def adopt(self, graph: ir.Graph) -> dict[str, ir.Value]:
         """Give the graph one initializer a tensor, with the snapshot's bits; tied names are joined.
 
-        A complex tensor is one of floats, its last dimension the real and the imaginary parts, as torch's translation reads it.
+        A complex tensor is one of floats, its last dimension the real and the imaginary parts, as torch's translation reads it. Where an input of
+        the graph has the name, the initializer has another.
 
         Returns:
             initializer name -> its value, unused parameters included.
@@ -82,19 +85,33 @@ class ModelState:
         tied: dict[str, list[str]] = {name: [] for name in self.values}
         for name, entry in self.entries.items():
             tied[entry.initializer].append(name)
-        for name, tensor in self.values.items():
+        renamed = self._renamed({name_of(value) for value in graph.inputs})
+        for name, tensor in list(self.values.items()):
             found = [graph.initializers.pop(n) for n in tied[name] if n in graph.initializers]
             value = found[0] if found else ir.Value(name=name)
             for other in found[1:]:
                 other.replace_all_uses_with(value, replace_graph_outputs=True)
-            value.name = name
+            value.name = name = renamed.get(name, name)
             held = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
             value.const_value = _tensor_of(held, name)
             value.type = ir.TensorType(value.const_value.dtype)
             value.shape = ir.Shape(held.shape)
             graph.initializers[name] = value
             out[name] = value
+        self.entries = {
+            name: replace(entry, initializer=renamed.get(entry.initializer, entry.initializer)) for name, entry in self.entries.items()
+        }
+        self.values = {renamed.get(name, name): tensor for name, tensor in self.values.items()}
+        self.cumulative = tuple(renamed.get(name, name) for name in self.cumulative)
         return out
+
+    def _renamed(self, taken: set[str]) -> dict[str, str]:
+        """Other names for the initializers whose names are taken."""
+        renamed = {}
+        for name in self.values.keys() & taken:
+            number = next(number for number in itertools.count(1) if not {f"{name}_{number}"} & (self.values.keys() | taken))
+            renamed[name] = f"{name}_{number}"
+        return renamed
 
 
 def _tensor_of(tensor: torch.Tensor, name: str) -> ir.TensorProtocol:
@@ -123,21 +140,28 @@ def held_out(graph: ir.Graph, values: dict[str, ir.Value]) -> Iterator[None]:
             graph.initializers[name] = value
 
 
+def names_in_trace(entries: Iterable[str], inputs: Collection[str]) -> dict[str, str]:
+    """The parameters and buffers by the names that TorchScript is to have for them: others than the inputs have."""
+    return {f"{name}/state" if name in inputs else name: name for name in entries}
+
+
 @contextlib.contextmanager
-def all_buffers_named(model: torch.nn.Module) -> Iterator[None]:
-    """Let the TorchScript exporter, which asks state_dict(), see every parameter and buffer under its name, and nothing else.
+def all_buffers_named(model: torch.nn.Module, names: Mapping[str, str]) -> Iterator[None]:
+    """Let the TorchScript exporter, which asks state_dict(), see every parameter and buffer under its name of `names_in_trace`, and nothing else.
 
     By itself it takes buffers that are not persistent for constants without a name, and what a state_dict() of the user's own leaves out,
     renames or adds for something else.
     """
 
+    told = {name: other for other, name in names.items()}
+
     def tensors(destination: dict[str, torch.Tensor] | None = None, prefix: str = "", **_: Any) -> dict[str, torch.Tensor]:
         found = {} if destination is None else destination
         for path, module in model.named_modules(remove_duplicate=False):
             for own in (module.named_parameters, module.named_buffers):
-                found |= {
-                    prefix + f"{path}.{name}".removeprefix("."): tensor for name, tensor in own(recurse=False, remove_duplicate=False)
-                }
+                for name, tensor in own(recurse=False, remove_duplicate=False):
+                    key = f"{path}.{name}".removeprefix(".")
+                    found[prefix + told.get(key, key)] = tensor
         return found
 
     before = model.__dict__.get("state_dict")

@@ -19,11 +19,13 @@ from torch.utils import _pytree as pytree
 from exporter.files.program import Program
 from exporter.forward.arguments import check_call, check_model
 from exporter.forward.draft import constants_to_initializers, drop_invented_sizes, read_draft
+from exporter.forward.eager_failure import eager_failure
+from exporter.forward.failures import of_torch
 from exporter.forward.finish import finish
 from exporter.forward.inputs import check_asked_names, check_output_names, checked_axes, dynamic_sizes, input_names, without_numbers
 from exporter.forward.opset import check_asked
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
-from exporter.forward.state import ModelState, all_buffers_named
+from exporter.forward.state import ModelState, all_buffers_named, names_in_trace
 from exporter.forward.unchanged import Kept
 from exporter.train_mode.buffers import warn_of_lost
 from symbolics import torch_private as private
@@ -66,7 +68,7 @@ def export_torchscript(current: Hook, original: Any, model: Any, args: Any, f: A
     with surroundings(current, options.get("verbose")):
         translates(None, options.get("opset_version"))
         if isinstance(model, torch.jit.ScriptModule):
-            _translate_scripted(current, original, model, (*args, keywords) if keywords else args, **options)
+            _translate_scripted(current, original, model, args, keywords, **options)
             return _handed_out(current, f, asked)
         judged(
             current,
@@ -86,20 +88,32 @@ def _handed_out(current: Hook, f: Any, asked: dict[str, Any]) -> None:
         write(current.program, f)
 
 
-def _translate_scripted(current: Hook, original: Any, model: Any, args: Any, do_constant_folding: bool = True, **options: Any) -> None:
+def _translate_scripted(
+    current: Hook, original: Any, model: Any, args: Any, keywords: Any, do_constant_folding: bool = True, **options: Any
+) -> None:
     """What was compiled before is translated as it is: no trace runs, and nothing in it is captured."""
     recorder, state = active_recorder(), ModelState.of(model)
+    named = names_in_trace(state.entries, ())
     assert recorder is not None
     recorder.begin(None)
     trial = copy.deepcopy(model)
-    trial(*copy.deepcopy(args[:-1]), **args[-1]) if args and isinstance(args[-1], dict) else trial(*copy.deepcopy(args))
+    try:
+        trial(*copy.deepcopy(args), **copy.deepcopy(keywords))
+    except Exception as error:
+        raise eager_failure(error, "model(*args)") from error
     recorder.capture.missed = state.changed(trial)
     draft = io.BytesIO()
     options |= {"do_constant_folding": False, "export_params": False, "keep_initializers_as_inputs": True}
-    with _drafting(folds=do_constant_folding):
-        original(model, args, draft, **options)
+    options["input_names"] = options.get("input_names") or input_names(model, args, keywords)
+    try:
+        with _drafting(folds=do_constant_folding):
+            original(model, (*args, keywords) if keywords else args, draft, **options)
+    except Exception as error:
+        if (own := of_torch(error, dynamo=False)) is error:
+            raise
+        raise own from error
     translated = _read(draft, bool(do_constant_folding), options)
-    _parameters_to_initializers(translated.graph, state)
+    _parameters_to_initializers(translated.graph, named)
     finish(translated, recorder, state, optimize=bool(do_constant_folding), rewrite=False)
     check_output_names(options.get("output_names"), translated, options.get("input_names") or ())
     translated.metadata_props[UNCHECKED_KEY] = "it is a ScriptModule"
@@ -136,16 +150,17 @@ def _translate_torchscript(
     options["dynamic_axes"] = checked_axes(
         (args, keywords), options["input_names"], options.get("dynamic_axes"), options.get("output_names")
     )
+    named = names_in_trace(state.entries, options["input_names"] or ())
     opset = options.get("opset_version")
     with (
         capturing(current, model, False, keywords, constants) as recorder,
         Kept(*(module._buffers for module in model.modules())),
-        all_buffers_named(model),
+        all_buffers_named(model, named),
         symbolics_registered(opset or 9),
     ):
         trace = recorder.capture.trace
         trace.dynamic = dynamic_sizes((args, keywords), options["input_names"], options.get("dynamic_axes"))
-        trace.state = state.entries
+        trace.state = named
         # No parameter data: finish() has it at hand. A large model would pass protobuf's 2 GiB for nothing.
         draft = io.BytesIO()
         # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
@@ -167,7 +182,7 @@ def _translate_torchscript(
         recorder.capture.missed = state.changed(model, trace.dirtied)
         translated = _read(draft, bool(optimize), options)
         recorder.capture.anchored, trace.anchors = len(trace.anchors), []
-        _parameters_to_initializers(translated.graph, state)
+        _parameters_to_initializers(translated.graph, named)
         _keep_unread_inputs(translated.graph, options["input_names"], args, options.get("dynamic_axes") or {})
         finish(translated, recorder, state, optimize=optimize, rewrite=False)
         check_output_names(options.get("output_names"), translated, options["input_names"] or ())
@@ -225,12 +240,13 @@ def _names_of_sizes(axes: Any) -> set[str]:
     return {name for sizes in axes.values() if isinstance(sizes, dict) for name in sizes.values()}
 
 
-def _parameters_to_initializers(graph: ir.Graph, state: ModelState) -> None:
+def _parameters_to_initializers(graph: ir.Graph, named: dict[str, str]) -> None:
     """Inputs that torch named after parameters and buffers become initializers; their tensors come with ModelState.adopt."""
     inputs = list(graph.inputs)
     graph.inputs.clear()
     for value in inputs:
-        if value.name in state.entries:
+        if value.name in named:
+            value.name = named[value.name]
             graph.initializers[value.name] = value
         else:
             graph.inputs.append(value)

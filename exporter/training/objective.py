@@ -221,6 +221,11 @@ def _rename_state(model: ir.Model) -> None:
     entries = read_state(model.metadata_props) or {}
     initializers = model.graph.initializers
     wanted = {state_key(entry.initializer) for entry in entries.values()}
+    if clashing := sorted(wanted & {str(value.name) for value in model.graph.inputs}):
+        raise ExportError(
+            f"the argument {clashing[0]!r} of forward has the name of a parameter or buffer, and both are inputs of a training step\n  way out: give the "
+            "arguments other names by input_names=[...], in the order of the step's batch"
+        )
     for value in [value for node in model.graph.all_nodes() for value in node.outputs if value.name in wanted]:
         value.name = f"{value.name}/value"
     renamed = {state_key(name): replace(entry, initializer=state_key(entry.initializer)) for name, entry in entries.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ __all__ = ["as_in_file", "backward", "buffers_of", "changed", "copy_of", "measur
 
 def copy_of(model: torch.nn.Module, kind: torch.dtype | None = None) -> torch.nn.Module:
     """A copy of a model, in another float type where one is given, with the hooks on its parameters: a deep copy alone loses those."""
-    copied = copy.deepcopy(model)
+    copied = _compiled_copy(model) if isinstance(model, torch.jit.ScriptModule) else copy.deepcopy(model)
     if kind is not None:
         copied = copied.to(kind)  # before the hooks: what they hang on keeps the type that it was made with
     parameters = dict(copied.named_parameters())
@@ -30,6 +31,15 @@ def copy_of(model: torch.nn.Module, kind: torch.dtype | None = None) -> torch.nn
                 parameters[name].register_hook(hook)
             for hook in private.post_accumulate_hooks(parameter):
                 parameters[name].register_post_accumulate_grad_hook(hook)
+    return copied
+
+
+def _compiled_copy(model: torch.jit.ScriptModule) -> torch.nn.Module:
+    """By a file: the parameters of torch's deep copy are no leaves, and their gradients go to the original."""
+    file = io.BytesIO()
+    torch.jit.save(model, file)
+    file.seek(0)
+    copied: torch.nn.Module = torch.jit.load(file)
     return copied
 
 

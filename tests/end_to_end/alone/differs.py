@@ -22,6 +22,8 @@ DIFFERS: dict[tuple[str, bool], tuple[str, str]] = {
     ("buffer_none", True): (_OWN_INPUT, _FORWARDS),
     ("input_returned", True): (_OWN_INPUT, _FORWARDS),
     ("only_inputs_returned", True): (_OWN_INPUT, _FORWARDS),
+    ("a_model_that_returns_its_only_input", True): ("input_orig", _FORWARDS),
+    ("identity_between", True): ("input_orig", _FORWARDS),
     ("parameter_returned", True): ("outputs .*'w/returned'", _RETURNED),
     ("buffer_returned", True): ("outputs .*'b/returned'", _RETURNED),
     ("integer_argument", False): ("inputs ", _NUMBER),

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from exporter.files.trust import registered, unregister
-from tests.end_to_end.alone import callables, calls, layers, options, state, uses  # noqa: F401  (they fill MODELS)
+from tests.end_to_end.alone import callables, calls, clashes, layers, options, state, uses  # noqa: F401  (they fill MODELS)
 from tests.end_to_end.alone.compare import DOORS, Given, doors, worse
 from tests.end_to_end.alone.differs import DIFFERS
 from tests.end_to_end.alone.table import MODELS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 
 import numpy as np
@@ -151,6 +152,15 @@ class _Steps(nn.Module):
         return x
 
 
+def test_a_compiled_model_is_verified(quick_verify):
+    model, x = torch.jit.trace(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), torch.randn(3, 4)), torch.randn(3, 4)
+    report = exporter.verify(model, (x,), dynamo=False)
+    assert report.ok and {row.kind for row in report.rows} >= {"output", "parameter gradient"}
+    program = exporter.export(model, (x,), dynamo=False, dynamic_shapes={"input": {0: "n"}})
+    assert [value.name for value in program.model.graph.inputs] == ["input"]
+    assert str(program.model.graph.inputs[0].shape[0]) == "n"
+
+
 def test_a_scripted_model_with_a_loop():
     model, x = torch.jit.script(_Steps()), torch.randn(3, 4)
     loaded = exporter.load(exporter.export(model.eval(), (x, torch.tensor(2)), dynamo=False))
@@ -196,3 +206,46 @@ def test_what_a_scripted_model_would_lose():
         exporter.export(torch.jit.script(_Detaches()), (x,), dynamo=False)
     with pytest.raises(exporter.ExportError, match=r"ScriptModule that calls Double"):
         exporter.export(torch.jit.trace(_Doubles(), x), (x,), dynamo=False)
+
+
+class _Namesakes(nn.Module):
+    """A parameter, a tied one and two buffers with the names of arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.layer = nn.Parameter(torch.randn(4)), nn.Linear(4, 4)
+        self.tied = self.weight
+        self.register_buffer("x", torch.randn(4))
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x, weight, count):
+        self.count += 1
+        return self.layer(x * self.weight + weight * self.x * self.tied) * self.count + count
+
+
+@pytest.mark.parametrize("names", [None, ["weight", "x", "layer.bias"]])
+def test_arguments_with_the_names_of_parameters(names, dynamo, tmp_path):
+    """The file was invalid, or its metadata named what it lacks."""
+    model, args = _Namesakes().train(), (torch.randn(3, 4), torch.randn(3, 4), torch.tensor(2.0))
+    exporter.export(copy.deepcopy(model), args, dynamo=dynamo, input_names=names).save(tmp_path / "m.onnx")
+    assert [value.name for value in onnx.load(tmp_path / "m.onnx").graph.input] == (names or ["x", "weight", "count"])
+    loaded = exporter.load(tmp_path / "m.onnx")
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    for _ in range(2):
+        one, two = model(*args), loaded(*args)
+        torch.testing.assert_close(two, one)
+        for result in (one, two):
+            result.square().mean().backward()
+    for name, parameter in loaded.named_parameters():
+        torch.testing.assert_close(parameter.grad, model.get_parameter(name).grad)
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict())
+
+
+def test_a_step_of_arguments_with_the_names_of_parameters():
+    model, args = _Namesakes().eval(), (torch.randn(3, 4), torch.randn(3, 4), torch.tensor(2.0))
+    options = {"loss": lambda result: result.square().mean(), "optimizer": "sgd", "dynamo": False}
+    with pytest.raises(exporter.ExportError, match=r"'count' of forward has the name of a parameter(?s:.*)input_names"):
+        exporter.export_training_step(model, args, **options)
+    trainer = exporter.Trainer(exporter.export_training_step(copy.deepcopy(model), args, input_names=["a", "b", "c"], **options))
+    expected = model(*args).square().mean().item()
+    assert float(trainer.step(dict(zip("abc", (arg.numpy() for arg in args), strict=True)))) == pytest.approx(expected, rel=1e-5)
