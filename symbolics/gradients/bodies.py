@@ -17,8 +17,8 @@ from symbolics.gradients.residuals import residual
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import clone_nodes
 from symbolics.graph.presence import Conditions, conditions_of, gate, holds, sum_of
-from symbolics.graph.values import RANDOM, attr, is_python_op, is_python_op_tangent, static_shape, unsupported
-from symbolics.graph.walk import prune, subgraphs
+from symbolics.graph.values import RANDOM, attr, is_python_op, is_python_op_tangent, unsupported
+from symbolics.graph.walk import captured, prune, subgraphs
 from symbolics.node.backward import is_backward, is_python_op_grad
 
 __all__ = [
@@ -88,11 +88,12 @@ def expose(op: Builder, node: ir.Node, key: Hashable, branch: int, value: Value)
         return node.outputs[known[key]]
     if not isinstance(value.type, ir.TensorType):
         raise unsupported(node, f"its backward needs {value.name!r} of each iteration, which is no tensor")
-    bodies, shape = subgraphs(node), static_shape(value)
+    bodies, beside = subgraphs(node), captured(node)
     for b, body in enumerate(bodies):
         inside = op.child()
         if b != branch:  # the branch not taken has to give something, in a loop of the same shape
-            nothing = inside.i64(0) if shape is None else inside.zeros(shape, ir.DataType.INT64)
+            sizes = _sizes(inside, value, beside)
+            nothing = inside.i64(0) if sizes is None else inside.zeros(sizes, ir.DataType.INT64)
             leaf = inside.Cast(inside.Identity(nothing), to=value.dtype)
         else:
             maker = value.producer()
@@ -107,14 +108,43 @@ def expose(op: Builder, node: ir.Node, key: Hashable, branch: int, value: Value)
     stacked = node.op_type in ("Loop", "Scan")
     if stacked:
         out.shape = None if value.shape is None else ir.Shape([None, *value.shape])
-    else:
-        out.shape = None if shape is None else ir.Shape(shape)
+    elif _sizes(op.child(), value, beside) is not None:
+        out.shape = value.shape
     if node.op_type == "Scan":
         for name in ("scan_output_axes", "scan_output_directions"):
             if name in node.attributes:
                 node.attributes[name] = ir.AttrInt64s(name, [*node.attributes[name].value, 0])
     node.meta[EXPOSED] = {**known, key: len(node.outputs) - 1}
     return out
+
+
+def _sizes(inside: Builder, value: Value, beside: Sequence[Value]) -> Value | list[int] | None:
+    """The shape of a value by what stands beside it; None where a size is not to be had.
+
+    An open size is that of the same name, or else that of the same place in a value whose known sizes are equal. That may be another one, and is harmless:
+    onnxruntime refuses iterations of different shapes, and nobody reads the numbers.
+    """
+    if value.shape is None:
+        return None
+    alike = [v for v in beside if v.shape is not None and _may_equal(v.shape, value.shape)]
+    dims: list[int | Value] = []
+    for axis, dim in enumerate(value.shape):
+        if isinstance(dim, int):
+            dims.append(dim)
+            continue
+        named = [(v, i) for v in beside for i, d in enumerate(v.shape or ()) if d == dim and dim.value is not None]
+        places = [*named, *((v, axis) for v in alike)]
+        if not places:
+            return None
+        dims.append(inside.dim(*places[0]))
+    numbers = [d for d in dims if isinstance(d, int)]
+    return numbers if len(numbers) == len(dims) else inside.vector(dims)
+
+
+def _may_equal(shape: ir.Shape, other: ir.Shape) -> bool:
+    return len(shape) == len(other) and all(
+        isinstance(a, int) == isinstance(b, int) and (a == b or not isinstance(a, int)) for a, b in zip(shape, other)
+    )
 
 
 def plain_outputs(node: ir.Node) -> int:

@@ -54,7 +54,7 @@ def tile(op: Builder, g: Value, x: Value, repeats: Value, *, node: ir.Node) -> V
         shape = op.i64([d for pair in zip(counts, dims) for d in pair])
     else:
         shape = op.Reshape(op.Concat(op.Unsqueeze(repeats, [1]), op.Unsqueeze(op.Shape(x), [1]), axis=1), [-1])
-    return op.ReduceSum(op.Reshape(g, shape), list(range(0, 2 * rank, 2)), keepdims=0)
+    return op.ReduceSum(op.Reshape(g, shape, allowzero=1), list(range(0, 2 * rank, 2)), keepdims=0)
 
 
 # ---------------------------------------------------------------------------------------------------- join and cut

@@ -36,9 +36,9 @@ def max_pool(
 @gradient("GlobalMaxPool")
 def global_max_pool(op: Builder, g: Value, x: Value) -> Value:
     """The first of equal maxima, as torch's adaptive pools pick."""
-    flat = op.Reshape(x, [0, 0, -1])
+    flat = op.merged(x, 2)
     first = op.ArgMax(flat, axis=2, keepdims=1)
-    return op.reshape_like(op.ScatterElements(op.zeros(op.Shape(flat), dtype_of(g)), first, op.Reshape(g, [0, 0, 1]), axis=2), x)
+    return op.reshape_like(op.ScatterElements(op.zeros(op.Shape(flat), dtype_of(g)), first, op.merged(g, 2), axis=2), x)
 
 
 @gradient("GlobalAveragePool")
@@ -103,7 +103,9 @@ def lrn(op: Builder, g: Value, x: Value, *, y: Value, size: int, alpha: float, b
     back, on = (size - 1) // 2, size - 1 - (size - 1) // 2
 
     def window_sum(v: Value, before: int, after: int) -> Value:
-        planes = op.Reshape(op.Unsqueeze(v, [1]), [0, 0, 0, -1])
+        images = op.Unsqueeze(v, [1])
+        images.shape = None if x.shape is None else ir.Shape([x.shape[0], 1, *x.shape[1:]])
+        planes = op.merged(images, 3)
         sums = op.AveragePool(planes, kernel_shape=[size, 1], pads=[before, 0, after, 0], count_include_pad=1)
         return op.reshape_like(sums, x) * float(size)
 

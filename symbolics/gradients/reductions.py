@@ -29,7 +29,7 @@ def _count(op: Builder, x: Value, y: Value, axes: Value | None, like: Value) -> 
     before, after = static_shape(x), static_shape(y)
     if before is not None and after is not None:
         return float(math.prod(before) / max(math.prod(after), 1))
-    return op.Cast(op.Div(op.Size(x), op.Size(y)), to=like.dtype)
+    return op.Cast(op.Div(op.Size(x), op.Max(op.Size(y), op.i64(1))), to=like.dtype)  # of nothing, no division by zero
 
 
 def _norm(op: Builder, y: Value) -> Value:

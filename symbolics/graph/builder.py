@@ -70,6 +70,20 @@ class Builder(Emitter):
         """x as a vector."""
         return self.Reshape(x, [-1])
 
+    def merged(self, x: ir.Value, start: int) -> ir.Value:
+        """The axes from ``start`` on as one; of an x without elements as well, for which -1 says nothing."""
+        if (dims := static_shape(x)) is not None:
+            return (
+                self.Reshape(x, [0] * start + [-1])
+                if 0 not in dims
+                else self.Reshape(x, [*dims[:start], math.prod(dims[start:])], allowzero=1)
+            )
+        size = self.Shape(x)
+        last = self.ReduceProd(self.Shape(x, start=start), keepdims=1)
+        merged = self.Reshape(x, self.Concat(self.Slice(size, [0], [start]), last, axis=0), allowzero=1)
+        merged.shape = None if x.shape is None else ir.Shape([*x.shape[:start], None])
+        return merged
+
     def reshape_like(self, x: ir.Value, like: ir.Value) -> ir.Value:
         """Reshape to the shape of ``like``."""
         dims = None if like.shape is None else [d if isinstance(d, int) else -1 for d in like.shape]

@@ -30,16 +30,6 @@ class Known:
 
 KNOWN = [
     Known(
-        "onnxruntime's CPU provider has no kernels for bfloat16",
-        lambda case: case.dtype in ("bfloat16", "autocast"),
-        r"tensor\(bfloat16\).* is invalid|hardly one for bfloat16.*export the model in float32",
-    ),
-    Known(
-        "a second derivative of a Function in a body would need its context of every iteration",
-        lambda case: case.dynamo and case.function and case.flow != "none" and case.use == "double",
-        "context comes out of a Loop, Scan or If. Way out: export with inline=",
-    ),
-    Known(
         "torch.onnx itself: it loses the bodies of control flow in a body beside a block under no_grad",
         lambda case: case.dynamo and " in " in case.flow and case.use == "no_grad",
         "has no attribute '(true_graph_0|while_loop_cond_graph_0)'(.|\n)*way out",
@@ -53,6 +43,16 @@ KNOWN = [
         "torch.export itself: what a scan's body changes in place",
         lambda case: case.dynamo and case.flow.endswith("scan") and case.use == "in place",
         "derivative for aten::copy is not implemented(.|\n)*way out",
+    ),
+    Known(
+        "onnxruntime's CPU provider has no kernels for bfloat16",
+        lambda case: case.dtype in ("bfloat16", "autocast"),
+        r"tensor\(bfloat16\).* is invalid|hardly one for bfloat16.*export the model in float32",
+    ),
+    Known(
+        "a second derivative of a Function in a body would need its context of every iteration",
+        lambda case: case.dynamo and case.function and case.flow != "none" and case.use == "double",
+        "context comes out of a Loop, Scan or If. Way out: export with inline=",
     ),
     Known(
         "what only one output of a scripted branch reads gets zeros where another alone is used",

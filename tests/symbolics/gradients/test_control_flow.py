@@ -265,3 +265,24 @@ def test_states_that_nobody_uses_run_no_backward():
     np.testing.assert_allclose(results["x_grad"], c**3, rtol=1e-5)
     np.testing.assert_allclose(results["c_grad"], 3 * c**2 * x, rtol=1e-5)
     np.testing.assert_array_equal(results["e_grad"], 0)
+
+
+@pytest.mark.parametrize("size", ["5", "N"])
+def test_what_runs_once_in_a_branch_that_some_iterations_take(size):
+    """The Dropout of the second iteration alone, of ratio 0: the others give out a mask of that shape, too, or onnxruntime could not stack them."""
+    body = f"""
+        n = Constant<value = int64 {{3}}>() ratio = Constant<value = float {{0.0}}>()
+        y = Loop (n, k, x) <body = b (int64 i, bool c, float[{size}] s) => (bool d, float[{size}] out) {{
+            d = Identity(c) one = Constant<value = int64 {{1}}>() second = Equal(i, one)
+            out = If (second) <
+                then_branch = t () => (float[{size}] a) {{ p = Mul(s, w) a, mask = Dropout(p, ratio, k) }},
+                else_branch = f () => (float[{size}] e) {{ e = Mul(s, s) }}>
+        }}>
+    """
+    x, w = np.linspace(0.5, 1.5, 5).astype(np.float32), np.linspace(-1, 1, 5).astype(np.float32)
+    got = gradients(
+        f"float[{size}] x, float[{size}] w, bool k", body, {"x": x, "w": w, "k": np.array(True), "y_grad": np.ones(5, np.float32)}
+    )
+    np.testing.assert_allclose(got["y"], x**4 * w**2, rtol=1e-5)
+    np.testing.assert_allclose(got["x_grad"], 4 * x**3 * w**2, rtol=1e-5)
+    np.testing.assert_allclose(got["w_grad"], 2 * x**4 * w, rtol=1e-5)
