@@ -30,7 +30,7 @@ from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.values import attr, fixed_array, made_by
-from symbolics.graph.walk import sweep
+from symbolics.graph.walk import remove_operators
 
 __all__ = ["REARRANGE", "move_at_once"]
 
@@ -70,7 +70,7 @@ def move_at_once(model: ir.Model, facts: Mapping[ir.Value, ShapeAndType] | None 
                 replace(scope, node, op.nodes, [weights])
                 made += 1
     if made:
-        sweep(model.graph, _SWEPT)
+        remove_operators(model.graph, _REMOVED_UNREAD)
     found = _Views(model.graph, facts or {})
     now: dict[ir.Value, ir.Value] = {}  # what was replaced -> what stands for it
     for node in list(model.graph):
@@ -85,7 +85,7 @@ def move_at_once(model: ir.Model, facts: Mapping[ir.Value, ShapeAndType] | None 
     if made:
         scope.register(model.graph)
         model.graph.opset_imports[DOMAIN] = 1
-        sweep(model.graph, _SWEPT)
+        remove_operators(model.graph, _REMOVED_UNREAD)
     return made
 
 
@@ -430,4 +430,4 @@ def _transpose(node: ir.Node, views: list[View]) -> View | None:
 
 
 _MOVES = {"Concat": _concat, "Gather": _gather, "Pad": _pad, "Reshape": _reshape, "Slice": _slice, "Transpose": _transpose}
-_SWEPT = frozenset({*_MOVES, "Gemm", "Split"})
+_REMOVED_UNREAD = frozenset({*_MOVES, "Gemm", "Split"})

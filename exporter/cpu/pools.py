@@ -19,7 +19,7 @@ from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.values import attr, fixed_array, made_by
-from symbolics.graph.walk import sweep
+from symbolics.graph.walk import remove_operators
 
 __all__ = ["MAX_POOL_GRAD", "MAX_POOL_INDICES", "pool_at_once"]
 
@@ -65,7 +65,7 @@ def pool_at_once(model: ir.Model, facts: dict[ir.Value, ShapeAndType]) -> int:
             made += 1
     if made:
         graph.opset_imports[DOMAIN] = 1
-        sweep(graph, _READ_BY_GRADIENTS)
+        remove_operators(graph, _READ_BY_GRADIENTS)
     return made
 
 

@@ -20,7 +20,7 @@ from exporter.files.trust import Gate
 from exporter.module.orders import Orders
 from exporter.module.plans import Plan, Plans, Settings
 from exporter.module.state import leave_empty, look_up
-from exporter.module.step import Run, Step, TransformedStep
+from exporter.module.step import ForwardRun, Step, TransformedStep
 from exporter.module.tangents import Tangents, taken_apart
 from exporter.runtime.tensors import to_array
 from exporter.train_mode.batch_norm import counter_of
@@ -203,7 +203,7 @@ class Bound:
         plan = self._chosen.get((training, wanted)) or self._choose(training, wanted, values)
         if plan.seed is not None:
             values.append(draw_seed())
-        run = Run(self.plans, plan)
+        run = ForwardRun(self.plans, plan)
         if plan.joined is None:
             results = run(values)
         else:
@@ -251,7 +251,7 @@ class Bound:
             _refuse_updates(plan)
             if tangents:
                 return self.tangents.outputs(training, feeds, tangents)
-        run = Run(self.plans, plan, functools.partial(self.tangents.of, training), apart=bool(tangents))
+        run = ForwardRun(self.plans, plan, functools.partial(self.tangents.of, training), apart=bool(tangents))
         if plan.joined is not None:
             values = [value if name in plan.joined else value.detach() for name, value in feeds.items()]
         if transformed:

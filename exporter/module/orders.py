@@ -17,7 +17,7 @@ from exporter.files.proto import reading
 from exporter.gradient_graph.build import build_gradient_graph
 from exporter.gradient_graph.model import remove_marks
 from exporter.gradient_graph.partition import between, extract, reach_of, split_again
-from exporter.gradient_graph.silent import silent_ways
+from exporter.gradient_graph.without_gradient import paths_without_gradient
 from exporter.module.backward import Backward
 from exporter.module.plans import Plan, Plans
 from exporter.runtime.link import LINKED
@@ -156,7 +156,7 @@ class Orders:
         gradients = {name: output for name, output in pairing.reached.items() if name in wrt}
         cotangents = {output: name for output, name in pairing.inputs.items() if output in given}
         operands = (*self.plan.forward.inputs, *cotangents.values())
-        sources = (*gradients, *silent_ways(model, wrt), *cotangents.values())
+        sources = (*gradients, *paths_without_gradient(model, wrt), *cotangents.values())
         return self._order(model, operands, sources, gradients, cotangents, self._known, dict(self.plan.forward.types))
 
     def _next(self, below: Order, given: frozenset[str]) -> Order:

@@ -17,7 +17,7 @@ from exporter.gradient_graph.build import differentiate
 from exporter.gradient_graph.model import own_copy, remove_marks
 from exporter.gradient_graph.partition import Partition, forward_part, split, take_off_gradients
 from exporter.gradient_graph.recompute import Recompute, recompute
-from exporter.gradient_graph.silent import silent_ways
+from exporter.gradient_graph.without_gradient import paths_without_gradient
 from exporter.module.backward import Backward
 from exporter.module.torch_kernels import FUNCTIONS, OVERRIDES, are_worth_it, pass_beside
 from exporter.runtime.accelerate import Part, Request, accelerator
@@ -84,7 +84,7 @@ class Plan:
         buffers: initializer of a buffer that a run changes -> the output that holds its next value.
         seed: The name of the input for Dropout's seed, None where nothing drops.
         outputs: The names of the model's outputs.
-        silent: As `silent_ways` gives them: who has no gradient, though autograd knows a way from it to these outputs.
+        without_gradient: As `paths_without_gradient` gives them: who has no gradient, though autograd knows a way from it to these outputs.
         sizes: The shapes of the first call's inputs.
         orders: The `exporter.module.orders.Orders` of its gradients, once it ran with gradients.
         refused: Why there are no gradients, though they are wanted: what a backward raises.
@@ -97,7 +97,7 @@ class Plan:
     buffers: dict[str, str]
     seed: str | None
     outputs: tuple[str, ...]
-    silent: dict[str, frozenset[str]] = field(default_factory=dict)
+    without_gradient: dict[str, frozenset[str]] = field(default_factory=dict)
     sizes: Mapping[str, torch.Size] = field(default_factory=dict)
     orders: Any = None
     refused: PythonopError | None = None
@@ -131,7 +131,7 @@ class Plan:
         """The names from which autograd knows a way to an output; None where there are none."""
         if self.refused is not None:
             return frozenset(self.names)
-        return frozenset((*(wanted.name for wanted in self.wanted), *self.silent)) or None
+        return frozenset((*(wanted.name for wanted in self.wanted), *self.without_gradient)) or None
 
     def apart(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         """The values, those that no output depends on without an edge: their grad stays None."""
@@ -185,7 +185,7 @@ class Plan:
     @functools.cached_property
     def flat(self) -> list[int]:
         """The places of the outputs from which autograd knows no way to anything that needs a gradient."""
-        joined = frozenset(self.partition.cotangents if self.partition else self.outputs).union(*self.silent.values())
+        joined = frozenset(self.partition.cotangents if self.partition else self.outputs).union(*self.without_gradient.values())
         return [place for place, name in enumerate(self.outputs) if name not in joined]
 
     @functools.cached_property
@@ -318,14 +318,14 @@ class Plans:
             outputs = tuple(name for name in forward.names if name not in extra)
             return Plan(names, forward, None, statistics, buffers, seed, outputs)
         with reading(self.model):
-            silent = silent_ways(model, wrt)
+            without_gradient = paths_without_gradient(model, wrt)
             remove_marks(model)
             if self.recompute is not None:
                 recompute(model, self.recompute, {name: tuple(shape) for name, shape in sizes.items()}, extra, late=False)
             partition = split(model, self.state, extra, wrt)
         self._optimize(partition.forward, "forward", sizes)
         forward = self.session(partition.forward, after_torch=True)
-        return Plan(names, forward, partition, statistics, buffers, seed, partition.outputs, silent, sizes)
+        return Plan(names, forward, partition, statistics, buffers, seed, partition.outputs, without_gradient, sizes)
 
     @without_gc()
     def backward(self, plan: Plan, partition: Partition, given: Iterable[str]) -> Backward:

@@ -18,13 +18,13 @@ from symbolics.errors import FormatError, RunError
 from symbolics.node.names import GRADIENTS_KEY
 from symbolics.text import shown
 
-__all__ = ["Run", "Step", "TransformedStep"]
+__all__ = ["ForwardRun", "Step", "TransformedStep"]
 
 
 _Tangents = Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
-class Run:
+class ForwardRun:
     """One run of a forward beside its tensors. A plain object: torch.func hands it on as it is.
 
     Attributes:
@@ -58,7 +58,7 @@ class Run:
         return runner.tensors(found, plan.results)
 
 
-def _keep(ctx: Any, run: Run, values: tuple[torch.Tensor, ...], results: tuple[torch.Tensor, ...], key: torch.Tensor | None) -> None:
+def _keep(ctx: Any, run: ForwardRun, values: tuple[torch.Tensor, ...], results: tuple[torch.Tensor, ...], key: torch.Tensor | None) -> None:
     """What a backward will need; outputs without a gradient are marked so."""
     plan = run.plan
     ctx.run = run
@@ -167,12 +167,12 @@ class Step(torch.autograd.Function):
     """The forward and the backward of a file as one node of autograd."""
 
     @classmethod
-    def call(cls, run: Run, values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def call(cls, run: ForwardRun, values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """`apply` outside of torch.func: what torch 2.13 does in Python before it takes as long as the rest of it."""
         return super(torch.autograd.Function, cls).apply(run, *map(private.unwrap_if_dead, values))  # type: ignore[misc]
 
     @staticmethod
-    def forward(ctx: Any, run: Run, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, run: ForwardRun, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """One run of the forward."""
         results = tuple(run(values))
         _keep(ctx, run, values, results, None)
@@ -192,7 +192,7 @@ class TransformedStep(torch.autograd.Function):
     """The same as torch.func takes it: forward without ctx. Outside of a transform it would be slower, by torch's way of calling it."""
 
     @staticmethod
-    def forward(run: Run, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(run: ForwardRun, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """One run of the forward; then the number of what it has left."""
         results = run(values)
         return (*results, torch.tensor(len(run.kept) - 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from exporter.files.places import PARTS, Part
-from exporter.pictures.layout import Frame, Layout, Plan, Point, lay_out
+from exporter.pictures.layout import Drawing, Frame, Layout, Point, lay_out
 from exporter.pictures.scene import Cluster, Scene
 from exporter.pictures.svg import size_of
 
@@ -27,7 +27,7 @@ def arrange(scenes: Sequence[Scene]) -> list[Layout]:
 
 
 #: What is laid out, and which boxes and arrows of the scene those of the plan are.
-_Column = tuple[Plan, list[int], list[int]]
+_Column = tuple[Drawing, list[int], list[int]]
 
 
 def _columns(scene: Scene) -> list[_Column]:
@@ -46,7 +46,7 @@ def _column(scene: Scene, boxes: list[int], clusters: list[Cluster], part: Part)
         return Frame([new[box] for box in cluster.boxes], [frame(inner) for inner in cluster.inside])
 
     ends = [(new[scene.arrows[i].source], new[scene.arrows[i].target]) for i in arrows]
-    plan = Plan([size_of(scene.boxes[box]) for box in boxes], ends, [frame(each) for each in clusters], upwards=part == "gradient")
+    plan = Drawing([size_of(scene.boxes[box]) for box in boxes], ends, [frame(each) for each in clusters], upwards=part == "gradient")
     return plan, boxes, arrows
 
 

@@ -17,7 +17,7 @@ from exporter.files.fresh import fresh_python
 from symbolics.errors import RunError
 from symbolics.text import extra
 
-__all__ = ["Frame", "Layout", "Plan", "lay_out", "missing"]
+__all__ = ["Drawing", "Frame", "Layout", "lay_out", "missing"]
 
 Point = tuple[float, float]
 
@@ -31,7 +31,7 @@ class Frame:
 
 
 @dataclass
-class Plan:
+class Drawing:
     """What is to be laid out.
 
     Attributes:
@@ -74,7 +74,7 @@ def missing() -> str | None:
     )
 
 
-def lay_out(plans: Sequence[Plan], seconds: float = 300) -> list[Layout]:
+def lay_out(plans: Sequence[Drawing], seconds: float = 300) -> list[Layout]:
     """Positions for each plan.
 
     Raises:
@@ -96,7 +96,7 @@ def lay_out(plans: Sequence[Plan], seconds: float = 300) -> list[Layout]:
     return [Layout(**{**found, "arrows": [[(x, y) for x, y in arrow] for arrow in found["arrows"]]}) for found in json.loads(done.stdout)]
 
 
-def _plain(plan: Plan) -> dict[str, Any]:
+def _plain(plan: Drawing) -> dict[str, Any]:
     def frame(each: Frame) -> dict[str, Any]:
         return {"boxes": each.boxes, "inside": [frame(inner) for inner in each.inside]}
 

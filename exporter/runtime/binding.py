@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from exporter.files.trust import Gate
-from exporter.runtime.store import ContextStore, PoolLog, Run
+from exporter.runtime.store import ContextStore, Made, PoolLog
 from symbolics.errors import RunError
 from symbolics.text import clean
 
@@ -146,7 +146,7 @@ class Binding:
             traceback.clear_frames(one.__traceback__)
             waiting += [one.__cause__, one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
 
-    def original(self, error: BaseException, run: Run, pool: PoolLog) -> BaseException | None:
+    def original(self, error: BaseException, run: Made, pool: PoolLog) -> BaseException | None:
         """The exception behind what onnxruntime raised in a run.
 
         Args:

@@ -22,7 +22,7 @@ from exporter.runtime.node_order import MANY_NODES, list_as_they_can_run
 from exporter.runtime.prepare import has_python_ops, needs_library, prepare
 from exporter.runtime.refusals import refusal
 from exporter.runtime.spinning import choose_spinning
-from exporter.runtime.store import ContextStore, PoolLog, Run, arrays_of
+from exporter.runtime.store import ContextStore, Made, PoolLog, arrays_of
 from symbolics.errors import RunError
 from symbolics.graph.collector import without_gc
 from symbolics.node.names import STEP_KEY
@@ -217,7 +217,7 @@ class Session(_Session):  # type: ignore[misc]
                 self.store.leave()
         raise original
 
-    def _original(self, error: Exception, made: Run) -> BaseException | None:
+    def _original(self, error: Exception, made: Made) -> BaseException | None:
         """What is raised in the place of what onnxruntime raised; None for that itself."""
         original = self._binding.original(error, made, self._pool)
         return refusal(error) if original is None else original  # not `or`: an exception may be false

@@ -21,10 +21,10 @@ from symbolics.errors import RunError
 from symbolics.node.names import PYTHON_OP_GRAD
 from symbolics.text import shown
 
-__all__ = ["Context", "ContextStore", "PoolLog", "Run", "arrays_of"]
+__all__ = ["Context", "ContextStore", "Made", "PoolLog", "arrays_of"]
 
 
-class Run(list[int]):
+class Made(list[int]):
     """What one run on its caller's thread left behind: the handles that it made, as a list to which native.c appends.
 
     Attributes:
@@ -90,7 +90,7 @@ class ContextStore:
         self._taken: dict[int, int] = {}
         self._lock = threading.Lock()
         # thread -> the run in progress there; the native kernels append to the same lists
-        self.runs: dict[int, Run] = {}
+        self.runs: dict[int, Made] = {}
 
     def __len__(self) -> int:
         """How many contexts are live."""
@@ -173,7 +173,7 @@ class ContextStore:
         """Whether this thread is inside `run`."""
         return threading.get_ident() in self.runs and self._outer() is not None
 
-    def _outer(self) -> Run | None:
+    def _outer(self) -> Made | None:
         """The run that this thread is in. One that Ctrl-C has ended between two lines of ours is over: its contexts go."""
         thread = threading.get_ident()
         found = self.runs.get(thread)
@@ -186,12 +186,12 @@ class ContextStore:
             frame = frame.f_back
         return found
 
-    def enter(self, frame: FrameType) -> tuple[Run, bool]:
+    def enter(self, frame: FrameType) -> tuple[Made, bool]:
         """The run that this thread is in, or a new one that belongs to a frame, and whether it is new."""
         outer = self._outer()
         if outer is not None:
             return outer, False
-        made = Run()
+        made = Made()
         made.frame = frame
         self.runs[threading.get_ident()] = made
         return made, True
@@ -236,7 +236,7 @@ class _Running:
     def __init__(self, store: ContextStore) -> None:
         self.store = store
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> Made:
         self.made, new = self.store.enter(sys._getframe(1))
         self.outer = not new
         return self.made

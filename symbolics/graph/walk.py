@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 import onnx_ir as ir
 
-__all__ = ["captured", "discard", "prune", "reads", "remove_unread", "subgraphs", "sweep", "unread", "walk"]
+__all__ = ["captured", "discard", "prune", "reads", "remove_operators", "remove_unread", "subgraphs", "unread", "walk"]
 
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
@@ -68,7 +68,7 @@ def prune(nodes: list[ir.Node], kept: Iterable[ir.Value]) -> list[ir.Node]:
     return out
 
 
-def sweep(graph: ir.Graph, operators: Collection[str]) -> None:
+def remove_operators(graph: ir.Graph, operators: Collection[str]) -> None:
     """Take standard operators of these kinds out of a graph where nobody reads what they make."""
     for node in reversed(list(graph)):
         if node.domain == "" and node.op_type in operators and not any(o.uses() or o.is_graph_output() for o in node.outputs):

@@ -13,7 +13,7 @@ import pytest
 
 from exporter.pictures import draw as drawing, layout
 from exporter.pictures.draw import draw_html, draw_svg
-from exporter.pictures.layout import Frame, Plan, lay_out
+from exporter.pictures.layout import Drawing, Frame, lay_out
 from symbolics.errors import ArgumentError, FormatError, RunError
 from tests import browser
 from tests.exporter.conftest import EVIL
@@ -160,7 +160,7 @@ def random_plan(seed):
     rng.shuffle(members)
     half = members[: count // 2]
     frames = [Frame(half[: len(half) // 2], [Frame(half[len(half) // 2 :], [])]), Frame(members[count // 2 : count * 3 // 4], [])]
-    return Plan(boxes, [(a, b) for a, b in arrows if a != b], frames, upwards=bool(seed % 2))
+    return Drawing(boxes, [(a, b) for a, b in arrows if a != b], frames, upwards=bool(seed % 2))
 
 
 def test_any_graph_is_laid_out(graphviz):
@@ -174,7 +174,7 @@ def test_any_graph_is_laid_out(graphviz):
 
 def test_a_layout_that_takes_too_long(graphviz):
     with pytest.raises(RunError, match="--depth"):
-        lay_out([Plan([(10, 10)] * 5, [], [])], seconds=0.001)
+        lay_out([Drawing([(10, 10)] * 5, [], [])], seconds=0.001)
 
 
 def test_a_file_without_types(graphviz):

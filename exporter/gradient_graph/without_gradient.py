@@ -17,13 +17,13 @@ from symbolics.node.linked import backward_of
 from symbolics.node.metadata import pairing_of
 from symbolics.node.names import CALL_ATTRIBUTE
 
-__all__ = ["silent_ways"]
+__all__ = ["paths_without_gradient"]
 
 Names = frozenset[str]
 _NOBODY: Names = frozenset()
 
 
-def silent_ways(training: ir.Model, wrt: Iterable[str]) -> dict[str, Names]:
+def paths_without_gradient(training: ir.Model, wrt: Iterable[str]) -> dict[str, Names]:
     """The names in wrt that have no gradient, but a way through a backward that gives None -> the outputs at the end of such a way.
 
     Args:
