@@ -52,6 +52,7 @@ from symbolics.quirks.narrow_types import narrow_types
 from symbolics.quirks.near_numbers import near_numbers_apart
 from symbolics.quirks.nested_bodies import functions_of_one_version
 from symbolics.quirks.normal_draws import NORMAL_DRAWS
+from symbolics.quirks.observers import OBSERVERS
 from symbolics.quirks.open_clips import SYMBOLICS as OPEN_CLIPS, hardtanh, open_clips, relu6
 from symbolics.quirks.own_backward import OWN_BACKWARD
 from symbolics.quirks.padding import PADDING
@@ -111,7 +112,7 @@ TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
 REWRITES: dict[Any, Rewrite] = {
     **DATA_GETTER, **CONJUGATES, **MIXED_NORMS, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
-    **DISTANCES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **FACTORIES, **FAKE_QUANTIZATION, **GAPS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **PADDING, **PLACES, **POOLS, **PROJECTIONS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **TRUTH, **UNSORTED, **VARIANCE,
+    **DISTANCES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **FACTORIES, **FAKE_QUANTIZATION, **GAPS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **OBSERVERS, **PADDING, **PLACES, **POOLS, **PROJECTIONS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **TRUTH, **UNSORTED, **VARIANCE,
 }  # fmt: skip
 
 REWRITES |= narrow_types(REWRITES)

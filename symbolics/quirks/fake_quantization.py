@@ -14,7 +14,7 @@ from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import Rewrite, instead, stopped
 
-__all__ = ["FAKE_QUANTIZATION", "QUIRK", "exact_in_training"]
+__all__ = ["FAKE_QUANTIZATION", "QUIRK", "exact_in_training", "fake"]
 
 QUIRK = Quirk(
     upstream="torch",
@@ -56,11 +56,18 @@ def _reciprocal(scale: Any) -> Any:
 
 
 def _levels(
-    x: torch.Tensor, scale: Any, zero: Any, quant_min: int, quant_max: int, rounds_last: bool = False
+    x: torch.Tensor, scale: Any, zero: Any, quant_min: int, quant_max: int, fused: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The levels less their zero point, cut to their range, and which of them were outside of it; torch computes in float32 what is smaller."""
-    level = (x if x.dtype == torch.float64 else x.float()) * _reciprocal(scale)
-    level = torch.round(level + zero) if rounds_last else torch.round(level) + zero
+    """The levels less their zero point, cut to their range, and which of them were outside of it; torch computes in float32 what is smaller.
+
+    Args:
+        x, scale, zero, quant_min, quant_max: As torch has them.
+        fused: Whether the zero point is added before anything is rounded, as one instruction of a processor does it.
+    """
+    if fused:
+        level = torch.round((x.double() * _reciprocal(scale).double() + zero).float())
+    else:
+        level = torch.round((x if x.dtype == torch.float64 else x.float()) * _reciprocal(scale)) + zero
     return torch.clamp(level, quant_min, quant_max) - zero, torch.logical_or(level < quant_min, level > quant_max)
 
 
@@ -74,7 +81,7 @@ def _slope(x: torch.Tensor) -> torch.Tensor:
     return x - stopped(x)
 
 
-def _fake(x: torch.Tensor, scale: Any, zero: Any, axis: int | None, quant_min: int, quant_max: int) -> tuple[torch.Tensor, torch.Tensor]:
+def fake(x: torch.Tensor, scale: Any, zero: Any, axis: int | None, quant_min: int, quant_max: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The quantised values, with the gradient of x where it is in range; and where that is."""
     with torch.no_grad():
         scale = _along(scale, x, axis)
@@ -85,27 +92,27 @@ def _fake(x: torch.Tensor, scale: Any, zero: Any, axis: int | None, quant_min: i
 
 
 def _per_tensor(input: torch.Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int) -> Any:
-    return NotImplemented if _is_written(quant_min, quant_max) else _fake(input, scale, zero_point, None, quant_min, quant_max)[0]
+    return NotImplemented if _is_written(quant_min, quant_max) else fake(input, scale, zero_point, None, quant_min, quant_max)[0]
 
 
 def _per_channel(input: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, axis: int, quant_min: int, quant_max: int) -> Any:
-    return NotImplemented if _is_written(quant_min, quant_max) else _fake(input, scale, zero_point, axis, quant_min, quant_max)[0]
+    return NotImplemented if _is_written(quant_min, quant_max) else fake(input, scale, zero_point, axis, quant_min, quant_max)[0]
 
 
 def _per_tensor_with_mask(self: torch.Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max: int) -> Any:
-    return _fake(self, scale, zero_point, None, quant_min, quant_max)
+    return fake(self, scale, zero_point, None, quant_min, quant_max)
 
 
 def _per_channel_with_mask(
     self: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, axis: int, quant_min: int, quant_max: int
 ) -> Any:
-    return _fake(self, scale, zero_point, axis, quant_min, quant_max)
+    return fake(self, scale, zero_point, axis, quant_min, quant_max)
 
 
 def _per_tensor_if_enabled(
     input: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, fake_quant_enabled: torch.Tensor, quant_min: int, quant_max: int
 ) -> Any:
-    value, inside = _fake(input, scale, zero_point, None, quant_min, quant_max)
+    value, inside = fake(input, scale, zero_point, None, quant_min, quant_max)
     enabled = (fake_quant_enabled != 0).reshape(())
     return torch.where(enabled, value, input), torch.logical_or(inside, torch.logical_not(enabled))
 
@@ -120,7 +127,7 @@ def _learning(
         levels, outside = _levels(x, s, point, quant_min, quant_max)
         value = _value(levels, s).to(x.dtype)
         if axis is None:  # the one call that rounds otherwise on its way back
-            levels, outside = _levels(x, s, point, quant_min, quant_max, rounds_last=True)
+            levels, outside = _levels(x, s, point, quant_min, quant_max, fused=True)
         of_scale = torch.where(outside, levels, (_value(levels, s) - x) * _reciprocal(s)) * grad_factor
         of_zero = torch.where(outside, -s.float() * grad_factor, torch.zeros_like(levels))
     result = stopped(value) + torch.where(outside, torch.zeros_like(x), _slope(x))

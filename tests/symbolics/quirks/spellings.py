@@ -89,6 +89,9 @@ _SAMPLES: dict[str, list[tuple[Any, ...]]] = {  # those that the database does n
     "fake_quantize_per_channel_affine_cachemask": [(_x, _scales, _zeros, 0, -8, 7)],
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": [(_x, _scales[:1], _zeros[:1], torch.ones(1, dtype=torch.int64), -8, 7)],
     "_fake_quantize_learnable_per_tensor_affine": [(_x, _scales[:1], torch.zeros(1), -8, 7, 1.0)],
+    "fused_moving_avg_obs_fake_quant": [
+        (_x, torch.ones(1), torch.ones(1), *(torch.zeros(1) for _ in "mMs"), torch.zeros(1, dtype=torch.int32), 0.01, -8, 7, 0)
+    ],
     "_fake_quantize_learnable_per_channel_affine": [(_x, _scales, torch.zeros(2), 0, -8, 7, 1.0)],
 }
 

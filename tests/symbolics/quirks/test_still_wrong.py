@@ -128,6 +128,11 @@ def nested_bodies():
     return fails(lambda x: while_loop(lambda i, _: i < 2, body, (torch.tensor(0), x.clone()))[1], torch.ones(3))
 
 
+def observers():
+    state = [torch.ones(1), torch.ones(1), torch.zeros(1), torch.ones(1), torch.ones(1), torch.zeros(1, dtype=torch.int32)]
+    return fails(lambda x: torch.fused_moving_avg_obs_fake_quant(x, *state, 0.01, 0, 255, -1), torch.ones(3))
+
+
 FILES = {
     module.name: importlib.import_module(f"symbolics.quirks.{module.name}").QUIRK
     for module in pkgutil.iter_modules(quirks.__path__)
@@ -138,7 +143,7 @@ IN_FILES = (
     binary_cross_entropy, bounds, builtins, clamps, conjugates, cross_entropy, data_getter, determinants, distances, embedding_renorms, empty_products,
     empty_reductions, empty_reshapes, equal_draws, factories, fake_quantization, floor_divide, gaussian_nll, half_results, half_scatters,
     instance_norm_statistics, integers, logarithms, losses, lost_initializers, matrix_powers, matrix_vector, mixed_norms, multinomial, narrow_indices, narrow_types, near_numbers, nested_bodies,
-    normal_draws, open_clips, padding, places_of_numbers, pools, projections, ranges, regions, repeats, rounding, scalars, scatters, sizes, softplus_threshold, splits,
+    normal_draws, observers, open_clips, padding, places_of_numbers, pools, projections, ranges, regions, repeats, rounding, scalars, scatters, sizes, softplus_threshold, splits,
     squeezes, torchscript_gaps, torchscript_scatters, truth, unsorted, variance, wide_constants,
     wide_numbers, windows,
 )  # fmt: skip
