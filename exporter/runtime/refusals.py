@@ -17,6 +17,8 @@ _WAYS_OUT = {
     "where that is older than 7: onnx.version_converter.convert_version(model, 18) makes a newer one",
     "NOT_IMPLEMENTED": "It has no kernel of that operator for its types here (on the CPU hardly one for bfloat16, of some operators none for float64): "
     "export the model in float32",
+    r"tensor\(bfloat16\)' of input parameter": "That operator takes bfloat16 from a later opset on, or never, and onnxruntime's CPU has hardly a kernel for it: "
+    "export the model in float32",
     "is not a registered function/op": "This onnxruntime has no such operator: install a newer one, or give sess_options with the library that has it "
     "(register_custom_ops_library)",
 }
@@ -29,7 +31,7 @@ def refusal(error: Exception) -> PythonopError | None:
     if isinstance(error, RunError) or not (its_own or kind in (RuntimeError, UnicodeDecodeError)):  # the last: of its own message
         return None
     text = ends(str(error), _MOST)
-    hint = next((f". {way_out}" for sign, way_out in _WAYS_OUT.items() if re.search(sign, text)), "")
+    hint = next((f"{'' if text.endswith('.') else '.'} {way_out}" for sign, way_out in _WAYS_OUT.items() if re.search(sign, text)), "")
     said = f"onnxruntime cannot run the model: {text}{hint}"
     refusal = as_raised(error, said, RunError) if its_own else RunError(said)
     refusal.__cause__ = error

@@ -21,7 +21,9 @@ __all__ = ["as_in_file", "backward", "buffers_of", "changed", "copy_of", "measur
 
 def copy_of(model: torch.nn.Module, kind: torch.dtype | None = None) -> torch.nn.Module:
     """A copy of a model, in another float type where one is given, with the hooks on its parameters: a deep copy alone loses those."""
-    copied = _compiled_copy(model) if isinstance(model, torch.jit.ScriptModule) else copy.deepcopy(model)
+    scripted = {id(v): v for module in model.modules() for v in vars(module).values() if isinstance(v, torch.jit.ScriptFunction)}
+    # A scripted function has no state, and cannot be copied.
+    copied = _compiled_copy(model) if isinstance(model, torch.jit.ScriptModule) else copy.deepcopy(model, memo=scripted)
     if kind is not None:
         copied = copied.to(kind)  # before the hooks: what they hang on keeps the type that it was made with
     parameters = dict(copied.named_parameters())

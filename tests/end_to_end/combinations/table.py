@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 
 import torch
@@ -35,8 +36,9 @@ def counted(outcomes: dict[Case, Outcome]) -> str:
 
 def main() -> int:
     torch.set_num_threads(1)
+    begin = time.process_time()
     outcomes = {case: outcome(case) for case in CASES}
-    print(counted(outcomes))
+    print(counted(outcomes), f"{time.process_time() - begin:.0f} s of processor", sep="\n\n")
     said = [text for case, found in outcomes.items() if (text := unexpected(case, found))]
     print(*said, sep="\n")
     return bool(said)
