@@ -27,6 +27,7 @@ from exporter.forward.unchanged import attributes_unchanged, unchanged
 from exporter.gradient_graph.inside import expand_gradients
 from exporter.train_mode.buffers import add_lost, warn_of_lost
 from symbolics import torch_private as private
+from symbolics.capture.branches import branches_noticed
 from symbolics.capture.disguise import as_in_eager
 from symbolics.capture.interception import belongs_to_torch, settled
 from symbolics.capture.marks import marking
@@ -98,6 +99,7 @@ def capturing(
                 stack.enter_context(seen_as(model))
         if dynamo:
             stack.enter_context(private.allow_in_dynamo(_all_functions(torch.autograd.Function)))
+            stack.enter_context(branches_noticed())
             stack.enter_context(private.quiet_exporter(translations().values()))
         try:
             yield recorder

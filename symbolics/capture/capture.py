@@ -47,6 +47,7 @@ class Capture:
         translated: Where an operator that the exporter translates was called first, by its name.
         trace: What a trace takes beside.
         flags, held: The requires_grad flags that the forward has taken away; its parameters and buffers, wherever they are held.
+        branches: The lines of branches that a size decides, of which it has been said.
     """
 
     sites: Callsites = field(default_factory=Callsites)
@@ -60,6 +61,7 @@ class Capture:
     evaluated: bool = False
     missed: set[str] = field(default_factory=set)
     given: frozenset[CodeType] | None = None
+    branches: set[str] = field(default_factory=set)
     aliases: Aliases = field(default_factory=Aliases)
     classes: dict[str, type] = field(default_factory=dict)
     model: torch.nn.Module | None = None

@@ -15,7 +15,7 @@ import warnings
 
 from symbolics.errors import PythonopWarning
 
-__all__ = ["passed"]
+__all__ = ["only_raises", "passed"]
 
 _Lines = tuple[int, int]
 
@@ -46,6 +46,11 @@ def passed(frame: types.FrameType, module: str, source: str) -> bool | None:
         stacklevel=2,
     )
     return ("TRUE" in jump.opname) != raises
+
+
+def only_raises(frame: types.FrameType) -> bool:
+    """Whether a condition that is asked in this line is that of an assert, or of an if that raises and does no more."""
+    return any(asked[0] <= frame.f_lineno <= asked[1] for asked, _ in _checks(frame.f_code.co_filename))
 
 
 @functools.lru_cache(maxsize=64)

@@ -19,6 +19,7 @@ from symbolics import torch_private as private
 from symbolics.capture import gradients_in_forward
 from symbolics.capture.accumulation import ACCUMULATING, accumulate
 from symbolics.capture.binding import is_traced_size
+from symbolics.capture.branches import notice_branch
 from symbolics.capture.checks import passed
 from symbolics.capture.composites import body_of
 from symbolics.capture.flags import Flags, is_inplace
@@ -284,6 +285,8 @@ def watch_reads(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: di
             size = int(args[0])
         if size in recorder.capture.trace.dynamic:
             recorder.capture.trace.frozen.add(size)
+    if name == "__bool__" and recorder.capture.trace.dynamic and isinstance(args[0], torch.Tensor):
+        notice_branch(args[0], recorder.capture.trace.dynamic)
     if recorder.capture.aliases.stale and name not in SHAPE_ONLY and name not in _PROPERTIES:
         try:
             recorder.capture.aliases.check_read(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))

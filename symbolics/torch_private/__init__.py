@@ -20,6 +20,7 @@ from symbolics.torch_private.export import (
     real_tensors,
     sizes_watched,
     translator,
+    truths_of_sizes_watched,
     untold_failures,
 )
 from symbolics.torch_private.functions import (
@@ -118,6 +119,7 @@ from symbolics.torch_private.torchscript import (
     paused_capture,
     replace_traced,
     set_traced_value,
+    sizes_behind,
     tensor_type,
     torchscript_constant,
     torchscript_exporter,
@@ -260,6 +262,7 @@ __all__ = [
     "shape_of_edge",
     "shares_memory",
     "signatures_of",
+    "sizes_behind",
     "sizes_watched",
     "standing_for_builtins",
     "stateless",
@@ -289,6 +292,7 @@ __all__ = [
     "transforms_active",
     "translator",
     "translator_of",
+    "truths_of_sizes_watched",
     "unheard",
     "untold_failures",
     "unwrap_if_dead",

@@ -50,6 +50,35 @@ def real_tensors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def truths_of_sizes_watched(asked: Callable[[FrameType | None, str], None]) -> Iterator[None]:
+    """While the block runs, tell of each truth of a size that torch.export could only find in the example. SymBool.__bool__ is nowhere a public hook.
+
+    Args:
+        asked: Takes the frame that asked, and the condition.
+    """
+    original: Any = torch.SymBool.__bool__
+
+    def assumed(env: Any, expression: Any) -> Any:
+        if env is None:
+            return None
+        return len(env.guards), env.num_deferred_runtime_asserts, [env.var_to_range.get(size) for size in expression.free_symbols]
+
+    def watched(self: Any) -> bool:
+        env, expression = getattr(self.node, "shape_env", None), getattr(self.node, "expr", None)
+        before = assumed(env, expression)
+        result: bool = original(self)
+        if assumed(env, expression) != before:
+            asked(sys._getframe(1), str(expression))
+        return result
+
+    torch.SymBool.__bool__ = watched  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.SymBool.__bool__ = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
 def sizes_watched(shape_env: Any) -> Iterator[list[Any]]:
     """Run forward on fake tensors without a trace in the export's own shape reasoning.
 

@@ -165,6 +165,26 @@ def traced_producer(tensor: torch.Tensor) -> Any:
     return torch._C._get_value_trace(tensor).node()
 
 
+def sizes_behind(tensor: torch.Tensor) -> set[int]:
+    """The sizes of which a number of the TorchScript trace is computed, as the example has them; none where it depends on anything else."""
+    if not is_tracing() or tensor.dim() != 0:
+        return set()
+    pending, sizes = [traced_producer(tensor)], set()
+    while pending:
+        node = pending.pop()
+        inputs = list(node.inputs())
+        if node.kind() == "aten::size":
+            shape, axis = inputs[0].type().sizes(), inputs[1].node()
+            if shape is None or not axis.hasAttribute("value"):
+                return set()
+            sizes.add(shape[axis.i("value")])
+        elif node.kind() in ("prim::NumToTensor", "aten::Int") or (node.kind().startswith("aten::") and inputs):
+            pending.extend(value.node() for value in inputs)
+        elif node.kind() not in ("prim::Constant", "prim::ListConstruct"):
+            return set()
+    return sizes
+
+
 def replace_traced(tensor: torch.Tensor, source: torch.Tensor) -> None:
     """From here on, ``tensor`` stands for the traced value of ``source``."""
     torch._C._set_value_trace(tensor, torch._C._get_value_trace(source))

@@ -158,6 +158,20 @@ def test_sizes_watched():
     assert len(_inside_export(probe)) == 1, "int() of a size no longer goes through ShapeEnv.evaluate_expr"
 
 
+def test_truths_of_sizes_watched():
+    asked = []
+
+    def probe(x):
+        with private.truths_of_sizes_watched(lambda frame, condition: asked.append((frame.f_code.co_name, condition))):
+            return bool(x.shape[0] > 2), bool(x.shape[0] >= 1)
+
+    original = torch.SymBool.__bool__
+    with pytest.raises(Exception, match="Constraints violated"):  # what torch.onnx.export asks torch.export to leave out
+        _inside_export(probe)
+    assert [name for name, _ in asked] == ["probe"], "torch.export no longer assumes what a branch on a size assumes"
+    assert torch.SymBool.__bool__ is original
+
+
 def test_allow_in_dynamo():
     from torch._dynamo import trace_rules
 

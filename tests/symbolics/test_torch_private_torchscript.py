@@ -195,6 +195,20 @@ def test_traced_producer():
     assert kinds[0] == "aten::sin"
 
 
+def test_sizes_behind():
+    found = []
+
+    def model(x):
+        found.append(
+            [private.sizes_behind(value) for value in (x.shape[1] * 2 > 5, x.shape[0] + x.shape[1], x.sum(), x.sum() > x.shape[0])]
+        )
+        return x + 1
+
+    torch.jit.trace(model, (torch.ones(2, 3),), check_trace=False)
+    assert found == [[{3}, {2, 3}, set(), set()]]
+    assert private.sizes_behind(torch.tensor(1)) == set()
+
+
 def test_replace_traced():
     def model(x):
         sine, cosine = torch.sin(x), torch.cos(x)

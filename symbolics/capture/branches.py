@@ -1,0 +1,65 @@
+"""Branches on sizes that are open: ``if x.shape[0] > 5``, which both exporters decide by the example's size, without a word.
+
+torch.export makes a condition of the whole graph of such a branch, and torch.onnx.export(dynamo=True) drops it; TorchScript takes the example's way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+
+import torch
+
+from symbolics import torch_private as private
+from symbolics.capture.checks import only_raises
+from symbolics.capture.recorder import active_recorder
+from symbolics.errors import PythonopWarning
+
+__all__ = ["branches_noticed", "notice_branch"]
+
+
+@contextlib.contextmanager
+def branches_noticed() -> Iterator[None]:
+    """While torch.export traces a model, say which of its branches a size decides."""
+
+    def asked(frame: types.FrameType | None, condition: str) -> None:
+        if frame is not None and frame.f_globals.get("__name__") == "torch":  # SymInt.__bool__, of `if x.shape[0] % 2`
+            frame = frame.f_back
+        _say(frame, f" ({condition})")
+
+    with private.truths_of_sizes_watched(asked):
+        yield
+
+
+def notice_branch(truth: torch.Tensor, dynamic: set[int]) -> None:
+    """Say in a trace of TorchScript that who called us asks for the truth of a tensor that is computed of open sizes.
+
+    Args:
+        truth: The tensor.
+        dynamic: The example's sizes of the open axes.
+    """
+    if private.sizes_behind(truth) & dynamic:
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__", "").startswith("symbolics."):
+            frame = frame.f_back
+        _say(frame, "")
+
+
+def _say(frame: types.FrameType | None, condition: str) -> None:
+    name = "torch" if frame is None else frame.f_globals.get("__name__", "")
+    recorder = active_recorder()
+    if recorder is None or frame is None or name.split(".")[0] in ("torch", "symbolics", "exporter") or only_raises(frame):
+        return
+    module, source = recorder.capture.sites.here()
+    if source in recorder.capture.branches:
+        return
+    recorder.capture.branches.add(source)
+    warnings.warn(
+        f"a branch in module {module or '<root>'} at {source} depends on the size of an open axis{condition}: the file goes the example's way at every "
+        "size: give the axis a fixed size, or choose with torch.cond or torch.where.",
+        PythonopWarning,
+        stacklevel=3,
+    )
