@@ -13,7 +13,7 @@ from symbolics.gradients import COMPOSITES, FLAT, NONDIFFERENTIABLE, RULES, Rule
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import function_body, inline, inline_body, replace
 from symbolics.graph.folding import fold, taken_branch
-from symbolics.graph.presence import conditions_of, gate, joint, mark, sum_of, without_elements
+from symbolics.graph.presence import conditions_of, gate, is_gate, joint, mark, sum_of, through_gate, without_elements
 from symbolics.graph.scope import Scope
 from symbolics.graph.shapes import name_dims
 from symbolics.graph.values import describe, is_float, is_mark, is_python_op, may_be_float, name_of, unsupported
@@ -198,6 +198,8 @@ class Engine:
                 return [
                     self.to_value(op, node, rule, *pair) for pair in rule.gradients(op, node, cotangents) if pair[0] in self.scope.active
                 ]
+            if is_gate(node) and cotangents[0] is not None and (gated := node.inputs[1]) is not None:
+                return [(gated, through_gate(op, node, cotangents[0]))]
             conditions, is_call = joint(op, cotangents), is_python_op(node) or is_backward(node) or is_python_op_grad(node)
             if is_call:
                 cotangents = [None if g is None else without_elements(op, g) for g in cotangents]

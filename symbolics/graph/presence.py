@@ -13,7 +13,9 @@ import onnx_ir as ir
 
 from symbolics.graph.builder import Builder
 
-__all__ = ["Conditions", "conditions_of", "gate", "holds", "joint", "mark", "sum_of", "without_elements"]
+__all__ = ["Conditions", "conditions_of", "gate", "holds", "is_gate", "joint", "mark", "sum_of", "through_gate", "without_elements"]
+
+_GATE = "pythonop.gate"  # node.metadata_props
 
 #: Booleans of which one has to hold; None: the gradient is always there.
 Conditions = frozenset[ir.Value] | None
@@ -64,7 +66,24 @@ def gate(op: Builder, g: ir.Value) -> ir.Value:
     conditions, zeros_elsewhere = op.scope.presence.get(g, (None, True))
     if conditions is None or zeros_elsewhere:
         return g
-    return mark(op, op.gate(holds(op, conditions), g), conditions, zeros_elsewhere=True)
+    gated = op.raw("Where", [holds(op, conditions), g, op.number(0.0, g)])
+    gated.shape = g.shape
+    op.nodes[-1].metadata_props[_GATE] = "1"
+    return mark(op, gated, conditions, zeros_elsewhere=True)
+
+
+def is_gate(node: ir.Node) -> bool:
+    """Whether a node is what `gate` made, in this build or an earlier one."""
+    return node.op_type == "Where" and _GATE in node.metadata_props
+
+
+def through_gate(op: Builder, node: ir.Node, g: ir.Value) -> ir.Value:
+    """The gradient of a gradient that was gated: where that was not there, eager mode has computed nothing."""
+    condition, conditions = node.inputs[0], conditions_of(op, g)
+    assert condition is not None
+    if conditions is not None:
+        condition = op.And(condition, holds(op, conditions))
+    return mark(op, op.raw("Identity", [g]), frozenset([condition]))
 
 
 def sum_of(op: Builder, parts: Sequence[ir.Value], like: ir.Value) -> ir.Value:

@@ -264,3 +264,36 @@ def test_scripted_control_flow_hands_on_none():
             each(x).sum().backward()
             found.append(x.grad)
         torch.testing.assert_close(found[1], found[0], equal_nan=True)
+
+
+class Kept(torch.autograd.Function):
+    """Its backward reads what forward gave out."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return g * y + g**2 * y
+
+
+def test_second_derivatives_of_what_is_absent():
+    """In the loop a root of a negative number is computed, that nobody reads: neither derivative may see it."""
+
+    class Model(nn.Module):
+        def forward(self, x):
+            h = Kept.apply(x)
+            return scripted(h * h, h) * x
+
+    module = exporter.load(exporter.export(Model(), (X,), dynamo=False, eager_check=False), allow=[f"{__name__}:*"])
+    for x in (X, X - 3):
+        found = []
+        for each in (Model(), module):
+            x = x.detach().requires_grad_()
+            (g,) = torch.autograd.grad(each(x).sum(), x, create_graph=True)
+            found.append([g.detach(), *torch.autograd.grad(g.sin().sum(), x)])
+        torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5, equal_nan=True)
