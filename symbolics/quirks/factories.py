@@ -20,7 +20,10 @@ QUIRK = Quirk(
     "of the numbers without their fractions; dynamo refuses a step below 1 there",
 )
 
-_SMALL = (torch.uint8, torch.int8, torch.int16, torch.int32)
+#: The types in which eager mode counts with the fractions and then leaves them out; in the others it leaves them out first. int64 is one since torch 2.15.
+_COUNTED = [torch.uint8, torch.int8, torch.int16, torch.int32]
+if len(torch.arange(0, 4, 1.5, dtype=torch.int64)) == 3:
+    _COUNTED.append(torch.int64)
 
 
 def _is_float(value: Any) -> bool:
@@ -32,12 +35,16 @@ def _whole(value: Any) -> Any:
 
 
 def _arange(*numbers: Any, dtype: torch.dtype | None = None, **how: Any) -> Any:
-    """In int32 and smaller, eager mode counts with the fractions and then leaves them out; in int64 it counts without them."""
+    """Of whole numbers that are made of fractions, and of types that Range has not."""
     if private.is_tracing() and any(isinstance(value, bool) for value in numbers):
         return torch.arange(*map(_whole, numbers), dtype=dtype, **how)
     start, end, step = (0, *numbers, 1) if len(numbers) == 1 else (*numbers, 1)[:3]
     open_ = any(isinstance(value, torch.Tensor) for value in (start, end, step))
-    if dtype in _SMALL and any(map(_is_float, (start, end, step))) and (open_ or all(type(v) in (int, float) for v in (start, end, step))):
+    if (
+        dtype in _COUNTED
+        and any(map(_is_float, (start, end, step)))
+        and (open_ or all(type(v) in (int, float) for v in (start, end, step)))
+    ):
         length = (end - start) / step
         count: Any = torch.ceil(length).to(torch.int64) if isinstance(length, torch.Tensor) else math.ceil(length)
         return (torch.arange(count, **how) * _whole(step) + _whole(start)).to(dtype)

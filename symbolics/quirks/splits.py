@@ -18,7 +18,7 @@ QUIRK = Quirk(
     upstream="torch",
     seen="2.13",
     wrong="both exporters write the parts of tensor_split with the sizes of the example, or as a sequence of unknown length; TorchScript has no hsplit, "
-    "vsplit and dsplit, its narrow from a negative place is empty, its roll by more than the size or by an open number is wrong, its unfold takes no open size",
+    "vsplit and dsplit, its narrow from a negative place is empty, its roll by more than the size or by an open number is wrong, its unfold takes no open size; dynamo's chunk of an open size makes it a number",
 )
 
 
@@ -74,6 +74,19 @@ def _tensor_split(x: torch.Tensor, places: Any, dim: int = 0) -> Any:
     return NotImplemented
 
 
+def _chunk(x: torch.Tensor, chunks: int, dim: int = 0) -> Any:
+    """Under torch.export, slices: where an axis of open size has fewer parts than the example, the last are empty."""
+    size = x.shape[dim] if x.dim() else 0
+    if private.is_tracing() or not isinstance(size, torch.SymInt) or not size.node.has_hint():
+        return NotImplemented
+    example = int(size.node.hint)
+    if -(-example // max(-(-example // chunks), 1)) != chunks:  # the example has fewer parts
+        return NotImplemented
+    length = (size + chunks - 1) // chunks
+    before = (slice(None),) * (dim % x.dim())
+    return tuple(x[(*before, slice(i * length, (i + 1) * length if i + 1 < chunks else None))] for i in range(chunks))
+
+
 _FORMULAS: dict[str, Callable[..., Any]] = {
     "tensor_split": _tensor_split,
     "hsplit": lambda x, places: _split(x, places, min(1, x.dim() - 1)),
@@ -89,5 +102,7 @@ SPLITS: dict[Any, Rewrite] = {
         for name, formula in {**_FORMULAS, **_PLACES}.items()
         for place in (torch, torch.Tensor)
     },
+    torch.chunk: instead(_chunk),
+    torch.Tensor.chunk: instead(_chunk),
     torch.Tensor.unfold: instead_in_torchscript(_unfold),
 }

@@ -175,3 +175,17 @@ def test_determinants_of_doubles(dynamo):
     for results in (got, want):
         sum(each.sin().sum() for each in results).backward()
     torch.testing.assert_close([x.grad for x in ours], [x.grad for x in theirs], rtol=1e-8, atol=1e-8)
+
+
+class Chunks(nn.Module):
+    def forward(self, x):
+        first, second, third = x.chunk(3, 1)
+        return first * 2, second, third, sum(part.sum(1) for part in torch.chunk(x, chunks=2, dim=-1))
+
+
+@pytest.mark.parametrize("size", [7, 9, 5, 30])
+def test_chunks_of_an_open_axis(size, dynamo):
+    shapes = ({1: torch.export.Dim("n", min=2) if dynamo else "n"},)
+    module = exporter.load(exporter.export(Chunks(), (torch.randn(2, 7),), dynamo=dynamo, dynamic_shapes=shapes))
+    x = torch.randn(2, size)
+    torch.testing.assert_close(tuple(module(x)), Chunks()(x))
