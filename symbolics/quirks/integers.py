@@ -134,7 +134,9 @@ def _changing(inner: Rewrite | None, rewrite: Rewrite, name: str) -> Rewrite:
     def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not private.is_tracing():
             return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
-        if all(_is_whole(value) for value in (*args, *kwargs.values()) if isinstance(value, _OPERANDS)):
+        operands = [value for value in (*args, *kwargs.values()) if isinstance(value, _OPERANDS)]
+        counts = name in ("add", "sub", "mul") and all(type(v) is int or getattr(v, "dtype", None) is torch.int64 for v in operands)
+        if all(map(_is_whole, operands)) and not counts:  # the trace knows these itself, and a counter by its Adds
             return in_place(rewrite, getattr(torch, name))(func, args, kwargs)
         dtype = args[0].dtype if args[0].dtype is torch.bfloat16 else None
         args = (args[0], *(_as_type(value, dtype, None) for value in args[1:]))
