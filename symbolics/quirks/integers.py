@@ -215,11 +215,17 @@ _FORMULAS: dict[Callable[..., Any], tuple[str, ...]] = {
 }
 
 
+def _are_true_or_false(x: Any) -> bool:
+    return bool(x.type().scalarType() == "Bool")
+
+
 def _bitwise_or(original: Any, g: Any, x: Any, other: Any) -> Any:
-    return original(g, x, other) if g.opset < 18 else g.op("BitwiseOr", x, other).setType(x.type())
+    return original(g, x, other) if g.opset < 18 or _are_true_or_false(x) else g.op("BitwiseOr", x, other).setType(x.type())
 
 
 def _bitwise_xor(g: Any, x: Any, other: Any) -> Any:
+    if _are_true_or_false(x):
+        return g.op("Xor", x, other).setType(x.type())
     if g.opset < 18:
         raise UnsupportedOperatorError("aten::bitwise_xor", g.opset, 18)
     return g.op("BitwiseXor", x, other).setType(x.type())
