@@ -13,68 +13,68 @@ import onnx_ir as ir
 import torch
 
 from symbolics.graph.walk import walk
-from symbolics.quirks.angles import ANGLES
-from symbolics.quirks.attention_dropout import say_that_attention_drops
-from symbolics.quirks.axes import AXES
-from symbolics.quirks.bags_of_embeddings import BAGS
-from symbolics.quirks.batch_norm_buffers import copied, pin_running_statistics, read_copies
-from symbolics.quirks.batch_norm_momentum import cumulative_statistics, momentum_of_this_step
-from symbolics.quirks.bernoulli import draw_by_uniforms
-from symbolics.quirks.binary_cross_entropy import BINARY_CROSS_ENTROPY
-from symbolics.quirks.bounds import BOUNDS
-from symbolics.quirks.builtins import builtins_of_eager
-from symbolics.quirks.clamps import clamps_apart
-from symbolics.quirks.conjugates import CONJUGATES
-from symbolics.quirks.data_getter import DATA_GETTER
-from symbolics.quirks.determinants import determinants_of_doubles
-from symbolics.quirks.distances import DISTANCES
-from symbolics.quirks.embedding_renorms import EMBEDDING_RENORMS
-from symbolics.quirks.empty_products import EMPTY_PRODUCTS, products_of_nothing
-from symbolics.quirks.empty_reductions import SYMBOLICS as EMPTY_REDUCTIONS, axes_from_the_front, means_of_nothing
-from symbolics.quirks.empty_reshapes import EMPTY_RESHAPES, reshapes_with_sizes
-from symbolics.quirks.equal_draws import kept_apart
-from symbolics.quirks.factories import FACTORIES
-from symbolics.quirks.fake_quantization import FAKE_QUANTIZATION, exact_in_training
-from symbolics.quirks.gaussian_nll import GAUSSIAN_NLL
-from symbolics.quirks.half_results import HALF_RESULTS
-from symbolics.quirks.half_scatters import scatter_halves_in_float
-from symbolics.quirks.instance_norm_statistics import INSTANCE_NORM
-from symbolics.quirks.integers import BITS, XOR, promoting
-from symbolics.quirks.logarithms import LOGARITHMS
-from symbolics.quirks.losses import LOSSES
-from symbolics.quirks.lost_initializers import register_lost_initializers
-from symbolics.quirks.matrix_powers import MATRIX_POWERS
-from symbolics.quirks.matrix_vector import turn_products_with_vectors
-from symbolics.quirks.mixed_norms import MIXED_NORMS
-from symbolics.quirks.multinomial import MULTINOMIAL
-from symbolics.quirks.narrow_indices import widen_indices
-from symbolics.quirks.narrow_types import narrow_types
-from symbolics.quirks.near_numbers import near_numbers_apart
-from symbolics.quirks.nested_bodies import functions_of_one_version
-from symbolics.quirks.normal_draws import NORMAL_DRAWS
-from symbolics.quirks.observers import OBSERVERS
-from symbolics.quirks.open_clips import SYMBOLICS as OPEN_CLIPS, hardtanh, open_clips, relu6
-from symbolics.quirks.own_backward import OWN_BACKWARD
-from symbolics.quirks.padding import PADDING
-from symbolics.quirks.places_of_numbers import PLACES
-from symbolics.quirks.pools import POOLS
-from symbolics.quirks.projections import PROJECTIONS
-from symbolics.quirks.regions import stop_at_regions
-from symbolics.quirks.repeats import REPEATS
+from symbolics.quirks.onnx.equal_draws import kept_apart
+from symbolics.quirks.onnx.lost_initializers import register_lost_initializers
+from symbolics.quirks.onnx.near_numbers import near_numbers_apart
+from symbolics.quirks.onnxruntime.batch_norm_buffers import copied, pin_running_statistics, read_copies
+from symbolics.quirks.onnxruntime.bernoulli import draw_by_uniforms
+from symbolics.quirks.onnxruntime.determinants import determinants_of_doubles
+from symbolics.quirks.onnxruntime.empty_products import EMPTY_PRODUCTS, products_of_nothing
+from symbolics.quirks.onnxruntime.half_scatters import scatter_halves_in_float
+from symbolics.quirks.onnxruntime.matrix_vector import turn_products_with_vectors
+from symbolics.quirks.pytorch.angles import ANGLES
+from symbolics.quirks.pytorch.attention_dropout import say_that_attention_drops
+from symbolics.quirks.pytorch.axes import AXES
+from symbolics.quirks.pytorch.bags_of_embeddings import BAGS
+from symbolics.quirks.pytorch.batch_norm_momentum import cumulative_statistics, momentum_of_this_step
+from symbolics.quirks.pytorch.binary_cross_entropy import BINARY_CROSS_ENTROPY
+from symbolics.quirks.pytorch.bounds import BOUNDS
+from symbolics.quirks.pytorch.builtins import builtins_of_eager
+from symbolics.quirks.pytorch.conjugates import CONJUGATES
+from symbolics.quirks.pytorch.data_getter import DATA_GETTER
+from symbolics.quirks.pytorch.distances import DISTANCES
+from symbolics.quirks.pytorch.embedding_renorms import EMBEDDING_RENORMS
+from symbolics.quirks.pytorch.empty_reductions import SYMBOLICS as EMPTY_REDUCTIONS, axes_from_the_front, means_of_nothing
+from symbolics.quirks.pytorch.empty_reshapes import EMPTY_RESHAPES, reshapes_with_sizes
+from symbolics.quirks.pytorch.factories import FACTORIES
+from symbolics.quirks.pytorch.fake_quantization import FAKE_QUANTIZATION, exact_in_training
+from symbolics.quirks.pytorch.gaussian_nll import GAUSSIAN_NLL
+from symbolics.quirks.pytorch.half_results import HALF_RESULTS
+from symbolics.quirks.pytorch.instance_norm_statistics import INSTANCE_NORM
+from symbolics.quirks.pytorch.integers import BITS, XOR, promoting
+from symbolics.quirks.pytorch.logarithms import LOGARITHMS
+from symbolics.quirks.pytorch.losses import LOSSES
+from symbolics.quirks.pytorch.mixed_norms import MIXED_NORMS
+from symbolics.quirks.pytorch.narrow_indices import widen_indices
+from symbolics.quirks.pytorch.narrow_types import narrow_types
+from symbolics.quirks.pytorch.nested_bodies import functions_of_one_version
+from symbolics.quirks.pytorch.normal_draws import NORMAL_DRAWS
+from symbolics.quirks.pytorch.observers import OBSERVERS
+from symbolics.quirks.pytorch.open_clips import SYMBOLICS as OPEN_CLIPS, hardtanh, open_clips, relu6
+from symbolics.quirks.pytorch.own_backward import OWN_BACKWARD
+from symbolics.quirks.pytorch.padding import PADDING
+from symbolics.quirks.pytorch.places_of_numbers import PLACES
+from symbolics.quirks.pytorch.pools import POOLS
+from symbolics.quirks.pytorch.repeats import REPEATS
+from symbolics.quirks.pytorch.rounding import ROUNDING
+from symbolics.quirks.pytorch.scalars import SCALARS
+from symbolics.quirks.pytorch.scatters import SCATTERS
+from symbolics.quirks.pytorch.sizes import SIZES
+from symbolics.quirks.pytorch.softplus_threshold import SOFTPLUS
+from symbolics.quirks.pytorch.splits import SPLITS
+from symbolics.quirks.pytorch.torchscript_gaps import GAPS, UNARY
+from symbolics.quirks.pytorch.torchscript_scatters import index_put, scatter_reduce
+from symbolics.quirks.pytorch.truth import TRUTH
+from symbolics.quirks.pytorch.unsorted import UNSORTED
+from symbolics.quirks.pytorch.variance import VARIANCE
+from symbolics.quirks.pytorch.wide_constants import float64_by_default
 from symbolics.quirks.rewriting import Rewrite
-from symbolics.quirks.rounding import ROUNDING
-from symbolics.quirks.scalars import SCALARS
-from symbolics.quirks.scatters import SCATTERS
-from symbolics.quirks.sizes import SIZES
-from symbolics.quirks.softplus_threshold import SOFTPLUS
 from symbolics.quirks.spelling import Form, forms, spelled
-from symbolics.quirks.splits import SPLITS
-from symbolics.quirks.torchscript_gaps import GAPS, UNARY
-from symbolics.quirks.torchscript_scatters import index_put, scatter_reduce
-from symbolics.quirks.truth import TRUTH
-from symbolics.quirks.unsorted import UNSORTED
-from symbolics.quirks.variance import VARIANCE
-from symbolics.quirks.wide_constants import float64_by_default
+from symbolics.quirks.torchlib.clamps import clamps_apart
+from symbolics.quirks.torchlib.matrix_powers import MATRIX_POWERS
+from symbolics.quirks.torchlib.multinomial import MULTINOMIAL
+from symbolics.quirks.torchlib.projections import PROJECTIONS
+from symbolics.quirks.torchlib.regions import stop_at_regions
 
 __all__ = [
     "LOADED",
@@ -186,14 +186,14 @@ def apply(passes: Iterable[GraphPass], model: ir.Model) -> list[ir.Node]:
 def translations() -> dict[Any, Callable[..., Any]]:
     """In place of torchlib's: entries for the ``custom_translation_table`` of torch.onnx.export(dynamo=True)."""
     # They are written with onnxscript, which who only loads a file need not wait for.
-    from symbolics.quirks.batch_norm_training import batch_norm, batch_norm_in_eval_mode
-    from symbolics.quirks.clamps import clamp, clamp_max, clamp_min, clamp_tensor
-    from symbolics.quirks.cross_entropy import cross_entropy
-    from symbolics.quirks.floor_divide import floor_divide
-    from symbolics.quirks.ranges import arange_start
-    from symbolics.quirks.squeezes import squeeze
-    from symbolics.quirks.wide_numbers import full, full_like, scalar_tensor
-    from symbolics.quirks.windows import windows
+    from symbolics.quirks.pytorch.wide_numbers import full, full_like, scalar_tensor
+    from symbolics.quirks.torchlib.batch_norm_training import batch_norm, batch_norm_in_eval_mode
+    from symbolics.quirks.torchlib.clamps import clamp, clamp_max, clamp_min, clamp_tensor
+    from symbolics.quirks.torchlib.cross_entropy import cross_entropy
+    from symbolics.quirks.torchlib.floor_divide import floor_divide
+    from symbolics.quirks.torchlib.ranges import arange_start
+    from symbolics.quirks.torchlib.squeezes import squeeze
+    from symbolics.quirks.torchlib.windows import windows
 
     aten = torch.ops.aten
     return {

@@ -65,7 +65,7 @@ WIDENED_HALVES = Quirk(
 )
 
 GATHER_ELEMENTS = Quirk(
-    cure="GatherElements in exporter/runtime/mended_operators.py, and the axis of _extremum in symbolics/quirks/own_backward.py",
+    cure="GatherElements in exporter/runtime/mended_operators.py, and the axis of _extremum in symbolics/quirks/pytorch/own_backward.py",
     upstream="onnx",
     seen="1.23.2",
     wrong="the reference evaluator's GatherElements takes no axis from the end, no smaller indices, and no axis longer than 64",

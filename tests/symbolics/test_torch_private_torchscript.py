@@ -50,7 +50,9 @@ def test_compiled_call():
 
 def test_torchscript_has():
     assert private.torchscript_has("aten::hardtanh", 17)
-    assert not private.torchscript_has("aten::atanh", 17), "torch has one now: symbolics/quirks/torchscript_gaps.py may lose its own"
+    assert not private.torchscript_has("aten::atanh", 17), (
+        "torch has one now: symbolics/quirks/pytorch/torchscript_gaps.py may lose its own"
+    )
     torch.onnx.register_custom_op_symbolic("aten::atanh", lambda g, x: g.op("Atanh", x), 9)
     try:
         assert private.torchscript_has("aten::atanh", 17)

@@ -134,9 +134,10 @@ def observers():
 
 
 FILES = {
-    module.name: importlib.import_module(f"symbolics.quirks.{module.name}").QUIRK
-    for module in pkgutil.iter_modules(quirks.__path__)
-    if module.name not in ("quirk", "opset", "rewriting", "spelling", "hiding", "elsewhere")
+    module.name.rpartition(".")[2]: importlib.import_module(module.name).QUIRK
+    for folder in pkgutil.iter_modules(quirks.__path__)
+    if folder.ispkg
+    for module in pkgutil.iter_modules([f"{quirks.__path__[0]}/{folder.name}"], f"{quirks.__name__}.{folder.name}.")
 }
 IN_FILES = (
     angles, attention_dropout, axes, bags_of_embeddings, batch_norm_buffers, batch_norm_momentum, batch_norm_training, bernoulli,
@@ -176,7 +177,7 @@ def test_upstream_is_still_wrong(quirk, canary, tmp_path):
     if canary in RIGHT_FROM and Version(onnxruntime.__version__) >= Version(RIGHT_FROM[canary]):
         assert not still_wrong, f"{quirk.upstream} was right from {RIGHT_FROM[canary]} on ({canary.__name__}), and is wrong again"
         return
-    cure = quirk.cure or next(f"symbolics/quirks/{name}.py" for name, known in FILES.items() if known is quirk)
+    cure = quirk.cure or next(f"symbolics/quirks/*/{name}.py" for name, known in FILES.items() if known is quirk)
     assert still_wrong, f"{quirk.upstream} is right now ({canary.__name__}): {cure} may go, where no older release is supported"
 
 

@@ -11,7 +11,7 @@ from symbolics.quirks.quirk import Quirk
 __all__ = ["QUIRK", "scatter_halves_in_float"]
 
 QUIRK = Quirk(
-    cure="symbolics/quirks/half_scatters.py, and the scatters in symbolics/graph/peepholes.py",
+    cure="symbolics/quirks/onnxruntime/half_scatters.py, and the scatters in symbolics/graph/peepholes.py",
     upstream="onnxruntime",
     seen="1.31.1",
     wrong="ScatterND and ScatterElements with a reduction have no kernel for float16 and bfloat16",

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from symbolics import torch_private as private
-from symbolics.quirks.logarithms import log1p
+from symbolics.quirks.pytorch.logarithms import log1p
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import instead, stopped
 

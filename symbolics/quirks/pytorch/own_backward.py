@@ -14,8 +14,8 @@ import torch
 from torch.nn import functional
 
 from symbolics.errors import PythonopWarning
+from symbolics.quirks.pytorch.variance import root, variance
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.variance import root, variance
 
 __all__ = ["OWN_BACKWARD", "QUIRK"]
 

@@ -9,9 +9,9 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
+from symbolics.quirks.pytorch.scalars import SCALARS
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import Rewrite
-from symbolics.quirks.scalars import SCALARS
 
 __all__ = ["HALF_RESULTS", "QUIRK"]
 

@@ -9,7 +9,7 @@ from symbolics.quirks.quirk import Quirk
 __all__ = ["QUIRK", "functions_of_one_version"]
 
 QUIRK = Quirk(
-    cure="symbolics/quirks/nested_bodies.py",
+    cure="symbolics/quirks/pytorch/nested_bodies.py",
     upstream="torch",
     seen="2.13.0",
     wrong="torch.cond in the body of a loop or a scan: the model imports the functions' domain as version 20, the functions as version 1, "

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from symbolics.quirks.mixed_norms import normalized
+from symbolics.quirks.pytorch.mixed_norms import normalized
 from symbolics.quirks.quirk import Quirk
 
 __all__ = ["INSTANCE_NORM", "QUIRK"]

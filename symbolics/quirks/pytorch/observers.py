@@ -8,7 +8,7 @@ import torch
 
 from symbolics import torch_private as private
 from symbolics.errors import ExportError
-from symbolics.quirks.fake_quantization import fake
+from symbolics.quirks.pytorch.fake_quantization import fake
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import Rewrite, instead
 

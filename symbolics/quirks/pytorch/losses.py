@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from symbolics import torch_private as private
-from symbolics.quirks.distances import DISTANCES
-from symbolics.quirks.logarithms import log1p
+from symbolics.quirks.pytorch.distances import DISTANCES
+from symbolics.quirks.pytorch.logarithms import log1p
 from symbolics.quirks.quirk import Quirk
 from symbolics.quirks.rewriting import Rewrite, instead, instead_in_torchscript
 

@@ -1,0 +1,1 @@
+"""Wrongs of onnxruntime."""

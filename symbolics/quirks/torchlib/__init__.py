@@ -1,0 +1,1 @@
+"""Wrongs of onnxscript's torchlib, with which torch.onnx.export(dynamo=True) translates operators."""
