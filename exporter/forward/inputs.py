@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter.forward.arguments import signature_of
-from symbolics.capture.marks import holds_tensor
+from symbolics.capture.torch_calls import holds_tensor
 from symbolics.errors import ArgumentError, ExportError
 from symbolics.graph.values import name_of
 from symbolics.node.metadata import read_changes

@@ -29,8 +29,9 @@ from exporter.forward.state import ModelState, all_buffers_named, names_in_trace
 from exporter.forward.unchanged import Kept
 from exporter.train_mode.buffers import warn_of_lost
 from symbolics import torch_private as private
-from symbolics.capture.marks import differentiable_inputs, holds_tensor
+from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.recorder import active_recorder
+from symbolics.capture.torch_calls import holds_tensor
 from symbolics.capture.torchscript import symbolics_registered
 from symbolics.errors import ArgumentError
 from symbolics.graph.collector import without_gc

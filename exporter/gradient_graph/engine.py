@@ -195,9 +195,7 @@ class Engine:
                 return self.of_nothing(op, read, cotangents)
         with self.explained(node, rule):
             if subgraphs(node):  # its rule knows of conditions
-                return [
-                    self.to_value(op, node, rule, *pair) for pair in rule.gradients(op, node, cotangents) if pair[0] in self.scope.active
-                ]
+                return self.by_rule(op, node, rule, cotangents)
             if is_gate(node) and cotangents[0] is not None and (gated := node.inputs[1]) is not None:
                 return [(gated, through_gate(op, node, cotangents[0]))]
             conditions, is_call = joint(op, cotangents), is_python_op(node) or is_backward(node) or is_python_op_grad(node)
@@ -206,7 +204,7 @@ class Engine:
             elif any(g is not None and conditions_of(op, g) != conditions for g in cotangents):
                 cotangents = [None if g is None else gate(op, g) for g in cotangents]
             before = len(op.nodes)
-            found = [self.to_value(op, node, rule, *pair) for pair in rule.gradients(op, node, cotangents) if pair[0] in self.scope.active]
+            found = self.by_rule(op, node, rule, cotangents)
             if conditions is None:
                 return found
             new, handed_on = {output for each in op.nodes[before:] for output in each.outputs}, set(cotangents)
@@ -214,6 +212,10 @@ class Engine:
             return [
                 (v, g if g in handed_on or g in op.scope.presence else mark(op, g, conditions, zeros_elsewhere=is_call)) for v, g in own
             ]
+
+    def by_rule(self, op: Builder, node: ir.Node, rule: Rule, cotangents: list[ir.Value | None]) -> list[tuple[ir.Value, ir.Value]]:
+        """What a rule gives for the values that gradients are wanted of."""
+        return [self.to_value(op, node, rule, *pair) for pair in rule.gradients(op, node, cotangents) if pair[0] in self.scope.active]
 
     @staticmethod
     def of_nothing(op: Builder, read: Iterable[ir.Value], cotangents: Iterable[ir.Value | None]) -> list[tuple[ir.Value, ir.Value]]:

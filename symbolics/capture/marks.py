@@ -22,7 +22,7 @@ from symbolics.capture.torch_calls import TorchCalls, holds_tensor, watch_reads
 from symbolics.errors import ExportError
 from symbolics.node.result import write_structure
 
-__all__ = ["differentiable_inputs", "holds_tensor", "marking"]
+__all__ = ["differentiable_inputs", "marking"]
 
 
 @contextlib.contextmanager

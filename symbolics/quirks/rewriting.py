@@ -9,9 +9,14 @@ import torch
 
 from symbolics import torch_private as private
 
-__all__ = ["Rewrite", "in_place", "instead", "instead_in_torchscript", "stopped"]
+__all__ = ["Rewrite", "call", "in_place", "instead", "instead_in_torchscript", "stopped", "write"]
 
 Rewrite = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def call(rewrite: Rewrite | None, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make a call, or run what stands in for it."""
+    return func(*args, **kwargs) if rewrite is None else rewrite(func, args, kwargs)
 
 
 def instead(formula: Callable[..., Any], inner: Rewrite | None = None) -> Rewrite:
@@ -19,31 +24,29 @@ def instead(formula: Callable[..., Any], inner: Rewrite | None = None) -> Rewrit
 
     def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = NotImplemented if kwargs.get("out") is not None else formula(*args, **{k: v for k, v in kwargs.items() if k != "out"})
-        if result is not NotImplemented:
-            return result
-        return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
+        return call(inner, func, args, kwargs) if result is NotImplemented else result
 
     return called
 
 
 def instead_in_torchscript(formula: Callable[..., Any], inner: Rewrite | None = None) -> Rewrite:
     """The same for what torch.onnx.export(dynamo=True) writes rightly."""
-    whole, other = instead(formula, inner), inner or _as_called
-    return lambda func, args, kwargs: (whole if private.is_tracing() else other)(func, args, kwargs)
-
-
-def _as_called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return func(*args, **kwargs)
+    whole = instead(formula, inner)
+    return lambda func, args, kwargs: call(whole if private.is_tracing() else inner, func, args, kwargs)
 
 
 def in_place(rewrite: Rewrite, func: Any) -> Rewrite:
     """The rewrite of ``x.func_(...)``, given that of ``func``."""
 
     def called(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        value = rewrite(func, args, kwargs)
-        return private.overwrite_traced(args[0], value) if private.is_tracing() else args[0].copy_(value)
+        return write(args[0], rewrite(func, args, kwargs))
 
     return called
+
+
+def write(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Give a tensor its next value, and that back."""
+    return private.overwrite_traced(tensor, value) if private.is_tracing() else tensor.copy_(value)
 
 
 def stopped(x: torch.Tensor) -> torch.Tensor:

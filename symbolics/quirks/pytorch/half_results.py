@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from symbolics import torch_private as private
 from symbolics.quirks.pytorch.scalars import SCALARS
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import Rewrite
+from symbolics.quirks.rewriting import Rewrite, call
 
 __all__ = ["HALF_RESULTS", "QUIRK"]
 
@@ -27,14 +27,11 @@ def _in_float(inner: Rewrite | None, torchscript: bool = False) -> Rewrite:
     """The call in float32, and its result in the half type."""
 
     def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
-
         half = args[0].dtype if args and isinstance(args[0], torch.Tensor) else None
         if half not in (torch.float16, torch.bfloat16) or kwargs.get("dtype") is not None or (torchscript and not private.is_tracing()):
-            return call(*args, **kwargs)
+            return call(inner, func, args, kwargs)
         wide = pytree.tree_map_only(torch.Tensor, lambda t: t.float() if t.dtype is half else t, (args, kwargs))
-        return pytree.tree_map_only(torch.Tensor, lambda t: t.to(half) if t.is_floating_point() else t, call(*wide[0], **wide[1]))
+        return pytree.tree_map_only(torch.Tensor, lambda t: t.to(half) if t.is_floating_point() else t, call(inner, func, *wide))
 
     return called
 

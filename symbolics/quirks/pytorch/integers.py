@@ -11,7 +11,7 @@ from torch.onnx.errors import UnsupportedOperatorError
 
 from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import Rewrite, in_place, instead_in_torchscript
+from symbolics.quirks.rewriting import Rewrite, call, in_place, instead_in_torchscript
 
 __all__ = ["BITS", "QUIRK", "XOR", "promoting"]
 
@@ -109,7 +109,7 @@ def _promoted(inner: Rewrite | None, places: slice = slice(0, 3), widened: froze
     def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         operands = [value for value in (*args[places], *(kwargs.get(key) for key in _NAMED)) if isinstance(value, _OPERANDS)]
         if not private.is_tracing() or not operands or kwargs.get("out") is not None:
-            return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
+            return call(inner, func, args, kwargs)
         divides = name in _DIVISIONS and kwargs.get("rounding_mode") is None  # into floats: a negative number stays one
         sizes = not any(value.dim() for value in operands if isinstance(value, torch.Tensor))
         dtype = torch.get_default_dtype() if divides and not sizes and all(map(_is_whole, operands)) else _common(operands)
@@ -122,7 +122,7 @@ def _promoted(inner: Rewrite | None, places: slice = slice(0, 3), widened: froze
         elif name.startswith("bitwise_") and inner is None:  # __or__ has no translation
             result = getattr(torch, name)(*(torch.as_tensor(value, dtype=dtype) for value in args))
         else:
-            result = func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
+            result = call(inner, func, args, kwargs)
         return result.to(dtype) if dtype is not wide and result.dtype is wide else result
 
     return called
@@ -133,14 +133,14 @@ def _changing(inner: Rewrite | None, rewrite: Rewrite, name: str) -> Rewrite:
 
     def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not private.is_tracing():
-            return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
+            return call(inner, func, args, kwargs)
         operands = [value for value in (*args, *kwargs.values()) if isinstance(value, _OPERANDS)]
         counts = name in ("add", "sub", "mul") and all(type(v) is int or getattr(v, "dtype", None) is torch.int64 for v in operands)
         if all(map(_is_whole, operands)) and not counts:  # the trace knows these itself, and a counter by its Adds
             return in_place(rewrite, getattr(torch, name))(func, args, kwargs)
         dtype = args[0].dtype if args[0].dtype is torch.bfloat16 else None
         args = (args[0], *(_as_type(value, dtype, None) for value in args[1:]))
-        return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
+        return call(inner, func, args, kwargs)
 
     return called
 
@@ -152,7 +152,7 @@ def _in_floats(inner: Rewrite | None) -> Rewrite:
         tensors = [value for value in args[:2] if isinstance(value, torch.Tensor)]
         if private.is_tracing() and tensors and all(map(_is_whole, tensors)):
             args = tuple(value.to(torch.get_default_dtype()) if isinstance(value, torch.Tensor) else value for value in args)
-        return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
+        return call(inner, func, args, kwargs)
 
     return called
 
@@ -178,7 +178,7 @@ def _filled(inner: Rewrite | None, full: bool) -> Rewrite:
                 kwargs = {**kwargs, "dtype": torch.bool}
             dtype = kwargs.get("dtype") or (others[0].dtype if others and isinstance(others[0], torch.Tensor) else None)
             args = (*others, _as_type(value, dtype, None) if isinstance(value, bool) or (isinstance(value, int) and dtype) else value)
-        return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
+        return call(inner, func, args, kwargs)
 
     return called
 

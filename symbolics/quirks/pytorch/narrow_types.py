@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import Rewrite
+from symbolics.quirks.rewriting import Rewrite, call
 
 __all__ = ["QUIRK", "narrow_types"]
 
@@ -36,16 +36,12 @@ _SUMS = ("cumsum",)
 _SOFTMAX = ("softmax", "log_softmax")
 
 
-def _called(inner: Rewrite | None, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
-
-
 def _in_type(inner: Rewrite | None, types: dict[torch.dtype, torch.dtype], back: bool) -> Rewrite:
     def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         narrow = args[0].dtype if args and isinstance(args[0], torch.Tensor) else None
         wide = types.get(narrow) if narrow is not None else None
         if wide is None or kwargs.get("out") is not None:
-            return _called(inner, func, args, kwargs)
+            return call(inner, func, args, kwargs)
 
         def widened(x: torch.Tensor) -> torch.Tensor:
             if x.dtype is not narrow or (narrow is torch.bool and x is not args[0]):  # a mask
@@ -53,7 +49,7 @@ def _in_type(inner: Rewrite | None, types: dict[torch.dtype, torch.dtype], back:
             return x != 0 if wide is torch.bool else x.to(wide)
 
         args, kwargs = pytree.tree_map_only(torch.Tensor, widened, (args, kwargs))
-        result = _called(inner, func, args, kwargs)
+        result = call(inner, func, args, kwargs)
         return pytree.tree_map_only(torch.Tensor, lambda t: t.to(narrow) if t.dtype is wide else t, result) if back else result
 
     return called
@@ -66,10 +62,10 @@ def _cumulative(inner: Rewrite | None) -> Rewrite:
         x, dtype = args[0] if args else None, kwargs.get("dtype")
         small = (torch.bool, torch.uint8, torch.int8, torch.int16)
         if not isinstance(x, torch.Tensor) or kwargs.get("out") is not None or not (dtype in small or (dtype is None and x.dtype in small)):
-            return _called(inner, func, args, kwargs)
+            return call(inner, func, args, kwargs)
         # In the asked type first: 2.7 counts as 2, and 300 as 44.
         x = x.to(torch.int64) if dtype in (None, x.dtype) else x.to(dtype).to(torch.int64)
-        result = _called(inner, func, (x, *args[1:]), {**kwargs, "dtype": None})
+        result = call(inner, func, (x, *args[1:]), {**kwargs, "dtype": None})
         return result if dtype is None else result.to(dtype)
 
     return called
@@ -83,7 +79,7 @@ def _soft(inner: Rewrite | None) -> Rewrite:
         x = args[0] if args else None
         if given and isinstance(x, torch.Tensor) and not x.is_floating_point() and not x.is_complex():
             args = (x.to(given[0]), *args[1:])
-        return _called(inner, func, args, kwargs)
+        return call(inner, func, args, kwargs)
 
     return called
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 
-from symbolics import torch_private as private
 from symbolics.errors import ExportError
 from symbolics.quirks.pytorch.fake_quantization import fake
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import Rewrite, instead
+from symbolics.quirks.rewriting import Rewrite, instead, write
 
 __all__ = ["OBSERVERS", "QUIRK"]
 
@@ -79,18 +78,13 @@ def _observing(
         for running, seen in ((running_min, x.amin(others)), (running_max, x.amax(others))):
             seen = seen.reshape(running.shape)
             moved = torch.where(torch.isinf(running), seen, running + averaging_const * (seen - running))
-            ends.append(_write(running, torch.where(observes, moved, running)))
+            ends.append(write(running, torch.where(observes, moved, running)))
         new_scale, new_point = _parameters(ends[0], ends[1], quant_min, quant_max, symmetric_quant)
-        s = _write(scale, torch.where(quantizes, new_scale.reshape(scale.shape), scale))
+        s = write(scale, torch.where(quantizes, new_scale.reshape(scale.shape), scale))
         point = new_point.reshape(zero_point.shape).to(zero_point.dtype)
-        z = _write(zero_point, torch.where(quantizes, point, zero_point))
+        z = write(zero_point, torch.where(quantizes, point, zero_point))
     value = fake(input, s, z, axis, quant_min, quant_max)[0]
     return torch.where(quantizes, value, input)
-
-
-def _write(buffer: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Give a buffer its next value, and that back."""
-    return private.overwrite_traced(buffer, value) if private.is_tracing() else buffer.copy_(value)
 
 
 OBSERVERS: dict[Any, Rewrite] = {torch.fused_moving_avg_obs_fake_quant: instead(_observing)}

@@ -11,7 +11,7 @@ from torch.nn import functional
 from symbolics import torch_private as private
 from symbolics.errors import ExportError
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import Rewrite
+from symbolics.quirks.rewriting import Rewrite, call
 
 __all__ = ["POOLS", "QUIRK"]
 
@@ -126,7 +126,7 @@ def _batched(n: int, inner: Rewrite | None = None) -> Rewrite:
 
     def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         def pool(*args: Any) -> Any:
-            return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
+            return call(inner, func, args, kwargs)
 
         if not private.is_tracing() or not args or args[0].dim() != n + 1:
             return pool(*args)

@@ -9,7 +9,7 @@ import torch
 
 from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import Rewrite, in_place, instead
+from symbolics.quirks.rewriting import Rewrite, call, in_place, instead
 
 __all__ = ["QUIRK", "SCATTERS"]
 
@@ -99,7 +99,7 @@ def _cut(rewrite: Rewrite | None) -> Rewrite:
         index, source = args[2:4] if len(args) > 3 else (None, None)
         if isinstance(source, torch.Tensor) and isinstance(index, torch.Tensor) and source.dim() and _is_larger(source, index):
             args = (*args[:3], source[tuple(slice(0, size) for size in index.shape)], *args[4:])
-        return func(*args, **kwargs) if rewrite is None else rewrite(func, args, kwargs)
+        return call(rewrite, func, args, kwargs)
 
     return called
 
