@@ -43,6 +43,9 @@ def model(nodes, inputs, outputs, kind=np.float32, said=None) -> onnx.ModelProto
         if op in ("Above", "Below"):  # a comparison as a number
             made.append(helper.make_node({"Above": "Greater", "Below": "Less"}[op], reads, [f"{writes}/test"]))
             made.append(helper.make_node("Cast", [f"{writes}/test"], [writes], to=KINDS[kind]))
+        elif op in ("GateAbove", "GateBelow"):  # the third where the first is greater, or less, than the second
+            made.append(helper.make_node({"GateAbove": "Greater", "GateBelow": "Less"}[op], reads[:2], [f"{writes}/test"]))
+            made.append(helper.make_node("Where", [f"{writes}/test", reads[2], f"{op}/by"], [writes]))
         elif op in ("Guard", "GuardMinus", "GuardOther"):
             made.append(helper.make_node("IsNaN", reads[:1], [f"{writes}/test"]))
             made.append(helper.make_node("Where", [f"{writes}/test", reads[1] if op == "GuardOther" else f"{op}/by", reads[0]], [writes]))
@@ -50,7 +53,7 @@ def model(nodes, inputs, outputs, kind=np.float32, said=None) -> onnx.ModelProto
             made.append(helper.make_node("Pow", [*reads, f"{op}/by"], [writes]))
         else:
             made.append(helper.make_node(op, reads, [writes]))
-    by = {"Square": 2, "Cube": 3, "Guard": 0, "GuardMinus": -0.0}
+    by = {"Square": 2, "Cube": 3, "Guard": 0, "GuardMinus": -0.0, "GateAbove": 0, "GateBelow": 0}
     read = {name for node in made for name in node.input}
     constants = [numpy_helper.from_array(np.array(value, kind), f"{op}/by") for op, value in by.items() if f"{op}/by" in read]
     graph = helper.make_graph(made, "g", infos(inputs), infos(outputs), value_info=infos(said or {}), initializer=constants)
@@ -100,6 +103,8 @@ def test_every_operator_with_every_operand(shape, kind):
         nodes.append((op, [last, "y"], f"{op}/y"))
         nodes.append((op, [last, "s"], f"{op}/s"))
         nodes.append(("Add", [f"{op}/y", f"{op}/s"], last := f"{op}/sum"))
+    for op in ("GateAbove", "GateBelow"):
+        nodes += [(op, [last, "s", "y"], f"{op}/y"), ("Add", [f"{op}/y", last], last := f"{op}/sum")]
     nodes += [("Guard", ["y"], "guarded"), ("Add", ["guarded", last], last := "guarded/sum")]
     nodes += [
         ("Square", [last], "square"),
@@ -117,7 +122,19 @@ def test_every_operator_with_every_operand(shape, kind):
     same(outputs_of(made, feeds, True), outputs_of(proto, feeds, False))
 
 
-ARITY = {**PLAIN, "Above": 2, "Below": 2, "Guard": 1, "GuardMinus": 1, "GuardOther": 2, "Square": 1, "Cube": 1, "Sum": 3, "Exp": 1}
+#: Without gates: of -0.0, onnxruntime's Where makes 0.0, as the standard does not.
+ARITY = {
+    **PLAIN,
+    "Above": 2,
+    "Below": 2,
+    "Guard": 1,
+    "GuardMinus": 1,
+    "GuardOther": 2,
+    "Square": 1,
+    "Cube": 1,
+    "Sum": 3,
+    "Exp": 1,
+}
 
 
 @pytest.mark.parametrize("seed", range(200))

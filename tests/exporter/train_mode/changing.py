@@ -174,6 +174,7 @@ class Flags(nn.Module):
         super().__init__()
         self.head = nn.Linear(4, 2)
         self.register_buffer("seen", torch.zeros(4, dtype=torch.bool))
+        self.register_buffer("odd", torch.zeros(4, dtype=torch.bool))
         self.register_buffer("started", torch.tensor(False))
         self.register_buffer("largest", torch.tensor(0.5))
         self.register_buffer("mean", torch.zeros(4, dtype=torch.float64))
@@ -182,11 +183,12 @@ class Flags(nn.Module):
     def forward(self, x):
         with torch.no_grad():
             self.seen |= (x > 1).any(0)
+            self.odd ^= (x > 0.5).any(0)
             self.mean.copy_(torch.where(self.started, self.mean * 0.9 + 0.1 * x.mean(0), x.mean(0)))
             self.started.fill_(True)
             self.largest.copy_(torch.maximum(self.largest, x.abs().max()))
             self.hits.add_((x > 0).sum(0))
-        return self.head(x * self.seen + self.mean.float() + self.hits) / self.largest
+        return self.head(x * self.seen + self.odd + self.mean.float() + self.hits) / self.largest
 
 
 class Follow(torch.autograd.Function):
