@@ -126,6 +126,7 @@ class EagerGraph:
         modules: Those whose attributes it wrote.
         made: All its calls, with what each was given and gave; noted for an exporter that believes fake kernels.
         recomputed: The buffers that it changed inside a checkpoint, by name.
+        drawn: The generators that its own code drew from, other than torch's.
     """
 
     calls: dict[Any, list[Call]] = field(default_factory=dict)
@@ -144,6 +145,7 @@ class EagerGraph:
     trained: list[str] = field(default_factory=list)
     made: EagerCalls = field(default_factory=EagerCalls)
     recomputed: list[str] = field(default_factory=list)
+    drawn: list[str] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -198,6 +200,7 @@ class EagerGraph:
                 with changes.reads, changed_in_checkpoints(model) as recomputed:
                     result = model(*inputs, **keywords)
                     changes.reads.read(result)
+                survey.draws.look()
                 found = cls(_calls(result, survey), changed=list(survey.changed), taken=copy.deepcopy(survey.taken))
                 found.trained = parameters_behind(_tensors(result), model)
                 found.made, survey.calls = survey.calls or found.made, None  # one run is enough
@@ -214,7 +217,7 @@ class EagerGraph:
                     changes.reads.read(result)
                     return _tensors(result), (fresh, more)
 
-                found.state, found.recomputed = changes.found(again), recomputed
+                found.state, found.recomputed, found.drawn = changes.found(again), recomputed, survey.draws.sources
                 found.noted, found.refused, found.shared = changes.noted, changes.refused, changes.shared
                 found.read, found.parameters, found.modules = changes.reads.first, changes.parameters, changes.modules
         except ExportError:  # a fake kernel, the loss of a training step: it names what is wrong
@@ -269,6 +272,16 @@ class EagerGraph:
             warnings.warn(
                 f"{', '.join(map(repr, names[:5]))}{more}: parameters with a gradient in eager mode, and none in the file, for under this exporter no output "
                 "depends on them: the model takes another way there, holds a copy, or makes numbers of them (.item(), numpy); look there, or try the other exporter.",
+                PythonopWarning,
+                stacklevel=stacklevel + 1,
+            )
+
+    def warn_of_draws(self, stacklevel: int) -> None:
+        """Say that the file holds numbers which eager mode draws anew at each call."""
+        if self.drawn:
+            warnings.warn(
+                f"forward draws numbers by {' and '.join(f'{name}' for name in self.drawn)}, outside of any autograd Function: the file holds what was drawn at "
+                "its export, and never draws again. Draw by torch (torch.rand, which a file does anew), or pass the numbers as an input.",
                 PythonopWarning,
                 stacklevel=stacklevel + 1,
             )

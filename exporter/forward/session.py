@@ -207,6 +207,7 @@ def _judged(
     add_lost(current.program.model, eager.state, eager.noted)
     warn_of_lost(current.program.model, stacklevel=5)
     warn_of_recomputed(eager.recomputed, stacklevel=5)
+    eager.warn_of_draws(stacklevel=5)
     if eager.unchecked:
         current.program.model.metadata_props[UNCHECKED_KEY] = eager.unchecked
         if eager.failed:

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from symbolics import torch_private as private
 from symbolics.capture.callsite import Call, Callsites
+from symbolics.capture.draws import Draws
 from symbolics.capture.eager_calls import EagerCalls
 from symbolics.capture.fake_kernels import FakeKernels
 from symbolics.capture.gradient_ops import Answers
@@ -90,6 +91,7 @@ class Survey(Listener):
         taken: What each call of torch.autograd.grad that the forward made gave, by module and line.
         backwards: The backward of each call of a Function, or of a kept operator.
         given: Is told the arguments of each call of apply.
+        draws: What the forward draws from Python's and NumPy's generators outside of such calls.
         calls: What each call was given and gave, for an exporter that captures without values; None: nobody asks.
     """
 
@@ -111,6 +113,7 @@ class Survey(Listener):
         self.backwards: list[Backward] = []
         self.given: Callable[[Any], None] = lambda _: None
         self.calls = EagerCalls("in eager mode the model makes no call of it, with tensors of these sizes, on this line") if fakes else None
+        self.draws = Draws()
         self._sites = Callsites(model)
         self._open = contextlib.ExitStack()
 
@@ -146,7 +149,7 @@ class Survey(Listener):
         self.given((args, kwargs))
         needing = needing_gradients(cls, args, kwargs)
         noted = self.calls.called(cls, args, kwargs) if self.calls is not None and not torch.compiler.is_dynamo_compiling() else None
-        with self.deaf():
+        with self.deaf(), self.draws.apart():
             result = original_apply(cls, args, kwargs)
         call = self._sites.call()
         if noted is not None:
@@ -164,7 +167,7 @@ class Survey(Listener):
         sources = _nodes_of((args, kwargs))
         if kept:
             needing = needing_gradients(operator, args, kwargs)
-            with self.deaf():
+            with self.deaf(), self.draws.apart():
                 noted = (
                     self.calls.called(operator, args, kwargs)
                     if self.calls is not None and not torch.compiler.is_dynamo_compiling()

@@ -144,7 +144,7 @@ def _grad_fn(call: _Call) -> _Answer:
 
 def _composite(call: _Call) -> _Answer:
     """A function written in Python: what it calls inside may stop gradients too (F.gumbel_softmax)."""
-    body = None if call.func in REWRITES else body_of(call.func)
+    body = None if call.func in REWRITES or call.name in TAKING else body_of(call.func)
     if body is None:
         return None
     with call.mode:

@@ -211,6 +211,18 @@ def test_sizes_behind():
     assert private.sizes_behind(torch.tensor(1)) == set()
 
 
+def test_sized_by_values():
+    found = []
+
+    def model(x):
+        rows = (torch.nonzero(x), x[x > 1], x[:, [0]], x, torch.nonzero(x).float().exp()[:, 0], torch.unique(x))
+        found.append([private.sized_by_values(value.shape[0] * 2) for value in rows])
+        return x + 1
+
+    torch.jit.trace(model, (torch.ones(2, 3),), check_trace=False)
+    assert found == [[True, True, False, False, True, True]]
+
+
 def test_replace_traced():
     def model(x):
         sine, cosine = torch.sin(x), torch.cos(x)

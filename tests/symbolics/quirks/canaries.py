@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import signal
@@ -81,6 +82,12 @@ def builtins():
 
 def conjugates():
     return torchscripted(lambda x: x.mH * 2, torch.ones(2, 3)) is None and torchscripted(torch.vdot, torch.ones(3), torch.ones(3)) is None
+
+
+def copies():
+    return fails(lambda x: copy.deepcopy(x.detach()), torch.ones(3)) or torchscript_differs(
+        lambda x: copy.deepcopy(x.detach()), torch.ones(3)
+    )
 
 
 def cross_entropy():
@@ -343,6 +350,10 @@ def empty_batches(cures=()):
 
 def unsorted():
     return torchscript_differs(lambda x: torch.unique(x, sorted=False, dim=0), torch.tensor([[3.0], [1.0], [2.0]]))
+
+
+def stable_sorts():
+    return fails(lambda x: torch.sort(x, stable=True), torch.tensor([3.0, 1.0]))
 
 
 def logarithms():

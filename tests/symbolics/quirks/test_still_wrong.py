@@ -26,6 +26,7 @@ from tests.symbolics.quirks.canaries import (
     builtins,
     clamps,
     conjugates,
+    copies,
     cross_entropy,
     data_getter,
     deleted_slices,
@@ -74,6 +75,7 @@ from tests.symbolics.quirks.canaries import (
     softplus_threshold,
     splits,
     squeezes,
+    stable_sorts,
     std,
     torchscript_differs,
     torchscript_gaps,
@@ -141,11 +143,11 @@ FILES = {
 }
 IN_FILES = (
     angles, attention_dropout, axes, bags_of_embeddings, batch_norm_buffers, batch_norm_momentum, batch_norm_training, bernoulli,
-    binary_cross_entropy, bounds, builtins, clamps, conjugates, cross_entropy, data_getter, determinants, distances, embedding_renorms, empty_products,
+    binary_cross_entropy, bounds, builtins, clamps, conjugates, copies, cross_entropy, data_getter, determinants, distances, embedding_renorms, empty_products,
     empty_reductions, empty_reshapes, equal_draws, factories, fake_quantization, floor_divide, gaussian_nll, half_results, half_scatters,
     instance_norm_statistics, integers, logarithms, losses, lost_initializers, matrix_powers, matrix_vector, mixed_norms, multinomial, narrow_indices, narrow_types, near_numbers, nested_bodies,
     normal_draws, observers, open_clips, padding, places_of_numbers, pools, projections, ranges, regions, repeats, rounding, scalars, scatters, sizes, softplus_threshold, splits,
-    squeezes, torchscript_gaps, torchscript_scatters, truth, unsorted, variance, wide_constants,
+    squeezes, stable_sorts, torchscript_gaps, torchscript_scatters, truth, unsorted, variance, wide_constants,
     wide_numbers, windows,
 )  # fmt: skip
 IN_OTHER_ROOMS = (
