@@ -118,7 +118,7 @@ def _translate_scripted(
     finish(translated, recorder, state, optimize=bool(do_constant_folding), rewrite=False)
     check_output_names(options.get("output_names"), translated, options.get("input_names") or ())
     translated.metadata_props[UNCHECKED_KEY] = "it is a ScriptModule"
-    warn_of_lost(translated, stacklevel=5)
+    warn_of_lost(translated)
     current.program = Program(translated)
 
 

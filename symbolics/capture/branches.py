@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
-import warnings
 from collections.abc import Iterator
 
 import torch
@@ -16,7 +15,7 @@ import torch
 from symbolics import torch_private as private
 from symbolics.capture.checks import only_raises
 from symbolics.capture.recorder import active_recorder
-from symbolics.errors import PythonopWarning
+from symbolics.users import warn
 
 __all__ = ["branches_noticed", "notice_branch"]
 
@@ -57,9 +56,7 @@ def _say(frame: types.FrameType | None, condition: str) -> None:
     if source in recorder.capture.branches:
         return
     recorder.capture.branches.add(source)
-    warnings.warn(
+    warn(
         f"a branch in module {module or '<root>'} at {source} depends on the size of an open axis{condition}: the file goes the example's way at every "
-        "size: give the axis a fixed size, or choose with torch.cond or torch.where.",
-        PythonopWarning,
-        stacklevel=3,
+        "size: give the axis a fixed size, or choose with torch.cond or torch.where."
     )

@@ -14,6 +14,7 @@ import torch
 from symbolics import torch_private as private
 from symbolics.capture.binding import is_traced_size
 from symbolics.text import clean
+from symbolics.users import users_frame
 
 __all__ = ["TAKING", "take"]
 
@@ -29,9 +30,6 @@ TAKING = {
 }  # fmt: skip
 
 
-_NOT_USERS = {"torch", "symbolics", "exporter", *sys.stdlib_module_names}
-
-
 def take(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The call; in a trace of TorchScript, with our account in place of torch's warning, which does not name the line."""
     tensor = args[0]
@@ -43,11 +41,12 @@ def take(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dic
         return func(*args, **kwargs)
     if name in ("data_ptr", "untyped_storage") and _torch_asks():  # whether two tensors share memory, and the like
         return func(*args, **kwargs)
-    file, line, names = _users_line()
+    frame = users_frame(sys._getframe(1))
+    file, line = frame.f_code.co_filename, frame.f_lineno
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
         result = func(*args, **kwargs)
-    text = linecache.getline(file, line, names).strip()
+    text = linecache.getline(file, line, frame.f_globals).strip()
     warnings.warn_explicit(
         f"{TAKING[name]} takes the value of a tensor out of torch at {clean(os.path.basename(file))}:{line}{f': {clean(text)}' if text else ''}\n"
         "  the file holds what follows from the example's value, whatever its input is (exporter.verify compares a second one)\n"
@@ -57,13 +56,6 @@ def take(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dic
         line,
     )
     return result
-
-
-def _users_line() -> tuple[str, int, dict[str, Any]]:
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_USERS:
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno, frame.f_globals
 
 
 def _torch_asks() -> bool:
