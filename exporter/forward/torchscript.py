@@ -23,6 +23,7 @@ from exporter.forward.eager_failure import eager_failure
 from exporter.forward.failures import of_torch
 from exporter.forward.finish import finish
 from exporter.forward.inputs import check_asked_names, check_output_names, checked_axes, dynamic_sizes, input_names, without_numbers
+from exporter.forward.open_axes import say_of_open_axes
 from exporter.forward.opset import check_asked
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
 from exporter.forward.state import ModelState, all_buffers_named, names_in_trace
@@ -182,6 +183,7 @@ def _translate_torchscript(
             raise
         recorder.capture.missed = state.changed(model, trace.dirtied)
         translated = _read(draft, bool(optimize), options)
+        say_of_open_axes(translated.graph, trace)
         recorder.capture.anchored, trace.anchors = len(trace.anchors), []
         _parameters_to_initializers(translated.graph, named)
         _keep_unread_inputs(translated.graph, options["input_names"], args, options.get("dynamic_axes") or {})
