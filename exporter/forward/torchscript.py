@@ -26,6 +26,7 @@ from exporter.forward.state import ModelState, all_buffers_named, names_in_trace
 from exporter.forward.unchanged import Kept
 from exporter.train_mode.buffers import warn_of_lost
 from symbolics import torch_private as private
+from symbolics.capture.buffers import Buffers
 from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.recorder import active_recorder
 from symbolics.capture.torch_calls import holds_tensor
@@ -93,11 +94,12 @@ def _translate_scripted(
     assert recorder is not None
     recorder.begin(None)
     trial = copy.deepcopy(model)
+    buffers = Buffers(trial)
     try:
         trial(*copy.deepcopy(args), **copy.deepcopy(keywords))
     except Exception as error:
         raise eager_failure(error, "model(*args)") from error
-    recorder.capture.missed = state.changed(trial)
+    recorder.capture.missed = set(buffers.written())
     draft = io.BytesIO()
     options |= {"do_constant_folding": False, "export_params": False, "keep_initializers_as_inputs": True}
     options["input_names"] = options.get("input_names") or input_names(model, args, keywords)
@@ -148,7 +150,7 @@ def _translate_torchscript(
     opset = options.get("opset_version")
     with (
         capturing(current, model, False, keywords, constants) as recorder,
-        Kept(*(module._buffers for module in model.modules())),
+        Kept(*(module._buffers for module in model.modules())) as kept,
         all_buffers_named(model, named),
         symbolics_registered(opset or 9),
     ):
@@ -172,7 +174,7 @@ def _translate_torchscript(
             if str(error).startswith("number of output names"):
                 raise ArgumentError(f"output_names: {error}") from error
             raise
-        recorder.capture.missed = state.changed(model, trace.dirtied)
+        recorder.capture.missed = {name for name, buffer in model.named_buffers() if kept.has_changed(buffer)}
         translated = _read(draft, options)
         recorder.capture.anchored, trace.anchors = len(trace.anchors), []
         _parameters_to_initializers(translated.graph, named)
