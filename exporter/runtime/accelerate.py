@@ -89,10 +89,10 @@ class Accelerator(Protocol):
         """Whether it is for sessions of these providers, as onnxruntime.InferenceSession has them; none: the CPU."""
 
     def optimize(self, model: ir.Model, request: Request, facts: dict[ir.Value, ShapeAndType]) -> Optimized:
-        """Rewrite a model.
+        """Rewrite a model. `symbolics.graph.copies.replace` puts nodes in the place of one, `exporter.runtime.added_calls.add_call` a call of Python.
 
         Args:
-            model: Changed. Its nodes stand in the order of their values.
+            model: Changed; its inputs and outputs keep their names. Its nodes stand in the order of their values, before and after.
             request: What it is.
             facts: Takes shapes and types of its values, as far as they are found out.
         """
