@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import onnx_ir as ir
 
 from symbolics.capture.trace import Trace
-from symbolics.errors import PythonopWarning
 from symbolics.graph.values import array_of, attr
 from symbolics.graph.walk import walk
+from symbolics.users import warn
 
 __all__ = ["say_of_open_axes"]
 
@@ -34,22 +33,18 @@ def say_of_open_axes(graph: ir.Graph, trace: Trace) -> None:
         places = trace.parts.get((axis % len(shape), tuple(parts)), {"the model": None})
         if said.isdisjoint(places):
             said.update(places)
-            _say(
+            warn(
                 f"{' or '.join(places)} takes a tensor apart along the open axis {dim.value!r}: the file has {len(parts)} parts, as the example, and fails at "
                 "other sizes: write it with operations on the whole axis (reshape, unfold, cumsum), or give the axis a fixed size."
             )
     for value, (_, how, place) in zip(sizes, trace.numbers, strict=True):
         if (names := sorted(_sizes_behind(value) & open_names)) and not any(place in other for other in said):
             said.add(place)
-            _say(
+            warn(
                 f"{how} {place} makes a number of the size of the open axis {names[0]!r}: the file keeps the example's: compute with x.shape[0] itself, choose "
                 "with torch.cond or torch.where, or give the axis a fixed size."
             )
     trace.numbers = []
-
-
-def _say(message: str) -> None:
-    warnings.warn(message, PythonopWarning, stacklevel=3)
 
 
 def _parts(node: ir.Node) -> tuple[int, list[int]]:

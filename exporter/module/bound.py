@@ -209,7 +209,7 @@ class Bound:
         else:
             results = list(Step.call(run, plan.apart(values)))
         if run.updates:
-            self._update(module, plan, dict(zip(plan.names, values, strict=True)), run.updates)
+            self._update(plan, dict(zip(plan.names, values, strict=True)), run.updates)
         return results
 
     def _choose(self, training: bool, wanted: tuple[bool, ...], values: Sequence[torch.Tensor]) -> Plan:
@@ -260,7 +260,7 @@ class Bound:
         if tangents:
             results = self.tangents.added(training, feeds, tangents, plan.outputs, results)
         if run.updates:
-            self._update(module, plan, feeds, run.updates)
+            self._update(plan, feeds, run.updates)
         return results
 
     def _paths_of_modes(self, model: ir.Model) -> list[tuple[str, ...]]:
@@ -409,7 +409,7 @@ class Bound:
                 )
         return found
 
-    def _update(self, module: torch.nn.Module, plan: Plan, state: dict[str, torch.Tensor], box: dict[str, Any]) -> None:
+    def _update(self, plan: Plan, state: dict[str, torch.Tensor], box: dict[str, Any]) -> None:
         for entry in plan.statistics:
             if entry.mean not in state or entry.var not in state:
                 continue  # constants of the file: no module has them

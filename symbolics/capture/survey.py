@@ -148,12 +148,11 @@ class Survey(Listener):
         """Make the call."""
         self.given((args, kwargs))
         needing = needing_gradients(cls, args, kwargs)
-        noted = self.calls.called(cls, args, kwargs) if self.calls is not None and not torch.compiler.is_dynamo_compiling() else None
+        returned = self._called(cls, args, kwargs)
         with self.deaf(), self.draws.apart():
             result = original_apply(cls, args, kwargs)
         call = self._sites.call()
-        if noted is not None:
-            noted(result, (call.module, call.source))
+        returned(result, (call.module, call.source))
         self.backwards += backward_of(cls, result, needing, call)
         made = [(t.grad_fn, call) for t in _layers(result) if t.grad_fn is not None]
         self.made += made
@@ -168,14 +167,9 @@ class Survey(Listener):
         if kept:
             needing = needing_gradients(operator, args, kwargs)
             with self.deaf(), self.draws.apart():
-                noted = (
-                    self.calls.called(operator, args, kwargs)
-                    if self.calls is not None and not torch.compiler.is_dynamo_compiling()
-                    else None
-                )
+                returned = self._called(operator, args, kwargs)
                 result = call()
-                if noted is not None:
-                    noted(result, self._sites.here())
+                returned(result, self._sites.here())
                 if self._fakes is not None:
                     self._fakes.check(operator, args, kwargs, result, self._sites.call())
             self.backwards += backward_of(operator, result, needing, self._sites.call())
@@ -187,6 +181,12 @@ class Survey(Listener):
             self.operators.append(OperatorCall(operator, kept, made, sources, self._sites.call()))
         self._note_backward(made)
         return result
+
+    def _called(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any, tuple[str, str]], None]:
+        """As `EagerCalls.called`, where somebody asks for the calls."""
+        if self.calls is None or torch.compiler.is_dynamo_compiling():
+            return lambda result, place: None
+        return self.calls.called(function, args, kwargs)
 
     def _note_backward(self, made: Iterable[Any]) -> None:
         running = private.running_node()

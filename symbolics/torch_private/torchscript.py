@@ -59,7 +59,7 @@ def opsets_of_torchscript() -> range:
 
 
 def torchscript_passes() -> Any:
-    """The module in which torch.onnx.export(dynamo=False) looks up its passes at each call: ``_jit_pass_onnx_constant_fold``,
+    """The module in which torch.onnx.export(dynamo=False) looks up its passes at each call:
     ``_jit_pass_onnx_graph_shape_type_inference`` and ``_jit_pass_onnx_node_shape_type_inference``."""
     return torch._C
 

@@ -339,15 +339,6 @@ def test_set_grad_enabled():
     assert private.set_grad_enabled in seen
 
 
-def test_non_persistent_buffers():
-    module = torch.nn.Module()
-    module.register_buffer("kept", torch.ones(1))
-    module.register_buffer("scratch", torch.ones(1), persistent=False)
-    assert private.non_persistent_buffers(module) == {"scratch"}
-    private.non_persistent_buffers(module).clear()
-    assert set(module.state_dict()) == {"kept", "scratch"}, "it is no longer the live set"
-
-
 def test_buffers_assigned_unseen():
     class Assigns(torch.nn.Module):
         def __init__(self):

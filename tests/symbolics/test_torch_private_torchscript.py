@@ -95,7 +95,7 @@ def test_torchscript_constant(tmp_path):
     assert seen == [-2.0, 0.5, None]
 
 
-def test_torchscript_passes_that_infer_the_shape_of_a_node(tmp_path, monkeypatch):
+def test_torchscript_passes(tmp_path, monkeypatch):
     passes, seen = private.torchscript_passes(), []
 
     def nothing(node, *args):
@@ -110,29 +110,6 @@ def test_torchscript_passes_that_infer_the_shape_of_a_node(tmp_path, monkeypatch
 class Reshapes(torch.nn.Module):
     def forward(self, x):
         return x.reshape(3, 2, 1) * 2
-
-
-def test_torchscript_passes(tmp_path, monkeypatch):
-    class Transposes(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(3, 2))
-
-        def forward(self, x):
-            return x @ self.weight.t()
-
-    passes, results, kinds = private.torchscript_passes(), [], []
-    original = passes._jit_pass_onnx_constant_fold
-
-    def without_parameters(graph, parameters, opset):
-        results.append(original(graph, {}, opset))
-        kinds.extend(node.kind() for node in graph.nodes())
-        return parameters
-
-    monkeypatch.setattr(passes, "_jit_pass_onnx_constant_fold", without_parameters)
-    torch.onnx.export(Transposes(), (torch.ones(2, 2),), str(tmp_path / "m.onnx"), dynamo=False)
-    assert "onnx::Transpose" in kinds, "it folds a parameter that it was not given"
-    assert results == [{}], "folded constants no longer stay nodes of the graph: they are new inputs now"
 
 
 def test_shape_inference_of_graphs(tmp_path, monkeypatch):

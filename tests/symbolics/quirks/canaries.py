@@ -438,3 +438,45 @@ def rounding():
 
 def truth():
     return torchscript_differs(torch.any, torch.tensor([0.3]))
+
+
+def embedding_renorms():
+    return torchscript_differs(lambda w: torch.nn.functional.embedding(torch.tensor([0]), w * 1.0, max_norm=1.0), torch.ones(2, 2))
+
+
+def narrow_indices():
+    return torchscript_differs(lambda x, i: x.index_put((i,), x[:2] * 2), torch.ones(3, 2), torch.tensor([0, 1], dtype=torch.int32))
+
+
+def windows():
+    return fails(lambda x: x + torch.bartlett_window(3), torch.ones(3))
+
+
+def ranges():
+    return any(node.op_type == "CastLike" for node in translated(lambda x: x + torch.arange(0, 2.5), torch.ones(3)).graph)  # 2.5 to an int
+
+
+def factories():
+    return torchscript_differs(lambda x: x + torch.logspace(0, x.shape[0], 3), torch.ones(3))
+
+
+def narrow_types():
+    return torchscript_differs(lambda x: torch.softmax(x, 0, dtype=torch.float32), torch.arange(3))
+
+
+def integers():
+    return torchscript_differs(lambda x: x.clamp(min=0.5), torch.arange(3)) or torchscript_differs(lambda x: x | 2, torch.arange(3))
+
+
+def nested_bodies():
+    from torch._higher_order_ops.while_loop import while_loop
+
+    def body(i, x):
+        return i + 1, torch.cond(i > 0, torch.sin, torch.cos, (x,))
+
+    return fails(lambda x: while_loop(lambda i, _: i < 2, body, (torch.tensor(0), x.clone()))[1], torch.ones(3))
+
+
+def observers():
+    state = [torch.ones(1), torch.ones(1), torch.zeros(1), torch.ones(1), torch.ones(1), torch.zeros(1, dtype=torch.int32)]
+    return fails(lambda x: torch.fused_moving_avg_obs_fake_quant(x, *state, 0.01, 0, 255, -1), torch.ones(3))
