@@ -6,7 +6,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
@@ -37,6 +37,7 @@ from symbolics.capture.translate import translations
 from symbolics.errors import ExportError, PythonopWarning
 from symbolics.graph.collector import without_gc
 from symbolics.node.names import UNCHECKED_KEY, qualified_name
+from symbolics.node.opaque import Opaque
 from symbolics.node.patterns import Patterns
 from symbolics.quirks import TRACED
 
@@ -50,6 +51,7 @@ class Hook:
     Attributes:
         inline: Which Functions are inlined.
         portable: Which Functions become ONNX functions; True: all that can, False: none.
+        opaque: Which operators, modules and functions become PythonOps.
         program: The last model that was exported under it, None before.
         eager_check: Whether the Functions of one eager run are looked for in the file.
         gradients: Whether its user has gradients enabled where he exports.
@@ -57,6 +59,7 @@ class Hook:
 
     inline: Patterns
     portable: Patterns | bool = False
+    opaque: Opaque = field(default_factory=Opaque)
     program: Program | None = None
     eager_check: bool = True
     gradients: bool = True
@@ -70,7 +73,7 @@ def surroundings(current: Hook, verbose: bool | None) -> Iterator[None]:
         if not verbose and not is_full():
             stack.enter_context(private.untold_failures())
         if active_recorder() is None:
-            stack.enter_context(Recorder(inline=current.inline, names=name_of))
+            stack.enter_context(Recorder(inline=current.inline, names=name_of, chosen=current.opaque))
         stack.enter_context(settled())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())

@@ -49,6 +49,7 @@ from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Slot, fill
 from symbolics.node.dtypes import onnx_type
 from symbolics.node.names import qualified_name
+from symbolics.node.opaque import Opaque
 from symbolics.node.operators import Operator
 from symbolics.node.patterns import Patterns
 
@@ -67,7 +68,7 @@ class Recorder(Listener):
     """Records the calls of the exports under one hook, in one thread.
 
     Attributes:
-        inline: Which Functions are inlined in place of becoming a node.
+        inline, chosen: Which Functions are inlined in place of becoming a node; what ``opaque=`` makes a node.
         names: Names of registered objects, for arguments without a portable form.
         records: key -> Record, in the order of the calls.
         portable, opaque: Which Functions a function of the file may stand for: theirs may hide modules; those for which none can, and why.
@@ -78,9 +79,11 @@ class Recorder(Listener):
         capture: The export that is running, or the last one.
     """
 
-    def __init__(self, inline: Patterns | None = None, names: Callable[[Any], str | None] = lambda _: None) -> None:
+    def __init__(
+        self, inline: Patterns | None = None, names: Callable[[Any], str | None] = lambda _: None, chosen: Opaque | None = None
+    ) -> None:
         super().__init__()
-        self.inline = inline or Patterns()
+        self.inline, self.chosen = inline or Patterns(), chosen or Opaque()
         self.names = names
         self.portable: Callable[[type], bool] = lambda _: False
         self.opaque: dict[type, str] = {}
@@ -175,7 +178,7 @@ class Recorder(Listener):
         return (
             operator.takes_tensors
             and not self.translated(operator.overload)
-            and not self.inline.matches(operator)  # type: ignore[arg-type]
+            and not self.inline.matches(operator)
             and not private.is_composite(operator.overload)
         )
 
@@ -187,7 +190,7 @@ class Recorder(Listener):
         if not operator.takes_tensors:
             return self._quietly(call)
         module, source = self.capture.sites.here()
-        if self.translated(overload) and not self.inline.matches(operator):  # type: ignore[arg-type]
+        if self.translated(overload) and not self.inline.matches(operator):
             self.capture.translated.setdefault(operator.name, (module, source))
             with self.deaf():  # what it calls belongs to it
                 return call()
