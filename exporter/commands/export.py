@@ -27,6 +27,7 @@ __all__ = ["export"]
 @shared.output_name_option
 @shared.inline_option
 @shared.portable_options
+@shared.opaque_option
 @shared.eager_check_option
 @shared.setup_option
 @shared.opset_option
@@ -50,6 +51,7 @@ def export(
     inline: tuple[str, ...],
     portable: bool,
     portable_only: tuple[str, ...],
+    opaque: tuple[str, ...],
     eager_check: bool,
     setups: tuple[str, ...],
     opset: int | None,
@@ -78,6 +80,7 @@ def export(
                 opset_version=opset,
                 inline=(*case.inline, *inline),
                 portable=wanted,
+                opaque=shared.opaque_of(case, opaque),
                 eager_check=eager_check,
                 verbose=shared.loud() > 0,
                 output_names=list(output_names) or None,

@@ -41,6 +41,8 @@ __all__ = [
     "loud",
     "loudness",
     "one_message",
+    "opaque_of",
+    "opaque_option",
     "opset_option",
     "output_name_option",
     "portable_facts",
@@ -63,6 +65,12 @@ dynamo_option = click.option(
 )
 inline_option = click.option(
     "--inline", multiple=True, metavar="PATTERN", help="Functions to inline: module:qualname or a glob over it. May be repeated."
+)
+opaque_option = click.option(
+    "--opaque",
+    multiple=True,
+    metavar="ENTRY",
+    help='What becomes one PythonOp: "missing" (operators without a translation), aten::NAME, module:qualname, or a glob. May be repeated.',
 )
 _portable = click.option(
     "--portable",
@@ -433,6 +441,13 @@ def portable_of(case: exporter.Case, portable: bool, only: tuple[str, ...]) -> A
     if portable and only:
         raise Failure("--portable means all Functions, --portable-only some: give one of them")
     return portable or only or case.portable
+
+
+def opaque_of(case: exporter.Case, opaque: tuple[str, ...]) -> list[Any]:
+    """The ``opaque=`` of an export: what the case says, and the command line."""
+    said = case.opaque
+    alone = isinstance(said, str) or callable(said) or not isinstance(said, Iterable)
+    return [*([said] if alone else said), *opaque]
 
 
 def portable_facts(program: exporter.Program) -> list[dict[str, str]]:

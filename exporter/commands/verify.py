@@ -25,6 +25,7 @@ __all__ = ["verify"]
 @input_options
 @shared.inline_option
 @shared.portable_options
+@shared.opaque_option
 @click.option("--html", type=click.Path(path_type=Path), help="Also write the report as one self-contained page.")
 @shared.json_option
 @click.option("--bisect", is_flag=True, help="Where something differs, find the first node that departs.")
@@ -51,6 +52,7 @@ def verify(
     inline: tuple[str, ...],
     portable: bool,
     portable_only: tuple[str, ...],
+    opaque: tuple[str, ...],
     html: Path | None,
     as_json: bool,
     bisect: bool,
@@ -82,7 +84,12 @@ def verify(
         with shared.status(f"importing {target}", as_json):
             shared.run_setups(setups)
             case = load_case(target, inputs, dynamic)
-            case = replace(case, inline=(*case.inline, *inline), portable=shared.portable_of(case, portable, portable_only))
+            case = replace(
+                case,
+                inline=(*case.inline, *inline),
+                portable=shared.portable_of(case, portable, portable_only),
+                opaque=shared.opaque_of(case, opaque),
+            )
         with shared.status(f"verifying {type(case.model).__name__}", as_json), contextlib.redirect_stdout(sys.stderr):
             with shared.one_message(context, "the comparison"):
                 report = run(

@@ -25,6 +25,7 @@ class Case:
         inline: Functions to inline: classes, ``module:qualname`` or globs.
         allow: What a process that opens the file may import: classes and patterns.
         portable: Functions and operators to write as ONNX functions, so that the file needs no Python: True for all that can, or a list as ``inline``.
+        opaque: Operators, modules and functions that become one PythonOp each, as `exporter.export` takes them.
     """
 
     model: torch.nn.Module
@@ -36,3 +37,4 @@ class Case:
     inline: tuple[Any, ...] = ()
     allow: tuple[Any, ...] = ()
     portable: Any = False
+    opaque: Any = ()

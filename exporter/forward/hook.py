@@ -28,6 +28,7 @@ from symbolics.capture.transforms import STAND_INS
 from symbolics.capture.tripwire import prove_capture, uncaught
 from symbolics.errors import ExportError
 from symbolics.node.names import qualified_name
+from symbolics.node.opaque import Opaque
 from symbolics.node.patterns import Patterns
 
 __all__ = ["Hook", "hook", "install", "uninstall"]
@@ -54,7 +55,7 @@ if hasattr(os, "register_at_fork"):
 
 @short_block
 @contextlib.contextmanager
-def hook(inline: Iterable[Any] = (), *, portable: Any = False, eager_check: bool = True) -> Iterator[Hook]:
+def hook(inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = (), eager_check: bool = True) -> Iterator[Hook]:
     """Keep each call of an autograd Function as one PythonOp in what torch.onnx.export makes in this block.
 
     Works for dynamo=True and dynamo=False, for torch.onnx.export called directly or by another library. The model is
@@ -66,6 +67,8 @@ def hook(inline: Iterable[Any] = (), *, portable: Any = False, eager_check: bool
         portable: Functions and operators to write as ONNX functions, their own backward beside them, in place of PythonOps: such a file runs and
             trains without Python. True: all that can (a warning says which cannot, and why); or a list as ``inline`` takes it, and
             then it is an error where one cannot.
+        opaque: What becomes one PythonOp though it is no Function: "missing" for each operator of torch that the exporter cannot translate;
+            operators by name ("aten::unique_consecutive", "aten::linalg_*"); modules and functions (`symbolics.node.opaque.Opaque`).
         eager_check: Run the model once more, in eager mode, and see that each Function that gradients flow through is in the
             file. False saves that run; the metadata then says that it was not checked, and all that forward writes counts as state.
 
@@ -74,36 +77,37 @@ def hook(inline: Iterable[Any] = (), *, portable: Any = False, eager_check: bool
 
     Raises:
         ExportError: This torch calls Functions in a way that cannot be caught.
-        ArgumentError: At the end of the block, an entry of ``inline`` or ``portable`` means none of the Functions that its exports met.
+        ArgumentError: At the end of the block, an entry of ``inline``, ``portable`` or ``opaque`` means nothing that its exports met.
 
     Example:
         >>> with exporter.hook():
         ...     program = torch.onnx.export(model, args, dynamo=True)
     """
-    own = Hook(Patterns(inline), _wanted_portable(portable), eager_check=eager_check)
+    own = Hook(Patterns(inline), _wanted_portable(portable), Opaque(opaque), eager_check=eager_check)
     outer = getattr(_thread, "hook", None)
     _patch()
     try:
         prove_capture()
         _thread.hook = own
         # Open for the whole block: a graph captured by torch.export.export keeps its records until it is translated.
-        with settled(), Recorder(inline=own.inline, names=name_of):
+        with settled(), Recorder(inline=own.inline, names=name_of, chosen=own.opaque):
             yield own
         if own.program is not None:
             own.inline.check_met()
             if isinstance(own.portable, Patterns):
                 own.portable.check_met()
+            own.opaque.check_met()
     finally:
         _thread.hook = outer
         _unpatch()
 
 
 @short
-def install(inline: Iterable[Any] = (), *, portable: Any = False, eager_check: bool = True) -> None:
+def install(inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = (), eager_check: bool = True) -> None:
     """Open a hook in every thread, until `uninstall`. A second call replaces the options.
 
     Args:
-        inline, portable, eager_check: As `hook`.
+        inline, portable, opaque, eager_check: As `hook`.
 
     Raises:
         ExportError: This torch calls Functions in a way that cannot be caught.
@@ -111,7 +115,7 @@ def install(inline: Iterable[Any] = (), *, portable: Any = False, eager_check: b
     """
     global _installed
     # First: what is wrong with them must leave nothing patched.
-    options = Hook(Patterns(inline), _wanted_portable(portable), eager_check=eager_check)
+    options = Hook(Patterns(inline), _wanted_portable(portable), Opaque(opaque), eager_check=eager_check)
     with _lock:
         if _installed is None:
             _patch()

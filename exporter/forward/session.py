@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
@@ -17,7 +17,7 @@ from exporter.files.save import writable
 from exporter.files.trust import name_of
 from exporter.files.valid import check_valid
 from exporter.forward.eager_graph import EagerGraph, Lost
-from exporter.forward.failures import of_torch
+from exporter.forward.failures import Untranslated, of_torch
 from exporter.forward.functions import describe_functions, say_names
 from exporter.forward.history import History
 from exporter.forward.portable import StaysOpaque, make_portable
@@ -36,6 +36,7 @@ from symbolics.capture.translate import translations
 from symbolics.errors import ExportError
 from symbolics.graph.collector import without_gc
 from symbolics.node.names import UNCHECKED_KEY, qualified_name
+from symbolics.node.opaque import Opaque
 from symbolics.node.patterns import Patterns
 from symbolics.quirks import TRACED
 from symbolics.users import warn
@@ -50,6 +51,7 @@ class Hook:
     Attributes:
         inline: Which Functions are inlined.
         portable: Which Functions become ONNX functions; True: all that can, False: none.
+        opaque: Which operators, modules and functions become PythonOps.
         program: The last model that was exported under it, None before.
         eager_check: Whether the Functions of one eager run are looked for in the file.
         gradients: Whether its user has gradients enabled where he exports.
@@ -57,6 +59,7 @@ class Hook:
 
     inline: Patterns
     portable: Patterns | bool = False
+    opaque: Opaque = field(default_factory=Opaque)
     program: Program | None = None
     eager_check: bool = True
     gradients: bool = True
@@ -70,7 +73,7 @@ def surroundings(current: Hook, verbose: bool | None) -> Iterator[None]:
         if not verbose and not is_full():
             stack.enter_context(private.untold_failures())
         if active_recorder() is None:
-            stack.enter_context(Recorder(inline=current.inline, names=name_of))
+            stack.enter_context(Recorder(inline=current.inline, names=name_of, chosen=current.opaque))
         stack.enter_context(settled())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -154,13 +157,17 @@ def judged(
     assert recorder is not None
     portable = current.portable
     recorder.portable = portable.matches if isinstance(portable, Patterns) else lambda _: portable
-    recorder.opaque, recorder.unsaid = {}, {}
+    recorder.opaque, recorder.unsaid, recorder.lacking = {}, {}, set()
     history = History(model)
     while True:
         try:
             return _judged(current, model, args, kwargs, export, training, fakes, history)
         except StaysOpaque as stays:
             recorder.opaque[stays.function] = stays.reason
+        except Untranslated as error:
+            if not current.opaque.missing or recorder.lacking.issuperset(error.operators):
+                raise
+            recorder.lacking.update(error.operators)
 
 
 def _judged(
@@ -187,7 +194,7 @@ def _judged(
         lost = _lost(current, eager)
     except Exception as error:
         eager.explain(error)
-        if (own := of_torch(error, dynamo=fakes)) is error:
+        if (own := of_torch(error, dynamo=fakes, others=recorder.capture.untranslated)) is error:
             raise
         raise own from error
     finally:
@@ -263,7 +270,8 @@ def _eager_graph(current: Hook, model: Any, args: Any, kwargs: Any, training: bo
         return EagerGraph(unchecked="eager_check=False")
     recorder = active_recorder()
     keeps = recorder.keeps if recorder is not None else lambda _: False
-    return EagerGraph.of(model, args, dict(kwargs), training=training, keeps=keeps, fakes=fakes, gradients=current.gradients)
+    chosen = recorder.chooses if recorder is not None and recorder.choosing else None
+    return EagerGraph.of(model, args, dict(kwargs), training=training, keeps=keeps, chosen=chosen, fakes=fakes, gradients=current.gradients)
 
 
 def _lost(current: Hook, eager: EagerGraph) -> list[Lost]:

@@ -76,7 +76,7 @@ def _operator_of(node: torch.fx.Node, recorder: Recorder) -> Operator | None:
     operator = Operator.of(node.target)
     if not operator.takes_tensors or recorder.translated(node.target) or private.is_composite(node.target):
         return None
-    if recorder.inline.matches(operator):  # type: ignore[arg-type]
+    if recorder.inline.matches(operator):
         raise _refused(node, "inline= names it, and " + _CAPTURED_BEFORE)
     if private.schema_of(node.target).is_mutable:
         raise _refused(node, "it changes an argument in place, and " + _CAPTURED_BEFORE)

@@ -48,7 +48,8 @@ from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Slot, fill
 from symbolics.node.dtypes import onnx_type
 from symbolics.node.names import qualified_name
-from symbolics.node.operators import Operator
+from symbolics.node.opaque import Opaque
+from symbolics.node.operators import Operator, why_never
 from symbolics.node.patterns import Patterns
 from symbolics.users import warn
 
@@ -67,20 +68,23 @@ class Recorder(Listener):
     """Records the calls of the exports under one hook, in one thread.
 
     Attributes:
-        inline: Which Functions are inlined in place of becoming a node.
+        inline, chosen: Which Functions are inlined in place of becoming a node; what ``opaque=`` makes a node.
         names: Names of registered objects, for arguments without a portable form.
         records: key -> Record, in the order of the calls.
         portable, opaque: Which Functions a function of the file may stand for: theirs may hide modules; those for which none can, and why.
         unsaid: Functions with arguments that no node can say, and why: a function of the file has to stand for them.
         answers, no_gradients: What torch.autograd.grad gave in eager mode; where backward gave None there, though a gradient was needed.
         read, eager: What eager mode read of the model before it wrote it, by name (None where nobody saw); the calls that it made.
-        translated: Which operators of torch.library the exporter has a translation of: they stay what they are.
+        translated: Which operators the exporter has a translation of: those of torch.library stay what they are.
+        lacking: The names of torch's own operators that ``opaque="missing"`` means, with or without their overload: the exporter failed at them.
         capture: The export that is running, or the last one.
     """
 
-    def __init__(self, inline: Patterns | None = None, names: Callable[[Any], str | None] = lambda _: None) -> None:
+    def __init__(
+        self, inline: Patterns | None = None, names: Callable[[Any], str | None] = lambda _: None, chosen: Opaque | None = None
+    ) -> None:
         super().__init__()
-        self.inline = inline or Patterns()
+        self.inline, self.chosen = inline or Patterns(), chosen or Opaque()
         self.names = names
         self.portable: Callable[[type], bool] = lambda _: False
         self.opaque: dict[type, str] = {}
@@ -91,6 +95,7 @@ class Recorder(Listener):
         self.read: set[str] | None = None
         self.eager = EagerCalls()
         self.translated: Callable[[Any], bool] = lambda _: False
+        self.lacking: set[str] = set()
         self.capture = Capture()
 
     def __exit__(self, *_: object) -> None:
@@ -170,12 +175,24 @@ class Recorder(Listener):
     def _is_portable(self, cls: Any) -> bool:
         return isinstance(cls, type) and cls not in self.opaque and (cls in self.unsaid or self.portable(cls))
 
+    @property
+    def choosing(self) -> bool:
+        """Whether any operator is `chosen`."""
+        return bool(self.chosen.operators.items or self.lacking)
+
+    def chooses(self, overload: Any) -> bool:
+        """Whether ``opaque=`` makes a node of each call of an operator, translated or not."""
+        if not self.choosing or not (operator := Operator.of(overload)).takes_tensors:
+            return False
+        named = self.chosen.operators.matches(operator)
+        return named or not self.lacking.isdisjoint((operator.name, operator.name.rpartition(".")[0]))
+
     def keeps(self, operator: Operator) -> bool:
-        """Whether a call of an operator becomes a node: no exporter knows it, it is not inlined, and autograd sees it as one."""
-        return (
+        """Whether a call of an operator becomes a node: it is chosen; or no exporter knows it, it is not inlined, and autograd sees it as one."""
+        return self.chooses(operator.overload) or (
             operator.takes_tensors
             and not self.translated(operator.overload)
-            and not self.inline.matches(operator)  # type: ignore[arg-type]
+            and not self.inline.matches(operator)
             and not private.is_composite(operator.overload)
         )
 
@@ -187,13 +204,16 @@ class Recorder(Listener):
         if not operator.takes_tensors:
             return self._quietly(call)
         module, source = self.capture.sites.here()
-        if self.translated(overload) and not self.inline.matches(operator):  # type: ignore[arg-type]
+        chosen = self.chooses(overload)
+        if not chosen and self.translated(overload) and not self.inline.matches(operator):
             self.capture.translated.setdefault(operator.name, (module, source))
             with self.deaf():  # what it calls belongs to it
                 return call()
         with self._told_where(operator, module, source):
-            if not self.keeps(operator):
+            if not chosen and not self.keeps(operator):
                 return run_inlined(operator, args, kwargs)
+            if why := why_never(overload):
+                raise ExportError(f"no node can stand for it: {why}; leave it out of opaque=")
             if private.transforms_active():
                 raise ExportError(UNDER_TRANSFORMS)
             return operator.result_of(self._node(operator, args, kwargs, module, source))

@@ -1,4 +1,4 @@
-"""Which classes a list of classes and patterns means: the one language of ``inline=``, ``portable=`` and ``allow=``."""
+"""Which classes a list of classes and patterns means: the one language of ``inline=``, ``portable=``, ``opaque=`` and ``allow=``."""
 
 from __future__ import annotations
 
@@ -11,47 +11,54 @@ from typing import Any, Literal
 from symbolics.errors import ArgumentError
 from symbolics.node.names import is_operator, qualified_name
 
-__all__ = ["Patterns"]
+__all__ = ["Patterns", "pattern_of"]
+
+#: What a list takes beside patterns, and what an entry of it may mean.
+_KINDS = {"allow": "classes, functions", "opaque": "operators, modules, classes of them, functions"}
+_MEANT = {"opaque": "operators, modules and functions"}
 
 
 class Patterns:
-    """Classes (for ``allow=`` functions, too) and patterns over ``module:qualname``, with shell wildcards that also cross dots.
+    """Classes (for ``allow=`` functions, for ``opaque=`` also modules and functions) and patterns over ``module:qualname``, with shell wildcards that also cross dots.
 
     - ``mypkg.ops:Fn``: the part before the colon is matched with the module, the part behind it with the qualified name,
       as in ``mypkg.ops:*`` and ``mypkg.*:Fast*``.
     - ``mypkg.ops``: everything in that module. ``mypkg.*``: everything in ``mypkg`` and in all modules below it.
     - ``mypkg.ops.Fn``: also what has this whole name, with a dot for the colon; without wildcards only.
-    - ``Fn`` (no colon, no dot): for ``inline=`` and ``portable=`` also every class of that name. For ``allow=`` it is a module and nothing
+    - ``Fn`` (no colon, no dot): for ``inline=``, ``portable=`` and ``opaque=`` also every class of that name. For ``allow=`` it is a module and nothing
       else, and no pattern starts with a wildcard: a file must not choose the package that its code comes from.
 
     - ``mylib::op``: an operator of torch.library, all its overloads; ``mylib::op.overload``, ``mylib::*``. The namespace stands without
-      wildcards, and nothing else means an operator.
+      wildcards, and nothing else means an operator. For ``allow=`` those of torch itself (``aten::``, ``prims::``) are written out, too.
 
     Attributes:
         items: The classes, functions and patterns of the list.
     """
 
-    def __init__(self, items: Any = (), option: Literal["inline", "portable", "allow"] = "inline") -> None:
+    def __init__(self, items: Any = (), option: Literal["inline", "portable", "opaque", "allow"] = "inline") -> None:
         """Args:
             items: Classes, functions and patterns; one alone may stand without a list.
             option: Whose list it is.
 
         Raises:
-            TypeError: An item is neither a class (for ``allow=`` or function) nor a str.
-            ArgumentError: A pattern lacks one of its parts, or starts with a wildcard in ``allow=``.
+            TypeError: An item is neither a class (for ``allow=`` or function, for ``opaque=`` or anything callable) nor a str.
+            ArgumentError: A pattern lacks one of its parts; or in ``allow=`` it starts with a wildcard, or means torch's own operators by one.
         """
         alone = isinstance(items, str) or callable(items) or not isinstance(items, (Iterable, NoneType))
-        self.option, self.items = option, [_pattern_of(item) for item in ([items] if alone else items or ())]
+        self.option, self.items = option, [pattern_of(item) for item in ([items] if alone else items or ())]
         self._idle, self._met = list(self.items), dict[str, None]()
         for item in self.items:
             if not isinstance(item, str):
-                if not (isinstance(item, type) or (option == "allow" and callable(item) and hasattr(item, "__qualname__"))):
-                    kinds = "classes, functions" if option == "allow" else "Function classes"
+                function = callable(item) and (option == "opaque" or (option == "allow" and hasattr(item, "__qualname__")))
+                if not (isinstance(item, type) or function):
+                    kinds = _KINDS.get(option, "Function classes")
                     raise TypeError(f"{option}= takes {kinds} and patterns like 'mypkg.ops:*', not {type(item).__name__}")
                 continue
             module, colon, qualname = item.partition("::") if is_operator(item) else item.partition(":")
             if is_operator(item) and set("*?[") & set(module):
                 raise ArgumentError(f"{option}={item!r}: the namespace of operators is written out, as in 'mylib::*'")
+            if option == "allow" and is_operator(item) and module in ("aten", "prims") and set("*?[") & set(qualname):
+                raise ArgumentError(f"allow={item!r}: torch's own operators are allowed one by one, as in 'aten::unique_consecutive'")
             if not module or (colon and not qualname) or (option == "allow" and module[0] in "*?["):
                 start = "starts with a package name" if option == "allow" else "has a module"
                 raise ArgumentError(f"{option}={item!r}: a pattern {start}, as in 'mypkg.*', 'mypkg.ops:*' or 'mypkg.ops:MyFunction'")
@@ -68,11 +75,15 @@ class Patterns:
         """Whether an entry is ``module:qualname`` itself, written out with a colon or a dot."""
         return any(isinstance(item, str) and item in (name, name.replace(":", ".", 1)) for item in self.items)
 
-    def matches(self, cls: type) -> bool:
-        """Whether a class is meant; it counts as met."""
+    def matches(self, cls: Any, *others: Any) -> bool:
+        """Whether a class is meant, or another object that stands for it (a module of that class); it counts as met."""
         name = qualified_name(cls)
         self._met[name] = None
-        meant = [item for item in self.items if item is cls or (isinstance(item, str) and self._means(item, name))]
+        meant = [
+            item
+            for item in self.items
+            if any(item is each for each in (cls, *others)) or (isinstance(item, str) and self._means(item, name))
+        ]
         self._idle = [item for item in self._idle if item not in meant]
         return bool(meant)
 
@@ -97,17 +108,17 @@ class Patterns:
             ArgumentError: One of them meant none; the message names near ones.
         """
         for item in self._idle:
-            text = item if isinstance(item, str) else qualified_name(item)
+            text = item if isinstance(item, str) else qualified_name(item if hasattr(item, "__qualname__") else type(item))
             spellings = {spelling: name for name in self._met for spelling in (name, *name.split(":"), name.rpartition(".")[2])}
             near = dict.fromkeys(spellings[spelling] for spelling in difflib.get_close_matches(text, spellings))
             names = ", ".join(list(near or self._met)[:5])
             raise ArgumentError(
-                f"{self.option}={text!r} means none of the Functions that the export met: "
+                f"{self.option}={text!r} means none of the {_MEANT.get(self.option, 'Functions')} that the export met: "
                 + (f"did you mean {names}?" if near else f"it met {names}" if names else "it met none at all, leave it out")
             )
 
 
-def _pattern_of(item: Any) -> Any:
+def pattern_of(item: Any) -> Any:
     """An operator as its name; anything else as it is."""
     if type(item).__module__ == "torch._ops":
         return str(item).replace(".", "::", 1)

@@ -198,6 +198,8 @@ ROWS: dict[str, Row] = {
     "dynamic_shapes of a number": Row(r"dynamic_shapes.*0\.5", export(NET, dynamic_shapes={"x": {0: 0.5}}), True),
     "an inline that means nothing": Row(r"inline='nothing:\*' means none", export(NET, inline=["nothing:*"]), True),
     "an inline that is a number": Row(r"inline=.*int", export(NET, inline=5), True),
+    "an opaque that means nothing": Row(r"opaque='aten::nothing' means none of the operators", export(NET, opaque=["aten::nothing"]), True),
+    "an opaque that is a number": Row(r"opaque= takes operators, modules", export(NET, opaque=[3]), True),
     "a portable that means nothing": Row(r"portable='nothing:\*' means none", export(NET, portable=["nothing:*"]), True),
     # ---------------------------------------------------------------------------------------------------- the hook
     "another width under the hook": Row(r"(?s)(mat1 and mat2|reduction dim).*test_wrong_calls", hooked, True),

@@ -9,6 +9,8 @@ import torch
 
 import exporter
 from exporter.files.trust import Gate
+from symbolics.node.opaque import Opaque
+from symbolics.node.operators import Operator
 from symbolics.node.patterns import Patterns
 
 
@@ -156,3 +158,18 @@ def test_an_export_whose_inline_means_nothing_is_refused(dynamo):
     assert [node.op_type for node in handle.program.model.graph] == ["Mul"]
     with pytest.raises(ValueError, match="it met none at all"):
         exporter.export(torch.nn.Linear(3, 3), (x,), dynamo=dynamo, inline="mypkg.*")
+
+
+def test_opaque_sorts_its_entries():
+    """opaque=: operators by name or object, the word for all that are missing, and what is called."""
+    net = torch.nn.Linear(1, 1)
+    found = Opaque(["missing", "aten::linalg_*", torch.ops.aten.isclose, torch.ops.aten.add.Tensor, torch.nn.Linear, net, "mypkg:f", len])
+    assert found.missing
+    assert found.operators.items == ["aten::linalg_*", "aten::isclose", "aten::add.Tensor"]
+    assert found.calls.items == [torch.nn.Linear, net, "mypkg:f", len]
+    assert Opaque("missing").missing and not Opaque().missing and not Opaque(None)
+    assert Opaque(net).calls.matches(torch.nn.Linear, net) and not Opaque(net).calls.matches(torch.nn.Linear, torch.nn.Linear(1, 1))
+    operators = Opaque(["aten::linalg_*", "aten::add.Tensor"]).operators
+    meant = [torch.ops.aten.linalg_eigh.default, torch.ops.aten.add.Tensor, torch.ops.aten.add.Scalar, torch.ops.aten.inverse.default]
+    assert [operators.matches(Operator.of(each)) for each in meant] == [True, True, False, False]
+    operators.check_met()

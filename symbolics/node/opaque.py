@@ -1,0 +1,58 @@
+"""What ``opaque=`` of an export names: operators, modules and functions that become one PythonOp each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import NoneType
+from typing import Any
+
+from symbolics.node.names import is_operator
+from symbolics.node.patterns import Patterns, pattern_of
+
+__all__ = ["MISSING", "Opaque"]
+
+#: The entry for all operators that the export meets and that it has no translation of.
+MISSING = "missing"
+
+
+class Opaque:
+    """The entries of ``opaque=``, by their kind.
+
+    - ``missing``: every operator that the export meets and cannot translate.
+    - ``aten::name``, ``aten::name.overload``, ``aten::linalg_*``, an overload or packet of ``torch.ops``: operators, translated or not.
+    - a module, a class of modules, a function, ``mypkg.ops:Block``, ``mypkg.ops:function``, ``Block``: their calls.
+
+    Attributes:
+        missing: Whether ``missing`` is among them.
+        operators: Those that mean operators.
+        calls: Those that mean modules and functions.
+    """
+
+    def __init__(self, items: Any = ()) -> None:
+        """Args:
+            items: What ``opaque=`` was given; one alone may stand without a list.
+
+        Raises:
+            TypeError: An entry is of none of these kinds.
+            ArgumentError: A pattern lacks one of its parts.
+        """
+        alone = isinstance(items, str) or callable(items) or not isinstance(items, (Iterable, NoneType))
+        entries = [pattern_of(item) for item in ([items] if alone else items or ())]
+        operators = [item for item in entries if isinstance(item, str) and is_operator(item)]
+        calls = [item for item in entries if not any(item is each for each in operators)]
+        self.missing = any(isinstance(item, str) and item == MISSING for item in calls)
+        self.operators = Patterns(operators, "opaque")
+        self.calls = Patterns([item for item in calls if not (isinstance(item, str) and item == MISSING)], "opaque")
+
+    def __bool__(self) -> bool:
+        """Whether anything is named at all."""
+        return self.missing or bool(self.operators.items or self.calls.items)
+
+    def check_met(self) -> None:
+        """See that each entry meant something that the export met; ``missing`` may mean nothing.
+
+        Raises:
+            ArgumentError: One of them meant nothing; the message names near ones.
+        """
+        self.operators.check_met()
+        self.calls.check_met()
