@@ -18,9 +18,10 @@ from symbolics import torch_private as private
 from symbolics.capture.callsite import Call
 from symbolics.capture.listener import active_listener
 from symbolics.capture.outputs import Outputs
+from symbolics.capture.side_effects import same_values
 from symbolics.errors import ExportError
 from symbolics.node.call import ModuleOrigin
-from symbolics.node.containers import expand_leaves
+from symbolics.node.containers import expand_leaves, fill
 from symbolics.node.modules import Held, written_module
 from symbolics.node.names import qualified_name
 from symbolics.node.patterns import Patterns
@@ -71,8 +72,14 @@ class OpaqueModule:
     def call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call the module itself, after `state`, and see which of its tensors it changes."""
         versions = [tensor._version for tensor in self._tensors]
+        # Kernels of batch norms write past the version.
+        values = [None if tensor.requires_grad else tensor.detach().clone() for tensor in self._tensors]
         result = self._forward(*args, **kwargs)
-        changed = [i for i, (tensor, was) in enumerate(zip(self._tensors, versions, strict=True)) if tensor._version != was]
+        changed = [
+            i
+            for i, (tensor, version, value) in enumerate(zip(self._tensors, versions, values, strict=True))
+            if tensor._version != version or (value is not None and not same_values(tensor, value))
+        ]
         self.note({*changed, *self._held.replaced(self._tensors)})
         return result
 
@@ -92,8 +99,8 @@ class OpaqueModule:
             return held.run(self._forward, args[:count], self.changes, args[count:], kwargs)
         finally:
             self.note(set(held.replaced(args[:count])))
-            self.moved += [name for name in held.changed() if name not in self.moved]
             held.let_go(self._tensors)
+            self.moved += [name for name in held.changed() if name not in self.moved]
 
     def observed(self, observe: Callable[[], Outputs], names: Sequence[str]) -> Outputs:
         """What a call returns, once what it changes is known.
@@ -106,6 +113,7 @@ class OpaqueModule:
             ExportError: It changes an argument in place.
         """
         self.moved.clear()
+        self.note(self._held.statistics())  # fake tensors do not show it
         before, outputs = self.changes, observe()
         self.note({index for index in outputs.mutated if index < len(self.names)})
         if self.changes != before:
@@ -148,17 +156,19 @@ class ModuleBackward:
         call: Where the call was made.
         targets: The tensors of the call that need a gradient, by number.
         roots: The gradient edges of what it returned, each with shape, dtype and device.
+        given: Its arguments, the state first.
     """
 
     function: OpaqueModule
     call: Call
     targets: dict[int, Any] = field(default_factory=dict)
     roots: list[tuple[Any, torch.Size, torch.dtype, torch.device]] = field(default_factory=list)
+    given: tuple[Sequence[Any], dict[str, Any]] = ((), {})
 
     @classmethod
-    def of(cls, function: OpaqueModule, given: Any, result: Any, call: Call) -> ModuleBackward:
-        """Of a call that was made with some arguments, and what it returned."""
-        tensors = [leaf for leaf in expand_leaves(given) if isinstance(leaf, torch.Tensor)]
+    def of(cls, function: OpaqueModule, args: Sequence[Any], kwargs: dict[str, Any], result: Any, call: Call) -> ModuleBackward:
+        """Of a call that was made with some arguments, the state first, and what it returned."""
+        tensors = _tensors(args, kwargs)
         hooked = any(tensor.requires_grad and private.tensor_hooks(tensor) for tensor in tensors)
         if hooked or not torch.is_grad_enabled() or private.transforms_active():
             return cls(function, call)
@@ -169,10 +179,14 @@ class ModuleBackward:
             call,
             {number: edge(tensor) for number, tensor in enumerate(tensors) if tensor.requires_grad},
             [(edge(tensor), tensor.shape, tensor.dtype, tensor.device) for tensor in made],
+            (args, kwargs),
         )
 
     def ask(self) -> dict[int, bool]:
-        """The tensors that have no gradient though they need one, each with False: another run may give one."""
+        """The tensors that have no gradient though they need one, each with False: another run may give one.
+
+        Where the module takes another way for other values, what has a gradient there has one in the file: zeros, where it has none in a run.
+        """
         if not self.roots or not self.targets:
             return {}
         try:
@@ -182,7 +196,46 @@ class ModuleBackward:
             )
         except Exception:  # what it kept may have been changed since: then nothing is known of it
             return {}
-        return {number: False for number, gradient in zip(self.targets, found, strict=True) if gradient is None}
+        missing = {number for number, gradient in zip(self.targets, found, strict=True) if gradient is None}
+        for seed in range(_OTHERS) if missing else ():
+            with contextlib.suppress(Exception):  # it need not take every value
+                missing -= self._reached(seed)
+        return dict.fromkeys(sorted(missing), False)
+
+    def _reached(self, seed: int) -> set[int]:
+        """The tensors that have a gradient when the module is called with other values."""
+        args, kwargs = self.given
+        count = len(self.function.names)
+        copies: list[torch.Tensor] = []
+        generator = torch.Generator().manual_seed(seed)
+
+        def other(leaf: Any, own: bool) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            value = leaf.detach().clone()
+            if not own and value.is_floating_point():
+                drawn = torch.randn(value.shape, generator=generator, dtype=torch.float32).to(value.device, value.dtype)
+                value = -value if seed == 0 else drawn * (value.abs().mean() if seed % 2 else 1) + (value.mean() if seed % 2 else 0)
+            copies.append(value.requires_grad_(leaf.requires_grad))
+            return copies[-1]
+
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            state = [other(value, True) for value in args[:count]]
+            rest = fill(tuple(args[count:]), lambda leaf: other(leaf, False))
+            named = {key: fill(value, lambda leaf: other(leaf, False)) for key, value in sorted(kwargs.items())}
+            result = self.function.apply(*state, *rest, **named)
+            roots = [leaf for leaf in expand_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+            found = torch.autograd.grad(roots, [copies[n] for n in self.targets], list(map(torch.ones_like, roots)), allow_unused=True)
+        return {number for number, gradient in zip(self.targets, found, strict=True) if gradient is not None}
+
+
+#: On how many other values a module is called where a tensor of it got no gradient.
+_OTHERS = 6
+
+
+def _tensors(args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors of a call, in the order of its slots."""
+    return [leaf for leaf in expand_leaves((*args, *(value for _, value in sorted(kwargs.items())))) if isinstance(leaf, torch.Tensor)]
 
 
 @contextlib.contextmanager

@@ -169,7 +169,9 @@ class Recorder(Listener):
             yield
         except ExportError as error:
             if self.capture.error is None:
-                self.capture.error = error.at(f"{qualified_name(cls)}, called in module {module or '<root>'} at {source}")
+                self.capture.error = error.at(
+                    f"{qualified_name(cls)}, called in module {module or '<root>'} at {source or 'a line unknown'}"
+                )
             raise self.capture.error from error.__cause__
 
     def _is_portable(self, cls: Any) -> bool:

@@ -197,8 +197,7 @@ class Survey(Listener):
         returned = (result, *opaque.written()) if opaque.changes else result
         if noted is not None:
             noted(returned, (call.module, call.source))
-        ordered = (*given, *(value for _, value in sorted(kwargs.items())))
-        self.backwards.append(ModuleBackward.of(opaque, ordered, result, call))
+        self.backwards.append(ModuleBackward.of(opaque, given, kwargs, result, call))
         known = set(map(id, sources))
         made = tuple(node for node in _nodes_of(result) if id(node) not in known)
         if made:

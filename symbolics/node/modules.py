@@ -43,7 +43,7 @@ class Held:
         names: The names of its parameters and buffers, each tensor once.
         places: Where they stand: a dict, a key, and the number of the tensor.
         lists: Attributes that hold some of them, as a recurrent layer's list of weights: a dict, a key, and the value with `Slot`s.
-        own: The attributes of each module that is not torch's own, and a copy of them.
+        own: The attributes of each module that a call may leave others in, and a copy of them.
     """
 
     module: torch.nn.Module
@@ -68,17 +68,12 @@ class Held:
                         held.names.append(f"{path}.{key}" if path else key)
                     held.places.append((place, key, numbers[id(tensor)]))
         for path, inner in module.named_modules():
-            held.keep(path, inner)
+            held.own.append((path, vars(inner), dict(vars(inner))))
             for key, value in attributes_of(inner).items():
                 template = _with_slots(value, numbers)
                 if slots(template):
                     held.lists.append((vars(inner), key, template))
         return held, tensors
-
-    def keep(self, path: str, module: torch.nn.Module) -> None:
-        """Note what a module's attributes are: a call leaves them so."""
-        if not is_of_torch(qualified_name(type(module))):
-            self.own.append((path, vars(module), dict(vars(module))))
 
     def changed(self) -> list[str]:
         """The attributes that a call has set, put back to what they were; empty where it set none."""
@@ -127,6 +122,15 @@ class Held:
         """The tensors in whose places a call left others."""
         return sorted({index for place, key, index in self.places if place.get(key) is not state[index]})
 
+    def statistics(self) -> set[int]:
+        """The running statistics that torch's own layers change in training, by number."""
+        found = set()
+        for module in self.module.modules():
+            if isinstance(module, torch.nn.modules.batchnorm._NormBase) and module.training and module.track_running_stats:
+                _, buffers, _ = private.parts_of(module)
+                found |= {index for place, _, index in self.places if place is buffers}
+        return found
+
     def let_go(self, state: Sequence[Any] | None = None) -> None:
         """Put other tensors into the places, or None: nothing here keeps the tensors of a call."""
         for place, key, index in self.places:
@@ -135,10 +139,13 @@ class Held:
             place[key] = None if state is None else fill(template, lambda slot: state[slot.index] if isinstance(slot, Slot) else slot)
 
 
+#: What an export itself puts into a model.
+_STAND_INS = ("forward", "state_dict")
+
+
 def attributes_of(module: torch.nn.Module) -> dict[str, Any]:
     """What a module holds beside what every module has."""
-    found = {key: value for key, value in vars(module).items() if not private.is_base_attribute(key) and key != "forward"}
-    return private.without_weak_references(module, found)
+    return {key: value for key, value in private.own_attributes(module).items() if key not in _STAND_INS}
 
 
 def _with_slots(value: Any, numbers: dict[int, int]) -> Any:
@@ -320,8 +327,8 @@ def _made(plans: dict[str, tuple[_Record, type, dict[str, Any]]], state: list[st
             if slots(value):
                 held.lists.append((vars(module), key, value))
         vars(module)["training"] = record.training
-    for path, module in modules.items():
-        held.keep(path, module)
+    # Torch's own layers compute, and remember nothing.
+    held.own = [(path, vars(module), dict(vars(module))) for path, module in modules.items() if not is_of_torch(plans[path][0].name)]
     return held
 
 

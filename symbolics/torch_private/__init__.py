@@ -70,12 +70,12 @@ from symbolics.torch_private.modules import (
     is_base_attribute,
     module_backward_hooks,
     non_persistent_buffers,
+    own_attributes,
     parametrization_cache,
     parts_of,
     post_accumulate_hooks,
     run_forward_pre_hooks,
     tensor_hooks,
-    without_weak_references,
 )
 from symbolics.torch_private.operators import (
     below_autograd,
@@ -245,6 +245,7 @@ __all__ = [
     "outside_of_compile",
     "overload_of",
     "overwrite_traced",
+    "own_attributes",
     "own_builtins",
     "own_memory",
     "parametrization_cache",
@@ -307,6 +308,5 @@ __all__ = [
     "unwrap_if_dead",
     "unwrapped_operator",
     "weak_storage",
-    "without_weak_references",
     "written_arguments",
 ]

@@ -151,6 +151,10 @@ def blank_module(cls: type[torch.nn.Module]) -> torch.nn.Module:
     return module
 
 
-def without_weak_references(module: torch.nn.Module, attributes: dict[str, Any]) -> dict[str, Any]:
-    """A module's attributes, but those that torch's recurrent layers make of their weights: weak references, which no file can hold."""
-    return {k: v for k, v in attributes.items() if not (k == "_flat_weight_refs" and isinstance(module, torch.nn.RNNBase))}
+def own_attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """What a module holds beside what every module has. Torch's recurrent layers make some of theirs of their weights: those are as if made now."""
+    found = {key: value for key, value in vars(module).items() if not is_base_attribute(key)}
+    if isinstance(module, torch.nn.RNNBase):
+        parameters, names = module._parameters, module._flat_weights_names
+        found |= {"_flat_weights": [parameters.get(name) for name in names], "_flat_weight_refs": [None] * len(names)}
+    return found
