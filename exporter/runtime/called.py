@@ -67,14 +67,14 @@ def check_arguments(title: str, function: Any, call: AutogradCall, args: tuple[A
         ) from error
 
 
-def apply_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+def apply_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """``Function.apply`` of a class, never an override of it: that prepares arguments, and those of a file are prepared.
 
     Where forward's defaults need no filling in, it is what ``Function.apply`` ends in, 6 us against 8: a runtime's tensors
     are no functorch wrappers, which the rest looks for. Of an operator or a module, what calls it.
     """
-    if isinstance(function, (Operator, CalledModule)):
-        return function.apply
+    if function is None or isinstance(function, (Operator, CalledModule)):
+        return None if function is None else function.apply
     if not kwargs and (_takes_context(function) or _binds_all(function.forward, args)):
         return super(torch.autograd.Function, function).apply
     # Where apply is a method of C, that binds the defaults itself.

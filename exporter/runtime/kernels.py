@@ -20,6 +20,7 @@ from exporter.runtime.called import apply_of, called, check_arguments
 from exporter.runtime.store import Context, ContextStore, PoolLog
 from symbolics.errors import FormatError, PythonopError, RunError
 from symbolics.node.attributes import GRAD_SPECS, check_types, read_attributes
+from symbolics.node.call import AutogradCall
 from symbolics.node.call_text import read_call
 from symbolics.node.containers import Partial, Slot, fill, slots
 from symbolics.node.dtypes import DTYPES
@@ -84,7 +85,7 @@ class PythonOp:
         try:
             plain = read_attributes(attributes)  # names stay text: a malformed node imports nothing
             name = plain.name
-            self.function: Any = called(plain, gate)
+            self.function: Any = self.find(plain, gate)
             self.call = call = read_attributes(attributes, gate)
             self.autocast = _autocast(call.autocast.dtypes)
             check_element_types((*call.input_types, *call.output_types))
@@ -118,6 +119,14 @@ class PythonOp:
             and HALF not in call.input_types
             and None not in (*self.input_dtypes, *self.output_dtypes)
         )
+
+    def find(self, call: AutogradCall, gate: Gate) -> Any:
+        """What the node calls.
+
+        Raises:
+            FormatError, TrustError: The file names what is not allowed or not there.
+        """
+        return called(call, gate)
 
     def check_arguments(self) -> None:
         """See that forward can be called with as many arguments, and of those names, as the node has.

@@ -76,7 +76,7 @@ def _plain_call(node: ir.Node) -> AutogradCall | None:
         return None  # told when the session is made
     outputs = call.outputs if type(call.outputs) is tuple else (call.outputs,)
     plain = (
-        not (call.kwargs or call.autocast.dtypes or call.inplace or call.no_gradient_seen or call.module)
+        not (call.kwargs or call.autocast.dtypes or call.inplace or call.no_gradient_seen)
         and ir.DataType.STRING not in (*call.input_types, *call.output_types)
         and all((isinstance(value, Slot) and value.kind == "tensor") or type(value) in _CONSTANTS for value in call.args)
         and all(isinstance(value, Slot) for value in outputs)

@@ -254,7 +254,7 @@ def opaque_modules(model: Any, chosen: Patterns) -> Iterator[None]:
         for path, module in list(model.named_modules()) if isinstance(model, torch.nn.Module) and chosen.items else []:
             if not chosen.matches(type(module), module):
                 continue
-            if isinstance(module, torch.jit.ScriptModule) or "forward" in vars(module):
+            if "forward" in vars(module):
                 raise ExportError(
                     f"opaque= means the module {path or '<root>'} ({qualified_name(type(module))}), whose forward is no method of its class, so that its calls "
                     "cannot be caught: name a module around it"
@@ -277,4 +277,5 @@ def _stand_in(opaque: OpaqueModule) -> Any:
             return original(*args, **kwargs)
         return listener.module(opaque, args, kwargs)
 
+    forward.stands_in = True  # type: ignore[attr-defined]
     return forward

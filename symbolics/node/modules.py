@@ -43,14 +43,14 @@ class Held:
         names: The names of its parameters and buffers, each tensor once.
         places: Where they stand: a dict, a key, and the number of the tensor.
         lists: Attributes that hold some of them, as a recurrent layer's list of weights: a dict, a key, and the value with `Slot`s.
-        own: The attributes of each module that a call may leave others in, and a copy of them.
+        own: The attributes of each module that a call may leave others in, and a copy of them; with its path, None for a layer of torch's own.
     """
 
     module: torch.nn.Module
     names: list[str] = field(default_factory=list)
     places: list[tuple[dict[str, Any], str, int]] = field(default_factory=list)
     lists: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
-    own: list[tuple[str, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+    own: list[tuple[str | None, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
 
     @classmethod
     def of(cls, module: torch.nn.Module) -> tuple[Held, list[torch.Tensor]]:
@@ -68,7 +68,8 @@ class Held:
                         held.names.append(f"{path}.{key}" if path else key)
                     held.places.append((place, key, numbers[id(tensor)]))
         for path, inner in module.named_modules():
-            held.own.append((path, vars(inner), dict(vars(inner))))
+            said = None if is_of_torch(qualified_name(type(inner))) else path
+            held.own.append((said, vars(inner), dict(vars(inner))))
             for key, value in attributes_of(inner).items():
                 template = _with_slots(value, numbers)
                 if slots(template):
@@ -83,7 +84,7 @@ class Held:
                 continue
             ours = [key for place, key, _ in self.lists if place is now]
             moved = [key for key in {**before, **now} if now.get(key, self) is not before.get(key, self) and key not in ours]
-            found += [f"{path}.{key}".lstrip(".") for key in moved]
+            found += [] if path is None else [f"{path}.{key}".lstrip(".") for key in moved]
             now.clear()
             now.update(before)
         return found
@@ -199,8 +200,6 @@ def written_module(
 
 def _check_kind(module: torch.nn.Module, path: str, title: str) -> None:
     """Refuse a module that is more than its class, its configuration and its tensors."""
-    if isinstance(module, torch.jit.ScriptModule):
-        raise ExportError(f"{title} is a module of TorchScript, which no file can name.\n  {_WAY_OUT}")
     if torch.nn.utils.parametrize.is_parametrized(module):
         raise ExportError(
             f"{title} has parametrizations, which are a class of their own.\n  way out: torch.nn.utils.parametrize.remove_parametrizations, or "
@@ -213,7 +212,9 @@ def _check_kind(module: torch.nn.Module, path: str, title: str) -> None:
             f"{title} has the hook {getattr(hooks[0], '__qualname__', type(hooks[0]).__qualname__)}, which no file can name.\n  way out: take it off for the "
             f"export (handle.remove()); or {_WAY_OUT.removeprefix('way out: ')}"
         )
-    if "forward" in vars(module) and path:
+    if not getattr(
+        vars(module).get("forward"), "stands_in", "forward" not in vars(module)
+    ):  # an export stands in for those of opaque modules
         raise ExportError(f"{title} has a forward of its own, set on the instance, which no file can name.\n  {_WAY_OUT}")
     for base in type(module).__mro__:
         if base.__dict__.get("__slots__"):
@@ -233,6 +234,11 @@ def _attribute(title: str, key: str, value: Any, names: Callable[[Any], str | No
             )
         if isinstance(leaf, Slot) or names(leaf) is not None:
             continue
+        if isinstance(leaf, torch.nn.Module):
+            raise ExportError(
+                f"{place} holds a module of type {qualified_name(type(leaf))}, which is no submodule.\n  way out: make it one (nn.ModuleList, nn.ModuleDict); or "
+                f"{_WAY_OUT.removeprefix('way out: ')}"
+            )
         if not has_codec(leaf):
             kind = "a function that no other process can import" if callable(leaf) else f"of type {qualified_name(type(leaf))}"
             raise ExportError(f"{place} is {kind}, which no file can hold.\n  {_WAY_OUT}")
