@@ -230,7 +230,7 @@ def _attribute(title: str, key: str, value: Any, names: Callable[[Any], str | No
         if isinstance(leaf, torch.Tensor):
             raise ExportError(
                 f"{place} is a tensor and no buffer, so that it is no input of the node.\n"
-                f"  way out: self.register_buffer({key!r}, tensor, persistent=False) in __init__"
+                f"  way out: self.register_buffer({key!r}, tensor) in __init__"
             )
         if isinstance(leaf, Slot) or names(leaf) is not None:
             continue
