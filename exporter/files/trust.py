@@ -280,8 +280,9 @@ class Gate:
         if len(name) > _MAX_NAME:
             raise TrustError.damaged("the name of an operator", f"it has {len(name)} characters")
         if not self._patterns.match_name(name):
-            pattern = shown(name.partition("::")[0] + "::*")
-            beside = f", and {shown(module)!r} for the module that registers it" if module else ""
+            namespace = name.partition("::")[0]
+            pattern = shown(name.rpartition(".")[0] if namespace in ("aten", "prims") else f"{namespace}::*")
+            beside = f", and {shown(module)!r} for the module that registers it" if module not in ("", "torch") else ""
             raise TrustError(
                 f"the file names the operator {shown(name)}, which is not allowed{self._given()}: pass allow=[{pattern!r}] if you trust its code with what the file "
                 f"says{beside}",

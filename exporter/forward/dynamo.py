@@ -11,6 +11,7 @@ import torch
 from exporter.errors import is_full
 from exporter.files.program import Program
 from exporter.forward.arguments import check_call, check_model, check_shapes, keywords_apart
+from exporter.forward.failures import untranslated
 from exporter.forward.finish import anchor_calls, finish
 from exporter.forward.inputs import check_asked_names, check_dynamic, check_output_names, checked_axes, input_names
 from exporter.forward.onnx_program import check_outputs, make_runnable
@@ -123,11 +124,17 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
 
 
 def anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls whose results nobody reads stay: until finish() they give outputs of the graph."""
+    """Calls whose results nobody reads stay: until finish() they give outputs of the graph.
+
+    Raises:
+        Untranslated: Operators of torch have no translation.
+    """
     read_through_hooks(args[0])
+    recorder = active_recorder()
+    if recorder is not None and (nodes := private.untranslated_nodes(args[0], kwargs["registry"])):
+        raise untranslated(nodes, dynamo=True, why="there is no translation of it")
     program = original(*args, **kwargs)
     quirks.apply(quirks.WITH_BODIES, program.model)
-    recorder = active_recorder()
     if recorder is not None:
         _copy_returned(program.model.graph, program.model.opset_imports.setdefault("", kwargs["registry"].opset_version))
         if program.exported_program is not None:

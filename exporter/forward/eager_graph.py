@@ -155,6 +155,7 @@ class EagerGraph:
         training: bool | None = None,
         stopping: bool = False,
         keeps: Callable[[Operator], bool] = lambda _: False,
+        chosen: Callable[[Any], bool] | None = None,
         fakes: bool = False,
         gradients: bool = True,
         compiling: bool = False,
@@ -166,7 +167,7 @@ class EagerGraph:
             args, kwargs: Example arguments; float tensors count as needing a gradient.
             training: The mode to run it in; None for its own.
             stopping: Whether gradients stop at arguments that PyTorch has none for.
-            keeps: Which operators become nodes.
+            keeps, chosen: Which operators become nodes; which of torch's own, None for none.
             fakes: Whether the exporter has shapes and dtypes from their fake kernels.
             gradients: Whether the user has them enabled where he calls the model.
             compiling: Whether torch.compile compiles: it takes time, and a torch.cond may run in no other way.
@@ -185,7 +186,7 @@ class EagerGraph:
                 _quiet(),
                 _uncompiled() if not compiling else contextlib.nullcontext(),
                 torch.enable_grad(),
-                Survey(model, keeps, fakes) as survey,
+                Survey(model, keeps, fakes, chosen) as survey,
                 mode,
             ):
                 if training is not None:
@@ -220,7 +221,9 @@ class EagerGraph:
         except ExportError:  # a fake kernel, the loss of a training step: it names what is wrong
             raise
         except Exception as error:
-            run = functools.partial(cls.of, model, args, kwargs, training=training, keeps=keeps, fakes=fakes, gradients=gradients)
+            run = functools.partial(
+                cls.of, model, args, kwargs, training=training, keeps=keeps, chosen=chosen, fakes=fakes, gradients=gradients
+            )
             if not stopping and is_refusal(error):
                 return run(stopping=True, compiling=compiling)
             own = _failure(model, args, kwargs, training, fakes, gradients)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch.onnx
 
@@ -14,7 +14,7 @@ from symbolics import torch_private as private
 from symbolics.errors import ExportError, PythonopError, as_raised
 from symbolics.text import cause, clean
 
-__all__ = ["TorchExporterError", "of_torch"]
+__all__ = ["TorchExporterError", "Untranslated", "of_torch", "untranslated"]
 
 # A line of Python's in what torch says.
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
@@ -24,13 +24,66 @@ class TorchExporterError(ExportError, torch.onnx.OnnxExporterError):
     """torch's exporter failed: nothing that we refuse, so it is of torch.onnx's own class, too."""
 
 
-def of_torch(error: Exception, dynamo: bool) -> Exception:
+class Untranslated(TorchExporterError):
+    """Operators of torch have no translation to ONNX, or one that fails.
+
+    Attributes:
+        operators: The calls: ``aten::name``, with its overload where it is known, as ``opaque=`` takes it.
+    """
+
+    operators: tuple[str, ...] = ()
+
+
+def untranslated(nodes: Sequence[private.CapturedNode], dynamo: bool, why: str, others: Iterable[str] = ()) -> Untranslated:
+    """The error about operators of torch without a translation.
+
+    Args:
+        nodes: The nodes of them that torch's exporter met, at least one.
+        dynamo: Which of torch's exporters it was.
+        why: What it says of the first.
+        others: The names of further ones, which it has not come to.
+    """
+    nodes = sorted(nodes, key=lambda node: not _place(node.lines))  # under no_grad() torch.export knows no line of the user's
+    first, which = nodes[0], f"torch.onnx.export(dynamo={dynamo})"
+    operators = tuple(dict.fromkeys(as_written(name) for name in (*(node.called for node in nodes), *others)))
+    name, rest = operators[0].removesuffix(".default"), [each.removesuffix(".default") for each in operators[1:]]
+    inside = "" if name.partition(".")[0] == as_written(first.operator) else f" ({first.operator} in it)"
+    more = f"  likewise {', '.join(rest[:8])}{f' and {len(rest) - 8} more' if len(rest) > 8 else ''}\n" if rest else ""
+    give = (
+        f"custom_translation_table={{{first.overload}: ...}}"
+        if dynamo
+        else f"torch.onnx.register_custom_op_symbolic({first.operator!r}, ...)"
+    )
+    error = Untranslated(
+        f"{name}, called in module {first.module or '<root>'}: {which} cannot translate it to ONNX{inside}: {why}\n"
+        + _place(first.lines)
+        + more
+        + f'  way out: opaque=[{name!r}], or opaque="missing" for all such operators, keeps it as one PythonOp, which runs PyTorch wherever the file runs;\n'
+        f"  or give a translation of it, {give}; or export with dynamo={not dynamo}"
+    )
+    error.operators = operators
+    return error
+
+
+def as_written(operator: str) -> str:
+    """The name of an operator that changes its argument (``erfinv_``) as that of the one that does not: nodes change nothing."""
+    name, dot, overload = operator.partition(".")
+    return f"{name.removesuffix('_')}{dot}{overload}"
+
+
+def of_torch(error: Exception, dynamo: bool, others: Iterable[str] = ()) -> Exception:
     """What to raise for what an export raised: an error of torch's exporter in few lines, any other as it is.
 
     Args:
         error: What was raised; its traceback and causes say where.
         dynamo: Which of torch's exporters it was.
+        others: The names of operators of the model that it cannot translate either.
     """
+    inner: BaseException | None = error
+    while inner is not None:  # torch wraps what is raised while it translates
+        if isinstance(inner, Untranslated):
+            return inner
+        inner = inner.__cause__
     frames = frames_behind(error)
     if isinstance(error, PythonopError) or not any(frame.f_globals.get("__name__", "").startswith("torch.onnx.") for frame, _ in frames):
         return error
@@ -38,13 +91,7 @@ def of_torch(error: Exception, dynamo: bool) -> Exception:
     other = f"export with dynamo={not dynamo}"
     found = private.node_in_hand(frame for frame, _ in frames)
     if found is not None:
-        operator, overload, module, stack = found
-        give = f"custom_translation_table={{{overload}: ...}}" if dynamo else f"torch.onnx.register_custom_op_symbolic({operator!r}, ...)"
-        return TorchExporterError(
-            f"{operator}, called in module {module or '<root>'}: {which} cannot translate it to ONNX: {cause(error)}\n"
-            + _place(stack)
-            + f"  way out: give a translation of it, {give}; call it in the forward of an autograd Function, which stays one PythonOp; or {other}"
-        )
+        return untranslated([found], dynamo, cause(error), others)
     lines = [(frame.f_code.co_filename, number) for frame, number in reversed(frames)] + [
         (file, int(number)) for file, number in reversed(_LINE.findall(str(error)))
     ]

@@ -18,7 +18,7 @@ from exporter.files.save import writable
 from exporter.files.trust import name_of
 from exporter.files.valid import check_valid
 from exporter.forward.eager_graph import EagerGraph, Lost
-from exporter.forward.failures import of_torch
+from exporter.forward.failures import Untranslated, of_torch
 from exporter.forward.functions import describe_functions, say_names
 from exporter.forward.history import History
 from exporter.forward.portable import StaysOpaque, make_portable
@@ -158,7 +158,7 @@ def judged(
     assert recorder is not None
     portable = current.portable
     recorder.portable = portable.matches if isinstance(portable, Patterns) else lambda _: portable
-    recorder.opaque, recorder.unsaid = {}, {}
+    recorder.opaque, recorder.unsaid, recorder.lacking = {}, {}, set()
     history = History(model)
     with opaque_modules(model, recorder.chosen.calls):
         while True:
@@ -166,6 +166,10 @@ def judged(
                 return _judged(current, model, args, kwargs, export, training, fakes, history)
             except StaysOpaque as stays:
                 recorder.opaque[stays.function] = stays.reason
+            except Untranslated as error:
+                if not current.opaque.missing or recorder.lacking.issuperset(error.operators):
+                    raise
+                recorder.lacking.update(error.operators)
 
 
 def _judged(
@@ -192,7 +196,7 @@ def _judged(
         lost = _lost(current, eager)
     except Exception as error:
         eager.explain(error)
-        if (own := of_torch(error, dynamo=fakes)) is error:
+        if (own := of_torch(error, dynamo=fakes, others=recorder.capture.untranslated)) is error:
             raise
         raise own from error
     finally:
@@ -273,7 +277,8 @@ def _eager_graph(current: Hook, model: Any, args: Any, kwargs: Any, training: bo
         return EagerGraph(unchecked="eager_check=False")
     recorder = active_recorder()
     keeps = recorder.keeps if recorder is not None else lambda _: False
-    return EagerGraph.of(model, args, dict(kwargs), training=training, keeps=keeps, fakes=fakes, gradients=current.gradients)
+    chosen = recorder.chooses if recorder is not None and recorder.choosing else None
+    return EagerGraph.of(model, args, dict(kwargs), training=training, keeps=keeps, chosen=chosen, fakes=fakes, gradients=current.gradients)
 
 
 def _lost(current: Hook, eager: EagerGraph) -> list[Lost]:

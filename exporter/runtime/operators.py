@@ -11,7 +11,7 @@ from symbolics import torch_private as private
 from symbolics.errors import FormatError, TrustError
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Slot, fill
-from symbolics.node.operators import Operator
+from symbolics.node.operators import Operator, why_never
 from symbolics.text import shown
 
 __all__ = ["check_operator", "find_operator"]
@@ -27,7 +27,7 @@ def find_operator(call: AutogradCall, gate: Gate) -> Operator:
         gate: What the file may name.
 
     Raises:
-        TrustError: The operator is not allowed, or not there; the message says what registers it.
+        TrustError: The operator is not allowed, not there (the message says what registers it), or one of torch's own that no node may call.
     """
     base, _, overload = call.name.rpartition(".")
     namespace, _, rest = base.partition("::")
@@ -44,6 +44,8 @@ def find_operator(call: AutogradCall, gate: Gate) -> Operator:
             f"the operator {shown(call.name)} is allowed, but the module {shown(module)} does not register it here: install the version that the model was "
             "exported with"
         )
+    if why := why_never(found):
+        raise TrustError(f"the operator {shown(call.name)} is none that a node may call, whatever is allowed: {why}")
     gate.functions[call.name] = operator = Operator.of(found)
     return operator
 

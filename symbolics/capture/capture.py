@@ -44,6 +44,7 @@ class Capture:
         taken: The gradients that forward has taken.
         warned: Identities of backward hooks of modules that were warned of.
         placed: The node of each call in the finished model.
+        untranslated: The names of torch's own operators that were called and have no translation, in a trace.
         translated: Where an operator that the exporter translates was called first, by its name.
         trace: What a trace takes beside.
         flags, held: The requires_grad flags that the forward has taken away; its parameters and buffers, wherever they are held.
@@ -70,6 +71,7 @@ class Capture:
     warned: set[int] = field(default_factory=set)
     placed: dict[Any, Record] = field(default_factory=dict)
     translated: dict[str, tuple[str, str]] = field(default_factory=dict)
+    untranslated: dict[str, None] = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace)
     flags: Flags = field(default_factory=lambda: Flags(torch.Tensor.clone))
     held: Held = field(default_factory=Held)

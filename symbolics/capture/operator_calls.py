@@ -82,6 +82,8 @@ def origin_of(operator: Operator, source: str) -> OperatorOrigin:
         operator: The operator.
         source: ``module.name:line`` of the code that called it.
     """
+    if not is_foreign(operator.overload):
+        return OperatorOrigin(operator.schema, "torch")
     namespace, caller = operator.__module__, source.partition(":")[0]
     found = [name for name in _registrars(operator) if name.partition(".")[0] != "torch"]
     # A helper may register for others: who names the namespace, or whose package does, is no helper. Whoever calls the operator has it at hand in any process.

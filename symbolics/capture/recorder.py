@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from symbolics import torch_private as private
-from symbolics.capture.binding import Slots, bind, has_setup_context
+from symbolics.capture.binding import Slots, bind
 from symbolics.capture.callsite import Callsites, autocast_state
 from symbolics.capture.capture import Capture
 from symbolics.capture.eager_calls import EagerCall, EagerCalls
@@ -26,12 +26,10 @@ from symbolics.capture.gradient_hooks import GradientHook, HookedTensor, argumen
 from symbolics.capture.gradient_ops import Answers
 from symbolics.capture.inlining import (
     OTHER_GRADIENTS,
-    InlineContext,
     answers_for_parameters,
     closed_over,
-    code_given,
+    inlined,
     modules_among,
-    runs_inlined,
     state_of,
     trainable_module,
 )
@@ -52,7 +50,7 @@ from symbolics.node.containers import Slot, fill
 from symbolics.node.dtypes import onnx_type
 from symbolics.node.names import qualified_name
 from symbolics.node.opaque import Opaque
-from symbolics.node.operators import Operator
+from symbolics.node.operators import Operator, why_never
 from symbolics.node.patterns import Patterns
 
 __all__ = ["Capture", "Recorder", "active_recorder"]
@@ -77,7 +75,8 @@ class Recorder(Listener):
         unsaid: Functions with arguments that no node can say, and why: a function of the file has to stand for them.
         answers, no_gradients: What torch.autograd.grad gave in eager mode; where backward gave None there, though a gradient was needed.
         read, eager: What eager mode read of the model before it wrote it, by name (None where nobody saw); the calls that it made.
-        translated: Which operators of torch.library the exporter has a translation of: they stay what they are.
+        translated: Which operators the exporter has a translation of: those of torch.library stay what they are.
+        lacking: The names of torch's own operators that ``opaque="missing"`` means, with or without their overload: the exporter failed at them.
         capture: The export that is running, or the last one.
     """
 
@@ -96,6 +95,7 @@ class Recorder(Listener):
         self.read: set[str] | None = None
         self.eager = EagerCalls()
         self.translated: Callable[[Any], bool] = lambda _: False
+        self.lacking: set[str] = set()
         self.capture = Capture()
 
     def __exit__(self, *_: object) -> None:
@@ -177,9 +177,21 @@ class Recorder(Listener):
     def _is_portable(self, cls: Any) -> bool:
         return isinstance(cls, type) and cls not in self.opaque and (cls in self.unsaid or self.portable(cls))
 
+    @property
+    def choosing(self) -> bool:
+        """Whether any operator is `chosen`."""
+        return bool(self.chosen.operators.items or self.lacking)
+
+    def chooses(self, overload: Any) -> bool:
+        """Whether ``opaque=`` makes a node of each call of an operator, translated or not."""
+        if not self.choosing or not (operator := Operator.of(overload)).takes_tensors:
+            return False
+        named = self.chosen.operators.matches(operator)
+        return named or not self.lacking.isdisjoint((operator.name, operator.name.rpartition(".")[0]))
+
     def keeps(self, operator: Operator) -> bool:
-        """Whether a call of an operator becomes a node: no exporter knows it, it is not inlined, and autograd sees it as one."""
-        return (
+        """Whether a call of an operator becomes a node: it is chosen; or no exporter knows it, it is not inlined, and autograd sees it as one."""
+        return self.chooses(operator.overload) or (
             operator.takes_tensors
             and not self.translated(operator.overload)
             and not self.inline.matches(operator)
@@ -194,13 +206,16 @@ class Recorder(Listener):
         if not operator.takes_tensors:
             return self._quietly(call)
         module, source = self.capture.sites.here()
-        if self.translated(overload) and not self.inline.matches(operator):
+        chosen = self.chooses(overload)
+        if not chosen and self.translated(overload) and not self.inline.matches(operator):
             self.capture.translated.setdefault(operator.name, (module, source))
             with self.deaf():  # what it calls belongs to it
                 return call()
         with self._told_where(operator, module, source):
-            if not self.keeps(operator):
+            if not chosen and not self.keeps(operator):
                 return run_inlined(operator, args, kwargs)
+            if why := why_never(overload):
+                raise ExportError(f"no node can stand for it: {why}; leave it out of opaque=")
             if private.transforms_active():
                 raise ExportError(UNDER_TRANSFORMS)
             return operator.result_of(self._node(operator, args, kwargs, module, source))
@@ -452,21 +467,11 @@ class Recorder(Listener):
         with self.deaf(), private.paused_capture():
             return run()
 
-    @runs_inlined
     def run_inline(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the forward of a Function as the model's own code."""
         if private.is_tracing() and hasattr(cls, "symbolic"):
             return original_apply(cls, args, kwargs)  # its symbolic serves, as without the hook
-        bound, _, passed = bind(cls, args, kwargs)
-        context = InlineContext(bound.args[:passed])
-        with code_given(self.capture, cls, args, kwargs):
-            if has_setup_context(cls):
-                result = cls.forward(*bound.args, **bound.kwargs)
-                cls.setup_context(context, bound.args, result)
-            else:
-                result = cls.forward(context, *bound.args[:passed], **bound.kwargs)
-        stop = {id(t) for t in context.non_differentiable}
-        return fill(result, lambda leaf: torch.ops.pythonop.stop_gradient(leaf) if id(leaf) in stop and leaf.is_floating_point() else leaf)
+        return inlined(self.capture, cls, args, kwargs)
 
     def _inline_checkpoint(self, args: tuple[Any, ...]) -> Any:
         run_function, _preserve_rng_state, *inputs = args

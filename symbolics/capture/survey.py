@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from symbolics import torch_private as private
 from symbolics.capture.callsite import Call, Callsites
+from symbolics.capture.chosen_operators import OperatorsSeen
 from symbolics.capture.eager_calls import EagerCalls
 from symbolics.capture.fake_kernels import FakeKernels
 from symbolics.capture.gradient_ops import Answers
@@ -94,14 +95,21 @@ class Survey(Listener):
         calls: What each call was given and gave, for an exporter that captures without values; None: nobody asks.
     """
 
-    def __init__(self, model: torch.nn.Module, keeps: Callable[[Operator], bool] = lambda _: False, fakes: bool = False) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        keeps: Callable[[Operator], bool] = lambda _: False,
+        fakes: bool = False,
+        chosen: Callable[[Any], bool] | None = None,
+    ) -> None:
         """Args:
         model: The model that runs.
         keeps: Which operators become one node of the file.
         fakes: Whether the exporter believes fake kernels: they are compared with what the operators return.
+        chosen: Which of torch's own operators become nodes, too; None: none of them.
         """
         super().__init__()
-        self._keeps = keeps
+        self._keeps, self._chosen = keeps, chosen
         self._fakes = FakeKernels() if fakes else None
         self.operators: list[OperatorCall] = []
         self.behind: list[tuple[Any, Any]] = []
@@ -117,6 +125,8 @@ class Survey(Listener):
 
     def __enter__(self) -> Self:
         self._open.enter_context(self._hooks_noted())
+        if self._chosen is not None:
+            self._open.enter_context(OperatorsSeen(self, self._chosen))
         self._open.enter_context(_GradientsNoted(self.taken, self._sites, self.listening))
         self.changed = self._open.enter_context(saved_tensors_compared())
         return super().__enter__()

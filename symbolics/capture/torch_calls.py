@@ -21,7 +21,8 @@ from symbolics.capture.accumulation import ACCUMULATING, accumulate
 from symbolics.capture.binding import is_traced_size
 from symbolics.capture.branches import notice_branch
 from symbolics.capture.checks import passed
-from symbolics.capture.composites import body_of
+from symbolics.capture.chosen_operators import called_operator, stand_in
+from symbolics.capture.composites import body_of, inner_body_of
 from symbolics.capture.flags import Flags, is_inplace
 from symbolics.capture.held import Held
 from symbolics.capture.inlining import stands_in_inlined
@@ -144,7 +145,8 @@ def _grad_fn(call: _Call) -> _Answer:
 
 def _composite(call: _Call) -> _Answer:
     """A function written in Python: what it calls inside may stop gradients too (F.gumbel_softmax)."""
-    body = None if call.func in REWRITES else body_of(call.func)
+    bodies = inner_body_of if call.recorder is not None and call.recorder.choosing else body_of
+    body = None if call.func in REWRITES else bodies(call.func)
     if body is None:
         return None
     with call.mode:
@@ -181,6 +183,22 @@ def _taken(call: _Call) -> _Answer:
     return (take(call.func, call.name, call.args, call.kwargs),) if call.name in TAKING and call.args else None
 
 
+def _chosen(call: _Call) -> _Answer:
+    """An operator of torch's own that ``opaque=`` makes a node of."""
+    recorder = call.recorder
+    if recorder is None or not recorder.listening() or torch.compiler.is_dynamo_compiling() or private.transforms_active():
+        return None
+    lacking = private.is_tracing() and call.func not in REWRITES and not private.torchscript_has(f"aten::{call.name}", None)
+    called = called_operator(call.func, call.args, call.kwargs) if recorder.choosing or lacking else None
+    if called is None:
+        return None
+    if not recorder.chooses(called.overload):
+        if lacking and not called.changes and not recorder.translated(called.overload):
+            recorder.capture.untranslated[private.schema_of(called.overload).name] = None
+        return None
+    return (stand_in(recorder, called, lambda target, result: call.mode.__torch_function__(torch.Tensor.copy_, (), (target, result))),)
+
+
 def _in_place(call: _Call) -> _Answer:
     """A change of the tensor itself."""
     if not is_inplace(call.name):
@@ -205,7 +223,7 @@ def _into_out(call: _Call) -> _Answer:
 
 
 _ANSWERS: tuple[Callable[[_Call], _Answer], ...] = (
-    _gradient, _hook, _grad_fn, _composite, _stop_in_an_inlined_forward, _check, _taken, _in_place, _into_out,
+    _gradient, _hook, _grad_fn, _composite, _stop_in_an_inlined_forward, _check, _taken, _chosen, _in_place, _into_out,
 )  # fmt: skip
 
 

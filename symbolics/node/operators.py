@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from typing import Any
 
 from symbolics import torch_private as private
 from symbolics.node.containers import slots
 
-__all__ = ["Operator", "is_foreign"]
+__all__ = ["Operator", "is_foreign", "why_never"]
 
 #: Namespaces of torch's own: what stands there torch.onnx knows, or no model's gradient flows through it.
 _OWN = frozenset(
@@ -22,6 +23,37 @@ _OWN = frozenset(
 def is_foreign(called: Any) -> bool:
     """Whether an operator (or a packet of overloads) is somebody else's than torch's."""
     return private.operator_name(called).split("::")[0] not in ("", *_OWN)
+
+
+#: The types of arguments that an operator of torch's own may have, without "?" and "[]".
+_TYPES = frozenset(
+    "Tensor Scalar number int float bool str complex SymInt SymFloat SymBool ScalarType Layout Device MemoryFormat Generator".split()
+)
+
+
+@functools.lru_cache(maxsize=4096)
+def why_never(overload: Any) -> str:
+    """Why a node never calls an operator, whoever names it; "" where it may.
+
+    Of torch's own operators, nodes call functions of tensors alone. What reads or writes files (``aten::from_file``, ``aten::save``), prints, speaks
+    to other processes, or handles memory, streams and storages, has no tensor to give, changes an argument, or stands in a namespace of its own.
+    """
+    if is_foreign(overload):
+        return ""
+    schema = private.schema_of(overload)
+    if schema.name.partition("::")[0] not in ("aten", "prims") or not private.is_dispatched(overload):
+        return "it belongs to how torch itself works"
+    if schema.is_mutable:
+        return "it changes an argument in place"
+    if not all(any("Tensor" in str(value.type) for value in values) for values in (schema.arguments, schema.returns)):
+        return "it is no function of tensors"
+    odd = [value.name for value in schema.arguments if not set(re.findall(r"\w[\w.]*", _plain(value.type))) <= _TYPES]
+    return f"its argument {odd[0]} is no tensor, number or text" if odd else ""
+
+
+def _plain(kind: Any) -> str:
+    """A type without what says of which of torch's containers it is: ``Optional[List[Tensor]]`` as ``Tensor``."""
+    return re.sub(r"\b(Optional|List)\b", "", str(kind))
 
 
 class Operator:

@@ -29,7 +29,7 @@ class Patterns:
       else, and no pattern starts with a wildcard: a file must not choose the package that its code comes from.
 
     - ``mylib::op``: an operator of torch.library, all its overloads; ``mylib::op.overload``, ``mylib::*``. The namespace stands without
-      wildcards, and nothing else means an operator.
+      wildcards, and nothing else means an operator. For ``allow=`` those of torch itself (``aten::``, ``prims::``) are written out, too.
 
     Attributes:
         items: The classes, functions and patterns of the list.
@@ -42,7 +42,7 @@ class Patterns:
 
         Raises:
             TypeError: An item is neither a class (for ``allow=`` or function, for ``opaque=`` or anything callable) nor a str.
-            ArgumentError: A pattern lacks one of its parts, or starts with a wildcard in ``allow=``.
+            ArgumentError: A pattern lacks one of its parts; or in ``allow=`` it starts with a wildcard, or means torch's own operators by one.
         """
         alone = isinstance(items, str) or callable(items) or not isinstance(items, (Iterable, NoneType))
         self.option, self.items = option, [pattern_of(item) for item in ([items] if alone else items or ())]
@@ -57,6 +57,8 @@ class Patterns:
             module, colon, qualname = item.partition("::") if is_operator(item) else item.partition(":")
             if is_operator(item) and set("*?[") & set(module):
                 raise ArgumentError(f"{option}={item!r}: the namespace of operators is written out, as in 'mylib::*'")
+            if option == "allow" and is_operator(item) and module in ("aten", "prims") and set("*?[") & set(qualname):
+                raise ArgumentError(f"allow={item!r}: torch's own operators are allowed one by one, as in 'aten::unique_consecutive'")
             if not module or (colon and not qualname) or (option == "allow" and module[0] in "*?["):
                 start = "starts with a package name" if option == "allow" else "has a module"
                 raise ArgumentError(f"{option}={item!r}: a pattern {start}, as in 'mypkg.*', 'mypkg.ops:*' or 'mypkg.ops:MyFunction'")

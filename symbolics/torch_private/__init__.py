@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from symbolics.torch_private.builtins import own_builtins, standing_for_builtins
 from symbolics.torch_private.export import (
+    CapturedNode,
     add_traced_node,
     allow_in_dynamo,
     captured_by_dynamo,
@@ -22,6 +23,7 @@ from symbolics.torch_private.export import (
     translator,
     truths_of_sizes_watched,
     untold_failures,
+    untranslated_nodes,
 )
 from symbolics.torch_private.functions import (
     FunctionMeta,
@@ -82,11 +84,13 @@ from symbolics.torch_private.operators import (
     check_schema,
     definition_of,
     find_overload,
+    first_operator,
     formula_of,
     generated_formula,
     has_autograd_kernel,
     has_fake_kernel,
     is_composite,
+    is_dispatched,
     is_generated,
     is_python_kernel,
     kernel_of,
@@ -166,6 +170,7 @@ from symbolics.torch_private.watching import (
 )
 
 __all__ = [
+    "CapturedNode",
     "FunctionMeta",
     "SingleLevelFunction",
     "add_traced_node",
@@ -191,6 +196,7 @@ __all__ = [
     "fake_mode",
     "fake_tensor",
     "find_overload",
+    "first_operator",
     "formula_of",
     "forward_hooks_inside",
     "forward_level",
@@ -215,6 +221,7 @@ __all__ = [
     "is_base_attribute",
     "is_composite",
     "is_data_dependent",
+    "is_dispatched",
     "is_fake",
     "is_generated",
     "is_higher_order",
@@ -305,6 +312,7 @@ __all__ = [
     "truths_of_sizes_watched",
     "unheard",
     "untold_failures",
+    "untranslated_nodes",
     "unwrap_if_dead",
     "unwrapped_operator",
     "weak_storage",

@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 import torch
@@ -188,14 +188,44 @@ def captured_by_dynamo(program: Any) -> bool:
     return "Strict" in (program._capture_strategy or "") and "NonStrict" not in program._capture_strategy
 
 
-def node_in_hand(frames: Iterable[FrameType]) -> tuple[str, str, str, list[tuple[str, int]]] | None:
+class CapturedNode(NamedTuple):
+    """A node of a captured graph.
+
+    Attributes:
+        operator: The operator, ``aten::relu``.
+        overload: torch's name of it, as one writes it: ``torch.ops.aten.relu.default``; of a trace the operator.
+        module: The path of the module that called it.
+        lines: The lines of Python on the way there, the innermost first.
+        called: The operator that was called there, ``aten::linalg_solve.default``, where this one is what it was taken apart into; a trace knows no
+            overload.
+    """
+
+    operator: str
+    overload: str
+    module: str
+    lines: list[tuple[str, int]]
+    called: str
+
+
+def _captured(node: torch.fx.Node) -> CapturedNode:
+    target: Any = node.target
+    trace = node.meta.get("stack_trace") or ""
+    modules = list((node.meta.get("nn_module_stack") or {"": ("",)}).values())
+    lines = [(file, int(number)) for file, number in reversed(re.findall(r'File "([^"]+)", line (\d+)', trace))]
+    sources = node.meta.get("from_node") or ()
+    # Under no_grad() the capture has a graph of its own, and the node there stands in the trace alone.
+    for text in (str(sources[0].target) if sources else "", trace.rpartition("torch.ops.")[2]):
+        if (called := re.match(r"(aten|prims)\.(\w+)\.(\w+)", text)) is not None:
+            break
+    name = target.name() if called is None else f"{called[1]}::{called[2]}.{called[3]}"
+    return CapturedNode(target.name().partition(".")[0], f"torch.ops.{target}", str(modules[-1][0]), lines, name)
+
+
+def node_in_hand(frames: Iterable[FrameType]) -> CapturedNode | None:
     """The node of a captured graph that torch's exporters were translating when they failed: its frames have it, what they raise does not.
 
     Args:
         frames: Of the traceback, the outermost first.
-
-    Returns:
-        The operator, ``aten::relu``; torch's name of it; the path of the module that called it; the lines of Python on the way there, the innermost first.
     """
     found: Any = None
     for frame in frames:
@@ -203,18 +233,29 @@ def node_in_hand(frames: Iterable[FrameType]) -> tuple[str, str, str, list[tuple
             node = frame.f_locals.get("node")
             found = node if isinstance(node, (torch.fx.Node, torch._C.Node)) else found
     if isinstance(found, torch.fx.Node) and isinstance(found.target, torch._ops.OpOverload):
-        modules = list((found.meta.get("nn_module_stack") or {"": ("",)}).values())
-        lines = re.findall(r'File "([^"]+)", line (\d+)', found.meta.get("stack_trace") or "")
-        return (
-            found.target.name().partition(".")[0],
-            f"torch.ops.{found.target}",
-            str(modules[-1][0]),
-            [(file, int(number)) for file, number in reversed(lines)],
-        )
+        return _captured(found)
     if isinstance(found, torch._C.Node):
-        lines = re.findall(r"^(.+)\((\d+)\): ", str(found.sourceRange()), re.M)
-        return found.kind(), found.kind(), found.scopeName().rpartition("/")[2].rpartition("::")[2], [(f, int(n)) for f, n in lines]
+        lines = [(file, int(number)) for file, number in re.findall(r"^(.+)\((\d+)\): ", str(found.sourceRange()), re.M)]
+        return CapturedNode(found.kind(), found.kind(), found.scopeName().rpartition("/")[2].rpartition("::")[2], lines, found.kind())
     return None
+
+
+def untranslated_nodes(program: torch.export.ExportedProgram, registry: Any) -> list[CapturedNode]:
+    """The nodes of a captured graph, and of the bodies in it, whose operator is torch's own and in no table of translations.
+
+    Args:
+        program: What torch.onnx is about to translate.
+        registry: Its table.
+    """
+    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    nodes = [node for graph in graphs for node in graph.nodes if node.op == "call_function"]
+    return [
+        _captured(node)
+        for node in nodes
+        if isinstance(node.target, torch._ops.OpOverload)
+        and node.target.namespace in ("aten", "prims")
+        and not registry.is_registered(node.target)
+    ]
 
 
 class _Untold(threading.local):

@@ -10,16 +10,20 @@ from typing import Any
 
 import torch
 
+from symbolics.torch_private.torchscript import paused_capture
+
 __all__ = [
     "below_autograd",
     "check_schema",
     "definition_of",
     "find_overload",
+    "first_operator",
     "formula_of",
     "generated_formula",
     "has_autograd_kernel",
     "has_fake_kernel",
     "is_composite",
+    "is_dispatched",
     "is_generated",
     "is_python_kernel",
     "kernel_of",
@@ -152,6 +156,33 @@ def below_autograd(stand_in: Callable[[Any, tuple[Any, ...], dict[str, Any]], An
     return found
 
 
+class _First(BaseException):
+    """The first operator of a call, which is not made."""
+
+
+def _stop(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise _First(op, args, kwargs)
+
+
+def first_operator(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
+    """The operator that a function of torch calls first, with its arguments as the schema has them; None where it calls none. It is not called.
+
+    Where autograd is off, an operator that torch takes apart (CompositeImplicitAutograd) comes whole; nothing public switches autograd off so,
+    but torch.inference_mode, which keeps tensors from being changed.
+    """
+    try:
+        with paused_capture(), torch._C._DisableAutocast(), torch._C._AutoDispatchBelowAutograd(), below_autograd(_stop):
+            func(*args, **kwargs)
+    except _First as found:
+        op, args, kwargs = found.args
+        return op, tuple(args), dict(kwargs)
+    except Exception:  # the call itself has the words for it
+        return None
+    return None
+
+
 def is_generated(cls: type) -> bool:
     """Whether a Function is one that torch makes of a backward that an operator was given (register_autograd)."""
     from torch._library import autograd
@@ -183,6 +214,11 @@ def has_autograd_kernel(op: Any) -> bool:
 def has_fake_kernel(op: Any) -> bool:
     """Whether an operator says what shapes and dtypes it returns (register_fake, or a kernel for the device "meta")."""
     return _has_kernel(op, "Meta")
+
+
+def is_dispatched(op: Any) -> bool:
+    """Whether an operator is the dispatcher's: TorchScript has some of its own (``aten::save``), which run nothing that could be traced."""
+    return bool(torch._C._dispatch_has_kernel(op.name()))
 
 
 def is_composite(op: Any) -> bool:

@@ -29,12 +29,47 @@ def test_node_in_hand(dynamo, tmp_path):
     while error is not None:
         frames += [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         error = error.__cause__
-    operator, overload, module, lines = private.node_in_hand(frames)
+    operator, overload, module, lines, called = private.node_in_hand(frames)
+    assert called == ("aten::special_airy_ai.default" if dynamo else operator)
     assert (operator, module) == ("aten::special_airy_ai", "1")
     assert overload == ("torch.ops.aten.special_airy_ai.default" if dynamo else operator)
     line = _Airy.forward.__code__.co_firstlineno + 1
     assert next((file, number) for file, number in lines if "/torch/" not in file) == (__file__, line)
     assert private.node_in_hand([]) is None
+
+
+class _Solves(torch.nn.Module):
+    def forward(self, x):
+        with torch.no_grad():
+            y = torch.linalg.inv(x)
+        return torch.linalg.solve(x, y), torch.relu(x)
+
+
+@pytest.fixture
+def untranslated(monkeypatch):
+    """The nodes of a model that torch.export's exporter has no translation of."""
+    seen = []
+    translator = private.translator()
+    monkeypatch.setattr(
+        translator,
+        "_exported_program_to_onnx_program",
+        lambda program, *, registry: seen.extend(private.untranslated_nodes(program, registry)),
+    )
+    with contextlib.suppress(Exception):
+        torch.onnx.export(_Solves(), (torch.eye(3),), dynamo=True, verbose=False)
+    return seen
+
+
+def test_untranslated_nodes(untranslated):
+    """What an operator was taken apart into knows the operator that was called, also under no_grad()."""
+    found = {node.operator: node.called for node in untranslated}
+    assert found == {"aten::_linalg_solve_ex": "aten::linalg_solve.default", "aten::linalg_inv_ex": "aten::linalg_inv.default"}
+
+
+def test_CapturedNode(untranslated):
+    node = next(node for node in untranslated if "solve" in node.operator)
+    assert (node.overload, node.module) == ("torch.ops.aten._linalg_solve_ex.default", "")
+    assert (__file__, _Solves.forward.__code__.co_firstlineno + 3) in node.lines
 
 
 class _Branches(torch.nn.Module):

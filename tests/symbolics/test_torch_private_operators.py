@@ -191,3 +191,31 @@ def test_signatures_of():
     (tile,) = (schema for schema in private.signatures_of("tile") if not any(argument.is_out for argument in schema.arguments))
     assert str(tile.arguments[1].type).startswith("List")
     assert private.signatures_of("no_such_operator") == []
+
+
+_M = torch.rand(3, 3, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda f: f(torch.linalg.solve, _M, _M), "aten::linalg_solve"),  # torch takes it apart
+        (lambda f: f(torch.Tensor.isclose, _M, _M), "aten::isclose"),
+        (lambda f: f(torch.special.i0, _M), "aten::special_i0"),
+        (lambda f: f(torch.Tensor.erfinv_, _M), "aten::erfinv_"),
+        (lambda f: f(torch.ops.aten.add, _M, 2), "aten::add.Tensor"),
+        (lambda f: f(torch.Tensor.size, _M), None),
+    ],
+)
+@pytest.mark.parametrize("surrounded", [False, True])
+def test_first_operator(call, name, surrounded):
+    before = _M.detach().clone()
+    with torch.autocast("cpu", dtype=torch.bfloat16) if surrounded else torch.no_grad():
+        found = call(lambda func, *args: private.first_operator(func, args, {}))
+    assert (found is None) if name is None else (found[0].name() == name and found[1][0] is _M and found[2] == {})
+    assert torch.equal(before, _M), "it is not called"
+
+
+def test_is_dispatched(operator):
+    assert private.is_dispatched(operator.default) and private.is_dispatched(torch.ops.aten.relu.default)
+    assert not private.is_dispatched(torch.ops.aten.save.default)
