@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
+from sys import getrefcount
 from typing import Any
 
+import torch
+
 from exporter.files.trust import Gate
-from symbolics.errors import FormatError, TrustError
+from symbolics.errors import FormatError, RunError, TrustError
 from symbolics.node.call import AutogradCall, ModuleOrigin
 from symbolics.node.modules import Held, read_module
 from symbolics.node.names import qualified_name
@@ -20,8 +23,9 @@ __all__ = ["CalledModule", "check_module", "find_module"]
 class CalledModule:
     """A module of a file, as what a PythonOp calls.
 
-    A call has a module for itself while it runs, as it holds the call's tensors: where two run at a time, there are two. Of an object that
-    was registered there is one, and calls wait for each other.
+    A call has a module for itself while it runs, as it holds the call's tensors: where two run at a time, there are two. Where something keeps the
+    module for the backward (a checkpoint, an adjoint method), it stays with that. Of an object that was registered there is one, and calls wait
+    for each other.
 
     Attributes:
         forward: The forward of its class, or of the registered object.
@@ -45,18 +49,25 @@ class CalledModule:
             held = self._free.pop()
         except IndexError:
             held = self._made()
-        try:
-            return self._run(held, args, kwargs)
-        finally:
-            self._free.append(held)
+        return self._run(held, args, kwargs)
 
     def _run(self, held: Held, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        count = self._count
+        count, before, kept = self._count, list(map(getrefcount, held.modules)), False
         try:
-            return held.run(held.module.forward, args[:count], self._changes, args[count:], kwargs)
+            result = held.run(held.module.forward, args[:count], self._changes, args[count:], kwargs)
         finally:
             held.changed()
-            held.let_go(self._own)
+            kept = list(map(getrefcount, held.modules)) != before
+            if self._own is not None or not kept:
+                held.let_go(self._own)
+                if self._own is None:
+                    self._free.append(held)
+        if kept and self._own is not None and torch.is_grad_enabled():
+            raise RunError(
+                f"the registered module of type {qualified_name(type(held.module))} is kept for its backward (by a checkpoint, an adjoint method), which would run "
+                "it with other parameters: name its class in place of the object, or register none"
+            )
+        return result
 
 
 def _firsts(held: Held) -> list[tuple[dict[str, Any], str, int]]:

@@ -43,6 +43,7 @@ class Held:
         names: The names of its parameters and buffers, each tensor once.
         places: Where they stand: a dict, a key, and the number of the tensor.
         lists: Attributes that hold some of them, as a recurrent layer's list of weights: a dict, a key, and the value with `Slot`s.
+        modules: The module, and those inside it.
         own: The attributes of each module that a call may leave others in, and a copy of them; with its path, None for a layer of torch's own.
     """
 
@@ -50,12 +51,13 @@ class Held:
     names: list[str] = field(default_factory=list)
     places: list[tuple[dict[str, Any], str, int]] = field(default_factory=list)
     lists: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
+    modules: list[torch.nn.Module] = field(default_factory=list)
     own: list[tuple[str | None, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
 
     @classmethod
     def of(cls, module: torch.nn.Module) -> tuple[Held, list[torch.Tensor]]:
         """Look where a module keeps its state, and what that is now."""
-        held, tensors, numbers = cls(module), list[torch.Tensor](), dict[int, int]()
+        held, tensors, numbers = cls(module, modules=list(module.modules())), list[torch.Tensor](), dict[int, int]()
         for path, inner in module.named_modules():
             parameters, buffers, _ = private.parts_of(inner)
             for place in (parameters, buffers):
@@ -319,7 +321,7 @@ def read_module(tree: Any, state: Sequence[str], resolver: Resolver, title: str)
 def _made(plans: dict[str, tuple[_Record, type, dict[str, Any]]], state: list[str]) -> Held:
     """The module that a tree says, with its places and no tensors in them."""
     modules = {path: private.blank_module(cls) for path, (_, cls, _) in plans.items()}
-    held = Held(modules[""], state)
+    held = Held(modules[""], state, modules=list(modules.values()))
     for path, (record, _, attributes) in plans.items():
         module = modules[path]
         parameters, buffers, inside = private.parts_of(module)

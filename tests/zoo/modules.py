@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 __all__ = [
+    "Adjoint",
     "Answers",
     "Counts",
     "Holds",
     "Net",
     "Own",
     "OwnGradient",
+    "Recomputes",
     "Remembers",
     "Repeats",
     "Routes",
@@ -223,3 +225,39 @@ def trains() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A TARGET of the command line."""
     torch.manual_seed(0)
     return Net(Repeats()), (torch.randn(3, 4),)
+
+
+class _Adjoint(torch.autograd.Function):
+    """An adjoint method: its backward runs the module again, and gives three times the gradient."""
+
+    @staticmethod
+    def forward(ctx, module, x, *parameters):
+        ctx.module = module
+        ctx.save_for_backward(x, *parameters)
+        return module(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, *parameters = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            found = torch.autograd.grad(ctx.module(x), [x, *parameters], g)
+        return None, *(3 * each for each in found)
+
+
+class Adjoint(nn.Module):
+    """Calls a Function that takes a module."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(width, width), nn.Tanh())
+
+    def forward(self, x):
+        return _Adjoint.apply(self.inner, x, *self.inner.parameters())
+
+
+class Recomputes(Repeats):
+    """Its backward runs its forward again."""
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)

@@ -58,6 +58,9 @@ CASES = {
     "statistics": (M.Statistics, None),
     "rows": (M.Rows, None),
     "a spare layer": (M.Spare, None),
+    "an adjoint method": (M.Adjoint, None),
+    "recomputed": (M.Recomputes, None),
+    "recomputed, twice": (M.Recomputes, M.twice),
     "a recurrent layer": (lambda: nn.LSTM(4, 4), M.within),
     "attention": (lambda: nn.MultiheadAttention(4, 2), M.within),
     "a transformer's layer": (lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0), None),
@@ -184,6 +187,23 @@ def test_two_threads_at_once():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("block", [M.Adjoint, M.Recomputes])
+def test_forwards_in_any_order_with_their_backwards(block):
+    """Each backward that runs the module again has the parameters of its own forward; a run without gradients changes nothing."""
+    model = M.Net(block())
+    loaded = exporter.load(exported(model, True), allow=ALLOW)
+    x = [torch.randn(3, 4, requires_grad=True) for _ in range(3)]
+    results = []
+    for module in (loaded, model):
+        with torch.no_grad():
+            module(x[0])
+        outputs = [module(each) for each in x]
+        with torch.no_grad():
+            module(x[1])
+        results.append([torch.autograd.grad(outputs[i].square().sum(), [x[i], *module.parameters()]) for i in (1, 0, 2)])
+    torch.testing.assert_close(*results)
 
 
 def test_two_exports_are_one():
