@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import onnx_ir as ir
 
 from symbolics.graph.values import function_of, is_python_op, is_python_op_tangent
 from symbolics.graph.walk import walk
-from symbolics.node.names import CALL_ATTRIBUTE, OUTPUTS_KEY
+from symbolics.node.names import CALL_ATTRIBUTE, OUTPUTS_KEY, is_of_torch
 
 __all__ = ["functions_in", "names_in"]
 
@@ -22,6 +23,18 @@ def functions_in(model: ir.Model) -> list[str]:
             if is_python_op(node) or is_python_op_tangent(node):
                 found[function_of(node)] = None
     return [name for name in found if name]
+
+
+def _classes_in(tree: Any) -> Iterator[str]:
+    """The names of the classes in a tree that are not torch's own; of what is no tree, nothing."""
+    waiting = [tree]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            if isinstance(one.get("name"), str) and not is_of_torch(one["name"]):
+                yield one["name"]
+            modules = one.get("modules")
+            waiting += reversed(list(modules.values())) if isinstance(modules, dict) else []
 
 
 def names_in(model: ir.Model) -> list[str]:
@@ -42,11 +55,14 @@ def names_in(model: ir.Model) -> list[str]:
 
     for node in walk(model.graph):
         if is_python_op(node) and "name" in node.attributes:
-            found[node.attributes["name"].as_string()] = None
+            if not is_of_torch(name := node.attributes["name"].as_string()):
+                found[name] = None
             if CALL_ATTRIBUTE in node.attributes:
                 call = json.loads(node.attributes[CALL_ATTRIBUTE].as_string())
                 if call.get("operator") and call["operator"]["module"] != "torch":  # which every process has
                     found[f"{call['operator']['module']}:*"] = None
+                if isinstance(call.get("module"), dict):
+                    found.update(dict.fromkeys(_classes_in(call["module"].get("tree"))))
                 visit(call)
     if OUTPUTS_KEY in model.metadata_props:
         visit(json.loads(model.metadata_props[OUTPUTS_KEY]))

@@ -145,9 +145,16 @@ def _is_function_class(obj: Any) -> bool:
     return is_class(obj) and issubclass(obj, torch.autograd.Function)
 
 
+def _is_module_class(obj: Any) -> bool:
+    import torch
+
+    return is_class(obj) and issubclass(obj, torch.nn.Module)
+
+
 #: kind -> (what it must be, the check)
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "function": ("a subclass of torch.autograd.Function", _is_function_class),
+    "module": ("a subclass of torch.nn.Module", _is_module_class),
     "enum": ("an enum class", lambda obj: is_class(obj) and issubclass(obj, enum.Enum)),
     "dataclass": ("a dataclass", lambda obj: value_fields(obj) is not None),
     "namedtuple": ("a NamedTuple class", lambda obj: tuple_fields(obj) is not None),
@@ -199,7 +206,7 @@ class Gate:
         """The object that a file names.
 
         Args:
-            kind: "function" (a Function class), "enum", "dataclass", "namedtuple", "callable" or "object".
+            kind: "function" (a Function class), "module" (a class of modules), "enum", "dataclass", "namedtuple", "callable" or "object".
             name: What the file says.
 
         Raises:
@@ -226,7 +233,7 @@ class Gate:
             )
         if kind in _FILLED and (runs := [method for method in _RUN_BY_ITSELF if look(found, method) is not None]):
             self._check_named(wanted, name, f"its {runs[0]} would run with what the file says")
-        if kind == "function":
+        if kind in ("function", "module"):
             self.functions[name] = found
         return found
 

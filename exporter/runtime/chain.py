@@ -14,6 +14,7 @@ from exporter.runtime.kernels import PythonOp, PythonOpGrad
 from exporter.runtime.store import ContextStore
 from symbolics.errors import FormatError, RunError
 from symbolics.node.arguments import loads
+from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Slot
 from symbolics.text import shown
 
@@ -73,6 +74,10 @@ class Chain(PythonOp):
         self.titles = _titles("PythonOp", lines)
         self.title += f" and what feeds it, {len(self.steps)} calls as one"
         self.apply = self._apply
+
+    def find(self, call: AutogradCall, gate: Gate) -> Any:
+        """Its calls find what they call one by one."""
+        return None
 
     def check_arguments(self) -> None:
         """Those of its calls are seen one by one; its own are the inputs of all."""

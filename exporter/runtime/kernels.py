@@ -5,11 +5,9 @@ The native library has the same for the calls that are simple enough; `PythonOp.
 
 from __future__ import annotations
 
-import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -18,15 +16,15 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from exporter.files.trust import Gate
-from exporter.runtime.operators import check_operator, find_operator
+from exporter.runtime.called import apply_of, called, check_arguments
 from exporter.runtime.store import Context, ContextStore, PoolLog
 from symbolics.errors import FormatError, PythonopError, RunError
 from symbolics.node.attributes import GRAD_SPECS, check_types, read_attributes
+from symbolics.node.call import AutogradCall
 from symbolics.node.call_text import read_call
 from symbolics.node.containers import Partial, Slot, fill, slots
 from symbolics.node.dtypes import DTYPES
-from symbolics.node.names import CALL_ATTRIBUTE, PYTHON_OP, PYTHON_OP_GRAD, is_operator
-from symbolics.node.operators import Operator
+from symbolics.node.names import CALL_ATTRIBUTE, PYTHON_OP, PYTHON_OP_GRAD
 from symbolics.node.torch_arguments import by_name
 from symbolics.text import shown
 
@@ -53,43 +51,14 @@ def _fresh(value: Any) -> Any:
     return value.copy() if isinstance(value, (np.ndarray, set, OrderedDict)) else value
 
 
-def _apply_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-    """``Function.apply`` of a class, never an override of it: that prepares arguments, and those of a file are prepared.
-
-    Where forward's defaults need no filling in, it is what ``Function.apply`` ends in, 6 us against 8: a runtime's tensors
-    are no functorch wrappers, which the rest looks for. Of an operator, what calls it.
-    """
-    if isinstance(function, Operator):
-        return function.apply
-    if not kwargs and (_takes_context(function) or _binds_all(function.forward, args)):
-        return super(torch.autograd.Function, function).apply
-    # Where apply is a method of C, that binds the defaults itself.
-    apply = getattr(torch.autograd.Function.apply, "__func__", None)
-    return super(torch.autograd.Function, function).apply if apply is None else MethodType(apply, function)
-
-
-def _binds_all(forward: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    try:
-        bound = inspect.signature(forward).bind(*args)
-    except (TypeError, ValueError):
-        return False  # Function.apply has the words for it
-    bound.apply_defaults()
-    return len(bound.args) == len(args) and not bound.kwargs
-
-
-def _takes_context(function: type) -> bool:
-    """Whether forward's first argument is ctx: it is not where the class has a setup_context."""
-    return function.setup_context is torch.autograd.Function.setup_context  # type: ignore[attr-defined]
-
-
 class PythonOp:
     """One PythonOp node, decoded once.
 
     Attributes:
         call: The AutogradCall.
-        function: The Function class, or the `Operator`.
+        function: The Function class, the `Operator`, or the `CalledModule`.
         args: The positional arguments that the caller passed.
-        apply: ``Function.apply`` of that class, never an override of it; or what calls the operator.
+        apply: ``Function.apply`` of that class, never an override of it; or what calls the operator or module.
         title: How messages name the node.
         simple: Whether the native library may run it on its own: no containers, sizes, kwargs or autocast, and
             tensors as outputs.
@@ -116,7 +85,7 @@ class PythonOp:
         try:
             plain = read_attributes(attributes)  # names stay text: a malformed node imports nothing
             name = plain.name
-            self.function: Any = find_operator(plain, gate) if is_operator(name) else gate("function", name)
+            self.function: Any = self.find(plain, gate)
             self.call = call = read_attributes(attributes, gate)
             self.autocast = _autocast(call.autocast.dtypes)
             check_element_types((*call.input_types, *call.output_types))
@@ -133,7 +102,7 @@ class PythonOp:
         # backward answers for the arguments that the caller passed; forward's defaults are not passed again.
         self.args = call.args[: call.passed]
         self.check_arguments()
-        self.apply = _apply_of(self.function, self.args, call.kwargs)
+        self.apply = apply_of(self.function, self.args, call.kwargs)
         flat_outputs = call.outputs if type(call.outputs) is tuple else (call.outputs,)
         self.simple_arguments = (
             not call.kwargs
@@ -151,27 +120,21 @@ class PythonOp:
             and None not in (*self.input_dtypes, *self.output_dtypes)
         )
 
+    def find(self, call: AutogradCall, gate: Gate) -> Any:
+        """What the node calls.
+
+        Raises:
+            FormatError, TrustError: The file names what is not allowed or not there.
+        """
+        return called(call, gate)
+
     def check_arguments(self) -> None:
         """See that forward can be called with as many arguments, and of those names, as the node has.
 
         Raises:
             FormatError: It cannot.
         """
-        if isinstance(self.function, Operator):
-            check_operator(self.title, self.function, self.call, self.args)
-            return
-        try:
-            # The wrapper is what is called: it may take more than the function that it names in __wrapped__.
-            signature = inspect.signature(self.function.forward, follow_wrapped=False)
-        except (TypeError, ValueError):
-            return  # a function of C says nothing of its arguments
-        try:
-            signature.bind(*([None] * _takes_context(self.function)), *self.args, **self.call.kwargs)
-        except TypeError as error:
-            raise FormatError(
-                f"{self.title}: forward{signature} cannot be called as the file calls it: {error}.\n"
-                "The Function has changed since the export, or the file is damaged: export the model again"
-            ) from error
+        check_arguments(self.title, self.function, self.call, self.args)
 
     def run(self, inputs: Sequence[Any], keep: bool) -> tuple[int, list[Any]]:
         """Call Function.apply.

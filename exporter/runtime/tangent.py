@@ -15,7 +15,6 @@ from exporter.runtime.kernels import PythonOp, enter_state, plain, target_of
 from symbolics import torch_private as private
 from symbolics.errors import RunError
 from symbolics.node.names import PYTHON_OP_TANGENT
-from symbolics.node.operators import Operator
 
 __all__ = ["PythonOpTangent"]
 
@@ -36,8 +35,12 @@ class PythonOpTangent(PythonOp):
         """Arguments and errors are those of `PythonOp`."""
         super().__init__(*args)
         self.simple = self.simple_arguments = False
-        # An operator of torch.library has no place for one.
-        self.has_jvp = not isinstance(self.function, Operator) and self.function.jvp is not torch.autograd.Function.jvp
+        # An operator of torch.library, or a module, has no place for one.
+        self.has_jvp = (
+            isinstance(self.function, type)
+            and issubclass(self.function, torch.autograd.Function)
+            and self.function.jvp is not torch.autograd.Function.jvp
+        )
 
     def run(self, inputs: Sequence[Any], keep: bool = False) -> tuple[int, list[Any]]:
         """Call Function.apply with tangents.

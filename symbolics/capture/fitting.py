@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -108,10 +108,20 @@ class _Fit:
         for i, (one, two) in enumerate(zip(shapes, (output.shape for output in second.tensors), strict=True)):
             if len(one) != len(two):
                 raise ExportError(f"the rank of its output {i} depends on the values of its inputs, a file needs one rank")
-            for d in range(len(one)):
-                if one[d] != two[d]:
+        others = [[list(output.shape) for output in second.tensors], *self._others()]
+        for i, one in enumerate(shapes):
+            for d, size in enumerate(one):
+                if any([len(s) for s in other] == [len(s) for s in shapes] and other[i][d] != size for other in others):
                     fitted[i][d] = Fresh(f"{i}.{d}")
         return _with_shapes(first, fitted)
+
+    def _others(self) -> Iterator[list[list[int]]]:
+        """Output sizes for further values, of either sign: what is few at the example may be as many for the next."""
+        for seed in range(2, 2 + DRAWS) if self.seen is not None else ():
+            with contextlib.suppress(Exception):
+                run = self._run(self.hints, seed, drawn if seed % 2 else drawn_opposite)
+                self.told.pop()  # those of other values are asked for where there are any
+                yield self._shapes(run)
 
     def _first(self) -> Outputs:
         """What the call returns at the example sizes, and what it does beside."""
@@ -246,6 +256,13 @@ def drawn_smaller(value: torch.Tensor, shape: list[int], known: torch.Tensor | N
     made = drawn(value, shape, known)
     with torch.no_grad():
         return made.mul_(0.75) if made.is_floating_point() else made
+
+
+def drawn_opposite(value: torch.Tensor, shape: list[int], known: torch.Tensor | None) -> torch.Tensor:
+    """The same, real numbers with the other sign."""
+    made = drawn(value, shape, known)
+    with torch.no_grad():
+        return made.neg_() if made.is_floating_point() else made
 
 
 def _invented(value: torch.Tensor, shape: list[int]) -> torch.Tensor:

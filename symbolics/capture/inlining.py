@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from symbolics.capture.binding import Slots
+from symbolics.capture.binding import Slots, bind, has_setup_context
 from symbolics.errors import ExportError
-from symbolics.node.containers import expand_leaves
+from symbolics.node.containers import expand_leaves, fill
 
 __all__ = [
     "OTHER_GRADIENTS",
@@ -20,6 +20,7 @@ __all__ = [
     "answers_for_parameters",
     "closed_over",
     "code_given",
+    "inlined",
     "modules_among",
     "runs_inlined",
     "stands_in_inlined",
@@ -146,6 +147,26 @@ def _methods_of(value: Any, depth: int = 0) -> set[types.CodeType] | None:
         if isinstance(item, types.FunctionType) and (name == "__call__" or not name.startswith("_"))
     }
     return methods if methods or callable(value) else None
+
+
+@runs_inlined
+def inlined(capture: _Running, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the forward of a Function gives, run as the model's own code.
+
+    Args:
+        capture: What it is inlined into.
+        cls, args, kwargs: The Function, and its arguments.
+    """
+    bound, _, passed = bind(cls, args, kwargs)
+    context = InlineContext(bound.args[:passed])
+    with code_given(capture, cls, args, kwargs):
+        if has_setup_context(cls):
+            result = cls.forward(*bound.args, **bound.kwargs)
+            cls.setup_context(context, bound.args, result)
+        else:
+            result = cls.forward(context, *bound.args[:passed], **bound.kwargs)
+    stop = {id(t) for t in context.non_differentiable}
+    return fill(result, lambda leaf: torch.ops.pythonop.stop_gradient(leaf) if id(leaf) in stop and leaf.is_floating_point() else leaf)
 
 
 def trainable_module(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:

@@ -47,6 +47,10 @@ class Listener:
         """Stand in for ``overload(*args, **kwargs)``, which ``call`` makes."""
         return call()
 
+    def module(self, opaque: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Stand in for a call of a module that ``opaque=`` names (an `OpaqueModule`)."""
+        raise NotImplementedError
+
 
 def active_listener() -> Listener | None:
     """The listener of this thread, None where nobody listens."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch.utils import _pytree as pytree
@@ -29,6 +29,21 @@ __all__ = ["Backward", "NoGradients", "backward_of", "needing_gradients"]
 Needing = dict[int, int]
 #: The tensors of a call that have no gradient though they need one, by number -> whether that holds for every run, and not only for this one.
 Answer = dict[int, bool]
+
+
+class Askable(Protocol):
+    """The backward of one call, of a Function, an operator or a module."""
+
+    @property
+    def function(self) -> Any:
+        """What was called."""
+
+    @property
+    def call(self) -> Call:
+        """Where."""
+
+    def ask(self) -> Answer:
+        """The tensors that have no gradient though they need one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +158,7 @@ class NoGradients:
     sites: dict[tuple[Any, str, str], Answer] = field(default_factory=dict)
 
     @classmethod
-    def ask(cls, backwards: Iterable[Backward]) -> Self:
+    def ask(cls, backwards: Iterable[Askable]) -> Self:
         """Ask each backward; who opens a listener, or guards a model's state, does it around this."""
         found = cls()
         if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:

@@ -1,4 +1,4 @@
-"""Recorder: turns a call of ``Function.apply``, or of an operator, during an export into an AutogradCall and one opaque op.
+"""Recorder: turns a call of ``Function.apply``, of an operator, or of a module that ``opaque=`` names, during an export into an AutogradCall and one opaque op.
 
 Both exporters share it. While a recorder is the listener of a thread, each outermost call comes to it. It runs forward once,
 unseen by the exporter, to learn the outputs, files a `Record` under a key and calls
@@ -8,6 +8,7 @@ unseen by the exporter, to learn the outputs, files a `Record` under a key and c
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 
 from symbolics import torch_private as private
-from symbolics.capture.binding import Slots, bind, has_setup_context
+from symbolics.capture.binding import Slots, bind
 from symbolics.capture.callsite import Callsites, autocast_state
 from symbolics.capture.capture import Capture
 from symbolics.capture.eager_calls import EagerCall, EagerCalls
@@ -24,12 +25,10 @@ from symbolics.capture.gradient_hooks import GradientHook, HookedTensor, argumen
 from symbolics.capture.gradient_ops import Answers
 from symbolics.capture.inlining import (
     OTHER_GRADIENTS,
-    InlineContext,
     answers_for_parameters,
     closed_over,
-    code_given,
+    inlined,
     modules_among,
-    runs_inlined,
     state_of,
     trainable_module,
 )
@@ -37,6 +36,7 @@ from symbolics.capture.interception import belongs_to_torch, original_apply
 from symbolics.capture.listener import Listener, active_listener
 from symbolics.capture.loops import as_handed_on
 from symbolics.capture.no_gradients import NoGradients
+from symbolics.capture.opaque_modules import OpaqueModule
 from symbolics.capture.opaque_op import Record, forget, remember
 from symbolics.capture.operator_calls import UNDER_TRANSFORMS, origin_of, run_inlined
 from symbolics.capture.other_hooks import check_module_hooks, check_parameter_hooks
@@ -169,7 +169,9 @@ class Recorder(Listener):
             yield
         except ExportError as error:
             if self.capture.error is None:
-                self.capture.error = error.at(f"{qualified_name(cls)}, called in module {module or '<root>'} at {source}")
+                self.capture.error = error.at(
+                    f"{qualified_name(cls)}, called in module {module or '<root>'} at {source or 'a line unknown'}"
+                )
             raise self.capture.error from error.__cause__
 
     def _is_portable(self, cls: Any) -> bool:
@@ -217,6 +219,19 @@ class Recorder(Listener):
             if private.transforms_active():
                 raise ExportError(UNDER_TRANSFORMS)
             return operator.result_of(self._node(operator, args, kwargs, module, source))
+
+    def module(self, opaque: OpaqueModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Stand in for a call of a module."""
+        if self.capture.error is not None:
+            raise self.capture.error
+        read = self.capture.flags.read(None, *self.capture.held.call((*opaque.state(), *args), kwargs))
+        module, source = self.capture.sites.here()
+        with self._told_where(opaque, module, source):
+            if private.transforms_active():
+                raise ExportError(UNDER_TRANSFORMS)
+            result = opaque.result_of(self._node(opaque, read.args, read.kwargs, module, source))
+        self.capture.flags.note(read, result)
+        return result
 
     def record_operator(
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str
@@ -330,7 +345,11 @@ class Recorder(Listener):
         """File a record of a call, of which an eager run may have been ``seen``; its key, and the tensors and sizes among its arguments."""
         bound, names, passed = bind(cls, args, kwargs)
         name, operator = self._name(cls), cls if isinstance(cls, Operator) else None
-        passed = passed if operator is None else len(bound.args)
+        opaque = cls if isinstance(cls, OpaqueModule) else None
+        passed = passed if isinstance(cls, type) else len(bound.args)
+        if opaque is not None:
+            count = len(opaque.names)
+            names = [*opaque.names, *(f"{i}" for i in range(len(bound.args) - count)), *names[len(bound.args) :]]
         for variable in [name for name, value in closed_over(cls.forward) if isinstance(value, (torch.Tensor, torch.nn.Module))]:
             # It is no argument: autograd gives it no gradient, and neither do we.
             self._warn(cls, module, f"forward closes over {variable!r}; it is not in the file and gets no gradient: pass it as an argument")
@@ -346,14 +365,23 @@ class Recorder(Listener):
         self.capture.trace.check_frozen((*bound.args, *bound.kwargs.values()), names)
         arguments = slots.tensors_and_sizes[:given]
         seen = seen if seen is not None or private.is_tracing() else self.eager.like(cls, (module, source), arguments)
-        outputs = observe(
-            cls, (bound.args[:passed], bound.kwargs), arguments, self._quietly, seen, self.eager.missing, self.capture.trace.dynamic
+        observed = functools.partial(
+            observe,
+            cls,
+            (bound.args[:passed], bound.kwargs),
+            arguments,
+            self._quietly,
+            seen,
+            self.eager.missing,
+            self.capture.trace.dynamic,
         )
+        outputs = observed() if opaque is None else opaque.observed(observed, names)
         changed = [*(i for i, _ in outputs.dirty), *outputs.mutated]
         self.capture.aliases.check_apart(changed, slots.values, lambda i: names[int(slots.path(i))])
         outputs.input_sizes += [] if private.is_tracing() else slots.dims(())[given:]
         grad = torch.is_grad_enabled()
-        given_tensors = (*bound.args, *bound.kwargs.values()) if operator is None else slots.tensors  # autograd sees those in lists, too
+        # Of a Function, autograd does not see those in lists.
+        given_tensors = (*bound.args, *bound.kwargs.values()) if isinstance(cls, type) else slots.tensors
         tracked = {id(value) for value in given_tensors if isinstance(value, torch.Tensor)}
         tracked |= {id(slots.values[index]) for *_, index in hidden}
         flags = tuple(grad and isinstance(t, torch.Tensor) and t.requires_grad and id(t) in tracked for t in slots.values)
@@ -375,6 +403,7 @@ class Recorder(Listener):
             autocast=autocast_state(),
             passed=None if passed == len(bound.args) else passed,
             operator=None if operator is None else origin_of(operator, source),
+            module=None if opaque is None else opaque.origin(self.names),
         )
         key = f"{next(_keys)}"
         call = replace(call, id=key)
@@ -384,7 +413,7 @@ class Recorder(Listener):
         except ExportError as error:
             if cls in self.opaque:
                 raise ExportError(f"{error}. No function of the file can stand for it: {self.opaque[cls]}", faq=error.faq) from error
-            if operator is not None:
+            if not isinstance(cls, type):
                 raise
             if not self._is_portable(cls):
                 self.unsaid[cls] = error
@@ -415,6 +444,7 @@ class Recorder(Listener):
     def _name(self, cls: Any) -> str:
         """What the file calls a Function: one name, one class."""
         name = self.names(cls) or qualified_name(cls)
+        cls = getattr(cls, "identity", cls)  # of a module its class
         other = self.capture.classes.setdefault(name, cls)
         if other is not cls:
             raise ExportError(
@@ -435,21 +465,11 @@ class Recorder(Listener):
         with self.deaf(), private.paused_capture():
             return run()
 
-    @runs_inlined
     def run_inline(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the forward of a Function as the model's own code."""
         if private.is_tracing() and hasattr(cls, "symbolic"):
             return original_apply(cls, args, kwargs)  # its symbolic serves, as without the hook
-        bound, _, passed = bind(cls, args, kwargs)
-        context = InlineContext(bound.args[:passed])
-        with code_given(self.capture, cls, args, kwargs):
-            if has_setup_context(cls):
-                result = cls.forward(*bound.args, **bound.kwargs)
-                cls.setup_context(context, bound.args, result)
-            else:
-                result = cls.forward(context, *bound.args[:passed], **bound.kwargs)
-        stop = {id(t) for t in context.non_differentiable}
-        return fill(result, lambda leaf: torch.ops.pythonop.stop_gradient(leaf) if id(leaf) in stop and leaf.is_floating_point() else leaf)
+        return inlined(self.capture, cls, args, kwargs)
 
     def _inline_checkpoint(self, args: tuple[Any, ...]) -> Any:
         run_function, _preserve_rng_state, *inputs = args

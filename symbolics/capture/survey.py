@@ -24,6 +24,7 @@ from symbolics.capture.gradient_ops import Answers
 from symbolics.capture.interception import original_apply
 from symbolics.capture.listener import Listener
 from symbolics.capture.no_gradients import Backward, backward_of, needing_gradients
+from symbolics.capture.opaque_modules import ModuleBackward, OpaqueModule
 from symbolics.capture.other_hooks import saved_tensors_compared
 from symbolics.node.containers import expand_leaves
 from symbolics.node.operators import Operator
@@ -36,14 +37,14 @@ class OperatorCall:
     """A call of an operator in eager mode: the part of the autograd graph that is its own.
 
     Attributes:
-        operator: The operator.
+        operator: The operator, or the `OpaqueModule`.
         kept: Whether it becomes one node of the file; else what it runs is judged by itself, or a translation stands for it.
         made: The autograd nodes of what it returned and changed.
         sources: Those of its arguments: there its own part ends.
         call: Where it was made.
     """
 
-    operator: Operator
+    operator: Any
     kept: bool
     made: tuple[Any, ...]
     sources: tuple[Any, ...]
@@ -118,7 +119,7 @@ class Survey(Listener):
         self.hooked: list[tuple[Any, Any, Any, Call]] = []
         self.changed: list[str] = []
         self.taken: Answers = {}
-        self.backwards: list[Backward] = []
+        self.backwards: list[Backward | ModuleBackward] = []
         self.given: Callable[[Any], None] = lambda _: None
         self.calls = EagerCalls("in eager mode the model makes no call of it, with tensors of these sizes, on this line") if fakes else None
         self.draws = Draws()
@@ -189,6 +190,24 @@ class Survey(Listener):
         made = tuple(node for node in _nodes_of((result, args, kwargs)) if id(node) not in known)
         if made:
             self.operators.append(OperatorCall(operator, kept, made, sources, self._sites.call()))
+        self._note_backward(made)
+        return result
+
+    def module(self, opaque: OpaqueModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make the call; what the module calls inside belongs to it."""
+        given = (*opaque.state(), *args)
+        self.given((given, kwargs))
+        sources, call = _nodes_of((given, kwargs)), self._sites.call()
+        noted = self._called(opaque, given, kwargs)
+        with self.deaf(), self.draws.apart():
+            result = opaque.call(args, kwargs)
+        returned = (result, *opaque.written()) if opaque.changes else result
+        noted(returned, (call.module, call.source))
+        self.backwards.append(ModuleBackward.of(opaque, given, kwargs, result, call))
+        known = set(map(id, sources))
+        made = tuple(node for node in _nodes_of(result) if id(node) not in known)
+        if made:
+            self.operators.append(OperatorCall(opaque, True, made, sources, call))
         self._note_backward(made)
         return result
 

@@ -16,7 +16,6 @@ from symbolics.capture.told import Told, Watch
 from symbolics.errors import ExportError
 from symbolics.node.containers import Slot, fill
 from symbolics.node.names import qualified_name
-from symbolics.node.operators import Operator
 
 __all__ = ["Call", "Trial", "apply", "forward_raised", "stand_in_for", "trial"]
 
@@ -113,8 +112,8 @@ def trial(cls: Any, call: Call, values: Sequence[Any], stand_ins: Sequence[Any])
 
 
 def apply(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a Function, or an `Operator`, past whoever listens."""
-    return cls.apply(*args, **kwargs) if isinstance(cls, Operator) else original_apply(cls, args, kwargs)
+    """Call a Function, or an `Operator`, or an `OpaqueModule`, past whoever listens."""
+    return original_apply(cls, args, kwargs) if isinstance(cls, type) else cls.apply(*args, **kwargs)
 
 
 def forward_raised(error: Exception, invented: str = "") -> ExportError:

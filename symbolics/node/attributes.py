@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from symbolics.errors import FormatError
 from symbolics.node.arguments import Resolver, decode, unresolved
-from symbolics.node.call import Autocast, AutogradCall
+from symbolics.node.call import Autocast, AutogradCall, ModuleOrigin
 from symbolics.node.call_text import read_call, write_call
 from symbolics.node.containers import Slot, slots
 from symbolics.node.limits import MAX_ITEMS, MAX_RANK
@@ -216,6 +216,7 @@ def read_attributes(attributes: Mapping[str, Any], resolver: Resolver = unresolv
         no_gradient=record.no_gradient if record else (),
         no_gradient_seen=record.no_gradient_seen if record else (),
         operator=record.operator if record else None,
+        module=record.module if record else None,
     )
     _check_call(call, convention)
     return call
@@ -311,10 +312,23 @@ def _check_call(call: AutogradCall, convention: str) -> None:
         and call.output_slots == [Slot(i) for i in range(len(call.output_types))]
         and len(call.output_ranks) == len(call.output_requires_grads) == len(call.output_types)
         and (call.operator is None or is_operator(call.name))
+        and (call.module is None or _is_of_module(call, call.module))
         and all(index < len(inputs) and call.input_requires_grads[index] for index in (*call.no_gradient, *call.no_gradient_seen))
     )
     if not ok:
         raise FormatError.damaged(shown(call.name), "its call attribute and its other attributes contradict each other")
+
+
+def _is_of_module(call: AutogradCall, origin: ModuleOrigin) -> bool:
+    """Whether a call's first arguments are the state of its module, and its result ends in what the module changes."""
+    count, changes = len(origin.state), origin.changes
+    return (
+        not is_operator(call.name)
+        and len(call.args) >= count
+        and all(type(value) is Slot and value == Slot(i) for i, value in enumerate(call.args[:count]))
+        and all(before < index < count for before, index in zip((-1, *changes), changes, strict=False))
+        and (not changes or (type(call.outputs) is tuple and len(call.outputs) == 1 + len(changes) and call.inplace))
+    )
 
 
 def _from_documented(attributes: Mapping[str, Any], name: str) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""AutogradCall: one recorded call of ``torch.autograd.Function.apply``, or of an operator that ONNX does not know.
+"""AutogradCall: one recorded call of ``torch.autograd.Function.apply``, of an operator that ONNX does not know, or of a module that stays one node.
 
 Either exporter makes one per call, `symbolics.node.attributes` writes it into a node and reads it back, the runtimes
 run it. No torch here.
@@ -15,7 +15,7 @@ from typing import Any
 from symbolics.node.arguments import encode, has_codec
 from symbolics.node.containers import Slot, expand, slots
 
-__all__ = ["Autocast", "AutogradCall", "OperatorOrigin"]
+__all__ = ["Autocast", "AutogradCall", "ModuleOrigin", "OperatorOrigin"]
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,30 @@ class OperatorOrigin:
     module: str
 
 
+@dataclass(frozen=True)
+class ModuleOrigin:
+    """Of a call of a module, what another process needs to make that module.
+
+    Attributes:
+        state: The names of its parameters and buffers: the call's first arguments, in this order.
+        changes: Those that it changes, by number: the call's result is a tuple, what the module returns and then these.
+        tree: The module and those inside it, as `symbolics.node.modules` writes them.
+    """
+
+    state: tuple[str, ...]
+    changes: tuple[int, ...]
+    tree: dict[str, Any]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AutogradCall:
-    """One call of ``Function.apply``, or of an operator of torch.library, without its tensors.
+    """One call of ``Function.apply``, of an operator of torch.library, or of a module, without its tensors.
 
     Two calls are equal when they are written alike, so types count (``1`` is not ``True``) and nan equals nan.
 
     Attributes:
         id: Unique in the model and deterministic; it keeps optimizers from merging two calls.
-        name: ``module:qualname`` of the Function class, or ``namespace::name.overload`` of the operator.
+        name: ``module:qualname`` of the class of the Function or module, or ``namespace::name.overload`` of the operator.
         args: forward's positional arguments without ctx, ``*args`` in place. Tensors and symbolic sizes are `Slot`s
             that count the node's inputs 0, 1, ... in order.
         kwargs: What forward takes as ``**kwargs``, in name order.
@@ -69,6 +84,7 @@ class AutogradCall:
         no_gradient_seen: Further ones for which backward gave None at the export, and might not in every run.
         operator: Where the operator comes from; None for a Function. What it changes in place and does not return stands in ``outputs``
             behind its result.
+        module: Where the module comes from; None for what is none.
     """
 
     id: str
@@ -89,6 +105,7 @@ class AutogradCall:
     no_gradient: tuple[int, ...] = ()
     no_gradient_seen: tuple[int, ...] = ()
     operator: OperatorOrigin | None = None
+    module: ModuleOrigin | None = None
 
     def flat(self) -> Iterator[Any]:
         """The flat list of arguments that letters, flags and positions index."""
@@ -114,8 +131,8 @@ class AutogradCall:
 
 def _text(call: AutogradCall) -> str:
     # Objects without a portable form are compared by identity.
-    fields = {f.name: getattr(call, f.name) for f in dataclasses.fields(call) if f.name not in ("autocast", "operator")}
-    origin = None if call.operator is None else [call.operator.schema, call.operator.module]
+    fields = {f.name: getattr(call, f.name) for f in dataclasses.fields(call) if f.name not in ("autocast", "operator", "module")}
+    origin = [None if each is None else list(vars(each).values()) for each in (call.operator, call.module)]
     return json.dumps(
         encode(
             [fields, sorted(call.autocast.dtypes.items()), call.autocast.cache, origin], lambda v: None if has_codec(v) else f"id {id(v)}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from symbolics.errors import ExportError, FormatError
 from symbolics.node.arguments import encode, loads
-from symbolics.node.call import Autocast, AutogradCall, OperatorOrigin
+from symbolics.node.call import Autocast, AutogradCall, ModuleOrigin, OperatorOrigin
 from symbolics.node.limits import MAX_BYTES, MAX_ITEMS
 from symbolics.node.names import FORMAT_VERSION
 from symbolics.node.records import read_record
@@ -43,6 +43,8 @@ def write_call(call: AutogradCall, names: Callable[[Any], str | None]) -> str:
         data["passed"] = call.passed
     if call.operator is not None:
         data["operator"] = vars(call.operator)
+    if call.module is not None:
+        data["module"] = vars(call.module)
     data |= {key: list(value) for key in _LISTS if (value := getattr(call, key))}
     text = json.dumps(data, separators=(",", ":"))
     if len(text) > MAX_BYTES:
@@ -77,13 +79,20 @@ class CallRecord:
     autocast: Autocast
     passed: int | None
     operator: OperatorOrigin | None
+    module: ModuleOrigin | None
     no_gradient: tuple[int, ...]
     no_gradient_seen: tuple[int, ...]
 
 
 _LISTS = ("no_gradient", "no_gradient_seen")  # of inputs, by number
 # What ``call`` may leave out.
-_DEFAULTS: dict[str, Any] = {"autocast": {"dtypes": {}, "cache": True}, "passed": None, "operator": None, **{key: [] for key in _LISTS}}
+_DEFAULTS: dict[str, Any] = {
+    "autocast": {"dtypes": {}, "cache": True},
+    "passed": None,
+    "operator": None,
+    "module": None,
+    **{key: [] for key in _LISTS},
+}
 
 
 def read_call(text: str, name: str) -> CallRecord:

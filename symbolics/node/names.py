@@ -42,6 +42,7 @@ __all__ = [
     "UNCHECKED_KEY",
     "VARIABLE_OP",
     "VERSION_KEY",
+    "is_of_torch",
     "is_operator",
     "qualified_name",
     "why_not_importable",
@@ -102,6 +103,11 @@ OPEN_PROPERTY = "pythonop.open"
 
 # In `ir.Node.meta`, during an export alone, of the node that makes a new running variance: the old one.
 NEW_VARIANCE = "pythonop.new_running_variance"
+
+
+def is_of_torch(name: str) -> bool:
+    """Whether a class of modules is one of torch.nn's own layers and containers: they compute on tensors, and do nothing else."""
+    return name.startswith("torch.nn.modules.")
 
 
 def is_operator(name: str) -> bool:

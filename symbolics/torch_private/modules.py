@@ -113,3 +113,43 @@ def holding(module: torch.nn.Module, path: str, value: Any) -> Iterator[None]:
         yield
     finally:
         place[name] = before
+
+
+#: What every module holds in its ``__dict__``.
+_BASE = frozenset(vars(torch.nn.Module()))
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def is_base_attribute(name: str) -> bool:
+    """Whether torch.nn.Module itself keeps something under a name in each module's ``__dict__``."""
+    return name in _BASE or name in ("_compiled_call_impl", "_is_hf_initialized")
+
+
+def parts_of(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The parameters, buffers and submodules that a module itself has, None among them (the live dicts)."""
+    return module._parameters, module._buffers, module._modules
+
+
+def forward_or_backward_hooks(module: torch.nn.Module) -> list[Any]:
+    """The hooks of a module's own that run around its forward or backward."""
+    return [hook for name in _HOOKS for hook in vars(module)[name].values()]
+
+
+def blank_module(cls: type[torch.nn.Module]) -> torch.nn.Module:
+    """A module of a class, with nothing in it: none of the class's own code runs.
+
+    Raises:
+        TypeError: The class has a base that cannot be made so.
+    """
+    module: torch.nn.Module = object.__new__(cls)
+    vars(module).update(vars(torch.nn.Module()))
+    return module
+
+
+def own_attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """What a module holds beside what every module has. Torch's recurrent layers make some of theirs of their weights: those are as if made now."""
+    found = {key: value for key, value in vars(module).items() if not is_base_attribute(key)}
+    if isinstance(module, torch.nn.RNNBase):
+        parameters, names = module._parameters, module._flat_weights_names
+        found |= {"_flat_weights": [parameters.get(name) for name in names], "_flat_weight_refs": [None] * len(names)}
+    return found

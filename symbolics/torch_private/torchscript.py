@@ -21,11 +21,25 @@ def paused_capture() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(unheard())
         if proxy is not None:
+            stack.enter_context(_same_modules(getattr(proxy.get_proxy_mode(), "tracer", None)))
             stack.enter_context(proxy.disable_proxy_modes_tracing())
         if state is not None:
             torch._C._set_tracing_state(None)
             stack.callback(torch._C._set_tracing_state, state)
         yield
+
+
+@contextlib.contextmanager
+def _same_modules(tracer: Any) -> Iterator[None]:
+    """A tracer takes itself to be in the modules that it was in before: of one whose call raised it takes no leave."""
+    if not hasattr(tracer, "module_stack"):
+        yield
+        return
+    stack, counts = tracer.module_stack.copy(), dict(tracer.num_calls)
+    try:
+        yield
+    finally:
+        tracer.module_stack, tracer.num_calls = stack, counts
 
 
 def tracing_questions() -> tuple[Any, ...]:

@@ -21,9 +21,10 @@ import exporter
 from symbolics.errors import PythonopWarning
 from symbolics.node import arguments, attributes, limits, linked, metadata, names
 from symbolics.node.attributes import GRAD_SPECS, SPECS, read_attributes, values_of, write_attributes
-from symbolics.node.call import Autocast, AutogradCall, OperatorOrigin
+from symbolics.node.call import Autocast, AutogradCall, ModuleOrigin, OperatorOrigin
 from symbolics.node.containers import Slot
 from symbolics.node.dialects import DIALECTS, to_dialect
+from symbolics.node.modules import Held, written_module
 from symbolics.node.result import write_structure
 from tests import pages
 from tests.symbolics.node.node_models import check, model_of, node_of
@@ -162,9 +163,16 @@ def test_every_attribute_is_in_its_table(title, specs):
 def test_every_key_of_call_is_in_its_table():
     call = AutogradCall(
         id="", name="", args=(1,), passed=0, autocast=Autocast({"cpu": "bfloat16"}), outputs=None, operator=OperatorOrigin("", ""),
+        module=ModuleOrigin((), (), {}),
         no_gradient=(0,), no_gradient_seen=(1,),
     )  # fmt: skip
     assert _first_column(_section("The call attribute")) == set(json.loads(write_attributes(call)["call"]))
+
+
+def test_every_key_of_a_module_is_in_its_tables():
+    held, tensors = Held.of(torch.nn.Linear(1, 1))
+    tree = written_module(held.module, held, tensors, lambda _: None)
+    assert _first_column(_section("Calls of modules")) == {*tree, *ModuleOrigin.__dataclass_fields__}
 
 
 def test_every_metadata_key_is_named():

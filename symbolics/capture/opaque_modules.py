@@ -1,0 +1,281 @@
+"""Modules that become one node: how a call of one is caught before it begins, and what it is while a model is captured.
+
+While an export runs, each module that ``opaque=`` names has a stand-in for its forward, which hands the call to the thread's listener.
+Hooks of the module itself run around that, as part of the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from symbolics import torch_private as private
+from symbolics.capture.callsite import Call
+from symbolics.capture.listener import active_listener
+from symbolics.capture.outputs import Outputs
+from symbolics.capture.side_effects import same_values
+from symbolics.errors import ExportError
+from symbolics.node.call import ModuleOrigin
+from symbolics.node.containers import expand_leaves, fill
+from symbolics.node.modules import Held, written_module
+from symbolics.node.names import qualified_name
+from symbolics.node.patterns import Patterns
+
+__all__ = ["ModuleBackward", "OpaqueModule", "opaque_modules"]
+
+
+class OpaqueModule:
+    """A module as what a PythonOp calls, with what a Function class says of itself: a name, a forward with a signature.
+
+    A call takes the module's parameters and buffers, then its own arguments. It returns what the module returns; where the module changes some
+    of its buffers, a tuple of that and the changed ones: so a graph has the new values.
+
+    Attributes:
+        module: The module.
+        names: The names of its parameters and buffers, as `state` found them last.
+        changes: Those that it changes, by number, as far as that was seen.
+        moved: The attributes that a call set, and that were put back.
+    """
+
+    #: There is a setup_context, as to say that forward takes no ctx.
+    setup_context = None
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        """Args: the module."""
+        self.module, self._forward = module, module.forward
+        self.identity = cls = type(module)
+        self.__module__, self.__qualname__, self.__name__ = cls.__module__, cls.__qualname__, cls.__name__
+        self.changes: tuple[int, ...] = ()
+        self.moved: list[str] = []
+        self._held, self._tensors = Held(module), list[torch.Tensor]()
+
+    @staticmethod
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        """Has the signature of a call; `apply` makes it."""
+        raise NotImplementedError
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the parameters and buffers."""
+        return self._held.names
+
+    def state(self) -> list[torch.Tensor]:
+        """The parameters and buffers, as they are now: an exporter puts others into their places."""
+        self._held, self._tensors = Held.of(self.module)
+        return self._tensors
+
+    def call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call the module itself, after `state`, and see which of its tensors it changes."""
+        versions = [tensor._version for tensor in self._tensors]
+        # Kernels of batch norms write past the version.
+        values = [None if tensor.requires_grad else tensor.detach().clone() for tensor in self._tensors]
+        result = self._forward(*args, **kwargs)
+        changed = [
+            i
+            for i, (tensor, version, value) in enumerate(zip(self._tensors, versions, values, strict=True))
+            if tensor._version != version or (value is not None and not same_values(tensor, value))
+        ]
+        self.note({*changed, *self._held.replaced(self._tensors)})
+        return result
+
+    def note(self, changed: set[int]) -> bool:
+        """Note that a call changes tensors of the module; whether one of them is news."""
+        before, self.changes = self.changes, tuple(sorted({*self.changes, *changed}))
+        return self.changes != before
+
+    def written(self) -> list[Any]:
+        """What `call` has changed, with what is there now."""
+        return self._held.written(self._tensors, self.changes)
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module with other tensors in the places of its own."""
+        held, count = self._held, len(self._tensors)
+        try:
+            return held.run(self._forward, args[:count], self.changes, args[count:], kwargs)
+        finally:
+            self.note(set(held.replaced(args[:count])))
+            held.let_go(self._tensors)
+            self.moved += [name for name in held.changed() if name not in self.moved]
+
+    def observed(self, observe: Callable[[], Outputs], names: Sequence[str]) -> Outputs:
+        """What a call returns, once what it changes is known.
+
+        Args:
+            observe: Runs `apply` unseen.
+            names: Of the arguments, the state first.
+
+        Raises:
+            ExportError: It changes an argument in place.
+        """
+        self.moved.clear()
+        self.note(self._held.statistics())  # fake tensors do not show it
+        before, outputs = self.changes, observe()
+        self.note({index for index in outputs.mutated if index < len(self.names)})
+        if self.changes != before:
+            outputs = observe()
+        changed = [index for index in (*outputs.mutated, *(i for i, _ in outputs.dirty)) if index >= len(self.names)]
+        if changed:
+            raise ExportError(
+                f"it changes its argument {', '.join(names[i] for i in changed if i < len(names))} in place, which a node cannot: change a copy (x.clone()) "
+                "in that forward, and return it"
+            )
+        if self.moved:
+            outputs.side_effects.append(
+                f"its forward sets {', '.join(self.moved[:5])}, which it may read in the next call; each call of the file begins without it: make what "
+                "it has to remember a buffer, and write into that"
+            )
+        return outputs
+
+    def result_of(self, returned: Any) -> Any:
+        """What the module itself returns, of what `apply` returned."""
+        return returned[0] if self.changes else returned
+
+    def origin(self, names: Callable[[Any], str | None]) -> ModuleOrigin:
+        """What another process needs to make the module.
+
+        Args:
+            names: The name under which an object is registered, or None.
+
+        Raises:
+            ExportError: It cannot be written down.
+        """
+        return ModuleOrigin(tuple(self.names), self.changes, written_module(self.module, self._held, self._tensors, names))
+
+
+@dataclass(eq=False)
+class ModuleBackward:
+    """The backward of one call of a module in eager mode, as `symbolics.capture.no_gradients` asks for it.
+
+    Attributes:
+        function: The `OpaqueModule`.
+        call: Where the call was made.
+        targets: The tensors of the call that need a gradient, by number.
+        roots: The gradient edges of what it returned, each with shape, dtype and device.
+        given: Its arguments, the state first.
+    """
+
+    function: OpaqueModule
+    call: Call
+    targets: dict[int, Any] = field(default_factory=dict)
+    roots: list[tuple[Any, torch.Size, torch.dtype, torch.device]] = field(default_factory=list)
+    given: tuple[Sequence[Any], dict[str, Any]] = ((), {})
+
+    @classmethod
+    def of(cls, function: OpaqueModule, args: Sequence[Any], kwargs: dict[str, Any], result: Any, call: Call) -> ModuleBackward:
+        """Of a call that was made with some arguments, the state first, and what it returned."""
+        tensors = _tensors(args, kwargs)
+        hooked = any(tensor.requires_grad and private.tensor_hooks(tensor) for tensor in tensors)
+        if hooked or not torch.is_grad_enabled() or private.transforms_active():
+            return cls(function, call)
+        edge = torch.autograd.graph.get_gradient_edge
+        made = [leaf for leaf in expand_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        return cls(
+            function,
+            call,
+            {number: edge(tensor) for number, tensor in enumerate(tensors) if tensor.requires_grad},
+            [(edge(tensor), tensor.shape, tensor.dtype, tensor.device) for tensor in made],
+            (args, kwargs),
+        )
+
+    def ask(self) -> dict[int, bool]:
+        """The tensors that have no gradient though they need one, each with False: another run may give one.
+
+        Where the module takes another way for other values, what has a gradient there has one in the file: zeros, where it has none in a run.
+        """
+        if not self.roots or not self.targets:
+            return {}
+        try:
+            cotangents = [torch.ones(shape, dtype=dtype, device=device) for _, shape, dtype, device in self.roots]
+            found = torch.autograd.grad(
+                [edge for edge, *_ in self.roots], list(self.targets.values()), cotangents, retain_graph=True, allow_unused=True
+            )
+        except Exception:  # what it kept may have been changed since: then nothing is known of it
+            return {}
+        missing = {number for number, gradient in zip(self.targets, found, strict=True) if gradient is None}
+        for seed in range(_OTHERS) if missing else ():
+            with contextlib.suppress(Exception):  # it need not take every value
+                missing -= self._reached(seed)
+        return dict.fromkeys(sorted(missing), False)
+
+    def _reached(self, seed: int) -> set[int]:
+        """The tensors that have a gradient when the module is called with other values."""
+        args, kwargs = self.given
+        count = len(self.function.names)
+        copies: list[torch.Tensor] = []
+        generator = torch.Generator().manual_seed(seed)
+
+        def other(leaf: Any, own: bool) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            value = leaf.detach().clone()
+            if not own and value.is_floating_point():
+                drawn = torch.randn(value.shape, generator=generator, dtype=torch.float32).to(value.device, value.dtype)
+                value = -value if seed == 0 else drawn * (value.abs().mean() if seed % 2 else 1) + (value.mean() if seed % 2 else 0)
+            copies.append(value.requires_grad_(leaf.requires_grad))
+            return copies[-1]
+
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            state = [other(value, True) for value in args[:count]]
+            rest = fill(tuple(args[count:]), lambda leaf: other(leaf, False))
+            named = {key: fill(value, lambda leaf: other(leaf, False)) for key, value in sorted(kwargs.items())}
+            result = self.function.apply(*state, *rest, **named)
+            roots = [leaf for leaf in expand_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+            found = torch.autograd.grad(roots, [copies[n] for n in self.targets], list(map(torch.ones_like, roots)), allow_unused=True)
+        return {number for number, gradient in zip(self.targets, found, strict=True) if gradient is not None}
+
+
+#: On how many other values a module is called where a tensor of it got no gradient.
+_OTHERS = 6
+
+
+def _tensors(args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors of a call, in the order of its slots."""
+    return [leaf for leaf in expand_leaves((*args, *(value for _, value in sorted(kwargs.items())))) if isinstance(leaf, torch.Tensor)]
+
+
+@contextlib.contextmanager
+def opaque_modules(model: Any, chosen: Patterns) -> Iterator[None]:
+    """While the block runs, calls of modules go to the listener of their thread.
+
+    Args:
+        model: The model; what is no module has none.
+        chosen: Which modules are meant.
+
+    Raises:
+        ExportError: A module is meant whose calls cannot be caught.
+    """
+    caught = []
+    try:
+        for path, module in list(model.named_modules()) if isinstance(model, torch.nn.Module) and chosen.items else []:
+            if not chosen.matches(type(module), module):
+                continue
+            if "forward" in vars(module):
+                raise ExportError(
+                    f"opaque= means the module {path or '<root>'} ({qualified_name(type(module))}), whose forward is no method of its class, so that its calls "
+                    "cannot be caught: name a module around it"
+                )
+            vars(module)["forward"] = _stand_in(OpaqueModule(module))
+            caught.append(module)
+        yield
+    finally:
+        for module in caught:
+            del vars(module)["forward"]
+
+
+def _stand_in(opaque: OpaqueModule) -> Any:
+    original = opaque.module.forward
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        listener = active_listener()
+        if listener is None or not listener.listening():
+            return original(*args, **kwargs)
+        return listener.module(opaque, args, kwargs)
+
+    forward.stands_in = True  # type: ignore[attr-defined]
+    return forward

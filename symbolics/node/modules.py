@@ -1,0 +1,375 @@
+"""A module in a file: its class, its configuration and the modules inside it, without its tensors; and how a call of it runs.
+
+Parameters and buffers are inputs of the node. The modules of a file, and those of a capture, take them in for the time of one call.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from symbolics import torch_private as private
+from symbolics.errors import ExportError, FormatError, PythonopError
+from symbolics.node.arguments import Resolver, decode, encode, has_codec
+from symbolics.node.classes import find, is_class, own_name
+from symbolics.node.containers import Slot, expand_leaves, fill, slots
+from symbolics.node.limits import MAX_DEPTH, MAX_ITEMS
+from symbolics.node.names import is_of_torch, qualified_name
+from symbolics.node.records import read_record
+from symbolics.text import shown
+
+__all__ = ["Held", "read_module", "written_module"]
+
+_WAY_OUT = (
+    "way out: give the module a name with exporter.register(module, name), here and in the process that runs the file (setup= does so); or name a "
+    "module inside it in opaque=, in its place"
+)
+
+
+# ------------------------------------------------------------------------------------------------------------ a call
+
+
+@dataclass
+class Held:
+    """A module, and where it and the modules inside it keep their state.
+
+    Attributes:
+        module: The module.
+        names: The names of its parameters and buffers, each tensor once.
+        places: Where they stand: a dict, a key, and the number of the tensor.
+        lists: Attributes that hold some of them, as a recurrent layer's list of weights: a dict, a key, and the value with `Slot`s.
+        modules: The module, and those inside it.
+        own: The attributes of each module that a call may leave others in, and a copy of them; with its path, None for a layer of torch's own.
+    """
+
+    module: torch.nn.Module
+    names: list[str] = field(default_factory=list)
+    places: list[tuple[dict[str, Any], str, int]] = field(default_factory=list)
+    lists: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
+    modules: list[torch.nn.Module] = field(default_factory=list)
+    own: list[tuple[str | None, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, module: torch.nn.Module) -> tuple[Held, list[torch.Tensor]]:
+        """Look where a module keeps its state, and what that is now."""
+        held, tensors, numbers = cls(module, modules=list(module.modules())), list[torch.Tensor](), dict[int, int]()
+        for path, inner in module.named_modules():
+            parameters, buffers, _ = private.parts_of(inner)
+            for place in (parameters, buffers):
+                for key, tensor in place.items():
+                    if tensor is None:
+                        continue
+                    if id(tensor) not in numbers:
+                        numbers[id(tensor)] = len(tensors)
+                        tensors.append(tensor)
+                        held.names.append(f"{path}.{key}" if path else key)
+                    held.places.append((place, key, numbers[id(tensor)]))
+        for path, inner in module.named_modules():
+            said = None if is_of_torch(qualified_name(type(inner))) else path
+            held.own.append((said, vars(inner), dict(vars(inner))))
+            for key, value in attributes_of(inner).items():
+                template = _with_slots(value, numbers)
+                if slots(template):
+                    held.lists.append((vars(inner), key, template))
+        return held, tensors
+
+    def changed(self) -> list[str]:
+        """The attributes that a call has set, put back to what they were; empty where it set none."""
+        found = []
+        for path, now, before in self.own:
+            if len(now) == len(before) and all(now.get(key, self) is value for key, value in before.items()):
+                continue
+            ours = [key for place, key, _ in self.lists if place is now]
+            moved = [key for key in {**before, **now} if now.get(key, self) is not before.get(key, self) and key not in ours]
+            found += [] if path is None else [f"{path}.{key}".lstrip(".") for key in moved]
+            now.clear()
+            now.update(before)
+        return found
+
+    def run(
+        self, forward: Callable[..., Any], state: Sequence[Any], changes: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the module with tensors in the places of its own.
+
+        Args:
+            forward: Its forward.
+            state: One per name.
+            changes: Which of them the call changes, by number.
+            args, kwargs: Its arguments.
+
+        Returns:
+            What forward returned; where there are changes, a tuple of that and those tensors.
+        """
+        for place, key, index in self.places:
+            place[key] = state[index]
+        for place, key, template in self.lists:
+            place[key] = fill(template, lambda slot: state[slot.index] if isinstance(slot, Slot) else slot)
+        result = forward(*args, **kwargs)
+        return (result, *self.written(state, changes)) if changes else result
+
+    def written(self, state: Sequence[Any], changes: Iterable[int]) -> list[Any]:
+        """The tensors that a call changed; one that it replaced takes over the values of what is in its place."""
+        now = {index: place.get(key) for place, key, index in reversed(self.places)}
+        for index in changes:
+            if isinstance(now[index], torch.Tensor) and now[index] is not state[index]:
+                with torch.no_grad():
+                    state[index].copy_(now[index])
+        return [state[index] for index in changes]
+
+    def replaced(self, state: Sequence[Any]) -> list[int]:
+        """The tensors in whose places a call left others."""
+        return sorted({index for place, key, index in self.places if place.get(key) is not state[index]})
+
+    def statistics(self) -> set[int]:
+        """The running statistics that torch's own layers change in training, by number."""
+        found = set()
+        for module in self.module.modules():
+            if isinstance(module, torch.nn.modules.batchnorm._NormBase) and module.training and module.track_running_stats:
+                _, buffers, _ = private.parts_of(module)
+                found |= {index for place, _, index in self.places if place is buffers}
+        return found
+
+    def let_go(self, state: Sequence[Any] | None = None) -> None:
+        """Put other tensors into the places, or None: nothing here keeps the tensors of a call."""
+        for place, key, index in self.places:
+            place[key] = None if state is None else state[index]
+        for place, key, template in self.lists:
+            place[key] = None if state is None else fill(template, lambda slot: state[slot.index] if isinstance(slot, Slot) else slot)
+
+
+#: What an export itself puts into a model.
+_STAND_INS = ("forward", "state_dict")
+
+
+def attributes_of(module: torch.nn.Module) -> dict[str, Any]:
+    """What a module holds beside what every module has."""
+    return {key: value for key, value in private.own_attributes(module).items() if key not in _STAND_INS}
+
+
+def _with_slots(value: Any, numbers: dict[int, int]) -> Any:
+    """A value with a `Slot` in the place of each tensor that is known by its identity."""
+    if not any(isinstance(leaf, torch.Tensor) for leaf in expand_leaves(value)):
+        return value
+    return fill(value, lambda leaf: Slot(numbers[id(leaf)]) if isinstance(leaf, torch.Tensor) and id(leaf) in numbers else leaf)
+
+
+# ----------------------------------------------------------------------------------------------------------- writing
+
+
+def written_module(
+    module: torch.nn.Module, held: Held, tensors: Sequence[torch.Tensor], names: Callable[[Any], str | None]
+) -> dict[str, Any]:
+    """A module as JSON.
+
+    Args:
+        module: The module.
+        held, tensors: As `Held.of` gives them.
+        names: The name under which an object is registered, or None.
+
+    Raises:
+        ExportError: Something of it cannot be written down; the message names class and attribute.
+    """
+    if (name := names(module)) is not None:
+        return {"object": name}
+    numbers = {id(tensor): index for index, tensor in enumerate(tensors)}
+    places = {(id(place), key): index for place, key, index in held.places}
+    known: dict[int, str] = {}
+
+    def visit(inner: torch.nn.Module, path: str) -> Any:
+        if id(inner) in known:
+            return known[id(inner)]
+        known[id(inner)] = path
+        title = f"{qualified_name(type(inner))}" + (f" (its {path})" if path else "")
+        _check_kind(inner, path, title)
+        parameters, buffers, modules = private.parts_of(inner)
+        return {
+            "name": qualified_name(type(inner)),
+            "training": inner.training,
+            "attributes": {key: _attribute(title, key, _with_slots(value, numbers), names) for key, value in attributes_of(inner).items()},
+            "parameters": {key: places.get((id(parameters), key)) for key in parameters},
+            "buffers": {key: places.get((id(buffers), key)) for key in buffers},
+            "modules": {key: None if each is None else visit(each, f"{path}.{key}".lstrip(".")) for key, each in modules.items()},
+        }
+
+    tree: dict[str, Any] = visit(module, "")
+    return tree
+
+
+def _check_kind(module: torch.nn.Module, path: str, title: str) -> None:
+    """Refuse a module that is more than its class, its configuration and its tensors."""
+    if torch.nn.utils.parametrize.is_parametrized(module):
+        raise ExportError(
+            f"{title} has parametrizations, which are a class of their own.\n  way out: torch.nn.utils.parametrize.remove_parametrizations, or "
+            f"{_WAY_OUT.removeprefix('way out: ')}"
+        )
+    # Those of the module itself run outside of its forward, as part of the model.
+    hooks = private.forward_or_backward_hooks(module) if path else []
+    if hooks:
+        raise ExportError(
+            f"{title} has the hook {getattr(hooks[0], '__qualname__', type(hooks[0]).__qualname__)}, which no file can name.\n  way out: take it off for the "
+            f"export (handle.remove()); or {_WAY_OUT.removeprefix('way out: ')}"
+        )
+    if not getattr(
+        vars(module).get("forward"), "stands_in", "forward" not in vars(module)
+    ):  # an export stands in for those of opaque modules
+        raise ExportError(f"{title} has a forward of its own, set on the instance, which no file can name.\n  {_WAY_OUT}")
+    for base in type(module).__mro__:
+        if base.__dict__.get("__slots__"):
+            raise ExportError(
+                f"{title} keeps {', '.join(base.__dict__['__slots__'])} in __slots__, which a file does not hold.\n  {_WAY_OUT}"
+            )
+
+
+def _attribute(title: str, key: str, value: Any, names: Callable[[Any], str | None]) -> Any:
+    """One attribute as JSON."""
+    place = f"{title}: its attribute {key!r}"
+    for leaf in expand_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            raise ExportError(
+                f"{place} is a tensor and no buffer, so that it is no input of the node.\n"
+                f"  way out: self.register_buffer({key!r}, tensor) in __init__"
+            )
+        if isinstance(leaf, Slot) or names(leaf) is not None:
+            continue
+        if isinstance(leaf, torch.nn.Module):
+            raise ExportError(
+                f"{place} holds a module of type {qualified_name(type(leaf))}, which is no submodule.\n  way out: make it one (nn.ModuleList, nn.ModuleDict); or "
+                f"{_WAY_OUT.removeprefix('way out: ')}"
+            )
+        if not has_codec(leaf):
+            kind = "a function that no other process can import" if callable(leaf) else f"of type {qualified_name(type(leaf))}"
+            raise ExportError(f"{place} is {kind}, which no file can hold.\n  {_WAY_OUT}")
+    try:
+        return encode(value, names)
+    except ExportError as error:
+        raise ExportError(f"{place} cannot be written: {error}.\n  {_WAY_OUT}") from error
+
+
+# ----------------------------------------------------------------------------------------------------------- reading
+
+
+@dataclass(frozen=True)
+class _Record:
+    """One module of a tree, as docs/format.md has it."""
+
+    name: str
+    training: bool
+    attributes: dict[str, Any]
+    parameters: dict[str, int | None]
+    buffers: dict[str, int | None]
+    modules: dict[str, Any]
+
+
+def read_module(tree: Any, state: Sequence[str], resolver: Resolver, title: str) -> Callable[[], Held]:
+    """Read a tree, and see that all that it names is allowed and there.
+
+    Args:
+        tree: As `written_module` writes it.
+        state: The names of the parameters and buffers.
+        resolver: Of names; kind "module" asks for a class of modules.
+        title: For messages.
+
+    Returns:
+        Makes the module anew, each time it is called; no code of its classes runs.
+
+    Raises:
+        FormatError, TrustError: It is no such tree, or names what is not allowed.
+    """
+    plans: dict[str, tuple[_Record, type, dict[str, Any]]] = {}
+
+    def visit(data: Any, path: str, depth: int) -> None:
+        place = f"{title}, module {shown(path) or '<root>'}"
+        if depth > MAX_DEPTH or len(plans) > MAX_ITEMS:
+            raise FormatError.damaged(place, "there are more modules, or they nest deeper, than a file may hold")
+        record: _Record = read_record(data, _Record, place)
+        for index in (*record.parameters.values(), *record.buffers.values()):
+            if index is not None and not 0 <= index < len(state):
+                raise FormatError.damaged(place, f"it has the tensor {index}, the call has {len(state)}")
+        cls = _class_of(record.name, resolver)
+        for key in record.attributes:
+            if private.is_base_attribute(key) or key == "forward":
+                raise FormatError.damaged(place, f"it has an attribute {shown(key)}, which is torch's own")
+        try:
+            attributes = {key: decode(value, _functions_of_torch(resolver)) for key, value in record.attributes.items()}
+            private.blank_module(cls)
+        except PythonopError as error:
+            raise error.at(place) from error
+        except TypeError as error:
+            raise FormatError.damaged(place, f"a module of {shown(record.name)} cannot be made so: {shown(str(error))}") from error
+        if any(slot.index >= len(state) or slot.kind != "tensor" for value in attributes.values() for slot in slots(value)):
+            raise FormatError.damaged(place, "an attribute holds a tensor that the call does not have")
+        plans[path] = record, cls, attributes
+        for key, inner in record.modules.items():
+            if isinstance(inner, str):
+                if inner not in plans:
+                    raise FormatError.damaged(
+                        place, f"its module {shown(key)} is said to be {shown(inner)}, which stands nowhere before it"
+                    )
+            elif inner is not None:
+                visit(inner, f"{path}.{key}".lstrip("."), depth + 1)
+
+    visit(tree, "", 0)
+
+    return functools.partial(_made, plans, list(state))
+
+
+def _made(plans: dict[str, tuple[_Record, type, dict[str, Any]]], state: list[str]) -> Held:
+    """The module that a tree says, with its places and no tensors in them."""
+    modules = {path: private.blank_module(cls) for path, (_, cls, _) in plans.items()}
+    held = Held(modules[""], state, modules=list(modules.values()))
+    for path, (record, _, attributes) in plans.items():
+        module = modules[path]
+        parameters, buffers, inside = private.parts_of(module)
+        for place, said in ((parameters, record.parameters), (buffers, record.buffers)):
+            place.update(dict.fromkeys(said))
+            held.places += [(place, key, index) for key, index in said.items() if index is not None]
+        for key, inner in record.modules.items():
+            inside[key] = None if inner is None else modules[inner if isinstance(inner, str) else f"{path}.{key}".lstrip(".")]
+        for key, value in attributes.items():
+            vars(module)[key] = fill(value, lambda leaf: leaf)  # each its own lists and dicts
+            if slots(value):
+                held.lists.append((vars(module), key, value))
+        vars(module)["training"] = record.training
+    # Torch's own layers compute, and remember nothing.
+    held.own = [(path, vars(module), dict(vars(module))) for path, module in modules.items() if not is_of_torch(plans[path][0].name)]
+    return held
+
+
+def _class_of(name: str, resolver: Resolver) -> type:
+    if not is_of_torch(name):
+        found: type = resolver("module", name)
+        return found
+    module, _, qualname = name.partition(":")
+    try:
+        found = find(vars(sys.modules[module]), qualname)
+    except (KeyError, TypeError):
+        found = object
+    if not (is_class(found) and issubclass(found, torch.nn.Module) and own_name(found) == (module, qualname)):
+        raise FormatError(f"the file names the module {shown(name)} of torch, which this torch does not have")
+    return found
+
+
+#: Where functions of torch stand that a layer may have as an attribute (an activation): they compute on tensors, and do nothing else.
+_ACTIVATIONS = {"torch.nn.functional": torch.nn.functional, "torch._C._nn": torch._C._nn}
+_BUILTINS = ("torch:relu", "torch:tanh", "torch:sigmoid", "torch:softmax", "torch:selu", "torch:celu", "torch:relu_")
+
+
+def _functions_of_torch(resolver: Resolver) -> Resolver:
+    """A resolver that knows torch's activations without being asked."""
+
+    def resolved(kind: str, name: str) -> Any:
+        if kind == "callable" and isinstance(name, str):
+            module, _, qualname = name.partition(":")
+            found = vars(_ACTIVATIONS[module]).get(qualname) if module in _ACTIVATIONS else None
+            if callable(found) and not is_class(found) and own_name(found) == (module, qualname):
+                return found
+            if name in _BUILTINS:
+                return vars(torch)[qualname]
+        return resolver(kind, name)
+
+    return resolved
