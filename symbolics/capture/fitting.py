@@ -117,7 +117,7 @@ class _Fit:
 
     def _others(self) -> Iterator[list[list[int]]]:
         """Output sizes for further values, of either sign: what is few at the example may be as many for the next."""
-        for seed in range(2, 2 + DRAWS) if self.seen is not None else ():
+        for seed in range(2, 2 + _DRAWS) if self.seen is not None else ():
             with contextlib.suppress(Exception):
                 run = self._run(self.hints, seed, drawn if seed % 2 else drawn_opposite)
                 self.told.pop()  # those of other values are asked for where there are any

@@ -73,7 +73,6 @@ from symbolics.torch_private.modules import (
     holding,
     is_base_attribute,
     module_backward_hooks,
-    non_persistent_buffers,
     own_attributes,
     parametrization_cache,
     parts_of,
