@@ -84,13 +84,13 @@ def check_halves(model: ir.Model) -> None:
 
 def _other_opset(model: ir.Model, text: str) -> str:
     """The way out where an operator takes no bfloat16, and does in a newer opset; "" for what else is wrong."""
-    kind = re.search(r"op_type: ?(\w+)", text)
-    if _BFLOAT16 not in text or kind is None or not onnx.defs.has(kind[1]):
+    *_, kind = "", *re.findall(r"op_type: ?(\w+)", text)  # the innermost, of what is in bodies
+    if _BFLOAT16 not in text or not onnx.defs.has(kind):
         return ""
-    found = onnx.defs.get_schema(kind[1], max(_ALL_HALVES, model.opset_imports.get("", 0)))
+    found = onnx.defs.get_schema(kind, max(_ALL_HALVES, model.opset_imports.get("", 0)))
     if any(_BFLOAT16 in constraint.allowed_type_strs for constraint in found.type_constraints):
-        return f"\n  way out: opset_version={_ALL_HALVES}, from which on {kind[1]} takes bfloat16"
-    return f"\n  way out: compute it in float32 (x.float()): no {kind[1]} of ONNX takes bfloat16"
+        return f"\n  way out: opset_version={_ALL_HALVES}, from which on {kind} takes bfloat16"
+    return f"\n  way out: compute it in float32 (x.float()): no {kind} of ONNX takes bfloat16"
 
 
 def node_in(model: ir.Model, text: str) -> str:
