@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 from symbolics import errors
 from symbolics.errors import *  # noqa: F403
 from symbolics.errors import PythonopError
+from symbolics.users import is_users
 
 __all__ = ["Whole", "frames_behind", "full", "is_full", "is_users", "short", "short_block", "shorten", *errors.__all__]
 
@@ -28,9 +28,6 @@ R = TypeVar("R")
 
 #: Set to anything but 0, it is as `full` for the whole process.
 VARIABLE = "PYTHONOP_TRACEBACK"
-
-#: Whose frames are left out, beside the standard library's.
-_INNER = ("exporter", "symbolics", "torch", "functorch", "onnx", "onnx_ir", "onnxscript", "onnxruntime")
 
 #: Frames of the user's code inside of a call of ours: more are the way through a large library, and the last say the most.
 _MOST = 4
@@ -86,26 +83,6 @@ class Whole:
 
     def __reduce__(self) -> tuple[Any, ...]:  # frames cannot be pickled, and errors cross processes
         return str, (str(self),)
-
-
-@functools.cache
-def _places(_: int) -> tuple[str, ...]:
-    """The folders of what is left out, of the packages that are there by now."""
-    found = [sys.modules[name] for name in _INNER if name in sys.modules]
-    return tuple(os.path.dirname(str(module.__file__)) + os.sep for module in found if getattr(module, "__file__", None))
-
-
-_STANDARD = os.path.dirname(os.__file__) + os.sep
-_PACKAGES = tuple(os.path.join(_STANDARD, name) + os.sep for name in ("site-packages", "dist-packages"))
-
-
-def is_users(file: str) -> bool:
-    """Whether code of a file is neither ours, nor torch's, onnx's or Python's own: a forward, or a library that knows nothing of an export."""
-    if file.startswith("<"):  # made by torch or frozen, but for what somebody typed
-        return file.startswith(("<stdin>", "<ipython", "<python-input", "<console>"))
-    return not file.startswith(_places(sum(name in sys.modules for name in _INNER))) and (
-        not file.startswith(_STANDARD) or file.startswith(_PACKAGES)
-    )
 
 
 def _steps(tb: TracebackType | None) -> list[TracebackType]:

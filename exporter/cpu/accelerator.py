@@ -18,8 +18,7 @@ from exporter.cpu.phases import convolve_phases
 from exporter.cpu.pools import pool_at_once
 from exporter.cpu.products import multiply_few_windows
 from exporter.cpu.recurrences import run_recurrences
-from exporter.cpu.weights import CONV_WEIGHT_GRAD
-from exporter.runtime.accelerate import Optimized, Part, Request
+from exporter.runtime.accelerate import CONV_WEIGHT_GRAD, Optimized, Part, Request
 from exporter.runtime.facts import ShapeAndType, find_facts
 
 __all__ = ["ACCELERATOR", "PASSES", "Pass"]

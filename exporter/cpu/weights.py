@@ -12,11 +12,10 @@ import onnx_ir as ir
 
 from exporter.cpu.operators import DOMAIN, has_wide_vectors
 from exporter.cpu.views import Axis, View
+from exporter.runtime.accelerate import CONV_WEIGHT_GRAD
 from symbolics.graph.emitter import Emitter
 
-__all__ = ["CONV_WEIGHT_GRAD", "conv_weight_grad"]
-
-CONV_WEIGHT_GRAD = "ConvWeightGrad"
+__all__ = ["conv_weight_grad"]
 
 _MOST_KERNEL, _MOST_STRIDE, _MOST_DILATION = 64, 16, 64  # no more than in native/convolution.c
 _MOST_WIDE = 512  # windows of a row: longer ones fill the caches

@@ -14,16 +14,16 @@ import enum
 import importlib
 import sys
 import types
-import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from exporter.errors import short
-from symbolics.errors import Faq, PythonopWarning, TrustError
+from symbolics.errors import Faq, TrustError
 from symbolics.node.classes import find, is_class, look, own_name, tuple_fields, value_fields
 from symbolics.node.names import is_operator, qualified_name, why_not_importable
 from symbolics.node.patterns import Patterns
 from symbolics.text import said, shown
+from symbolics.users import warn
 
 __all__ = ["Gate", "name_of", "register", "registered", "unregister"]
 
@@ -76,11 +76,9 @@ def register(obj: T, name: str | None = None) -> T:
         return obj
     if old is not None:
         if not name.startswith("__main__:"):  # redefining a class in a notebook is no accident
-            warnings.warn(
+            warn(
                 f"exporter.register: {shown(name)} named another object until now, files that name it mean the new one; "
-                "give each object a name of its own: register(obj, name)",
-                PythonopWarning,
-                stacklevel=3,
+                "give each object a name of its own: register(obj, name)"
             )
         unregister(name)
     _objects[name] = obj
@@ -196,11 +194,9 @@ class Gate:
         for entry in self._patterns.items:
             if isinstance(entry, str) and entry not in _said_wide and all(map(Patterns(entry, "allow").match_name, _FAR_APART)):
                 _said_wide.add(entry)
-                warnings.warn(
+                warn(
                     f"allow={entry!r} lets a file choose among all Functions of torch, and import its modules: name those that the file needs, "
-                    "as in 'torch.utils.checkpoint:CheckpointFunction'; pythonop inspect shows them",
-                    PythonopWarning,
-                    stacklevel=4,
+                    "as in 'torch.utils.checkpoint:CheckpointFunction'; pythonop inspect shows them"
                 )
         #: The Functions and operators that it has handed out, by the names that files have for them.
         self.functions: dict[str, Any] = {}

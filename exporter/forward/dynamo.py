@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import onnx_ir as ir
@@ -25,9 +24,9 @@ from symbolics.capture.gradient_hooks import read_through_hooks
 from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.capture.translate import translations
-from symbolics.errors import PythonopWarning
 from symbolics.graph.collector import without_gc
 from symbolics.graph.values import is_mark, name_of
+from symbolics.users import warn
 
 __all__ = ["anchor_translation", "export_dynamo"]
 
@@ -45,11 +44,9 @@ def export_dynamo(current: Hook, original: Any, model: Any, args: Any, f: Any = 
     asked: dict[str, Any] = {key: options.pop(key) for key in ("export_params", "keep_initializers_as_inputs") if key in options}
     external_data = options.pop("external_data", None)
     if isinstance(model, torch.export.ExportedProgram):
-        warnings.warn(
+        warn(
             "the ExportedProgram was captured before torch.onnx.export saw it: detach() and no_grad() in it are not marked, "
-            "so gradients of the file may flow where PyTorch stops them: pass the module to torch.onnx.export.",
-            PythonopWarning,
-            stacklevel=4,
+            "so gradients of the file may flow where PyTorch stops them: pass the module to torch.onnx.export."
         )
     else:
         check_model(model, dynamo=True)
@@ -108,11 +105,9 @@ def _translate_dynamo(current: Hook, original: Any, model: Any, args: Any, optim
             given = keywords_apart(model, (args,) if isinstance(args, torch.Tensor) else tuple(args or ()), options.get("kwargs"))
             check_dynamic(model, *given, options["dynamic_shapes"], program.model.graph)
         if private.captured_by_dynamo(program):
-            warnings.warn(
+            warn(
                 "torch could capture the model only with Dynamo (strict=True): detach() and no_grad() in it are not marked, so gradients of the file "
-                "may flow where PyTorch stops them: run torch.export.export(model, args, strict=False) to see why, and mend that.",
-                PythonopWarning,
-                stacklevel=6,
+                "may flow where PyTorch stops them: run torch.export.export(model, args, strict=False) to see why, and mend that."
             )
         with without_gc():
             finish(program.model, recorder, state, optimize=optimize)

@@ -41,7 +41,7 @@ from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.no_gradients import NoGradients
 from symbolics.capture.survey import OperatorCall, Survey
 from symbolics.capture.undifferentiable import StopWhereNone, is_refusal
-from symbolics.errors import ExportError, PythonopError, PythonopWarning
+from symbolics.errors import ExportError, PythonopError
 from symbolics.graph.values import is_python_op
 from symbolics.node.names import (
     MODULE_PROPERTY,
@@ -51,6 +51,7 @@ from symbolics.node.names import (
 from symbolics.node.operators import Operator
 from symbolics.node.patterns import Patterns
 from symbolics.text import cause
+from symbolics.users import warn
 
 __all__ = ["EagerGraph", "Lost"]
 
@@ -126,6 +127,7 @@ class EagerGraph:
         modules: Those whose attributes it wrote.
         made: All its calls, with what each was given and gave; noted for an exporter that believes fake kernels.
         recomputed: The buffers that it changed inside a checkpoint, by name.
+        drawn: The generators that its own code drew from, other than torch's.
     """
 
     calls: dict[Any, list[Call]] = field(default_factory=dict)
@@ -144,6 +146,7 @@ class EagerGraph:
     trained: list[str] = field(default_factory=list)
     made: EagerCalls = field(default_factory=EagerCalls)
     recomputed: list[str] = field(default_factory=list)
+    drawn: list[str] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -199,6 +202,7 @@ class EagerGraph:
                 with changes.reads, changed_in_checkpoints(model) as recomputed:
                     result = model(*inputs, **keywords)
                     changes.reads.read(result)
+                survey.draws.look()
                 found = cls(_calls(result, survey), changed=list(survey.changed), taken=copy.deepcopy(survey.taken))
                 found.trained = parameters_behind(_tensors(result), model)
                 found.made, survey.calls = survey.calls or found.made, None  # one run is enough
@@ -215,7 +219,7 @@ class EagerGraph:
                     changes.reads.read(result)
                     return _tensors(result), (fresh, more)
 
-                found.state, found.recomputed = changes.found(again), recomputed
+                found.state, found.recomputed, found.drawn = changes.found(again), recomputed, survey.draws.sources
                 found.noted, found.refused, found.shared = changes.noted, changes.refused, changes.shared
                 found.read, found.parameters, found.modules = changes.reads.first, changes.parameters, changes.modules
         except ExportError:  # a fake kernel, the loss of a training step: it names what is wrong
@@ -264,16 +268,22 @@ class EagerGraph:
                     "  way out: let it take the gradient there, too (look for is_tracing, is_exporting, is_in_onnx_export); or pass eager_check=False"
                 )
 
-    def warn_of_parameters(self, model: ir.Model, stacklevel: int) -> None:
+    def warn_of_parameters(self, model: ir.Model) -> None:
         """Say which parameters have a gradient in eager mode, and none in the file."""
         names = cut_off(model, self.trained)
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            warnings.warn(
+            warn(
                 f"{', '.join(map(repr, names[:5]))}{more}: parameters with a gradient in eager mode, and none in the file, for under this exporter no output "
-                "depends on them: the model takes another way there, holds a copy, or makes numbers of them (.item(), numpy); look there, or try the other exporter.",
-                PythonopWarning,
-                stacklevel=stacklevel + 1,
+                "depends on them: the model takes another way there, holds a copy, or makes numbers of them (.item(), numpy); look there, or try the other exporter."
+            )
+
+    def warn_of_draws(self) -> None:
+        """Say that the file holds numbers which eager mode draws anew at each call."""
+        if self.drawn:
+            warn(
+                f"forward draws numbers by {' and '.join(f'{name}' for name in self.drawn)}, outside of any autograd Function: the file holds what was drawn at "
+                "its export, and never draws again. Draw by torch (torch.rand, which a file does anew), or pass the numbers as an input."
             )
 
     def explain(self, error: Exception) -> None:

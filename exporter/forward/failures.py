@@ -98,13 +98,27 @@ def of_torch(error: Exception, dynamo: bool, others: Iterable[str] = ()) -> Exce
     text = _said(error)
     place = _place(lines)
     way = f"change that line, or {other}" if place else f"{other}; print(error.whole) shows where torch stopped"
-    if "data-dependent" in text:
+    if text.startswith(_DECIDES):
         way = "let tensors decide, by torch.where or torch.cond" + ("; dynamo=False would keep what the example decided" if dynamo else "")
     return as_raised(_first(error), f"{which} cannot capture the model: {text}\n{place}  way out: {way}", TorchExporterError)
 
 
+_DECIDES = "data-dependent Python"
+#: What torch says -> what it means for whoever wrote the model.
+_CAUSES = {
+    "data-dependent|DataDependentOutputException": f"{_DECIDES}: the value of a tensor decides what the code does there (an if, a loop, int(), .item(), torch.equal()), and "
+    "a capture has no values",
+    r"Cannot access data pointer|\.numpy\(\) is not supported|Not available for 'meta' device": "the code reads the memory of a tensor there (numpy, ctypes, C++), and a capture "
+    "has none",
+    "fake tensor in the exported program constant's list": "a tensor is computed where no capture looks (in another thread, or in C++)",
+}  # fmt: skip
+
+
 def _said(error: Exception) -> str:
-    """The first cause on one line; where its first paragraph only announces the second, with that."""
+    """What the first cause means, where we know, and its first line; where its first paragraph only announces the second, with that."""
+    known = next((meaning for pattern, meaning in _CAUSES.items() if re.search(pattern, cause(error))), None)
+    if known is not None:
+        return f"{known} (torch: {cause(error).partition(': ')[0]})"
     first, _, rest = (part.strip() for part in str(_first(error)).strip().partition("\n\n"))
     return cause(error) + (f" {clean(rest.splitlines()[0].lstrip('- '), 300)}" if rest and first.endswith(":") else "")
 

@@ -13,7 +13,6 @@ import onnx_ir.passes.common as passes
 import onnxscript.optimizer
 
 import symbolics.node.schema  # noqa: F401  (the checker should know the operators of what we write)
-from exporter.forward.fold import fold
 from exporter.forward.state import ModelState, held_out
 from exporter.train_mode.buffers import AVERAGED, UNSEEN, add_lost, carry, name_carried
 from exporter.train_mode.stilled import stilled
@@ -45,16 +44,14 @@ from symbolics.node.result import count_tensors
 __all__ = ["anchor_calls", "finish"]
 
 
-def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: bool, rewrite: bool = True) -> None:
+def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: bool) -> None:
     """Make a translated model a file of docs/format.md, in place.
 
     Args:
         model: The translated model.
         recorder: Who captured its calls.
         state: The parameters and buffers as they were before the export.
-        optimize: Fold constants, merge equal nodes.
-        rewrite: When optimizing, also apply onnxscript's rewrite rules, as torch.export's translation does. The TorchScript
-            exporter folds constants alone; the rules would take longer than its whole export.
+        optimize: Fold constants, merge equal nodes, and apply onnxscript's rewrite rules.
     """
     graph = model.graph
     written = recorder.capture.written
@@ -72,11 +69,9 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
         for apart in quirks.OPTIMIZING:
             stack.enter_context(apart(graph))
         anchor_calls(graph)
-        if optimize and rewrite:
+        if optimize:
             with torch_private.rules_by_operator():
                 onnxscript.optimizer.optimize(model)
-        elif optimize:
-            fold(model)
         else:
             passes.InlinePass()(model)
             passes.RemoveUnusedNodesPass()(model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,12 +9,13 @@ import onnx_ir as ir
 
 from exporter.files.named import functions_in, names_in
 from exporter.files.trust import registered
-from symbolics.errors import ExportError, Faq, PythonopWarning
+from symbolics.errors import ExportError, Faq
 from symbolics.node.arguments import is_importable
 from symbolics.node.classes import is_class
 from symbolics.node.fingerprints import fingerprint
 from symbolics.node.metadata import Fingerprint, write_functions
 from symbolics.node.names import FUNCTIONS_KEY, is_operator, why_not_importable
+from symbolics.users import warn
 
 __all__ = ["describe_functions", "say_names"]
 
@@ -44,12 +44,11 @@ def describe_functions(model: ir.Model, classes: Mapping[str, Any]) -> None:
         model.metadata_props[FUNCTIONS_KEY] = write_functions(found)
 
 
-def say_names(model: ir.Model, classes: Mapping[str, Any], stacklevel: int) -> None:
+def say_names(model: ir.Model, classes: Mapping[str, Any]) -> None:
     """Warn of each name of a model that another process cannot open without being told what it means.
 
     Args:
         model, classes: As `describe_functions` has them.
-        stacklevel: As `warnings.warn` takes it, seen from the caller.
 
     Raises:
         ExportError: A module has a name that no process can import.
@@ -66,4 +65,4 @@ def say_names(model: ir.Model, classes: Mapping[str, Any], stacklevel: int) -> N
         if not all(part.isidentifier() for part in what.partition(":")[0].split(".")):
             raise ExportError(f"{what} cannot be opened by any process, for {why}: {way_out}", faq=Faq.IN_A_FUNCTION)
         if why:
-            warnings.warn(f"{what} cannot be opened by another process, for {why}: {way_out}.", PythonopWarning, stacklevel=stacklevel + 1)
+            warn(f"{what} cannot be opened by another process, for {why}: {way_out}.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +16,8 @@ from torch.utils import _pytree as pytree
 
 from exporter.forward.unchanged import Kept
 from exporter.train_mode.reads import OWN
-from symbolics.errors import ExportError, PythonopWarning
+from symbolics.errors import ExportError
+from symbolics.users import warn
 
 __all__ = ["History"]
 
@@ -71,7 +71,7 @@ class History:
                 owner, key, _ = self._places[name]
                 self._seen.put((name, owner.get(key) is self._before[name]))
 
-    def check(self, stacklevel: int) -> None:
+    def check(self) -> None:
         """Tell what a file loses.
 
         Raises:
@@ -91,11 +91,9 @@ class History:
                     f"would not be trained.\n  way out: compute it in forward, or keep {name}.detach()"
                 )
         if self._read:
-            warnings.warn(
+            warn(
                 f"forward reads {', '.join(map(repr, self._read))} of an earlier call, with the gradients behind it: a file has the value alone, and its "
-                "gradients end there.\n  way out: to train as in eager, reset the state between two calls, or let forward keep it detached",
-                PythonopWarning,
-                stacklevel=stacklevel,
+                "gradients end there.\n  way out: to train as in eager, reset the state between two calls, or let forward keep it detached"
             )
 
     def hidden(self, export: Callable[[], Any]) -> Callable[[], Any]:

@@ -18,7 +18,7 @@ from exporter.errors import short, short_block, shorten
 from exporter.files.trust import name_of
 from exporter.forward.dynamo import anchor_translation, export_dynamo
 from exporter.forward.session import Hook
-from exporter.forward.torchscript import decide_folding, export_torchscript, fold_constants, infer_node, infer_shapes
+from exporter.forward.torchscript import export_torchscript, infer_node, infer_shapes
 from symbolics import torch_private as private
 from symbolics.capture.interception import intercept, settled
 from symbolics.capture.listener import captured_apply, captured_operator, wanted
@@ -171,8 +171,6 @@ def _replace_all() -> None:
     _replace(private.dynamo_exporter(), "export_compat", export_dynamo)
     _replace(private.translator(), "_exported_program_to_onnx_program", anchor_translation)
     _replace(private.torchscript_exporter(), "export", export_torchscript)
-    _replace(private.torchscript_exporter(), "_decide_constant_folding", decide_folding)
-    _replace(private.torchscript_passes(), "_jit_pass_onnx_constant_fold", fold_constants)
     _replace(private.torchscript_passes(), "_jit_pass_onnx_graph_shape_type_inference", infer_shapes)
     _replace(private.torchscript_passes(), "_jit_pass_onnx_node_shape_type_inference", infer_node)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,8 +11,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exporter.files.named import names_in
-from symbolics.errors import PythonopWarning
 from symbolics.text import shown
+from symbolics.users import warn
 
 __all__ = ["HookedProgram", "check_outputs", "make_runnable"]
 
@@ -83,11 +82,9 @@ def check_outputs(program: torch.onnx.ONNXProgram, model: Any, args: Any, kwargs
     found = program(*args, **(kwargs or {}))
     for value, got, want in zip(program.model.graph.outputs, found, wanted, strict=False):
         if got.shape != want.shape or not _close(got, want):
-            warnings.warn(
+            warn(
                 f"verify=True: the output {shown(value.name or '')} differs from the model's on the example arguments. A model that draws random numbers, "
-                "as Dropout does in training mode, always does; otherwise exporter.verify(model, args, bisect=True) looks for the node.",
-                PythonopWarning,
-                stacklevel=5,
+                "as Dropout does in training mode, always does; otherwise exporter.verify(model, args, bisect=True) looks for the node."
             )
 
 

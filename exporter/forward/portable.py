@@ -32,6 +32,7 @@ from symbolics.node.patterns import Patterns
 from symbolics.portable.functions import functions_of, rename
 from symbolics.portable.joint import Untraceable, trace
 from symbolics.text import cause
+from symbolics.users import warn
 
 __all__ = ["StaysOpaque", "make_portable"]
 
@@ -193,17 +194,13 @@ def _warn(calls: list[PortableCall]) -> None:
             told.setdefault((call.function, call.reason), call)
     for call in told.values():
         if call.kind == "function":
-            warnings.warn(
+            warn(
                 f"in module {call.module or '<root>'} at {call.source or 'a line unknown'}: {call.reason}. Its forward and its backward are standard operators "
-                "in the file, as with portable=True.",
-                PythonopWarning,
-                stacklevel=7,
+                "in the file, as with portable=True."
             )
             continue
-        warnings.warn(
-            f"{call.function} in module {call.module or '<root>'} at {call.source or 'a line unknown'} stays a PythonOp, and the file needs Python: {call.reason}.",
-            PythonopWarning,
-            stacklevel=7,
+        warn(
+            f"{call.function} in module {call.module or '<root>'} at {call.source or 'a line unknown'} stays a PythonOp, and the file needs Python: {call.reason}."
         )
 
 

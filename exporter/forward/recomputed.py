@@ -6,14 +6,13 @@ import contextlib
 import functools
 import sys
 import types
-import warnings
 from collections.abc import Iterator
 
 import torch
 import torch.utils.checkpoint
 
 from symbolics.capture.side_effects import same_values
-from symbolics.errors import PythonopWarning
+from symbolics.users import warn
 
 __all__ = ["changed_in_checkpoints", "warn_of_recomputed"]
 
@@ -51,13 +50,11 @@ def _in_a_checkpoint() -> bool:
     return frame is not None
 
 
-def warn_of_recomputed(names: list[str], stacklevel: int) -> None:
+def warn_of_recomputed(names: list[str]) -> None:
     """Say which state a file moves once a step where eager moves it twice."""
     if names:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        warnings.warn(
+        warn(
             f"forward changes {', '.join(map(repr, names[:3]))}{more} inside torch.utils.checkpoint: eager's backward runs that part again and changes them a "
-            "second time at each step, the file changes them once, as the model does without the checkpoint. To compare the two, take the checkpoint away.",
-            PythonopWarning,
-            stacklevel=stacklevel + 1,
+            "second time at each step, the file changes them once, as the model does without the checkpoint. To compare the two, take the checkpoint away."
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,12 +34,13 @@ from symbolics.capture.opaque_modules import opaque_calls
 from symbolics.capture.operator_calls import is_translated
 from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.capture.translate import translations
-from symbolics.errors import ExportError, PythonopWarning
+from symbolics.errors import ExportError
 from symbolics.graph.collector import without_gc
 from symbolics.node.names import UNCHECKED_KEY, qualified_name
 from symbolics.node.opaque import Opaque
 from symbolics.node.patterns import Patterns
 from symbolics.quirks import TRACED
+from symbolics.users import warn
 
 __all__ = ["Hook", "capturing", "check_place", "judged", "surroundings", "translates", "write"]
 
@@ -178,7 +178,7 @@ def _judged(
     current.program = None
     with history.watched():
         eager = _eager_graph(current, model, args, kwargs, training, fakes)
-    history.check(stacklevel=6)
+    history.check()
     export = history.hidden(export)
     eager.check_saved_tensors()
     eager.check_changes()
@@ -207,23 +207,20 @@ def _judged(
         eager.made.clear()
     assert current.program is not None
     eager.check_taken(recorder.capture.taken.calls)
-    eager.warn_of_parameters(current.program.model, stacklevel=5)
+    eager.warn_of_parameters(current.program.model)
     if current.portable or recorder.unsaid:
         current.program.portable = make_portable(current.program.model, recorder.capture.placed, current.portable, recorder.unsaid)
     expand_gradients(current.program.model)
     describe_functions(current.program.model, recorder.capture.classes)
-    say_names(current.program.model, recorder.capture.classes, stacklevel=5)
+    say_names(current.program.model, recorder.capture.classes)
     add_lost(current.program.model, eager.state, eager.noted)
-    warn_of_lost(current.program.model, stacklevel=5)
-    warn_of_recomputed(eager.recomputed, stacklevel=5)
+    warn_of_lost(current.program.model)
+    warn_of_recomputed(eager.recomputed)
+    eager.warn_of_draws()
     if eager.unchecked:
         current.program.model.metadata_props[UNCHECKED_KEY] = eager.unchecked
         if eager.failed:
-            warnings.warn(
-                f"the Functions of the file could not be compared with those of eager mode: {eager.unchecked}.",
-                PythonopWarning,
-                stacklevel=5,
-            )
+            warn(f"the Functions of the file could not be compared with those of eager mode: {eager.unchecked}.")
     return result
 
 
@@ -248,11 +245,9 @@ def _again_as_in_eager(current: Hook, eager: EagerGraph, lost: list[Lost], expor
         elif before is not None and _inputs(current) != before:
             failure = ExportError(f"the file then has the inputs {_inputs(current)} in place of {before}")
         else:
-            warnings.warn(
+            warn(
                 f"{names}: under an exporter the model goes around it, so it was told that it runs in eager mode (torch.jit.is_tracing() and the like "
-                "were False): compare the file with the model on other inputs (exporter.verify).",
-                PythonopWarning,
-                stacklevel=6,
+                "were False): compare the file with the model on other inputs (exporter.verify)."
             )
             return result
     current.program = None
@@ -286,11 +281,9 @@ def _lost(current: Hook, eager: EagerGraph) -> list[Lost]:
     assert program is not None
     for function, operator in eager.translated(program.model, name_of):
         program.inlined[qualified_name(function)] = f"the operator {operator} that calls it has a translation of the user's own"
-        warnings.warn(
+        warn(
             f"{qualified_name(function)} is called inside the operator {operator}, for which the exporter was given a translation: the gradient is the "
-            "derivative of that translation.",
-            PythonopWarning,
-            stacklevel=6,
+            "derivative of that translation."
         )
     return eager.lost(program.model, program.inlined, current.inline, name_of)
 

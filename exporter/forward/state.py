@@ -16,7 +16,6 @@ import onnx_ir as ir
 import torch
 from onnx_ir import tensor_adapters
 
-from symbolics.capture.side_effects import same_values
 from symbolics.graph.values import name_of
 from symbolics.node.metadata import StateEntry
 from symbolics.quirks import cumulative_statistics
@@ -55,22 +54,6 @@ class ModelState:
                     values[name] = tensor if kind == "parameter" else tensor.detach().clone()
                 entries[name] = StateEntry(owner, kind, kind == "parameter" and tensor.requires_grad, name in persistent)  # type: ignore[arg-type]
         return cls(entries, values, tuple(dict.fromkeys(entries[name].initializer for name in cumulative_statistics(model))))
-
-    def changed(self, model: torch.nn.Module, declared: Collection[torch.Tensor] = ()) -> set[str]:
-        """The names of the buffers that are no longer as they were, or that are among the ``declared``.
-
-        What gets another shape or type is left to eager's judgement (`exporter.forward.changes`).
-        """
-
-        def moved(name: str, buffer: torch.Tensor) -> bool:
-            before = self.values[self.entries[name].initializer] if name in self.entries else buffer
-            return before.shape == buffer.shape and before.dtype is buffer.dtype and not same_values(before, buffer)
-
-        return {name for name, buffer in self._buffers(model) if any(buffer is tensor for tensor in declared) or moved(name, buffer)}
-
-    def _buffers(self, model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-        """The buffers that the model has now, nothing at a look where it had none."""
-        return model.named_buffers() if any(entry.kind == "buffer" for entry in self.entries.values()) else ()
 
     def adopt(self, graph: ir.Graph) -> dict[str, ir.Value]:
         """Give the graph one initializer a tensor, with the snapshot's bits; tied names are joined.

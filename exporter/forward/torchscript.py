@@ -1,13 +1,11 @@
-"""torch.onnx.export(dynamo=False) under a hook, and the three functions of torch that it replaces for the time of a draft."""
+"""torch.onnx.export(dynamo=False) under a hook, and the two functions of torch that it replaces."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 import io
-import threading
-from collections.abc import Iterator
+from collections.abc import Collection
 from typing import Any
 
 import onnx
@@ -18,17 +16,18 @@ from torch.utils import _pytree as pytree
 
 from exporter.files.program import Program
 from exporter.forward.arguments import check_call, check_model
-from exporter.forward.draft import constants_to_initializers, drop_invented_sizes, read_draft
 from exporter.forward.eager_failure import eager_failure
 from exporter.forward.failures import of_torch
 from exporter.forward.finish import finish
 from exporter.forward.inputs import check_asked_names, check_output_names, checked_axes, dynamic_sizes, input_names, without_numbers
+from exporter.forward.open_axes import say_of_open_axes
 from exporter.forward.opset import check_asked
 from exporter.forward.session import Hook, capturing, check_place, judged, surroundings, translates, write
 from exporter.forward.state import ModelState, all_buffers_named, names_in_trace
 from exporter.forward.unchanged import Kept
 from exporter.train_mode.buffers import warn_of_lost
 from symbolics import torch_private as private
+from symbolics.capture.buffers import Buffers
 from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.recorder import active_recorder
 from symbolics.capture.torch_calls import holds_tensor
@@ -38,9 +37,7 @@ from symbolics.graph.collector import without_gc
 from symbolics.node.dtypes import onnx_type
 from symbolics.node.names import UNCHECKED_KEY
 
-__all__ = ["decide_folding", "export_torchscript", "fold_constants", "infer_node", "infer_shapes"]
-
-_thread = threading.local()
+__all__ = ["export_torchscript", "infer_node", "infer_shapes"]
 
 
 @without_gc()
@@ -98,36 +95,35 @@ def _translate_scripted(
     assert recorder is not None
     recorder.begin(None)
     trial = copy.deepcopy(model)
+    buffers = Buffers(trial)
     try:
         trial(*copy.deepcopy(args), **copy.deepcopy(keywords))
     except Exception as error:
         raise eager_failure(error, "model(*args)") from error
-    recorder.capture.missed = state.changed(trial)
+    recorder.capture.missed = set(buffers.written())
     draft = io.BytesIO()
     options |= {"do_constant_folding": False, "export_params": False, "keep_initializers_as_inputs": True}
     options["input_names"] = options.get("input_names") or input_names(model, args, keywords)
     try:
-        with _drafting(folds=do_constant_folding):
-            original(model, (*args, keywords) if keywords else args, draft, **options)
+        original(model, (*args, keywords) if keywords else args, draft, **options)
     except Exception as error:
         if (own := of_torch(error, dynamo=False)) is error:
             raise
         raise own from error
-    translated = _read(draft, bool(do_constant_folding), options)
+    translated = _read(draft, options)
     _parameters_to_initializers(translated.graph, named)
-    finish(translated, recorder, state, optimize=bool(do_constant_folding), rewrite=False)
+    finish(translated, recorder, state, optimize=bool(do_constant_folding))
     check_output_names(options.get("output_names"), translated, options.get("input_names") or ())
     translated.metadata_props[UNCHECKED_KEY] = "it is a ScriptModule"
-    warn_of_lost(translated, stacklevel=5)
+    warn_of_lost(translated)
     current.program = Program(translated)
 
 
-def _read(draft: io.BytesIO, optimize: bool, options: dict[str, Any]) -> ir.Model:
+def _read(draft: io.BytesIO, options: dict[str, Any]) -> ir.Model:
     """The exporter writes no types of inner values; onnx infers them in C++, far faster than a pass over nodes does."""
     proto = onnx.load_from_string(draft.getvalue())
-    constants_to_initializers(proto.graph, merge=optimize)
-    drop_invented_sizes(proto.graph, _names_of_sizes(options.get("dynamic_axes") or {}))
-    return read_draft(onnx.shape_inference.infer_shapes(proto, data_prop=True))
+    _drop_invented_sizes(proto.graph, _names_of_sizes(options.get("dynamic_axes") or {}))
+    return ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True))
 
 
 def _translate_torchscript(
@@ -155,7 +151,7 @@ def _translate_torchscript(
     opset = options.get("opset_version")
     with (
         capturing(current, model, False, keywords, constants) as recorder,
-        Kept(*(module._buffers for module in model.modules())),
+        Kept(*(module._buffers for module in model.modules())) as kept,
         all_buffers_named(model, named),
         symbolics_registered(opset or 9),
     ):
@@ -166,56 +162,28 @@ def _translate_torchscript(
         draft = io.BytesIO()
         # Inputs of the graph are what torch's passes leave alone; finish() makes them initializers again.
         try:
-            with _drafting(folds=bool(optimize)):
-                original(
-                    model,
-                    args,
-                    draft,
-                    do_constant_folding=False,
-                    export_params=False,
-                    keep_initializers_as_inputs=True,
-                    **options,
-                )
+            original(
+                model,
+                args,
+                draft,
+                do_constant_folding=False,
+                export_params=False,
+                keep_initializers_as_inputs=True,
+                **options,
+            )
         except RuntimeError as error:
             if str(error).startswith("number of output names"):
                 raise ArgumentError(f"output_names: {error}") from error
             raise
-        recorder.capture.missed = state.changed(model, trace.dirtied)
-        translated = _read(draft, bool(optimize), options)
+        recorder.capture.missed = {name for name, buffer in model.named_buffers() if kept.has_changed(buffer)}
+        translated = _read(draft, options)
+        say_of_open_axes(translated.graph, trace)
         recorder.capture.anchored, trace.anchors = len(trace.anchors), []
         _parameters_to_initializers(translated.graph, named)
         _keep_unread_inputs(translated.graph, options["input_names"], args, options.get("dynamic_axes") or {})
-        finish(translated, recorder, state, optimize=optimize, rewrite=False)
+        finish(translated, recorder, state, optimize=bool(optimize))
         check_output_names(options.get("output_names"), translated, options["input_names"] or ())
         current.program = Program(translated, dict(recorder.capture.inlined))
-
-
-@contextlib.contextmanager
-def _drafting(folds: bool) -> Iterator[None]:
-    """While the block runs, torch's exporter writes a draft for us in this thread: it leaves out what finish() does anyway.
-
-    Args:
-        folds: Fold constants, and constants alone. torch's pass is written in C++ and folds before anything is written: a
-            node that goes here costs nothing later.
-    """
-    _thread.drafts, _thread.folds = True, folds
-    try:
-        yield
-    finally:
-        _thread.drafts = _thread.folds = False
-
-
-def decide_folding(current: Hook, original: Any, choice: Any, *args: Any, **kwargs: Any) -> Any:
-    """Without the warning that folding mutates parameters, which is not so here."""
-    return True if getattr(_thread, "folds", False) else original(choice, *args, **kwargs)
-
-
-def fold_constants(current: Hook, original: Any, graph: Any, parameters: dict[str, Any], opset: int) -> Any:
-    """torch folds operators on constants and on the parameters that it is given: here it is given none."""
-    if not getattr(_thread, "folds", False):
-        return original(graph, parameters, opset)
-    original(graph, {}, opset)
-    return parameters
 
 
 def infer_node(current: Hook, original: Any, node: Any, *args: Any) -> None:
@@ -229,16 +197,33 @@ def infer_node(current: Hook, original: Any, node: Any, *args: Any) -> None:
 def infer_shapes(current: Hook, original: Any, graph: Any, *args: Any) -> None:
     """torch infers the shapes of each node as it is made, and then twice those of the whole graph.
 
-    That finds more only where nodes have bodies; the types of inner values are written nowhere, and onnx infers those of
-    the draft.
+    That finds more only where nodes have bodies, and invents sizes of calls; onnx infers the types of inner values afterwards.
     """
-    if not getattr(_thread, "drafts", False) or private.has_bodies(graph):
+    if private.has_bodies(graph):
         original(graph, *args)
 
 
 def _names_of_sizes(axes: Any) -> set[str]:
     """The names in ``dynamic_axes``, as torch.onnx.export takes them; torch has put its own in the place of lists."""
     return {name for sizes in axes.values() if isinstance(sizes, dict) for name in sizes.values()}
+
+
+def _drop_invented_sizes(graph: onnx.GraphProto, declared: Collection[str]) -> None:
+    """Take away the names that TorchScript invents for open sizes: it gives one name to sizes that differ, and onnxruntime then uses the buffers of one for the other.
+
+    Args:
+        graph: The main graph, of whose inner values none has a type yet.
+        declared: The names that the user gave; those of inputs stay, too. What follows from them, onnx infers.
+    """
+    kept = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim} | set(declared)
+    bodies = [graph]
+    while bodies:
+        body = bodies.pop()
+        values = body.output if body is graph else (*body.input, *body.output, *body.value_info)
+        for dim in (dim for value in values for dim in value.type.tensor_type.shape.dim):
+            if dim.dim_param and dim.dim_param not in kept:
+                dim.ClearField("dim_param")
+        bodies += [attribute.g for node in body.node for attribute in node.attribute if attribute.HasField("g")]
 
 
 def _parameters_to_initializers(graph: ir.Graph, named: dict[str, str]) -> None:

@@ -111,6 +111,11 @@ class Kept:
         found = self._tensors.get(id(tensor))
         return None if found is None else found.values
 
+    def has_changed(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor that is kept holds other values now."""
+        before = self.values(tensor)
+        return before is not None and before.shape == tensor.shape and not same_values(before, tensor)
+
     def put_back(self, tensor: torch.Tensor) -> None:
         """Put one tensor back now."""
         if id(tensor) in self._tensors:

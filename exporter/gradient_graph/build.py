@@ -20,6 +20,7 @@ from symbolics.gradients import RULES, Rule, registry
 from symbolics.gradients.linked import rules_of_functions
 from symbolics.graph.builder import Builder
 from symbolics.graph.collector import without_gc
+from symbolics.graph.presence import conditions_of, holds
 from symbolics.graph.scope import Scope
 from symbolics.graph.values import dtype_of, name_of
 from symbolics.graph.walk import discard, prune, remove_unread, unread, walk
@@ -74,17 +75,24 @@ def build_gradient_graph(
     return differentiate(copy, Boundary(copy, wrt, outputs), overrides or {})
 
 
-def differentiate(model: ir.Model, boundary: Boundary, overrides: Mapping[Any, Any], given: Collection[str] | None = None) -> ir.Model:
+def differentiate(
+    model: ir.Model,
+    boundary: Boundary,
+    overrides: Mapping[Any, Any],
+    given: Collection[str] | None = None,
+    presence: dict[str, str] | None = None,
+) -> ir.Model:
     """Add the gradient graph to a model of `own_copy`, in place; arguments and errors are those of `build_gradient_graph`.
 
     Args:
         model, boundary, overrides: Its arguments.
         given: The names of the boundary's outputs that have a cotangent; default: all. The forward, and what it leaves for a backward, is the
             same for each such set.
+        presence: Gets gradient -> output that says whether it is there, of those that may not be; without it, such a gradient is zeros.
     """
     build = _Build(model, boundary, overrides)
     with build.explained():
-        return build.run(given)
+        return build.run(given, presence)
 
 
 class _Build(Engine):
@@ -100,7 +108,7 @@ class _Build(Engine):
         }
         super().__init__(model, rules, Scope(self.boundary.prefix, self.boundary.is_constant))
 
-    def run(self, given: Collection[str] | None) -> ir.Model:
+    def run(self, given: Collection[str] | None, presence: dict[str, str] | None) -> ir.Model:
         graph, boundary = self.model.graph, self.boundary
         state = {entry.initializer for entry in (read_state(self.model.metadata_props) or {}).values()}
         kept = {*unread(graph), *boundary.wrt, *(value for name, value in graph.initializers.items() if name in state)}
@@ -115,15 +123,21 @@ class _Build(Engine):
             op, cotangents = Builder(self.scope), {v: g for v, g in cotangents.items() if v.name in given}
             found = self.sweep(op, graph, cotangents, boundary.wrt)
         gradients: dict[ir.Value, str] = {}
+        flags: list[ir.Value] = []
         for value in boundary.wrt:
+            conditions = conditions_of(op, found[value]) if presence is not None and value in found else None
             g = found[value] if value in found else op.zeros(op.Shape(value), dtype_of(value))
             if (maker := g.producer()) is None or maker.graph is not None or g in gradients:  # it has a name already
                 g = op.Identity(g)
             g.name, g.type, g.shape = boundary.output_name(value), value.type, value.shape
             gradients[g] = name_of(value)
-        graph.extend(prune(op.nodes, gradients))
+            if presence is not None and conditions is not None:
+                flag = op.Identity(holds(op, conditions))
+                flag.name = presence[name_of(g)] = f"{self.scope.name('is_there')}"
+                flags.append(flag)
+        graph.extend(prune(op.nodes, [*gradients, *flags]))
         graph.inputs.extend(cotangents.values())
-        graph.outputs.extend(gradients)
+        graph.outputs.extend([*gradients, *flags])
         self.scope.register(self.model.graph)
         remove_unread(graph, kept)  # what an operator read that has become others: the initial state of an LSTM
         count_readers(walk(graph))

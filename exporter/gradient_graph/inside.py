@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator
 
 import onnx_ir as ir
@@ -11,7 +10,7 @@ import onnx_ir as ir
 from exporter.gradient_graph.boundary import Boundary
 from exporter.gradient_graph.engine import Engine
 from exporter.gradient_graph.inference import infer_shapes
-from symbolics.errors import ExportError, PythonopError, PythonopWarning
+from symbolics.errors import ExportError, PythonopError
 from symbolics.gradients import RULES, Rule
 from symbolics.gradients.linked import rules_of_functions
 from symbolics.graph.builder import Builder
@@ -22,6 +21,7 @@ from symbolics.graph.values import attr, dtype_of, is_mark
 from symbolics.graph.walk import discard, reads, walk
 from symbolics.node.backward import count_readers
 from symbolics.node.names import GRADIENT_OP, INNER_DOMAIN, OWN_DOMAIN, VARIABLE_OP
+from symbolics.users import warn
 
 __all__ = ["expand_gradients"]
 
@@ -146,11 +146,9 @@ def _check_path(node: ir.Node, before: list[ir.Node], target: ir.Value) -> None:
         if not is_mark(each) and not behind.isdisjoint(reads(each)):
             behind.update(each.outputs)
     if behind.isdisjoint(node.inputs[: attr(node, "outputs")]):
-        warnings.warn(
+        warn(
             f"{_place(node)} is zero in the file: in its graph nothing leads from one of the tensors to what is differentiated, and in eager mode "
-            "something does. Compare with exporter.verify.",
-            PythonopWarning,
-            stacklevel=2,
+            "something does. Compare with exporter.verify."
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import operator
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,13 +13,14 @@ import onnx_ir as ir
 from exporter.gradient_graph.costs import Kind, Sizes, is_fused, is_operand, is_product, kind_of, seconds_as_bytes
 from exporter.gradient_graph.min_cut import UNCUT, Network
 from exporter.gradient_graph.partition import ancestors
-from symbolics.errors import ArgumentError, PythonopWarning
+from symbolics.errors import ArgumentError
 from symbolics.graph.builder import Builder
 from symbolics.graph.copies import clone_nodes
 from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.values import is_float, made_by, name_of, trains
 from symbolics.graph.walk import discard, reads, walk
 from symbolics.node.metadata import pairing_of, results_of
+from symbolics.users import warn
 
 __all__ = ["Recompute", "checked", "recompute"]
 
@@ -233,11 +233,9 @@ class _Choice:
         low, high = -16.0, 16.0
         best = self.cut(2**low)
         if (least := self.kept(best)) > limit:
-            warnings.warn(
+            warn(
                 f"recompute={limit} bytes: {least} stay, of results that must not run twice and of what passes by a product or convolution. "
-                'Give that or more, or "auto"',
-                PythonopWarning,
-                stacklevel=2,
+                'Give that or more, or "auto"'
             )
             return best
         for _ in range(_TRIES):

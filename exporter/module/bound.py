@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from exporter.runtime.tensors import to_array
 from exporter.train_mode.batch_norm import counter_of
 from exporter.train_mode.dropout import draw_seed
 from symbolics import torch_private as private
-from symbolics.errors import Faq, FormatError, PythonopWarning, RunError, UnsupportedOperatorError
+from symbolics.errors import Faq, FormatError, RunError, UnsupportedOperatorError
 from symbolics.graph.values import trains
 from symbolics.graph.walk import walk
 from symbolics.node.dtypes import DTYPES
@@ -34,6 +33,7 @@ from symbolics.node.metadata import StateEntry, changes_of, pairing_of, read_cum
 from symbolics.node.names import BUFFERS_KEY, CUMULATIVE_KEY, OUTPUTS_KEY
 from symbolics.node.result import rebuild
 from symbolics.text import shown
+from symbolics.users import warn
 
 __all__ = ["Bound"]
 
@@ -209,7 +209,7 @@ class Bound:
         else:
             results = list(Step.call(run, plan.apart(values)))
         if run.updates:
-            self._update(module, plan, dict(zip(plan.names, values, strict=True)), run.updates)
+            self._update(plan, dict(zip(plan.names, values, strict=True)), run.updates)
         return results
 
     def _choose(self, training: bool, wanted: tuple[bool, ...], values: Sequence[torch.Tensor]) -> Plan:
@@ -260,7 +260,7 @@ class Bound:
         if tangents:
             results = self.tangents.added(training, feeds, tangents, plan.outputs, results)
         if run.updates:
-            self._update(module, plan, feeds, run.updates)
+            self._update(plan, feeds, run.updates)
         return results
 
     def _paths_of_modes(self, model: ir.Model) -> list[tuple[str, ...]]:
@@ -279,11 +279,9 @@ class Bound:
         if self.stilled and "train" not in self._warned:
             self._warned.add("train")
             names = ", ".join(repr(shown(name)) for name in self.stilled[:5]) + (", ..." if len(self.stilled) > 5 else "")
-            warnings.warn(
+            warn(
                 f"{names} had been in eval() at export: train() brings back neither dropout nor moving statistics, which are not in the file.\n"
-                "  way out: export the model in train() mode; eval() of the loaded module then is what this file is",
-                PythonopWarning,
-                stacklevel=3,
+                "  way out: export the model in train() mode; eval() of the loaded module then is what this file is"
             )
 
     def _check_mode(self, module: torch.nn.Module, training: bool) -> None:
@@ -305,10 +303,8 @@ class Bound:
                 )
         if torch.is_autocast_enabled(self.device.type) and "autocast" not in self._warned:
             self._warned.add("autocast")
-            warnings.warn(
-                "torch.autocast does not reach into a loaded file, which computes in its own types: export the model under autocast, or in another type",
-                PythonopWarning,
-                stacklevel=7,
+            warn(
+                "torch.autocast does not reach into a loaded file, which computes in its own types: export the model under autocast, or in another type"
             )
         lost, carried = self.changes.lost, self.changes.carried
         if training and lost:
@@ -321,11 +317,9 @@ class Bound:
             )
         if not training and carried and not self.changes.always and "eval" not in self._warned:
             self._warned.add("eval")
-            warnings.warn(
+            warn(
                 f"the model was exported in training mode, where its forward changes {', '.join(repr(shown(n)) for n in list(carried)[:5])}: in eval() the "
-                "file leaves that as it is and computes what it computes in training; where the model itself differs, export it in eval mode for that.",
-                PythonopWarning,
-                stacklevel=7,
+                "file leaves that as it is and computes what it computes in training; where the model itself differs, export it in eval mode for that."
             )
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -415,7 +409,7 @@ class Bound:
                 )
         return found
 
-    def _update(self, module: torch.nn.Module, plan: Plan, state: dict[str, torch.Tensor], box: dict[str, Any]) -> None:
+    def _update(self, plan: Plan, state: dict[str, torch.Tensor], box: dict[str, Any]) -> None:
         for entry in plan.statistics:
             if entry.mean not in state or entry.var not in state:
                 continue  # constants of the file: no module has them
@@ -444,7 +438,7 @@ class Bound:
     def _missing(self, why: str) -> None:
         if why not in self._warned:
             self._warned.add(why)
-            warnings.warn(f"the model's result comes as a plain tuple or dict: {why}", PythonopWarning, stacklevel=5)
+            warn(f"the model's result comes as a plain tuple or dict: {why}")
 
 
 def _reopened(data: bytes, source: str, entries: Any, names: Any, state: Any, allow: Any, settings: Settings) -> Bound:

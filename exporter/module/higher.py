@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 
 from exporter.module.orders import Order, Orders
 from exporter.module.residuals import Residuals
+from exporter.runtime.sums import backward_pass, batch_of_pass
 from exporter.runtime.tensors import tensor
 from symbolics import torch_private as private
 from symbolics.errors import FormatError, RunError
@@ -76,8 +77,8 @@ class Gradient(torch.autograd.Function):
     """One run of the gradients of some order."""
 
     @staticmethod
-    def forward(call: _Call, key: torch.Tensor | None, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The gradients, then the number of what the run has left where one is wanted."""
+    def forward(call: _Call, key: torch.Tensor | None, *tensors: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """The gradients, None for those that eager has not, then the number of what the run has left where one is wanted."""
         order, plans = call.order, call.orders.plans
         source = call.source[0 if key is None else int(key)]
         if source.values is None:
@@ -88,7 +89,8 @@ class Gradient(torch.autograd.Function):
         left = Residuals({**source.values, **{name: found[name] for name in order.left}}, handles, plans.store)
         left.below = source
         call.kept.append(left)
-        results = [tensor(found[name]) for name in order.results]
+        absent = {name for name, flag in order.presence.items() if not tensor(found[flag])}
+        results = [None if name in absent else tensor(found[name]) for name in order.results]
         return (*results, torch.tensor(len(call.kept) - 1)) if call.keyed else tuple(results)
 
     @staticmethod
@@ -102,7 +104,7 @@ class Gradient(torch.autograd.Function):
             ctx.mark_non_differentiable(output[-1])
         ctx.set_materialize_grads(False)
         ctx.freed = False
-        ctx.likes = [(value.shape, value.dtype) for value in output]
+        ctx.likes = [None if value is None else (value.shape, value.dtype) for value in output]
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[Any, ...]:
@@ -137,12 +139,12 @@ class Gradient(torch.autograd.Function):
         order = call.order
         directions = {name: t for name, t in zip(order.operands, tangents, strict=True) if t is not None}
         call.orders.check_differentiable(order, directions)
-        likes = dict(zip(order.results, ctx.likes, strict=False))
+        likes = {name: like for name, like in zip(order.results, ctx.likes, strict=False) if like is not None}
         # Without their tangents: those would ask for the tangents of the next order, and so on.
         operands = Versions({name: forward_ad.unpack_dual(value).primal for name, value in ctx.versions.tensors.items()})
 
         def transposed(*cotangents: torch.Tensor) -> dict[str, torch.Tensor]:
-            given = dict(zip(order.results, cotangents, strict=True))
+            given = dict(zip(likes, cotangents, strict=True))
             found = differentiate(call.orders, order, call.kept, ctx.key, operands, call.read, given)
             return {name: found[name] for name in directions if name in found}
 
@@ -150,7 +152,8 @@ class Gradient(torch.autograd.Function):
         zeros = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in likes.values()]
         reached, product = torch.func.vjp(transposed, *zeros)[:2]
         found = product({name: directions[name] for name in reached}) if reached else zeros
-        return (*found, None) if call.keyed else tuple(found)
+        moved = dict(zip(likes, found, strict=True))
+        return (*map(moved.get, order.results), *([None] if call.keyed else []))
 
 
 def differentiate(
@@ -187,8 +190,10 @@ def differentiate(
     call = _Call(orders, order, source, key is not None or private.transforms_active(), read)
     tensors = [operands.tensors[name] for name in order.operands if name in operands.tensors]
     tensors += [cotangents[output] for output in order.cotangents]
-    results = dict(zip(order.results, Gradient.apply(call, key, *tensors), strict=False))  # type: ignore[no-untyped-call]
-    found = {name: results[output] for name, output in order.gradients.items() if order.reach.get(name, frozenset()) & cotangents.keys()}
+    with backward_pass():
+        results = dict(zip(order.results, Gradient.apply(call, key, *tensors), strict=False))  # type: ignore[no-untyped-call]
+    reached = {name: results[output] for name, output in order.gradients.items() if order.reach.get(name, frozenset()) & cotangents.keys()}
+    found = {name: g for name, g in reached.items() if g is not None}
     for name, g in found.items():
         if name in operands.tensors and g.shape != operands.tensors[name].shape:
             raise FormatError.damaged(
@@ -206,8 +211,15 @@ def looped(apply: Callable[..., tuple[torch.Tensor, ...]], info: Any, in_dims: S
     """
     if not info.batch_size:
         raise RunError("torch.func.vmap of a loaded file runs it once for each element of the batch, and this batch has none")
-    rows = [
-        apply(*(value if dim is None else value.select(dim, i) for value, dim in zip(args, in_dims, strict=True)))
-        for i in range(info.batch_size)
-    ]
-    return tuple(torch.stack(column) for column in zip(*rows, strict=True)), tuple(0 for _ in rows[0])
+    rows = []
+    for i in range(info.batch_size):
+        with batch_of_pass(i):
+            rows.append(apply(*(value if dim is None else value.select(dim, i) for value, dim in zip(args, in_dims, strict=True))))
+    columns = list(map(_stacked, zip(*rows, strict=True)))
+    return tuple(columns), tuple(None if column is None else 0 for column in columns)
+
+
+def _stacked(values: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """A batch, with zeros for what some of its elements have not; None where no element has it."""
+    like = next((value for value in values if value is not None), None)
+    return None if like is None else torch.stack([torch.zeros_like(like) if value is None else value for value in values])

@@ -142,7 +142,7 @@ class OnnxModule(torch.nn.Module):
         self.__class__ = _class_of(tuple(self._onnx.inputs))
         plan = self._onnx.plans.plan(False, frozenset())  # a class that is missing is told now
         self._onnx.changed = plan.forward.session.changed
-        say_changed(self._onnx.changed, strict=strict, stacklevel=4)
+        say_changed(self._onnx.changed, strict=strict)
 
     def _read(self, model: Any, device: torch.device) -> tuple[ir.Model, dict[str, StateEntry], dict[str, list[str]]]:
         """Read a model and its data: the state is the module's own from then on."""

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from exporter.files.proto import reading
-from exporter.gradient_graph.build import build_gradient_graph
-from exporter.gradient_graph.model import remove_marks
+from exporter.gradient_graph.boundary import Boundary
+from exporter.gradient_graph.build import differentiate
+from exporter.gradient_graph.model import own_copy, remove_marks
 from exporter.gradient_graph.partition import between, extract, reach_of, split_again
 from exporter.gradient_graph.without_gradient import paths_without_gradient
 from exporter.module.backward import Backward
@@ -49,6 +50,7 @@ class Order:
         known: Values that the forward, this order and those between leave.
         types: Element types of values that sessions have given out.
         runner: The session.
+        presence: gradient -> the output that says whether it is there, of those that may not be.
         above: outputs of it that have a cotangent -> the order of their gradients.
     """
 
@@ -62,6 +64,7 @@ class Order:
     known: frozenset[str]
     types: dict[str, int | None]
     runner: Runner
+    presence: dict[str, str] = field(default_factory=dict)
     above: dict[frozenset[str], Order] = field(default_factory=dict)
 
     @property
@@ -160,12 +163,18 @@ class Orders:
         return self._order(model, operands, sources, gradients, cotangents, self._known, dict(self.plan.forward.types))
 
     def _next(self, below: Order, given: frozenset[str]) -> Order:
-        model = build_gradient_graph(below.model, wrt=below.sources, outputs=[name for name in below.results if name in given])
+        with reading(below.model):
+            model = own_copy(below.model)
+        presence: dict[str, str] = {}
+        boundary = Boundary(model, below.sources, [name for name in below.results if name in given])
+        differentiate(model, boundary, {}, presence=presence)
         pairing = pairing_of(model)
         assert pairing is not None
         gradients = pairing.reached
         more = pairing.inputs.values()
-        return self._order(model, (*below.operands, *more), (*below.sources, *more), gradients, pairing.inputs, below.known, below.types)
+        return self._order(
+            model, (*below.operands, *more), (*below.sources, *more), gradients, pairing.inputs, below.known, below.types, presence
+        )
 
     def _order(
         self,
@@ -176,16 +185,19 @@ class Orders:
         cotangents: Mapping[str, str],
         known: frozenset[str],
         types: dict[str, int | None],
+        presence: Mapping[str, str] | None = None,
     ) -> Order:
+        presence = presence or {}
         with reading(self.plans.model):
             _leave_contexts(model)
             part = _without_order(model)
-            nodes, given = between(part, {*operands, *known}, gradients.values())
+            ends = [*gradients.values(), *presence.values()]
+            nodes, given = between(part, {*operands, *known}, ends)
             made = [value for node in nodes if is_backward(node) for value in node.outputs if value.name]
             left = tuple(dict.fromkeys(map(name_of, made)))
             values = {name_of(v): v for node in nodes for v in node.outputs}
             reached = reach_of(nodes, {n: values[g] for n, g in gradients.items() if g in values}, {v: k for k, v in cotangents.items()})
-            session = extract(part, given, [*gradients.values(), *left])
+            session = extract(part, given, [*ends, *left])
             for value in session.graph.inputs:
                 kind = types.get(name_of(value))
                 if value.type is None and kind is not None:
@@ -202,6 +214,7 @@ class Orders:
             known.union(left),
             {**types, **runner.types},
             runner,
+            dict(presence),
         )
 
 

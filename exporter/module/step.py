@@ -13,6 +13,7 @@ from exporter.module.higher import Versions, differentiate, looped
 from exporter.module.plans import Plan, Plans
 from exporter.module.residuals import Residuals
 from exporter.module.torch_kernels import beside
+from exporter.runtime.sums import backward_pass
 from symbolics import torch_private as private
 from symbolics.errors import FormatError, RunError
 from symbolics.node.names import GRADIENTS_KEY
@@ -143,7 +144,7 @@ def _run_backward(ctx: Any, watched: tuple[torch.Tensor, ...], given: dict[str, 
     feeds = [row[place] for place in backward.feeds]
     room = backward.room([ctx.shapes[i] for i in backward.wanted[: len(backward.gradients)]], plans.pool)
     around: contextlib.AbstractContextManager[dict[str, torch.Tensor]] = beside() if backward.passed else contextlib.nullcontext({})
-    with around as passed:
+    with around as passed, backward_pass() if residuals.shared else contextlib.nullcontext():
         found, handles = plans.run_backward(backward.runner, feeds, keep or residuals.shared, room)
     plans.store.free_all(handles)
     if not keep and not residuals.shared:

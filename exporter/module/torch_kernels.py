@@ -20,6 +20,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from exporter.runtime.accelerate import CONV_WEIGHT_GRAD
+from exporter.runtime.added_calls import add_call
 from exporter.runtime.link import LINKED
 from symbolics.errors import RunError
 from symbolics.gradients import RULES
@@ -29,9 +31,7 @@ from symbolics.gradients.registry import Grads, Ints
 from symbolics.graph.builder import Builder
 from symbolics.graph.values import attr, is_python_op, name_of, static_shape
 from symbolics.node.attributes import ir_attributes, read_attributes, values_of, write_attributes
-from symbolics.node.call import AutogradCall
-from symbolics.node.containers import Slot
-from symbolics.node.names import ORT_DOMAIN, PYTHON_OP, qualified_name
+from symbolics.node.names import qualified_name
 
 __all__ = ["FUNCTIONS", "OVERRIDES", "BatchNormGradient", "ConvolutionGradient", "are_worth_it", "beside", "pass_beside"]
 
@@ -184,32 +184,6 @@ class BatchNormGradient(torch.autograd.Function):
     backward = ConvolutionGradient.backward
 
 
-def _call(op: Builder, function: type, inputs: Sequence[ir.Value], constants: tuple[Any, ...], likes: Sequence[ir.Value]) -> list[ir.Value]:
-    """A PythonOp of one of these Functions: an output of the shape of each in ``likes``; all tensors are of the type of the first."""
-    kind = int(inputs[0].dtype or ir.DataType.FLOAT)
-    ranks, made_ranks = (tuple(0 if value.shape is None else len(value.shape) for value in values) for values in (inputs, likes))
-    outputs = len(likes)
-    call = AutogradCall(
-        id=op.scope.name(function.__name__),
-        name=qualified_name(function),
-        args=(*map(Slot, range(len(inputs))), *constants),
-        outputs=tuple(map(Slot, range(outputs))),
-        input_types=(kind,) * len(inputs),
-        input_ranks=ranks,
-        input_requires_grads=(False,) * len(inputs),
-        output_types=(kind,) * outputs,
-        output_ranks=made_ranks,
-        output_requires_grads=(False,) * outputs,
-    )
-    made = op.node(PYTHON_OP, inputs, domain=ORT_DOMAIN, outputs=1 + outputs)
-    node = made[0].producer()
-    node.attributes.update({a.name: a for a in ir_attributes(write_attributes(call))})
-    made[0].type = ir.TensorType(ir.DataType.INT64)
-    for value, like in zip(made[1:], likes, strict=True):
-        value.type, value.shape = inputs[0].type, like.shape
-    return list(made[1:])
-
-
 def _same_kind(*values: ir.Value) -> bool:
     return values[0].dtype in _KINDS and all(value.dtype == values[0].dtype for value in values)
 
@@ -228,7 +202,7 @@ def _convolution(
     wanted = tuple(value is not None and value in op.scope.active for value in inputs)
     constants = (tuple(attr(node, "strides") or [1] * n), tuple(pads[:n]), tuple(attr(node, "dilations") or [1] * n), wanted)
     likes = [value for value, want in zip(inputs, wanted, strict=True) if want and value is not None]
-    found = iter(_call(op, ConvolutionGradient, [g, x, w], constants, likes))
+    found = iter(add_call(op, ConvolutionGradient, [g, x, w], constants, likes))
     return [next(found) if want else None for want in wanted]
 
 
@@ -242,7 +216,7 @@ def _batch_normalization(
     if not own or g is None or any(v is not None for v in others) or not _same_kind(g, x, scale, *ys[1:]):
         more: dict[str, Any] = {"epsilon": epsilon, "momentum": momentum, "training_mode": training_mode}
         return batch_normalization(op, gs, x, scale, bias, mean, variance, ys=ys, node=node, **more)
-    return [*_call(op, BatchNormGradient, [g, x, scale, *ys[1:]], (epsilon,), (x, scale, bias)), None, None]
+    return [*add_call(op, BatchNormGradient, [g, x, scale, *ys[1:]], (epsilon,), (x, scale, bias)), None, None]
 
 
 def are_worth_it(model: ir.Model, claims: Collection[str]) -> bool:
@@ -257,7 +231,7 @@ def are_worth_it(model: ir.Model, claims: Collection[str]) -> bool:
     """
     nodes = [node for node in model.graph if node.domain == ""]
     dense = [node for node in nodes if node.op_type == "Conv" and attr(node, "group", 1) == 1]
-    if "ConvWeightGrad" in claims and all(_is_of_images(node) for node in dense):
+    if CONV_WEIGHT_GRAD in claims and all(_is_of_images(node) for node in dense):
         return False
     own = len(dense) + sum(node.op_type == "BatchNormalization" for node in nodes)
     return own >= sum(node.op_type in ("MatMul", "Gemm") for node in nodes)

@@ -173,7 +173,7 @@ class Drawn:
                 if key is not None:
                     places[key] = at[node]
             scene.boxes[at[node]].nodes.append(node)
-        arrows = self._arrows(scene, at)
+        arrows = self._arrows(at)
         self._ends(scene, at, arrows)
         if outside:
             _keep_neighbours(scene, arrows)
@@ -184,7 +184,7 @@ class Drawn:
             scene.clusters = self._clusters(scene)
         return scene
 
-    def _arrows(self, scene: Scene, at: dict[ir.Node, int]) -> dict[tuple[int, int], Arrow]:
+    def _arrows(self, at: dict[ir.Node, int]) -> dict[tuple[int, int], Arrow]:
         arrows: dict[tuple[int, int], Arrow] = {}
         for node in self.nodes:
             for value in reads(node):

@@ -19,10 +19,13 @@ from exporter.runtime.facts import ShapeAndType, find_facts
 from exporter.runtime.link import could_link, link
 from exporter.runtime.step_order import list_for_memory
 
-__all__ = ["GUESTS", "Accelerated", "Accelerator", "Request", "Update", "accelerated", "accelerator"]
+__all__ = ["CONV_WEIGHT_GRAD", "GUESTS", "Accelerated", "Accelerator", "Request", "Update", "accelerated", "accelerator"]
 
 #: The modules that have an ``ACCELERATOR``; the first that takes a session's providers is asked.
 GUESTS = ["exporter.cpu.accelerator"]
+
+#: The gradient of a convolution for its weights, as an accelerator claims it.
+CONV_WEIGHT_GRAD = "ConvWeightGrad"
 
 #: "0": no accelerator, in the whole process.
 _SWITCH = "PYTHONOP_ACCELERATE"
@@ -76,7 +79,7 @@ class Accelerator(Protocol):
 
     Attributes:
         library: The custom-op library that has its operators; None where it needs none.
-        claims: The computations that it has operators of its own for, by name.
+        claims: The computations that it has operators of its own for, by name (`CONV_WEIGHT_GRAD`).
     """
 
     library: Path | None
@@ -86,10 +89,10 @@ class Accelerator(Protocol):
         """Whether it is for sessions of these providers, as onnxruntime.InferenceSession has them; none: the CPU."""
 
     def optimize(self, model: ir.Model, request: Request, facts: dict[ir.Value, ShapeAndType]) -> Optimized:
-        """Rewrite a model.
+        """Rewrite a model. `symbolics.graph.copies.replace` puts nodes in the place of one, `exporter.runtime.added_calls.add_call` a call of Python.
 
         Args:
-            model: Changed. Its nodes stand in the order of their values.
+            model: Changed; its inputs and outputs keep their names. Its nodes stand in the order of their values, before and after.
             request: What it is.
             facts: Takes shapes and types of its values, as far as they are found out.
         """

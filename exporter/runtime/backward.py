@@ -12,6 +12,7 @@ from torch.autograd.graph import GradientEdge
 
 from exporter.runtime.kernels import PythonOpGrad, check_element_types, enter_state, plain, root_of
 from exporter.runtime.store import Context, ContextStore
+from exporter.runtime.sums import stopped_at, watch
 from symbolics import torch_private as private
 from symbolics.errors import FormatError, RunError
 from symbolics.node.backward import BACKWARD_SPECS
@@ -102,6 +103,8 @@ class PythonOpBackward(PythonOpGrad):
                     "neither.\n  way out: take the decorator away where backward is made of differentiable operations, or export with inline= "
                     "for the derivative of its forward"
                 )
+            if self.keeps:
+                watch(root for root, _ in pairs)
             if pairs and targets:
                 answers = self.differentiate([root for root, _ in pairs], [g for _, g in pairs], targets)
             results = iter(answers)
@@ -116,9 +119,7 @@ class PythonOpBackward(PythonOpGrad):
         Its graph always stays whole: contexts of other orders, and other readers of this one, hold parts of it. It is freed
         with the last of them. What flows back to the outputs of the call stops there, where they are targets.
         """
-        with ExitStack() as stack:
-            for node in {_node_of(target.root) for target in targets if isinstance(target, Own)}:
-                stack.callback(node.register_hook(lambda given, _: tuple(None for _ in given)).remove)
+        with stopped_at({_node_of(target.root) for target in targets if isinstance(target, Own)}):
             plain_targets = [target.root if isinstance(target, Own) else target for target in targets]
             return torch.autograd.grad(roots, plain_targets, cotangents, retain_graph=True, create_graph=self.keeps, allow_unused=True)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from symbolics.errors import Faq, PythonopWarning, RunError
+from symbolics.errors import Faq, RunError
 from symbolics.node.fingerprints import changed_halves
 from symbolics.node.metadata import read_functions
 from symbolics.text import shown
+from symbolics.users import warn
 
 __all__ = ["changed_functions", "say_changed"]
 
@@ -32,13 +32,12 @@ def changed_functions(metadata: Mapping[str, str], functions: Mapping[str, Any])
     return {name: halves for name, halves in found.items() if halves}
 
 
-def say_changed(changed: Mapping[str, list[str]], *, strict: bool, stacklevel: int) -> None:
+def say_changed(changed: Mapping[str, list[str]], *, strict: bool) -> None:
     """Warn once of Functions that have changed.
 
     Args:
         changed: As `changed_functions` gives them.
         strict: Raise instead.
-        stacklevel: As `warnings.warn` takes it, seen from the caller.
 
     Raises:
         RunError: With ``strict``, one has changed.
@@ -52,4 +51,4 @@ def say_changed(changed: Mapping[str, list[str]], *, strict: bool, stacklevel: i
     way_out = "export the model again, bring the old code back, or see what differs with exporter.verify(model, args, file=...)"
     if strict:
         raise RunError(f"{said}: {way_out}", faq=Faq.CHANGED)
-    warnings.warn(f"{said}: {way_out}. strict=True makes this an error.", PythonopWarning, stacklevel=stacklevel + 1)
+    warn(f"{said}: {way_out}. strict=True makes this an error.")

@@ -202,5 +202,5 @@ def reference_evaluator(
     except Exception as error:
         raise _refusal(error) from error
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    say_changed(changed_functions(metadata, gate.functions), strict=strict, stacklevel=3)
+    say_changed(changed_functions(metadata, gate.functions), strict=strict)
     return evaluator

@@ -281,7 +281,7 @@ def inference_session(
                 f"inference_session has no option {name!r}: it has allow, store, sess_options, providers, accelerate, strict, {', '.join(_OPTIONS)}"
             )
     session = open_session(model, allow, store=store, sess_options=sess_options, providers=providers, accelerate=accelerate, **kwargs)
-    say_changed(session.changed, strict=strict, stacklevel=3)
+    say_changed(session.changed, strict=strict)
     return session
 
 

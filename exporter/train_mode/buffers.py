@@ -5,7 +5,6 @@ Of BatchNormalization in training mode the graph gives out what the batch says (
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -14,10 +13,10 @@ import onnx_ir as ir
 
 from exporter.train_mode.batch_norm import kept_statistics, plain_statistics, source_of
 from exporter.train_mode.reads import is_read
-from symbolics.errors import PythonopWarning
 from symbolics.graph.walk import walk
 from symbolics.node.metadata import StateEntry, changes_of, read_state, write_changes
 from symbolics.node.names import BUFFERS_KEY
+from symbolics.users import warn
 
 __all__ = ["AVERAGED", "UNSEEN", "add_lost", "carry", "name_carried", "warn_of_lost"]
 
@@ -116,14 +115,12 @@ def add_lost(model: ir.Model, seen: Mapping[str, str], noted: Mapping[str, str] 
         model.metadata_props[BUFFERS_KEY] = write_changes(replace(changes, lost={**lost, **changes.lost}))
 
 
-def warn_of_lost(model: ir.Model, stacklevel: int) -> None:
+def warn_of_lost(model: ir.Model) -> None:
     """Say what a file's forward changes and the file does not carry."""
     lost = changes_of(model).lost
     if lost:
         named = "; ".join(f"{name!r} ({why})" for name, why in list(lost.items())[:5]) + ("; ..." if len(lost) > 5 else "")
-        warnings.warn(
+        warn(
             f"forward changes state that the file cannot carry: {named}. Each run starts from its value at export, and load(...) refuses a forward in "
-            "training mode: return the new value from forward and pass it in, or keep it in a buffer of fixed shape that forward writes into.",
-            PythonopWarning,
-            stacklevel=stacklevel + 1,
+            "training mode: return the new value from forward and pass it in, or keep it in a buffer of fixed shape that forward writes into."
         )

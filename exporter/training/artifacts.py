@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,12 @@ from exporter.gradient_graph.partition import extract, forward_part
 from exporter.training.carried import LOSS
 from exporter.training.objective import Objective, check_names
 from exporter.training.step import TrainingStep
-from symbolics.errors import ArgumentError, ExportError, PythonopWarning
+from symbolics.errors import ArgumentError, ExportError
 from symbolics.graph.values import attr, dtype_of, is_python_op, name_of
 from symbolics.node.metadata import StepLayout, read_state, write_state
 from symbolics.node.names import STATE_KEY
 from symbolics.text import clean
+from symbolics.users import warn
 
 __all__ = [
     "EVALUATION",
@@ -146,11 +146,9 @@ def write_artifacts(
         text = json.dumps(manifest, indent=1) + "\n"
         save_models(models, external_data=external_data, texts=[(text, paths[3])], check=check)
     if manifest["python"]:
-        warnings.warn(
+        warn(
             f"{path} needs Python: the calls of {clean(', '.join(manifest['python']))} stay PythonOps, which run nowhere else; "
-            "export with portable=True (--portable) for files that need none",
-            PythonopWarning,
-            stacklevel=3,
+            "export with portable=True (--portable) for files that need none"
         )
     return manifest
 

@@ -166,7 +166,7 @@ class Trainer:
         self._allow = allow
         self._settings: Settings | None = None
         evaluated = {} if self._evaluation is None else self._evaluation.session.changed
-        say_changed({**main.changed, **evaluated}, strict=strict, stacklevel=4)
+        say_changed({**main.changed, **evaluated}, strict=strict)
 
     def _check(self, layout: StepLayout) -> None:
         """That the layout is one of this step and this state."""

@@ -11,7 +11,7 @@ import torch
 from symbolics import torch_private as private
 from symbolics.capture.gradients_in_forward import edges_behind, gradients
 from symbolics.capture.recorder import Recorder
-from symbolics.errors import PythonopWarning
+from symbolics.users import warn
 
 __all__ = ["ACCUMULATING", "accumulate"]
 
@@ -108,11 +108,9 @@ def _leaves(recorder: Recorder, outputs: Sequence[torch.Tensor]) -> list[torch.T
     parameters = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Parameter)]
     if parameters:
         module, source = recorder.capture.sites.here()
-        warnings.warn(
+        warn(
             f"backward() in module {module or '<root>'} at {source} adds to the .grad of {len(parameters)} parameters, too: a file has no .grad, and what "
-            "trains the model finds none of it there. torch.autograd.grad, or backward(inputs=...), leaves parameters alone.",
-            PythonopWarning,
-            stacklevel=2,
+            "trains the model finds none of it there. torch.autograd.grad, or backward(inputs=...), leaves parameters alone."
         )
     known = {id(leaf) for leaf in leaves}
     return leaves + [tensor for tensor in retained if id(tensor) not in known]

@@ -11,9 +11,8 @@ import dis
 import functools
 import linecache
 import types
-import warnings
 
-from symbolics.errors import PythonopWarning
+from symbolics.users import warn
 
 __all__ = ["only_raises", "passed"]
 
@@ -39,11 +38,9 @@ def passed(frame: types.FrameType, module: str, source: str) -> bool | None:
         target = places[steps[target].argval] if steps[target].opname == "JUMP_FORWARD" else target + 1
     line = steps[target].positions.lineno if steps[target].positions else None  # type: ignore[union-attr]
     raises = line is not None and raising[0] <= line <= raising[1]
-    warnings.warn(
+    warn(
         f"a check in module {module or '<root>'} at {source} depends on the values of a tensor: it is not in the file, which computes what the "
-        "model does where the check passes.",
-        PythonopWarning,
-        stacklevel=2,
+        "model does where the check passes."
     )
     return ("TRUE" in jump.opname) != raises
 

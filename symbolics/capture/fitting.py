@@ -24,7 +24,7 @@ from symbolics.errors import ExportError, Faq
 from symbolics.node.containers import Slot, fill
 from symbolics.node.names import qualified_name
 
-__all__ = ["DRAWS", "Example", "as_known", "drawn", "drawn_smaller", "fitted_outputs"]
+__all__ = ["Example", "as_known", "fitted_outputs", "run_on_other_values"]
 
 
 def fitted_outputs(
@@ -47,10 +47,21 @@ def fitted_outputs(
 
 
 #: On how many other values a number that forward tells its caller is compared.
-DRAWS = 4
+_DRAWS = 4
 
 #: Makes the tensor that stands for another: gets that, the shape, and what the eager run has in its place (None: nothing).
 Example = Callable[[torch.Tensor, list[int], torch.Tensor | None], torch.Tensor]
+
+
+def run_on_other_values(run: Callable[[int, Example], object]) -> None:
+    """Run a forward on other values, drawn among its own, several times; one that takes none of them may refuse.
+
+    Args:
+        run: Gets a seed, and what draws the values.
+    """
+    for seed in range(_DRAWS):
+        with contextlib.suppress(Exception):
+            run(seed, drawn_smaller if seed % 2 else drawn)
 
 
 class _Fit:
@@ -75,9 +86,8 @@ class _Fit:
         try:
             with torch.random.fork_rng(devices=[]):
                 outputs = self._outputs()
-                for seed in range(2, 2 + DRAWS) if outputs.told else ():
-                    with contextlib.suppress(Exception):
-                        self._run(self.hints, seed, drawn_smaller if seed % 2 else drawn)
+                if outputs.told:
+                    run_on_other_values(lambda seed, draw: self._run(self.hints, seed + 2, draw))
             return replace(outputs, told=agreed(outputs.told, self.told, qualified_name(self.cls)))
         finally:
             random.setstate(python_state)
@@ -107,7 +117,7 @@ class _Fit:
 
     def _others(self) -> Iterator[list[list[int]]]:
         """Output sizes for further values, of either sign: what is few at the example may be as many for the next."""
-        for seed in range(2, 2 + DRAWS) if self.seen is not None else ():
+        for seed in range(2, 2 + _DRAWS) if self.seen is not None else ():
             with contextlib.suppress(Exception):
                 run = self._run(self.hints, seed, drawn if seed % 2 else drawn_opposite)
                 self.told.pop()  # those of other values are asked for where there are any

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,8 @@ import torch
 from symbolics import torch_private as private
 from symbolics.capture.gradient_hooks import changes_nothing, shown_hook
 from symbolics.capture.side_effects import same_values
-from symbolics.errors import ExportError, PythonopWarning
+from symbolics.errors import ExportError
+from symbolics.users import warn
 
 __all__ = ["GradFn", "check_module_hooks", "check_parameter_hooks", "saved_tensors_compared"]
 
@@ -56,11 +56,7 @@ def check_module_hooks(model: torch.nn.Module, known: set[int]) -> None:
                     "  way out: register it on a tensor in forward (h.register_hook(function), a function at the top level of a module): that is carried;\n"
                     "  make an autograd Function of it; or take it off for the export (handle.remove()): the file's gradients are those without it"
                 )
-            warnings.warn(
-                f"{what}: it returns nothing, so gradients are the same without it, and the file does not run it.",
-                PythonopWarning,
-                stacklevel=4,
-            )
+            warn(f"{what}: it returns nothing, so gradients are the same without it, and the file does not run it.")
 
 
 def _place(hook: Any) -> str:

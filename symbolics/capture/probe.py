@@ -8,7 +8,6 @@ values of that run and on sizes moved a little, and the output sizes are fitted 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 
 from symbolics import torch_private as private
 from symbolics.capture.eager_calls import EagerCall
-from symbolics.capture.fitting import DRAWS, Example, as_known, drawn, drawn_smaller, fitted_outputs
+from symbolics.capture.fitting import Example, as_known, fitted_outputs, run_on_other_values
 from symbolics.capture.outputs import Fresh, Outputs, expression_of, sizes_of
 from symbolics.capture.told import Told, agreed
 from symbolics.capture.trial import Call, forward_raised, stand_in_for, trial
@@ -77,16 +76,15 @@ def _run_real(cls: type, call: Call, values: Sequence[Any], dynamic: Collection[
 def _told_otherwise(cls: type, call: Call, values: Sequence[Any], copies: Sequence[Any], dynamic: Collection[int]) -> list[list[Told]]:
     """What forward tells on other values, drawn among its own, and on other sizes of dynamic dimensions: nothing where it takes none."""
     told = []
+
+    def run(seed: int, draw: Example) -> None:
+        torch.manual_seed(seed)
+        tensors = iter(values)
+        others = [_other(next(tensors), dynamic if seed else (), draw) if isinstance(c, torch.Tensor) else c for c in copies]
+        told.append(trial(cls, call, values, others).told)
+
     with torch.random.fork_rng(devices=[]):
-        for seed in range(DRAWS):
-            torch.manual_seed(seed)
-            tensors = iter(values)
-            others = [
-                _other(next(tensors), dynamic if seed else (), drawn_smaller if seed % 2 else drawn) if isinstance(c, torch.Tensor) else c
-                for c in copies
-            ]
-            with contextlib.suppress(Exception):
-                told.append(trial(cls, call, values, others).told)
+        run_on_other_values(run)
     return told
 
 

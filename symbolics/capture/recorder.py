@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -43,7 +42,7 @@ from symbolics.capture.operator_calls import UNDER_TRANSFORMS, origin_of, run_in
 from symbolics.capture.other_hooks import check_module_hooks, check_parameter_hooks
 from symbolics.capture.probe import observe
 from symbolics.capture.told import tell
-from symbolics.errors import ExportError, PythonopWarning
+from symbolics.errors import ExportError
 from symbolics.node.attributes import write_attributes
 from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Slot, fill
@@ -52,6 +51,7 @@ from symbolics.node.names import qualified_name
 from symbolics.node.opaque import Opaque
 from symbolics.node.operators import Operator, why_never
 from symbolics.node.patterns import Patterns
+from symbolics.users import warn
 
 __all__ = ["Capture", "Recorder", "active_recorder"]
 
@@ -297,11 +297,9 @@ class Recorder(Listener):
     def warn_of_hook(self, what: str) -> None:
         """Say that a hook that changes nothing is not carried."""
         module, source = self.capture.sites.here()
-        warnings.warn(
+        warn(
             f"{what}, in module {module or '<root>'} at {source or 'a line unknown'}: it returns nothing, so gradients are the same without it, "
-            "and the file does not run it.",
-            PythonopWarning,
-            stacklevel=2,
+            "and the file does not run it."
         )
 
     def _node(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str) -> Any:
@@ -486,4 +484,4 @@ class Recorder(Listener):
             self._warn(cls, module, f"inlined, because {why}. Its gradient is the derivative of its forward{beside}")
 
     def _warn(self, cls: Any, module: str, text: str) -> None:
-        warnings.warn(f"{qualified_name(cls)} in module {module or '<root>'}: {text}.", PythonopWarning, stacklevel=2)
+        warn(f"{qualified_name(cls)} in module {module or '<root>'}: {text}.")

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from symbolics import torch_private as private
+from symbolics.capture.draws import numpy_state
 
 __all__ = ["SideEffects", "same_values", "watched"]
 
@@ -56,7 +56,7 @@ def watched(cls: type, arguments: Any, tensors: Sequence[Any]) -> Iterator[SideE
     state = _state(cls, arguments)
     # On fake tensors torch's own Python code runs as well, and some of it draws from Python's generator.
     own_draws = any(d is not None for d in data) or random in _modules_of(cls)
-    numpy_state, python_state = _numpy_state(), random.getstate() if own_draws else None
+    numpy_before, python_before = numpy_state(), random.getstate() if own_draws else None
     with private.random_operators() as drawn:
         yield seen
     for i, tensor in enumerate(tensors):
@@ -65,22 +65,14 @@ def watched(cls: type, arguments: Any, tensors: Sequence[Any]) -> Iterator[SideE
             seen.changed.append(i)
     if drawn:
         seen.warnings.append(_DRAWS.format("torch.manual_seed"))
-    if numpy_state != _numpy_state():
+    if numpy_before != numpy_state():
         seen.warnings.append(_DRAWS.format("numpy.random.seed"))
-    if own_draws and random.getstate() != python_state:
+    if own_draws and random.getstate() != python_before:
         seen.warnings.append(_DRAWS.format("random.seed"))
     after = _state(cls, arguments)
     moved = [name for name in {**state, **after} if not _same(state.get(name), after.get(name))]
     if moved:
         seen.warnings.append(_STATE.format(", ".join(moved)))
-
-
-def _numpy_state() -> tuple[Any, ...]:
-    """The state of numpy's own generator, in a form that is cheap to compare."""
-    state: Any = np.random.get_state(legacy=False)
-    if state["bit_generator"] != "MT19937":  # somebody set another than numpy's default
-        return (str(state),)
-    return state["state"]["key"].tobytes(), state["state"]["pos"], state["has_gauss"], state["gauss"]
 
 
 def _modules_of(cls: Any) -> list[Any]:

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from symbolics import torch_private as private
 from symbolics.capture.callsite import Call, Callsites
 from symbolics.capture.chosen_operators import OperatorsSeen
+from symbolics.capture.draws import Draws
 from symbolics.capture.eager_calls import EagerCalls
 from symbolics.capture.fake_kernels import FakeKernels
 from symbolics.capture.gradient_ops import Answers
@@ -92,6 +93,7 @@ class Survey(Listener):
         taken: What each call of torch.autograd.grad that the forward made gave, by module and line.
         backwards: The backward of each call of a Function, or of a kept operator.
         given: Is told the arguments of each call of apply.
+        draws: What the forward draws from Python's and NumPy's generators outside of such calls.
         calls: What each call was given and gave, for an exporter that captures without values; None: nobody asks.
     """
 
@@ -120,6 +122,7 @@ class Survey(Listener):
         self.backwards: list[Backward | ModuleBackward] = []
         self.given: Callable[[Any], None] = lambda _: None
         self.calls = EagerCalls("in eager mode the model makes no call of it, with tensors of these sizes, on this line") if fakes else None
+        self.draws = Draws()
         self._sites = Callsites(model)
         self._open = contextlib.ExitStack()
 
@@ -156,12 +159,11 @@ class Survey(Listener):
         """Make the call."""
         self.given((args, kwargs))
         needing = needing_gradients(cls, args, kwargs)
-        noted = self.calls.called(cls, args, kwargs) if self.calls is not None and not torch.compiler.is_dynamo_compiling() else None
-        with self.deaf():
+        returned = self._called(cls, args, kwargs)
+        with self.deaf(), self.draws.apart():
             result = original_apply(cls, args, kwargs)
         call = self._sites.call()
-        if noted is not None:
-            noted(result, (call.module, call.source))
+        returned(result, (call.module, call.source))
         self.backwards += backward_of(cls, result, needing, call)
         made = [(t.grad_fn, call) for t in _layers(result) if t.grad_fn is not None]
         self.made += made
@@ -175,15 +177,10 @@ class Survey(Listener):
         sources = _nodes_of((args, kwargs))
         if kept:
             needing = needing_gradients(operator, args, kwargs)
-            with self.deaf():
-                noted = (
-                    self.calls.called(operator, args, kwargs)
-                    if self.calls is not None and not torch.compiler.is_dynamo_compiling()
-                    else None
-                )
+            with self.deaf(), self.draws.apart():
+                returned = self._called(operator, args, kwargs)
                 result = call()
-                if noted is not None:
-                    noted(result, self._sites.here())
+                returned(result, self._sites.here())
                 if self._fakes is not None:
                     self._fakes.check(operator, args, kwargs, result, self._sites.call())
             self.backwards += backward_of(operator, result, needing, self._sites.call())
@@ -201,12 +198,11 @@ class Survey(Listener):
         given = (*opaque.state(), *args)
         self.given((given, kwargs))
         sources, call = _nodes_of((given, kwargs)), self._sites.call()
-        noted = self.calls.called(opaque, given, kwargs) if self.calls is not None else None
-        with self.deaf():
+        noted = self._called(opaque, given, kwargs)
+        with self.deaf(), self.draws.apart():
             result = opaque.call(args, kwargs)
         returned = (result, *opaque.written()) if opaque.changes else result
-        if noted is not None:
-            noted(returned, (call.module, call.source))
+        noted(returned, (call.module, call.source))
         self.backwards.append(ModuleBackward.of(opaque, given, kwargs, result, call))
         known = set(map(id, sources))
         made = tuple(node for node in _nodes_of(result) if id(node) not in known)
@@ -214,6 +210,12 @@ class Survey(Listener):
             self.operators.append(OperatorCall(opaque, True, made, sources, call))
         self._note_backward(made)
         return result
+
+    def _called(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any, tuple[str, str]], None]:
+        """As `EagerCalls.called`, where somebody asks for the calls."""
+        if self.calls is None or torch.compiler.is_dynamo_compiling():
+            return lambda result, place: None
+        return self.calls.called(function, args, kwargs)
 
     def _note_backward(self, made: Iterable[Any]) -> None:
         running = private.running_node()

@@ -14,13 +14,19 @@ import torch
 from symbolics import torch_private as private
 from symbolics.capture.binding import is_traced_size
 from symbolics.text import clean
+from symbolics.users import users_frame
 
 __all__ = ["TAKING", "take"]
 
+#: What gives the memory of a tensor to whoever asks.
+_MEMORY = {
+    "data_ptr": ".data_ptr()", "untyped_storage": ".untyped_storage()", "__reduce_ex__": "pickle, or copy.copy(),", "__dlpack__": "DLPack", "apply_": ".apply_()", "map_": ".map_()",
+}  # fmt: skip
 #: What gives a value of a tensor to Python or NumPy, and how people write it.
 TAKING = {
     "numpy": ".numpy()", "__array__": "NumPy", "item": ".item()", "tolist": ".tolist()", "__float__": "float()", "__int__": "int()",
-    "__complex__": "complex()", "__bool__": "an `if`, or bool(),", "__index__": "an index",
+    "__complex__": "complex()", "__bool__": "an `if`, or bool(),", "__index__": "an index", "__contains__": "`in`",
+    "is_nonzero": "is_nonzero()", "equal": "torch.equal()", "allclose": "torch.allclose()", **_MEMORY,
 }  # fmt: skip
 
 
@@ -31,13 +37,16 @@ def take(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dic
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad and name in ("item", "__float__", "tolist"):
             args = (torch.ops.pythonop.stop_gradient(tensor.detach()), *args[1:])
         return func(*args, **kwargs)
-    if not isinstance(tensor, torch.Tensor) or is_traced_size(tensor):
+    if not isinstance(tensor, torch.Tensor) or (is_traced_size(tensor) and not private.sized_by_values(tensor)):
         return func(*args, **kwargs)
+    if name in ("data_ptr", "untyped_storage") and _torch_asks():  # whether two tensors share memory, and the like
+        return func(*args, **kwargs)
+    frame = users_frame(sys._getframe(1))
+    file, line = frame.f_code.co_filename, frame.f_lineno
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
         result = func(*args, **kwargs)
-    file, line, names = _users_line()
-    text = linecache.getline(file, line, names).strip()
+    text = linecache.getline(file, line, frame.f_globals).strip()
     warnings.warn_explicit(
         f"{TAKING[name]} takes the value of a tensor out of torch at {clean(os.path.basename(file))}:{line}{f': {clean(text)}' if text else ''}\n"
         "  the file holds what follows from the example's value, whatever its input is (exporter.verify compares a second one)\n"
@@ -49,8 +58,10 @@ def take(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dic
     return result
 
 
-def _users_line() -> tuple[str, int, dict[str, Any]]:
+def _torch_asks() -> bool:
+    """Whether it is torch's own Python that makes the call, and not a model."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "symbolics", "exporter"):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("symbolics.", "torch.overrides")):
         frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno, frame.f_globals
+    asker = frame.f_globals.get("__name__", "")
+    return asker.startswith("torch.") and asker != "torch._tensor"

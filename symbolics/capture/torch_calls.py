@@ -19,7 +19,7 @@ from symbolics import torch_private as private
 from symbolics.capture import gradients_in_forward
 from symbolics.capture.accumulation import ACCUMULATING, accumulate
 from symbolics.capture.binding import is_traced_size
-from symbolics.capture.branches import notice_branch
+from symbolics.capture.branches import notice_branch, notice_number, notice_parts
 from symbolics.capture.checks import passed
 from symbolics.capture.chosen_operators import called_operator, stand_in
 from symbolics.capture.composites import body_of, inner_body_of
@@ -146,7 +146,7 @@ def _grad_fn(call: _Call) -> _Answer:
 def _composite(call: _Call) -> _Answer:
     """A function written in Python: what it calls inside may stop gradients too (F.gumbel_softmax)."""
     bodies = inner_body_of if call.recorder is not None and call.recorder.choosing else body_of
-    body = None if call.func in REWRITES else bodies(call.func)
+    body = None if call.func in REWRITES or call.name in TAKING else bodies(call.func)
     if body is None:
         return None
     with call.mode:
@@ -233,6 +233,8 @@ def _made(call: _Call) -> Any:
     with private.traced_values_kept(sources(args, kwargs) if private.is_tracing() and name != "__set__" else ()):
         result = called(functools.partial(rewritten, func, REWRITES.get(func)), name, args, kwargs, torch.ops.pythonop.stop_gradient)
     trace = None if call.recorder is None else call.recorder.capture.trace
+    if trace is not None and trace.dynamic:
+        notice_parts(call.recorder, name, args, kwargs, result)  # type: ignore[arg-type]
     if trace is not None and trace.buffers is not None:
         trace.buffers.note_views(func, result)
         trace.views.note(func, args, kwargs, result)
@@ -303,8 +305,10 @@ def watch_reads(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: di
             size = int(args[0])
         if size in recorder.capture.trace.dynamic:
             recorder.capture.trace.frozen.add(size)
-    if name == "__bool__" and recorder.capture.trace.dynamic and isinstance(args[0], torch.Tensor):
-        notice_branch(args[0], recorder.capture.trace.dynamic)
+    if recorder.capture.trace.dynamic and args and isinstance(args[0], torch.Tensor):
+        if name == "__bool__":
+            notice_branch(args[0], recorder.capture.trace.dynamic)
+        notice_number(recorder, name, args[0])
     if recorder.capture.aliases.stale and name not in SHAPE_ONLY and name not in _PROPERTIES:
         try:
             recorder.capture.aliases.check_read(leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))

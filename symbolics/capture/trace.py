@@ -23,6 +23,8 @@ class Trace:
     Attributes:
         anchors: A traced tensor per call: as outputs of the graph they keep calls whose results nobody reads.
         dynamic: Example sizes of the dimensions that are declared dynamic.
+        numbers: Sizes that the model turned into Python numbers, of which some may be those of open axes, and how and where.
+        parts: (axis, sizes) -> how and where the model took a tensor apart along an axis.
         frozen: Those that the model turned into Python ints (torch.export keeps them symbolic, or fails).
         state: The names of the model's parameters and buffers.
         fed: The names of values that depend on the model's inputs, of those that somebody asked about.
@@ -34,6 +36,8 @@ class Trace:
 
     anchors: list[torch.Tensor] = field(default_factory=list)
     dynamic: set[int] = field(default_factory=set)
+    numbers: list[tuple[torch.Tensor, str, str]] = field(default_factory=list)
+    parts: dict[tuple[int, tuple[int, ...]], dict[str, None]] = field(default_factory=dict)
     frozen: set[int] = field(default_factory=set)
     state: Container[str] = ()
     fed: set[str] = field(default_factory=set)

@@ -22,8 +22,6 @@ from symbolics.errors import ExportError
 
 __all__ = ["STAND_INS"]
 
-Original = Callable[..., Any]
-
 
 def _grad_and_value(recorder: Recorder, func: Any, argnums: Any, has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     what = "torch.func.grad"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
-import warnings
 from typing import Any
 
 import torch
 
 from symbolics.capture.interception import TESTED
 from symbolics.capture.listener import Listener
-from symbolics.errors import ExportError, PythonopWarning
+from symbolics.errors import ExportError
+from symbolics.users import warn
 
 __all__ = ["prove_capture", "uncaught"]
 
@@ -55,11 +55,9 @@ def prove_capture() -> None:
 def _warn_of_newer_torch() -> None:
     """Say once that nobody has tried this torch."""
     if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) > _NEWEST:
-        warnings.warn(
+        warn(
             f"torch {torch.__version__} is newer than what pythonop was tested with (torch {TESTED[0]} to {TESTED[-1]}): Functions are caught, what else "
-            f"it moved nobody has looked at. Compare with exporter.verify, or install 'torch<{_UNTESTED}'.",
-            PythonopWarning,
-            stacklevel=5,
+            f"it moved nobody has looked at. Compare with exporter.verify, or install 'torch<{_UNTESTED}'."
         )
 
 

@@ -12,7 +12,7 @@ from onnx_ir import Value
 from symbolics.gradients.compositions import attention, swap
 from symbolics.gradients.registry import Grads, gradient
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import dtype_of, unsupported
+from symbolics.graph.values import dtype_of, static_shape, unsupported
 
 __all__: list[str] = []
 
@@ -86,11 +86,29 @@ def einsum(op: Builder, g: Value, *xs: Value, node: ir.Node, equation: str) -> G
             elif all(letter not in t for _, t in operands):  # summed within this operand alone
                 operands.append((op.Expand(op.number(1.0, g), op.vector([op.dim(x, k)])), letter))
             result += letter
+        operands = _in_order(op, operands)
         dx = op.Einsum(*[v for v, _ in operands], equation=",".join(t for _, t in operands) + "->" + result)
         # An axis that no other operand has was not stretched.
         alone = [None if letter in others else 1 for letter in term]
         evidence = [Value(shape=ir.Shape(alone))] if 1 in alone else []
         out.append(op.sum_to(dx, x, Value(shape=ir.Shape([full[letter] for letter in term])), evidence))
+    return out
+
+
+def _in_order(op: Builder, operands: Sequence[tuple[Value, str]]) -> list[tuple[Value, str]]:
+    """The operands with their axes in the order in which the letters come first; those that surely have elements stay.
+
+    onnxruntime (1.31) transposes the others itself, and ends the process where one of them has no element.
+    """
+    order: dict[str, int] = {}
+    out = []
+    for x, term in operands:
+        for letter in term:
+            order.setdefault(letter, len(order))
+        axes = sorted(range(len(term)), key=lambda k: order[term[k]])
+        if axes != sorted(axes) and 0 in (static_shape(x) or (0,)):
+            x, term = op.Transpose(x, perm=axes), "".join(term[k] for k in axes)
+        out.append((x, term))
     return out
 
 

@@ -6,7 +6,6 @@ docs/format.md has the table. No torch here.
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from symbolics.errors import ExportError, FormatError, PythonopWarning
+from symbolics.errors import ExportError, FormatError
 from symbolics.node.arguments import Described
 from symbolics.node.attributes import BOOL_FAMILIES, GRAD_SPECS, check_types, family_of, read_attributes, typed_attributes, values_of
 from symbolics.node.backward import is_backward
@@ -23,6 +22,7 @@ from symbolics.node.call import AutogradCall
 from symbolics.node.containers import Partial, Slot, slots
 from symbolics.node.names import CALL_ATTRIBUTE, ORT_DOMAIN, OWN_DOMAIN, PYTHON_OP, PYTHON_OP_BACKWARD, PYTHON_OP_GRAD, PYTHON_OP_TANGENT
 from symbolics.text import shown
+from symbolics.users import warn
 
 __all__ = ["DIALECTS", "Dialect", "to_dialect"]
 
@@ -123,11 +123,9 @@ def _fit_versions(model: ir.Model, schema: str, dialect: Dialect) -> None:
         model.ir_version = dialect.max_ir_version
     opset = model.opset_imports.get("")
     if dialect.max_opset is not None and opset is not None and opset > dialect.max_opset:
-        warnings.warn(
+        warn(
             f"schema={schema!r}: the model has opset {opset}, that release knows opsets up to {dialect.max_opset} and may refuse it: "
-            f"export with opset_version={dialect.max_opset}.",
-            PythonopWarning,
-            stacklevel=4,
+            f"export with opset_version={dialect.max_opset}."
         )
 
 
@@ -144,7 +142,7 @@ class _Writer:
         """One warning per loss; a loss that several calls share is said once."""
         for loss, count in self.losses.items():
             calls = f" ({count} calls)" if count > 1 else ""
-            warnings.warn(f"schema={self.schema!r}: {loss}{calls}. A file saved without schema= keeps it.", PythonopWarning, stacklevel=5)
+            warn(f"schema={self.schema!r}: {loss}{calls}. A file saved without schema= keeps it.")
 
     # ------------------------------------------------------------------------------------------------- PythonOp
 

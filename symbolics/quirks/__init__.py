@@ -31,6 +31,7 @@ from symbolics.quirks.pytorch.binary_cross_entropy import BINARY_CROSS_ENTROPY
 from symbolics.quirks.pytorch.bounds import BOUNDS
 from symbolics.quirks.pytorch.builtins import builtins_of_eager
 from symbolics.quirks.pytorch.conjugates import CONJUGATES
+from symbolics.quirks.pytorch.copies import COPIES
 from symbolics.quirks.pytorch.data_getter import DATA_GETTER
 from symbolics.quirks.pytorch.distances import DISTANCES
 from symbolics.quirks.pytorch.embedding_renorms import EMBEDDING_RENORMS
@@ -62,6 +63,7 @@ from symbolics.quirks.pytorch.scatters import SCATTERS
 from symbolics.quirks.pytorch.sizes import SIZES
 from symbolics.quirks.pytorch.softplus_threshold import SOFTPLUS
 from symbolics.quirks.pytorch.splits import SPLITS
+from symbolics.quirks.pytorch.stable_sorts import STABLE_SORTS
 from symbolics.quirks.pytorch.torchscript_gaps import GAPS, UNARY
 from symbolics.quirks.pytorch.torchscript_scatters import index_put, scatter_reduce
 from symbolics.quirks.pytorch.truth import TRUTH
@@ -111,8 +113,8 @@ TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = 
 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.
 REWRITES: dict[Any, Rewrite] = {
-    **DATA_GETTER, **CONJUGATES, **MIXED_NORMS, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
-    **DISTANCES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **FACTORIES, **FAKE_QUANTIZATION, **GAPS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **OBSERVERS, **PADDING, **PLACES, **POOLS, **PROJECTIONS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **TRUTH, **UNSORTED, **VARIANCE,
+    **DATA_GETTER, **CONJUGATES, **COPIES, **MIXED_NORMS, **INSTANCE_NORM, **OWN_BACKWARD, **ANGLES, **BAGS, **BINARY_CROSS_ENTROPY, **BOUNDS,
+    **DISTANCES, **EMBEDDING_RENORMS, **EMPTY_PRODUCTS, **EMPTY_RESHAPES, **FACTORIES, **FAKE_QUANTIZATION, **GAPS, **GAUSSIAN_NLL, **LOGARITHMS, **LOSSES, **MATRIX_POWERS, **MULTINOMIAL, **NORMAL_DRAWS, **OBSERVERS, **PADDING, **PLACES, **POOLS, **PROJECTIONS, **REPEATS, **ROUNDING, **SCALARS, **HALF_RESULTS, **SCATTERS, **SIZES, **SOFTPLUS, **SPLITS, **STABLE_SORTS, **TRUTH, **UNSORTED, **VARIANCE,
 }  # fmt: skip
 
 REWRITES |= narrow_types(REWRITES)

@@ -17,6 +17,7 @@ from torch.autograd.function import FunctionMeta, _SingleLevelFunction as Single
 __all__ = [
     "FunctionMeta",
     "SingleLevelFunction",
+    "after_backward",
     "apply_of_base",
     "backward_of",
     "cpp_function_of",
@@ -26,6 +27,7 @@ __all__ = [
     "function_of",
     "functional_transforms",
     "functions",
+    "graph_task",
     "has_own_jvp",
     "helpers_of_apply",
     "is_any_autocast_enabled",
@@ -233,6 +235,16 @@ def running_node() -> Any:
 def keeps_graph() -> bool:
     """Inside a backward: whether it was called with retain_graph=True."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def graph_task() -> int:
+    """The number of the engine's run that this thread is in; -1 outside a backward."""
+    return int(torch._C._current_graph_task_id())
+
+
+def after_backward(function: Callable[[], None]) -> None:
+    """Call it when the engine's run that this thread is in has ended."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
 #: What torch.no_grad() and enable_grad() call; a torch function mode sees it. torch.set_grad_enabled is a class whose instances

@@ -17,11 +17,6 @@ def parametrization_cache() -> dict[Any, Any]:
     return torch.nn.utils.parametrize._cache
 
 
-def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
-    """The names of a module's buffers that state_dict() leaves out (the live set)."""
-    return module._non_persistent_buffers_set
-
-
 @contextlib.contextmanager
 def buffers_assigned_unseen() -> Iterator[None]:
     """While the block runs, torch.export does not note what a forward assigns to buffers of the outermost module.

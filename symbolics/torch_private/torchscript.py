@@ -73,7 +73,7 @@ def opsets_of_torchscript() -> range:
 
 
 def torchscript_passes() -> Any:
-    """The module in which torch.onnx.export(dynamo=False) looks up its passes at each call: ``_jit_pass_onnx_constant_fold``,
+    """The module in which torch.onnx.export(dynamo=False) looks up its passes at each call:
     ``_jit_pass_onnx_graph_shape_type_inference`` and ``_jit_pass_onnx_node_shape_type_inference``."""
     return torch._C
 
@@ -197,6 +197,30 @@ def sizes_behind(tensor: torch.Tensor) -> set[int]:
         elif node.kind() not in ("prim::Constant", "prim::ListConstruct"):
             return set()
     return sizes
+
+
+#: What has as many elements as the values of its argument say.
+_SIZED_BY_VALUES = {
+    f"aten::{name}"
+    for name in ("nonzero", "nonzero_numpy", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "argwhere", "bincount")
+}
+
+
+def sized_by_values(number: torch.Tensor) -> bool:
+    """Whether a number of the TorchScript trace is the size of what ``torch.nonzero`` and the like gave, or of what was made of that not long before."""
+    pending, seen = [traced_producer(number)], set[Any]()
+    while pending and len(seen) < 200:
+        node = pending.pop(0)
+        inputs = [value for value in node.inputs() if value not in seen]
+        if node.kind() in _SIZED_BY_VALUES or (node.kind() == "aten::index" and any(map(_is_mask, inputs[1].node().inputs()))):
+            return True
+        seen.update(inputs)
+        pending += [value.node() for value in inputs]
+    return False
+
+
+def _is_mask(value: Any) -> bool:
+    return isinstance(value.type(), torch._C.TensorType) and value.type().scalarType() in ("Bool", "Byte")
 
 
 def replace_traced(tensor: torch.Tensor, source: torch.Tensor) -> None:

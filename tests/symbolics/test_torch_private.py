@@ -313,13 +313,6 @@ def test_random_operators():
     assert len(drawn) >= 2
 
 
-def test_run_backward():
-    x = torch.ones(2, requires_grad=True)
-    (found,) = private.run_backward((x * 3,), (torch.ones(2),), False, False, (x,), True, False)
-    assert found.tolist() == [3, 3]
-    assert x.grad is None
-
-
 def test_is_any_autocast_enabled():
     assert private.is_any_autocast_enabled() is False
     with torch.autocast("cpu"):
@@ -346,15 +339,6 @@ def test_set_grad_enabled():
     assert private.set_grad_enabled in seen
 
 
-def test_non_persistent_buffers():
-    module = torch.nn.Module()
-    module.register_buffer("kept", torch.ones(1))
-    module.register_buffer("scratch", torch.ones(1), persistent=False)
-    assert private.non_persistent_buffers(module) == {"scratch"}
-    private.non_persistent_buffers(module).clear()
-    assert set(module.state_dict()) == {"kept", "scratch"}, "it is no longer the live set"
-
-
 def test_buffers_assigned_unseen():
     class Assigns(torch.nn.Module):
         def __init__(self):
@@ -371,46 +355,6 @@ def test_buffers_assigned_unseen():
         model.unseen = unseen
         program = torch.export.export(model, (torch.ones(2),), strict=False).run_decompositions()
         assert bool(program.graph_signature.buffers_to_mutate) is not unseen
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_keeps_graph(keep):
-    seen = []
-
-    class Ask(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 1
-
-        @staticmethod
-        def backward(ctx, grad):
-            seen.append(private.keeps_graph())
-            return grad
-
-    Ask.apply(torch.ones(1, requires_grad=True)).sum().backward(retain_graph=keep)
-    assert seen == [keep]
-
-
-def test_running_node():
-    seen = []
-
-    class Ask(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 1
-
-        @staticmethod
-        def backward(ctx, grad):
-            seen.append(private.running_node())
-            return grad
-
-    x = torch.ones(1, requires_grad=True)
-    h = x * 2
-    y = Ask.apply(h)
-    h.register_hook(lambda grad: seen.append(private.running_node()))
-    y.backward()
-    assert seen == [y.grad_fn, h.grad_fn]
-    assert private.running_node() is None
 
 
 def test_answered_draws():

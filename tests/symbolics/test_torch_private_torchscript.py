@@ -95,7 +95,7 @@ def test_torchscript_constant(tmp_path):
     assert seen == [-2.0, 0.5, None]
 
 
-def test_torchscript_passes_that_infer_the_shape_of_a_node(tmp_path, monkeypatch):
+def test_torchscript_passes(tmp_path, monkeypatch):
     passes, seen = private.torchscript_passes(), []
 
     def nothing(node, *args):
@@ -110,29 +110,6 @@ def test_torchscript_passes_that_infer_the_shape_of_a_node(tmp_path, monkeypatch
 class Reshapes(torch.nn.Module):
     def forward(self, x):
         return x.reshape(3, 2, 1) * 2
-
-
-def test_torchscript_passes(tmp_path, monkeypatch):
-    class Transposes(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(3, 2))
-
-        def forward(self, x):
-            return x @ self.weight.t()
-
-    passes, results, kinds = private.torchscript_passes(), [], []
-    original = passes._jit_pass_onnx_constant_fold
-
-    def without_parameters(graph, parameters, opset):
-        results.append(original(graph, {}, opset))
-        kinds.extend(node.kind() for node in graph.nodes())
-        return parameters
-
-    monkeypatch.setattr(passes, "_jit_pass_onnx_constant_fold", without_parameters)
-    torch.onnx.export(Transposes(), (torch.ones(2, 2),), str(tmp_path / "m.onnx"), dynamo=False)
-    assert "onnx::Transpose" in kinds, "it folds a parameter that it was not given"
-    assert results == [{}], "folded constants no longer stay nodes of the graph: they are new inputs now"
 
 
 def test_shape_inference_of_graphs(tmp_path, monkeypatch):
@@ -209,6 +186,18 @@ def test_sizes_behind():
     torch.jit.trace(model, (torch.ones(2, 3),), check_trace=False)
     assert found == [[{3}, {2, 3}, set(), set()]]
     assert private.sizes_behind(torch.tensor(1)) == set()
+
+
+def test_sized_by_values():
+    found = []
+
+    def model(x):
+        rows = (torch.nonzero(x), x[x > 1], x[:, [0]], x, torch.nonzero(x).float().exp()[:, 0], torch.unique(x))
+        found.append([private.sized_by_values(value.shape[0] * 2) for value in rows])
+        return x + 1
+
+    torch.jit.trace(model, (torch.ones(2, 3),), check_trace=False)
+    assert found == [[True, True, False, False, True, True]]
 
 
 def test_replace_traced():

@@ -6,16 +6,15 @@ PyTorch computes. The source is the documentation of each operator and torch's d
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from symbolics.errors import PythonopWarning
 from symbolics.quirks.pytorch.variance import root, variance
 from symbolics.quirks.quirk import Quirk
+from symbolics.users import warn
 
 __all__ = ["OWN_BACKWARD", "QUIRK"]
 
@@ -37,11 +36,7 @@ def _embedding(
 ) -> torch.Tensor:
     """The rows of ``padding_idx`` learn nothing. (torch.nn.functional passes 0 or more, or -1 for none.)"""
     if scale_grad_by_freq:
-        warnings.warn(
-            "embedding(scale_grad_by_freq=True): the gradients of the file are not divided by how often a row is read: pass False.",
-            PythonopWarning,
-            stacklevel=2,
-        )
+        warn("embedding(scale_grad_by_freq=True): the gradients of the file are not divided by how often a row is read: pass False.")
     if padding_idx < 0:
         return result
     return torch.where((indices == padding_idx).unsqueeze(-1), torch.ops.pythonop.stop_gradient(result), result)

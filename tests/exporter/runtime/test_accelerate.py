@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,7 +13,11 @@ from torch import nn
 import exporter
 from exporter.runtime import accelerate
 from exporter.runtime.accelerate import Optimized, accelerator
+from exporter.runtime.added_calls import add_call
 from exporter.runtime.session import step_sessions
+from symbolics.graph.copies import replace
+from symbolics.graph.emitter import Emitter
+from symbolics.graph.scope import Scope, free_prefix
 
 X, TARGET = torch.randn(4, 3, 12, 12), torch.randint(0, 5, (4,))
 
@@ -53,6 +58,54 @@ def guest(monkeypatch):
     monkeypatch.setattr(accelerate, "GUESTS", [module.__name__])
     monkeypatch.delenv("PYTHONOP_ACCELERATE", raising=False)
     return asked
+
+
+class NumpyMish(torch.autograd.Function):
+    ran = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        NumpyMish.ran += 1
+        values = x.numpy()
+        return (torch.from_numpy(values * np.tanh(np.log1p(np.exp(values)))),)
+
+
+class NumpyAccelerator:
+    """Computes Mish with numpy, in place of onnxruntime."""
+
+    library, claims = None, frozenset()
+
+    def takes(self, providers):
+        return not providers
+
+    def optimize(self, model, request, facts):
+        found = [node for node in model.graph if node.op_type == "Mish" and not node.domain]
+        scope = Scope(free_prefix(model.graph, "numpy/"), lambda value: False)
+        for node in found:
+            op = Emitter(scope)
+            replace(scope, node, op.nodes, add_call(op, NumpyMish, [node.inputs[0]], (), [node.outputs[0]]))
+        if found:
+            model.opset_imports["com.microsoft"] = 1
+        return Optimized(len(found))
+
+
+def test_one_that_computes_an_operator_with_numpy(monkeypatch):
+    module = types.ModuleType("guest_of_numpy")
+    module.ACCELERATOR = NumpyAccelerator()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(accelerate, "GUESTS", [module.__name__])
+    monkeypatch.delenv("PYTHONOP_ACCELERATE", raising=False)
+    monkeypatch.setattr(NumpyMish, "ran", 0)
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Mish()), torch.randn(2, 3)
+    loaded = exporter.load(exporter.export(model, (x,), opset_version=18), allow=[NumpyMish])
+    y, expected = loaded(x), model(x)
+    assert NumpyMish.ran == 1
+    torch.testing.assert_close(y, expected)
+    y.sum().backward()
+    expected.sum().backward()
+    for ours, theirs in zip(loaded.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 def test_it_is_asked_for_each_part(net, guest):

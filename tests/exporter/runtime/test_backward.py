@@ -16,6 +16,7 @@ from exporter.runtime.reference import reference_evaluator
 from exporter.runtime.session import inference_session, session_options
 from exporter.runtime.store import ContextStore
 from symbolics.errors import FormatError, RunError
+from symbolics.graph.values import is_python_op
 from symbolics.node.backward import is_backward
 from tests.exporter.runtime.orders import close, graph, numbers
 from tests.processes import python
@@ -194,6 +195,16 @@ class RaisesLater(Function):
     @staticmethod
     def backward(ctx, g):
         raise ZeroDivisionError("RaisesLater")
+
+
+def test_order_1_gives_and_makes_no_gradient_of_an_output():
+    """The outputs of the call are among its targets, for order 2 alone: a run makes no zeros as large as they are."""
+    model = graph(F.SavesOutput, double(2, 3))
+    first, second = sorted(filter(is_backward, model.graph), key=lambda n: n.attributes["order"].as_int())[::2]
+    wanted = [list(node.attributes["output_tensor_requires_grads"].as_ints()) for node in (first, second)]
+    assert wanted[0] == [1, 0] and wanted[1][:2] == [1, 1]  # of the input and of the output, which backward reads
+    (call,) = [node for node in model.graph if is_python_op(node)]
+    assert first.inputs[-1] is call.outputs[1] and not first.outputs[1].name
 
 
 def test_a_context_of_another_order_is_refused():

@@ -60,3 +60,57 @@ def test_a_branch_on_an_open_size_is_said_once(function, dynamo):
 @pytest.mark.parametrize("function", [checked, known])
 def test_checks_and_known_sizes_are_not(function, dynamo):
     assert said(function, dynamo) == []
+
+
+def split(x):
+    return torch.cat([part * 2 for part in x.split(3)])
+
+
+def rows(x):
+    total = 0
+    for row in x:
+        total = total + row
+    return total
+
+
+def unbound(x):
+    return x.transpose(0, 1).relu().unbind(1)[0]
+
+
+def long_enough(x):
+    return x * 2 if len(x) >= 6 else x * 3
+
+
+def each(x):
+    return sum(x[i] for i in range(x.shape[0]))
+
+
+def halved(x):
+    return x[: int(x.shape[0]) // 2]
+
+
+def on_known_axes(x):
+    """The open axis has 12 elements, and so have others here."""
+    wide = torch.cat([x, x, x], 1)
+    assert len(x) > 1
+    parts = wide.split(6, 1), wide.unbind(1), x.split([2, x.shape[0] - 2]), x.chunk(2), x.reshape(x.shape[0], 2, 2).unbind(-1)
+    return sum(part.sum() for some in parts for part in some) * int(wide.shape[1]) * len(wide[0])
+
+
+@pytest.mark.parametrize("function", [split, rows, unbound, long_enough, each, halved])
+def test_what_torchscript_keeps_of_an_open_axis_is_said_by_line_and_axis(function):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exporter.export(Calling(function), (torch.randn(12, 4),), dynamo=False, dynamic_shapes=({0: torch.export.Dim("n", min=2)},))
+    (message,) = [str(warning.message) for warning in caught if issubclass(warning.category, PythonopWarning)]
+    first = function.__code__.co_firstlineno
+    assert any(f"at {__name__}:{first + line} " in message for line in (1, 2)) and "the open axis 'n'" in message
+
+
+def test_known_axes_of_the_same_size_are_not():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PythonopWarning)
+        program = exporter.export(
+            Calling(on_known_axes), (torch.randn(12, 4),), dynamo=False, dynamic_shapes=({0: torch.export.Dim("n", min=2)},)
+        )
+    assert len(program.model.graph.outputs) == 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import math
+import pickle
 import warnings
 
 import numpy as np
@@ -18,6 +21,18 @@ HOW = {
     "float": (lambda x: x * float(x.sum()), "float()"),
     "tolist": (lambda x: x * x.sum(0).tolist()[0], ".tolist()"),
     "if": (lambda x: x * 2 if x.sum() > -1e9 else x, "an `if`"),
+    "in": (lambda x: x * 2 if 0.5 in x else x, "`in`"),
+    "is_nonzero": (lambda x: x * 2 if x[0, 0].is_nonzero() else x, "is_nonzero()"),
+    "equal": (lambda x: x * 2 if torch.equal(x, x.round()) else x, "torch.equal()"),
+    "allclose": (lambda x: x * 2 if x.allclose(x.round()) else x, "torch.allclose()"),
+    "address": (lambda x: x * (x.data_ptr() > 0), ".data_ptr()"),
+    "storage": (lambda x: x * float(x.untyped_storage()[0]), ".untyped_storage()"),
+    "copy": (lambda x: (copy.copy(x.detach()), x)[1], "copy.copy()"),
+    "pickle": (lambda x: x * len(pickle.dumps(x.detach())), ".untyped_storage()"),
+    "dlpack": (lambda x: x + torch.from_dlpack(x.detach()), "DLPack"),
+    "apply": (lambda x: x + x.detach().clone().apply_(math.sin), ".apply_()"),
+    "as many as are positive": (lambda x: sum((x for _ in range(torch.nonzero(x > 0).shape[0])), x), "an index"),
+    "as many as a mask lets through": (lambda x: x * int(x[x > 0].size(0)), "int()"),
 }
 
 
@@ -41,6 +56,12 @@ def test_the_line_is_named(how, named):
     assert said[0].filename == __file__
     assert "test_taken_values.py:" in str(said[0].message) and "lambda x" in str(said[0].message)
     assert not any("We can't record the data flow of Python values" in str(one.message) for one in caught)
+
+
+def test_sizes_are_no_values():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "(?s).*takes the value", torch.jit.TracerWarning)
+        exporter.export(Net(lambda x: sum((x * n for n in range(int(x.T.shape[0]))), x)), (torch.randn(2, 3),), dynamo=False)
 
 
 @pytest.mark.parametrize(("name", "dynamo"), [("item", True), ("item", False), ("float", False)])  # float() fails under dynamo's fakes

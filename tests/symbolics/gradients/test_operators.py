@@ -354,3 +354,24 @@ def test_computed_pads_along_some_axes():
     seed = np.arange(30, dtype=np.float32).reshape(3, 2, 5)
     feeds = {"x": np.zeros((2, 2, 3), np.float32), "p": np.array([1, 0, 1, 1], I64), "y_grad": seed}
     np.testing.assert_array_equal(gradients("float[2,2,3] x, int64[4] p", body, feeds)["x_grad"], seed[:2, :, 1:4])
+
+
+#: Where a formula divides by nothing, meets a tie or saturates: x, and the gradient for it where that for y is ones.
+EDGES = {
+    "LpNormalization of zeros": ("y = LpNormalization<p = 2>(x)", [0, 0, 0], [0, 0, 0]),
+    "LpNormalization of zeros, p = 1": ("y = LpNormalization<p = 1>(x)", [0, 0, 0], [0, 0, 0]),
+    "ReduceL2 of zeros": ("a = Constant<value_ints = [0]>() y = ReduceL2(x, a)", [0, 0, 0], [0, 0, 0]),
+    "ReduceLogSumExp, saturated": ("a = Constant<value_ints = [0]>() y = ReduceLogSumExp(x, a)", [100, 0, 100], [0.5, 0, 0.5]),
+    "ReduceMax of ties": ("a = Constant<value_ints = [0]>() y = ReduceMax(x, a)", [2, 2, 1], [0.5, 0.5, 0]),
+    "ReduceProd with a zero": ("a = Constant<value_ints = [0]>() y = ReduceProd(x, a)", [0, 2, 3], [6, 0, 0]),
+    "Softplus, saturated": ("y = Softplus(x)", [-100, 0, 100], [0, 0.5, 1]),
+    "Abs at zero": ("y = Abs(x)", [-1, 0, 2], [-1, 0, 1]),
+}
+
+
+@pytest.mark.parametrize("case", EDGES)
+def test_at_the_edge(case):
+    body, x, expected = EDGES[case]
+    seed = np.ones(1 if "Reduce" in case else 3, np.float32)
+    found = gradients("float[3] x", body, {"x": np.array(x, np.float32), "y_grad": seed})["x_grad"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import signal
@@ -30,7 +31,6 @@ from tests.symbolics.quirks.tools import (
     differs,
     fails,
     gradient,
-    on_onnxruntime,
     op_types,
     torchscript_differs,
     torchscripted,
@@ -47,13 +47,6 @@ def attention_dropout():
 
 def axes():
     return torchscript_differs(lambda x: x.movedim(-1, 0) * 2, torch.ones(2, 3))
-
-
-def batch_norm_buffers(cures=()):
-    one, x = np.ones(3, np.float32), np.random.default_rng(0).normal(3, 5, (4, 3)).astype(np.float32)
-    node = helper.make_node("BatchNormalization", ["x", "weight", "bias", "mean", "var"], ["y", "new_mean", "new_var"], training_mode=1)
-    y = on_onnxruntime([node], {"x": x}, {"weight": one, "bias": 0 * one, "mean": 0 * one, "var": one}, cures=cures)
-    return differs((y, (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5)))
 
 
 def batch_norm_momentum():
@@ -81,6 +74,12 @@ def builtins():
 
 def conjugates():
     return torchscripted(lambda x: x.mH * 2, torch.ones(2, 3)) is None and torchscripted(torch.vdot, torch.ones(3), torch.ones(3)) is None
+
+
+def copies():
+    return fails(lambda x: copy.deepcopy(x.detach()), torch.ones(3)) or torchscript_differs(
+        lambda x: copy.deepcopy(x.detach()), torch.ones(3)
+    )
 
 
 def cross_entropy():
@@ -157,12 +156,6 @@ def lost_initializers():
     return not all(value.is_initializer() or value.is_graph_input() for value in read)
 
 
-def matrix_vector(cures=()):
-    nodes = [helper.make_node("Transpose", ["a"], ["t"], perm=[1, 0]), helper.make_node("MatMul", ["t", "v"], ["y"])]
-    a, v = np.arange(12, dtype=np.float32).reshape(3, 4), np.array([1, 2, 3], np.float32)
-    return differs((on_onnxruntime(nodes, {"a": a, "v": v}, cures=cures), a.T @ v))
-
-
 def mixed_norms():
     half, weight = torch.randn(4, 5, dtype=torch.float16), torch.ones(5)
     model = translated(lambda x, w, b: torch.layer_norm(x, [5], w, b), half, weight, weight)
@@ -234,15 +227,6 @@ def empty_names():
     return False
 
 
-def fusions_in_a_domain():
-    nodes = [helper.make_node("Gemm", ["a", "b", "c"], ["t"]), helper.make_node("Relu", ["t"], ["y"])]
-    try:
-        on_onnxruntime(nodes, dict.fromkeys("abc", np.eye(3, dtype=np.float32)), options=session_options())
-    except Exception:
-        return True
-    return False
-
-
 def gather_elements():
     node = helper.make_node("GatherElements", ["x", "i"], ["y"], axis=-1)
     x, i = np.arange(140, dtype=np.float32).reshape(2, 70), np.random.default_rng(0).integers(0, 70, (2, 69))
@@ -253,20 +237,6 @@ def gather_elements():
     except ValueError:
         return True
     return False
-
-
-def pads_with_axes():
-    nodes = [
-        helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0]),
-        helper.make_node("Unsqueeze", ["t", "first"], ["u"]),
-        helper.make_node("Pad", ["u", "pads", "", "first"], ["p"]),
-        helper.make_node("Transpose", ["p"], ["y"], perm=[0, 2, 1]),
-    ]
-    numbers = {"first": np.array([0]), "pads": np.array([1, 1])}
-    try:
-        return on_onnxruntime(nodes, {"x": np.ones((2, 3), np.float32)}, numbers).shape != (3, 2, 3)
-    except Exception:
-        return True
 
 
 def widened_halves(folder):
@@ -327,22 +297,12 @@ def distances():
         return differs(gradient(lambda x: torch.linalg.vector_norm(x, 3), torch.zeros(2)))
 
 
-def empty_products():
-    node = helper.make_node("Gemm", ["a", "b", "c"], ["y"], beta=2.0)
-    ones = np.ones((2, 3), np.float32)
-    return differs((on_onnxruntime([node], {"a": ones[:, :0], "b": ones[:0], "c": ones}), 2 * ones))
-
-
-def empty_batches(cures=()):
-    feeds = {"a": np.ones((2, 3), np.float32), "b": np.ones((0, 3, 4), np.float32)}
-    try:
-        return on_onnxruntime([helper.make_node("MatMul", ["a", "b"], ["y"])], feeds, cures=cures).shape != (0, 2, 4)
-    except Exception:
-        return True
-
-
 def unsorted():
     return torchscript_differs(lambda x: torch.unique(x, sorted=False, dim=0), torch.tensor([[3.0], [1.0], [2.0]]))
+
+
+def stable_sorts():
+    return fails(lambda x: torch.sort(x, stable=True), torch.tensor([3.0, 1.0]))
 
 
 def logarithms():
@@ -430,22 +390,6 @@ def wide_constants():
     return bool(abs(torchscripted(torch.log10, torch.tensor([3.0]).double())[0] - np.log10(3)) > 1e-12)
 
 
-def bernoulli(cures=()):
-    node = helper.make_node("Bernoulli", ["p"], ["y"])
-    return bool(on_onnxruntime([node], {"p": np.array([0, 0, 0, 1, 1, 1], np.float32)}, cures=cures).tolist() != [0, 0, 0, 1, 1, 1])
-
-
-def empty_reductions(cures=()):
-    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)
-    feeds = {"x": np.zeros((0, 3), np.float32)}
-    return on_onnxruntime([node], feeds, {"axes": np.array([-1])}, cures=cures).shape != (0,)
-
-
-def mean_of_nothing(cures=()):
-    node = helper.make_node("ReduceMean", ["x"], ["y"], keepdims=0)
-    return not np.isnan(on_onnxruntime([node], {"x": np.zeros((0, 3), np.float32)}, cures=cures))
-
-
 def matrix_powers():
     model = ir.to_proto(translated(lambda x: torch.linalg.matrix_power(x, 0), torch.ones(3, 2, 2)))
     return ReferenceEvaluator(model).run(None, {"args_0": np.ones((3, 2, 2), np.float32)})[0].shape != (3, 2, 2)
@@ -494,3 +438,45 @@ def rounding():
 
 def truth():
     return torchscript_differs(torch.any, torch.tensor([0.3]))
+
+
+def embedding_renorms():
+    return torchscript_differs(lambda w: torch.nn.functional.embedding(torch.tensor([0]), w * 1.0, max_norm=1.0), torch.ones(2, 2))
+
+
+def narrow_indices():
+    return torchscript_differs(lambda x, i: x.index_put((i,), x[:2] * 2), torch.ones(3, 2), torch.tensor([0, 1], dtype=torch.int32))
+
+
+def windows():
+    return fails(lambda x: x + torch.bartlett_window(3), torch.ones(3))
+
+
+def ranges():
+    return any(node.op_type == "CastLike" for node in translated(lambda x: x + torch.arange(0, 2.5), torch.ones(3)).graph)  # 2.5 to an int
+
+
+def factories():
+    return torchscript_differs(lambda x: x + torch.logspace(0, x.shape[0], 3), torch.ones(3))
+
+
+def narrow_types():
+    return torchscript_differs(lambda x: torch.softmax(x, 0, dtype=torch.float32), torch.arange(3))
+
+
+def integers():
+    return torchscript_differs(lambda x: x.clamp(min=0.5), torch.arange(3)) or torchscript_differs(lambda x: x | 2, torch.arange(3))
+
+
+def nested_bodies():
+    from torch._higher_order_ops.while_loop import while_loop
+
+    def body(i, x):
+        return i + 1, torch.cond(i > 0, torch.sin, torch.cos, (x,))
+
+    return fails(lambda x: while_loop(lambda i, _: i < 2, body, (torch.tensor(0), x.clone()))[1], torch.ones(3))
+
+
+def observers():
+    state = [torch.ones(1), torch.ones(1), torch.zeros(1), torch.ones(1), torch.ones(1), torch.zeros(1, dtype=torch.int32)]
+    return fails(lambda x: torch.fused_moving_avg_obs_fake_quant(x, *state, 0.01, 0, 255, -1), torch.ones(3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 
@@ -53,6 +54,8 @@ PROJECTED = torch.nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True, proj_si
 BOTH = {
     "squeeze of what is not 1": (lambda x: (x.squeeze(1), x[:, None].squeeze(1).squeeze(-2)), ROWS),
     "lstm with projections": (lambda x: PROJECTED(x)[0], ROWS[None]),
+    "sort, stable, with ties": (lambda x: x.sort(stable=True, descending=True, dim=0)[0], ROWS),
+    "deepcopy": (lambda x: x * copy.deepcopy(x.detach()) + [copy.deepcopy([x.data])[0].exp_(), x][0], ROWS),
     # losses
     "bce with logits": (F.binary_cross_entropy_with_logits, LOGITS, TARGETS),
     "bce with logits, weighted": (
@@ -303,6 +306,8 @@ def alike(function, args, dynamo, tolerance=1e-5):
         torch.testing.assert_close(one, two, rtol=exact * 10, atol=exact, equal_nan=True)
 
 
+DICE = torch.randint(6, (300,), generator=torch.Generator().manual_seed(0)).float()
+
 #: What has no gradient.
 FLAT = {
     "any": (lambda x: (x.any(), x.any(0), x.any((0, 1), keepdim=True)), tensor([[0.0, 0.3, 0.0], [0.0, 0.0, -0.1]])),
@@ -313,6 +318,9 @@ FLAT = {
     "signbit of a number": (torch.signbit, tensor(-0.5)),
     "signbit": (torch.signbit, tensor([-0.5, -0.0, 0.0, 2.0])),
     **{f"unique along {dim}": (lambda x, dim=dim: torch.unique(x, sorted=False, dim=dim), tensor([[3.0, 1.0], [1.0, 2.0], [3.0, 1.0]])) for dim in (0, 1)},
+    "sort, stable": (lambda x: (*x.sort(stable=True), *torch.sort(x, dim=-1, descending=True, stable=True)), DICE),
+    "argsort, stable": (lambda x: (x.argsort(stable=True), torch.argsort(x.long(), dim=-1, descending=True, stable=True)), DICE),
+    "msort": (lambda x: (x.reshape(20, 15).msort(), torch.msort(x)), DICE),
     "argwhere of a number": (torch.argwhere, tensor(2.0)),
     "nonzero of no number": (torch.nonzero, tensor(0.0)),
     "shifts of negative numbers": (lambda x: x >> 1, tensor([-7, -1, 0, 7])),

@@ -1,0 +1,78 @@
+"""What onnxruntime does wrong, without our cure: each function says whether it still does."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import helper
+
+from exporter.runtime.session import session_options
+from tests.symbolics.quirks.tools import (
+    differs,
+    on_onnxruntime,
+)
+
+
+def batch_norm_buffers(cures=()):
+    one, x = np.ones(3, np.float32), np.random.default_rng(0).normal(3, 5, (4, 3)).astype(np.float32)
+    node = helper.make_node("BatchNormalization", ["x", "weight", "bias", "mean", "var"], ["y", "new_mean", "new_var"], training_mode=1)
+    y = on_onnxruntime([node], {"x": x}, {"weight": one, "bias": 0 * one, "mean": 0 * one, "var": one}, cures=cures)
+    return differs((y, (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5)))
+
+
+def matrix_vector(cures=()):
+    nodes = [helper.make_node("Transpose", ["a"], ["t"], perm=[1, 0]), helper.make_node("MatMul", ["t", "v"], ["y"])]
+    a, v = np.arange(12, dtype=np.float32).reshape(3, 4), np.array([1, 2, 3], np.float32)
+    return differs((on_onnxruntime(nodes, {"a": a, "v": v}, cures=cures), a.T @ v))
+
+
+def fusions_in_a_domain():
+    nodes = [helper.make_node("Gemm", ["a", "b", "c"], ["t"]), helper.make_node("Relu", ["t"], ["y"])]
+    try:
+        on_onnxruntime(nodes, dict.fromkeys("abc", np.eye(3, dtype=np.float32)), options=session_options())
+    except Exception:
+        return True
+    return False
+
+
+def pads_with_axes():
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0]),
+        helper.make_node("Unsqueeze", ["t", "first"], ["u"]),
+        helper.make_node("Pad", ["u", "pads", "", "first"], ["p"]),
+        helper.make_node("Transpose", ["p"], ["y"], perm=[0, 2, 1]),
+    ]
+    numbers = {"first": np.array([0]), "pads": np.array([1, 1])}
+    try:
+        return on_onnxruntime(nodes, {"x": np.ones((2, 3), np.float32)}, numbers).shape != (3, 2, 3)
+    except Exception:
+        return True
+
+
+def empty_products():
+    node = helper.make_node("Gemm", ["a", "b", "c"], ["y"], beta=2.0)
+    ones = np.ones((2, 3), np.float32)
+    return differs((on_onnxruntime([node], {"a": ones[:, :0], "b": ones[:0], "c": ones}), 2 * ones))
+
+
+def empty_batches(cures=()):
+    feeds = {"a": np.ones((2, 3), np.float32), "b": np.ones((0, 3, 4), np.float32)}
+    try:
+        return on_onnxruntime([helper.make_node("MatMul", ["a", "b"], ["y"])], feeds, cures=cures).shape != (0, 2, 4)
+    except Exception:
+        return True
+
+
+def bernoulli(cures=()):
+    node = helper.make_node("Bernoulli", ["p"], ["y"])
+    return bool(on_onnxruntime([node], {"p": np.array([0, 0, 0, 1, 1, 1], np.float32)}, cures=cures).tolist() != [0, 0, 0, 1, 1, 1])
+
+
+def empty_reductions(cures=()):
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)
+    feeds = {"x": np.zeros((0, 3), np.float32)}
+    return on_onnxruntime([node], feeds, {"axes": np.array([-1])}, cures=cures).shape != (0,)
+
+
+def mean_of_nothing(cures=()):
+    node = helper.make_node("ReduceMean", ["x"], ["y"], keepdims=0)
+    return not np.isnan(on_onnxruntime([node], {"x": np.zeros((0, 3), np.float32)}, cures=cures))
