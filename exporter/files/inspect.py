@@ -67,7 +67,7 @@ class CallFacts:
         id: The call's id, None for a node without ``call``.
         backward: The PythonOpGrads and PythonOpBackwards of this call: the node and what it gives gradients of.
         kind: ``"PythonOp"``; ``"PythonOpTangent"`` where tangents pass the call too; ``"function"`` for an ONNX function of the file with a backward of its own.
-        opaque: Why it is a PythonOp where a portable file was asked for, "" where the file does not say.
+        opaque: Why it is a PythonOp where a portable file was asked for, or `opaque=` made it one; "" where the file does not say.
         error: What is wrong with it, None for nothing.
     """
 

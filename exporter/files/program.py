@@ -15,15 +15,19 @@ from exporter.files.save import Files, saving
 from exporter.files.tensors import HeldTensor, check_data, held_tensors, inside, is_external, replacing
 from exporter.files.valid import check_valid
 from symbolics.errors import ExportError, FormatError, PythonopError
+from symbolics.graph.values import function_of, is_python_op
+from symbolics.graph.walk import walk
 from symbolics.node.dialects import to_dialect
 from symbolics.node.metadata import state_of
+from symbolics.node.names import MODULE_PROPERTY, OPAQUE_PROPERTY, SOURCE_PROPERTY, is_operator
 from symbolics.text import clean
 
-__all__ = ["PortableCall", "Program", "model_bytes", "save_model", "save_models"]
+__all__ = ["OpaqueNode", "PortableCall", "Program", "model_bytes", "save_model", "save_models"]
 
 # protobuf cannot write more than 2 GiB; torch.onnx switches to external data here, so do we.
 _EXTERNAL_ABOVE = 1536 * 1024 * 1024
 _LARGEST = 2**31
+_A_FUNCTION, _AN_OPERATOR = "it is an autograd Function", "it is an operator of torch.library"
 # Bytes of a tensor that is not worth an entry in another file.
 _SMALL = 256
 
@@ -45,6 +49,25 @@ class PortableCall:
     source: str
     kind: Literal["function", "PythonOp"]
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class OpaqueNode:
+    """A node of a program that needs Python where the file runs.
+
+    Attributes:
+        name: The node's name.
+        function: The Function, ``module:qualname``; the operator, ``aten::linalg_solve.default``; or the module or function that it calls.
+        module: The path of the module that makes the call.
+        source: ``module.name:line`` of the code that makes it.
+        reason: Why it is no ONNX operator.
+    """
+
+    name: str
+    function: str
+    module: str
+    source: str
+    reason: str
 
 
 @dataclass(repr=False)
@@ -80,6 +103,22 @@ class Program:
         from exporter.files.summary import as_html, summary_of
 
         return as_html(summary_of(inspect_model(self.model), type(self).__name__))
+
+    @property
+    def opaque(self) -> list[OpaqueNode]:
+        """The nodes of the model that need Python, in its order: the calls alone, not what computes their gradients."""
+        return [
+            OpaqueNode(
+                node.name or "",
+                function := function_of(node),
+                node.metadata_props.get(MODULE_PROPERTY, ""),
+                node.metadata_props.get(SOURCE_PROPERTY, ""),
+                node.metadata_props.get(OPAQUE_PROPERTY) or (_AN_OPERATOR if is_operator(function) else _A_FUNCTION),
+            )
+            for part in (self.model.graph, *self.model.functions.values())
+            for node in walk(part)
+            if is_python_op(node)
+        ]
 
     @property
     def model_proto(self) -> onnx.ModelProto:

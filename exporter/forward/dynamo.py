@@ -126,7 +126,8 @@ def anchor_translation(current: Hook, original: Any, *args: Any, **kwargs: Any) 
     """
     read_through_hooks(args[0])
     recorder = active_recorder()
-    if recorder is not None and (nodes := private.untranslated_nodes(args[0], kwargs["registry"])):
+    translating = recorder is not None and not recorder.capture.placed  # and no function that is to stand for a call of the finished model
+    if translating and (nodes := private.untranslated_nodes(args[0], kwargs["registry"])):
         raise untranslated(nodes, dynamo=True, why="there is no translation of it")
     program = original(*args, **kwargs)
     quirks.apply(quirks.WITH_BODIES, program.model)

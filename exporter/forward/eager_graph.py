@@ -158,7 +158,7 @@ class EagerGraph:
         training: bool | None = None,
         stopping: bool = False,
         keeps: Callable[[Operator], bool] = lambda _: False,
-        chosen: Callable[[Any], bool] | None = None,
+        chosen: Callable[[Any], object] | None = None,
         fakes: bool = False,
         gradients: bool = True,
         compiling: bool = False,

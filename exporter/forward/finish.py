@@ -31,6 +31,7 @@ from symbolics.node.names import (
     MARK_DOMAIN,
     MARK_OP,
     MODULE_PROPERTY,
+    OPAQUE_PROPERTY,
     ORT_DOMAIN,
     OUTPUTS_KEY,
     PYTHON_OP,
@@ -175,7 +176,7 @@ def _describe_calls(graph: ir.Graph, nodes: list[ir.Node], recorder: Recorder) -
             node.attributes[attribute.name] = attribute
         node.metadata_props.pop("pkg.torch.onnx.fx_node", None)  # it shows the number of the capture, another one each time
         recorder.capture.placed[node] = record
-        for key, text in ((MODULE_PROPERTY, record.module), (SOURCE_PROPERTY, record.source)):
+        for key, text in ((MODULE_PROPERTY, record.module), (SOURCE_PROPERTY, record.source), (OPAQUE_PROPERTY, record.chosen)):
             if text:
                 node.metadata_props[key] = text
         context, *outputs = node.outputs

@@ -65,6 +65,9 @@ def make_portable(
         if not wanted and portable is not True and record.function not in unsaid:
             continue
         name, place = record.call.name, (record.module, record.source)
+        if record.chosen and not wanted:
+            calls.append(PortableCall(name, *place, "PythonOp", record.chosen))
+            continue
         used = tuple(bool(value.uses()) or value.is_graph_output() for value in node.outputs[1:])
         try:
             functions = made.functions(record, used)

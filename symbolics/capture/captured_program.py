@@ -71,12 +71,13 @@ def _nodes(module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
 
 def _operator_of(node: torch.fx.Node, recorder: Recorder) -> Operator | None:
     """The operator that a node calls, where it is to become a node of the file."""
-    if node.op != "call_function" or not isinstance(node.target, private.operator_classes()) or not is_foreign(node.target):
+    if node.op != "call_function" or not isinstance(node.target, private.operator_classes()):
         return None
-    operator = Operator.of(node.target)
-    if not operator.takes_tensors or recorder.translated(node.target) or private.is_composite(node.target):
+    operator, chosen = Operator.of(node.target), bool(recorder.chooses(node.target))
+    known = not operator.takes_tensors or recorder.translated(node.target) or private.is_composite(node.target)
+    if not chosen and (known or not is_foreign(node.target)):
         return None
-    if recorder.inline.matches(operator):
+    if not chosen and recorder.inline.matches(operator):
         raise _refused(node, "inline= names it, and " + _CAPTURED_BEFORE)
     if private.schema_of(node.target).is_mutable:
         raise _refused(node, "it changes an argument in place, and " + _CAPTURED_BEFORE)

@@ -84,7 +84,7 @@ class OperatorsSeen(TorchFunctionMode):
         chosen: Which operators they are.
     """
 
-    def __init__(self, listener: Listener, chosen: Callable[[Any], bool]) -> None:
+    def __init__(self, listener: Listener, chosen: Callable[[Any], object]) -> None:
         super().__init__()
         self._listener = listener
         self._chosen = chosen

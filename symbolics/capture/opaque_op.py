@@ -37,6 +37,7 @@ class Record:
         traced: The call as it was made, where the node cannot say it: it hides modules, or has an argument that no file can name. Then a
             function has to stand for it.
         hidden: The parameters and buffers of modules among its arguments: (module, name, slot).
+        chosen: Why it is a node though it calls no Function and no operator of torch.library: ``opaque=`` means it; "" for any other.
         removed: Whether it stands for a hook on a gradient that the model took away again.
     """
 
@@ -50,6 +51,7 @@ class Record:
     traced: AutogradCall | None = None
     hidden: list[tuple[torch.nn.Module, str, int]] = field(default_factory=list)
     removed: bool = False
+    chosen: str = ""
 
     @property
     def slots(self) -> list[Slot]:

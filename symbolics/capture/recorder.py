@@ -57,6 +57,9 @@ __all__ = ["Capture", "Recorder", "active_recorder"]
 
 _keys = itertools.count()
 
+#: Why what an entry of ``opaque=`` means is a node.
+NAMED = "opaque= names it"
+
 
 def active_recorder() -> Recorder | None:
     """The recorder that listens in this thread, None outside a hook."""
@@ -182,16 +185,17 @@ class Recorder(Listener):
         """Whether any operator is `chosen`."""
         return bool(self.chosen.operators.items or self.lacking)
 
-    def chooses(self, overload: Any) -> bool:
-        """Whether ``opaque=`` makes a node of each call of an operator, translated or not."""
+    def chooses(self, overload: Any) -> str:
+        """Why ``opaque=`` makes a node of each call of an operator, "" where it does not."""
         if not self.choosing or not (operator := Operator.of(overload)).takes_tensors:
-            return False
-        named = self.chosen.operators.matches(operator)
-        return named or not self.lacking.isdisjoint((operator.name, operator.name.rpartition(".")[0]))
+            return ""
+        if self.chosen.operators.matches(operator):
+            return NAMED
+        return "" if self.lacking.isdisjoint((operator.name, operator.name.rpartition(".")[0])) else "torch.onnx cannot translate it"
 
     def keeps(self, operator: Operator) -> bool:
         """Whether a call of an operator becomes a node: it is chosen; or no exporter knows it, it is not inlined, and autograd sees it as one."""
-        return self.chooses(operator.overload) or (
+        return bool(self.chooses(operator.overload)) or (
             operator.takes_tensors
             and not self.translated(operator.overload)
             and not self.inline.matches(operator)
@@ -214,8 +218,6 @@ class Recorder(Listener):
         with self._told_where(operator, module, source):
             if not chosen and not self.keeps(operator):
                 return run_inlined(operator, args, kwargs)
-            if why := why_never(overload):
-                raise ExportError(f"no node can stand for it: {why}; leave it out of opaque=")
             if private.transforms_active():
                 raise ExportError(UNDER_TRANSFORMS)
             return operator.result_of(self._node(operator, args, kwargs, module, source))
@@ -345,6 +347,8 @@ class Recorder(Listener):
         """File a record of a call, of which an eager run may have been ``seen``; its key, and the tensors and sizes among its arguments."""
         bound, names, passed = bind(cls, args, kwargs)
         name, operator = self._name(cls), cls if isinstance(cls, Operator) else None
+        if operator is not None and (why := why_never(operator.overload)):
+            raise ExportError(f"no node can stand for it: {why}; leave it out of opaque=")
         opaque = cls if isinstance(cls, OpaqueModule) else None
         passed = passed if isinstance(cls, type) else len(bound.args)
         if opaque is not None:
@@ -437,7 +441,8 @@ class Recorder(Listener):
         for effect in outputs.side_effects:
             self._warn(cls, module, effect)
         sizes = slots.dims(self.capture.trace.dynamic)
-        self.records[key] = Record(call, attributes, outputs, module, source, cls, sizes, traced, hidden)
+        chosen = self.chooses(operator.overload) if operator is not None else NAMED if opaque is not None else ""
+        self.records[key] = Record(call, attributes, outputs, module, source, cls, sizes, traced, hidden, chosen=chosen)
         remember(key, self.records[key])
         return key, slots
 

@@ -102,7 +102,7 @@ class Survey(Listener):
         model: torch.nn.Module,
         keeps: Callable[[Operator], bool] = lambda _: False,
         fakes: bool = False,
-        chosen: Callable[[Any], bool] | None = None,
+        chosen: Callable[[Any], object] | None = None,
     ) -> None:
         """Args:
         model: The model that runs.
