@@ -9,6 +9,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
 import torch
@@ -109,7 +110,7 @@ class Held:
             place[key] = state[index]
         for place, key, template in self.lists:
             place[key] = fill(template, lambda slot: state[slot.index] if isinstance(slot, Slot) else slot)
-        result = forward(*args, **kwargs)
+        result = _apart(forward(*args, **kwargs), (state, args, kwargs))
         return (result, *self.written(state, changes)) if changes else result
 
     def written(self, state: Sequence[Any], changes: Iterable[int]) -> list[Any]:
@@ -140,6 +141,20 @@ class Held:
             place[key] = None if state is None else state[index]
         for place, key, template in self.lists:
             place[key] = None if state is None else fill(template, lambda slot: state[slot.index] if isinstance(slot, Slot) else slot)
+
+
+def _apart(result: Any, given: tuple[Sequence[Any], Sequence[Any], dict[str, Any]]) -> Any:
+    """A result; where it is, or holds, a tensor that was given, a view of that: it is no change of what was given."""
+    state, args, kwargs = given
+    if (
+        type(result) is torch.Tensor
+        and not kwargs
+        and all(result is not each for each in (*state, *args) if isinstance(each, torch.Tensor))
+    ):
+        if all(isinstance(each, (torch.Tensor, int, float, str, NoneType)) for each in args):
+            return result
+    known = {id(leaf) for leaf in expand_leaves((*state, *args, *kwargs.values())) if isinstance(leaf, torch.Tensor)}
+    return fill(result, lambda leaf: leaf.view_as(leaf) if id(leaf) in known and isinstance(leaf, torch.Tensor) else leaf)
 
 
 #: What an export itself puts into a model.

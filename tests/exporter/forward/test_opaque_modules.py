@@ -118,6 +118,16 @@ def test_sizes_follow_open_ones():
 
 
 @BOTH
+def test_what_is_given_back_as_it_is(dynamo):
+    """An identity changes nothing; its line is that of its caller."""
+    model = M.Net(nn.Identity())
+    program = exported(model, dynamo)
+    compare(model, program)
+    (node,) = program.opaque
+    assert (node.module, node.source.partition(":")[0], node.reason) == ("block", "tests.zoo.modules", "opaque= names it")
+
+
+@BOTH
 def test_a_size_as_an_argument(dynamo):
     """A symbolic size reaches the module as the number that it is in a run."""
     model = M.Net(M.Counts(), lambda block, h: block(h.detach(), h.shape[0]) + h.sum())
