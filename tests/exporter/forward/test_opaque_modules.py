@@ -199,6 +199,15 @@ def test_two_threads_at_once():
     assert not wrong
 
 
+@pytest.mark.parametrize("block", [M.Adjoint, M.Recomputes, M.Statistics])
+def test_large_tensors(block):
+    """A context keeps no memory of large tensors; what a backward runs again reads them all the same."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(160, 160), block(160)), torch.randn(120, 160)
+    loaded = exporter.load(exporter.export(model, (x,), opaque=block), allow=ALLOW)
+    torch.testing.assert_close(run(loaded, x), run(model, x), rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize("block", [M.Adjoint, M.Recomputes])
 def test_forwards_in_any_order_with_their_backwards(block):
     """Each backward that runs the module again has the parameters of its own forward; a run without gradients changes nothing."""
