@@ -17,7 +17,11 @@ from symbolics.graph.walk import walk
 from symbolics.node.names import MODULE_PROPERTY, SOURCE_PROPERTY
 from symbolics.text import clean, reason, shown
 
-__all__ = ["check_valid", "node_in"]
+__all__ = ["check_halves", "check_valid", "node_in"]
+
+#: From this opset on, most operators of floating point numbers take bfloat16.
+_ALL_HALVES = 22
+_BFLOAT16 = "tensor(bfloat16)"
 
 #: How onnx.checker, ONNX's inference and onnxruntime name a node.
 _NAMED = (
@@ -58,9 +62,35 @@ def check_valid(model: ir.Model) -> onnx.ModelProto:
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         text = str(error)
         raise ExportError(
-            f"the model is not valid ONNX, as onnx.checker says: {clean(' '.join(text.split()), 500)}{node_in(model, text)}"
+            f"the model is not valid ONNX, as onnx.checker says: {clean(' '.join(text.split()), 500)}{node_in(model, text)}{_other_opset(model, text)}"
         ) from error
     return proto
+
+
+def check_halves(model: ir.Model) -> None:
+    """Refuse a model that has an operator of bfloat16 in an opset whose operator takes none: many do from opset 22 on.
+
+    Raises:
+        ExportError: As `check_valid`; of what else is not valid, nothing is said here.
+    """
+    values = (value for node in walk(model.graph) for value in (*node.inputs, *node.outputs) if value is not None)
+    if model.opset_imports.get("", _ALL_HALVES) < _ALL_HALVES and any(value.dtype is ir.DataType.BFLOAT16 for value in values):
+        try:
+            check_valid(model)
+        except ExportError as error:
+            if _BFLOAT16 in str(error):
+                raise
+
+
+def _other_opset(model: ir.Model, text: str) -> str:
+    """The way out where an operator takes no bfloat16, and does in a newer opset; "" for what else is wrong."""
+    *_, kind = "", *re.findall(r"op_type: ?(\w+)", text)  # the innermost, of what is in bodies
+    if _BFLOAT16 not in text or not onnx.defs.has(kind):
+        return ""
+    found = onnx.defs.get_schema(kind, max(_ALL_HALVES, model.opset_imports.get("", 0)))
+    if any(_BFLOAT16 in constraint.allowed_type_strs for constraint in found.type_constraints):
+        return f"\n  way out: opset_version={_ALL_HALVES}, from which on {kind} takes bfloat16"
+    return f"\n  way out: compute it in float32 (x.float()): no {kind} of ONNX takes bfloat16"
 
 
 def node_in(model: ir.Model, text: str) -> str:

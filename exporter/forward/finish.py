@@ -13,6 +13,7 @@ import onnx_ir.passes.common as passes
 import onnxscript.optimizer
 
 import symbolics.node.schema  # noqa: F401  (the checker should know the operators of what we write)
+from exporter.files.valid import check_halves
 from exporter.forward.state import ModelState, held_out
 from exporter.train_mode.buffers import AVERAGED, UNSEEN, add_lost, carry, name_carried
 from exporter.train_mode.stilled import stilled
@@ -90,6 +91,7 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     unseen = [name for name in recorder.capture.missed if recorder.read is None or name in recorder.read]
     add_lost(model, {**dict.fromkeys((*(name for name in written if name not in noted), *unseen), UNSEEN), **averages})
     _import_domains(model, nodes)
+    check_halves(model)
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ def _inferred(model: ir.Model, follow_shapes: bool) -> onnx.ModelProto:
 # Following shapes, ONNX writes each vector that has a length down, element by element, at 140 bytes each. A file may say that
 # they are huge: the nodes that pass such vectors on are then not ONNX's.
 _HIDDEN = "pythonop.hidden"
-_PASSES_ON = frozenset("Add Cast Concat Gather Identity Mul Range Reshape Slice Squeeze Sub Unsqueeze".split())
+_PASSES_ON = frozenset("Add Cast Concat Gather Identity Mul Range Reshape Size Slice Squeeze Sub Unsqueeze".split())
 
 
 def _hide_long_vectors(model: ir.Model, graph: ir.Graph, proto: onnx.GraphProto) -> None:

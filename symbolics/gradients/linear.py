@@ -12,6 +12,7 @@ from onnx_ir import Value
 from symbolics.gradients.compositions import attention, swap
 from symbolics.gradients.registry import Grads, gradient
 from symbolics.graph.builder import Builder
+from symbolics.graph.einsum import axes_in_order
 from symbolics.graph.values import dtype_of, static_shape, unsupported
 
 __all__: list[str] = []
@@ -98,17 +99,12 @@ def einsum(op: Builder, g: Value, *xs: Value, node: ir.Node, equation: str) -> G
 def _in_order(op: Builder, operands: Sequence[tuple[Value, str]]) -> list[tuple[Value, str]]:
     """The operands with their axes in the order in which the letters come first; those that surely have elements stay.
 
-    onnxruntime (1.31) transposes the others itself, and ends the process where one of them has no element.
+    onnxruntime transposes the others itself, and ends the process where one of them has no element (`symbolics.quirks.onnxruntime.empty_einsums`).
     """
-    order: dict[str, int] = {}
     out = []
-    for x, term in operands:
-        for letter in term:
-            order.setdefault(letter, len(order))
-        axes = sorted(range(len(term)), key=lambda k: order[term[k]])
-        if axes != sorted(axes) and 0 in (static_shape(x) or (0,)):
-            x, term = op.Transpose(x, perm=axes), "".join(term[k] for k in axes)
-        out.append((x, term))
+    for (x, term), axes in zip(operands, axes_in_order([term for _, term in operands])):
+        turns = axes != sorted(axes) and 0 in (static_shape(x) or (0,))
+        out.append((op.Transpose(x, perm=axes), "".join(term[axis] for axis in axes)) if turns else (x, term))
     return out
 
 

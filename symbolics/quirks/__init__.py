@@ -19,6 +19,7 @@ from symbolics.quirks.onnx.near_numbers import near_numbers_apart
 from symbolics.quirks.onnxruntime.batch_norm_buffers import copied, pin_running_statistics, read_copies
 from symbolics.quirks.onnxruntime.bernoulli import draw_by_uniforms
 from symbolics.quirks.onnxruntime.determinants import determinants_of_doubles
+from symbolics.quirks.onnxruntime.empty_einsums import einsums_of_nothing
 from symbolics.quirks.onnxruntime.empty_products import EMPTY_PRODUCTS, products_of_nothing
 from symbolics.quirks.onnxruntime.half_scatters import scatter_halves_in_float
 from symbolics.quirks.onnxruntime.matrix_vector import turn_products_with_vectors
@@ -159,6 +160,7 @@ OPTIMIZED: tuple[GraphPass, ...] = (
     means_of_nothing,
     axes_from_the_front,
     products_of_nothing,
+    einsums_of_nothing,
     determinants_of_doubles,
 )
 
@@ -168,6 +170,7 @@ LOADED: tuple[GraphPass, ...] = (
     draw_by_uniforms,
     axes_from_the_front,
     products_of_nothing,
+    einsums_of_nothing,
     determinants_of_doubles,
 )
 

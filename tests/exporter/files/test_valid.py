@@ -75,3 +75,27 @@ def test_torchs_own_saving_is_checked_too(monkeypatch, tmp_path, dynamo):
         for held in (True, False):
             with exporter.hook(), pytest.raises(ExportError, match="checked"):
                 torch.onnx.export(model, (x,), place, dynamo=dynamo, export_params=held)
+
+
+class Product(torch.nn.Module):
+    def forward(self, x):
+        return torch.einsum("ij,kj->ik", x, x)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "way_out"),
+    [
+        (torch.nn.Conv1d(2, 2, 2), (1, 2, 4), "opset_version=22, from which on Conv takes bfloat16"),
+        (torch.nn.Softplus(), (2, 3), "opset_version=22, from which on Softplus takes bfloat16"),
+        (Product(), (3, 2), r"float32 \(x.float\(\)\): no Einsum of ONNX takes bfloat16"),
+    ],
+    ids=["Conv", "Softplus", "Einsum"],
+)
+def test_an_operator_without_bfloat16_is_refused_when_it_is_exported(model, shape, way_out, dynamo):
+    model, x = model.bfloat16(), torch.randn(shape).bfloat16()
+    with pytest.raises(ExportError, match=rf"unsupported type: tensor\(bfloat16\)\n  node: .*\n  way out: .*{way_out}"):
+        exporter.export(model, (x,), dynamo=dynamo, opset_version=18)
+    if "22" in way_out:
+        onnx.checker.check_model(exporter.export(model, (x,), dynamo=dynamo, opset_version=22).model_proto, full_check=True)
+    plain = exporter.export(torch.nn.Linear(3, 3).bfloat16(), (torch.randn(2, 3).bfloat16(),), dynamo=dynamo)
+    onnx.checker.check_model(plain.model_proto, full_check=True)

@@ -13,6 +13,7 @@ import exporter
 from exporter.gradient_graph.build import build_gradient_graph
 from symbolics.graph.walk import unread
 from tests.exporter.gradient_graph.test_build import parse
+from tests.processes import python
 from tests.symbolics.gradients.tools import check, model_of, run
 
 LSTM = """
@@ -267,3 +268,24 @@ def test_gpt2_has_at_most_2_6_nodes_for_one_of_the_forward():
 
     model = gpt2(12)
     assert len(build_gradient_graph(model).graph) / len(model.graph) <= 2.6
+
+
+_CLAIM = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (4 * 10**9,) * 2)
+import onnx
+import exporter
+model = onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 20]>
+    g (float[rows] x) => (float[rows] z) <float[2147483648] y> {
+        y = Relu(x)
+        n = Size(y)
+        m = Cast<to = 1>(n)
+        z = Mul(y, m)
+    }''')
+exporter.build_gradient_graph(model)
+"""
+
+
+def test_a_size_that_a_file_only_claims_takes_no_memory():
+    done = python("-c", _CLAIM, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr[-1000:]

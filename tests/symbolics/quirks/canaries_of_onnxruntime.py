@@ -6,6 +6,7 @@ import numpy as np
 from onnx import helper
 
 from exporter.runtime.session import session_options
+from tests.processes import python
 from tests.symbolics.quirks.tools import (
     differs,
     on_onnxruntime,
@@ -60,6 +61,20 @@ def empty_batches(cures=()):
         return on_onnxruntime([helper.make_node("MatMul", ["a", "b"], ["y"])], feeds, cures=cures).shape != (0, 2, 4)
     except Exception:
         return True
+
+
+def empty_einsums():
+    """In a process of its own, which it ends."""
+    script = """
+import numpy, onnxruntime
+from onnx import TensorProto, helper
+a, b, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 3) for name in "aby")
+graph = helper.make_graph([helper.make_node("Einsum", ["a", "b"], ["y"], equation="nqd,nkd->nqk")], "g", [a, b], [y])
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+session = onnxruntime.InferenceSession(model.SerializeToString())
+session.run(None, {"a": numpy.zeros((0, 2, 3), numpy.float32), "b": numpy.zeros((0, 4, 3), numpy.float32)})
+"""
+    return python("-c", script).returncode < 0
 
 
 def bernoulli(cures=()):

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import exporter
+from symbolics.graph.einsum import axes_in_order
 from tests.support import Calls
 from tests.trains import loaded
 
@@ -189,3 +190,23 @@ def test_chunks_of_an_open_axis(size, dynamo):
     module = exporter.load(exporter.export(Chunks(), (torch.randn(2, 7),), dynamo=dynamo, dynamic_shapes=shapes))
     x = torch.randn(2, size)
     torch.testing.assert_close(tuple(module(x)), Chunks()(x))
+
+
+class Scores(torch.nn.Module):
+    def forward(self, q, k):
+        return torch.einsum("bhqd,bhkd->bhqk", q, k)
+
+
+def test_an_einsum_of_an_empty_batch_and_its_gradients(dynamo):
+    n, shapes = torch.export.Dim("n"), ((2, 3, 4, 5), (2, 3, 6, 5))
+    program = exporter.export(Scores(), tuple(map(torch.randn, shapes)), dynamo=dynamo, dynamic_shapes=({0: n}, {0: n}))
+    training = exporter.build_gradient_graph(program)
+    for node in [*program.model.graph, *training.graph]:
+        if node.op_type == "Einsum":  # onnxruntime would end this process
+            terms = node.attributes["equation"].as_string().partition("->")[0].split(",")
+            assert all(axes == sorted(axes) for axes in axes_in_order(terms)), terms
+    module = exporter.load(program, accelerate=False)
+    for batch in (0, 3):
+        q, k = (torch.randn(batch, *shape[1:], requires_grad=True) for shape in shapes)
+        found, wanted = (torch.autograd.grad(model(q, k).square().sum(), (q, k)) for model in (module, Scores()))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
