@@ -31,6 +31,7 @@ FILES = tuple(
     exporter/training/test_browser.py
     exporter/training/test_curves.py
     fuzz/test_fuzz.py
+    operators/test_opaque.py
     operators/test_operators.py
     symbolics/node/test_arguments.py
     symbolics/quirks/test_every_spelling.py

@@ -28,12 +28,14 @@ class Called(NamedTuple):
         overload: The operator; of one that changes its first argument (``erfinv_``), the one that does not.
         args, kwargs: Its arguments.
         changes: Whether the result is to be written into the first argument.
+        returns: What makes a tuple of results a named one (``torch.return_types.linalg_eigh``), as the function has it and the operator does not.
     """
 
     overload: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     changes: bool
+    returns: Callable[[Any], Any] | None
 
 
 def called_operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Called | None:
@@ -45,11 +47,12 @@ def called_operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return None
     overload, args, kwargs = found
     schema = private.schema_of(overload)
+    returns = None if isinstance(func, private.operator_classes()) else getattr(torch.return_types, func.__name__, None)
     if not schema.is_mutable:
-        return Called(overload, args, kwargs, False)
+        return Called(overload, args, kwargs, False, returns)
     name = schema.name
     pure = private.find_overload(name[:-1], schema.overload_name or "default") if name.endswith("_") else None
-    return None if pure is None else Called(pure, args, kwargs, True)
+    return None if pure is None else Called(pure, args, kwargs, True, returns)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -73,6 +76,8 @@ def stand_in(listener: Listener, called: Called, write: Callable[[torch.Tensor, 
         write: Writes the second tensor into the first, and returns it.
     """
     result = listener.operator(called.overload, called.args, called.kwargs, lambda: called.overload(*called.args, **called.kwargs))
+    if called.returns is not None and isinstance(result, tuple):
+        return called.returns(result)
     return write(called.args[0], result) if called.changes else result
 
 

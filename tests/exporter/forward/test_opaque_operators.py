@@ -1,0 +1,136 @@
+"""opaque=: operators of torch itself as PythonOps, named or missing; the error without it. All of torch's operators: tests/operators/test_opaque.py."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import exporter
+from symbolics.errors import ExportError, PythonopWarning
+from tests.operators.opaque import compared
+from tests.operators.samples import Call
+from tests.processes import Server
+from tests.support import nodes
+
+X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+MISSING = ["aten::linalg_inv", "aten::erfinv", "aten::linalg_eigh", "aten::linalg_solve", "aten::special_i0"]
+
+
+class Net(nn.Module):
+    """Operators that torch takes apart, one in place, one under no_grad(), a named tuple, and sizes that values decide."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        a = self.linear(x)
+        a = a.mT @ a + 3 * torch.eye(3)
+        with torch.no_grad():
+            inverse = torch.linalg.inv(a)
+        small = (x / 10).erfinv_()
+        values = torch.linalg.eigh(a).eigenvalues
+        runs, places = torch.unique_consecutive(x.detach().round(), return_inverse=True)
+        return torch.linalg.solve(a, x.mT) + (inverse @ x.mT), values, torch.special.i0(small), runs * 2, places
+
+
+def names(program):
+    return sorted({node.function.rpartition(".")[0] for node in program.opaque})
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_missing_ones_are_nodes_and_equal_eager(dynamo):
+    torch.manual_seed(0)
+    report = exporter.verify(Net().eval(), (X,), dynamo=dynamo, opaque="missing", dynamic_shapes={"x": {0: "n"}})
+    assert report.ok, report.worst()[0]
+    functions = {name.rpartition(".")[0] for name in report.functions}
+    assert set(MISSING) <= functions <= {*MISSING, "aten::unique_consecutive"}
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_without_it_the_error_names_them_all(dynamo):
+    with pytest.raises(torch.onnx.OnnxExporterError) as raised:
+        exporter.export(Net().eval(), (X,), dynamo=dynamo)
+    text = str(raised.value)
+    lines = text.split("\nthe whole way")[0].splitlines()
+    assert isinstance(raised.value, ExportError) and len(lines) <= 6
+    assert "cannot translate it to ONNX" in text and 'opaque="missing"' in text and __file__.rpartition("/")[2] in text
+    # TorchScript has changes in place under another name, and says so when it comes to them.
+    assert all(name in text for name in MISSING if dynamo or name != "aten::erfinv")
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_named_ones_are_nodes_translated_or_not(dynamo):
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Softplus())
+    program = exporter.export(model, (X,), dynamo=dynamo, opaque=["aten::relu", torch.ops.aten.linear])
+    assert [(node.function, node.module, node.reason) for node in program.opaque] == [
+        ("aten::linear.default", "0", "opaque= names it"),
+        ("aten::relu.default", "1", "opaque= names it"),
+    ]
+    assert nodes(program.model, "Softplus") and not nodes(program.model, "Relu")
+    module, x = exporter.load(program, allow=["aten::relu", "aten::linear"]), X.clone().requires_grad_()
+    for each in (module, model):
+        (gradient,) = torch.autograd.grad(each(x).square().sum(), x, create_graph=True)
+        second = torch.autograd.grad(gradient.square().sum(), [x, *each.parameters()])
+        if each is module:
+            ours = second
+    for a, b in zip(ours, second, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_program_that_was_captured_before():
+    class Solves(nn.Module):
+        def forward(self, x):
+            return torch.linalg.solve(x.mT @ x + torch.eye(3), x.mT)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PythonopWarning)
+        program = exporter.export(torch.export.export(Solves(), (X,)), (), opaque="missing")
+        with pytest.raises(ExportError, match=r"aten::linalg_inv\.default.* under no_grad .* captured before"):
+            exporter.export(torch.export.export(Net().eval(), (X,)), (), opaque="missing")
+    assert names(program) == ["aten::linalg_solve"]
+    torch.testing.assert_close(exporter.load(program, allow=names(program))(X), Solves()(X))
+
+
+def test_what_no_node_calls():
+    class Reads(nn.Module):
+        def forward(self, x):
+            return x + torch.from_file("nowhere", size=3)
+
+    with pytest.raises(ExportError, match="no function of tensors"):
+        exporter.export(Reads(), (X,), opaque=["aten::from_file"], eager_check=False)
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory):
+    process = Server(tmp_path_factory.mktemp("server"), "tests.operators.opaque:answer")
+    yield process.ask
+    process.close()
+
+
+S = X.T @ X + torch.eye(3)
+SAMPLES = {
+    "cholesky": (torch.linalg.cholesky, S),
+    "lstsq": (torch.linalg.lstsq, X, X[:, :1] * 2),
+    "svd": (lambda x: torch.linalg.svd(x, full_matrices=False).S, X),
+    "hfft": (torch.fft.hfft, X),
+    "irfft": (torch.fft.irfft, X),
+    "bessel_j0": (torch.special.bessel_j0, X),
+    "pdist": (nn.functional.pdist, X),
+    "nanmedian": (lambda x: x.nanmedian(1).values, X),
+    "igammac": (torch.special.gammaincc, X.abs() + 1, X.abs()),
+    "max_pool": (
+        lambda x: nn.functional.fractional_max_pool2d(x.view(1, 3, 4), 2, output_size=2, _random_samples=torch.full((1, 1, 2), 0.5)),
+        X,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_samples(name, ask, tmp_path):
+    """Outputs and gradients in another process; PyTorch has none for igammac's first argument."""
+    function, *tensors = SAMPLES[name]
+    assert compared(Call.of(function, tuple(tensors), {}), False, tmp_path, ask)
