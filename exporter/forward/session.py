@@ -30,7 +30,7 @@ from symbolics.capture.branches import branches_noticed
 from symbolics.capture.disguise import as_in_eager
 from symbolics.capture.interception import belongs_to_torch, settled
 from symbolics.capture.marks import marking
-from symbolics.capture.opaque_modules import opaque_modules
+from symbolics.capture.opaque_modules import opaque_calls
 from symbolics.capture.operator_calls import is_translated
 from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.capture.translate import translations
@@ -160,7 +160,7 @@ def judged(
     recorder.portable = portable.matches if isinstance(portable, Patterns) else lambda _: portable
     recorder.opaque, recorder.unsaid, recorder.lacking = {}, {}, set()
     history = History(model)
-    with opaque_modules(model, recorder.chosen.calls):
+    with opaque_calls(model, recorder.chosen.calls):
         while True:
             try:
                 return _judged(current, model, args, kwargs, export, training, fakes, history)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
+from functools import partial
 from sys import getrefcount
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 from exporter.files.trust import Gate
 from symbolics.errors import FormatError, RunError, TrustError
 from symbolics.node.call import AutogradCall, ModuleOrigin
-from symbolics.node.modules import Held, read_module
+from symbolics.node.containers import expand_leaves
+from symbolics.node.modules import Held, ModulePlace, read_module, with_modules
 from symbolics.node.names import qualified_name
 from symbolics.text import shown
 
@@ -27,18 +29,22 @@ class CalledModule:
     module for the backward (a checkpoint, an adjoint method), it stays with that. Of an object that was registered there is one, and calls wait
     for each other.
 
+    A function that is called is one, too: it holds the modules among its arguments.
+
     Attributes:
-        forward: The forward of its class, or of the registered object.
+        forward: The forward of its class, or of the registered object; or the function.
+        count: How many modules there are among the arguments of a function.
     """
 
-    def __init__(self, origin: ModuleOrigin, made: Callable[[], Held], *, single: bool) -> None:
-        """Args: what the file says of it; makes one; whether all calls share one, with tensors of its own."""
+    def __init__(self, origin: ModuleOrigin, made: Callable[[], Held], *, single: bool = False, function: Any = None) -> None:
+        """Args: what the file says of it; makes one; whether all calls share one, with tensors of its own; the function that is called."""
         self._count, self._changes, self._made = len(origin.state), origin.changes, made
         first = made()
         self._free = [first]
         self._waiting = threading.RLock() if single else None
         self._own = [dict_[key] for dict_, key, _ in _firsts(first)] if single else None
-        self.forward = first.module.forward
+        self.forward, self._function = function or first.module.forward, function
+        self.count = len(first.module) if function is not None else 0  # type: ignore[arg-type]
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         """Call it: its parameters and buffers, then its own arguments."""
@@ -54,7 +60,13 @@ class CalledModule:
     def _run(self, held: Held, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         count, before, kept = self._count, list(map(getrefcount, held.modules)), False
         try:
-            result = held.run(held.module.forward, args[:count], self._changes, args[count:], kwargs)
+            result = held.run(
+                held.module.forward if self._function is None else partial(self._call, held.module),
+                args[:count],
+                self._changes,
+                args[count:],
+                kwargs,
+            )
         finally:
             held.changed()
             kept = list(map(getrefcount, held.modules)) != before
@@ -68,6 +80,14 @@ class CalledModule:
                 "it with other parameters: name its class in place of the object, or register none"
             )
         return result
+
+    def _call(self, modules: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = with_modules(modules, args, kwargs)
+        return self._function(*args, **kwargs)
+
+    def python_functions(self) -> dict[str, dict[str, Any]]:
+        """As `symbolics.node.fingerprints` takes them."""
+        return {"forward": {"forward": self._function}}
 
 
 def _firsts(held: Held) -> list[tuple[dict[str, Any], str, int]]:
@@ -101,9 +121,16 @@ def find_module(call: AutogradCall, origin: ModuleOrigin, gate: Gate) -> CalledM
             )
         gate.functions[call.name] = type(module)
         return CalledModule(origin, lambda: held, single=True)
+    if origin.function:
+        function = gate("callable", call.name)
+        if origin.tree.get("name") != qualified_name(torch.nn.ModuleList):
+            raise FormatError.damaged(title, "its call attribute says a module, and it is a function")
+        called = CalledModule(origin, read_module(origin.tree, origin.state, gate, title), function=function)
+        gate.functions[call.name] = called
+        return called
     if origin.tree.get("name") != call.name:
         raise FormatError.damaged(title, "its call attribute says another class")
-    return CalledModule(origin, read_module(origin.tree, origin.state, gate, title), single=False)
+    return CalledModule(origin, read_module(origin.tree, origin.state, gate, title))
 
 
 def check_module(title: str, module: CalledModule, call: AutogradCall, args: tuple[Any, ...]) -> None:
@@ -118,6 +145,9 @@ def check_module(title: str, module: CalledModule, call: AutogradCall, args: tup
         FormatError: It does not.
     """
     count = len(call.module.state) if call.module is not None else 0
+    for leaf in expand_leaves((*args, *call.kwargs.values())):
+        if type(leaf) is ModulePlace and leaf.index >= module.count:
+            raise FormatError.damaged(title, f"an argument is its module {leaf.index}, and it has {module.count}")
     try:
         inspect.signature(module.forward).bind(*args[count:], **call.kwargs)
     except TypeError as error:

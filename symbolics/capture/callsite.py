@@ -42,8 +42,8 @@ class Callsites:
         self._modules = {} if model is None else {id(vars(module)): name for name, module in model.named_modules()}
 
     def here(self) -> tuple[str, str]:
-        """The path of the module whose forward is running, and the line of user code that is."""
-        source, frame = "", sys._getframe(1)
+        """The path of the module whose forward is running, and the line of user code that is: of a module around it, where its own is torch's."""
+        source, found, frame = "", None, sys._getframe(1)
         while frame is not None:
             name = frame.f_globals.get("__name__", "")
             if name != "torch" and not name.startswith(("torch.", "symbolics.", "exporter.")):
@@ -51,10 +51,11 @@ class Callsites:
             if frame.f_code.co_varnames[:1] == ("self",):
                 owner = frame.f_locals.get("self")
                 path = self._modules.get(id(vars(owner))) if issubclass(type(owner), torch.nn.Module) else None
-                if path is not None:
-                    return path, source
+                found = path if found is None else found
+                if found is not None and (source or path == ""):
+                    return found, source
             frame = frame.f_back  # type: ignore[assignment]
-        return "", source
+        return found or "", source
 
     def call(self) -> Call:
         """The whole account, the innermost operator of torch.library and all functions on the stack among it."""

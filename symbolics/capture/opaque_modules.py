@@ -7,9 +7,12 @@ Hooks of the module itself run around that, as part of the model.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
+import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,11 +25,11 @@ from symbolics.capture.side_effects import same_values
 from symbolics.errors import ExportError
 from symbolics.node.call import ModuleOrigin
 from symbolics.node.containers import expand_leaves, fill
-from symbolics.node.modules import Held, written_module
+from symbolics.node.modules import Held, modules_taken, with_modules, written_module
 from symbolics.node.names import qualified_name
 from symbolics.node.patterns import Patterns
 
-__all__ = ["ModuleBackward", "OpaqueModule", "opaque_modules"]
+__all__ = ["ModuleBackward", "OpaqueModule", "opaque_calls"]
 
 
 class OpaqueModule:
@@ -47,8 +50,9 @@ class OpaqueModule:
 
     def __init__(self, module: torch.nn.Module) -> None:
         """Args: the module."""
-        self.module, self._forward = module, module.forward
-        self.identity = cls = type(module)
+        self.module, self._original = module, module.forward
+        cls = type(module)
+        self.identity: Any = cls
         self.__module__, self.__qualname__, self.__name__ = cls.__module__, cls.__qualname__, cls.__name__
         self.changes: tuple[int, ...] = ()
         self.moved: list[str] = []
@@ -58,6 +62,9 @@ class OpaqueModule:
     def forward(*args: Any, **kwargs: Any) -> Any:
         """Has the signature of a call; `apply` makes it."""
         raise NotImplementedError
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        return self._original(*args, **kwargs)
 
     @property
     def names(self) -> list[str]:
@@ -74,7 +81,7 @@ class OpaqueModule:
         versions = [tensor._version for tensor in self._tensors]
         # Kernels of batch norms write past the version.
         values = [None if tensor.requires_grad else tensor.detach().clone() for tensor in self._tensors]
-        result = self._forward(*args, **kwargs)
+        result = self._run(*args, **kwargs)
         changed = [
             i
             for i, (tensor, version, value) in enumerate(zip(self._tensors, versions, values, strict=True))
@@ -96,7 +103,7 @@ class OpaqueModule:
         """Call the module with other tensors in the places of its own."""
         held, count = self._held, len(self._tensors)
         try:
-            return held.run(self._forward, args[:count], self.changes, args[count:], kwargs)
+            return held.run(self._run, args[:count], self.changes, args[count:], kwargs)
         finally:
             self.note(set(held.replaced(args[:count])))
             held.let_go(self._tensors)
@@ -147,6 +154,33 @@ class OpaqueModule:
         return ModuleOrigin(tuple(self.names), self.changes, written_module(self.module, self._held, self._tensors, names))
 
 
+class OpaqueFunction(OpaqueModule):
+    """A function in the same place: the parameters and buffers that it takes are those of the modules among its arguments."""
+
+    def __init__(self, function: Any) -> None:
+        """Args: the function, at the top level of a module."""
+        super().__init__(torch.nn.ModuleList())
+        self.identity, self._original = self, function
+        self.__module__, self.__qualname__, self.__name__ = function.__module__, function.__qualname__, function.__name__
+
+    def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Take the modules out of the arguments of a call that is about to be made."""
+        self.module, args, kwargs = modules_taken(args, kwargs)
+        return args, kwargs
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = with_modules(self.module, args, kwargs)
+        return self._original(*args, **kwargs)
+
+    def python_functions(self) -> dict[str, dict[str, Any]]:
+        """As `symbolics.node.fingerprints` takes them."""
+        return {"forward": {"forward": self._original}}
+
+    def origin(self, names: Callable[[Any], str | None]) -> ModuleOrigin:
+        """See `OpaqueModule.origin`."""
+        return replace(super().origin(names), function=True)
+
+
 @dataclass(eq=False)
 class ModuleBackward:
     """The backward of one call of a module in eager mode, as `symbolics.capture.no_gradients` asks for it.
@@ -157,6 +191,7 @@ class ModuleBackward:
         targets: The tensors of the call that need a gradient, by number.
         roots: The gradient edges of what it returned, each with shape, dtype and device.
         given: Its arguments, the state first.
+        called: The module with what it was called with.
     """
 
     function: OpaqueModule
@@ -164,6 +199,7 @@ class ModuleBackward:
     targets: dict[int, Any] = field(default_factory=dict)
     roots: list[tuple[Any, torch.Size, torch.dtype, torch.device]] = field(default_factory=list)
     given: tuple[Sequence[Any], dict[str, Any]] = ((), {})
+    called: OpaqueModule | None = None
 
     @classmethod
     def of(cls, function: OpaqueModule, args: Sequence[Any], kwargs: dict[str, Any], result: Any, call: Call) -> ModuleBackward:
@@ -180,6 +216,7 @@ class ModuleBackward:
             {number: edge(tensor) for number, tensor in enumerate(tensors) if tensor.requires_grad},
             [(edge(tensor), tensor.shape, tensor.dtype, tensor.device) for tensor in made],
             (args, kwargs),
+            copy.copy(function),
         )
 
     def ask(self) -> dict[int, bool]:
@@ -204,8 +241,9 @@ class ModuleBackward:
 
     def _reached(self, seed: int) -> set[int]:
         """The tensors that have a gradient when the module is called with other values."""
+        assert self.called is not None
         args, kwargs = self.given
-        count = len(self.function.names)
+        count = len(self.called.names)
         copies: list[torch.Tensor] = []
         generator = torch.Generator().manual_seed(seed)
 
@@ -223,7 +261,7 @@ class ModuleBackward:
             state = [other(value, True) for value in args[:count]]
             rest = fill(tuple(args[count:]), lambda leaf: other(leaf, False))
             named = {key: fill(value, lambda leaf: other(leaf, False)) for key, value in sorted(kwargs.items())}
-            result = self.function.apply(*state, *rest, **named)
+            result = self.called.apply(*state, *rest, **named)
             roots = [leaf for leaf in expand_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
             found = torch.autograd.grad(roots, [copies[n] for n in self.targets], list(map(torch.ones_like, roots)), allow_unused=True)
         return {number for number, gradient in zip(self.targets, found, strict=True) if gradient is not None}
@@ -239,18 +277,25 @@ def _tensors(args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def opaque_modules(model: Any, chosen: Patterns) -> Iterator[None]:
-    """While the block runs, calls of modules go to the listener of their thread.
+def opaque_calls(model: Any, chosen: Patterns) -> Iterator[None]:
+    """While the block runs, calls of modules and functions go to the listener of their thread.
 
     Args:
         model: The model; what is no module has none.
-        chosen: Which modules are meant.
+        chosen: Which modules and functions are meant.
 
     Raises:
         ExportError: A module is meant whose calls cannot be caught.
     """
-    caught = []
+    caught, places = [], list[tuple[dict[str, Any], str, Any]]()
     try:
+        for function in _functions(chosen):
+            stand_in = _stand_in_of(OpaqueFunction(function), function, chosen)
+            for names in [vars(module) for module in list(sys.modules.values()) if isinstance(module, types.ModuleType)]:
+                places += [(names, name, function) for name, value in list(names.items()) if value is function]
+            for names, name, value in places:
+                if value is function:
+                    names[name] = stand_in
         for path, module in list(model.named_modules()) if isinstance(model, torch.nn.Module) and chosen.items else []:
             if not chosen.matches(type(module), module):
                 continue
@@ -265,6 +310,32 @@ def opaque_modules(model: Any, chosen: Patterns) -> Iterator[None]:
     finally:
         for module in caught:
             del vars(module)["forward"]
+        for names, name, function in places:
+            names[name] = function
+
+
+def _functions(chosen: Patterns) -> list[Any]:
+    """The functions that are meant: themselves, or by a name that leads to one in a module that is loaded."""
+    found = []
+    for item in chosen.items:
+        if isinstance(item, str):
+            module, _, name = item.rpartition(":" if ":" in item else ".")
+            item = vars(sys.modules[module]).get(name) if isinstance(sys.modules.get(module), types.ModuleType) else None
+        if isinstance(item, types.FunctionType) and item not in found:
+            found.append(item)
+    return found
+
+
+def _stand_in_of(opaque: OpaqueFunction, function: Any, chosen: Patterns) -> Any:
+    @functools.wraps(function)
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        listener = active_listener()
+        if listener is None or not listener.listening():
+            return function(*args, **kwargs)
+        chosen.meet(function)
+        return listener.module(opaque, *opaque.take(args, kwargs))
+
+    return stand_in
 
 
 def _stand_in(opaque: OpaqueModule) -> Any:

@@ -46,17 +46,19 @@ class OperatorOrigin:
 
 @dataclass(frozen=True)
 class ModuleOrigin:
-    """Of a call of a module, what another process needs to make that module.
+    """Of a call of a module, what another process needs to make that module; of a call of a function that is one node, the modules among its arguments.
 
     Attributes:
         state: The names of its parameters and buffers: the call's first arguments, in this order.
         changes: Those that it changes, by number: the call's result is a tuple, what the module returns and then these.
-        tree: The module and those inside it, as `symbolics.node.modules` writes them.
+        tree: The module and those inside it, as `symbolics.node.modules` writes them; of a function, a list of modules that has those among its arguments.
+        function: Whether it is a function that is called.
     """
 
     state: tuple[str, ...]
     changes: tuple[int, ...]
     tree: dict[str, Any]
+    function: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,13 +9,14 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
 import torch
 
 from symbolics import torch_private as private
 from symbolics.errors import ExportError, FormatError, PythonopError
-from symbolics.node.arguments import Resolver, decode, encode, has_codec
+from symbolics.node.arguments import Codec, Resolver, add_codec, decode, encode, has_codec
 from symbolics.node.classes import find, is_class, own_name
 from symbolics.node.containers import Slot, expand_leaves, fill, slots
 from symbolics.node.limits import MAX_DEPTH, MAX_ITEMS
@@ -23,7 +24,7 @@ from symbolics.node.names import is_of_torch, qualified_name
 from symbolics.node.records import read_record
 from symbolics.text import shown
 
-__all__ = ["Held", "read_module", "written_module"]
+__all__ = ["Held", "ModulePlace", "modules_taken", "read_module", "with_modules", "written_module"]
 
 _WAY_OUT = (
     "way out: give the module a name with exporter.register(module, name), here and in the process that runs the file (setup= does so); or name a "
@@ -109,7 +110,7 @@ class Held:
             place[key] = state[index]
         for place, key, template in self.lists:
             place[key] = fill(template, lambda slot: state[slot.index] if isinstance(slot, Slot) else slot)
-        result = forward(*args, **kwargs)
+        result = _apart(forward(*args, **kwargs), (state, args, kwargs))
         return (result, *self.written(state, changes)) if changes else result
 
     def written(self, state: Sequence[Any], changes: Iterable[int]) -> list[Any]:
@@ -142,6 +143,20 @@ class Held:
             place[key] = None if state is None else fill(template, lambda slot: state[slot.index] if isinstance(slot, Slot) else slot)
 
 
+def _apart(result: Any, given: tuple[Sequence[Any], Sequence[Any], dict[str, Any]]) -> Any:
+    """A result; where it is, or holds, a tensor that was given, a view of that: it is no change of what was given."""
+    state, args, kwargs = given
+    if (
+        type(result) is torch.Tensor
+        and not kwargs
+        and all(result is not each for each in (*state, *args) if isinstance(each, torch.Tensor))
+    ):
+        if all(isinstance(each, (torch.Tensor, int, float, str, NoneType)) for each in args):
+            return result
+    known = {id(leaf) for leaf in expand_leaves((*state, *args, *kwargs.values())) if isinstance(leaf, torch.Tensor)}
+    return fill(result, lambda leaf: leaf.view_as(leaf) if id(leaf) in known and isinstance(leaf, torch.Tensor) else leaf)
+
+
 #: What an export itself puts into a model.
 _STAND_INS = ("forward", "state_dict")
 
@@ -156,6 +171,47 @@ def _with_slots(value: Any, numbers: dict[int, int]) -> Any:
     if not any(isinstance(leaf, torch.Tensor) for leaf in expand_leaves(value)):
         return value
     return fill(value, lambda leaf: Slot(numbers[id(leaf)]) if isinstance(leaf, torch.Tensor) and id(leaf) in numbers else leaf)
+
+
+class ModulePlace:
+    """The place of a module among the arguments of a function."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        """Args: which of the modules it is."""
+        self.index = index
+
+
+def _read_place(payload: Any, *_: Any) -> ModulePlace:
+    if type(payload) is not int or payload < 0:
+        raise ValueError("the number of a module is 0 or more")
+    return ModulePlace(payload)
+
+
+add_codec(Codec("$module", lambda value: type(value) is ModulePlace, lambda value, _: value.index, _read_place))
+
+
+def modules_taken(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[torch.nn.ModuleList, tuple[Any, ...], dict[str, Any]]:
+    """The modules among arguments, and the arguments with a `ModulePlace` for each."""
+    found: dict[int, tuple[int, torch.nn.Module]] = {}
+
+    def leaf(value: Any) -> Any:
+        if not isinstance(value, torch.nn.Module):
+            return value
+        return ModulePlace(found.setdefault(id(value), (len(found), value))[0])
+
+    taken, named = fill(tuple(args), leaf), {key: fill(value, leaf) for key, value in kwargs.items()}
+    return torch.nn.ModuleList([module for _, module in found.values()]), taken, named
+
+
+def with_modules(modules: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inverse of `modules_taken`."""
+
+    def leaf(value: Any) -> Any:
+        return modules[value.index] if type(value) is ModulePlace else value
+
+    return fill(tuple(args), leaf), {key: fill(value, leaf) for key, value in kwargs.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------- writing

@@ -87,6 +87,17 @@ class Patterns:
         self._idle = [item for item in self._idle if item not in meant]
         return bool(meant)
 
+    def meet(self, function: Any) -> None:
+        """Count a function as met, by itself and by each name that leads to it."""
+        names = [f"{function.__module__}{sign}{function.__qualname__}" for sign in ":."]
+        self._met[names[0]] = None
+        self._idle = [
+            item
+            for item in self._idle
+            if item is not function
+            and not (isinstance(item, str) and (item in names or item.replace(":", ".").endswith(f".{function.__name__}")))
+        ]
+
     def _means(self, text: str, name: str) -> bool:
         if is_operator(name) or is_operator(text):
             namespace, _, own = text.partition("::")

@@ -23,10 +23,13 @@ __all__ = [
     "Routes",
     "Rows",
     "Shares",
+    "Solves",
     "Spare",
     "Statistics",
     "answers",
+    "blend",
     "keeps",
+    "solve",
     "trains",
     "twice",
     "within",
@@ -261,3 +264,27 @@ class Recomputes(Repeats):
 
     def forward(self, x):
         return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+
+
+def solve(dynamics, x, steps=3, *, options=None):
+    """Steps of a solver that has a gradient of its own, for its dynamics, too."""
+    for _ in range(steps if x.detach().numpy().size else 0):
+        x = x + options["step"] * _Adjoint.apply(dynamics, x, *dynamics.parameters())
+    return x
+
+
+def blend(x, weight, factor):
+    """Numbers of numpy, and a weight of its caller's."""
+    return torch.from_numpy(np.tanh(x.detach().numpy())) * factor + x * weight
+
+
+class Solves(nn.Module):
+    """Calls functions, one of them with a module, twice."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.f, self.g = nn.Sequential(nn.Linear(width, width), nn.Tanh()), nn.Linear(width, width)
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return blend(solve(self.g, solve(self.f, x, 2, options={"step": 0.5}), options={"step": 0.1}), self.weight, 2.0)

@@ -118,6 +118,16 @@ def test_sizes_follow_open_ones():
 
 
 @BOTH
+def test_what_is_given_back_as_it_is(dynamo):
+    """An identity changes nothing; its line is that of its caller."""
+    model = M.Net(nn.Identity())
+    program = exported(model, dynamo)
+    compare(model, program)
+    (node,) = program.opaque
+    assert (node.module, node.source.partition(":")[0], node.reason) == ("block", "tests.zoo.modules", "opaque= names it")
+
+
+@BOTH
 def test_a_size_as_an_argument(dynamo):
     """A symbolic size reaches the module as the number that it is in a run."""
     model = M.Net(M.Counts(), lambda block, h: block(h.detach(), h.shape[0]) + h.sum())
@@ -189,6 +199,15 @@ def test_two_threads_at_once():
     assert not wrong
 
 
+@pytest.mark.parametrize("block", [M.Adjoint, M.Recomputes, M.Statistics])
+def test_large_tensors(block):
+    """A context keeps no memory of large tensors; what a backward runs again reads them all the same."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(160, 160), block(160)), torch.randn(120, 160)
+    loaded = exporter.load(exporter.export(model, (x,), opaque=block), allow=ALLOW)
+    torch.testing.assert_close(run(loaded, x), run(model, x), rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize("block", [M.Adjoint, M.Recomputes])
 def test_forwards_in_any_order_with_their_backwards(block):
     """Each backward that runs the module again has the parameters of its own forward; a run without gradients changes nothing."""
@@ -233,6 +252,43 @@ def test_eager_is_not_asked():
     loaded = exporter.load(program, allow=ALLOW)
     assert loaded(torch.randn(3, 4)).shape == (3, 4)
     assert loaded.get_buffer("block.norm.running_mean").abs().sum() > 0
+
+
+# --------------------------------------------------------------------------------------------------------- functions
+
+FUNCTIONS = ["tests.zoo.modules:solve", "tests.zoo.modules:blend"]
+
+
+@BOTH
+def test_functions_and_the_modules_that_they_take(dynamo):
+    model = M.Solves()
+    program = exported(model, dynamo, opaque=["tests.zoo.modules:solve", M.blend])
+    assert [node.op_type for node in program.model.graph] == ["PythonOp"] * 3
+    assert {name for name, _ in model.named_parameters()} <= set(program.model.graph.initializers)
+    compare(model, program, allow=FUNCTIONS)
+    assert M.solve.__name__ == "solve" and not hasattr(M.solve, "__wrapped__")
+
+
+@BOTH
+def test_functions_in_a_fresh_process(dynamo):
+    torch.manual_seed(0)
+    report = exporter.verify(M.Solves(), (torch.randn(3, 4),), dynamo=dynamo, opaque=FUNCTIONS)
+    assert report.ok, report
+
+
+def test_a_function_has_an_entry_of_its_own():
+    program = exported(M.Solves(), True, opaque=FUNCTIONS)
+    with pytest.raises(TrustError, match=r"tests\.zoo\.modules:solve \(a callable\), which no pattern allows"):
+        exporter.load(program, allow=ALLOW)
+    proto = program.model_proto
+    for change in (_set("name", "tests.zoo.modules:Own"), lambda tree, call: call["args"].__setitem__(-1, {"$module": 1})):
+        with pytest.raises(FormatError):
+            exporter.load(tampered(proto, change), allow=FUNCTIONS)
+
+
+def test_a_function_that_is_never_called():
+    with pytest.raises(ArgumentError, match="opaque='tests.zoo.modules:within' means none"):
+        exported(M.Net(M.OwnGradient()), False, opaque=[M.OwnGradient, "tests.zoo.modules:within"])
 
 
 # ----------------------------------------------------------------------------------------------- what no file can say
@@ -312,7 +368,7 @@ def proto():
 def tampered(proto, change):
     """A copy of a file whose call says something else."""
     proto = copy.deepcopy(proto)
-    (node,) = (node for node in proto.graph.node if node.op_type == "PythonOp")
+    node = next(node for node in proto.graph.node if node.op_type == "PythonOp")
     (attribute,) = (attribute for attribute in node.attribute if attribute.name == "call")
     call = json.loads(attribute.s)
     change(call["module"]["tree"], call)

@@ -111,7 +111,13 @@ def test_what_is_written(value, data):
 def test_every_tag_is_in_the_cases_above():
     cases = next(mark for mark in test_what_is_written.pytestmark if mark.name == "parametrize").args[1]
     written = {next(iter(data)) for _, data in cases if isinstance(data, dict)}
-    assert written == set(arguments._BY_TAG) - {"$size", "$object", "$builtin", "$processgroup"}  # the last two: tests/end_to_end/functions
+    assert written == set(arguments._BY_TAG) - {
+        "$size",
+        "$object",
+        "$builtin",
+        "$processgroup",
+        "$module",
+    }  # the last three: tests/end_to_end/functions, test_opaque_modules
 
 
 def test_two_nans_stay_two_keys():
@@ -272,7 +278,7 @@ def test_the_limits_themselves_are_allowed():
         {"$ndarray": ["<f\u0664", [1], "AADAPw=="]}, {"$ndarray": ["<f4", [2**53, 2**53, 2**53, 0], "AADAPw=="]}, {"$bytes": "QQ="}, {"$bytes": "QQ==="}, {"$bytes": "Q Q="}, {"$str": "7aC97bi"}, {"$str": "gA=="},
         {"$dict": [["a", 1], ["a", 2]]}, {"$dict": [[1, 1], [True, 2]]}, {"$set": [1, 1]}, {"$frozenset": [0.0, {"$float": "nan"}, -0.0]}, {"$ordereddict": [[None, 1], [None, 1]]}, {"$ellipsis": False}, {"$ellipsis": 1},
         {"$device": "cuda:99999999999"}, {"$device": "cpu:99999"}, {"$device": ""}, {"$device": "\ud800"}, {"$device": "cuda:-1"}, {"$torchsize": [{"$int": "0x10000000000000000"}]}, {"$dtype": "Tensor"}, {"$dtype": "load"}, {"$dtype": "float32.is_signed"}, {"$tensor": -1}, {"$size": -1},
-        {"$builtin": 1}, {"$builtin": ["torch:tanh"]}, {"$builtin": "os:system"}, {"$processgroup": 1},
+        {"$builtin": 1}, {"$builtin": ["torch:tanh"]}, {"$builtin": "os:system"}, {"$processgroup": 1}, {"$module": -1}, {"$module": "0"},
         {"$enum": ["tests.symbolics.node.values:Color", "__class__"]}, {"$enum": ["tests.symbolics.node.values:Bits", -1]}, {"$enum": ["tests.symbolics.node.values:Bits", True]}, {"$enum": ["tests.symbolics.node.values:Bits", {"$int": "0x" + "f" * 2000}]},
         {"$callable": 1}, {"$callable": ["tests.symbolics.node.values:helper"]}, {"$object": None},
     ],
