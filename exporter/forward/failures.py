@@ -7,11 +7,13 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
+import torch
 import torch.onnx
 
 from exporter.errors import frames_behind, is_users
 from symbolics import torch_private as private
 from symbolics.errors import ExportError, PythonopError, as_raised
+from symbolics.node.names import qualified_name
 from symbolics.text import cause, clean
 
 __all__ = ["TorchExporterError", "Untranslated", "of_torch", "untranslated"]
@@ -97,19 +99,29 @@ def of_torch(error: Exception, dynamo: bool, others: Iterable[str] = ()) -> Exce
     ]
     text = _said(error)
     place = _place(lines)
+    opaque = _opaque_module(frame.f_locals.get("self") for frame, _ in frames if frame.f_code.co_varnames[:1] == ("self",))
     way = f"change that line, or {other}" if place else f"{other}; print(error.whole) shows where torch stopped"
-    if text.startswith(_DECIDES):
-        way = "let tensors decide, by torch.where or torch.cond" + ("; dynamo=False would keep what the example decided" if dynamo else "")
+    for start, instead in ((_DECIDES, "let tensors decide, by torch.where or torch.cond"), (_READS, "compute it by operators of torch")):
+        if text.startswith(start):
+            way = instead + ("; dynamo=False would keep what came of the example" if dynamo else "")
+    way += f";\n  or {opaque} one PythonOp, which runs its Python wherever the file runs" if place else ""
     return as_raised(_first(error), f"{which} cannot capture the model: {text}\n{place}  way out: {way}", TorchExporterError)
 
 
-_DECIDES = "data-dependent Python"
+def _opaque_module(running: Iterable[object]) -> str:
+    """How ``opaque=`` keeps the innermost of these modules, the outermost of which is the model."""
+    modules = [module for module in running if isinstance(module, torch.nn.Module) and not type(module).__module__.startswith("torch.")]
+    if not modules or modules[-1] is modules[0]:
+        return "make a module of that part, which opaque= keeps as"
+    return f"opaque=[{qualified_name(type(modules[-1]))!r}] keeps that module as"
+
+
+_DECIDES, _READS = "data-dependent Python", "the code reads the memory of a tensor"
 #: What torch says -> what it means for whoever wrote the model.
 _CAUSES = {
     "data-dependent|DataDependentOutputException": f"{_DECIDES}: the value of a tensor decides what the code does there (an if, a loop, int(), .item(), torch.equal()), and "
     "a capture has no values",
-    r"Cannot access data pointer|\.numpy\(\) is not supported|Not available for 'meta' device": "the code reads the memory of a tensor there (numpy, ctypes, C++), and a capture "
-    "has none",
+    r"Cannot access data pointer|\.numpy\(\) is not supported|Not available for 'meta' device": f"{_READS} there (numpy, ctypes, C++), and a capture has none",
     "fake tensor in the exported program constant's list": "a tensor is computed where no capture looks (in another thread, or in C++)",
 }  # fmt: skip
 

@@ -1,0 +1,97 @@
+"""Where torch.export gives up: the cause in a sentence, the line, and a way out that works."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import exporter
+
+
+class Part(nn.Module):
+    """What no graph can say, of a module inside of a model."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.weight, self.how = nn.Parameter(torch.tensor(2.0)), how
+
+    def forward(self, x):
+        return self.how(x * self.weight)
+
+
+class Net(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.linear, self.part = nn.Linear(4, 4), Part(how)
+
+    def forward(self, x):
+        return self.part(self.linear(x))
+
+
+def branch(x):
+    return x * 2 if x.sum() > 0 else x * 3
+
+
+def until_small(x):
+    while x.norm() > 1:
+        x = x * 0.5
+    return x
+
+
+def as_often_as_the_largest(x):
+    for _ in range(int(x.abs().max().item()) + 1):
+        x = x * 2
+    return x
+
+
+def until_equal(x):
+    return x if torch.allclose(x, x * 1.5) else x * 3
+
+
+def in_order(x):
+    return torch.stack(sorted(x, key=lambda row: float(row.sum())))
+
+
+def in_numpy(x):
+    return x * torch.from_numpy(np.frombuffer(memoryview(x.detach().numpy()), np.float32).copy().reshape(x.shape))
+
+
+def in_memory(x):
+    y = x.detach().clone()
+    ctypes.memset(y.data_ptr(), 0, 4)
+    return x + y
+
+
+VALUES = [branch, until_small, as_often_as_the_largest, until_equal, in_order]
+MEMORY = [in_numpy, in_memory]
+
+
+@pytest.mark.parametrize("how", VALUES + MEMORY, ids=lambda how: how.__name__)
+def test_the_way_out_works(how):
+    model, x = Net(how), torch.randn(3, 4)
+    with pytest.raises(
+        exporter.errors.ExportError, match="data-dependent Python" if how in VALUES else "reads the memory of a tensor"
+    ) as caught:
+        exporter.export(model, (x,))
+    text = str(caught.value)
+    assert "  at test_what_stops_torch.py:" in text
+    assert len(text.splitlines()) <= 6
+    assert "dynamo=False would keep what came of the example" in text
+    (named,) = re.findall(r"opaque=\['(.+?)'\] keeps that module", text)
+    module = exporter.load(exporter.export(model, (x,), opaque=[named]), allow=[named, how])
+    other = torch.randn(3, 4) * 3
+    for side in (model, module):
+        side(other).square().sum().backward()
+    torch.testing.assert_close(module(other), model(other))
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(module.get_parameter(name).grad, parameter.grad, rtol=1e-4, atol=1e-3)
+
+
+def test_of_the_model_itself_no_module_is_named():
+    with pytest.raises(exporter.errors.ExportError, match="make a module of that part, which opaque= keeps"):
+        exporter.export(Part(branch), (torch.randn(3),))
