@@ -12,7 +12,7 @@ from exporter.forward.unchanged import Kept
 from exporter.train_mode.buffers import UNSEEN
 from exporter.train_mode.reads import Reads, attributes_of
 from symbolics import torch_private as private
-from symbolics.capture.side_effects import same_values
+from symbolics.capture.side_effects import same_values, times_written
 
 __all__ = ["Changes"]
 
@@ -97,7 +97,7 @@ class Changes:
         }
         self.modules = [module for path, module in self._model.named_modules() if any(_is_of(name, path) for name in moved)]
         numbers = {name: attributes[name][0] for name, value in moved.items() if not isinstance(value, torch.Tensor)}
-        versions = {name: _version(attributes[name][0]) for name in moved}
+        versions = {name: times_written(attributes[name][0]) for name in moved}
         if (remade or moved) and (again := self._again(call, numbers, remade)) is not None:
             later, last = self._now(), self._now_attributes()
             for name, value in remade.items():
@@ -179,7 +179,7 @@ class Changes:
         if after is not before:
             return not private.shares_memory(after, before)
         own = (*self._buffers.values(), *self._parameters.values())
-        return _version(after) != version and not any(private.shares_memory(after, tensor) for tensor, _ in own)
+        return times_written(after) != version and not any(private.shares_memory(after, tensor) for tensor, _ in own)
 
     def _before(self, tensor: torch.Tensor) -> torch.Tensor:
         values = self._kept.values(tensor)
@@ -218,10 +218,6 @@ class Changes:
 def _is_of(name: str, path: str) -> bool:
     """Whether an attribute may be one of the module at a path."""
     return not path or name.startswith(f"{path}.")
-
-
-def _version(value: Any) -> int:
-    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() and not torch.nn.parameter.is_lazy(value) else 0
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

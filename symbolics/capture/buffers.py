@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
+from symbolics.capture.side_effects import times_written
 
 __all__ = ["Buffers"]
 
@@ -30,7 +31,7 @@ class Buffers:
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self._views: list[torch.Tensor] = []
-        self._before = {name: (buffer, _version(buffer)) for name, buffer in model.named_buffers(remove_duplicate=False)}
+        self._before = {name: (buffer, times_written(buffer)) for name, buffer in model.named_buffers(remove_duplicate=False)}
 
     def written(self, declared: Collection[torch.Tensor] = ()) -> dict[str, torch.Tensor]:
         """The buffers that were written since, by their names, as they are now; also those among the ``declared``.
@@ -44,7 +45,7 @@ class Buffers:
             if (
                 name in self._before
                 and _alike(buffer, before)
-                and (buffer is not before or _version(buffer) != version or any(buffer is t for t in declared))
+                and (buffer is not before or times_written(buffer) != version or any(buffer is t for t in declared))
             ):
                 found[name] = buffer
         return found
@@ -189,8 +190,3 @@ def _alike(one: torch.Tensor, two: torch.Tensor) -> bool:
     with private.paused_capture():
         lazy = torch.nn.parameter.is_lazy(one) or torch.nn.parameter.is_lazy(two)
         return one is two or (not lazy and one.shape == two.shape and one.dtype is two.dtype)
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """How often a tensor was written; a look through ``.data`` has its own count."""
-    return 0 if tensor.is_inference() or torch.nn.parameter.is_lazy(tensor) else tensor._version

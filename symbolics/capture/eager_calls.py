@@ -16,6 +16,7 @@ import torch
 from symbolics import torch_private as private
 from symbolics.capture.binding import Slots, bind
 from symbolics.capture.outputs import Outputs
+from symbolics.capture.side_effects import times_written
 from symbolics.capture.trial import Trial
 from symbolics.errors import ExportError
 from symbolics.node.containers import expand_leaves
@@ -88,7 +89,7 @@ class EagerCalls:
         if slots is None:
             return lambda result, place: None
         with private.unheard():
-            before = [(_version(value), _some_of(value)) for value in slots.values]
+            before = [(times_written(value), _some_of(value)) for value in slots.values]
 
         def returned(result: Any, place: tuple[str, str]) -> None:
             if isinstance(function, Operator) and function.changes:
@@ -149,10 +150,6 @@ def _slots(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Slot
     return None if any(map(private.is_fake, slots.values)) else slots  # of a body that torch.cond compiles
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
 def _some_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """A copy of some of its bytes: what numpy writes into a tensor's memory has no version."""
     if tensor.layout != torch.strided or tensor.is_quantized or not tensor.is_contiguous():
@@ -162,7 +159,7 @@ def _some_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def _is_other(tensor: torch.Tensor, version: int, some: torch.Tensor | None) -> bool:
     """Whether a tensor is not as it was, by its version and some of its bytes."""
-    if _version(tensor) != version:
+    if times_written(tensor) != version:
         return True
     now = None if some is None else _some_of(tensor)
     return some is not None and (now is None or not torch.equal(now, some))

@@ -16,7 +16,7 @@ import torch
 from symbolics import torch_private as private
 from symbolics.capture.draws import numpy_state
 
-__all__ = ["SideEffects", "same_values", "watched"]
+__all__ = ["SideEffects", "same_values", "times_written", "watched"]
 
 _DRAWS = (
     "its forward draws random numbers; each run of the file draws new ones from the generators of its own process: "
@@ -51,7 +51,7 @@ def watched(cls: type, arguments: Any, tensors: Sequence[Any]) -> Iterator[SideE
         tensors: Tensors (and other values, ignored) that forward may change, real or fake.
     """
     seen = SideEffects()
-    versions = [t._version if isinstance(t, torch.Tensor) else 0 for t in tensors]
+    versions = [times_written(t) for t in tensors]
     data = [_data(t) for t in tensors]
     state = _state(cls, arguments)
     # On fake tensors torch's own Python code runs as well, and some of it draws from Python's generator.
@@ -61,7 +61,7 @@ def watched(cls: type, arguments: Any, tensors: Sequence[Any]) -> Iterator[SideE
         yield seen
     for i, tensor in enumerate(tensors):
         # numpy and ctypes write past the version counter.
-        if isinstance(tensor, torch.Tensor) and (tensor._version != versions[i] or not _equal(_data(tensor), data[i])):
+        if isinstance(tensor, torch.Tensor) and (times_written(tensor) != versions[i] or not _equal(_data(tensor), data[i])):
             seen.changed.append(i)
     if drawn:
         seen.warnings.append(_DRAWS.format("torch.manual_seed"))
@@ -106,6 +106,12 @@ def same_values(one: torch.Tensor, two: torch.Tensor) -> bool:
     if one.shape != two.shape or one.dtype != two.dtype:
         return False
     return torch.equal(one, two) or torch.allclose(one, two, rtol=0, atol=0, equal_nan=True)
+
+
+def times_written(value: Any) -> int:
+    """How often a tensor was written, 0 for what does not count; a look through ``.data`` has its own count."""
+    counts = isinstance(value, torch.Tensor) and not value.is_inference() and not torch.nn.parameter.is_lazy(value)
+    return value._version if counts else 0
 
 
 def _state(cls: type, arguments: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ _OWN_INPUT = "args_0_orig"
 _RETURNED = "a parameter or buffer keeps its name, as gradients are given out by it: what returns it has another"
 _FORWARDS = "torch renames an input that forward returns as it is: ours has forward's name"
 _NUMBERED = "torch names a result after the node that makes it: gradients are taken through other nodes than torch's fused one"
+_CALLED = "torch names a result after the node that makes it: here that is the call of a Function, which torch writes out"
 _NUMBER = "a number among the arguments is a constant, as on the other exporter; with input_names= it is an input, as in torch"
 _RENORM = "embeddings are changed in place in a forward: the refusal names the parameter whose gradient would be lost"
 _HOOK = "the refusal names the hook on a gradient that would be lost"
@@ -30,5 +31,7 @@ DIFFERS: dict[tuple[str, bool], tuple[str, str]] = {
     ("hooks_around_modules", True): ("outputs .*'view_1'", _NUMBERED),
     ("gradient_hook_on_a_value", True): ("the hook .*<lambda> on the gradient of a tensor.* a file cannot name it", _HOOK),
     ("gradient_hook_on_a_value", False): ("the hook .*<lambda> on the gradient of a tensor.* a file cannot name it", _HOOK),
+    ("inside_reentrant_checkpoint", True): ("outputs .*'getitem_1'", _CALLED),
+    ("compiled_submodule", True): ("outputs .*'mul_1'.*'mul_2'", _CALLED),
     ("opset_old", True): ("wrote opset 18 and cannot convert the model to 13", _OPSET),
 }
