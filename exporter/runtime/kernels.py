@@ -183,8 +183,8 @@ class PythonOp:
             value = self.size(value)
         elif flag:
             value = self.leaf(value)
-        if self.call.inplace and isinstance(value, torch.Tensor):
-            value = value.clone()  # autograd allows no in-place change of a leaf
+        if self.call.inplace and self.call.module is None and isinstance(value, torch.Tensor):
+            value = value.clone()  # autograd allows no in-place change of a leaf; what a module changes is none
         return value
 
     def outputs_of(self, values: Sequence[Any]) -> list[Any]:

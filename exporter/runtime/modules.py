@@ -14,8 +14,8 @@ import torch
 from exporter.files.trust import Gate
 from symbolics.errors import FormatError, RunError, TrustError
 from symbolics.node.call import AutogradCall, ModuleOrigin
-from symbolics.node.containers import expand_leaves
-from symbolics.node.modules import Held, ModulePlace, read_module, with_modules
+from symbolics.node.containers import ModulePlace, expand_leaves
+from symbolics.node.modules import Held, read_module, with_modules
 from symbolics.node.names import qualified_name
 from symbolics.text import shown
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from symbolics.errors import ExportError, Faq, FormatError, PythonopError
 from symbolics.node.classes import find, flag_of, look, own_name, tuple_fields, value_fields
-from symbolics.node.containers import Partial, Slot, build, fields_of, is_dataclass, is_namedtuple, slots
+from symbolics.node.containers import ModulePlace, Partial, Slot, build, fields_of, is_dataclass, is_namedtuple, slots
 from symbolics.node.limits import MAX_BYTES, MAX_DEPTH, MAX_EQUAL_HASHES, MAX_INT_BITS, MAX_ITEMS
 from symbolics.node.names import qualified_name
 from symbolics.node.records import SAFE_INT, parse
@@ -370,6 +370,7 @@ _TABLE: list[tuple[str, Any, Any, Any]] = [
     ("$mapping", lambda v: isinstance(v, dict) and is_dataclass(v), _write_dataclass, functools.partial(_read_dataclass, mapping=True)),
     ("$dataclass", is_dataclass, _write_dataclass, _read_dataclass),
     ("$callable", _is_callable, lambda v, _: qualified_name(v), _read_named("callable")),
+    ("$module", _exactly(ModulePlace), lambda v, _: v.index, lambda p, *_: ModulePlace(_read_index(p))),
     ("$object", lambda v: False, lambda v, _: None, _read_named("object")),  # written by encode(names=...)
 ]
 for _row in _TABLE:

@@ -13,6 +13,7 @@ from symbolics.node.limits import MAX_DEPTH
 
 __all__ = [
     "SEQUENCES",
+    "ModulePlace",
     "Partial",
     "Slot",
     "build",
@@ -38,6 +39,23 @@ class Slot:
 
     index: int
     kind: Literal["tensor", "size"] = "tensor"
+
+
+class ModulePlace:
+    """The place of a module among the arguments of a function that is one node.
+
+    Attributes:
+        index: Which of the modules of the call.
+    """
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        """Args: which of the modules."""
+        self.index = index
+
+    def __repr__(self) -> str:
+        return f"module {self.index}"
 
 
 class Partial(tuple[Any, ...]):

@@ -68,6 +68,8 @@ _known: weakref.WeakKeyDictionary[Any, dict[Any, str]] = weakref.WeakKeyDictiona
 def _taken(what: Any, half: str, how: str) -> str:
     """A half's fingerprint, "" where it cannot be taken so."""
     methods = _methods(what, half) if is_class(what) else what.python_functions().get(half)
+    if is_class(what) and look(what, half) is None:  # a module has no backward of its own
+        return ""
     if methods is None or how not in (_SOURCE, _CODE):
         return ""
     known, key = _known.setdefault(what, {}), (how, *((name, id(method)) for name, method in methods.items()))

@@ -16,15 +16,15 @@ import torch
 
 from symbolics import torch_private as private
 from symbolics.errors import ExportError, FormatError, PythonopError
-from symbolics.node.arguments import Codec, Resolver, add_codec, decode, encode, has_codec
+from symbolics.node.arguments import Resolver, decode, encode, has_codec
 from symbolics.node.classes import find, is_class, own_name
-from symbolics.node.containers import Slot, expand_leaves, fill, slots
+from symbolics.node.containers import ModulePlace, Slot, expand_leaves, fill, slots
 from symbolics.node.limits import MAX_DEPTH, MAX_ITEMS
 from symbolics.node.names import is_of_torch, qualified_name
 from symbolics.node.records import read_record
 from symbolics.text import shown
 
-__all__ = ["Held", "ModulePlace", "modules_taken", "read_module", "with_modules", "written_module"]
+__all__ = ["Held", "modules_taken", "read_module", "with_modules", "written_module"]
 
 _WAY_OUT = (
     "way out: give the module a name with exporter.register(module, name), here and in the process that runs the file (setup= does so); or name a "
@@ -171,25 +171,6 @@ def _with_slots(value: Any, numbers: dict[int, int]) -> Any:
     if not any(isinstance(leaf, torch.Tensor) for leaf in expand_leaves(value)):
         return value
     return fill(value, lambda leaf: Slot(numbers[id(leaf)]) if isinstance(leaf, torch.Tensor) and id(leaf) in numbers else leaf)
-
-
-class ModulePlace:
-    """The place of a module among the arguments of a function."""
-
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        """Args: which of the modules it is."""
-        self.index = index
-
-
-def _read_place(payload: Any, *_: Any) -> ModulePlace:
-    if type(payload) is not int or payload < 0:
-        raise ValueError("the number of a module is 0 or more")
-    return ModulePlace(payload)
-
-
-add_codec(Codec("$module", lambda value: type(value) is ModulePlace, lambda value, _: value.index, _read_place))
 
 
 def modules_taken(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[torch.nn.ModuleList, tuple[Any, ...], dict[str, Any]]:
