@@ -14,6 +14,7 @@ import onnxscript.optimizer
 
 import symbolics.node.schema  # noqa: F401  (the checker should know the operators of what we write)
 from exporter.files.valid import check_halves
+from exporter.forward.fold import fold
 from exporter.forward.state import ModelState, held_out
 from exporter.train_mode.buffers import AVERAGED, UNSEEN, add_lost, carry, name_carried
 from exporter.train_mode.stilled import stilled
@@ -45,6 +46,9 @@ from symbolics.node.result import count_tensors
 
 __all__ = ["anchor_calls", "finish"]
 
+#: The opset of torch.export's translation. In older ones operators have other inputs: rewrite rules fail there, or write what is not valid.
+_RULES_FROM = 18
+
 
 def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: bool) -> None:
     """Make a translated model a file of docs/format.md, in place.
@@ -53,7 +57,7 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
         model: The translated model.
         recorder: Who captured its calls.
         state: The parameters and buffers as they were before the export.
-        optimize: Fold constants, merge equal nodes, and apply onnxscript's rewrite rules.
+        optimize: Fold constants, merge equal nodes, and apply onnxscript's rewrite rules, where the opset is one that these are written for.
     """
     graph = model.graph
     written = recorder.capture.written
@@ -71,7 +75,9 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
         for apart in quirks.OPTIMIZING:
             stack.enter_context(apart(graph))
         anchor_calls(graph)
-        if optimize:
+        if optimize and model.opset_imports[""] < _RULES_FROM:
+            fold(model)
+        elif optimize:
             with torch_private.rules_by_operator():
                 onnxscript.optimizer.optimize(model)
         else:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import onnx
 import onnx_ir as ir
+import pytest
 import torch
 from torch import nn
 
@@ -121,3 +122,23 @@ def test_a_model_with_equal_constants_is_right():
     with exporter.hook():
         torch.onnx.export(SameNumbers(), (x,), file, dynamo=False)
     assert onnx.load_from_string(file.getvalue()) == model.model_proto
+
+
+class Padded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        y = self.conv(nn.functional.pad(x, (1, 1, 1, 1))).clamp(0, 3).clamp(min=0.1)
+        return y.flatten(1).unsqueeze(0).squeeze(0).reshape(-1, 4, 5).reshape(-1, 20)[:, 1:].sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("opset", [9, 10, 11, 13, 17, 18])
+def test_rewrite_rules_leave_older_opsets_alone(opset):
+    torch.manual_seed(0)
+    model, x = Padded().eval(), torch.randn(2, 3, 5, 5)
+    proto = exporter.export(model, (x,), dynamo=False, opset_version=opset).model_proto
+    onnx.checker.check_model(proto, full_check=True)
+    y = exporter.inference_session(proto.SerializeToString()).run(None, {"x": x.numpy()})[0]
+    torch.testing.assert_close(torch.tensor(y), model(x).detach())
