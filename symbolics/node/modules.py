@@ -130,7 +130,7 @@ class Held:
         """The running statistics that torch's own layers change in training, by number."""
         found = set()
         for module in self.module.modules():
-            if isinstance(module, torch.nn.modules.batchnorm._NormBase) and module.training and module.track_running_stats:
+            if private.changes_its_statistics(module):
                 _, buffers, _ = private.parts_of(module)
                 found |= {index for place, _, index in self.places if place is buffers}
         return found
@@ -391,22 +391,15 @@ def _class_of(name: str, resolver: Resolver) -> type:
     return found
 
 
-#: Where functions of torch stand that a layer may have as an attribute (an activation): they compute on tensors, and do nothing else.
-_ACTIVATIONS = {"torch.nn.functional": torch.nn.functional, "torch._C._nn": torch._C._nn}
-_BUILTINS = ("torch:relu", "torch:tanh", "torch:sigmoid", "torch:softmax", "torch:selu", "torch:celu", "torch:relu_")
-
-
 def _functions_of_torch(resolver: Resolver) -> Resolver:
     """A resolver that knows torch's activations without being asked."""
 
     def resolved(kind: str, name: str) -> Any:
         if kind == "callable" and isinstance(name, str):
             module, _, qualname = name.partition(":")
-            found = vars(_ACTIVATIONS[module]).get(qualname) if module in _ACTIVATIONS else None
-            if callable(found) and not is_class(found) and own_name(found) == (module, qualname):
+            found = private.activation_of_torch(module, qualname)
+            if found is not None and (module == "torch" or own_name(found) == (module, qualname)):
                 return found
-            if name in _BUILTINS:
-                return vars(torch)[qualname]
         return resolver(kind, name)
 
     return resolved

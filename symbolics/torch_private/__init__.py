@@ -66,8 +66,10 @@ from symbolics.torch_private.functions import (
     unwrap_if_dead,
 )
 from symbolics.torch_private.modules import (
+    activation_of_torch,
     blank_module,
     buffers_assigned_unseen,
+    changes_its_statistics,
     forward_hooks_inside,
     forward_or_backward_hooks,
     holding,
@@ -175,6 +177,7 @@ __all__ = [
     "CapturedNode",
     "FunctionMeta",
     "SingleLevelFunction",
+    "activation_of_torch",
     "add_traced_node",
     "after_backward",
     "allow_in_dynamo",
@@ -187,6 +190,7 @@ __all__ = [
     "buffers_assigned_unseen",
     "captured_by_dynamo",
     "captures_here",
+    "changes_its_statistics",
     "check_schema",
     "compiled_call",
     "condition_on_sizes",

@@ -153,3 +153,17 @@ def own_attributes(module: torch.nn.Module) -> dict[str, Any]:
         parameters, names = module._parameters, module._flat_weights_names
         found |= {"_flat_weights": [parameters.get(name) for name in names], "_flat_weight_refs": [None] * len(names)}
     return found
+
+
+def changes_its_statistics(module: torch.nn.Module) -> bool:
+    """Whether a module is a normalization of torch's own that moves its running statistics when it is called."""
+    return isinstance(module, torch.nn.modules.batchnorm._NormBase) and module.training and module.track_running_stats
+
+
+def activation_of_torch(module: str, name: str) -> Callable[..., Any] | None:
+    """A function of torch that a layer may have as its activation, by ``__module__`` and name: it computes on tensors, and does nothing else."""
+    places = {"torch.nn.functional": torch.nn.functional, "torch._C._nn": torch._C._nn}
+    found = vars(places[module]).get(name) if module in places else None
+    if module == "torch" and name in ("relu", "tanh", "sigmoid", "softmax", "selu", "celu", "relu_"):
+        found = vars(torch)[name]
+    return found if callable(found) and not isinstance(found, type) else None
