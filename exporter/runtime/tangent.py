@@ -70,6 +70,10 @@ class PythonOpTangent(PythonOp):
         moved = [zero if t is None or zero is None else t.detach() for t, zero in zip(moved, zeros, strict=True)]
         return 0, [*(value.detach() if isinstance(value, torch.Tensor) else value for value in outputs), *moved]
 
+    def check(self, index: int, value: Any) -> Any:
+        """An output as the file says it, or the tangent of one: those come behind, of the same types."""
+        return super().check(index % len(self.call.output_types), value)
+
     def _tangent(self, index: int, value: Any, tangent: Any) -> torch.Tensor | None:
         """The tangent of an input, as torch takes it."""
         if tangent is None:

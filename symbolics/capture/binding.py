@@ -147,7 +147,7 @@ class Slots:
             argument = names[int(self.path(index))]
             if value.is_complex():
                 raise ExportError(
-                    f"argument {argument} is a complex tensor, which a PythonOp cannot take: pass torch.view_as_real(x), or inline the Function"
+                    f"argument {argument} is a complex tensor, which a PythonOp cannot take: pass torch.view_as_real(x), inline the Function, or name the module around it in opaque="
                 )
             if value.layout != torch.strided or value.is_nested or value.is_quantized:
                 raise ExportError(

@@ -29,5 +29,7 @@ def onnx_type(dtype: torch.dtype) -> int:
         ExportError: ONNX has no such type.
     """
     if dtype not in _PAIRS:
-        raise ExportError(f"a tensor of dtype {dtype} has no ONNX element type: convert it before the call, or inline the Function")
+        raise ExportError(
+            f"a tensor of dtype {dtype} has no ONNX element type: convert it before the call, inline the Function, or name the module around it in opaque="
+        )
     return int(_PAIRS[dtype])

@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 import exporter
 from symbolics.errors import ExportError, PythonopWarning
@@ -16,7 +17,17 @@ from tests.processes import Server
 from tests.support import nodes
 
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+S = X.T @ X + torch.eye(3)
 MISSING = ["aten::linalg_inv", "aten::erfinv", "aten::linalg_eigh", "aten::linalg_solve", "aten::special_i0"]
+
+
+class Applies(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
 
 
 class Net(nn.Module):
@@ -81,18 +92,24 @@ def test_named_ones_are_nodes_translated_or_not(dynamo):
         torch.testing.assert_close(a, b)
 
 
-def test_a_program_that_was_captured_before():
-    class Solves(nn.Module):
-        def forward(self, x):
-            return torch.linalg.solve(x.mT @ x + torch.eye(3), x.mT)
+def test_forward_mode():
+    """linalg.solve gives tangents that lie by columns."""
+    model = Applies(lambda x: torch.linalg.solve(S, x.mT))
+    module = exporter.load(exporter.export(model, (X,), dynamo=False, opaque="missing"), allow=["aten::linalg_solve"])
+    with forward_ad.dual_level():
+        ours, theirs = (forward_ad.unpack_dual(each(forward_ad.make_dual(X, X.cos()))) for each in (module, model))
+    torch.testing.assert_close(ours.tangent, theirs.tangent)
 
+
+def test_a_program_that_was_captured_before():
+    model = Applies(lambda x: torch.linalg.solve(x.mT @ x + torch.eye(3), x.mT))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PythonopWarning)
-        program = exporter.export(torch.export.export(Solves(), (X,)), (), opaque="missing")
+        program = exporter.export(torch.export.export(model, (X,)), (), opaque="missing")
         with pytest.raises(ExportError, match=r"aten::linalg_inv\.default.* under no_grad .* captured before"):
             exporter.export(torch.export.export(Net().eval(), (X,)), (), opaque="missing")
     assert names(program) == ["aten::linalg_solve"]
-    torch.testing.assert_close(exporter.load(program, allow=names(program))(X), Solves()(X))
+    torch.testing.assert_close(exporter.load(program, allow=names(program))(X), model(X))
 
 
 def test_what_no_node_calls():
@@ -111,7 +128,6 @@ def ask(tmp_path_factory):
     process.close()
 
 
-S = X.T @ X + torch.eye(3)
 SAMPLES = {
     "cholesky": (torch.linalg.cholesky, S),
     "lstsq": (torch.linalg.lstsq, X, X[:, :1] * 2),
