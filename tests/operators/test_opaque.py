@@ -31,10 +31,12 @@ REASONS = {
     "native_batch_norm": "PyTorch has no gradient for its running statistics, which the sample makes inputs",
     "fill": "the TorchScript exporter fails at what it makes of it",
     "hash_tensor": "ONNX has its type, TorchScript's trace has not",
-    **dict.fromkeys(["corrcoef", "cov", "linalg_lstsq_grad_oriented", "nn_functional_one_hot", "nn_functional_ctc_loss"], _VALUES),
+    **dict.fromkeys(
+        ["corrcoef", "cov", "linalg_lstsq_grad_oriented", "nn_functional_one_hot", "nn_functional_ctc_loss", "linalg_lstsq"], _VALUES
+    ),
     "diagonal_scatter": "torch.export fails at what it makes of it",
     **dict.fromkeys(
-        ["nn_functional_linear_cross_entropy", "nn_functional_pad_replicate_negative", "masked_std"],
+        ["nn_functional_linear_cross_entropy", "nn_functional_pad_replicate_negative", "masked_std", "masked_var"],
         "torch.onnx translates it, onnxruntime cannot run it",
     ),
     **dict.fromkeys(
