@@ -1,11 +1,13 @@
 """Every operator of torch's database that torch.onnx cannot translate, as an opaque node, equals eager in another process; or is named with its reason.
 
-Which these are, `tests/operators/data/record.jsonl` says. A sample of them is in tests/exporter/forward/test_opaque_operators.py.
+Which these are, `tests/operators/data/record.jsonl` says. `make test-opaque` runs them all, `make test-long` a quarter; a sample of them is in
+tests/exporter/forward/test_opaque_operators.py.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -59,9 +61,10 @@ def server(tmp_path_factory):
     process.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "dynamo"), [(name, which == "dynamo") for which in ("torchscript", "dynamo") for name in _untranslated(which)]
-)
+CASES = [(name, which == "dynamo") for which in ("torchscript", "dynamo") for name in _untranslated(which)]
+
+
+@pytest.mark.parametrize(("name", "dynamo"), CASES if os.environ.get("PYTHONOP_OPAQUE") == "all" else CASES[::4])
 def test_as_an_opaque_node(name, dynamo, server, tmp_path):
     try:
         torch.manual_seed(0)
