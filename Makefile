@@ -25,9 +25,6 @@
 #   make test-alone
 #                    where torch.onnx.export alone works, ours works: plain models, Functions, models, and the wild packages that are
 #                    installed, on both exporters, about 12 minutes on two cores (make test-long runs a third of it)
-#   make test-opaque
-#                    all of torch's operators that torch.onnx cannot translate as opaque nodes, on both exporters, about 20 minutes on
-#                    two cores (make test-long runs a quarter)
 #   make test-tangents
 #                    forward mode on all of ONNX's node tests that have a gradient, about 2 minutes (make test runs one an operator)
 #   make node        onnxruntime for Node.js and for browsers, which tests train with (make test does it where npm is)
@@ -97,7 +94,7 @@ endif
 # What depends on torch's release: everything between a model and its file, and what a file does beside eager.
 TORCH_TESTS ?= tests/test_torchlib.py tests/symbolics/test_torch_private*.py tests/symbolics/test_private_names.py tests/end_to_end/torch_versions tests/symbolics/capture tests/exporter/forward tests/end_to_end/functions tests/end_to_end/models tests/exporter/module tests/exporter/verification
 
-.PHONY: test test-long pages lint pytest quick demo run-pages test-torch versions write-versions test-wild test-integrations test-foreign test-operators test-alone test-opaque test-tangents test-ort node web asan fuzz bench docs gallery wheel clean help
+.PHONY: test test-long pages lint pytest quick demo run-pages test-torch versions write-versions test-wild test-integrations test-foreign test-operators test-alone test-tangents test-ort node web asan fuzz bench docs gallery wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -204,9 +201,6 @@ test-operators: $(BUILT)
 
 test-alone: $(BUILT)
 	PYTHONOP_ALONE=all $(PYTEST) tests/end_to_end/alone $(PYTEST_ARGS)
-
-test-opaque: $(BUILT)
-	PYTHONOP_OPAQUE=all $(PYTEST) tests/operators/test_opaque.py $(PYTEST_ARGS)
 
 test-tangents: $(BUILT)
 	PYTHONOP_TANGENTS=all $(PYTEST) tests/symbolics/gradients/test_tangents.py $(PYTEST_ARGS)

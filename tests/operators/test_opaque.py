@@ -1,13 +1,11 @@
 """Every operator of torch's database that torch.onnx cannot translate, as an opaque node, equals eager in another process; or is named with its reason.
 
-Which these are, `tests/operators/data/record.jsonl` says. `make test-opaque` runs them all, `make test-long` a quarter; a sample of them is in
-tests/exporter/forward/test_opaque_operators.py.
+Which these are, `tests/operators/data/record.jsonl` says. A sample of them is in tests/exporter/forward/test_opaque_operators.py.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -50,8 +48,8 @@ REASONS = {
 
 def _untranslated(exporter: str) -> list[str]:
     records = [json.loads(line) for line in (Path(__file__).parent / "data" / "record.jsonl").read_text().splitlines()]
-    found = [each for each in records if each.get("exporter") == exporter and isinstance(each.get("kinds"), dict)]
-    return [each["operator"] for each in found if (each["kinds"].get("sample") or [""])[0] == "torch.onnx fails"]
+    samples = {each["operator"]: each["kinds"].get("sample") for each in records if each.get("exporter") == exporter and "kinds" in each}
+    return [name for name, found in samples.items() if isinstance(found, list) and found[0] == "torch.onnx fails"]
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +59,9 @@ def server(tmp_path_factory):
     process.close()
 
 
-CASES = [(name, which == "dynamo") for which in ("torchscript", "dynamo") for name in _untranslated(which)]
-
-
-@pytest.mark.parametrize(("name", "dynamo"), CASES if os.environ.get("PYTHONOP_OPAQUE") == "all" else CASES[::4])
+@pytest.mark.parametrize(
+    ("name", "dynamo"), [(name, which == "dynamo") for which in ("torchscript", "dynamo") for name in _untranslated(which)]
+)
 def test_as_an_opaque_node(name, dynamo, server, tmp_path):
     try:
         torch.manual_seed(0)
