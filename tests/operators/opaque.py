@@ -40,7 +40,8 @@ def _run(model: Callable[..., Any], tensors: list[torch.Tensor], cotangents: lis
     found: Any = [None] * len(floats)
     if pairs:
         found = torch.autograd.grad([y for y, _ in pairs], floats, [c for _, c in pairs], allow_unused=True)
-    return [*(y.detach() for y in outputs), *found]
+    # A process cannot hand uint64 to another.
+    return [*(y.detach().view(torch.int64) if y.dtype is torch.uint64 else y.detach() for y in outputs), *found]
 
 
 def compared(call: Call, dynamo: bool, folder: Path, ask: Callable[[Any], Any]) -> list[str]:

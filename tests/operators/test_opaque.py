@@ -16,6 +16,8 @@ from tests.operators.opaque import compared
 from tests.operators.samples import groups
 from tests.processes import Server
 
+pytestmark = pytest.mark.unusable("another process runs each file here, and what it cannot run is named below")
+
 _COMPLEX = "it takes or gives complex tensors, which no node has"
 _WRITES = "it changes its arguments, and has no form that does not"
 _VALUES = "torch.export asks for values in the midst of it: name the operator, or the module around it"
