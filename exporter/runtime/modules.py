@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from sys import getrefcount
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ class CalledModule:
         """Args: what the file says of it; makes one; whether all calls share one, with tensors of its own; the function that is called."""
         self._count, self._changes, self._made = len(origin.state), origin.changes, made
         first = made()
+        if not set(origin.changes) <= {index for *_, index in first.places}:
+            raise FormatError.damaged("the module of a call", "it changes a tensor that stands nowhere in it")
         self._free = [first]
         self._waiting = threading.RLock() if single else None
         self._own = [dict_[key] for dict_, key, _ in _firsts(first)] if single else None
@@ -110,6 +113,8 @@ def find_module(call: AutogradCall, origin: ModuleOrigin, gate: Gate) -> CalledM
     title = shown(call.name)
     if set(origin.tree) == {"object"}:
         module = gate("object", origin.tree["object"])
+        if not isinstance(module, torch.nn.Module):
+            raise TrustError(f"the file names {shown(str(origin.tree['object']))} as a module, here it is of type {qualified_name(type(module))}")
         if qualified_name(type(module)) != call.name:
             raise TrustError(
                 f"the file names {shown(str(origin.tree['object']))} as a module of {title}, here it is of type {qualified_name(type(module))}"
@@ -123,6 +128,8 @@ def find_module(call: AutogradCall, origin: ModuleOrigin, gate: Gate) -> CalledM
         return CalledModule(origin, lambda: held, single=True)
     if origin.function:
         function = gate("callable", call.name)
+        if not isinstance(function, FunctionType):  # an entry for a class of modules is none for its constructor
+            raise TrustError(f"the file names {title} as a function, here it is of type {qualified_name(type(function))}")
         if origin.tree.get("name") != qualified_name(torch.nn.ModuleList):
             raise FormatError.damaged(title, "its call attribute says a module, and it is a function")
         called = CalledModule(origin, read_module(origin.tree, origin.state, gate, title), function=function)

@@ -9,7 +9,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from types import NoneType
+from types import FunctionType, NoneType
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from symbolics import torch_private as private
 from symbolics.errors import ExportError, FormatError, PythonopError
 from symbolics.node.arguments import Resolver, decode, encode, has_codec
-from symbolics.node.classes import find, is_class, own_name
+from symbolics.node.classes import find, is_class, look, own_name
 from symbolics.node.containers import ModulePlace, Slot, expand_leaves, fill, slots
 from symbolics.node.limits import MAX_DEPTH, MAX_ITEMS
 from symbolics.node.names import is_of_torch, qualified_name
@@ -227,7 +227,7 @@ def written_module(
         return {
             "name": qualified_name(type(inner)),
             "training": inner.training,
-            "attributes": {key: _attribute(title, key, _with_slots(value, numbers), names) for key, value in attributes_of(inner).items()},
+            "attributes": {key: _attribute(type(inner), title, key, _with_slots(value, numbers), names) for key, value in attributes_of(inner).items()},
             "parameters": {key: places.get((id(parameters), key)) for key in parameters},
             "buffers": {key: places.get((id(buffers), key)) for key in buffers},
             "modules": {key: None if each is None else visit(each, f"{path}.{key}".lstrip(".")) for key, each in modules.items()},
@@ -262,9 +262,16 @@ def _check_kind(module: torch.nn.Module, path: str, title: str) -> None:
             )
 
 
-def _attribute(title: str, key: str, value: Any, names: Callable[[Any], str | None]) -> Any:
-    """One attribute as JSON."""
+def _hides(cls: type, key: str, value: Any) -> bool:
+    """Whether an attribute would run, or be read, in the place of a method: so a file would choose what a layer of torch calls, and with what."""
+    return type(look(cls, key)) is FunctionType and (callable(value) or is_of_torch(qualified_name(cls)))
+
+
+def _attribute(cls: type, title: str, key: str, value: Any, names: Callable[[Any], str | None]) -> Any:
+    """One attribute of a module of a class as JSON."""
     place = f"{title}: its attribute {key!r}"
+    if _hides(cls, key, value):
+        raise ExportError(f"{place} stands in the place of a method of its class, which no file may do.\n  {_WAY_OUT}")
     for leaf in expand_leaves(value):
         if isinstance(leaf, torch.Tensor):
             raise ExportError(
@@ -338,10 +345,14 @@ def read_module(tree: Any, state: Sequence[str], resolver: Resolver, title: str)
             raise error.at(place) from error
         except TypeError as error:
             raise FormatError.damaged(place, f"a module of {shown(record.name)} cannot be made so: {shown(str(error))}") from error
+        if hiding := [key for key, value in attributes.items() if _hides(cls, key, value)]:
+            raise FormatError.damaged(place, f"its attribute {shown(hiding[0])} stands in the place of a method of its class")
         if any(slot.index >= len(state) or slot.kind != "tensor" for value in attributes.values() for slot in slots(value)):
             raise FormatError.damaged(place, "an attribute holds a tensor that the call does not have")
         plans[path] = record, cls, attributes
         for key, inner in record.modules.items():
+            if not key or "." in key:  # its path would be another module's
+                raise FormatError.damaged(place, f"a module inside it has the name {shown(key)!r}")
             if isinstance(inner, str):
                 if inner not in plans:
                     raise FormatError.damaged(

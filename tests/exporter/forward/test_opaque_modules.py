@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import exporter
+from exporter.files.trust import unregister
 from symbolics.errors import ArgumentError, ExportError, FormatError, PythonopError, PythonopWarning, TrustError
 from tests.support import nodes
 from tests.zoo import modules as M
@@ -397,6 +398,10 @@ def _set(*path):
     return change
 
 
+def _layer(name, **attributes):
+    return {"name": name, "training": True, "attributes": attributes, "parameters": {}, "buffers": {}, "modules": {}}
+
+
 TAMPERED = {
     "another class": (_set("modules", "inner", "name", "torch.utils.data.dataset:Dataset"), TrustError),
     "a class that runs programs": (_set("modules", "inner", "name", "subprocess:Popen"), TrustError),
@@ -408,6 +413,18 @@ TAMPERED = {
     "a function of the allowed module": (_set("attributes", "activation", {"$callable": "tests.zoo.modules:trains"}), TrustError),
     "a forward": (_set("attributes", "forward", {"$callable": "torch.nn.functional:relu"}), FormatError),
     "hooks": (_set("attributes", "_forward_hooks", 1), FormatError),
+    "a method of torch": (_set("attributes", "_call_impl", {"$callable": "torch.nn.functional:relu"}), FormatError),
+    "a layer with a method of the file's": (
+        _set("modules", "inner", _layer("torch.nn.modules.conv:Conv2d", _conv_forward={"$callable": "torch.nn.functional:relu"})),
+        FormatError,
+    ),
+    "a module in the place of the root": (_set("modules", "", _layer("torch.nn.modules.linear:Identity")), FormatError),
+    "a module in the place of another": (_set("modules", "inner.0", _layer("torch.nn.modules.linear:Identity")), FormatError),
+    "a constructor": (
+        lambda tree, call: call["module"].update(function=True, tree=_layer("torch.nn.modules.container:ModuleList")),
+        TrustError,
+    ),
+    "an object that is no module": (lambda tree, call: call["module"].update(tree={"object": "tests.a_dict"}), TrustError),
     "a tensor that is not there": (_set("parameters", "gain", 99), FormatError),
     "a list that holds one": (_set("attributes", "steps", [{"$tensor": 99}]), FormatError),
     "a size among the attributes": (_set("attributes", "steps", {"$size": 0}), FormatError),
@@ -428,6 +445,10 @@ def test_a_tampered_file_is_refused_before_anything_runs(proto, case, monkeypatc
     ran = []
     monkeypatch.setattr(M.Repeats, "forward", lambda self, x: ran.append(x))
     monkeypatch.setattr(M.Repeats, "__init__", lambda self: ran.append(self))
-    with pytest.raises(error):
-        exporter.inference_session(tampered(proto, change), allow=ALLOW)
+    exporter.register({}, "tests.a_dict")
+    try:
+        with pytest.raises(error):
+            exporter.inference_session(tampered(proto, change), allow=[*ALLOW, "tests.zoo.modules:Repeats"])
+    finally:
+        unregister("tests.a_dict")
     assert not ran
