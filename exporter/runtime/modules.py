@@ -114,7 +114,9 @@ def find_module(call: AutogradCall, origin: ModuleOrigin, gate: Gate) -> CalledM
     if set(origin.tree) == {"object"}:
         module = gate("object", origin.tree["object"])
         if not isinstance(module, torch.nn.Module):
-            raise TrustError(f"the file names {shown(str(origin.tree['object']))} as a module, here it is of type {qualified_name(type(module))}")
+            raise TrustError(
+                f"the file names {shown(str(origin.tree['object']))} as a module, here it is of type {qualified_name(type(module))}"
+            )
         if qualified_name(type(module)) != call.name:
             raise TrustError(
                 f"the file names {shown(str(origin.tree['object']))} as a module of {title}, here it is of type {qualified_name(type(module))}"

@@ -25,9 +25,10 @@ from symbolics.capture.side_effects import same_values
 from symbolics.errors import ExportError
 from symbolics.node.call import ModuleOrigin
 from symbolics.node.containers import expand_leaves, fill
-from symbolics.node.modules import Held, modules_taken, with_modules, written_module
+from symbolics.node.modules import Held, apart, modules_taken, with_modules, written_module
 from symbolics.node.names import qualified_name
 from symbolics.node.patterns import Patterns
+from symbolics.users import warn
 
 __all__ = ["ModuleBackward", "OpaqueModule", "opaque_calls"]
 
@@ -77,17 +78,30 @@ class OpaqueModule:
         return self._tensors
 
     def call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the module itself, after `state`, and see which of its tensors it changes."""
+        """Call the module itself, after `state`, and see which of its tensors it changes.
+
+        Raises:
+            ExportError: In training mode, it leaves a value with a gradient in a buffer.
+        """
         versions = [tensor._version for tensor in self._tensors]
         # Kernels of batch norms write past the version.
         values = [None if tensor.requires_grad else tensor.detach().clone() for tensor in self._tensors]
-        result = self._run(*args, **kwargs)
+        result = apart(self._run(*args, **kwargs), (self._tensors, args, kwargs))
         changed = [
             i
             for i, (tensor, version, value) in enumerate(zip(self._tensors, versions, values, strict=True))
             if tensor._version != version or (value is not None and not same_values(tensor, value))
         ]
         self.note({*changed, *self._held.replaced(self._tensors)})
+        if kept := self._held.with_gradient(self.changes):
+            what = (
+                f"{qualified_name(self)}: it leaves a value with a gradient in its buffer {kept[0]}, which flows on to whoever reads that next, and in a "
+                "file does not"
+            )
+            way = "detach what is written into the buffer (y.detach())"
+            if any(module.training for module in self.module.modules() if private.parts_of(module)[1]):
+                raise ExportError(f"{what}.\n  way out: {way}")
+            warn(f"{what}: {way} where gradients are wanted")
         return result
 
     def note(self, changed: set[int]) -> bool:
@@ -109,18 +123,21 @@ class OpaqueModule:
             held.let_go(self._tensors)
             self.moved += [name for name in held.changed() if name not in self.moved]
 
-    def observed(self, observe: Callable[[], Outputs], names: Sequence[str]) -> Outputs:
+    def observed(self, observe: Callable[[], Outputs], names: Sequence[str], seen: Outputs | None) -> Outputs:
         """What a call returns, once what it changes is known.
 
         Args:
             observe: Runs `apply` unseen.
             names: Of the arguments, the state first.
+            seen: What eager's run of this call returned, None where there was none.
 
         Raises:
             ExportError: It changes an argument in place.
         """
         self.moved.clear()
         self.note(self._held.statistics())  # fake tensors do not show it
+        if seen is not None:  # what it returned then ends in what it changed
+            self.note({index for index, _ in seen.dirty if index < len(self.names)})
         before, outputs = self.changes, observe()
         self.note({index for index in outputs.mutated if index < len(self.names)})
         if self.changes != before:
@@ -131,6 +148,8 @@ class OpaqueModule:
                 f"it changes its argument {', '.join(names[i] for i in changed if i < len(names))} in place, which a node cannot: change a copy (x.clone()) "
                 "in that forward, and return it"
             )
+        if not outputs.tensors:
+            raise ExportError("it returns no tensor, and a node has an output: return one (x.new_zeros(())), or name the module around it")
         if self.moved:
             outputs.side_effects.append(
                 f"its forward sets {', '.join(self.moved[:5])}, which it may read in the next call; each call of the file begins without it: make what "

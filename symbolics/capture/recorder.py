@@ -379,7 +379,7 @@ class Recorder(Listener):
             self.eager.missing,
             self.capture.trace.dynamic,
         )
-        outputs = observed() if opaque is None else opaque.observed(observed, names)
+        outputs = observed() if opaque is None else opaque.observed(observed, names, seen.outputs if seen is not None else None)
         changed = [*(i for i, _ in outputs.dirty), *outputs.mutated]
         self.capture.aliases.check_apart(changed, slots.values, lambda i: names[int(slots.path(i))])
         outputs.input_sizes += [] if private.is_tracing() else slots.dims(())[given:]

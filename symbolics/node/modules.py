@@ -24,7 +24,7 @@ from symbolics.node.names import is_of_torch, qualified_name
 from symbolics.node.records import read_record
 from symbolics.text import shown
 
-__all__ = ["Held", "modules_taken", "read_module", "with_modules", "written_module"]
+__all__ = ["Held", "apart", "modules_taken", "read_module", "with_modules", "written_module"]
 
 _WAY_OUT = (
     "way out: give the module a name with exporter.register(module, name), here and in the process that runs the file (setup= does so); or name a "
@@ -110,7 +110,7 @@ class Held:
             place[key] = state[index]
         for place, key, template in self.lists:
             place[key] = fill(template, lambda slot: state[slot.index] if isinstance(slot, Slot) else slot)
-        result = _apart(forward(*args, **kwargs), (state, args, kwargs))
+        result = apart(forward(*args, **kwargs), (state, args, kwargs))
         return (result, *self.written(state, changes)) if changes else result
 
     def written(self, state: Sequence[Any], changes: Iterable[int]) -> list[Any]:
@@ -121,6 +121,11 @@ class Held:
                 with torch.no_grad():
                     state[index].copy_(now[index])
         return [state[index] for index in changes]
+
+    def with_gradient(self, changes: Iterable[int]) -> list[str]:
+        """The tensors, of those that a call changed, through which a gradient flows from this call to the next."""
+        now = {index: place.get(key) for place, key, index in reversed(self.places)}
+        return [self.names[index] for index in changes if isinstance(now[index], torch.Tensor) and now[index].grad_fn is not None]
 
     def replaced(self, state: Sequence[Any]) -> list[int]:
         """The tensors in whose places a call left others."""
@@ -143,7 +148,7 @@ class Held:
             place[key] = None if state is None else fill(template, lambda slot: state[slot.index] if isinstance(slot, Slot) else slot)
 
 
-def _apart(result: Any, given: tuple[Sequence[Any], Sequence[Any], dict[str, Any]]) -> Any:
+def apart(result: Any, given: tuple[Sequence[Any], Sequence[Any], dict[str, Any]]) -> Any:
     """A result; where it is, or holds, a tensor that was given, a view of that: it is no change of what was given."""
     state, args, kwargs = given
     if (
@@ -227,7 +232,9 @@ def written_module(
         return {
             "name": qualified_name(type(inner)),
             "training": inner.training,
-            "attributes": {key: _attribute(type(inner), title, key, _with_slots(value, numbers), names) for key, value in attributes_of(inner).items()},
+            "attributes": {
+                key: _attribute(type(inner), title, key, _with_slots(value, numbers), names) for key, value in attributes_of(inner).items()
+            },
             "parameters": {key: places.get((id(parameters), key)) for key in parameters},
             "buffers": {key: places.get((id(buffers), key)) for key in buffers},
             "modules": {key: None if each is None else visit(each, f"{path}.{key}".lstrip(".")) for key, each in modules.items()},

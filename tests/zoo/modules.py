@@ -124,6 +124,40 @@ class Statistics(nn.Module):
         return self.norm(self.linear(x)) + (self.count.item() > 99)
 
 
+class CountsInPlace(nn.Module):
+    """A buffer that is written in place; gives back its argument and a parameter beside a result."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        self.count += 1
+        return x, self.linear.bias, self.linear(x) * self.count.item()
+
+
+class KeepsGradient(nn.Module):
+    """A buffer through which a gradient flows from one call to the next."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.register_buffer("mean", torch.zeros(width))
+
+    def forward(self, x):
+        y = self.linear(x) + self.mean
+        self.mean = y.mean(0)
+        return y
+
+
+class Silent(nn.Module):
+    """Returns nothing."""
+
+    def forward(self, x):
+        return None
+
+
 class Remembers(nn.Module):
     """Keeps what it computed last as an attribute."""
 

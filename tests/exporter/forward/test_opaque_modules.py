@@ -57,6 +57,7 @@ CASES = {
     "containers and keywords": (M.Answers, M.answers),
     "tied": (M.Shares, None),
     "statistics": (M.Statistics, None),
+    "a buffer written in place": (M.CountsInPlace, None),
     "rows": (M.Rows, None),
     "a spare layer": (M.Spare, None),
     "an adjoint method": (M.Adjoint, None),
@@ -321,6 +322,8 @@ REFUSED = {
         r"its attribute 'held' holds a module of type .*Linear, which is no submodule",
     ),
     "a hook inside": (hooked, r"Linear \(its inner\.0\) has the hook hooked\.<locals>\.<lambda>.*\n.*handle\.remove"),
+    "no tensor": (M.Silent, r"modules:Silent, .*: it returns no tensor"),
+    "a gradient that a buffer keeps": (M.KeepsGradient, r"modules:KeepsGradient: .* in its buffer mean.*\n.*detach"),
     "a parametrization": (parametrized, r"\(its inner\.0\) has parametrizations.*\n.*remove_parametrizations"),
 }
 
