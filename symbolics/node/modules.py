@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from symbolics import torch_private as private
-from symbolics.errors import ExportError, FormatError, PythonopError
+from symbolics.errors import ExportError, FormatError, PythonopError, TrustError
 from symbolics.node.arguments import Resolver, decode, encode, has_codec
 from symbolics.node.classes import find, is_class, look, own_name
 from symbolics.node.containers import ModulePlace, Slot, expand_leaves, fill, slots
@@ -285,6 +285,8 @@ def _attribute(cls: type, title: str, key: str, value: Any, names: Callable[[Any
                 f"{place} is a tensor and no buffer, so that it is no input of the node.\n"
                 f"  way out: self.register_buffer({key!r}, tensor) in __init__"
             )
+        if _makes_modules(leaf):
+            raise ExportError(f"{place} is the class of modules {qualified_name(leaf)}, which no file may call.\n  {_WAY_OUT}")
         if isinstance(leaf, Slot) or names(leaf) is not None:
             continue
         if isinstance(leaf, torch.nn.Module):
@@ -361,9 +363,9 @@ def read_module(tree: Any, state: Sequence[str], resolver: Resolver, title: str)
             if not key or "." in key:  # its path would be another module's
                 raise FormatError.damaged(place, f"a module inside it has the name {shown(key)!r}")
             if isinstance(inner, str):
-                if inner not in plans:
+                if inner not in plans or f"{path}.".startswith(f"{inner}." if inner else ""):
                     raise FormatError.damaged(
-                        place, f"its module {shown(key)} is said to be {shown(inner)}, which stands nowhere before it"
+                        place, f"its module {shown(key)} is said to be {shown(inner)}, which stands nowhere before it, or around it"
                     )
             elif inner is not None:
                 visit(inner, f"{path}.{key}".lstrip("."), depth + 1)
@@ -418,6 +420,16 @@ def _functions_of_torch(resolver: Resolver) -> Resolver:
             found = private.activation_of_torch(module, qualname)
             if found is not None and (module == "torch" or own_name(found) == (module, qualname)):
                 return found
-        return resolver(kind, name)
+        found = resolver(kind, name)
+        if kind == "callable" and _makes_modules(found):
+            raise TrustError(
+                f"the file names the class {shown(name)} as a function: an entry of allow= for a class of modules is none for its constructor"
+            )
+        return found
 
     return resolved
+
+
+def _makes_modules(found: Any) -> bool:
+    """Whether something is a class of modules that is not torch's own: called, its constructor would run with what a file says."""
+    return is_class(found) and issubclass(found, torch.nn.Module) and not is_of_torch(qualified_name(found))

@@ -427,6 +427,8 @@ TAMPERED = {
         lambda tree, call: call["module"].update(function=True, tree=_layer("torch.nn.modules.container:ModuleList")),
         TrustError,
     ),
+    "a constructor among the attributes": (_set("attributes", "activation", {"$callable": "tests.zoo.modules:Repeats"}), TrustError),
+    "a module inside itself": (_set("modules", "inner", ""), FormatError),
     "an object that is no module": (lambda tree, call: call["module"].update(tree={"object": "tests.a_dict"}), TrustError),
     "a tensor that is not there": (_set("parameters", "gain", 99), FormatError),
     "a list that holds one": (_set("attributes", "steps", [{"$tensor": 99}]), FormatError),
