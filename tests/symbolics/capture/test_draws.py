@@ -8,11 +8,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import exporter
 from symbolics.capture.draws import Draws
 from symbolics.errors import PythonopWarning
+from tests.symbolics.capture.test_taken_values import Net
 
 
 class Noisy(torch.autograd.Function):
@@ -23,15 +23,6 @@ class Noisy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         return g
-
-
-class Net(nn.Module):
-    def __init__(self, how):
-        super().__init__()
-        self.linear, self.how = nn.Linear(3, 3), how
-
-    def forward(self, x):
-        return self.how(self.linear(x))
 
 
 @pytest.mark.parametrize(
