@@ -43,7 +43,8 @@ class Faq(StrEnum):
 class PythonopError(Exception):
     """Base of every exception that pythonop raises on purpose.
 
-    Its text has at most six lines and 1,800 characters, and no control characters: much of it may come from a file. Where the documentation
+    Its text has at most six lines (ten where it lists the ways out of an export that failed) of 300 characters each in the mean, and no control
+    characters: much of it may come from a file. Where the documentation
     has more of it, a note that Python prints below the text says where.
 
     Attributes:
@@ -53,8 +54,13 @@ class PythonopError(Exception):
 
     whole: object
 
+    #: How many lines its text has at most.
+    _most = 6
+
     def __init__(self, text: object = "", *, faq: Faq | None = None) -> None:
-        Exception.__init__(self, message(str(text)))  # not super(): it may be of a class of the user's, too, whose arguments nobody knows
+        Exception.__init__(
+            self, message(str(text), self._most)
+        )  # not super(): it may be of a class of the user's, too, whose arguments nobody knows
         self._faq = faq
         if faq is not None:
             self.add_note(f"more: docs/faq.md#{faq}")

@@ -34,11 +34,11 @@ def shown(name: str) -> str:
     return clean(name, 120)
 
 
-def message(text: str) -> str:
-    """The text of an error: at most six lines, none of them endless, and no control characters, whatever a file put into it."""
+def message(text: str, most: int = _LINES) -> str:
+    """The text of an error: at most so many lines, none of them endless, and no control characters, whatever a file put into it."""
     lines = text[:10_000].splitlines() or [""]
-    kept = lines if len(lines) <= _LINES else [*lines[: _LINES - 1], "…"]
-    return "\n".join(clean(line, 1800 // len(kept)) for line in kept)
+    kept = lines if len(lines) <= most else [*lines[: most - 1], "…"]
+    return "\n".join(clean(line, 300 * most // len(kept)) for line in kept)
 
 
 def said(error: BaseException) -> str:

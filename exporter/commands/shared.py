@@ -35,6 +35,7 @@ __all__ = [
     "eager_check_option",
     "explained",
     "external_data_option",
+    "fallback_option",
     "inline_option",
     "json_option",
     "load_target",
@@ -71,6 +72,11 @@ opaque_option = click.option(
     multiple=True,
     metavar="ENTRY",
     help='What becomes one PythonOp: "missing" (operators without a translation), aten::NAME, module:qualname, or a glob. May be repeated.',
+)
+fallback_option = click.option(
+    "--fallback",
+    is_flag=True,
+    help="Where torch's exporter cannot take the model, take the first way out that works: --opaque, the other exporter, both, fixed sizes.",
 )
 _portable = click.option(
     "--portable",

@@ -80,6 +80,7 @@ class Program:
         portable: What became of each call of a Function that was to be portable.
         torch_program: torch's ONNXProgram (dynamo=True), None otherwise.
         asked: What the export was told of the file: ``export_params``, ``keep_initializers_as_inputs``, ``external_data``. ``save`` does so.
+        fallback: The way out that ``fallback=True`` took, as it is written in a call (``dynamo=False``), "" where none was needed.
     """
 
     model: ir.Model
@@ -87,6 +88,7 @@ class Program:
     torch_program: Any = None
     portable: list[PortableCall] = field(default_factory=list)
     asked: dict[str, Any] = field(default_factory=dict)
+    fallback: str = ""
 
     def __repr__(self) -> str:
         """One line: its size, inputs and outputs."""

@@ -27,6 +27,7 @@ def export(
     inline: Iterable[Any] = (),
     portable: Any = False,
     opaque: Any = (),
+    fallback: bool = False,
     eager_check: bool = True,
     **torch_onnx_export_options: Any,
 ) -> Program:
@@ -47,6 +48,9 @@ def export(
         opaque: What becomes one PythonOp though it is no Function: "missing" for each operator of torch that the exporter cannot translate;
             operators by name ("aten::unique_consecutive", "aten::linalg_*"); modules and functions (`symbolics.node.opaque.Opaque`).
             ``program.opaque`` says which nodes of the file need Python, and why.
+        fallback: Where the exporter cannot take the model, take the first way out that works: `opaque=` of what stands in the way, the other exporter,
+            both, at last fixed sizes. It works where outputs and gradients equal eager's; a warning says which it was, and
+            ``program.fallback`` (docs/opaque.md).
         eager_check: Run the model once more, in eager mode, and see that each Function that gradients flow through is in the
             file. False saves that run; the metadata then says that it was not checked, and all that forward writes counts as state.
         **torch_onnx_export_options: Passed to torch.onnx.export (input_names, output_names, optimize, ...), but ``f``. ``output_names`` names the
@@ -59,7 +63,7 @@ def export(
             or ``output_names`` are none that the outputs can have.
         TypeError: There is no such option.
 
-    Each has at most six lines and names the line of the model's own code; `exporter.errors.full` shows all of it.
+    Each has at most six lines (ten where it lists the ways out that were tried) and names the line of the model's own code; `exporter.errors.full` shows all of it.
     """
     # With the hook come sympy and onnxscript, half a second that torch's exporters need anyway: a program that may export waits for it when it does.
     from exporter.forward.arguments import check_call, check_model, check_options, check_shapes, keywords_apart
@@ -83,7 +87,7 @@ def export(
     else:
         options["dynamic_shapes"] = dynamic_shapes
         options.setdefault("verbose", False)
-    with hook(inline=inline, portable=portable, opaque=opaque, eager_check=eager_check) as handle:
+    with hook(inline=inline, portable=portable, opaque=opaque, fallback=fallback, eager_check=eager_check) as handle:
         torch.onnx.export(model, args, kwargs=kwargs, dynamo=dynamo, opset_version=opset_version, **options)
     assert handle.program is not None
     if "external_data" in options:  # torch's own default is True

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import re
 from collections.abc import Iterable, Sequence
+from types import FrameType
 
 import torch
 import torch.onnx
 
 from exporter.errors import frames_behind, is_users
 from symbolics import torch_private as private
+from symbolics.capture.chosen_operators import called_operator
+from symbolics.capture.operator_calls import is_translated
+from symbolics.capture.torch_calls import TorchCalls
 from symbolics.errors import ExportError, PythonopError, as_raised
 from symbolics.node.names import qualified_name
 from symbolics.text import cause, clean
 
-__all__ = ["TorchExporterError", "Untranslated", "of_torch", "untranslated"]
+__all__ = ["TorchExporterError", "Untranslated", "of_torch", "path_of", "running_modules", "stopped_operator", "untranslated"]
 
 # A line of Python's in what torch says.
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 class TorchExporterError(ExportError, torch.onnx.OnnxExporterError):
-    """torch's exporter failed: nothing that we refuse, so it is of torch.onnx's own class, too."""
+    """torch's exporter failed: nothing that we refuse, so it is of torch.onnx's own class, too. It has at most ten lines.
+
+    Attributes:
+        head: The cause and its place, without the ways out.
+        change: What the model's own code might do instead, "" where nobody knows.
+        module: The path of the module that it is about, where no traceback says it; None: one does.
+    """
+
+    _most = 10
+    head: str = ""
+    change: str = ""
+    module: str | None = None
 
 
 class Untranslated(TorchExporterError):
@@ -56,14 +72,18 @@ def untranslated(nodes: Sequence[private.CapturedNode], dynamo: bool, why: str, 
         if dynamo
         else f"torch.onnx.register_custom_op_symbolic({first.operator!r}, ...)"
     )
-    error = Untranslated(
+    head = (
         f"{name}, called in module {first.module or '<root>'}: {which} cannot translate it to ONNX{inside}: {why}\n"
         + _place(first.lines)
         + more
-        + f'  way out: opaque=[{name!r}], or opaque="missing" for all such operators, keeps it as one PythonOp, which runs PyTorch wherever the file runs;\n'
-        f"  or give a translation of it, {give}; or export with dynamo={not dynamo}"
     )
-    error.operators = operators
+    error = Untranslated(
+        head
+        + f'  way out: opaque=[{name!r}], or opaque="missing" for all such operators, keeps it as one PythonOp, which runs PyTorch wherever the file runs;\n'
+        f"  or give a translation of it, {give}; or export with dynamo={not dynamo}; fallback=True takes the first that works"
+    )
+    error.operators, error.module = operators, first.module
+    error.head, error.change = head, f"give a translation of it, {give}"
     return error
 
 
@@ -90,27 +110,74 @@ def of_torch(error: Exception, dynamo: bool, others: Iterable[str] = ()) -> Exce
     if isinstance(error, PythonopError) or not any(frame.f_globals.get("__name__", "").startswith("torch.onnx.") for frame, _ in frames):
         return error
     which = f"torch.onnx.export(dynamo={dynamo})"
-    other = f"export with dynamo={not dynamo}"
     found = private.node_in_hand(frame for frame, _ in frames)
     if found is not None:
         return untranslated([found], dynamo, cause(error), others)
     lines = [(frame.f_code.co_filename, number) for frame, number in reversed(frames)] + [
         (file, int(number)) for file, number in reversed(_LINE.findall(str(error)))
     ]
-    text = _said(error)
-    place = _place(lines)
-    opaque = _opaque_module(frame.f_locals.get("self") for frame, _ in frames if frame.f_code.co_varnames[:1] == ("self",))
-    way = f"change that line, or {other}" if place else f"{other}; print(error.whole) shows where torch stopped"
+    text, place, modules = _said(error), _place(lines), running_modules(frame for frame, _ in frames)
+    if place and len(modules) > 1 and (path := path_of(modules[-1], modules[0])) is not None:
+        place = f"{place.rstrip()}; module {clean(path) or '<root>'} ({clean(type(modules[-1]).__name__)})\n"
+    operator = stopped_operator(error, [frame for frame, _ in frames])
+    change = "change that line" if place else ""
     for start, instead in ((_DECIDES, "let tensors decide, by torch.where or torch.cond"), (_READS, "compute it by operators of torch")):
         if text.startswith(start):
-            way = instead + ("; dynamo=False would keep what came of the example" if dynamo else "")
-    way += f";\n  or {opaque} one PythonOp, which runs its Python wherever the file runs" if place else ""
-    return as_raised(_first(error), f"{which} cannot capture the model: {text}\n{place}  way out: {way}", TorchExporterError)
+            change = instead
+    if operator:
+        text, change = f"{operator} asks for values, and a capture has none (torch: {cause(error).partition(': ')[0]})", ""
+    head = f"{which} cannot capture the model: {text}\n{place}"
+    kept = f"opaque=[{operator!r}] keeps it as" if operator else _opaque_module(modules)
+    ways = [
+        *([change] if change else []),
+        *([] if operator or text.startswith((_DECIDES, _READS)) else [f"export with dynamo={not dynamo}"]),
+        *([f"{kept} one PythonOp, which runs its Python wherever the file runs"] if place or operator else []),
+        *([] if place or operator else ["print(error.whole) shows where torch stopped"]),
+    ]
+    made = as_raised(
+        _first(error),
+        f"{head}  way out: {(';' + chr(10) + '  or ').join(ways)}; fallback=True takes the first that works",
+        TorchExporterError,
+    )
+    made.head, made.change = head, change  # type: ignore[attr-defined]
+    return made
 
 
-def _opaque_module(running: Iterable[object]) -> str:
+def running_modules(frames: Iterable[FrameType]) -> list[torch.nn.Module]:
+    """The modules whose forward, or a method of it, was running: from the model to the innermost."""
+    owners = [frame.f_locals.get("self") for frame in frames if frame.f_code.co_varnames[:1] == ("self",)]
+    modules = [owner for owner in owners if isinstance(owner, torch.nn.Module)]
+    while modules and type(modules[0]).__module__.startswith(("torch.export", "torch.onnx", "torch._")):  # what torch wraps a model in
+        del modules[0]
+    return modules
+
+
+def path_of(module: torch.nn.Module, model: torch.nn.Module) -> str | None:
+    """The path of a module in a model, by its attributes: torch.export runs other objects in the place of modules, with the same ``__dict__``."""
+    return next((name for name, each in model.named_modules() if vars(each) is vars(module)), None)
+
+
+def stopped_operator(error: BaseException, frames: Sequence[FrameType]) -> str:
+    """The operator without a translation in whose midst a capture asked for values, as ``opaque=`` takes it; "" where it was none."""
+    if re.search(r"GuardOnDataDependent", cause(error)):  # that is about what follows from a size
+        return ""
+    for frame in reversed(frames):
+        if frame.f_code is TorchCalls.__torch_function__.__code__:
+            known = frame.f_locals
+            with contextlib.suppress(
+                Exception
+            ):  # it is called once more, as far as its name, with what the capture has left of its arguments
+                called = called_operator(known["func"], known["args"], known["kwargs"] or {})
+                if called is not None and not is_translated(called.overload, (), None):
+                    schema = private.schema_of(called.overload)
+                    if schema.name.startswith(("aten::", "prims::")) and any("Tensor" in str(value.type) for value in schema.returns):
+                        return as_written(str(schema.name))
+    return ""
+
+
+def _opaque_module(running: Sequence[torch.nn.Module]) -> str:
     """How ``opaque=`` keeps the innermost of these modules, the outermost of which is the model."""
-    modules = [module for module in running if isinstance(module, torch.nn.Module) and not type(module).__module__.startswith("torch.")]
+    modules = [module for module in running if not type(module).__module__.startswith("torch.")]
     if not modules or modules[-1] is modules[0]:
         return "make a module of that part, which opaque= keeps as"
     return f"opaque=[{qualified_name(type(modules[-1]))!r}] keeps that module as"

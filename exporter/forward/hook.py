@@ -19,6 +19,7 @@ from exporter.files.trust import name_of
 from exporter.forward.dynamo import anchor_translation, export_dynamo
 from exporter.forward.session import Hook
 from exporter.forward.torchscript import export_torchscript, infer_node, infer_shapes
+from exporter.forward.ways_out import or_a_way_out
 from symbolics import torch_private as private
 from symbolics.capture.interception import intercept, settled
 from symbolics.capture.listener import captured_apply, captured_operator, wanted
@@ -31,7 +32,7 @@ from symbolics.node.names import qualified_name
 from symbolics.node.opaque import Opaque
 from symbolics.node.patterns import Patterns
 
-__all__ = ["Hook", "hook", "install", "uninstall"]
+__all__ = ["Hook", "hook", "install", "under", "uninstall"]
 
 _thread = threading.local()
 _lock = threading.RLock()
@@ -55,7 +56,9 @@ if hasattr(os, "register_at_fork"):
 
 @short_block
 @contextlib.contextmanager
-def hook(inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = (), eager_check: bool = True) -> Iterator[Hook]:
+def hook(
+    inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = (), fallback: bool = False, eager_check: bool = True
+) -> Iterator[Hook]:
     """Keep each call of an autograd Function as one PythonOp in what torch.onnx.export makes in this block.
 
     Works for dynamo=True and dynamo=False, for torch.onnx.export called directly or by another library. The model is
@@ -69,6 +72,8 @@ def hook(inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = (),
             then it is an error where one cannot.
         opaque: What becomes one PythonOp though it is no Function: "missing" for each operator of torch that the exporter cannot translate;
             operators by name ("aten::unique_consecutive", "aten::linalg_*"); modules and functions (`symbolics.node.opaque.Opaque`).
+        fallback: Where the exporter cannot take the model, take the first way out that works: `opaque=` of what stands in the way, the other exporter,
+            both, at last fixed sizes. It works where outputs and gradients equal eager's; a warning says which it was (docs/opaque.md).
         eager_check: Run the model once more, in eager mode, and see that each Function that gradients flow through is in the
             file. False saves that run; the metadata then says that it was not checked, and all that forward writes counts as state.
 
@@ -83,14 +88,12 @@ def hook(inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = (),
         >>> with exporter.hook():
         ...     program = torch.onnx.export(model, args, dynamo=True)
     """
-    own = Hook(Patterns(inline), _wanted_portable(portable), Opaque(opaque), eager_check=eager_check)
-    outer = getattr(_thread, "hook", None)
+    own = Hook(Patterns(inline), _wanted_portable(portable), Opaque(opaque), eager_check=eager_check, fallback=fallback)
     _patch()
     try:
         prove_capture()
-        _thread.hook = own
         # Open for the whole block: a graph captured by torch.export.export keeps its records until it is translated.
-        with settled(), Recorder(inline=own.inline, names=name_of, chosen=own.opaque):
+        with settled(), under(own):
             yield own
         if own.program is not None:
             own.inline.check_met()
@@ -98,16 +101,29 @@ def hook(inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = (),
                 own.portable.check_met()
             own.opaque.check_met()
     finally:
-        _thread.hook = outer
         _unpatch()
 
 
+@contextlib.contextmanager
+def under(own: Hook) -> Iterator[None]:
+    """While the block runs, this thread exports as a hook says, whatever hook is open around it. One has to be."""
+    outer = getattr(_thread, "hook", None)
+    _thread.hook = own
+    try:
+        with Recorder(inline=own.inline, names=name_of, chosen=own.opaque):
+            yield
+    finally:
+        _thread.hook = outer
+
+
 @short
-def install(inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = (), eager_check: bool = True) -> None:
+def install(
+    inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = (), fallback: bool = False, eager_check: bool = True
+) -> None:
     """Open a hook in every thread, until `uninstall`. A second call replaces the options.
 
     Args:
-        inline, portable, opaque, eager_check: As `hook`.
+        inline, portable, opaque, fallback, eager_check: As `hook`.
 
     Raises:
         ExportError: This torch calls Functions in a way that cannot be caught.
@@ -115,7 +131,7 @@ def install(inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = 
     """
     global _installed
     # First: what is wrong with them must leave nothing patched.
-    options = Hook(Patterns(inline), _wanted_portable(portable), Opaque(opaque), eager_check=eager_check)
+    options = Hook(Patterns(inline), _wanted_portable(portable), Opaque(opaque), eager_check=eager_check, fallback=fallback)
     with _lock:
         if _installed is None:
             _patch()
@@ -200,7 +216,7 @@ def _guarded(original: Any, stand_in: Any) -> Any:
             return call(*args, **kwargs)
         with _one_at_a_time:
             try:
-                return call(*args, **kwargs)
+                return call(*args, **kwargs) if current is None else or_a_way_out(current, stand_in is export_dynamo, call, args, kwargs)
             except Exception as error:
                 if current is not None:
                     shorten(error)

@@ -56,6 +56,8 @@ class Hook:
         program: The last model that was exported under it, None before.
         eager_check: Whether the Functions of one eager run are looked for in the file.
         gradients: Whether its user has gradients enabled where he exports.
+        fallback: Whether a way out is taken where torch's exporter cannot take the model.
+        trying: Whether this is a try of such a way.
     """
 
     inline: Patterns
@@ -64,6 +66,8 @@ class Hook:
     program: Program | None = None
     eager_check: bool = True
     gradients: bool = True
+    fallback: bool = False
+    trying: bool = False
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -62,6 +63,7 @@ class Objective(torch.nn.Module):
             raise ArgumentError(f"precision is {precision!r}: give 'float16', 'bfloat16' or None")
         dtype = _PRECISIONS[precision]
         self.training = model.training  # not train(): that would reach into the model
+        self._made = args, kwargs, targets, precision, evaluates, gives
         self.model = model
         self.loss = loss
         self.called = "model(*args)" if loss is None else "loss(model(*args), *targets)"
@@ -94,6 +96,12 @@ class Objective(torch.nn.Module):
         every = list(named_tensors(self, self.args, {}))
         ours = sum(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(targets))
         self.names, self.target_names = every[: len(every) - ours], every[len(every) - ours :]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Objective:
+        """Around copies of model and loss: forward is a closure, which a deep copy shares."""
+        args, kwargs, targets, precision, evaluates, gives = self._made
+        model, loss = copy.deepcopy((self.model, self.loss), memo)
+        return Objective(model, args, kwargs, loss, targets, precision, evaluates=evaluates, gives=gives)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

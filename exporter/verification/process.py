@@ -16,7 +16,7 @@ from symbolics.errors import Faq, FormatError, RunError, TrustError
 from symbolics.node.names import qualified_name
 from symbolics.node.patterns import Patterns
 
-__all__ = ["FileRun", "FileStep", "run_in_a_fresh_process"]
+__all__ = ["FileRun", "FileStep", "run_in_a_fresh_process", "step_of"]
 
 
 @dataclass
@@ -95,10 +95,11 @@ def run_in_a_fresh_process(
             remedy = "; pass setup='package.module:function' whose function calls exporter.register() for it"
         kind, faq = kinds.get(result["kind"], RunError), None if result["faq"] is None else Faq(result["faq"])
         raise kind(f"in the fresh process: {result['kind']}: {result['error']}{remedy}", faq=faq)
-    return FileRun(**{**result, "steps": [_step(found) for found in result["steps"]]})
+    return FileRun(**{**result, "steps": [step_of(found) for found in result["steps"]]})
 
 
-def _step(found: dict[str, Any]) -> FileStep | str:
+def step_of(found: dict[str, Any]) -> FileStep | str:
+    """What a step of `exporter.verification.worker.FileSteps` found, or what went wrong."""
     if "error" in found:
         return str(found["error"])
     parts = {name.partition(":"): gradient for name, gradient in found["gradients"].items()}

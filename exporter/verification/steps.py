@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from exporter.train_mode.reads import OWN
 from exporter.verification.memory import HighWater
 from symbolics import torch_private as private
 from symbolics.capture.side_effects import same_values
@@ -23,7 +25,7 @@ def copy_of(model: torch.nn.Module, kind: torch.dtype | None = None) -> torch.nn
     """A copy of a model, in another float type where one is given, with the hooks on its parameters: a deep copy alone loses those."""
     scripted = {id(v): v for module in model.modules() for v in vars(module).values() if isinstance(v, torch.jit.ScriptFunction)}
     # A scripted function has no state, and cannot be copied.
-    copied = _compiled_copy(model) if isinstance(model, torch.jit.ScriptModule) else copy.deepcopy(model, memo=scripted)
+    copied = _compiled_copy(model) if isinstance(model, torch.jit.ScriptModule) else _deep_copy(model, scripted)
     if kind is not None:
         copied = copied.to(kind)  # before the hooks: what they hang on keeps the type that it was made with
     parameters = dict(copied.named_parameters())
@@ -34,6 +36,20 @@ def copy_of(model: torch.nn.Module, kind: torch.dtype | None = None) -> torch.nn
             for hook in private.post_accumulate_hooks(parameter):
                 parameters[name].register_post_accumulate_grad_hook(hook)
     return copied
+
+
+def _deep_copy(model: torch.nn.Module, known: dict[int, Any]) -> torch.nn.Module:
+    """A deep copy; what cannot be copied (a lock, a handle of C++, a generator) both have."""
+    try:
+        return copy.deepcopy(model, memo=dict(known))
+    except (TypeError, NotImplementedError, pickle.PicklingError):
+        shared = dict(known)
+    for value in [value for module in model.modules() for name, value in vars(module).items() if name not in OWN]:
+        try:
+            copy.deepcopy(value)
+        except Exception:
+            shared[id(value)] = value
+    return copy.deepcopy(model, memo=shared)
 
 
 def _compiled_copy(model: torch.jit.ScriptModule) -> torch.nn.Module:

@@ -8,7 +8,84 @@ import time
 from dataclasses import replace
 from typing import Any
 
-__all__: list[str] = []
+__all__ = ["FileSteps"]
+
+
+class FileSteps:
+    """Steps of a loaded file, each from the state that it was loaded with.
+
+    Attributes:
+        lost: What the file says that it does not carry -> why.
+
+    Raises:
+        RunError: Its inputs are others than the model's.
+    """
+
+    def __init__(self, module: Any, job: dict[str, Any]) -> None:
+        """Args:
+        module: What `exporter.load` gave.
+        job: "steps": for each the inputs and cotangents; "seed": of the masks of Dropout; "buffers": those to tell of, whether they change or not.
+        """
+        from exporter.verification.steps import buffers_of
+        from symbolics.errors import RunError
+
+        self._module, self._job = module, job
+        order, known = list(module._onnx.inputs), list(job["steps"][0]["inputs"])
+        if not set(order) <= set(known):
+            if len(order) != len(known):
+                raise RunError(f"the file has the inputs {order}, the model was called with {known}: name them with input_names=")
+            self._names = dict(zip(order, known, strict=True))
+        else:
+            self._names = {name: name for name in order}
+        self.lost = module._onnx.changes.lost
+        module._onnx.changes = replace(module._onnx.changes, lost={})  # all else is compared; these are in the report
+        self._before = buffers_of(module)
+
+    def step(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """A forward and a backward: the outputs, and the inputs with their gradients."""
+        from exporter.verification.steps import backward
+
+        inputs = {
+            name: (value := given["inputs"][known]).detach().clone().requires_grad_(value.is_floating_point())
+            for name, known in self._names.items()
+        }
+        outputs = self._module.flat(**inputs)
+        backward(outputs, given["cotangents"])
+        return outputs, inputs
+
+    def found(self, given: dict[str, Any]) -> dict[str, Any]:
+        """What one step gives, as `exporter.verification.process.FileStep` has it, and how long it took."""
+        import torch
+
+        from exporter.verification.steps import buffers_of, changed
+
+        torch.manual_seed(self._job["seed"])  # of which the masks of Dropout follow
+        begin = time.perf_counter()
+        outputs, inputs = self.step(given)
+        took = time.perf_counter() - begin
+        after = buffers_of(self._module)
+        gradients = {f"parameter gradient:{name}": p.grad for name, p in self._module.named_parameters()}
+        gradients |= {f"input gradient:{self._names[name]}": value.grad for name, value in inputs.items()}
+        return {
+            "outputs": [out.detach().clone() for out in outputs],
+            "gradients": {name: None if g is None else g.detach().clone() for name, g in gradients.items()},
+            "buffers": {**{name: after[name] for name in self._job["buffers"] if name in after}, **changed(self._before, after)},
+            "differentiable": [out.requires_grad for out in outputs],
+            "seconds": took,
+        }
+
+    def elsewhere(self, given: dict[str, Any]) -> dict[str, Any]:
+        """A step from the state that the first one began with."""
+        import torch
+
+        self._module.zero_grad()
+        with torch.no_grad():
+            for name, buffer in self._module.named_buffers():
+                buffer.copy_(self._before[name])
+        try:
+            return self.found(given)
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"[:1000]}
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -17,7 +94,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
     import exporter
     from exporter.verification.memory import HighWater
-    from exporter.verification.steps import backward, buffers_of, changed, measured
+    from exporter.verification.steps import measured
     from symbolics.errors import RunError
 
     torch.set_num_threads(job["threads"])
@@ -28,63 +105,17 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     begin = time.perf_counter()
     module = exporter.load(job["path"], allow=job["allow"])
     seconds = {"load": time.perf_counter() - begin}
-    order, known = list(module._onnx.inputs), list(job["steps"][0]["inputs"])
-    if not set(order) <= set(known):
-        if len(order) != len(known):
-            raise RunError(f"the file has the inputs {order}, the model was called with {known}: name them with input_names=")
-        names = dict(zip(order, known, strict=True))
-    else:
-        names = {name: name for name in order}
-    lost = module._onnx.changes.lost
-    module._onnx.changes = replace(module._onnx.changes, lost={})  # all else is compared; these are in the report
-    before = buffers_of(module)
-    memory = HighWater()
-
-    def step(given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        inputs = {
-            name: (value := given["inputs"][names[name]]).detach().clone().requires_grad_(value.is_floating_point()) for name in order
-        }
-        outputs = module.flat(**inputs)
-        backward(outputs, given["cotangents"])
-        return outputs, inputs
-
-    def found(given: dict[str, Any]) -> dict[str, Any]:
-        torch.manual_seed(job["seed"])  # of which the masks of Dropout follow
-        begin = time.perf_counter()
-        outputs, inputs = step(given)
-        took = time.perf_counter() - begin
-        after = buffers_of(module)
-        gradients = {f"parameter gradient:{name}": p.grad for name, p in module.named_parameters()}
-        gradients |= {f"input gradient:{names[name]}": value.grad for name, value in inputs.items()}
-        return {
-            "outputs": [out.detach().clone() for out in outputs],
-            "gradients": {name: None if g is None else g.detach().clone() for name, g in gradients.items()},
-            "buffers": {**{name: after[name] for name in job["buffers"] if name in after}, **changed(before, after)},
-            "differentiable": [out.requires_grad for out in outputs],
-            "seconds": took,
-        }
-
-    def elsewhere(given: dict[str, Any]) -> dict[str, Any]:
-        """A step from the state that the first one began with."""
-        module.zero_grad()
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                buffer.copy_(before[name])
-        try:
-            return found(given)
-        except Exception as error:
-            return {"error": f"{type(error).__name__}: {error}"[:1000]}
-
+    file, memory = FileSteps(module, job), HighWater()
     example, *others = job["steps"]
-    first = found(example)
+    first = file.found(example)
     seconds["first step"] = first["seconds"]
     # What is kept of the first step is no part of the others.
     kept = [*first["outputs"], *first["gradients"].values(), *first["buffers"].values()]
-    seconds["onnxruntime step"], used = measured(lambda: step(example), job["count"], memory)
+    seconds["onnxruntime step"], used = measured(lambda: file.step(example), job["count"], memory)
     used = None if used is None else max(0, used - sum(tensor.nbytes for tensor in kept if tensor is not None))
     return {
-        "steps": [first, *(elsewhere(given) for given in others)],
-        "lost": lost,
+        "steps": [first, *(file.elsewhere(given) for given in others)],
+        "lost": file.lost,
         "backward_nodes": module._onnx.plans.backward_nodes(),
         "changed": module._onnx.changed,
         "seconds": seconds,

@@ -14,7 +14,7 @@ import types
 
 from symbolics.users import warn
 
-__all__ = ["only_raises", "passed"]
+__all__ = ["is_a_check", "only_raises", "passed"]
 
 _Lines = tuple[int, int]
 
@@ -47,7 +47,12 @@ def passed(frame: types.FrameType, module: str, source: str) -> bool | None:
 
 def only_raises(frame: types.FrameType) -> bool:
     """Whether a condition that is asked in this line is that of an assert, or of an if that raises and does no more."""
-    return any(asked[0] <= frame.f_lineno <= asked[1] for asked, _ in _checks(frame.f_code.co_filename))
+    return is_a_check(frame.f_code.co_filename, frame.f_lineno)
+
+
+def is_a_check(file: str, line: int) -> bool:
+    """Whether a line asks for the condition of an assert, or of an if that raises and does no more."""
+    return any(asked[0] <= line <= asked[1] for asked, _ in _checks(file))
 
 
 @functools.lru_cache(maxsize=64)

@@ -16,7 +16,10 @@ from symbolics.capture.binding import is_traced_size
 from symbolics.text import clean
 from symbolics.users import users_frame
 
-__all__ = ["TAKING", "take"]
+__all__ = ["TAKING", "TOOK", "take"]
+
+#: What the warning of each says.
+TOOK = "takes the value of a tensor out of torch"
 
 #: What gives the memory of a tensor to whoever asks.
 _MEMORY = {
@@ -30,8 +33,13 @@ TAKING = {
 }  # fmt: skip
 
 
-def take(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The call; in a trace of TorchScript, with our account in place of torch's warning, which does not name the line."""
+def take(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], where: Callable[[], str] = str) -> Any:
+    """The call; in a trace of TorchScript, with our account in place of torch's warning, which does not name the line.
+
+    Args:
+        func, name, args, kwargs: The call.
+        where: Gives the path of the module that makes it, which the warning has as ``module``.
+    """
     tensor = args[0]
     if not private.is_tracing():
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad and name in ("item", "__float__", "tolist"):
@@ -47,14 +55,13 @@ def take(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dic
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
         result = func(*args, **kwargs)
     text = linecache.getline(file, line, frame.f_globals).strip()
-    warnings.warn_explicit(
-        f"{TAKING[name]} takes the value of a tensor out of torch at {clean(os.path.basename(file))}:{line}{f': {clean(text)}' if text else ''}\n"
+    said = torch.jit.TracerWarning(  # type: ignore[attr-defined]
+        f"{TAKING[name]} {TOOK} at {clean(os.path.basename(file))}:{line}{f': {clean(text)}' if text else ''}\n"
         "  the file holds what follows from the example's value, whatever its input is (exporter.verify compares a second one)\n"
-        "  way out: write it in operators of torch, or in the forward of an autograd Function, which stays one PythonOp",
-        torch.jit.TracerWarning,  # type: ignore[attr-defined]
-        file,
-        line,
+        "  way out: write it in operators of torch, or in the forward of an autograd Function, which stays one PythonOp"
     )
+    said.module = where()  # type: ignore[attr-defined]
+    warnings.warn_explicit(said, None, file, line)  # type: ignore[arg-type]
     return result
 
 

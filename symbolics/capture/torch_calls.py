@@ -180,7 +180,10 @@ def _taken(call: _Call) -> _Answer:
     trace = call.recorder.capture.trace
     if trace.statistics is not None and call.name not in _PROPERTIES:
         trace.statistics.note(call.func, call.args, call.kwargs)
-    return (take(call.func, call.name, call.args, call.kwargs),) if call.name in TAKING and call.args else None
+    if call.name not in TAKING or not call.args:
+        return None
+    sites = call.recorder.capture.sites
+    return (take(call.func, call.name, call.args, call.kwargs, lambda: sites.here()[0]),)
 
 
 def _chosen(call: _Call) -> _Answer:

@@ -48,6 +48,16 @@ class Opaque:
         """Whether anything is named at all."""
         return self.missing or bool(self.operators.items or self.calls.items)
 
+    @property
+    def items(self) -> list[Any]:
+        """All entries, as an `Opaque` takes them."""
+        return [*([MISSING] if self.missing else []), *self.operators.items, *self.calls.items]
+
+    def meet_as(self, other: Opaque) -> None:
+        """Count as met what another, which has these entries too, has met."""
+        self.operators.meet_as(other.operators)
+        self.calls.meet_as(other.calls)
+
     def check_met(self) -> None:
         """See that each entry meant something that the export met; ``missing`` may mean nothing.
 

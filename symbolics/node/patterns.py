@@ -98,6 +98,11 @@ class Patterns:
             and not (isinstance(item, str) and (item in names or item.replace(":", ".").endswith(f".{function.__name__}")))
         ]
 
+    def meet_as(self, other: Patterns) -> None:
+        """Count as met what another list, which has these entries too, has met."""
+        self._met |= other._met
+        self._idle = [item for item in self._idle if any(item is each for each in other._idle)]
+
     def _means(self, text: str, name: str) -> bool:
         if is_operator(name) or is_operator(text):
             namespace, _, own = text.partition("::")
