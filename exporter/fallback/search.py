@@ -25,6 +25,7 @@ from exporter.forward.session import Hook
 from exporter.forward.unchanged import unchanged
 from exporter.forward.ways_out import Failed, said_once, taken_for_constants
 from symbolics.node.opaque import Opaque
+from symbolics.text import headline
 from symbolics.users import warn
 
 __all__ = ["tried", "way_out"]
@@ -65,10 +66,13 @@ def way_out(failed: Failed, said: list[warnings.WarningMessage], kept: Program |
         ExportError: No way works; the text lists them. Or the model fails in eager mode.
     """
     search, before = Search(failed, None), list(said)
-    found = search.run()
-    current = failed.hook
+    current, found, why = failed.hook, None, ""
+    try:
+        found = search.run()
+    except Exception as error:
+        why = f"the model fails in eager mode: {headline(error)}"
     if found is None:
-        error = none_works(failed, search.asked, search.attempts)
+        error = none_works(failed, search.asked, search.attempts, why)
         if kept is None:
             raise error from failed.error
         current.program, said[:] = kept, before

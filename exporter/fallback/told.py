@@ -36,12 +36,12 @@ def taken_instead(failed: Failed, asked: Way, way: Way) -> str:
     )
 
 
-def none_works(failed: Failed, asked: Way, attempts: _Attempts) -> PythonopError:
-    """The error where no way works: what failed first, and a line for each way."""
+def none_works(failed: Failed, asked: Way, attempts: _Attempts, why: str = "") -> PythonopError:
+    """The error where no way works: what failed first, and a line for each way, or why none was tried."""
     head = _head(failed)
     lines = [
         *head,
-        "  fallback=True found no way out:" if attempts else "  fallback=True knows no way out",
+        "  fallback=True found no way out:" if attempts else f"  fallback=True tried no way out: {why or 'there is none to try'}",
         *_listed(failed, asked, attempts, _LINES - len(head) - 1),
     ]
     return as_raised(failed.error, "\n".join(lines), _NoWay)
@@ -57,7 +57,7 @@ def ways_tried(failed: Failed, asked: Way, attempts: _Attempts, works: Way | Non
         lines += [*_listed(failed, asked, attempts, _LINES - len(lines) - 1), "  fallback=True goes on trying" if attempts else ""]
     else:
         lines += _listed(failed, asked, attempts, _LINES - len(lines) - 2)
-        opaque = ", which runs PyTorch wherever the file runs" if way_needs_python(works) else ""
+        opaque = "; what is named runs PyTorch wherever the file runs" if works.operators or works.modules else ""
         lines += [
             f"    {works.beside(asked, failed.model)} works: outputs and gradients equal eager's{opaque}",
             "  fallback=True takes the first that works",
@@ -65,11 +65,6 @@ def ways_tried(failed: Failed, asked: Way, attempts: _Attempts, works: Way | Non
     told = as_raised(error, "\n".join(lines), type(error))
     vars(told).update({name: value for name, value in vars(error).items() if name in ("head", "change", "operators", "module")})
     return told
-
-
-def way_needs_python(way: Way) -> bool:
-    """Whether a file of it runs Python."""
-    return bool(way.operators or way.modules)
 
 
 def _head(failed: Failed) -> list[str]:

@@ -9,6 +9,7 @@ import torch
 
 from exporter.errors import frames_behind
 from exporter.forward.failures import TorchExporterError, Untranslated, path_of, running_modules, stopped_operator
+from symbolics.errors import PythonopError
 from symbolics.node.names import qualified_name
 from symbolics.node.opaque import MISSING
 
@@ -60,7 +61,7 @@ class Way:
             if not any(each is module or each is type(module) for each in self.modules):
                 entry = type(module) if not isinstance(model, type(module)) else module
                 rest = tuple(each for each in self.modules if not _only_inside(each, entry, model))
-                return replace(self, modules=(*rest, entry))
+                return replace(self, operators=(), modules=(*rest, entry))  # what it calls inside is no operator of the graph
         return None
 
 
@@ -96,8 +97,11 @@ class Obstacle:
             return cls((MISSING,), _around(step.module or "", model))
         if isinstance(error, TorchExporterError) and error.module is not None:
             return cls.at(error.module, model)
+        root = error
+        while root.__cause__ is not None:
+            root = root.__cause__
         frames = [frame for frame, _ in frames_behind(error)]
-        operator = stopped_operator(error, frames)
+        operator = "" if isinstance(root, PythonopError) and not isinstance(error, TorchExporterError) else stopped_operator(error, frames)
         running = running_modules(frames)
         path = next((found for module in reversed(running) if (found := path_of(module, model)) is not None), "")
         return cls((operator,) if operator else (), _around(path, model))

@@ -218,7 +218,8 @@ def _captured(node: torch.fx.Node) -> CapturedNode:
         if (called := re.match(r"(aten|prims)\.(\w+)\.(\w+)", text)) is not None:
             break
     name = target.name() if called is None else f"{called[1]}::{called[2]}.{called[3]}"
-    return CapturedNode(target.name().partition(".")[0], f"torch.ops.{target}", str(modules[-1][0]), lines, name)
+    path = str(modules[-1][0]).rpartition("__self__.")[2]  # Dynamo (strict=True) begins at the function that it was given
+    return CapturedNode(target.name().partition(".")[0], f"torch.ops.{target}", path, lines, name)
 
 
 def node_in_hand(frames: Iterable[FrameType]) -> CapturedNode | None:
