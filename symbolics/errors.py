@@ -55,11 +55,11 @@ class PythonopError(Exception):
     whole: object
 
     #: How many lines its text has at most.
-    _most = 6
+    most_lines = 6
 
     def __init__(self, text: object = "", *, faq: Faq | None = None) -> None:
         Exception.__init__(
-            self, message(str(text), self._most)
+            self, message(str(text), self.most_lines)
         )  # not super(): it may be of a class of the user's, too, whose arguments nobody knows
         self._faq = faq
         if faq is not None:

@@ -6,6 +6,7 @@ import importlib.metadata
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import click
@@ -13,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from exporter.commands.shared import json_option, loudness, show, status
+from exporter.commands.run import allow_option, dims_option, inputs_option
+from exporter.commands.shared import Failure, json_option, loudness, setup_option, show, status
 from exporter.pictures.layout import missing
 from symbolics.errors import PythonopError
 from symbolics.text import cause, clean
@@ -33,11 +35,36 @@ class _Finding:
 
 
 @click.command()
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option("--run", "runs", is_flag=True, help="Also run FILE on onnxruntime, and say which share of the time its calls of Python take.")
+@allow_option
+@inputs_option
+@dims_option
+@setup_option
 @json_option
 @loudness
 @click.pass_context
-def doctor(context: click.Context, as_json: bool) -> None:
-    """Say which versions are installed, and try here what a file goes through: export, gradient, runtimes. Exit code 1: something fails."""
+def doctor(
+    context: click.Context,
+    file: Path | None,
+    runs: bool,
+    allow: tuple[str, ...],
+    inputs: Path | None,
+    dims: tuple[str, ...],
+    setups: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Say which versions are installed, and try here what a file goes through: export, gradient, runtimes. Exit code 1: something fails.
+
+    With a FILE: say which of its nodes need Python, for what reason, what has to be allowed, and whether other runtimes run it. Nothing of it is
+    imported or run, but with --run, which runs the Functions that --allow or --register names.
+    """
+    if file is not None:
+        from exporter.commands.doctor_file import doctor_file
+
+        return doctor_file(context, file, runs, allow, inputs, dims, setups, as_json)
+    if runs or allow or inputs is not None or dims or setups:
+        raise Failure("--run, --allow, --inputs, --dim and --register are about a FILE: name one")
     versions = {"python": platform.python_version(), "platform": platform.platform(terse=True), **dict(_versions())}
     findings: list[_Finding] = []
     with status("importing torch", as_json):

@@ -151,14 +151,14 @@ class Failure(click.ClickException):
 
     exit_code = 2
 
-    def __init__(self, message: str, faq: Faq | None = None) -> None:
+    def __init__(self, message: str, faq: Faq | None = None, most_lines: int = PythonopError.most_lines) -> None:
         super().__init__(message)
-        self.faq = faq
+        self.faq, self.most_lines = faq, most_lines
 
     def show(self, file: Any = None) -> None:
-        """Print the message: six lines at most, without control characters that a file may have put into it."""
+        """Print the message: no more lines than an error has, without control characters that a file may have put into it."""
         console = Console(stderr=True, soft_wrap=True, highlight=False)
-        console.print(Text.assemble(("error: ", "bold red"), message(self.message)))
+        console.print(Text.assemble(("error: ", "bold red"), message(self.message, self.most_lines)))
         if self.faq is not None:
             console.print(Text(f"more: docs/faq.md#{self.faq}", "dim"))
 
@@ -190,7 +190,7 @@ def reported(context: click.Context) -> Iterator[None]:
         except PythonopError as error:
             if context.obj["traceback"]:
                 raise
-            raise Failure(f"{error}{on_the_command_line(context, error)}", error.faq) from error
+            raise Failure(f"{error}{on_the_command_line(context, error)}", error.faq, error.most_lines) from error
         finally:
             if foreign and loud() == 0:
                 console.print(Text(f"{len(foreign)} {'warnings' if len(foreign) > 1 else 'warning'} of other packages: -v shows", "dim"))

@@ -11,7 +11,7 @@ from exporter.files.named import names_in
 from exporter.files.program import Program
 from exporter.forward.case import Case
 from exporter.module.load import load
-from exporter.verification.compare import largest
+from exporter.verification.compare import ROUGH, largest
 from exporter.verification.eager import SEED, EagerStep, draws, in_float64, with_the_files_masks
 from exporter.verification.elsewhere import other_runs, rows_of
 from exporter.verification.masks import Masks
@@ -58,18 +58,19 @@ class Proof:
         """
         _ = self._eager
 
-    def against(self, program: Program) -> str:
+    def against(self, program: Program, *, strict: bool = True) -> str:
         """How a file differs from eager, in a sentence; "" where it does not.
 
         Args:
             program: The file, in memory.
+            strict: Whether it counts as a difference that the model draws random numbers, so that nothing can be compared.
         """
         eager, masks = self._eager, None
         if self._draws:
             try:
                 eager, masks = with_the_files_masks(self._case, eager, program.model)
             except PythonopError:  # what it draws inside of opaque nodes comes of the same generator, in the same order
-                return self._differs(program, self._eager, None, drawing=True)
+                return self._differs(program, self._eager, None, drawing=True) if strict else ""
         return self._differs(program, eager, masks)
 
     def _differs(self, program: Program, eager: EagerStep, masks: Masks | None, *, drawing: bool = False) -> str:
@@ -90,7 +91,8 @@ class Proof:
         if wanted and not any(wanted) and any(largest(g) for g in eager.gradients.values() if g is not None):
             return "the outputs have a gradient in eager, and none in the file"
         rows = rows_of(program.model, FileRun(steps, file.lost, 0, {}, None, {}), (eager, precise), others)
-        bad = [row for row in rows if not row.ok]
+        # Of random draws there is no run in float64: another draw is far, a rounding is not.
+        bad = [row for row in rows if not row.ok and not (drawing and not row.problem and row.error <= ROUGH)]
         if bad and drawing:
             return "the model draws random numbers, so that nothing can be compared: export it in eval(), or without dropout"
         if not bad:

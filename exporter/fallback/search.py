@@ -28,12 +28,12 @@ from symbolics.node.opaque import Opaque
 from symbolics.text import headline
 from symbolics.users import warn
 
-__all__ = ["tried", "way_out"]
+__all__ = ["differs", "tried", "way_out"]
 
 #: How many modules of one way may stand in it, one behind the other, and how many exports are tried at all.
 _MOST_MODULES, _MOST_TRIES = 8, 24
 #: Seconds that ways may take which nobody asked for: as long as the export that failed, within these.
-_LEAST, _MOST = 2.0, 60.0
+_LEAST, _MOST = 5.0, 60.0
 
 
 class _Enough(Exception):
@@ -72,11 +72,11 @@ def way_out(failed: Failed, said: list[warnings.WarningMessage], kept: Program |
     except Exception as error:
         why = f"the model fails in eager mode: {headline(error)}"
     if found is None:
-        error = none_works(failed, search.asked, search.attempts, why)
+        told = none_works(failed, search.asked, search.attempts, why)
         if kept is None:
-            raise error from failed.error
+            raise told from failed.error
         current.program, said[:] = kept, before
-        warn(str(error))
+        warn(str(told))
         return None
     way, current.program = found
     said[:] = search.said
@@ -103,6 +103,21 @@ def tried(failed: Failed) -> Exception:
     return ways_tried(failed, search.asked, search.attempts, None if found is None else found[0])
 
 
+def differs(failed: Failed, program: Program) -> str:
+    """How a file differs from eager, in a sentence; "" where it does not, or where they cannot be compared.
+
+    Args:
+        failed: The export that gave it.
+        program: The file.
+    """
+    search = Search(failed, None)
+    with contextlib.suppress(Exception), search.guarded(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        search.proof.begin()
+        return search.proof.against(program, strict=False)
+    return ""
+
+
 class Search:
     """Looks for a way that works.
 
@@ -115,6 +130,7 @@ class Search:
         attempts: Each way that did not work, and why not.
         said: The warnings of the way that works.
         opaque: All that ``opaque=`` had on that way.
+        proof: Compares files with eager.
     """
 
     def __init__(self, failed: Failed, until: float | None) -> None:
@@ -126,7 +142,7 @@ class Search:
         self._obstacles = {self.asked: Obstacle.of(failed.error, failed.model)}
         args, kwargs = keywords_apart(failed.model, failed.args, failed.kwargs)
         self._args, self._kwargs = args, kwargs
-        self._proof = Proof(Case(failed.model, args, kwargs))
+        self.proof = Proof(Case(failed.model, args, kwargs))
 
     def run(self) -> tuple[Way, Program] | None:
         """The first way that works, with its file; None where none does.
@@ -134,8 +150,8 @@ class Search:
         Raises:
             Exception: The model fails in eager mode on its own example.
         """
-        with self._guarded():
-            self._proof.begin()
+        with self.guarded():
+            self.proof.begin()
         with contextlib.suppress(_Enough):
             for way, modules in self._starts():
                 if (found := self._along(way, modules)) is not None:
@@ -171,13 +187,13 @@ class Search:
             raise _Enough
         model = self._failed.model
         try:
-            with self._guarded(), warnings.catch_warnings(record=True) as said:
+            with self.guarded(), warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
                 program = self._exported(way)
                 if frozen := taken_for_constants(said):
                     raise _Wrong(f"the trace would keep what came of the example: {frozen[0]}", Obstacle.at(frozen[1], model))
                 shown = [each for each in said if not issubclass(each.category, DeprecationWarning)]
-                if wrong := self._proof.against(program):
+                if wrong := self.proof.against(program):
                     raise _Wrong(wrong, Obstacle())
         except _Wrong as error:
             self._obstacles[way] = error.obstacle
@@ -192,7 +208,7 @@ class Search:
         return None
 
     @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def guarded(self) -> Iterator[None]:
         """What a try does to the model, its arguments and the random states is undone."""
         with unchanged(self._failed.model, self._failed.args, self._failed.kwargs):
             yield

@@ -21,7 +21,7 @@ _LINES, _HEAD = 10, 3
 class _NoWay(ExportError):
     """No way out works. It has at most ten lines."""
 
-    _most = _LINES
+    most_lines = _LINES
 
 
 def taken_instead(failed: Failed, asked: Way, way: Way) -> str:

@@ -36,7 +36,7 @@ class TorchExporterError(ExportError, torch.onnx.OnnxExporterError):
         module: The path of the module that it is about, where no traceback says it; None: one does.
     """
 
-    _most = 10
+    most_lines = 10
     head: str = ""
     change: str = ""
     module: str | None = None

@@ -8,7 +8,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from symbolics.text import clean
 
 __all__ = ["Failed", "or_a_way_out", "said_once", "taken_for_constants"]
 
-#: It has `way_out`, which gives what the export is to return, and `tried`, which gives the error with the ways that were tried.
+#: It has `way_out`, which gives what the export is to return; `tried`, the error with the ways that were tried; `differs`, how a file differs from eager.
 _WAYS = "exporter.fallback.search"
 
 #: Above so many bytes of parameters and buffers nobody tries what was not asked for: a try takes copies of them.
@@ -85,8 +85,7 @@ def or_a_way_out(current: Hook, dynamo: bool, call: Callable[..., Any], args: Se
             if failed is None:
                 raise
         else:
-            frozen = None if dynamo else taken_for_constants(said)
-            failed = None if frozen is None else _failed(current, dynamo, args, kwargs, _frozen(*frozen), begin)
+            failed = None if dynamo else _right_at_the_example_alone(current, args, kwargs, said, begin)
         if failed is not None:
             kept, current.program = current.program, None
             result = importlib.import_module(_WAYS).way_out(failed, said, kept)
@@ -99,13 +98,21 @@ def or_a_way_out(current: Hook, dynamo: bool, call: Callable[..., Any], args: Se
 _NAMES = ("model", "args", "f")
 
 
-def _frozen(what: str, module: str) -> TorchExporterError:
-    """The error of a trace whose file would be right at the example alone."""
-    error = TorchExporterError(
-        f"torch.onnx.export(dynamo=False) takes for a constant what the inputs decide: {what}, in module {module or '<root>'}"
-    )
-    error.head, error.module = str(error), module
-    return error
+def _right_at_the_example_alone(
+    current: Hook, args: Sequence[Any], kwargs: Mapping[str, Any], said: Sequence[warnings.WarningMessage], begin: float
+) -> Failed | None:
+    """The export of TorchScript, whose file exists, as one that failed: it holds for constants what the inputs decide. None where it does not."""
+    frozen, which = taken_for_constants(said), "torch.onnx.export(dynamo=False)"
+    if frozen is not None:
+        error = TorchExporterError(f"{which} takes for a constant what the inputs decide: {frozen[0]}, in module {frozen[1] or '<root>'}")
+        error.module = frozen[1]
+        return _failed(current, False, args, kwargs, error, begin)
+    failed = _failed(current, False, args, kwargs, TorchExporterError(), begin)
+    if failed is None or not (wrong := importlib.import_module(_WAYS).differs(failed, current.program)):
+        return None
+    error = TorchExporterError(f"{which} gives a file that differs from eager: {wrong}")
+    error.module = ""
+    return replace(failed, error=error)
 
 
 def taken_for_constants(said: Sequence[warnings.WarningMessage]) -> tuple[str, str] | None:

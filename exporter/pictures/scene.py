@@ -16,7 +16,7 @@ from symbolics.graph.values import is_mark, is_python_op, is_python_op_tangent, 
 from symbolics.graph.walk import reads, walk
 from symbolics.node.backward import is_backward
 from symbolics.node.metadata import pairing_of, step_of
-from symbolics.node.names import ORT_DOMAIN, PYTHON_OP_GRAD, SOURCE_PROPERTY
+from symbolics.node.names import ORT_DOMAIN, PYTHON_OP_GRAD, SOURCE_PROPERTY, is_operator
 
 __all__ = ["Arrow", "Box", "Cluster", "Drawn", "Key", "Scene", "facts_of", "facts_of_node", "is_called", "title_of"]
 
@@ -297,11 +297,12 @@ def is_called(node: ir.Node) -> bool:
 
 
 def title_of(node: ir.Node) -> str:
-    """``Gemm``, and of a PythonOp the class of its Function."""
+    """``Gemm``, and of a PythonOp the class of its Function, or its operator."""
     if not is_called(node):
         return node.op_type
     name = next((a.value for key in ("name", "func_name") if (a := node.attributes.get(key)) is not None and isinstance(a.value, str)), "")
-    return name.rpartition(":")[2].rpartition(".")[2] or node.op_type
+    own = name.rpartition(":")[2]
+    return (own.removesuffix(".default") if is_operator(name) else own.rpartition(".")[2]) or node.op_type
 
 
 def operators(nodes: Iterable[ir.Node]) -> list[tuple[str, int]]:

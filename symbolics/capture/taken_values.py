@@ -45,7 +45,9 @@ def take(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dic
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad and name in ("item", "__float__", "tolist"):
             args = (torch.ops.pythonop.stop_gradient(tensor.detach()), *args[1:])
         return func(*args, **kwargs)
-    if not isinstance(tensor, torch.Tensor) or ((is_traced_size(tensor) or private.sizes_behind(tensor)) and not private.sized_by_values(tensor)):
+    if not isinstance(tensor, torch.Tensor) or (
+        (is_traced_size(tensor) or private.comes_of_sizes(tensor)) and not private.sized_by_values(tensor)
+    ):
         return func(*args, **kwargs)
     if name in ("data_ptr", "untyped_storage") and _torch_asks():  # whether two tensors share memory, and the like
         return func(*args, **kwargs)

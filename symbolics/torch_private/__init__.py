@@ -122,6 +122,7 @@ from symbolics.torch_private.tensors import (
 )
 from symbolics.torch_private.threads import openmp_functions
 from symbolics.torch_private.torchscript import (
+    comes_of_sizes,
     compiled_call,
     has_bodies,
     inner_function,
@@ -192,6 +193,7 @@ __all__ = [
     "captures_here",
     "changes_its_statistics",
     "check_schema",
+    "comes_of_sizes",
     "compiled_call",
     "condition_on_sizes",
     "cpp_function_of",

@@ -181,22 +181,37 @@ def traced_producer(tensor: torch.Tensor) -> Any:
 
 def sizes_behind(tensor: torch.Tensor) -> set[int]:
     """The sizes of which a number of the TorchScript trace is computed, as the example has them; none where it depends on anything else."""
+    sizes = set()
+    for node in _size_nodes(tensor):
+        if node.kind() != "aten::size":
+            return set()
+        shape, axis = next(node.inputs()).type().sizes(), list(node.inputs())[1].node()
+        if shape is None or not axis.hasAttribute("value"):
+            return set()
+        sizes.add(shape[axis.i("value")])
+    return sizes
+
+
+def comes_of_sizes(tensor: torch.Tensor) -> bool:
+    """Whether a number of the TorchScript trace is computed of sizes, and of nothing else."""
+    return bool(_size_nodes(tensor))
+
+
+def _size_nodes(tensor: torch.Tensor) -> list[Any]:
+    """The nodes that read the sizes of which a number is computed; none where it depends on anything else."""
     if not is_tracing() or tensor.dim() != 0:
-        return set()
-    pending, sizes = [traced_producer(tensor)], set()
+        return []
+    pending, found = [traced_producer(tensor)], []
     while pending:
         node = pending.pop()
         inputs = list(node.inputs())
-        if node.kind() == "aten::size":
-            shape, axis = inputs[0].type().sizes(), inputs[1].node()
-            if shape is None or not axis.hasAttribute("value"):
-                return set()
-            sizes.add(shape[axis.i("value")])
+        if node.kind() in ("aten::size", "aten::numel"):
+            found.append(node)
         elif node.kind() in ("prim::NumToTensor", "aten::Int") or (node.kind().startswith("aten::") and inputs):
             pending.extend(value.node() for value in inputs)
         elif node.kind() not in ("prim::Constant", "prim::ListConstruct"):
-            return set()
-    return sizes
+            return []
+    return found
 
 
 #: What has as many elements as the values of its argument say.

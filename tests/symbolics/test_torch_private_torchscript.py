@@ -188,6 +188,19 @@ def test_sizes_behind():
     assert private.sizes_behind(torch.tensor(1)) == set()
 
 
+def test_comes_of_sizes():
+    found = []
+
+    def forward(x):
+        size = x.shape[0]
+        found.append([private.comes_of_sizes(each) for each in (size == 2, torch.as_tensor(size * 3), x.sum() > 0, x.shape[0] + x.sum())])
+        return x + 1
+
+    torch.jit.trace(forward, (torch.ones(2, 3),), check_trace=False)
+    assert found == [[True, True, False, False]]
+    assert not private.comes_of_sizes(torch.tensor(1))
+
+
 def test_sized_by_values():
     found = []
 
