@@ -15,9 +15,12 @@ FILES = tuple(
     end_to_end/alone/test_alone.py
     end_to_end/combinations/test_combinations.py
     end_to_end/models/test_examples.py
+    end_to_end/no_exporter/test_no_exporter.py
+    end_to_end/no_exporter/test_portable_and_opaque.py
     end_to_end/portable/test_portable_models.py
     end_to_end/test_beside.py
     exporter/cpu/test_recurrences.py
+    exporter/fallback/test_fallback.py
     exporter/files/test_examine.py
     exporter/gradient_graph/test_models.py
     exporter/gradient_graph/test_recompute.py

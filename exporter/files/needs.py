@@ -77,7 +77,7 @@ def needs_of(source: str | os.PathLike[str] | ir.Model) -> Needs:
     Raises:
         FormatError: It cannot be read, or a call of it is damaged.
     """
-    model = source if isinstance(source, ir.Model) else open_model(source, data=False)
+    model = source if isinstance(source, ir.Model) else open_model(source)
     nodes = [node for part in (model.graph, *model.functions.values()) for node in walk(part)]
     try:
         allow = names_in(model)

@@ -1,100 +1,19 @@
-"""``fallback=True``: which way out is taken, that nothing else changes, and what an error says of the ways."""
+"""What takes longer of ``fallback=True``: which way out is taken, and that nothing else changes."""
 
 from __future__ import annotations
 
 import os
-import random
-import warnings
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import exporter
 from exporter.errors import ArgumentError, ExportError, PythonopWarning, RunError
-from exporter.fallback import proof, search
+from exporter.fallback import proof
 from exporter.forward import hook as hooks
-
-
-class Part(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-
-class Branch(Part):
-    def forward(self, x):
-        y = self.linear(x)
-        return y * 2 if y.sum() > 0 else y - 1
-
-
-class Solve(Part):
-    def forward(self, x):
-        return torch.linalg.solve(self.linear(x) + 3 * torch.eye(4), x)
-
-
-class Remembers(Part):
-    """Buffers, lists, dropout: all that a try may change."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.drop, self.seen = nn.BatchNorm1d(4), nn.Dropout(0.5), [1]
-        self.register_buffer("count", torch.zeros(()))
-
-    def forward(self, x):
-        y = self.drop(self.norm(self.linear(x)))
-        self.count += 1
-        return y * 2 if y.sum() > 0 else y
-
-
-class Unhashable(Part):
-    """torch.export has a symbol for the open size."""
-
-    def forward(self, x):
-        return self.linear(x) * len({x.shape[0]})
-
-
-class Handle:
-    def __reduce__(self):
-        raise TypeError("a handle of C++")
-
-
-class Held(Branch):
-    def __init__(self):
-        super().__init__()
-        self.handle = Handle()
-
-
-class NoDerivative(Part):
-    def forward(self, x):
-        return torch.unique_consecutive((self.linear(x) * 8).round(), dim=0).sum(0)
-
-
-class Net(nn.Module):
-    def __init__(self, *parts):
-        super().__init__()
-        self.first, self.parts = nn.Linear(4, 4), nn.Sequential(*parts)
-
-    def forward(self, x):
-        return self.parts(self.first(x).tanh()) * 2
-
-
-@pytest.fixture
-def x():
-    torch.manual_seed(3)
-    return torch.randn(4, 4)
-
-
-def taken(model, x, **options):
-    with pytest.warns(PythonopWarning, match="fallback=True took") as said:
-        program = exporter.export(model, (x,), fallback=True, **options)
-    assert sum("fallback=True" in str(each.message) for each in said) == 1
-    return program
-
-
-def named(cls):
-    return f'"{__name__}:{cls.__name__}"'
+from tests.exporter.fallback import nets
+from tests.exporter.fallback.nets import Branch, Held, Net, Remembers, Solve, Unhashable, generators, named, state, taken
 
 
 def test_the_first_way_that_works(x):
@@ -105,19 +24,6 @@ def test_the_first_way_that_works(x):
     assert taken(Net(Branch(), Solve()), x, dynamo=False).fallback == f'opaque=["missing", {named(Branch)}]'
 
 
-def test_the_whole_model(x):
-    assert taken(Branch(), x, dynamo=False).fallback == "opaque=[model]"
-
-
-def test_what_works_is_left_alone(x):
-    model = Net(nn.ReLU())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", PythonopWarning)
-        program = exporter.export(model, (x,), fallback=True, dynamo=False)
-    assert program.fallback == ""
-    assert not program.opaque
-
-
 def test_the_other_exporter_with_open_sizes(x):
     """dynamic_shapes are those of torch.export, the way is TorchScript's: the axis stays open."""
     model = Net(Unhashable())
@@ -126,17 +32,6 @@ def test_the_other_exporter_with_open_sizes(x):
     assert str(program.model.graph.inputs[0].shape[0]) == "rows"
     other = torch.randn(7, 4)
     torch.testing.assert_close(exporter.load(program)(other), model(other))
-
-
-def state(model):
-    tensors = {name: (id(each), each.detach().clone()) for name, each in (*model.named_parameters(), *model.named_buffers())}
-    gradients = {name: id(parameter.grad) for name, parameter in model.named_parameters()}
-    own = {path: {key: id(value) for key, value in vars(module).items()} for path, module in model.named_modules()}
-    return tensors, gradients, own, list(model.parts[0].seen)
-
-
-def generators():
-    return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -158,27 +53,12 @@ def test_tries_change_nothing(x, training):
     assert not any(node.function.endswith(":Remembers") is False for node in program.opaque)
 
 
-def test_an_interrupt_leaves_nothing_behind(x, monkeypatch, tmp_path):
-    def interrupted(self, way):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(search.Search, "_exported", interrupted)
-    model = Net(Remembers()).eval()
-    before = state(model)
-    with pytest.raises(KeyboardInterrupt), exporter.hook(fallback=True):
-        torch.onnx.export(model, (x,), tmp_path / "model.onnx", dynamo=False)
-    assert state(model)[1:] == before[1:]
-    assert not os.listdir(tmp_path)
-    assert hooks._open_hooks == 0
-    assert getattr(hooks._thread, "hook", None) is None
-
-
 def test_under_a_hook_the_file_is_that_of_the_way(x, tmp_path):
     with pytest.warns(PythonopWarning, match="fallback=True took"), exporter.hook(fallback=True) as handle:
         torch.onnx.export(Net(Branch()), (x,), tmp_path / "model.onnx", dynamo=False, input_names=["q"], dynamic_axes={"q": {0: "n"}})
     assert handle.program.fallback == f"opaque=[{named(Branch)}]"
     assert os.listdir(tmp_path) == ["model.onnx"]
-    module = exporter.load(tmp_path / "model.onnx", allow=[f"{__name__}:Branch"])
+    module = exporter.load(tmp_path / "model.onnx", allow=[f"{nets.__name__}:Branch"])
     assert list(module._onnx.inputs) == ["q"]
     assert module(torch.randn(6, 4)).shape == (6, 4)
 
@@ -238,41 +118,6 @@ def test_entries_of_opaque_are_still_checked(x):
     assert len(program.opaque) == 2
 
 
-def test_what_fails_in_eager_mode(x):
-    class Fails(nn.Module):
-        def forward(self, x):
-            raise ValueError("no such thing")
-
-    with pytest.raises(ExportError, match="no such thing"):
-        exporter.export(Fails(), (x,), fallback=True, dynamo=False)
-
-
-def test_an_operator_without_a_derivative(x):
-    """The outputs are compared alone."""
-    program = taken(Net(NoDerivative()), x, dynamo=False)
-    assert program.fallback == 'opaque="missing"'
-
-
-def test_the_error_lists_the_ways_that_were_tried(x):
-    with pytest.raises(ExportError) as caught:
-        exporter.export(Net(Solve()), (x,), dynamo=False)
-    lines = str(caught.value).splitlines()
-    assert len(lines) <= 10
-    assert "linalg_solve, called in module parts.0" in lines[0]
-    assert "test_fallback.py:" in lines[1]
-    assert any('opaque="missing" works: outputs and gradients equal eager' in line for line in lines)
-    assert lines[-1].strip() == "fallback=True takes the first that works"
-
-
-def test_a_large_model_is_not_tried(x, monkeypatch):
-    from exporter.forward import ways_out
-
-    monkeypatch.setattr(ways_out, "_MOST_BYTES", 10)
-    with pytest.raises(ExportError, match='way out: opaque=.*or opaque="missing"') as caught:
-        exporter.export(Net(Solve()), (x,), dynamo=False)
-    assert "tried" not in str(caught.value)
-
-
 def test_a_training_step(x):
     model = Net(Branch())
     with pytest.warns(PythonopWarning, match="fallback=True took"):
@@ -280,9 +125,9 @@ def test_a_training_step(x):
             model, (x,), loss=nn.functional.mse_loss, targets=(torch.zeros(4, 4),), fallback=True, dynamo=False
         )
     assert step.fallback == f"opaque=[{named(Branch)}]"
-    trainer = exporter.Trainer(step, allow=[f"{__name__}:Branch"])
+    trainer = exporter.Trainer(step, allow=[f"{nets.__name__}:Branch"])
     wanted = float(nn.functional.mse_loss(model(x), torch.zeros(4, 4)))
-    assert abs(float(trainer.step((x, torch.zeros(4, 4)))) - wanted) < 1e-5
+    assert abs(float(trainer.step({"x": x, "target": torch.zeros(4, 4)})) - wanted) < 1e-5
 
 
 def test_verify_and_case(x):
@@ -290,3 +135,7 @@ def test_verify_and_case(x):
         report = exporter.verify(exporter.Case(Net(Branch()), (x,), fallback=True), dynamo=False)
     assert report.ok
     assert report.program.fallback
+
+
+def test_the_whole_model(x):
+    assert taken(Branch(), x, dynamo=False).fallback == "opaque=[model]"

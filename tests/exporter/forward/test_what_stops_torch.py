@@ -37,12 +37,6 @@ def branch(x):
     return x * 2 if x.sum() > 0 else x * 3
 
 
-def until_small(x):
-    while x.norm() > 1:
-        x = x * 0.5
-    return x
-
-
 def as_often_as_the_largest(x):
     for _ in range(int(x.abs().max().item()) + 1):
         x = x * 2
@@ -51,10 +45,6 @@ def as_often_as_the_largest(x):
 
 def until_equal(x):
     return x if torch.allclose(x, x * 1.5) else x * 3
-
-
-def in_order(x):
-    return torch.stack(sorted(x, key=lambda row: float(row.sum())))
 
 
 def in_numpy(x):
@@ -67,7 +57,7 @@ def in_memory(x):
     return x + y
 
 
-VALUES = [branch, until_small, as_often_as_the_largest, until_equal, in_order]
+VALUES = [branch, as_often_as_the_largest, until_equal]
 MEMORY = [in_numpy, in_memory]
 
 
