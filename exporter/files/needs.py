@@ -16,6 +16,7 @@ from exporter.files.read import open_model
 from symbolics.errors import FormatError
 from symbolics.graph.values import function_of, is_mark, is_python_op
 from symbolics.graph.walk import walk
+from symbolics.node.metadata import read_state
 from symbolics.node.names import CALL_ATTRIBUTE, ORT_DOMAIN, OWN_DOMAIN, is_operator
 
 __all__ = ["Needs", "PythonNodes", "needs_of"]
@@ -75,9 +76,10 @@ def needs_of(source: str | os.PathLike[str] | ir.Model) -> Needs:
         source: A path, or a model in memory.
 
     Raises:
-        FormatError: It cannot be read, or a call of it is damaged.
+        FormatError: It cannot be read, or its metadata or a call of it is damaged.
     """
     model = source if isinstance(source, ir.Model) else open_model(source)
+    read_state(model.metadata_props)  # a damaged one is an error here, too
     nodes = [node for part in (model.graph, *model.functions.values()) for node in walk(part)]
     try:
         allow = names_in(model)
