@@ -98,7 +98,7 @@ def _lines(needs: Needs, time: dict[str, Any] | None) -> Iterator[str]:
     if needs.runs_anywhere:
         yield f"none of its {needs.nodes} nodes needs Python: any runtime of ONNX runs it"
     elif count or needs.gradients:
-        yield f"{count} of its {needs.nodes} nodes need Python{beside}: it runs on onnxruntime and onnx.reference with pythonop, on no other runtime"
+        yield f"{count} of its {needs.nodes} nodes need Python{beside}: it runs with pythonop, on onnxruntime and onnx.reference alone"
     else:
         yield f"none of its {needs.nodes} nodes needs Python"
     if needs.domains:
