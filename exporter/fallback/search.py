@@ -76,7 +76,7 @@ def way_out(failed: Failed, said: list[warnings.WarningMessage], kept: Program |
         if kept is None:
             raise told from failed.error
         current.program, said[:] = kept, before
-        warn(str(told))
+        warn("; ".join(line.strip() for line in str(told).splitlines()))
         return None
     way, current.program = found
     said[:] = search.said
@@ -100,7 +100,7 @@ def tried(failed: Failed) -> Exception:
             return failed.error
         finally:
             said.clear()
-    return ways_tried(failed, search.asked, search.attempts, None if found is None else found[0])
+    return ways_tried(failed, search.asked, search.attempts, None if found is None else found[0], search.ended)
 
 
 def differs(failed: Failed, program: Program) -> str:
@@ -129,6 +129,7 @@ class Search:
         asked: What the caller told.
         attempts: Each way that did not work, and why not.
         said: The warnings of the way that works.
+        ended: Whether all ways were tried.
         opaque: All that ``opaque=`` had on that way.
         proof: Compares files with eager.
     """
@@ -138,6 +139,7 @@ class Search:
         self.asked = Way(failed.dynamo)
         self.attempts: list[tuple[Way, str]] = []
         self.said: list[warnings.WarningMessage] = []
+        self.ended = False
         self.opaque = Opaque()
         self._obstacles = {self.asked: Obstacle.of(failed.error, failed.model)}
         args, kwargs = keywords_apart(failed.model, failed.args, failed.kwargs)
@@ -156,6 +158,7 @@ class Search:
             for way, modules in self._starts():
                 if (found := self._along(way, modules)) is not None:
                     return found
+            self.ended = True
         return None
 
     def _starts(self) -> Iterator[tuple[Way, bool]]:

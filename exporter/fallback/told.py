@@ -31,7 +31,7 @@ def taken_instead(failed: Failed, asked: Way, way: Way) -> str:
         lost = ". The file takes the example's sizes alone: no axis of it is open, as dynamic_shapes or dynamic_axes had asked"
     cause = "; ".join(line.strip() for line in _head(failed))
     return (
-        f"{ends(cause, 700)}\n  fallback=True took {way.beside(asked, failed.model)} in its place: outputs and gradients of that file equal eager's on the example{lost}. "
+        f"{ends(cause, 700)}: fallback=True took {way.beside(asked, failed.model)} in its place: outputs and gradients of that file equal eager's on the example{lost}. "
         "To keep this choice, and save the tries, write it into the call"
     )
 
@@ -47,14 +47,17 @@ def none_works(failed: Failed, asked: Way, attempts: _Attempts, why: str = "") -
     return as_raised(failed.error, "\n".join(lines), _NoWay)
 
 
-def ways_tried(failed: Failed, asked: Way, attempts: _Attempts, works: Way | None) -> Exception:
+def ways_tried(failed: Failed, asked: Way, attempts: _Attempts, works: Way | None, ended: bool) -> Exception:
     """The error of an export without ``fallback=True``: the ways that were tried, in place of those that were guessed."""
     error = failed.error
     if not isinstance(error, TorchExporterError) or not error.head or not (attempts or works):
         return error
     lines = [*_head(failed), *([f"  {error.change}, or a way out, tried here:"] if error.change else ["  ways out, tried here:"])]
     if works is None:
-        lines += [*_listed(failed, asked, attempts, _LINES - len(lines) - 1), "  fallback=True goes on trying" if attempts else ""]
+        lines += [
+            *_listed(failed, asked, attempts, _LINES - len(lines) - 1),
+            "  no way out works" if ended else "  fallback=True goes on trying",
+        ]
     else:
         lines += _listed(failed, asked, attempts, _LINES - len(lines) - 2)
         opaque = "; what is named runs PyTorch wherever the file runs" if works.operators or works.modules else ""
