@@ -56,12 +56,15 @@ def untranslated(nodes: Sequence[private.CapturedNode], dynamo: bool, why: str, 
         if dynamo
         else f"torch.onnx.register_custom_op_symbolic({first.operator!r}, ...)"
     )
+    if any(node.is_complex for node in nodes) or "complex" in why or not name.startswith(("aten::", "prims::")):
+        kept = f"{_around(first)} one PythonOp, which runs its Python wherever the file runs;\n"
+        kept = f"  way out: {kept}  its tensors have to be real ones" if "opaque=[" in kept else f"  way out: {kept}  it has to take and give real tensors"
+    else:
+        kept = f'  way out: opaque=[{name!r}], or opaque="missing" for all such operators, keeps it as one PythonOp, which runs PyTorch wherever the file runs;\n'
+        kept += f"  or give a translation of it, {give}"
     error = Untranslated(
         f"{name}, called in module {first.module or '<root>'}: {which} cannot translate it to ONNX{inside}: {why}\n"
-        + _place(first.lines)
-        + more
-        + f'  way out: opaque=[{name!r}], or opaque="missing" for all such operators, keeps it as one PythonOp, which runs PyTorch wherever the file runs;\n'
-        f"  or give a translation of it, {give}; or export with dynamo={not dynamo}"
+        + f"{_place(first.lines)}{more}{kept}; or export with dynamo={not dynamo}"
     )
     error.operators = operators
     return error
@@ -99,7 +102,7 @@ def of_torch(error: Exception, dynamo: bool, others: Iterable[str] = ()) -> Exce
     ]
     text = _said(error)
     place = _place(lines)
-    opaque = _opaque_module(frame.f_locals.get("self") for frame, _ in frames if frame.f_code.co_varnames[:1] == ("self",))
+    opaque = _opaque_module(frame.f_locals.get("self") for frame, _ in frames if frame.f_code.co_varnames[:1] == ("self",) and frame.f_code.co_name == "forward")
     way = f"change that line, or {other}" if place else f"{other}; print(error.whole) shows where torch stopped"
     for start, instead in ((_DECIDES, "let tensors decide, by torch.where or torch.cond"), (_READS, "compute it by operators of torch")):
         if text.startswith(start):
@@ -108,8 +111,16 @@ def of_torch(error: Exception, dynamo: bool, others: Iterable[str] = ()) -> Exce
     return as_raised(_first(error), f"{which} cannot capture the model: {text}\n{place}  way out: {way}", TorchExporterError)
 
 
+def _around(node: private.CapturedNode) -> str:
+    """How ``opaque=`` keeps the module that called a node."""
+    module, _, name = node.kind.rpartition(".")
+    if not node.module or not module or module.startswith("torch.") or "<locals>" in module:
+        return "make a module of that part, which opaque= keeps as"
+    return f"opaque=[{f'{module}:{name}'!r}] keeps that module as"
+
+
 def _opaque_module(running: Iterable[object]) -> str:
-    """How ``opaque=`` keeps the innermost of these modules, the outermost of which is the model."""
+    """How ``opaque=`` keeps the innermost of these modules, whose forward runs, the outermost of which is the model."""
     modules = [module for module in running if isinstance(module, torch.nn.Module) and not type(module).__module__.startswith("torch.")]
     if not modules or modules[-1] is modules[0]:
         return "make a module of that part, which opaque= keeps as"
