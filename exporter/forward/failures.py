@@ -58,7 +58,11 @@ def untranslated(nodes: Sequence[private.CapturedNode], dynamo: bool, why: str, 
     )
     if any(node.is_complex for node in nodes) or "complex" in why or not name.startswith(("aten::", "prims::")):
         kept = f"{_around(first)} one PythonOp, which runs its Python wherever the file runs;\n"
-        kept = f"  way out: {kept}  its tensors have to be real ones" if "opaque=[" in kept else f"  way out: {kept}  it has to take and give real tensors"
+        kept = (
+            f"  way out: {kept}  its tensors have to be real ones"
+            if "opaque=[" in kept
+            else f"  way out: {kept}  it has to take and give real tensors"
+        )
     else:
         kept = f'  way out: opaque=[{name!r}], or opaque="missing" for all such operators, keeps it as one PythonOp, which runs PyTorch wherever the file runs;\n'
         kept += f"  or give a translation of it, {give}"
@@ -102,7 +106,9 @@ def of_torch(error: Exception, dynamo: bool, others: Iterable[str] = ()) -> Exce
     ]
     text = _said(error)
     place = _place(lines)
-    opaque = _opaque_module(frame.f_locals.get("self") for frame, _ in frames if frame.f_code.co_varnames[:1] == ("self",) and frame.f_code.co_name == "forward")
+    opaque = _opaque_module(
+        frame.f_locals.get("self") for frame, _ in frames if frame.f_code.co_varnames[:1] == ("self",) and frame.f_code.co_name == "forward"
+    )
     way = f"change that line, or {other}" if place else f"{other}; print(error.whole) shows where torch stopped"
     for start, instead in ((_DECIDES, "let tensors decide, by torch.where or torch.cond"), (_READS, "compute it by operators of torch")):
         if text.startswith(start):

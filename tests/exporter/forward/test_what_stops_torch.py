@@ -108,7 +108,11 @@ def test_of_complex_operators_the_module_around_them_is_named():
     with pytest.raises(exporter.errors.ExportError, match="cannot translate it to ONNX") as caught:
         exporter.export(model, (x,), dynamo=False)
     text = str(caught.value)
-    assert "its tensors have to be real ones; or export with dynamo=True" in text and 'opaque="missing"' not in text and len(text.splitlines()) <= 6
+    assert (
+        "its tensors have to be real ones; or export with dynamo=True" in text
+        and 'opaque="missing"' not in text
+        and len(text.splitlines()) <= 6
+    )
     (named,) = re.findall(r"opaque=\['(.+?)'\] keeps that module", text)
     module = exporter.load(exporter.export(model, (x,), dynamo=False, opaque=[named]), allow=[named])
     torch.testing.assert_close(module(x), model(x))
