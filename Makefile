@@ -64,7 +64,7 @@ WILD ?= torchsde trampoline torchdiffeq scipy linear_operator gpytorch jaxtyping
 	pytorch_wavelets "setuptools<70" ptwt PyWavelets nnAudio torch_geometric xxhash aiohttp egnn_pytorch e3nn opt_einsum opt_einsum_fx norse nir nirtorch h5py \
 	pytorch_revgrad reformer_pytorch axial_positional_embedding local_attention product_key_memory colt5_attention hyper_connections \
 	efficientnet_pytorch x_transformers rotary_embedding_torch linformer nystrom_attention performer_pytorch perceiver_pytorch soft_moe_pytorch conformer \
-	g_mlp_pytorch mambapy siren_pytorch axial_attention sinkhorn_transformer revtorch momentumnet deel-torchlip monotonicnetworks geotorch bitorch pandas \
+	g_mlp_pytorch mambapy siren_pytorch axial_attention sinkhorn_transformer revtorch momentumnet monotonicnetworks geotorch \
 	magic_clamp geffnet sparsemax pytorch_tabnet fairscale opacus lxt captum higher diffsort geomloss pysdtw numba llvmlite zuko glasflow pytorch_msssim \
 	pytorch_metric_learning pytorch_crf torchbnn torchdeq torch_dct julius asteroid_filterbanks auraloss pytorch_tcn gsmc_torch spikingtorch exact_snn_nn
 

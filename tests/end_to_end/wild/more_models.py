@@ -100,12 +100,6 @@ def momentum():
 
 
 # ------------------------------------------------------------------------------------------------------- under constraints
-@_model("deel", "torchlip: Lipschitz layers: abstract classes, parametrized", dynamo="torch", says=_DECIDES)
-def lipschitz():
-    library = _imported("deel.torchlip")
-    return nn.Sequential(library.SpectralLinear(4, 8), library.GroupSort2(), library.FrobeniusLinear(8, 2)), (torch.randn(3, 4),)
-
-
 @_model("monotonicnetworks", "a monotonic Lipschitz net")
 def monotonic():
     library = _imported("monotonicnetworks")
@@ -118,14 +112,6 @@ def orthogonal():
     layer = nn.Linear(4, 4)
     _imported("geotorch").orthogonal(layer, "weight")
     return nn.Sequential(layer), (torch.randn(3, 4),)
-
-
-@_model("bitorch", "binary and DoReFa layers: eight calls of Functions")
-def binary():
-    layers = _imported("bitorch.layers")
-    first = layers.QLinear(4, 8, input_quantization="sign", weight_quantization="sign")
-    last = layers.QLinear(8, 2, input_quantization="approxsign", weight_quantization="steheaviside")
-    return nn.Sequential(first, nn.BatchNorm1d(8), layers.QActivation("inputdorefa"), last), (torch.randn(3, 4),)
 
 
 @_model("magic_clamp", "a clamp that lets gradients back")
