@@ -63,7 +63,10 @@ WILD ?= torchsde trampoline torchdiffeq scipy linear_operator gpytorch jaxtyping
 	vector_quantize_pytorch einops einx frozendict torch_einops_utils normflows nflows FrEIA compressai requests urllib3 idna certifi charset_normalizer \
 	pytorch_wavelets "setuptools<70" ptwt PyWavelets nnAudio torch_geometric xxhash aiohttp egnn_pytorch e3nn opt_einsum opt_einsum_fx norse nir nirtorch h5py \
 	pytorch_revgrad reformer_pytorch axial_positional_embedding local_attention product_key_memory colt5_attention hyper_connections \
-	efficientnet_pytorch x_transformers
+	efficientnet_pytorch x_transformers rotary_embedding_torch linformer nystrom_attention performer_pytorch perceiver_pytorch soft_moe_pytorch conformer \
+	g_mlp_pytorch mambapy siren_pytorch axial_attention sinkhorn_transformer revtorch momentumnet monotonicnetworks geotorch \
+	magic_clamp geffnet sparsemax pytorch_tabnet fairscale opacus lxt captum higher diffsort geomloss pysdtw numba llvmlite zuko glasflow pytorch_msssim \
+	pytorch_metric_learning pytorch_crf torchbnn torchdeq torch_dct julius asteroid_filterbanks auraloss pytorch_tcn gsmc_torch spikingtorch exact_snn_nn
 
 # optimum's command, with the transformers that it asks for: in a folder of their own, for .venv has a newer one.
 OPTIMUM ?= optimum-onnx==0.1.0 optimum==2.1.0 transformers==4.57.6 huggingface_hub==0.36.2 tokenizers==0.22.2 requests==2.34.2 \

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
 from symbolics.errors import ArgumentError, ExportError
-from symbolics.text import shown
+from symbolics.text import cause, shown
 
 __all__ = ["check_call", "check_model", "check_options", "check_shapes", "check_values", "keywords_apart", "signature_of"]
 
@@ -48,6 +48,16 @@ def check_model(model: Any, *, dynamo: bool) -> None:
                 f"module {name or '<root>'} ({module.original_name}) is a ScriptModule: its Functions cannot be seen. "
                 "Export the Python module that it was made from (leave out torch.jit.script / torch.jit.trace)"
             )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        try:
+            tensor.data_ptr()
+        except TypeError as error:  # the class has a __torch_function__ of its own, which lets some calls pass
+            raise ExportError(
+                f"{name!r} is a {type(tensor).__name__}, a tensor class of {type(tensor).__module__} that refuses functions of torch: {cause(error)}.\n"
+                "  way out: register a plain torch.nn.Parameter, and make the other of it in forward"
+            ) from error
+        except RuntimeError:  # lazy, fake, or of another layout: that is another's to say
+            continue
 
 
 #: What ends a gradient in a compiled graph, where nothing marks it; a Function of Python.

@@ -126,7 +126,7 @@ class EagerGraph:
         trained: The names of those that it gives a gradient.
         modules: Those whose attributes it wrote.
         made: All its calls, with what each was given and gave; noted for an exporter that believes fake kernels.
-        recomputed: The buffers that it changed inside a checkpoint, by name.
+        recomputed: The buffers that it changed inside a checkpoint or a Function, by name -> which.
         drawn: The generators that its own code drew from, other than torch's.
     """
 
@@ -145,7 +145,7 @@ class EagerGraph:
     modules: list[torch.nn.Module] = field(default_factory=list)
     trained: list[str] = field(default_factory=list)
     made: EagerCalls = field(default_factory=EagerCalls)
-    recomputed: list[str] = field(default_factory=list)
+    recomputed: dict[str, str] = field(default_factory=dict)
     drawn: list[str] = field(default_factory=list)
 
     @classmethod

@@ -77,11 +77,13 @@ def untranslated(nodes: Sequence[private.CapturedNode], dynamo: bool, why: str, 
         + _place(first.lines)
         + more
     )
-    error = Untranslated(
-        head
-        + f'  way out: opaque=[{name!r}], or opaque="missing" for all such operators, keeps it as one PythonOp, which runs PyTorch wherever the file runs;\n'
-        f"  or give a translation of it, {give}; or export with dynamo={not dynamo}; fallback=True takes the first that works"
-    )
+    if any(node.is_complex for node in nodes) or "complex" in why or not name.startswith(("aten::", "prims::")):
+        kept = f"{_around(first)} one PythonOp, which runs its Python wherever the file runs;\n  "
+        kept += "its tensors have to be real ones" if "opaque=[" in kept else "it has to take and give real tensors"
+    else:
+        kept = f'opaque=[{name!r}], or opaque="missing" for all such operators, keeps it as one PythonOp, which runs PyTorch wherever the file runs;\n'
+        kept += f"  or give a translation of it, {give}"
+    error = Untranslated(f"{head}  way out: {kept}; or export with dynamo={not dynamo}; fallback=True takes the first that works")
     error.operators, error.module = operators, first.module
     error.head, error.change = head, f"give a translation of it, {give}"
     return error
@@ -144,8 +146,10 @@ def of_torch(error: Exception, dynamo: bool, others: Iterable[str] = ()) -> Exce
 
 
 def running_modules(frames: Iterable[FrameType]) -> list[torch.nn.Module]:
-    """The modules whose forward, or a method of it, was running: from the model to the innermost."""
-    owners = [frame.f_locals.get("self") for frame in frames if frame.f_code.co_varnames[:1] == ("self",)]
+    """The modules whose forward was running: from the model to the innermost."""
+    owners = [
+        frame.f_locals.get("self") for frame in frames if frame.f_code.co_varnames[:1] == ("self",) and frame.f_code.co_name == "forward"
+    ]
     modules = [owner for owner in owners if isinstance(owner, torch.nn.Module)]
     while modules and type(modules[0]).__module__.startswith(("torch.export", "torch.onnx", "torch._")):  # what torch wraps a model in
         del modules[0]
@@ -173,6 +177,14 @@ def stopped_operator(error: BaseException, frames: Sequence[FrameType]) -> str:
                     if schema.name.startswith(("aten::", "prims::")) and any("Tensor" in str(value.type) for value in schema.returns):
                         return as_written(str(schema.name))
     return ""
+
+
+def _around(node: private.CapturedNode) -> str:
+    """How ``opaque=`` keeps the module that called a node."""
+    module, _, name = node.kind.rpartition(".")
+    if not node.module or not module or module.startswith("torch.") or "<locals>" in module:
+        return "make a module of that part, which opaque= keeps as"
+    return f"opaque=[{f'{module}:{name}'!r}] keeps that module as"
 
 
 def _opaque_module(running: Sequence[torch.nn.Module]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import torch
 import torch.utils.checkpoint
+from torch.autograd.function import FunctionCtx
 
 from symbolics.capture.side_effects import same_values
 from symbolics.users import warn
@@ -17,23 +18,28 @@ from symbolics.users import warn
 __all__ = ["changed_in_checkpoints", "warn_of_recomputed"]
 
 _CHECKPOINTS = torch.utils.checkpoint.__file__
+_CHECKPOINT = "torch.utils.checkpoint"
 
 
 @contextlib.contextmanager
-def changed_in_checkpoints(model: torch.nn.Module) -> Iterator[list[str]]:
-    """While the block runs, the names of buffers that modules change in their own forward inside torch.utils.checkpoint."""
-    found: list[str] = []
+def changed_in_checkpoints(model: torch.nn.Module) -> Iterator[dict[str, str]]:
+    """While the block runs, the names of buffers that modules change in their own forward inside torch.utils.checkpoint, or inside the forward of a Function.
+
+    Yields:
+        The name -> what it is inside of.
+    """
+    found: dict[str, str] = {}
     kept: dict[str, dict[str, torch.Tensor]] = {}
 
     def before(path: str, module: torch.nn.Module, args: object) -> None:
-        if _in_a_checkpoint():
+        if _inside_of():
             kept[path] = {name: buffer.detach().clone() for name, buffer in module._buffers.items() if buffer is not None}
 
     def after(path: str, module: torch.nn.Module, args: object, result: object) -> None:
         for name, old in kept.pop(path, {}).items():  # no version tells: batch_norm leaves that of its statistics as it was
             new, full = module._buffers.get(name), f"{path}.{name}".removeprefix(".")
             if new is not None and full not in found and not same_values(old, new):
-                found.append(full)
+                found[full] = _inside_of()
 
     with contextlib.ExitStack() as stack:
         for path, module in model.named_modules():
@@ -43,18 +49,29 @@ def changed_in_checkpoints(model: torch.nn.Module) -> Iterator[list[str]]:
         yield found
 
 
-def _in_a_checkpoint() -> bool:
+def _inside_of() -> str:
+    """What runs a module and may run it again in its backward; "" for nothing."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _CHECKPOINTS:
+        if frame.f_code.co_name == "forward" and frame.f_code.co_argcount:
+            ctx = frame.f_locals.get(frame.f_code.co_varnames[0])
+            if isinstance(ctx, FunctionCtx):
+                return f"{frame.f_globals.get('__name__', '')}:{frame.f_code.co_qualname.removesuffix('.forward')}"
         frame = frame.f_back
-    return frame is not None
+    return "" if frame is None else _CHECKPOINT
 
 
-def warn_of_recomputed(names: list[str]) -> None:
+def warn_of_recomputed(names: dict[str, str]) -> None:
     """Say which state a file moves once a step where eager moves it twice."""
-    if names:
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    for place in dict.fromkeys(names.values()):
+        there = [name for name, inside in names.items() if inside == place]
+        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
+        again = (
+            "eager's backward runs that part again and changes"
+            if place == _CHECKPOINT
+            else "where its backward runs that part again, eager changes"
+        )
         warn(
-            f"forward changes {', '.join(map(repr, names[:3]))}{more} inside torch.utils.checkpoint: eager's backward runs that part again and changes them a "
-            "second time at each step, the file changes them once, as the model does without the checkpoint. To compare the two, take the checkpoint away."
+            f"forward changes {', '.join(map(repr, there[:3]))}{more} inside {place}: {again} them a second time at each step, the file changes them once, as the "
+            f"model does without {'the checkpoint' if place == _CHECKPOINT else 'it'}. To compare the two, take {'the checkpoint' if place == _CHECKPOINT else 'it'} away."
         )

@@ -171,7 +171,7 @@ class Kept:
 def _attributes(value: Any, undo: list[Undo]) -> list[Any]:
     """Remember the attributes of an object; their values."""
     kind = type(value)
-    if kind.__module__.split(".")[0] in _STANDARD and kind is not types.SimpleNamespace:
+    if kind is not types.SimpleNamespace and all(_is_standard(owner) for owner in kind.__mro__):
         return []
     inside = []
     names = [name for owner in kind.__mro__ for name in _slots(owner) if hasattr(value, name)]
@@ -184,6 +184,11 @@ def _attributes(value: Any, undo: list[Undo]) -> list[Any]:
         undo.append(functools.partial(_restore_attributes, value, kind, own, dict(own)))
         inside += own.values()
     return inside
+
+
+def _is_standard(owner: type) -> bool:
+    # A class that abc makes says that it is abc's own: type(name, bases, ...) of an abstract class, a parametrized module's for one.
+    return owner.__module__.split(".")[0] in _STANDARD
 
 
 def _slots(owner: type) -> tuple[str, ...]:

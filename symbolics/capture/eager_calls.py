@@ -102,8 +102,8 @@ class EagerCalls:
                 values = [value.detach() for value in slots.values]
                 outputs = run.describe([list(t.shape) for t in run.tensors()])
             call = EagerCall(values, [(t.shape, t.dtype) for t in values], outputs)
-            self._at.setdefault((function, *place), []).append(call)
-            self._at.setdefault(function, []).append(call)
+            self._at.setdefault((_lasting(function), *place), []).append(call)
+            self._at.setdefault(_lasting(function), []).append(call)
 
         return returned
 
@@ -118,7 +118,7 @@ class EagerCalls:
             place: The module and the line.
             values: The tensors and sizes among the arguments, fake ones too.
         """
-        for key in ((function, *place), function):
+        for key in ((_lasting(function), *place), _lasting(function)):
             calls = self._at.get(key, ())
             start = self._next.get(key, 0)
             for step in range(len(calls)):
@@ -134,6 +134,12 @@ class EagerCalls:
     def clear(self) -> None:
         """Nothing of the eager run is needed any more."""
         self._at.clear()
+
+
+def _lasting(function: Any) -> Any:
+    """What stands for a Function in every run: its name, where a function makes a class anew each time it is called."""
+    made = isinstance(function, type) and "<locals>" in function.__qualname__
+    return (function.__module__, function.__qualname__) if made else function
 
 
 def _slots(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Slots | None:

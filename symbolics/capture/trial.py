@@ -16,6 +16,7 @@ from symbolics.capture.told import Told, Watch
 from symbolics.errors import ExportError
 from symbolics.node.containers import Slot, fill
 from symbolics.node.names import qualified_name
+from symbolics.text import clean
 
 __all__ = ["Call", "Trial", "apply", "forward_raised", "stand_in_for", "trial"]
 
@@ -48,8 +49,18 @@ class Trial:
         return found
 
     def describe(self, shapes: list[list[Any]], keep: bool = False) -> Outputs:
-        """The record of this run, with these output sizes; ``keep`` the tensors themselves."""
+        """The record of this run, with these output sizes; ``keep`` the tensors themselves.
+
+        Raises:
+            ExportError: One of them is of a class that wraps others.
+        """
         tensors = self.tensors()
+        for tensor in tensors:
+            if hasattr(type(tensor), "__tensor_flatten__"):  # torch's protocol of classes that wrap tensors, and have no data themselves
+                raise ExportError(
+                    f"its forward returns a {type(tensor).__name__}, a tensor class of {clean(type(tensor).__module__)} that wraps other tensors, and no file "
+                    "holds such a one: name the module that makes and uses it in opaque=, or return the tensors in it"
+                )
         count = iter(range(len(tensors)))
         outputs = [
             Output(shape, t.dtype, t.device, t.requires_grad, t.detach() if keep else None)

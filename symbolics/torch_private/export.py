@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 import torch
+from torch.utils import _pytree as pytree
 
 from symbolics.torch_private.builtins import own_builtins
 
@@ -198,6 +199,8 @@ class CapturedNode(NamedTuple):
         lines: The lines of Python on the way there, the innermost first.
         called: The operator that was called there, ``aten::linalg_solve.default``, where this one is what it was taken apart into; a trace knows no
             overload.
+        kind: The class of that module, ``mypkg.nets.Net``; "" where it is not known.
+        is_complex: Whether a tensor that it takes or gives is complex.
     """
 
     operator: str
@@ -205,6 +208,8 @@ class CapturedNode(NamedTuple):
     module: str
     lines: list[tuple[str, int]]
     called: str
+    kind: str = ""
+    is_complex: bool = False
 
 
 def _captured(node: torch.fx.Node) -> CapturedNode:
@@ -218,8 +223,12 @@ def _captured(node: torch.fx.Node) -> CapturedNode:
         if (called := re.match(r"(aten|prims)\.(\w+)\.(\w+)", text)) is not None:
             break
     name = target.name() if called is None else f"{called[1]}::{called[2]}.{called[3]}"
-    path = str(modules[-1][0]).rpartition("__self__.")[2]  # Dynamo (strict=True) begins at the function that it was given
-    return CapturedNode(target.name().partition(".")[0], f"torch.ops.{target}", path, lines, name)
+    path, kind = (*modules[-1], "")[:2]
+    path = str(path).rpartition("__self__.")[2]  # Dynamo (strict=True) begins at the function that it was given
+    kind = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+    tensors = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+    is_complex = any(isinstance(tensor, torch.Tensor) and tensor.is_complex() for tensor in pytree.tree_leaves(tensors))
+    return CapturedNode(target.name().partition(".")[0], f"torch.ops.{target}", path, lines, name, kind, is_complex)
 
 
 def node_in_hand(frames: Iterable[FrameType]) -> CapturedNode | None:
@@ -237,7 +246,10 @@ def node_in_hand(frames: Iterable[FrameType]) -> CapturedNode | None:
         return _captured(found)
     if isinstance(found, torch._C.Node):
         lines = [(file, int(number)) for file, number in re.findall(r"^(.+)\((\d+)\): ", str(found.sourceRange()), re.M)]
-        return CapturedNode(found.kind(), found.kind(), found.scopeName().rpartition("/")[2].rpartition("::")[2], lines, found.kind())
+        kind, _, path = found.scopeName().rpartition("/")[2].rpartition("::")
+        types = [value.type() for value in (*found.inputs(), *found.outputs())]
+        is_complex = any(isinstance(each, torch._C.TensorType) and "Complex" in (each.scalarType() or "") for each in types)
+        return CapturedNode(found.kind(), found.kind(), path, lines, found.kind(), kind, is_complex)
     return None
 
 

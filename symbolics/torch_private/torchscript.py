@@ -226,9 +226,10 @@ def sized_by_values(number: torch.Tensor) -> bool:
     pending, seen = [traced_producer(number)], set[Any]()
     while pending and len(seen) < 200:
         node = pending.pop(0)
-        inputs = [value for value in node.inputs() if value not in seen]
+        inputs = list(node.inputs())
         if node.kind() in _SIZED_BY_VALUES or (node.kind() == "aten::index" and any(map(_is_mask, inputs[1].node().inputs()))):
             return True
+        inputs = [value for value in inputs if value not in seen]
         seen.update(inputs)
         pending += [value.node() for value in inputs]
     return False

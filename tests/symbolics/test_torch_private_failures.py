@@ -29,7 +29,8 @@ def test_node_in_hand(dynamo, tmp_path):
     while error is not None:
         frames += [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         error = error.__cause__
-    operator, overload, module, lines, called = private.node_in_hand(frames)
+    operator, overload, module, lines, called, kind, is_complex = private.node_in_hand(frames)
+    assert (kind, is_complex) == (f"{__name__}._Airy", False)
     assert called == ("aten::special_airy_ai.default" if dynamo else operator)
     assert (operator, module) == ("aten::special_airy_ai", "1")
     assert overload == ("torch.ops.aten.special_airy_ai.default" if dynamo else operator)

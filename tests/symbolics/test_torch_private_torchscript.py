@@ -205,12 +205,13 @@ def test_sized_by_values():
     found = []
 
     def model(x):
-        rows = (torch.nonzero(x), x[x > 1], x[:, [0]], x, torch.nonzero(x).float().exp()[:, 0], torch.unique(x))
+        found_again = x[torch.arange(2)]  # the table that it takes from is reached by another way first
+        rows = (torch.nonzero(x), x[x > 1], x[:, [0]], x, torch.nonzero(x).float().exp()[:, 0], torch.unique(x), x * found_again)
         found.append([private.sized_by_values(value.shape[0] * 2) for value in rows])
         return x + 1
 
     torch.jit.trace(model, (torch.ones(2, 3),), check_trace=False)
-    assert found == [[True, True, False, False, True, True]]
+    assert found == [[True, True, False, False, True, True, False]]
 
 
 def test_replace_traced():

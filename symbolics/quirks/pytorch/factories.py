@@ -16,8 +16,8 @@ __all__ = ["FACTORIES", "QUIRK"]
 QUIRK = Quirk(
     upstream="torch",
     seen="2.13",
-    wrong="TorchScript writes Range and EyeLike of types that ONNX or onnxruntime has them not for, has no logspace, and makes arange(0.5, n, 1.7) of int32 "
-    "of the numbers without their fractions; dynamo refuses a step below 1 there",
+    wrong="TorchScript writes Range and EyeLike of types that ONNX or onnxruntime has them not for, has no logspace, gives float64 for a linspace of an open number of steps, and makes arange(0.5, n, 1.7) of int32 "
+    "of the numbers without their fractions; dynamo refuses a step below 1 there, and makes an open number of steps of linspace the example's",
 )
 
 #: The types in which eager mode counts with the fractions and then leaves them out; in the others it leaves them out first. int64 is one since torch 2.15.
@@ -62,8 +62,26 @@ def _logspace(start: Any, end: Any, steps: Any, base: float = 10.0, *, dtype: to
     return torch.pow(float(base), exponents).to(dtype or torch.get_default_dtype())
 
 
+def _linspace(start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **how: Any) -> Any:
+    """From both ends to the middle, in the type asked for, as PyTorch computes it."""
+    dtype = dtype or torch.get_default_dtype()
+    open_ = any(isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat)) for value in (start, end, steps))
+    if not open_ or not dtype.is_floating_point or how.get("requires_grad"):
+        return NotImplemented
+
+    def one(value: Any) -> torch.Tensor:  # with an axis: TorchScript takes a scalar for a Python number, of float32
+        return value.to(dtype).reshape(1) if isinstance(value, torch.Tensor) else torch.full((1,), value, dtype=dtype, **how)
+
+    start, end = one(start), one(end)
+    places = torch.arange(steps, **how)
+    step = (end - start) / one(steps - 1).clamp(min=1)
+    half = (steps + 1) // 2  # the middle of an odd number is that of both
+    return torch.where(places < half, start + step * places.to(dtype), end - step * (steps - 1 - places).to(dtype))
+
+
 FACTORIES: dict[Any, Rewrite] = {
     torch.arange: instead(_arange),
     torch.eye: instead_in_torchscript(_eye),
+    torch.linspace: instead(_linspace),
     torch.logspace: instead_in_torchscript(_logspace),
 }

@@ -18,7 +18,7 @@ QUIRK = Quirk(
     upstream="torch",
     seen="2.13",
     wrong="both exporters write the parts of tensor_split with the sizes of the example, or as a sequence of unknown length; TorchScript has no hsplit, "
-    "vsplit and dsplit, its narrow from a negative place is empty, its roll by more than the size or by an open number is wrong, its unfold takes no open size; dynamo's chunk of an open size makes it a number",
+    "vsplit and dsplit, its chunks of a shorter axis end in one of negative size, its narrow from a negative place is empty, its roll by more than the size or by an open number is wrong, its unfold takes no open size; dynamo's chunk of an open size makes it a number",
 )
 
 
@@ -75,16 +75,23 @@ def _tensor_split(x: torch.Tensor, places: Any, dim: int = 0) -> Any:
 
 
 def _chunk(x: torch.Tensor, chunks: int, dim: int = 0) -> Any:
-    """Under torch.export, slices: where an axis of open size has fewer parts than the example, the last are empty."""
-    size = x.shape[dim] if x.dim() else 0
-    if private.is_tracing() or not isinstance(size, torch.SymInt) or not size.node.has_hint():
+    """Slices, where an exporter's own parts are wrong: where an axis of open size has fewer parts than the example, the last are empty."""
+    if type(chunks) is not int or chunks < 1 or x.dim() == 0:
         return NotImplemented
-    example = int(size.node.hint)
-    if -(-example // max(-(-example // chunks), 1)) != chunks:  # the example has fewer parts
+    size = x.shape[dim]
+    if private.is_tracing():
+        with private.paused_capture():
+            example = int(x.shape[dim])
+    elif isinstance(size, torch.SymInt) and size.node.has_hint():
+        example = int(size.node.hint)
+    else:
+        return NotImplemented
+    parts = -(-example // max(-(-example // chunks), 1))
+    if example == 0 or (private.is_tracing() and parts == chunks):  # what TorchScript writes of that is right
         return NotImplemented
     length = (size + chunks - 1) // chunks
     before = (slice(None),) * (dim % x.dim())
-    return tuple(x[(*before, slice(i * length, (i + 1) * length if i + 1 < chunks else None))] for i in range(chunks))
+    return tuple(x[(*before, slice(i * length, (i + 1) * length if i + 1 < parts else None))] for i in range(parts))
 
 
 _FORMULAS: dict[str, Callable[..., Any]] = {

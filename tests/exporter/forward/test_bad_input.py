@@ -150,3 +150,67 @@ def test_an_opset_that_cannot_be_written_is_no_file(opset, dynamo, tmp_path, cap
 
 def test_the_opset_that_was_asked_for_is_written(dynamo):
     assert exporter.export(Outer(torch.relu), (torch.randn(2, 4),), dynamo=dynamo, opset_version=21).model.opset_imports[""] == 21
+
+
+class Choosy(torch.nn.Parameter):
+    """Lets nothing of torch pass but what its own package calls."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") in ("__get__", "detach"):
+            return super().__torch_function__(func, types, args, kwargs or {})
+        raise TypeError(f"take .plain for {func}")
+
+
+def test_a_parameter_that_refuses_functions_of_torch(dynamo):
+    model = nn.Module()
+    model.weight = Choosy(torch.ones(2))
+    model.forward = lambda x: x * 2
+    with pytest.raises(exporter.ExportError, match=r"(?s)'weight' is a Choosy.*TypeError: take \.plain.*way out: register a plain"):
+        exporter.export(model, (torch.ones(2),), dynamo=dynamo)
+
+
+class Wrapped(torch.Tensor):
+    """A number for all elements; it has no data."""
+
+    @staticmethod
+    def __new__(cls, value, shape):
+        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=value.dtype)
+
+    def __init__(self, value, shape):
+        self.value = value
+
+    def __tensor_flatten__(self):
+        return ["value"], self.shape
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        args = torch.utils._pytree.tree_map(lambda x: x.value.expand(x.shape) if isinstance(x, cls) else x, args)
+        return func(*args, **(kwargs or {}))
+
+
+class Wraps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return Wrapped(x.detach().mean(), x.shape)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Sums(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return x * (Wraps.apply(self.weight) + 1)
+
+
+def test_a_function_that_returns_a_tensor_without_data(dynamo):
+    model, x = nn.Sequential(nn.Linear(3, 3), Sums()), torch.randn(2, 3)
+    with pytest.raises(exporter.ExportError, match="its forward returns a Wrapped.*wraps other tensors.*in opaque="):
+        exporter.export(model, (x,), dynamo=dynamo)
+    module = exporter.load(exporter.export(model, (x,), dynamo=dynamo, opaque=[Sums]), allow=["tests.*:*"])
+    torch.testing.assert_close(module(x), model(x))

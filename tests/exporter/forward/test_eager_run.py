@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import random
 import threading
 import types
@@ -312,6 +313,19 @@ def test_gradients_and_classes_are_put_back():
         model(torch.ones(1, 2)).sum().backward()
         model.__class__ = nn.Identity
     assert model.weight.grad is None and type(model) is nn.Linear
+
+
+def test_classes_that_abc_has_made_are_put_back():
+    """torch parametrizes a layer by a class that it makes: of an abstract one, it says that it is of the module abc."""
+
+    class Layer(nn.Linear, abc.ABC):
+        pass
+
+    model = torch.nn.utils.parametrizations.weight_norm(Layer(2, 2))
+    assert type(model).__module__ == "abc"
+    with unchanged(model):
+        model.eval().note = 1
+    assert all(module.training for module in model.modules()) and not hasattr(model, "note")
 
 
 def test_interleaved_runs_leave_the_process_as_it_was():

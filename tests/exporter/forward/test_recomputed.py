@@ -36,6 +36,36 @@ def test_the_export_names_them(reentrant, dynamo):
     assert "'inner.1.running_mean', 'inner.1.running_var', 'inner.1.num_batches_tracked' inside" in text
 
 
+class Again(torch.autograd.Function):
+    """A checkpoint of its own, as packages of reversible nets have one."""
+
+    @staticmethod
+    def forward(ctx, x, module, *parameters):
+        ctx.module, ctx.x = module, x.detach()
+        return module(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        with torch.enable_grad():
+            x = ctx.x.requires_grad_()
+            y = ctx.module(x)
+        found = torch.autograd.grad(y, [x, *ctx.module.parameters()], grad)
+        return found[0], None, *found[1:]
+
+
+class Recomputing(Net):
+    def forward(self, x):
+        return self.behind(Again.apply(x, self.inner, *self.inner.parameters()))
+
+
+@pytest.mark.filterwarnings("ignore:.*Again:")
+def test_a_checkpoint_of_a_package_is_one(dynamo):
+    with pytest.warns(
+        exporter.PythonopWarning, match=r"'inner\.1\.num_batches_tracked' inside \S+:Again: where its backward runs that part again"
+    ):
+        exporter.export(Recomputing(None).train(), (torch.randn(6, 3),), dynamo=dynamo)
+
+
 @pytest.mark.parametrize("model", [Net(None).train(), Net(False).eval()], ids=["no checkpoint", "eval"])
 def test_nothing_is_said_otherwise(model, dynamo):
     assert not said(model, dynamo)

@@ -25,9 +25,9 @@ class Part(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, how):
+    def __init__(self, how, part=None):
         super().__init__()
-        self.linear, self.part = nn.Linear(4, 4), Part(how)
+        self.linear, self.part = nn.Linear(4, 4), part or Part(how)
 
     def forward(self, x):
         return self.part(self.linear(x))
@@ -85,3 +85,45 @@ def test_the_way_out_works(how):
 def test_of_the_model_itself_the_whole_is_named():
     with pytest.raises(exporter.errors.ExportError, match=r"opaque=\[model\] works"):
         exporter.export(Part(branch), (torch.randn(3),))
+
+
+class Spectrum(nn.Module):
+    def forward(self, x):
+        return torch.view_as_real(torch.fft.rfft(x)).square().sum(-1)
+
+
+def test_of_complex_operators_the_module_around_them_is_named():
+    """No node takes complex tensors: to name the operator would lead nowhere."""
+    model, x = Net(None, Spectrum()), torch.randn(3, 4)
+    with pytest.raises(exporter.errors.ExportError, match="cannot translate it to ONNX") as caught:
+        exporter.export(model, (x,), dynamo=False)
+    text = str(caught.value)
+    assert (
+        "its tensors have to be real ones; or export with dynamo=True" in text
+        and 'opaque="missing"' not in text
+        and len(text.splitlines()) <= 6
+    )
+    (named,) = re.findall(r"opaque=\['(.+?)'\] keeps that module", text)
+    module = exporter.load(exporter.export(model, (x,), dynamo=False, opaque=[named]), allow=[named])
+    torch.testing.assert_close(module(x), model(x))
+
+
+class Rules(nn.Module):
+    """Has methods that others call, and no forward."""
+
+    def checked(self, x):
+        return x if x.sum() > 0 else -x
+
+
+class Checked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rules = Rules()
+
+    def forward(self, x):
+        return self.rules.checked(x)
+
+
+def test_a_module_is_named_by_whose_forward_the_way_went():
+    with pytest.raises(exporter.errors.ExportError, match=r"opaque=\['\S+:Checked'\] keeps that module"):
+        exporter.export(Net(None, Checked()), (torch.randn(3, 4),))

@@ -111,6 +111,30 @@ def test_like_eager(way, open_size):
         torch.testing.assert_close(module.get_parameter("l.weight").grad, model.l.weight.grad, rtol=1e-3, atol=1e-2)
 
 
+def solver():
+    """A class that is made anew for each call, as solvers of optimization problems make them."""
+
+    class Root(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a):
+            ctx.root = torch.from_numpy(np.linalg.cholesky(a.detach().numpy()))
+            return ctx.root
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.root
+
+    return Root
+
+
+def test_a_class_that_is_made_at_each_call():
+    model, x = Net(lambda net, x: solver().apply(x @ x.T + 0.1 * torch.eye(3)) @ net.l(x)), torch.randn(3, 4)
+    with pytest.warns(exporter.PythonopWarning, match="made inside of a function"):
+        program = exporter.export(model, (x,))
+    found = exporter.load(program, allow=[solver()])(x)
+    torch.testing.assert_close(found, model(x))
+
+
 def test_without_an_eager_run_the_error_says_so():
     with pytest.raises(ExportError, match=r"(?s)Round.*the step has to be positive.*not known.*eager_check=False"):
         exporter.export(Net(lambda net, x: Round.apply(x, -x.abs() - 1)), (torch.randn(3, 4),), eager_check=False)

@@ -440,6 +440,15 @@ def truth():
     return torchscript_differs(torch.any, torch.tensor([0.3]))
 
 
+def ellipses():
+    model = translated(lambda a, b: torch.einsum("...i,i...->...", a, b), torch.ones(2, 3), torch.ones(3))
+    try:
+        onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
+    except Exception as error:
+        return "Ellipsis" in str(error)
+    return False
+
+
 def embedding_renorms():
     return torchscript_differs(lambda w: torch.nn.functional.embedding(torch.tensor([0]), w * 1.0, max_norm=1.0), torch.ones(2, 2))
 

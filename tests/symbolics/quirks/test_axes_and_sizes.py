@@ -192,6 +192,40 @@ def test_chunks_of_an_open_axis(size, dynamo):
     torch.testing.assert_close(tuple(module(x)), Chunks()(x))
 
 
+class FewerChunks(nn.Module):
+    def forward(self, x):
+        return [part * (i + 2) for i, part in enumerate([*x.chunk(4, dim=-1), *torch.chunk(x, 9, 1)])]
+
+
+def test_chunks_of_an_axis_that_is_too_short_for_them(dynamo):
+    x = torch.randn(2, 6, requires_grad=True)
+    module = loaded(FewerChunks(), (x,), dynamo=dynamo, allow=())
+    found, wanted = module(x), FewerChunks()(x)
+    torch.testing.assert_close(found, wanted)
+    gradients = [torch.autograd.grad(sum(part.square().sum() for part in parts), x)[0] for parts in (found, wanted)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_chunks_of_an_open_axis_that_is_too_short_for_them(dynamo):
+    shapes = ({1: torch.export.Dim.DYNAMIC if dynamo else "n"},)
+    module = exporter.load(exporter.export(FewerChunks(), (torch.randn(3, 6),), dynamo=dynamo, dynamic_shapes=shapes))
+    x = torch.randn(3, 6)
+    torch.testing.assert_close(module(x), FewerChunks()(x))
+
+
+class Ellipses(nn.Module):
+    def forward(self, weight, x, y):
+        return torch.einsum("...ij,...j->...i", weight, x), torch.einsum("...i, i... -> ...", [x, y]), torch.einsum("i...,...i", y, x)
+
+
+def test_ellipses_that_stand_for_different_numbers_of_axes(dynamo):
+    args = [torch.randn(shape, requires_grad=True) for shape in ((4, 3), (2, 5, 3), (3,))]
+    module = loaded(Ellipses(), tuple(args), dynamo=dynamo, allow=())
+    found, wanted = (sum(part.sin().sum() for part in model(*args)) for model in (module, Ellipses()))
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(torch.autograd.grad(found, args), torch.autograd.grad(wanted, args))
+
+
 class Scores(torch.nn.Module):
     def forward(self, q, k):
         return torch.einsum("bhqd,bhkd->bhqk", q, k)

@@ -28,6 +28,9 @@ def _factories(x):
         torch.arange(0, n, 1.5, dtype=torch.int64),
         torch.arange(0.5, 5, 0.7, dtype=torch.int32),
         torch.logspace(0, 2, 3, dtype=torch.uint8),
+        torch.linspace(-1.0, 1.0, n),
+        torch.linspace(0, n, 7, dtype=torch.float64),
+        torch.linspace(3, 5, steps=n, dtype=torch.float64),
     )
 
 
