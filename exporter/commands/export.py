@@ -28,6 +28,7 @@ __all__ = ["export"]
 @shared.inline_option
 @shared.portable_options
 @shared.opaque_option
+@shared.functions_option
 @shared.eager_check_option
 @shared.setup_option
 @shared.opset_option
@@ -52,6 +53,7 @@ def export(
     portable: bool,
     portable_only: tuple[str, ...],
     opaque: tuple[str, ...],
+    functions: tuple[str, ...],
     eager_check: bool,
     setups: tuple[str, ...],
     opset: int | None,
@@ -81,6 +83,7 @@ def export(
                 inline=(*case.inline, *inline),
                 portable=wanted,
                 opaque=shared.opaque_of(case, opaque),
+                functions=shared.functions_of(case, functions),
                 eager_check=eager_check,
                 verbose=shared.loud() > 0,
                 output_names=list(output_names) or None,

@@ -79,6 +79,7 @@ def _recompute(_: click.Context, __: click.Parameter, given: str | None) -> Any:
 @shared.inline_option
 @shared.portable_options
 @shared.opaque_option
+@shared.functions_option
 @shared.eager_check_option
 @shared.setup_option
 @shared.opset_option
@@ -108,6 +109,7 @@ def step(
     portable: bool,
     portable_only: tuple[str, ...],
     opaque: tuple[str, ...],
+    functions: tuple[str, ...],
     eager_check: bool,
     setups: tuple[str, ...],
     opset: int | None,
@@ -139,7 +141,7 @@ def step(
             wanted = shared.portable_of(case, portable, portable_only)
         options: dict[str, Any] = {
             "targets": case.targets, "dynamic_shapes": case.dynamic_shapes, "precision": precision, "dynamo": dynamo, "opset_version": opset,
-            "inline": (*case.inline, *inline), "portable": wanted, "opaque": shared.opaque_of(case, opaque), "eager_check": eager_check,
+            "inline": (*case.inline, *inline), "portable": wanted, "opaque": shared.opaque_of(case, opaque), "functions": shared.functions_of(case, functions), "eager_check": eager_check,
             "output_names": output_names or None, "loss": case.loss,
         }  # fmt: skip
         with shared.status(f"exporting a training step of {type(case.model).__name__}", as_json), shared.explained(context):

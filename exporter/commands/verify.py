@@ -26,6 +26,7 @@ __all__ = ["verify"]
 @shared.inline_option
 @shared.portable_options
 @shared.opaque_option
+@shared.functions_option
 @click.option("--html", type=click.Path(path_type=Path), help="Also write the report as one self-contained page.")
 @shared.json_option
 @click.option("--bisect", is_flag=True, help="Where something differs, find the first node that departs.")
@@ -53,6 +54,7 @@ def verify(
     portable: bool,
     portable_only: tuple[str, ...],
     opaque: tuple[str, ...],
+    functions: tuple[str, ...],
     html: Path | None,
     as_json: bool,
     bisect: bool,
@@ -89,6 +91,7 @@ def verify(
                 inline=(*case.inline, *inline),
                 portable=shared.portable_of(case, portable, portable_only),
                 opaque=shared.opaque_of(case, opaque),
+                functions=shared.functions_of(case, functions),
             )
         with shared.status(f"verifying {type(case.model).__name__}", as_json), contextlib.redirect_stdout(sys.stderr):
             with shared.one_message(context, "the comparison"):

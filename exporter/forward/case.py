@@ -26,6 +26,7 @@ class Case:
         allow: What a process that opens the file may import: classes and patterns.
         portable: Functions and operators to write as ONNX functions, so that the file needs no Python: True for all that can, or a list as ``inline``.
         opaque: Operators, modules and functions that become one PythonOp each, as `exporter.export` takes them.
+        functions: Modules whose calls become calls of ONNX functions, likewise.
     """
 
     model: torch.nn.Module
@@ -38,3 +39,4 @@ class Case:
     allow: tuple[Any, ...] = ()
     portable: Any = False
     opaque: Any = ()
+    functions: Any = ()

@@ -55,7 +55,9 @@ if hasattr(os, "register_at_fork"):
 
 @short_block
 @contextlib.contextmanager
-def hook(inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = (), eager_check: bool = True) -> Iterator[Hook]:
+def hook(
+    inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = (), functions: Any = (), eager_check: bool = True
+) -> Iterator[Hook]:
     """Keep each call of an autograd Function as one PythonOp in what torch.onnx.export makes in this block.
 
     Works for dynamo=True and dynamo=False, for torch.onnx.export called directly or by another library. The model is
@@ -69,6 +71,8 @@ def hook(inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = (),
             then it is an error where one cannot.
         opaque: What becomes one PythonOp though it is no Function: "missing" for each operator of torch that the exporter cannot translate;
             operators by name ("aten::unique_consecutive", "aten::linalg_*"); modules and functions (`symbolics.node.opaque.Opaque`).
+        functions: Modules whose calls become calls of an ONNX function each: modules, classes of them, ``mypkg.blocks:Block``. Calls that compute the same
+            share one function; parameters and buffers are inputs of it (docs/functions-of-modules.md).
         eager_check: Run the model once more, in eager mode, and see that each Function that gradients flow through is in the
             file. False saves that run; the metadata then says that it was not checked, and all that forward writes counts as state.
 
@@ -77,13 +81,13 @@ def hook(inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = (),
 
     Raises:
         ExportError: This torch calls Functions in a way that cannot be caught.
-        ArgumentError: At the end of the block, an entry of ``inline``, ``portable`` or ``opaque`` means nothing that its exports met.
+        ArgumentError: At the end of the block, an entry of ``inline``, ``portable``, ``opaque`` or ``functions`` means nothing that its exports met.
 
     Example:
         >>> with exporter.hook():
         ...     program = torch.onnx.export(model, args, dynamo=True)
     """
-    own = Hook(Patterns(inline), _wanted_portable(portable), Opaque(opaque), eager_check=eager_check)
+    own = Hook(Patterns(inline), _wanted_portable(portable), Opaque(opaque), functions=Patterns(functions, "functions"), eager_check=eager_check)
     outer = getattr(_thread, "hook", None)
     _patch()
     try:
@@ -97,17 +101,20 @@ def hook(inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = (),
             if isinstance(own.portable, Patterns):
                 own.portable.check_met()
             own.opaque.check_met()
+            own.functions.check_met()
     finally:
         _thread.hook = outer
         _unpatch()
 
 
 @short
-def install(inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = (), eager_check: bool = True) -> None:
+def install(
+    inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = (), functions: Any = (), eager_check: bool = True
+) -> None:
     """Open a hook in every thread, until `uninstall`. A second call replaces the options.
 
     Args:
-        inline, portable, opaque, eager_check: As `hook`.
+        inline, portable, opaque, functions, eager_check: As `hook`.
 
     Raises:
         ExportError: This torch calls Functions in a way that cannot be caught.
@@ -115,7 +122,7 @@ def install(inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = 
     """
     global _installed
     # First: what is wrong with them must leave nothing patched.
-    options = Hook(Patterns(inline), _wanted_portable(portable), Opaque(opaque), eager_check=eager_check)
+    options = Hook(Patterns(inline), _wanted_portable(portable), Opaque(opaque), functions=Patterns(functions, "functions"), eager_check=eager_check)
     with _lock:
         if _installed is None:
             _patch()

@@ -24,12 +24,14 @@ from exporter.forward.portable import StaysOpaque, make_portable
 from exporter.forward.recomputed import warn_of_recomputed
 from exporter.forward.unchanged import attributes_unchanged, unchanged
 from exporter.gradient_graph.inside import expand_gradients
+from exporter.files.outlined import outline_modules
 from exporter.train_mode.buffers import add_lost, warn_of_lost
 from symbolics import torch_private as private
 from symbolics.capture.branches import branches_noticed
 from symbolics.capture.disguise import as_in_eager
 from symbolics.capture.interception import belongs_to_torch, settled
 from symbolics.capture.marks import marking
+from symbolics.capture.function_modules import function_calls
 from symbolics.capture.opaque_modules import opaque_calls
 from symbolics.capture.operator_calls import is_translated
 from symbolics.capture.recorder import Recorder, active_recorder
@@ -53,6 +55,7 @@ class Hook:
         inline: Which Functions are inlined.
         portable: Which Functions become ONNX functions; True: all that can, False: none.
         opaque: Which operators, modules and functions become PythonOps.
+        functions: Which modules become ONNX functions.
         program: The last model that was exported under it, None before.
         eager_check: Whether the Functions of one eager run are looked for in the file.
         gradients: Whether its user has gradients enabled where he exports.
@@ -61,6 +64,7 @@ class Hook:
     inline: Patterns
     portable: Patterns | bool = False
     opaque: Opaque = field(default_factory=Opaque)
+    functions: Patterns = field(default_factory=Patterns)
     program: Program | None = None
     eager_check: bool = True
     gradients: bool = True
@@ -160,7 +164,7 @@ def judged(
     recorder.portable = portable.matches if isinstance(portable, Patterns) else lambda _: portable
     recorder.opaque, recorder.unsaid, recorder.lacking = {}, {}, set()
     history = History(model)
-    with opaque_calls(model, recorder.chosen.calls):
+    with opaque_calls(model, recorder.chosen.calls), function_calls(model, current.functions):
         while True:
             try:
                 return _judged(current, model, args, kwargs, export, training, fakes, history)
@@ -211,6 +215,7 @@ def _judged(
     if current.portable or recorder.unsaid:
         current.program.portable = make_portable(current.program.model, recorder.capture.placed, current.portable, recorder.unsaid)
     expand_gradients(current.program.model)
+    outline_modules(current.program.model)
     describe_functions(current.program.model, recorder.capture.classes)
     say_names(current.program.model, recorder.capture.classes)
     add_lost(current.program.model, eager.state, eager.noted)

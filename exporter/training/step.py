@@ -114,6 +114,7 @@ def export_training_step(
     inline: Iterable[Any] = (),
     portable: Any = False,
     opaque: Any = (),
+    functions: Any = (),
     recompute: Recompute = None,
     output_names: Sequence[str] | None = None,
     **torch_onnx_export_options: Any,
@@ -152,7 +153,7 @@ def export_training_step(
             starts as the parameter. `Trainer.evaluate` and `Trainer.state_dict` take it by ``ema=True``.
         precision: "float16" or "bfloat16": compute as under torch.autocast, parameters stay as they are. The loss is
             scaled, and a step whose gradients overflow changes nothing but the scale, as torch.amp.GradScaler does.
-        dynamo, dynamic_shapes, opset_version, inline, portable, opaque, **torch_onnx_export_options: As `export`. ``dynamic_shapes``
+        dynamo, dynamic_shapes, opset_version, inline, portable, opaque, functions, **torch_onnx_export_options: As `export`. ``dynamic_shapes``
             may name the targets, too (``target``, or ``target_0``, ...); without that their sizes follow from the model.
         recompute: How much the forward may keep for the backward, None, "auto" or a number of bytes, as `exporter.load` has it, of
             inputs with the shapes of the examples. What is computed again stands in the file twice.
@@ -197,6 +198,7 @@ def export_training_step(
         inline=inline,
         portable=portable,
         opaque=opaque,
+        functions=functions,
         output_names=[LOSS, *names] if names else None,
         **torch_onnx_export_options,
     )

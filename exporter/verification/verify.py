@@ -58,6 +58,7 @@ def verify(
     inline: Iterable[Any] = (),
     portable: Any = False,
     opaque: Any = (),
+    functions: Any = (),
     dynamic_shapes: Any = None,
     opset_version: int | None = None,
     bisect: bool = False,
@@ -82,7 +83,7 @@ def verify(
             cannot be imported, such as classes of ``__main__`` and classes inside functions.
         allow: What that process may import. Default: what the exported file names, which this process has just written; with ``file``, what an
             export of the model names, which is made for it.
-        inline, portable, opaque, dynamic_shapes, opset_version: As `exporter.export` takes them. Where ``portable`` leaves no PythonOp, the file
+        inline, portable, opaque, functions, dynamic_shapes, opset_version: As `exporter.export` takes them. Where ``portable`` leaves no PythonOp, the file
             is to need no class of anybody: that process calls no ``setup`` and may import nothing, whatever ``allow`` says.
         bisect: Where something differs, look for the first node that departs (`Report.first_departure`); not in a model that drops out.
         steps: How often a step is run for the times.
@@ -101,7 +102,7 @@ def verify(
     case = (
         model
         if isinstance(model, Case)
-        else Case(model, args, kwargs, dynamic_shapes=dynamic_shapes, inline=tuple(inline), portable=portable, opaque=opaque)
+        else Case(model, args, kwargs, dynamic_shapes=dynamic_shapes, inline=tuple(inline), portable=portable, opaque=opaque, functions=functions)
     )
     case = replace(case, args=tuple(case.args) if isinstance(case.args, (tuple, list)) else (case.args,))
     check_model(case.model, dynamo=dynamo)
@@ -116,7 +117,7 @@ def verify(
         raise eager_failure(error, "model(*args)") from error
     random = draws(case, eager)
     options = {
-        "dynamo": dynamo, "dynamic_shapes": case.dynamic_shapes, "inline": case.inline, "portable": case.portable, "opaque": case.opaque,
+        "dynamo": dynamo, "dynamic_shapes": case.dynamic_shapes, "inline": case.inline, "portable": case.portable, "opaque": case.opaque, "functions": case.functions,
         "opset_version": opset_version,
     }  # fmt: skip
     seconds: dict[str, float] = {}

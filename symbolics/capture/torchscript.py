@@ -15,11 +15,11 @@ import onnx_ir as ir
 import torch
 
 from symbolics import torch_private as private
-from symbolics.capture.gradient_ops import gradient_attributes
+from symbolics.capture.gradient_ops import gradient_attributes, is_edge
 from symbolics.capture.opaque_op import record_of
 from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.node.attributes import ir_attributes
-from symbolics.node.names import GRADIENT_OP, INNER_DOMAIN, MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, VARIABLE_OP
+from symbolics.node.names import BOUNDARY_OP, GRADIENT_OP, INNER_DOMAIN, MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, VARIABLE_OP
 from symbolics.quirks import MISSING, SYMBOLICS, float64_by_default, reshapes_with_sizes
 
 __all__ = ["symbolics_registered"]
@@ -80,7 +80,8 @@ def _gradient(g: Any, outputs: Any, inputs: Any, cotangents: Any, key: Any) -> A
 
 
 def _variable(g: Any, x: Any, key: Any, fed: Any) -> Any:
-    return g.op(f"{INNER_DOMAIN}::{VARIABLE_OP}", x, id_s=key.node().s("value")).setType(x.type())
+    said = key.node().s("value")
+    return g.op(f"{INNER_DOMAIN}::{BOUNDARY_OP if is_edge(said) else VARIABLE_OP}", x, id_s=said).setType(x.type())
 
 
 @contextlib.contextmanager

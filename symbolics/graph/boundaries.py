@@ -1,0 +1,74 @@
+"""Where calls of modules begin and end in a graph in memory: identities around what such a call takes and gives.
+
+While a graph is captured, optimized and differentiated, they keep calls apart; `symbolics.graph.outline` then makes functions of what lies
+between them. No file has one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from symbolics.node.names import BOUNDARY_OP, INNER_DOMAIN
+
+__all__ = ["Edge", "Origin", "boundary", "edge_of", "is_boundary"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which module a call is of.
+
+    Attributes:
+        domain, name: What its function is to be called, where nothing else is.
+        of: ``module:qualname`` of its class.
+        path: Its path in the model, "" for the model itself.
+    """
+
+    domain: str
+    name: str
+    of: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Edge:
+    """What one boundary says.
+
+    Attributes:
+        origin: The module.
+        call: The number of the call; one inside of another has the larger number.
+        out: Whether the call gives the value, or takes it.
+        index: Which of the values that it takes, or gives.
+        place: What that is called there.
+    """
+
+    origin: Origin
+    call: int
+    out: bool
+    index: int
+    place: str
+
+    @property
+    def text(self) -> str:
+        """What the attribute ``id`` of the node says."""
+        return json.dumps({**vars(self), "origin": vars(self.origin)}, separators=(",", ":"))
+
+
+def is_boundary(node: ir.Node) -> bool:
+    """Whether a node is such an identity."""
+    return node.op_type == BOUNDARY_OP and node.domain == INNER_DOMAIN
+
+
+def edge_of(node: ir.Node) -> Edge:
+    """What a boundary says."""
+    said = json.loads(node.attributes["id"].as_string())
+    return Edge(**{**said, "origin": Origin(**said["origin"])})
+
+
+def boundary(value: ir.Value, edge: Edge, name: str) -> ir.Node:
+    """A new boundary behind a value, of its type; the node and what it makes have a name."""
+    node = ir.Node(INNER_DOMAIN, BOUNDARY_OP, [value], [ir.AttrString("id", edge.text)], name=name)
+    node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = name, value.type, value.shape
+    return node
