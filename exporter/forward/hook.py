@@ -87,7 +87,9 @@ def hook(
         >>> with exporter.hook():
         ...     program = torch.onnx.export(model, args, dynamo=True)
     """
-    own = Hook(Patterns(inline), _wanted_portable(portable), Opaque(opaque), functions=Patterns(functions, "functions"), eager_check=eager_check)
+    own = Hook(
+        Patterns(inline), _wanted_portable(portable), Opaque(opaque), functions=Patterns(functions, "functions"), eager_check=eager_check
+    )
     outer = getattr(_thread, "hook", None)
     _patch()
     try:
@@ -108,9 +110,7 @@ def hook(
 
 
 @short
-def install(
-    inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = (), functions: Any = (), eager_check: bool = True
-) -> None:
+def install(inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = (), functions: Any = (), eager_check: bool = True) -> None:
     """Open a hook in every thread, until `uninstall`. A second call replaces the options.
 
     Args:
@@ -122,7 +122,9 @@ def install(
     """
     global _installed
     # First: what is wrong with them must leave nothing patched.
-    options = Hook(Patterns(inline), _wanted_portable(portable), Opaque(opaque), functions=Patterns(functions, "functions"), eager_check=eager_check)
+    options = Hook(
+        Patterns(inline), _wanted_portable(portable), Opaque(opaque), functions=Patterns(functions, "functions"), eager_check=eager_check
+    )
     with _lock:
         if _installed is None:
             _patch()

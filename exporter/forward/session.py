@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 
 from exporter.errors import is_full
+from exporter.files.outlined import outline_modules
 from exporter.files.program import Program
 from exporter.files.save import writable
 from exporter.files.trust import name_of
@@ -24,14 +25,13 @@ from exporter.forward.portable import StaysOpaque, make_portable
 from exporter.forward.recomputed import warn_of_recomputed
 from exporter.forward.unchanged import attributes_unchanged, unchanged
 from exporter.gradient_graph.inside import expand_gradients
-from exporter.files.outlined import outline_modules
 from exporter.train_mode.buffers import add_lost, warn_of_lost
 from symbolics import torch_private as private
 from symbolics.capture.branches import branches_noticed
 from symbolics.capture.disguise import as_in_eager
+from symbolics.capture.function_modules import function_calls
 from symbolics.capture.interception import belongs_to_torch, settled
 from symbolics.capture.marks import marking
-from symbolics.capture.function_modules import function_calls
 from symbolics.capture.opaque_modules import opaque_calls
 from symbolics.capture.operator_calls import is_translated
 from symbolics.capture.recorder import Recorder, active_recorder

@@ -12,6 +12,7 @@ from exporter.gradient_graph.engine import Engine
 from exporter.gradient_graph.inference import infer_shapes
 from symbolics.errors import ExportError, PythonopError
 from symbolics.gradients import RULES, Rule
+from symbolics.gradients.boundaries import BOUNDARIES
 from symbolics.gradients.linked import rules_of_functions
 from symbolics.graph.builder import Builder
 from symbolics.graph.collector import without_gc
@@ -57,8 +58,10 @@ class _Inside(Engine):
 
     def __init__(self, model: ir.Model) -> None:
         boundary = self.boundary = Boundary(model, (), ())
-        variable = {(INNER_DOMAIN, kind): Rule(lambda op, g, x: g) for kind in (VARIABLE_OP, BOUNDARY_OP)}
-        super().__init__(model, {**rules_of_functions(model), **RULES, **variable}, Scope(boundary.prefix, boundary.is_constant))
+        variable = {(INNER_DOMAIN, VARIABLE_OP): Rule(lambda op, g, x: g)}
+        super().__init__(
+            model, {**rules_of_functions(model), **RULES, **variable, **BOUNDARIES}, Scope(boundary.prefix, boundary.is_constant)
+        )
 
     def run(self, taken: list[ir.Node], variables: list[ir.Node], boundaries: list[ir.Node]) -> None:
         """Put a sweep in the place of each gradient, in the order of the graph, and the values themselves in that of the variables."""

@@ -36,6 +36,7 @@ from exporter.verification.report import STEPS, Report
 from exporter.verification.rows import ELSEWHERE, Row
 from exporter.verification.steps import copy_of
 from symbolics.errors import PythonopError, PythonopWarning, RunError
+from symbolics.graph.flatten import flattened
 from symbolics.graph.values import function_of, is_python_op
 from symbolics.graph.walk import walk
 from symbolics.node.names import MARK_COUNT_KEY
@@ -102,7 +103,9 @@ def verify(
     case = (
         model
         if isinstance(model, Case)
-        else Case(model, args, kwargs, dynamic_shapes=dynamic_shapes, inline=tuple(inline), portable=portable, opaque=opaque, functions=functions)
+        else Case(
+            model, args, kwargs, dynamic_shapes=dynamic_shapes, inline=tuple(inline), portable=portable, opaque=opaque, functions=functions
+        )
     )
     case = replace(case, args=tuple(case.args) if isinstance(case.args, (tuple, list)) else (case.args,))
     check_model(case.model, dynamo=dynamo)
@@ -139,7 +142,7 @@ def verify(
         allowed = list(allow)
     else:
         allowed = [*names_in(program.model), *case.allow] if file is None else names_allowed(program.model, case, **options)
-    if file is None and case.portable and not any(is_python_op(node) for node in walk(program.model.graph)):
+    if file is None and case.portable and not program.opaque:
         allowed, setup = [], None
     with tempfile.TemporaryDirectory(prefix="pythonop-verify-") as folder:
         is_there = isinstance(file, (str, os.PathLike))
@@ -209,5 +212,5 @@ def _facts(case: Case, model: ir.Model, made_by: str, size: int, found: FileRun)
 
 def _functions(program: Program) -> dict[str, int]:
     """How often each Function is called, as a PythonOp or as an ONNX function."""
-    names = [name for node in walk(program.model.graph) if is_python_op(node) and (name := function_of(node))]
+    names = [name for node in walk(flattened(program.model).graph) if is_python_op(node) and (name := function_of(node))]
     return dict(Counter([*names, *(call.function for call in program.portable if call.kind == "function")]).most_common())

@@ -116,7 +116,9 @@ class _Call:
         for outer, inside, _ in self._taken.values():
             if private.shares_memory(tensor, inside):
                 way = "change a copy (x.clone())"
-                self._recorder.capture.aliases.pairs.append((outside, outer, f"{self._origin.of}, which functions= names, gives a view of it", way))
+                self._recorder.capture.aliases.pairs.append(
+                    (outside, outer, f"{self._origin.of}, which functions= names, gives a view of it", way)
+                )
         return outside
 
     def _edge(self, out: bool, index: int, name: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
@@ -15,8 +15,9 @@ from symbolics.graph.scope import Scope, graph_names
 from symbolics.graph.values import is_float, is_python_op
 from symbolics.graph.walk import walk
 from symbolics.node.names import BOUNDARY_OP, CALL_ATTRIBUTE, CLASS_KEY, INNER_DOMAIN, MARK_COUNT_KEY, MODULE_PROPERTY
+from symbolics.node.numbers import Numbers
 
-__all__ = ["flatten", "of_modules"]
+__all__ = ["flatten", "flattened", "of_modules"]
 
 
 def of_modules(model: ir.Model) -> dict[ir.OperatorIdentifier, ir.Function]:
@@ -56,6 +57,14 @@ def flatten(model: ir.Model, *, bounded: bool = False) -> bool:
     return True
 
 
+def flattened(model: ir.Model) -> ir.Model:
+    """The same model without functions of modules: a copy where it has any."""
+    if not of_modules(model):
+        return model
+    flatten(copy := model.clone())
+    return copy
+
+
 class _Names(Scope):
     """Names that nothing in a model has."""
 
@@ -65,7 +74,9 @@ class _Names(Scope):
 
     def name(self, stem: str) -> str:
         """The stem itself, where it is free."""
-        found = next(name for i in itertools.count() if (name := f"{self.prefix}{stem}_{i}" if i else f"{self.prefix}{stem}") not in self._taken)
+        found = next(
+            name for i in itertools.count() if (name := f"{self.prefix}{stem}_{i}" if i else f"{self.prefix}{stem}") not in self._taken
+        )
         self._taken.add(found)
         return found
 
@@ -75,12 +86,12 @@ def _expand(scope: _Names, node: ir.Node, function: ir.Function, call: int | Non
     scope.prefix = f"{node.name or function.name}/"
     mapping: dict[ir.Value, ir.Value | None] = dict.fromkeys(function.inputs)
     mapping.update(zip(function.inputs, node.inputs))
-    origin = Origin(function.domain, function.name.rstrip("0123456789").removesuffix("_"), function.metadata_props[CLASS_KEY], path)
+    origin = Origin(function.domain, re.sub(r"_\d+$", "", function.name), function.metadata_props[CLASS_KEY], path)
     before: list[ir.Node] = []
     if call is not None:
         for i, formal in enumerate(function.inputs):
             value = mapping[formal]
-            if value is not None and is_float(value) and not value.is_initializer():
+            if value is not None and is_float(value):
                 before.append(boundary(value, Edge(origin, call, False, i, formal.name or ""), scope.name(BOUNDARY_OP)))
                 mapping[formal] = before[-1].outputs[0]
     copies = clone_nodes(scope, function, mapping, dict(node.attributes))
@@ -100,23 +111,10 @@ def _expand(scope: _Names, node: ir.Node, function: ir.Function, call: int | Non
 
 
 def _number(nodes: Iterable[ir.Node]) -> None:
-    """Give calls of Functions that stood in one function for several a number each, and what reads their contexts the same."""
-    taken: set[str] = set()
-    told: dict[ir.Value, str] = {}
-    for node, text in _calls(nodes):
-        context = node.inputs[0] if node.inputs and not is_python_op(node) else None
-        said = json.loads(text)
-        number = told.get(context) if context is not None else None
-        if number is None and is_python_op(node) and said["id"] in taken:
-            number = next(name for i in itertools.count(1) if (name := f"{said['id']}/{i}") not in taken)
-        if number is not None:
-            node.attributes[CALL_ATTRIBUTE] = ir.AttrString(CALL_ATTRIBUTE, json.dumps({**said, "id": number}, separators=(",", ":")))
-            told.update((value, number) for value in node.outputs if value.dtype is ir.DataType.INT64)
-        taken.add(number or said["id"])
-
-
-def _calls(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, str]]:
+    numbers = Numbers()
     for node in nodes:
         attribute = node.attributes.get(CALL_ATTRIBUTE)
         if attribute is not None and attribute.type is ir.AttributeType.STRING:
-            yield node, attribute.value
+            read, made = ([value.name or "" if value is not None else "" for value in values] for values in (node.inputs, node.outputs))
+            if text := numbers.of(attribute.value, is_python_op(node), read, made):
+                node.attributes[CALL_ATTRIBUTE] = ir.AttrString(CALL_ATTRIBUTE, text)

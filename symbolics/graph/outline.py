@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
 
-from symbolics.graph.boundaries import Edge, edge_of, is_boundary
+from symbolics.graph.boundaries import BEHIND, VARIES, Edge, edge_of, is_boundary
 from symbolics.graph.values import constant_of, is_mark
 from symbolics.graph.walk import discard, reads, subgraphs, walk
 from symbolics.node.names import (
@@ -24,6 +23,7 @@ from symbolics.node.names import (
     OPAQUE_PROPERTY,
     SOURCE_PROPERTY,
 )
+from symbolics.node.numbers import number_in, with_number
 
 __all__ = ["count_marks", "outline"]
 
@@ -62,9 +62,13 @@ def outline(model: ir.Model, keys: Mapping[str, Sequence[str]], module_of: Calla
             _take_out(node)
     model.graph.sort()
     made.add()
-    for name, value in list(model.graph.initializers.items()):
-        if name in made.moved and not (value.uses() or value.is_graph_output() or value.is_graph_input()):
-            del model.graph.initializers[name]
+    for value in made.moved:
+        if value.uses() or value.is_graph_output() or value.is_graph_input():
+            continue
+        if (maker := value.producer()) is not None and maker.graph is not None:
+            maker.graph.remove(maker)
+        elif value.name is not None and value.name in model.graph.initializers:
+            del model.graph.initializers[value.name]
     if MARK_COUNT_KEY in model.metadata_props:
         model.metadata_props[MARK_COUNT_KEY] = str(count_marks(model))
     model.graph.opset_imports.pop(INNER_DOMAIN, None)
@@ -96,7 +100,18 @@ class _Order(dict[ir.Node, int]):
 
     def __init__(self, graph: ir.Graph | ir.Function) -> None:
         super().__init__((node, i) for i, node in enumerate(graph))
+        self._last: dict[
+            int, int
+        ] = {}  # level of calls: 0 for those of the forward, 1 for their gradients -> the place of the last boundary
+        for node, i in self.items():
+            if is_boundary(node):
+                self._last[edge_of(node).call // BEHIND] = i
         self._around = {inner: node for node in graph for inner in walk([node]) if inner is not node}
+
+    def behind(self, node: ir.Node, call: int) -> bool:
+        """Whether a node stands behind all that a call is the gradient of: it is there for gradients alone."""
+        below = [last for level, last in self._last.items() if level < call // BEHIND]
+        return bool(below) and self[node] > max(below)
 
     def top(self, node: ir.Node | None) -> ir.Node | None:
         """The node of the graph that a node is, or is in a body of; None for one elsewhere."""
@@ -138,7 +153,8 @@ class _Functions:
         self.known: dict[Any, tuple[ir.Function, list[ir.Node]]] = {}
         self.names = {(node.domain, node.op_type) for node in walk(model.graph)} | {(f.domain, f.name) for f in model.functions.values()}
         self.names |= {(node.domain, node.op_type) for f in model.functions.values() for node in walk(f)}
-        self.moved: set[str | None] = set()  # constants that stand in bodies
+        self.numbers: dict[str, str] = {}  # of a call of a Function -> of the one that it shares a function with
+        self.moved: dict[ir.Value, None] = {}  # constants that stand in bodies
         self.taken = {node.name for node in walk(model.graph)}
 
     # ---------------------------------------------------------------------------------------------------------- a call
@@ -153,6 +169,8 @@ class _Functions:
             for one, two in zip(walk(nodes), walk(region.nodes), strict=True):
                 for mine, theirs in zip(one.outputs, two.outputs, strict=True):
                     _share(mine, theirs)
+                if (number := _id(one)) is not None and (other := _id(two)) is not None:
+                    self.numbers[other] = number
             for formal, value in zip(function.inputs, region.taken, strict=True):
                 _share(formal, value)
             self._replace(region, function, order)
@@ -172,7 +190,7 @@ class _Functions:
             return None
         inside = _between(enters, leaves, order)
         ends = [value for node in leaves if (value := node.inputs[0]) is not None]
-        self._absorb(inside, ends, set(leaves), order)
+        self._absorb(inside, ends, edges[boundaries[0]].call, set(leaves), order)
         if not inside:
             return None
         nodes = _in_order(inside, ends)
@@ -191,8 +209,8 @@ class _Functions:
                     region.given[value] = ""
         return region
 
-    def _absorb(self, inside: set[ir.Node], ends: Sequence[ir.Value], leaves: Collection[ir.Node], order: _Order) -> None:
-        """Add the nodes that only the call reads, and that read parameters and constants alone: a weight norm."""
+    def _absorb(self, inside: set[ir.Node], ends: Sequence[ir.Value], call: int, leaves: Collection[ir.Node], order: _Order) -> None:
+        """Add the nodes that only the call reads, and that read parameters and constants alone (a weight norm), or are there for the gradient."""
         todo = [*ends, *(value for node in inside for value in reads(node))]
         while todo:
             value = todo.pop()
@@ -200,7 +218,9 @@ class _Functions:
             if node is None or node in inside or node not in order or is_boundary(node) or _is_constant(value):
                 continue
             users = {order.top(use.node) for made in node.outputs for use in made.uses()}
-            if users <= inside | set(leaves) and not any(made.is_graph_output() for made in node.outputs) and _is_fixed(node):
+            if not users <= inside | set(leaves) or any(made.is_graph_output() for made in node.outputs):
+                continue
+            if _is_fixed(node) or order.behind(node, call):
                 inside.add(node)
                 todo += reads(node)
 
@@ -217,10 +237,21 @@ class _Functions:
             tensor = constant_of(value)
             if (names := self.keys.get(value.name or "")) and value.is_initializer():
                 own = next((name for name in names if not path or name.startswith(f"{path}.")), None)
-                state.append((self.ranks[own or names[0]] + (0 if own else len(self.ranks)), own[len(path) + bool(path) :] if own else names[0], value))
-            elif tensor is not None and _is_constant(value) and (tensor.size <= _SMALL or value.producer() is not None):
+                state.append(
+                    (
+                        self.ranks[own or names[0]] + (0 if own else len(self.ranks)),
+                        own[len(path) + bool(path) :] if own else names[0],
+                        value,
+                    )
+                )
+            elif (
+                tensor is not None
+                and _is_constant(value)
+                and VARIES not in value.meta
+                and (tensor.size <= _SMALL or value.producer() is not None)
+            ):
                 region.constants[value] = tensor
-                self.moved.add(value.name)
+                self.moved[value] = None
             else:
                 others.append((f"outer{len(others)}", value))
         for value, node in enters.items():
@@ -248,7 +279,11 @@ class _Functions:
         constants = []
         for value, tensor in region.constants.items():
             node = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], name=_fresh("Constant", used))
-            node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = node.name, ir.TensorType(tensor.dtype), ir.Shape(tensor.shape)
+            node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = (
+                node.name,
+                ir.TensorType(tensor.dtype),
+                ir.Shape(tensor.shape.numpy()),
+            )
             constants.append(node)
             own[value] = node.outputs[0]
         graph = ir.Graph(inputs, [], nodes=constants, name=name)
@@ -278,9 +313,9 @@ class _Functions:
                 for value in (*body.inputs, *body.initializers.values()):
                     value.name = _fresh(value.name or "value", used)
         for node in walk(region.nodes):
-            for index, value in enumerate(node.inputs):
-                if value is not None and value in own:
-                    node.replace_input_with(index, own[value])
+            for index, read in enumerate(node.inputs):
+                if read is not None and read in own:
+                    node.replace_input_with(index, own[read])
             for body in subgraphs(node):
                 body.outputs[:] = [own.get(value, value) for value in body.outputs]
         function.graph.extend(region.nodes)
@@ -292,7 +327,9 @@ class _Functions:
         assert graph is not None
         origin, last = region.edge.origin, max(region.nodes, key=order.__getitem__)
         stem = f"{origin.path}/{origin.name}" if origin.path else origin.name
-        call = ir.Node(function.domain, function.name, list(region.taken.values()), num_outputs=len(region.given), name=_fresh(stem, self.taken))
+        call = ir.Node(
+            function.domain, function.name, list(region.taken.values()), num_outputs=len(region.given), name=_fresh(stem, self.taken)
+        )
         call.metadata_props[MODULE_PROPERTY] = origin.path
         graph.insert_after(last, call)
         order[call], self.modules[call] = order[last], origin.path
@@ -315,12 +352,25 @@ class _Functions:
         graph.remove(region.nodes)
 
     # ------------------------------------------------------------------------------------------------------- the model
+    def _number(self, number: str) -> str:
+        """The number of a call of a Function after all: what reads its context says the same."""
+        seen = set[str]()
+        while number in self.numbers and number not in seen:
+            seen.add(number)
+            number = self.numbers[number]
+        return number
+
     def add(self) -> None:
         """Put the functions into the model, one inside of another first, and import what they are of."""
         versions = self.model.opset_imports
         for function, _ in self.known.values():
             versions.setdefault(function.domain, 1)
             self.model.functions[function.identifier()] = function
+        parts = (self.model.graph, *self.model.functions.values()) if any(old != new for old, new in self.numbers.items()) else ()
+        for node in (node for part in parts for node in walk(part)):
+            if (number := _id(node)) is not None and number in self.numbers:
+                text = with_number(node.attributes[CALL_ATTRIBUTE].value, self._number(number))
+                node.attributes[CALL_ATTRIBUTE] = ir.AttrString(CALL_ATTRIBUTE, text)
         for function, _ in self.known.values():
             domains = {"", *(node.domain for node in walk(function))}
             function.opset_imports.update({domain: versions.get(domain, 1) for domain in sorted(domains)})
@@ -420,9 +470,13 @@ class _Key:
     def text(self) -> Any:
         """The key."""
         region = self._region
-        types = [(kind, value.dtype, None if value.shape is None else len(value.shape)) for (kind, _), value in zip(region.kinds, region.taken)]
+        types = [
+            (kind, value.dtype, None if value.shape is None else len(value.shape)) for (kind, _), value in zip(region.kinds, region.taken)
+        ]
         origin = region.edge.origin
-        return repr((origin.domain, origin.name, origin.of, types, self._nodes(region.nodes), [self._numbers[value] for value in region.given]))
+        return repr(
+            (origin.domain, origin.name, origin.of, types, self._nodes(region.nodes), [self._numbers[value] for value in region.given])
+        )
 
     def _nodes(self, nodes: Iterable[ir.Node]) -> list[Any]:
         return [self._node(node) for node in nodes]
@@ -445,7 +499,7 @@ class _Key:
         if a.type is ir.AttributeType.TENSOR:
             return _of_tensor(a.value)
         if name == CALL_ATTRIBUTE and a.type is ir.AttributeType.STRING:
-            return _without_id(a.value)
+            return with_number(a.value, "") if number_in(a.value) is not None else a.value
         return (a.type, list(a.value) if isinstance(a.value, (list, tuple)) else a.value)
 
     def _graph(self, graph: ir.Graph) -> Any:
@@ -461,9 +515,7 @@ def _of_tensor(tensor: Any) -> tuple[Any, ...]:
     return (tensor.dtype, tuple(tensor.shape), tensor.tobytes())
 
 
-def _without_id(text: str) -> str:
-    """What a call says but for its number."""
-    try:
-        return json.dumps({**json.loads(text), "id": ""})
-    except (ValueError, TypeError):
-        return text
+def _id(node: ir.Node) -> str | None:
+    """The number of the call of a Function that a node is, or is a gradient of."""
+    attribute = node.attributes.get(CALL_ATTRIBUTE)
+    return None if attribute is None or attribute.type is not ir.AttributeType.STRING else number_in(attribute.value)

@@ -14,7 +14,11 @@ from symbolics.node.names import is_operator, qualified_name
 __all__ = ["Patterns", "pattern_of"]
 
 #: What a list takes beside patterns, and what an entry of it may mean.
-_KINDS = {"allow": "classes, functions", "opaque": "operators, modules, classes of them, functions", "functions": "modules, classes of them"}
+_KINDS = {
+    "allow": "classes, functions",
+    "opaque": "operators, modules, classes of them, functions",
+    "functions": "modules, classes of them",
+}
 _MEANT = {"opaque": "operators, modules and functions", "functions": "modules"}
 
 
