@@ -11,6 +11,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.errors import ExportError
 from symbolics.graph.boundaries import Edge, Origin
 from symbolics.node.containers import fill
+from symbolics.node.dtypes import onnx_type
 from symbolics.node.names import qualified_name
 from symbolics.node.patterns import Patterns
 
@@ -101,7 +103,7 @@ class _Call:
 
     def _take(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in self._taken:
-            inside = boundary(tensor, self._edge(False, len(self._taken), name))
+            inside = boundary(tensor, self._edge(False, len(self._taken), name, tensor))
             self._taken[id(tensor)] = tensor, inside, inside._version
         return self._taken[id(tensor)][1]
 
@@ -111,7 +113,7 @@ class _Call:
         for outer, inside, version in self._taken.values() if not changed else ():
             if tensor is outer or (tensor is inside and inside._version == version):
                 return outer  # it is what it was given
-        outside = boundary(tensor, self._edge(True, len(self._given), name))
+        outside = boundary(tensor, self._edge(True, len(self._given), name, tensor))
         self._given[id(tensor)] = tensor, outside
         for outer, inside, _ in self._taken.values():
             if private.shares_memory(tensor, inside):
@@ -121,8 +123,15 @@ class _Call:
                 )
         return outside
 
-    def _edge(self, out: bool, index: int, name: str) -> str:
-        return Edge(self._origin, self._number, out, index, name).text
+    def _edge(self, out: bool, index: int, name: str, tensor: torch.Tensor) -> str:
+        edge = Edge(self._origin, self._number, out, index, name)
+        if (
+            private.is_tracing() and tensor.is_floating_point()
+        ):  # torch.export says it itself; an integer may be of another type after translation
+            with private.paused_capture():
+                sizes = tuple(tensor.shape) if not self._recorder.capture.trace.dynamic else (None,) * tensor.dim()
+            edge = replace(edge, type=onnx_type(tensor.dtype), shape=sizes)
+        return edge.text
 
 
 def _names(function: Callable[..., Any], count: int) -> list[str]:

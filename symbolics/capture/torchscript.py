@@ -18,7 +18,9 @@ from symbolics import torch_private as private
 from symbolics.capture.gradient_ops import gradient_attributes, is_edge
 from symbolics.capture.opaque_op import record_of
 from symbolics.capture.recorder import Recorder, active_recorder
+from symbolics.graph.boundaries import read_edge
 from symbolics.node.attributes import ir_attributes
+from symbolics.node.dtypes import DTYPES
 from symbolics.node.names import BOUNDARY_OP, GRADIENT_OP, INNER_DOMAIN, MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, VARIABLE_OP
 from symbolics.quirks import MISSING, SYMBOLICS, float64_by_default, reshapes_with_sizes
 
@@ -81,7 +83,11 @@ def _gradient(g: Any, outputs: Any, inputs: Any, cotangents: Any, key: Any) -> A
 
 def _variable(g: Any, x: Any, key: Any, fed: Any) -> Any:
     said = key.node().s("value")
-    return g.op(f"{INNER_DOMAIN}::{BOUNDARY_OP if is_edge(said) else VARIABLE_OP}", x, id_s=said).setType(x.type())
+    if not is_edge(said):
+        return g.op(f"{INNER_DOMAIN}::{VARIABLE_OP}", x, id_s=said).setType(x.type())
+    edge = read_edge(said)
+    kind = x.type() if not edge.type or None in (edge.shape or ()) else private.tensor_type(DTYPES[edge.type], edge.shape or ())
+    return g.op(f"{INNER_DOMAIN}::{BOUNDARY_OP}", x, id_s=said).setType(kind)
 
 
 @contextlib.contextmanager

@@ -7,13 +7,14 @@ between them. No file has one.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from symbolics.node.names import BOUNDARY_OP, INNER_DOMAIN
 
-__all__ = ["BEHIND", "VARIES", "Edge", "Origin", "boundary", "edge_of", "is_boundary"]
+__all__ = ["BEHIND", "VARIES", "Edge", "Origin", "boundary", "edge_of", "is_boundary", "read_edge", "say_types"]
 
 
 #: In `ir.Value.meta` of a constant that differs from call to call of one module: the number of a random mask. It is no part of a body.
@@ -49,6 +50,7 @@ class Edge:
         out: Whether the call gives the value, or takes it.
         index: Which of the values that it takes, or gives.
         place: What that is called there.
+        type, shape: Its element type and sizes, None for one that is not known; 0 and None where a capture says them itself.
     """
 
     origin: Origin
@@ -56,6 +58,8 @@ class Edge:
     out: bool
     index: int
     place: str
+    type: int = 0
+    shape: tuple[int | None, ...] | None = None
 
     @property
     def text(self) -> str:
@@ -70,8 +74,22 @@ def is_boundary(node: ir.Node) -> bool:
 
 def edge_of(node: ir.Node) -> Edge:
     """What a boundary says."""
-    said = json.loads(node.attributes["id"].as_string())
-    return Edge(**{**said, "origin": Origin(**said["origin"])})
+    return read_edge(node.attributes["id"].as_string())
+
+
+def read_edge(text: str) -> Edge:
+    """What such a text says."""
+    said = json.loads(text)
+    shape = said["shape"]
+    return Edge(**{**said, "origin": Origin(**said["origin"]), "shape": None if shape is None else tuple(shape)})
+
+
+def say_types(nodes: Iterable[ir.Node]) -> None:
+    """Give what boundaries make the types that these say, where nobody else does: onnx infers nothing of them."""
+    for node in filter(is_boundary, nodes):
+        edge, made = edge_of(node), node.outputs[0]
+        if made.type is None and edge.type:
+            made.type, made.shape = ir.TensorType(ir.DataType(edge.type)), None if edge.shape is None else ir.Shape(edge.shape)
 
 
 def boundary(value: ir.Value, edge: Edge, name: str) -> ir.Node:
