@@ -215,7 +215,6 @@ def _judged(
     if current.portable or recorder.unsaid:
         current.program.portable = make_portable(current.program.model, recorder.capture.placed, current.portable, recorder.unsaid)
     expand_gradients(current.program.model)
-    outline_modules(current.program.model)
     describe_functions(current.program.model, recorder.capture.classes)
     say_names(current.program.model, recorder.capture.classes)
     add_lost(current.program.model, eager.state, eager.noted)
@@ -226,6 +225,7 @@ def _judged(
         current.program.model.metadata_props[UNCHECKED_KEY] = eager.unchecked
         if eager.failed:
             warn(f"the Functions of the file could not be compared with those of eager mode: {eager.unchecked}.")
+    outline_modules(current.program.model)  # last: all else looks at every node
     return result
 
 

@@ -151,6 +151,7 @@ class _Functions:
         self.keys = keys
         self.ranks = {key: i for i, key in enumerate(key for names in keys.values() for key in names)}
         self.known: dict[Any, tuple[ir.Function, list[ir.Node]]] = {}
+        self.calls: dict[ir.Function, list[ir.Node]] = {}
         self.names = {(node.domain, node.op_type) for node in walk(model.graph)} | {(f.domain, f.name) for f in model.functions.values()}
         self.names |= {(node.domain, node.op_type) for f in model.functions.values() for node in walk(f)}
         self.numbers: dict[str, str] = {}  # of a call of a Function -> of the one that it shares a function with
@@ -269,8 +270,7 @@ class _Functions:
     def _function(self, region: _Region) -> tuple[ir.Function, dict[ir.Value, ir.Value]]:
         """A function without nodes, and what stands in it for each value that is read from outside."""
         origin = region.edge.origin
-        name = next(n for i in itertools.count(1) if (origin.domain, n := origin.name + (f"_{i}" if i > 1 else "")) not in self.names)
-        self.names.add((origin.domain, name))
+        name = f"{origin.name} {len(self.known)}"  # `add` gives it another
         own: dict[ir.Value, ir.Value] = {}
         used: set[str] = set()
         for (value, _), (_, place) in zip(region.taken.items(), region.kinds, strict=True):
@@ -331,6 +331,7 @@ class _Functions:
             function.domain, function.name, list(region.taken.values()), num_outputs=len(region.given), name=_fresh(stem, self.taken)
         )
         call.metadata_props[MODULE_PROPERTY] = origin.path
+        self.calls[function] = [call, *self.calls.pop(function, ())]  # by the call that comes first in the model, the last one last
         graph.insert_after(last, call)
         order[call], self.modules[call] = order[last], origin.path
         inside = set(region.nodes)
@@ -363,6 +364,14 @@ class _Functions:
     def add(self) -> None:
         """Put the functions into the model, one inside of another first, and import what they are of."""
         versions = self.model.opset_imports
+        for function in reversed(self.calls):  # the first call of a class has the name without a number
+            stem = function.name.rpartition(" ")[0]
+            function.name = next(
+                n for i in itertools.count(1) if (function.domain, n := stem + (f"_{i}" if i > 1 else "")) not in self.names
+            )
+            self.names.add((function.domain, function.name))
+            for call in self.calls[function]:
+                call.op_type = function.name
         for function, _ in self.known.values():
             versions.setdefault(function.domain, 1)
             self.model.functions[function.identifier()] = function
