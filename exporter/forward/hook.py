@@ -72,7 +72,7 @@ def hook(
         opaque: What becomes one PythonOp though it is no Function: "missing" for each operator of torch that the exporter cannot translate;
             operators by name ("aten::unique_consecutive", "aten::linalg_*"); modules and functions (`symbolics.node.opaque.Opaque`).
         functions: Modules whose calls become calls of an ONNX function each: modules, classes of them, ``mypkg.blocks:Block``. Calls that compute the same
-            share one function; parameters and buffers are inputs of it (docs/functions-of-modules.md).
+            share one function; parameters and buffers are inputs of it (docs/modules-as-functions.md).
         eager_check: Run the model once more, in eager mode, and see that each Function that gradients flow through is in the
             file. False saves that run; the metadata then says that it was not checked, and all that forward writes counts as state.
 

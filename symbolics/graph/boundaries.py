@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from symbolics.errors import FormatError
 from symbolics.node.names import BOUNDARY_OP, INNER_DOMAIN
 
 __all__ = ["BEHIND", "VARIES", "Edge", "Origin", "boundary", "edge_of", "is_boundary", "read_edge", "say_types"]
@@ -74,14 +75,22 @@ def is_boundary(node: ir.Node) -> bool:
 
 def edge_of(node: ir.Node) -> Edge:
     """What a boundary says."""
-    return read_edge(node.attributes["id"].as_string())
+    said = node.attributes.get("id")
+    return read_edge(said.value if said is not None and isinstance(said.value, str) else "")
 
 
 def read_edge(text: str) -> Edge:
-    """What such a text says."""
-    said = json.loads(text)
-    shape = said["shape"]
-    return Edge(**{**said, "origin": Origin(**said["origin"]), "shape": None if shape is None else tuple(shape)})
+    """What such a text says.
+
+    Raises:
+        FormatError: It is none: a file has such a node.
+    """
+    try:
+        said = json.loads(text)
+        shape = said["shape"]
+        return Edge(**{**said, "origin": Origin(**said["origin"]), "shape": None if shape is None else tuple(shape)})
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise FormatError.damaged(f"a {INNER_DOMAIN}::{BOUNDARY_OP}", "files have no such node") from error
 
 
 def say_types(nodes: Iterable[ir.Node]) -> None:

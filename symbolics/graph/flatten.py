@@ -94,12 +94,13 @@ def _expand(scope: _Names, node: ir.Node, function: ir.Function, call: int | Non
             if value is not None and is_float(value):
                 before.append(boundary(value, Edge(origin, call, False, i, formal.name or ""), scope.name(BOUNDARY_OP)))
                 mapping[formal] = before[-1].outputs[0]
-    copies = clone_nodes(scope, function, mapping, dict(node.attributes))
+    defaults = {name: attribute for name, attribute in function.attributes.items() if attribute.value is not None}
+    copies = clone_nodes(scope, function, mapping, {**defaults, **node.attributes})
     for copy in walk(copies):
         inner = copy.metadata_props.get(MODULE_PROPERTY, "")
         if found := ".".join(filter(None, (path, inner))):
             copy.metadata_props[MODULE_PROPERTY] = found
-    values = [mapping[value] for value in function.outputs]
+    values = [mapping.get(value) for value in function.outputs]
     after: list[ir.Node] = []
     if call is not None:
         for i, (value, formal, made) in enumerate(zip(values, function.outputs, node.outputs)):
