@@ -22,6 +22,7 @@ FILES = tuple(
     exporter/cpu/test_recurrences.py
     exporter/fallback/test_fallback.py
     exporter/files/test_examine.py
+    exporter/forward/test_functions_of_every_module.py
     exporter/gradient_graph/test_models.py
     exporter/gradient_graph/test_recompute.py
     exporter/module/test_distributed.py

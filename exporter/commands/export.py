@@ -28,6 +28,7 @@ __all__ = ["export"]
 @shared.inline_option
 @shared.portable_options
 @shared.opaque_option
+@shared.functions_option
 @shared.fallback_option
 @shared.eager_check_option
 @shared.setup_option
@@ -53,6 +54,7 @@ def export(
     portable: bool,
     portable_only: tuple[str, ...],
     opaque: tuple[str, ...],
+    functions: tuple[str, ...],
     fallback: bool,
     eager_check: bool,
     setups: tuple[str, ...],
@@ -83,6 +85,7 @@ def export(
                 inline=(*case.inline, *inline),
                 portable=wanted,
                 opaque=shared.opaque_of(case, opaque),
+                functions=shared.functions_of(case, functions),
                 fallback=fallback or case.fallback,
                 eager_check=eager_check,
                 verbose=shared.loud() > 0,

@@ -36,6 +36,8 @@ __all__ = [
     "explained",
     "external_data_option",
     "fallback_option",
+    "functions_of",
+    "functions_option",
     "inline_option",
     "json_option",
     "load_target",
@@ -72,6 +74,13 @@ opaque_option = click.option(
     multiple=True,
     metavar="ENTRY",
     help='What becomes one PythonOp: "missing" (operators without a translation), aten::NAME, module:qualname, or a glob. May be repeated.',
+)
+functions_option = click.option(
+    "--function",
+    "functions",
+    multiple=True,
+    metavar="PKG.MOD:CLASS",
+    help="Modules whose calls become calls of an ONNX function each: module:qualname, a class's name, or a glob. May be repeated.",
 )
 fallback_option = click.option(
     "--fallback",
@@ -451,9 +460,16 @@ def portable_of(case: exporter.Case, portable: bool, only: tuple[str, ...]) -> A
 
 def opaque_of(case: exporter.Case, opaque: tuple[str, ...]) -> list[Any]:
     """The ``opaque=`` of an export: what the case says, and the command line."""
-    said = case.opaque
-    alone = isinstance(said, str) or callable(said) or not isinstance(said, Iterable)
-    return [*([said] if alone else said), *opaque]
+    return [*_listed(case.opaque), *opaque]
+
+
+def functions_of(case: exporter.Case, functions: tuple[str, ...]) -> list[Any]:
+    """The ``functions=`` of an export, likewise."""
+    return [*_listed(case.functions), *functions]
+
+
+def _listed(said: Any) -> Iterable[Any]:
+    return [said] if isinstance(said, str) or callable(said) or not isinstance(said, Iterable) else said
 
 
 def portable_facts(program: exporter.Program) -> list[dict[str, str]]:

@@ -79,6 +79,7 @@ def _recompute(_: click.Context, __: click.Parameter, given: str | None) -> Any:
 @shared.inline_option
 @shared.portable_options
 @shared.opaque_option
+@shared.functions_option
 @shared.fallback_option
 @shared.eager_check_option
 @shared.setup_option
@@ -109,6 +110,7 @@ def step(
     portable: bool,
     portable_only: tuple[str, ...],
     opaque: tuple[str, ...],
+    functions: tuple[str, ...],
     fallback: bool,
     eager_check: bool,
     setups: tuple[str, ...],
@@ -142,6 +144,7 @@ def step(
         options: dict[str, Any] = {
             "targets": case.targets, "dynamic_shapes": case.dynamic_shapes, "precision": precision, "dynamo": dynamo, "opset_version": opset,
             "inline": (*case.inline, *inline), "portable": wanted, "opaque": shared.opaque_of(case, opaque),
+            "functions": shared.functions_of(case, functions),
             "fallback": fallback or case.fallback, "eager_check": eager_check,
             "output_names": output_names or None, "loss": case.loss,
         }  # fmt: skip

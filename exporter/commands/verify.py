@@ -26,6 +26,7 @@ __all__ = ["verify"]
 @shared.inline_option
 @shared.portable_options
 @shared.opaque_option
+@shared.functions_option
 @shared.fallback_option
 @click.option("--html", type=click.Path(path_type=Path), help="Also write the report as one self-contained page.")
 @shared.json_option
@@ -54,6 +55,7 @@ def verify(
     portable: bool,
     portable_only: tuple[str, ...],
     opaque: tuple[str, ...],
+    functions: tuple[str, ...],
     fallback: bool,
     html: Path | None,
     as_json: bool,
@@ -91,6 +93,7 @@ def verify(
                 inline=(*case.inline, *inline),
                 portable=shared.portable_of(case, portable, portable_only),
                 opaque=shared.opaque_of(case, opaque),
+                functions=shared.functions_of(case, functions),
                 fallback=fallback or case.fallback,
             )
         with shared.status(f"verifying {type(case.model).__name__}", as_json), contextlib.redirect_stdout(sys.stderr):

@@ -219,7 +219,8 @@ class Search:
     def _exported(self, way: Way) -> Program:
         failed = self._failed
         opaque = Opaque([*failed.hook.opaque.items, *way.operators, *way.modules])
-        hook = Hook(failed.hook.inline, failed.hook.portable, opaque, eager_check=failed.hook.eager_check, trying=True)
+        asked = failed.hook
+        hook = Hook(asked.inline, asked.portable, opaque, functions=asked.functions, eager_check=asked.eager_check, trying=True)
         with under(hook):
             torch.onnx.export(failed.model, failed.args, None, kwargs=failed.kwargs or None, dynamo=way.dynamo, **self._options(way))
         assert hook.program is not None

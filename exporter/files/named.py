@@ -53,7 +53,7 @@ def names_in(model: ir.Model) -> list[str]:
             for item in data:
                 visit(item)
 
-    for node in walk(model.graph):
+    for node in (node for part in (model.graph, *model.functions.values()) for node in walk(part)):
         if is_python_op(node) and "name" in node.attributes:
             if not is_of_torch(name := node.attributes["name"].as_string()):
                 found[name] = None

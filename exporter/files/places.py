@@ -61,7 +61,7 @@ class Places:
         self._modules: dict[ir.Node, str] = {}
         for node in model.graph:
             if self._parts[node] == "forward":
-                self._modules[node] = self._written(node)
+                self._modules[node] = self.written(node)
         self._follow()
 
     def part(self, node: ir.Node) -> Part:
@@ -97,7 +97,7 @@ class Places:
         return behind
 
     # -------------------------------------------------------------------------------------------------------- modules
-    def _written(self, node: ir.Node) -> str:
+    def written(self, node: ir.Node) -> str:
         """What the exporter wrote of a node, or of a node in its bodies."""
         props = node.metadata_props
         if MODULE_PROPERTY in props:

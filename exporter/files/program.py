@@ -92,10 +92,10 @@ class Program:
 
     def __repr__(self) -> str:
         """One line: its size, inputs and outputs."""
-        from exporter.files.summary import count_calls, signature  # reads nodes, which who only exports does without
+        from exporter.files.summary import signature  # reads nodes, which who only exports does without
 
         graph = self.model.graph
-        size = f"{len(list(graph.all_nodes()))} nodes, {count_calls(graph)} PythonOp"
+        size = f"{len(list(graph.all_nodes()))} nodes, {len(self.opaque)} PythonOp"
         inlined = f", {len(self.inlined)} Functions inlined" if self.inlined else ""
         return f"{type(self).__name__}({size}{inlined}: {signature(graph)})"
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from exporter.files.inspect import CallFacts, FileFacts, tensor_text
-from symbolics.graph.values import is_python_op
 from symbolics.text import clean
 
-__all__ = ["Summary", "Table", "as_html", "count_calls", "kind_of", "signature", "summary_of"]
+__all__ = ["Summary", "Table", "as_html", "kind_of", "signature", "summary_of"]
 
 # Rows of a table of operators, and inputs or outputs in a line: a summary fits on a screen.
 _OPERATORS, _VALUES = 15, 12
@@ -64,11 +63,6 @@ def signature(graph: ir.Graph) -> str:
 
 def _cut(texts: list[str]) -> list[str]:
     return texts if len(texts) <= 4 else [*texts[:3], f"{len(texts) - 3} more"]
-
-
-def count_calls(graph: ir.Graph) -> int:
-    """How many PythonOps stand in a graph and its subgraphs."""
-    return sum(is_python_op(node) for node in graph.all_nodes())
 
 
 # ------------------------------------------------------------------------------------------------------- of a file

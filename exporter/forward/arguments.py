@@ -186,7 +186,7 @@ def check_options(options: Mapping[str, Any], dynamo: Any, opset: Any) -> None:
         raise ArgumentError(f"opset_version={opset!r} is of type {type(opset).__name__}: give an int, or leave it out for torch's own")
     if "f" in options:
         raise TypeError("exporter.export returns a Program and writes no file: call program.save(path)")
-    known = [*inspect.signature(torch.onnx.export).parameters, "inline", "portable", "opaque", "fallback", "eager_check"]
+    known = [*inspect.signature(torch.onnx.export).parameters, "inline", "portable", "opaque", "functions", "fallback", "eager_check"]
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1) or [each for each in known if each.startswith(name)]

@@ -26,6 +26,7 @@ class Case:
         allow: What a process that opens the file may import: classes and patterns.
         portable: Functions and operators to write as ONNX functions, so that the file needs no Python: True for all that can, or a list as ``inline``.
         opaque: Operators, modules and functions that become one PythonOp each, as `exporter.export` takes them.
+        functions: Modules whose calls become calls of ONNX functions, likewise.
         fallback: Whether a way out is taken where torch's exporter cannot take the model, as `exporter.export` has it.
     """
 
@@ -39,4 +40,5 @@ class Case:
     allow: tuple[Any, ...] = ()
     portable: Any = False
     opaque: Any = ()
+    functions: Any = ()
     fallback: bool = False

@@ -24,6 +24,7 @@ from symbolics.capture.gradient_hooks import read_through_hooks
 from symbolics.capture.marks import differentiable_inputs
 from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.capture.translate import translations
+from symbolics.graph.boundaries import is_boundary
 from symbolics.graph.collector import without_gc
 from symbolics.graph.values import is_mark, name_of
 from symbolics.users import warn
@@ -152,10 +153,10 @@ def _copy_returned(graph: ir.Graph, opset: int) -> None:
 
 
 def _name_marked(graph: ir.Graph) -> None:
-    """A result that is marked as one without a gradient keeps the name of what makes it."""
+    """A result that is marked as one without a gradient, or as what a module gives, keeps the name of what makes it."""
     for value in graph.outputs:
         node = value.producer()
-        made = node.inputs[0] if node is not None and is_mark(node) else None
+        made = node.inputs[0] if node is not None and (is_mark(node) or is_boundary(node)) else None
         if made is not None and made.producer() is not None and not made.is_graph_output() and len(made.uses()) == 1:
             value.name, made.name = made.name, f"{made.name}/unmarked"
 

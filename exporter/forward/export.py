@@ -27,6 +27,7 @@ def export(
     inline: Iterable[Any] = (),
     portable: Any = False,
     opaque: Any = (),
+    functions: Any = (),
     fallback: bool = False,
     eager_check: bool = True,
     **torch_onnx_export_options: Any,
@@ -48,6 +49,8 @@ def export(
         opaque: What becomes one PythonOp though it is no Function: "missing" for each operator of torch that the exporter cannot translate;
             operators by name ("aten::unique_consecutive", "aten::linalg_*"); modules and functions (`symbolics.node.opaque.Opaque`).
             ``program.opaque`` says which nodes of the file need Python, and why.
+        functions: Modules whose calls become calls of an ONNX function each: modules, classes of them, ``mypkg.blocks:Block``. Calls that compute the same
+            share one function; parameters and buffers are inputs of it (docs/modules-as-functions.md).
         fallback: Where the exporter cannot take the model, take the first way out that works: `opaque=` of what stands in the way, the other exporter,
             both, at last fixed sizes. It works where outputs and gradients equal eager's; a warning says which it was, and
             ``program.fallback`` (docs/opaque.md).
@@ -59,7 +62,7 @@ def export(
     Raises:
         ExportError: A call cannot be exported; it names Function, module, line and remedy.
         ArgumentError: An argument is none that an export can take (a class in place of a module, a generator, a name in
-            ``dynamic_shapes`` that forward does not have); or an entry of ``inline``, ``portable`` or ``opaque`` means nothing that the export met,
+            ``dynamic_shapes`` that forward does not have); or an entry of ``inline``, ``portable``, ``opaque`` or ``functions`` means nothing that the export met,
             or ``output_names`` are none that the outputs can have.
         TypeError: There is no such option.
 
@@ -87,7 +90,7 @@ def export(
     else:
         options["dynamic_shapes"] = dynamic_shapes
         options.setdefault("verbose", False)
-    with hook(inline=inline, portable=portable, opaque=opaque, fallback=fallback, eager_check=eager_check) as handle:
+    with hook(inline=inline, portable=portable, opaque=opaque, functions=functions, fallback=fallback, eager_check=eager_check) as handle:
         torch.onnx.export(model, args, kwargs=kwargs, dynamo=dynamo, opset_version=opset_version, **options)
     assert handle.program is not None
     if "external_data" in options:  # torch's own default is True

@@ -20,7 +20,9 @@ from exporter.train_mode.buffers import AVERAGED, UNSEEN, add_lost, carry, name_
 from exporter.train_mode.stilled import stilled
 from symbolics import quirks, torch_private
 from symbolics.capture.recorder import Recorder
+from symbolics.graph.boundaries import say_types
 from symbolics.graph.values import is_mark, is_python_op
+from symbolics.graph.walk import walk
 from symbolics.node.attributes import ir_attributes, write_attributes
 from symbolics.node.dtypes import onnx_type
 from symbolics.node.metadata import BufferChanges, write_changes, write_cumulative, write_state, write_stilled
@@ -62,6 +64,7 @@ def finish(model: ir.Model, recorder: Recorder, state: ModelState, *, optimize: 
     graph = model.graph
     written = recorder.capture.written
     results = len(graph.outputs) - recorder.capture.anchored - len(written)
+    say_types(walk(graph))
     parameters = state.adopt(graph)
     _keep_outputs(graph, results + len(written))
     carried, noted = carry(graph, results, written, state.entries, recorder.read)

@@ -57,7 +57,13 @@ if hasattr(os, "register_at_fork"):
 @short_block
 @contextlib.contextmanager
 def hook(
-    inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = (), fallback: bool = False, eager_check: bool = True
+    inline: Iterable[Any] = (),
+    *,
+    portable: Any = False,
+    opaque: Any = (),
+    functions: Any = (),
+    fallback: bool = False,
+    eager_check: bool = True,
 ) -> Iterator[Hook]:
     """Keep each call of an autograd Function as one PythonOp in what torch.onnx.export makes in this block.
 
@@ -72,6 +78,8 @@ def hook(
             then it is an error where one cannot.
         opaque: What becomes one PythonOp though it is no Function: "missing" for each operator of torch that the exporter cannot translate;
             operators by name ("aten::unique_consecutive", "aten::linalg_*"); modules and functions (`symbolics.node.opaque.Opaque`).
+        functions: Modules whose calls become calls of an ONNX function each: modules, classes of them, ``mypkg.blocks:Block``. Calls that compute the same
+            share one function; parameters and buffers are inputs of it (docs/modules-as-functions.md).
         fallback: Where the exporter cannot take the model, take the first way out that works: `opaque=` of what stands in the way, the other exporter,
             both, at last fixed sizes. It works where outputs and gradients equal eager's; a warning says which it was (docs/opaque.md).
         eager_check: Run the model once more, in eager mode, and see that each Function that gradients flow through is in the
@@ -82,13 +90,20 @@ def hook(
 
     Raises:
         ExportError: This torch calls Functions in a way that cannot be caught.
-        ArgumentError: At the end of the block, an entry of ``inline``, ``portable`` or ``opaque`` means nothing that its exports met.
+        ArgumentError: At the end of the block, an entry of ``inline``, ``portable``, ``opaque`` or ``functions`` means nothing that its exports met.
 
     Example:
         >>> with exporter.hook():
         ...     program = torch.onnx.export(model, args, dynamo=True)
     """
-    own = Hook(Patterns(inline), _wanted_portable(portable), Opaque(opaque), eager_check=eager_check, fallback=fallback)
+    own = Hook(
+        Patterns(inline),
+        _wanted_portable(portable),
+        Opaque(opaque),
+        functions=Patterns(functions, "functions"),
+        eager_check=eager_check,
+        fallback=fallback,
+    )
     _patch()
     try:
         prove_capture()
@@ -100,6 +115,7 @@ def hook(
             if isinstance(own.portable, Patterns):
                 own.portable.check_met()
             own.opaque.check_met()
+            own.functions.check_met()
     finally:
         _unpatch()
 
@@ -118,12 +134,18 @@ def under(own: Hook) -> Iterator[None]:
 
 @short
 def install(
-    inline: Iterable[Any] = (), *, portable: Any = False, opaque: Any = (), fallback: bool = False, eager_check: bool = True
+    inline: Iterable[Any] = (),
+    *,
+    portable: Any = False,
+    opaque: Any = (),
+    functions: Any = (),
+    fallback: bool = False,
+    eager_check: bool = True,
 ) -> None:
     """Open a hook in every thread, until `uninstall`. A second call replaces the options.
 
     Args:
-        inline, portable, opaque, fallback, eager_check: As `hook`.
+        inline, portable, opaque, functions, fallback, eager_check: As `hook`.
 
     Raises:
         ExportError: This torch calls Functions in a way that cannot be caught.
@@ -131,7 +153,14 @@ def install(
     """
     global _installed
     # First: what is wrong with them must leave nothing patched.
-    options = Hook(Patterns(inline), _wanted_portable(portable), Opaque(opaque), eager_check=eager_check, fallback=fallback)
+    options = Hook(
+        Patterns(inline),
+        _wanted_portable(portable),
+        Opaque(opaque),
+        functions=Patterns(functions, "functions"),
+        eager_check=eager_check,
+        fallback=fallback,
+    )
     with _lock:
         if _installed is None:
             _patch()

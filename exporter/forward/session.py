@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 
 from exporter.errors import is_full
+from exporter.files.outlined import outline_modules
 from exporter.files.program import Program
 from exporter.files.save import writable
 from exporter.files.trust import name_of
@@ -28,6 +29,7 @@ from exporter.train_mode.buffers import add_lost, warn_of_lost
 from symbolics import torch_private as private
 from symbolics.capture.branches import branches_noticed
 from symbolics.capture.disguise import as_in_eager
+from symbolics.capture.function_modules import function_calls
 from symbolics.capture.interception import belongs_to_torch, settled
 from symbolics.capture.marks import marking
 from symbolics.capture.opaque_modules import opaque_calls
@@ -53,6 +55,7 @@ class Hook:
         inline: Which Functions are inlined.
         portable: Which Functions become ONNX functions; True: all that can, False: none.
         opaque: Which operators, modules and functions become PythonOps.
+        functions: Which modules become ONNX functions.
         program: The last model that was exported under it, None before.
         eager_check: Whether the Functions of one eager run are looked for in the file.
         gradients: Whether its user has gradients enabled where he exports.
@@ -63,6 +66,7 @@ class Hook:
     inline: Patterns
     portable: Patterns | bool = False
     opaque: Opaque = field(default_factory=Opaque)
+    functions: Patterns = field(default_factory=Patterns)
     program: Program | None = None
     eager_check: bool = True
     gradients: bool = True
@@ -164,7 +168,7 @@ def judged(
     recorder.portable = portable.matches if isinstance(portable, Patterns) else lambda _: portable
     recorder.opaque, recorder.unsaid, recorder.lacking = {}, {}, set()
     history = History(model)
-    with opaque_calls(model, recorder.chosen.calls):
+    with opaque_calls(model, recorder.chosen.calls), function_calls(model, current.functions):
         while True:
             try:
                 return _judged(current, model, args, kwargs, export, training, fakes, history)
@@ -225,6 +229,7 @@ def _judged(
         current.program.model.metadata_props[UNCHECKED_KEY] = eager.unchecked
         if eager.failed:
             warn(f"the Functions of the file could not be compared with those of eager mode: {eager.unchecked}.")
+    outline_modules(current.program.model)  # last: all else looks at every node
     return result
 
 

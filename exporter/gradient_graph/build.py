@@ -11,12 +11,14 @@ import onnx
 import onnx_ir as ir
 
 from exporter.errors import short
+from exporter.files.outlined import outline_modules
 from exporter.files.proto import reading
 from exporter.gradient_graph.boundary import Boundary
 from exporter.gradient_graph.engine import Engine, Key
 from exporter.gradient_graph.model import own_copy, set_ir_version
 from symbolics.errors import ArgumentError
 from symbolics.gradients import RULES, Rule, registry
+from symbolics.gradients.boundaries import BOUNDARIES
 from symbolics.gradients.linked import rules_of_functions
 from symbolics.graph.builder import Builder
 from symbolics.graph.collector import without_gc
@@ -71,8 +73,10 @@ def build_gradient_graph(
     if overrides is not None and not isinstance(overrides, Mapping):
         raise ArgumentError(f"overrides is of type {type(overrides).__name__}: give a dict operator -> rule")
     with reading(model):
-        copy = own_copy(model)
-    return differentiate(copy, Boundary(copy, wrt, outputs), overrides or {})
+        copy = own_copy(model, bounded=True)
+    training = differentiate(copy, Boundary(copy, wrt, outputs), overrides or {})
+    outline_modules(training)
+    return training
 
 
 def differentiate(
@@ -104,6 +108,7 @@ class _Build(Engine):
         rules: dict[Key, Rule] = {
             **rules_of_functions(model),
             **RULES,
+            **BOUNDARIES,
             **{(domain, name): r.check(domain, name) for (domain, name), r in own.items()},
         }
         super().__init__(model, rules, Scope(self.boundary.prefix, self.boundary.is_constant))

@@ -12,6 +12,7 @@ from exporter.gradient_graph.engine import Engine
 from exporter.gradient_graph.inference import infer_shapes
 from symbolics.errors import ExportError, PythonopError
 from symbolics.gradients import RULES, Rule
+from symbolics.gradients.boundaries import BOUNDARIES
 from symbolics.gradients.linked import rules_of_functions
 from symbolics.graph.builder import Builder
 from symbolics.graph.collector import without_gc
@@ -20,7 +21,7 @@ from symbolics.graph.scope import Scope
 from symbolics.graph.values import attr, dtype_of, is_mark
 from symbolics.graph.walk import discard, reads, walk
 from symbolics.node.backward import count_readers
-from symbolics.node.names import GRADIENT_OP, INNER_DOMAIN, OWN_DOMAIN, VARIABLE_OP
+from symbolics.node.names import BOUNDARY_OP, GRADIENT_OP, INNER_DOMAIN, OWN_DOMAIN, VARIABLE_OP
 from symbolics.users import warn
 
 __all__ = ["expand_gradients"]
@@ -39,7 +40,7 @@ def expand_gradients(model: ir.Model) -> int:
         UnsupportedOperatorError: An operator on the way has no rule; it names the line that takes the gradient.
         ExportError: One stands in the body of a control flow operator.
     """
-    if not any(node.domain == INNER_DOMAIN for node in walk(model.graph)):
+    if not any(node.domain == INNER_DOMAIN and node.op_type in (GRADIENT_OP, VARIABLE_OP) for node in walk(model.graph)):
         return 0
     model.graph = model.clone().graph  # torch's exporter has values of a class with an arithmetic of its own, which rules do not mean
     nodes = [node for node in walk(model.graph) if node.domain == INNER_DOMAIN]
@@ -48,7 +49,7 @@ def expand_gradients(model: ir.Model) -> int:
         if node.graph is not model.graph:
             raise ExportError(f"{_place(node)} stands in the body of torch.cond or a loop: take it outside, of what that returns")
     with without_gc():
-        _Inside(model).run(taken, [node for node in nodes if node.op_type == VARIABLE_OP])
+        _Inside(model).run(taken, *([node for node in nodes if node.op_type == kind] for kind in (VARIABLE_OP, BOUNDARY_OP)))
     return len(taken)
 
 
@@ -58,15 +59,17 @@ class _Inside(Engine):
     def __init__(self, model: ir.Model) -> None:
         boundary = self.boundary = Boundary(model, (), ())
         variable = {(INNER_DOMAIN, VARIABLE_OP): Rule(lambda op, g, x: g)}
-        super().__init__(model, {**rules_of_functions(model), **RULES, **variable}, Scope(boundary.prefix, boundary.is_constant))
+        super().__init__(
+            model, {**rules_of_functions(model), **RULES, **variable, **BOUNDARIES}, Scope(boundary.prefix, boundary.is_constant)
+        )
 
-    def run(self, taken: list[ir.Node], variables: list[ir.Node]) -> None:
+    def run(self, taken: list[ir.Node], variables: list[ir.Node], boundaries: list[ir.Node]) -> None:
         """Put a sweep in the place of each gradient, in the order of the graph, and the values themselves in that of the variables."""
         graph = self.model.graph
         needless = {name for name, value in graph.initializers.items() if value.uses()}
         imported = set(graph.opset_imports)
         graph.opset_imports.setdefault(OWN_DOMAIN, 1)  # gradients of gradients of Functions: types are inferred between two sweeps
-        self.type_all([*taken, *variables])
+        self.type_all([*taken, *variables, *boundaries])
         for node in taken:
             with _told(node), self.explained():
                 self.put(node)
@@ -86,7 +89,8 @@ class _Inside(Engine):
             if self.boundary.is_constant(value) and not (value.uses() or value.is_graph_output() or value.is_graph_input()):
                 del graph.initializers[name]
         count_readers(walk(graph))
-        graph.opset_imports.pop(INNER_DOMAIN, None)
+        if not boundaries:
+            graph.opset_imports.pop(INNER_DOMAIN, None)
         domains = {inner.domain for inner in walk(graph)}
         for domain in domains - set(graph.opset_imports):
             graph.opset_imports[domain] = 1

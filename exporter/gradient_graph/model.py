@@ -16,6 +16,7 @@ from exporter.files.weights import lift_initializers, lift_weights
 from exporter.gradient_graph.inference import infer_shapes
 from symbolics.errors import FormatError
 from symbolics.gradients.bodies import EXPOSED, OWN_BACKWARD
+from symbolics.graph.flatten import flatten, of_modules
 from symbolics.graph.values import attr, describe, graph_of, is_mark, rank_of, static_shape
 from symbolics.graph.walk import subgraphs, walk
 from symbolics.node.metadata import read_state
@@ -41,8 +42,13 @@ _MARK = (MARK_DOMAIN, MARK_OP)
 
 
 # ------------------------------------------------------------------------------------------------------------ the copy
-def own_copy(source: Any) -> ir.Model:
-    """The model in a copy that may be changed, in an opset that the rules know."""
+def own_copy(source: Any, *, bounded: bool = False) -> ir.Model:
+    """The model in a copy that may be changed, in an opset that the rules know, the nodes of modules in the place of calls of their functions.
+
+    Args:
+        source: The model.
+        bounded: Whether `exporter.files.outlined` will make functions of modules again.
+    """
     model = open_model(source)
     lift_weights(model)
     for node in walk(model.graph):
@@ -58,6 +64,10 @@ def own_copy(source: Any) -> ir.Model:
     model.ir_version = max(model.ir_version, _OWN_INITIALIZERS)
     _check(model)
     _check_counts(model)
+    if of_modules(model):
+        if bounded:  # boundaries have the types of what they stand behind
+            infer_shapes(model, only_where_missing=True)
+        flatten(model, bounded=bounded)
     versions = model.opset_imports
     if "ai.onnx" in versions:
         versions[""] = versions.pop("ai.onnx")

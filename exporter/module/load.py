@@ -29,6 +29,7 @@ from exporter.module.state import entries_of, register
 from exporter.runtime.changed import say_changed
 from symbolics import torch_private as private
 from symbolics.errors import ArgumentError, FormatError
+from symbolics.graph.flatten import flatten
 from symbolics.node.metadata import StateEntry
 from symbolics.node.names import STEP_KEY
 from symbolics.text import headline, shown
@@ -151,6 +152,7 @@ class OnnxModule(torch.nn.Module):
         opened = open_model(model)
         lift_weights(opened)
         check_complete(opened)
+        flatten(opened)  # from here on, every node is looked at
         if STEP_KEY in opened.metadata_props:
             raise FormatError(
                 "the file is a training step, which has no parameters of its own: run it with exporter.inference_session, or load the forward file"

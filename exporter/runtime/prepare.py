@@ -21,6 +21,8 @@ import onnx.inliner
 
 from exporter.files.proto import graphs
 from symbolics.node.names import (
+    CALL_ATTRIBUTE,
+    CLASS_KEY,
     MARK_DOMAIN,
     MARK_OP,
     ORT_DOMAIN,
@@ -30,8 +32,9 @@ from symbolics.node.names import (
     PYTHON_OP_GRAD,
     PYTHON_OP_TANGENT,
 )
+from symbolics.node.numbers import Numbers
 
-__all__ = ["ABSENT_INPUTS", "KEPT_OUTPUTS", "drop_unread_contexts", "has_python_ops", "needs_library", "prepare"]
+__all__ = ["ABSENT_INPUTS", "KEPT_OUTPUTS", "drop_unread_contexts", "has_python_ops", "inline_modules", "needs_library", "prepare"]
 
 #: Places (among the tensor arguments, with a tangent's behind them, or the gradients) whose input is absent.
 ABSENT_INPUTS = "pythonop_absent_inputs"
@@ -49,7 +52,7 @@ def prepare(proto: onnx.ModelProto, *, fusions: bool = True) -> bool:
     Returns:
         Whether anything changed.
     """
-    changed = _inline(proto)
+    changed = _inline_python_ops(proto)
     changed |= drop_unread_contexts(proto)
     changed |= _unmark(proto)
     if fusions and all(imported.domain != ORT_DOMAIN for imported in proto.opset_import):
@@ -111,18 +114,36 @@ def _ours(graph: onnx.GraphProto | onnx.FunctionProto, *kinds: str) -> Iterator[
     return (node for node in graph.node if node.op_type in kinds and node.domain == _DOMAINS[node.op_type])
 
 
-def _inline(proto: onnx.ModelProto) -> bool:
-    ids = []
-    for function in proto.functions:
-        inner = onnx.ModelProto()
-        inner.functions.append(function)
-        if has_python_ops(inner):
-            ids.append((function.domain, function.name))
-    if not ids:
+def inline_modules(proto: onnx.ModelProto) -> bool:
+    """Put the nodes of modules in the place of the calls of their functions, in place: for passes that look at every node of the graph.
+
+    Returns:
+        Whether there were any.
+    """
+    return _inline(proto, [f for f in proto.functions if any(entry.key == CLASS_KEY for entry in f.metadata_props)])
+
+
+def _inline_python_ops(proto: onnx.ModelProto) -> bool:
+    changed = False
+    while found := [function for function in proto.functions if has_python_ops(onnx.ModelProto(functions=[function]))]:
+        changed = _inline(proto, found)  # those that call these have them now
+    return changed
+
+
+def _inline(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> bool:
+    if not functions:
         return False
-    inlined = onnx.inliner.inline_selected_functions(proto, ids)
-    proto.CopyFrom(inlined)
+    proto.CopyFrom(onnx.inliner.inline_selected_functions(proto, [(function.domain, function.name) for function in functions]))
+    _number(proto)
     return True
+
+
+def _number(proto: onnx.ModelProto) -> None:
+    numbers = Numbers()
+    for node in (node for graph in graphs(proto) for node in _ours(graph, *_DOMAINS)):
+        for attribute in node.attribute:
+            if attribute.name == CALL_ATTRIBUTE:
+                attribute.s = (numbers.of(attribute.s, node.op_type == PYTHON_OP, node.input, node.output) or "").encode() or attribute.s
 
 
 def _unmark(proto: onnx.ModelProto) -> bool:

@@ -19,7 +19,7 @@ from exporter.runtime.binding import Binding
 from exporter.runtime.changed import changed_functions, say_changed
 from exporter.runtime.library import available, bind, binding_of, check_onnxruntime, is_there, register
 from exporter.runtime.node_order import MANY_NODES, list_as_they_can_run
-from exporter.runtime.prepare import has_python_ops, needs_library, prepare
+from exporter.runtime.prepare import has_python_ops, inline_modules, needs_library, prepare
 from exporter.runtime.refusals import refusal
 from exporter.runtime.spinning import choose_spinning
 from exporter.runtime.store import ContextStore, Made, PoolLog, arrays_of
@@ -392,14 +392,14 @@ def _open(model: Any, how: _How) -> _Opened:
         is_step = STEP_KEY in metadata
         with reading(model):
             large, python_ops = len(proto.graph.node) >= MANY_NODES, has_python_ops(proto)
-            faster = None
+            faster, inlined = None, (is_step or python_ops) and inline_modules(proto)
             if is_step or python_ops:
                 from exporter.runtime.accelerate import accelerated
 
                 faster = accelerated(proto, carried, providers, is_step=is_step, large=large, accelerate=accelerate)
                 proto = faster.proto
             library = is_there() and needs_library(proto)
-            changed = prepare(proto, fusions=library or options is not None) or (faster is not None and faster.changed)
+            changed = prepare(proto, fusions=library or options is not None) or inlined or (faster is not None and faster.changed)
             changed = (large and list_as_they_can_run(proto.graph)) or changed
     if device == "cuda":
         import torch  # noqa: F401  its CUDA and cuDNN are those that onnxruntime finds

@@ -20,6 +20,7 @@ import onnx_ir as ir
 import torch
 
 from symbolics.errors import UnsupportedOperatorError
+from symbolics.graph.boundaries import VARIES
 from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope
@@ -140,7 +141,9 @@ def _masked(op: Emitter, node: ir.Node, seed: ir.Value, passes: Sequence[ir.Valu
 
     x, p = node.inputs[0], ratio_of(node)
     assert x is not None
-    start = op.Cast(mixed(op.Add(lower(seed), (number + 1) * _GOLDEN % 2**32)), to=_I64)
+    own = op.i64((number + 1) * _GOLDEN % 2**32)
+    own.meta[VARIES] = True
+    start = op.Cast(mixed(op.Add(lower(seed), own)), to=_I64)
     for count in passes:
         start = op.Cast(mixed(op.Add(start, op.Mul(op.Add(lower(count), 1), _SIGNED_GOLDEN))), to=_I64)
     positions = op.Range(op.i64(0), op.Size(x), op.i64(1))

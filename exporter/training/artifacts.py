@@ -77,7 +77,7 @@ def export_evaluation(
         loss: ``loss(output, *targets)`` -> one number, as the step got it. The program then takes the targets too, and its first output is ``loss``.
             None: the program gives the model's outputs alone.
         output_names: Names for the model's outputs, in order. Default: torch's.
-        **options: dynamo, opset_version, inline, portable, opaque, fallback, ...: as `exporter.export`.
+        **options: dynamo, opset_version, inline, portable, opaque, functions, fallback, ...: as `exporter.export`.
 
     Returns:
         The program. Its parameters are initializers, as in every exported model; `Trainer` and `write_artifacts` feed them from the step's state.

@@ -17,11 +17,14 @@ import onnx_ir as ir
 import torch
 
 from exporter.errors import short
+from exporter.files.outlined import outline_modules
 from exporter.files.program import Program, save_models
 from exporter.files.valid import check_valid
 from exporter.forward.arguments import check_call, check_model, check_values
-from exporter.gradient_graph.build import build_gradient_graph
-from exporter.gradient_graph.model import remove_marks
+from exporter.gradient_graph.boundary import Boundary
+from exporter.gradient_graph.build import differentiate
+from exporter.gradient_graph.inference import infer_shapes
+from exporter.gradient_graph.model import own_copy, remove_marks
 from exporter.gradient_graph.recompute import Recompute, checked, recompute as rematerialize
 from exporter.train_mode.batch_norm import batch_statistics
 from exporter.train_mode.dropout import seed_dropout
@@ -30,6 +33,8 @@ from exporter.training.carried import LOSS
 from exporter.training.groups import groups_of
 from exporter.training.objective import Objective, check_names, state_key
 from symbolics.errors import ArgumentError, ExportError
+from symbolics.graph.collector import without_gc
+from symbolics.graph.flatten import flatten, of_modules
 from symbolics.node.dialects import to_dialect
 from symbolics.node.metadata import StepLayout, changes_of
 
@@ -114,6 +119,7 @@ def export_training_step(
     inline: Iterable[Any] = (),
     portable: Any = False,
     opaque: Any = (),
+    functions: Any = (),
     fallback: bool = False,
     recompute: Recompute = None,
     output_names: Sequence[str] | None = None,
@@ -153,7 +159,7 @@ def export_training_step(
             starts as the parameter. `Trainer.evaluate` and `Trainer.state_dict` take it by ``ema=True``.
         precision: "float16" or "bfloat16": compute as under torch.autocast, parameters stay as they are. The loss is
             scaled, and a step whose gradients overflow changes nothing but the scale, as torch.amp.GradScaler does.
-        dynamo, dynamic_shapes, opset_version, inline, portable, opaque, fallback, **torch_onnx_export_options: As `export`. ``dynamic_shapes``
+        dynamo, dynamic_shapes, opset_version, inline, portable, opaque, functions, fallback, **torch_onnx_export_options: As `export`. ``dynamic_shapes``
             may name the targets, too (``target``, or ``target_0``, ...); without that their sizes follow from the model.
         recompute: How much the forward may keep for the backward, None, "auto" or a number of bytes, as `exporter.load` has it, of
             inputs with the shapes of the examples. What is computed again stands in the file twice.
@@ -198,16 +204,21 @@ def export_training_step(
         inline=inline,
         portable=portable,
         opaque=opaque,
+        functions=functions,
         fallback=fallback,
         output_names=[LOSS, *names] if names else None,
         **torch_onnx_export_options,
     )
     forward = program.model
+    if again is None and of_modules(forward):  # boundaries have the types of what they stand behind
+        infer_shapes(forward, only_where_missing=True)
+    flatten(forward, bounded=again is None)
     seed = seed_dropout(forward)
     statistics = batch_statistics(forward)
-    training = build_gradient_graph(
-        forward, wrt=[name for group in groups for name in group.names], outputs=[str(forward.graph.outputs[0].name)]
-    )
+    with without_gc():
+        training = own_copy(forward)
+        wrt = [name for group in groups for name in group.names]
+        differentiate(training, Boundary(training, wrt, [str(forward.graph.outputs[0].name)]), {})
     remove_marks(training)
     if again is not None:
         extra = [name for entry in statistics for name in entry.values] + list(changes_of(training).carried.values())
@@ -216,6 +227,7 @@ def export_training_step(
     assembly = Assembly(training, groups, scaled=scaled, clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, ema=ema)
     assembly.run(seed, statistics, names)
     assembly.describe(objective.names, objective.target_names)
+    outline_modules(assembly.model)
     return TrainingStep(
         assembly.model,
         program.inlined,

@@ -19,6 +19,7 @@ from exporter.runtime.tensors import Runner, tensor
 from exporter.verification.provenance import module_of, operator_of
 from exporter.verification.steps import backward, copy_of, tensors_of
 from symbolics import torch_private as private
+from symbolics.graph.flatten import flattened
 from symbolics.graph.walk import reads
 from symbolics.node.metadata import pairing_of, results_of
 
@@ -128,7 +129,7 @@ def _feeds(training: ir.Model, case: Case, outputs: Sequence[Any], cotangents: S
 
 def _run(training: ir.Model, feeds: dict[str, torch.Tensor], allow: Any) -> dict[str, np.ndarray]:
     """Every float value of the graph."""
-    model = training.clone()
+    model = flattened(training).clone()
     wanted = [value for node in model.graph for value in node.outputs if value.name and not value.is_graph_output()]
     model.graph.outputs.extend(value for value in wanted if value.dtype is not None and value.dtype.is_floating_point())
     runner = Runner(inference_session(model, allow), torch.device("cpu"))

@@ -11,6 +11,7 @@ import torch
 from exporter.train_mode.dropout import dropout_mask, dropouts, ratio_of
 from symbolics import torch_private as private
 from symbolics.errors import PythonopError
+from symbolics.graph.flatten import flattened
 
 __all__ = ["Masks", "OtherDraws"]
 
@@ -29,6 +30,7 @@ class Masks:
             UnsupportedOperatorError: A ratio is computed in the graph.
         """
         self.seed = seed
+        model = flattened(model)
         self.nodes = dropouts(model)
         if inside := [node.name for node in self.nodes if node.graph is not model.graph]:
             raise OtherDraws(f"Dropout {inside[0]!r} is in the body of another node")

@@ -36,6 +36,7 @@ from exporter.verification.report import STEPS, Report
 from exporter.verification.rows import ELSEWHERE, Row
 from exporter.verification.steps import copy_of
 from symbolics.errors import PythonopError, PythonopWarning, RunError
+from symbolics.graph.flatten import flattened
 from symbolics.graph.values import function_of, is_python_op
 from symbolics.graph.walk import walk
 from symbolics.node.names import MARK_COUNT_KEY
@@ -58,6 +59,7 @@ def verify(
     inline: Iterable[Any] = (),
     portable: Any = False,
     opaque: Any = (),
+    functions: Any = (),
     fallback: bool = False,
     dynamic_shapes: Any = None,
     opset_version: int | None = None,
@@ -83,7 +85,7 @@ def verify(
             cannot be imported, such as classes of ``__main__`` and classes inside functions.
         allow: What that process may import. Default: what the exported file names, which this process has just written; with ``file``, what an
             export of the model names, which is made for it.
-        inline, portable, opaque, fallback, dynamic_shapes, opset_version: As `exporter.export` takes them. Where ``portable`` leaves no PythonOp, the file
+        inline, portable, opaque, functions, fallback, dynamic_shapes, opset_version: As `exporter.export` takes them. Where ``portable`` leaves no PythonOp, the file
             is to need no class of anybody: that process calls no ``setup`` and may import nothing, whatever ``allow`` says.
         bisect: Where something differs, look for the first node that departs (`Report.first_departure`); not in a model that drops out.
         steps: How often a step is run for the times.
@@ -103,7 +105,15 @@ def verify(
         model
         if isinstance(model, Case)
         else Case(
-            model, args, kwargs, dynamic_shapes=dynamic_shapes, inline=tuple(inline), portable=portable, opaque=opaque, fallback=fallback
+            model,
+            args,
+            kwargs,
+            dynamic_shapes=dynamic_shapes,
+            inline=tuple(inline),
+            portable=portable,
+            opaque=opaque,
+            functions=functions,
+            fallback=fallback,
         )
     )
     case = replace(case, args=tuple(case.args) if isinstance(case.args, (tuple, list)) else (case.args,))
@@ -120,6 +130,7 @@ def verify(
     random = draws(case, eager)
     options = {
         "dynamo": dynamo, "dynamic_shapes": case.dynamic_shapes, "inline": case.inline, "portable": case.portable, "opaque": case.opaque,
+        "functions": case.functions,
         "fallback": case.fallback, "opset_version": opset_version,
     }  # fmt: skip
     seconds: dict[str, float] = {}
@@ -141,7 +152,7 @@ def verify(
         allowed = list(allow)
     else:
         allowed = [*names_in(program.model), *case.allow] if file is None else names_allowed(program.model, case, **options)
-    if file is None and case.portable and not any(is_python_op(node) for node in walk(program.model.graph)):
+    if file is None and case.portable and not program.opaque:
         allowed, setup = [], None
     with tempfile.TemporaryDirectory(prefix="pythonop-verify-") as folder:
         is_there = isinstance(file, (str, os.PathLike))
@@ -211,5 +222,5 @@ def _facts(case: Case, model: ir.Model, made_by: str, size: int, found: FileRun)
 
 def _functions(program: Program) -> dict[str, int]:
     """How often each Function is called, as a PythonOp or as an ONNX function."""
-    names = [name for node in walk(program.model.graph) if is_python_op(node) and (name := function_of(node))]
+    names = [name for node in walk(flattened(program.model).graph) if is_python_op(node) and (name := function_of(node))]
     return dict(Counter([*names, *(call.function for call in program.portable if call.kind == "function")]).most_common())

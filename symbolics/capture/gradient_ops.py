@@ -18,7 +18,7 @@ import torch
 
 from symbolics.errors import ExportError
 
-__all__ = ["PIN", "Answers", "Taken", "gradient_attributes", "is_pin", "keep_results"]
+__all__ = ["PIN", "Answers", "Taken", "gradient_attributes", "is_edge", "is_pin", "keep_results"]
 
 #: How the key of a variable begins that stands for a tensor to all who read it.
 PIN = "pin"
@@ -72,6 +72,11 @@ def keep_results(key: str, results: list[torch.Tensor]) -> None:
 def is_pin(key: str) -> bool:
     """Whether a variable stands for its tensor to all who read that, before the call as well as after it."""
     return key.startswith(PIN)
+
+
+def is_edge(key: str) -> bool:
+    """Whether a variable stands for the boundary of a call (`symbolics.graph.boundaries`)."""
+    return key.startswith("{")
 
 
 def gradient_attributes(key: str, outputs: int) -> list[ir.Attr]:

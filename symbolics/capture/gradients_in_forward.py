@@ -150,6 +150,13 @@ def variable(x: torch.Tensor, key: str = "") -> torch.Tensor:
         return result if result.requires_grad else result.requires_grad_()
 
 
+def boundary(x: torch.Tensor, key: str) -> torch.Tensor:
+    """A tensor of the same values, whose node in the graph is a boundary (`symbolics.graph.boundaries`) that says this."""
+    with private.unheard(), torch.enable_grad():
+        result: torch.Tensor = torch.ops.pythonop.variable(x, key, _fed() if private.is_tracing() else None)
+        return result
+
+
 def _fed() -> torch.Tensor | None:
     """A tensor that stands for an input of the graph that is being traced, None where that has none."""
     value = next((each for each in private.traced_graph().inputs() if each.type().kind() == "TensorType"), None)

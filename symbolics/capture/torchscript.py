@@ -15,11 +15,13 @@ import onnx_ir as ir
 import torch
 
 from symbolics import torch_private as private
-from symbolics.capture.gradient_ops import gradient_attributes
+from symbolics.capture.gradient_ops import gradient_attributes, is_edge
 from symbolics.capture.opaque_op import record_of
 from symbolics.capture.recorder import Recorder, active_recorder
+from symbolics.graph.boundaries import read_edge
 from symbolics.node.attributes import ir_attributes
-from symbolics.node.names import GRADIENT_OP, INNER_DOMAIN, MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, VARIABLE_OP
+from symbolics.node.dtypes import DTYPES
+from symbolics.node.names import BOUNDARY_OP, GRADIENT_OP, INNER_DOMAIN, MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, VARIABLE_OP
 from symbolics.quirks import MISSING, SYMBOLICS, float64_by_default, reshapes_with_sizes
 
 __all__ = ["symbolics_registered"]
@@ -80,7 +82,12 @@ def _gradient(g: Any, outputs: Any, inputs: Any, cotangents: Any, key: Any) -> A
 
 
 def _variable(g: Any, x: Any, key: Any, fed: Any) -> Any:
-    return g.op(f"{INNER_DOMAIN}::{VARIABLE_OP}", x, id_s=key.node().s("value")).setType(x.type())
+    said = key.node().s("value")
+    if not is_edge(said):
+        return g.op(f"{INNER_DOMAIN}::{VARIABLE_OP}", x, id_s=said).setType(x.type())
+    edge = read_edge(said)
+    kind = x.type() if not edge.type or None in (edge.shape or ()) else private.tensor_type(DTYPES[edge.type], edge.shape or ())
+    return g.op(f"{INNER_DOMAIN}::{BOUNDARY_OP}", x, id_s=said).setType(kind)
 
 
 @contextlib.contextmanager

@@ -10,10 +10,10 @@ import torch
 from onnxscript import opset18 as op
 
 from symbolics import torch_private as private
-from symbolics.capture.gradient_ops import gradient_attributes
+from symbolics.capture.gradient_ops import gradient_attributes, is_edge
 from symbolics.capture.opaque_op import record_of
 from symbolics.node.attributes import ir_attributes
-from symbolics.node.names import GRADIENT_OP, INNER_DOMAIN, MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, VARIABLE_OP
+from symbolics.node.names import BOUNDARY_OP, GRADIENT_OP, INNER_DOMAIN, MARK_DOMAIN, MARK_OP, ORT_DOMAIN, PYTHON_OP, VARIABLE_OP
 from symbolics.quirks import translations as mended_translations
 
 __all__ = ["translations"]
@@ -42,7 +42,7 @@ def _translate_gradient(
 
 
 def _translate_variable(x: ir.Value, key: str) -> ir.Value:
-    return private.add_traced_node(INNER_DOMAIN, VARIABLE_OP, [x], [ir.AttrString("id", key)])[0]
+    return private.add_traced_node(INNER_DOMAIN, BOUNDARY_OP if is_edge(key) else VARIABLE_OP, [x], [ir.AttrString("id", key)])[0]
 
 
 def translations() -> dict[Any, Any]:

@@ -9,8 +9,10 @@ from typing import Any
 
 __all__ = [
     "BACKWARD_KEY",
+    "BOUNDARY_OP",
     "BUFFERS_KEY",
     "CALL_ATTRIBUTE",
+    "CLASS_KEY",
     "CUMULATIVE_KEY",
     "FORMAT_VERSION",
     "FUNCTIONS_KEY",
@@ -71,6 +73,9 @@ INNER_DOMAIN = "pythonop.inner"
 GRADIENT_OP = "Gradient"  # inputs: the outputs that are differentiated, what with respect to, a cotangent for each output
 VARIABLE_OP = "Variable"
 
+# In memory alone: an identity around what a call of a module takes and gives that is to be a call of a function (symbolics/graph/boundaries.py).
+BOUNDARY_OP = "Boundary"
+
 # Functions that stand for autograd Functions, forward and backward.
 PORTABLE_DOMAIN = "pythonop.portable"
 
@@ -91,6 +96,7 @@ STEP_KEY = "pythonop.step"  # JSON: StepLayout; training steps only
 
 # Metadata of an ONNX function of the file.
 FUNCTION_KEY = "pythonop.function"  # module:qualname of the autograd Function that it was made of; for people
+CLASS_KEY = "pythonop.class"  # module:qualname of the class of modules whose calls it stands for
 BACKWARD_KEY = "pythonop.backward"  # JSON: Backward (symbolics/node/linked.py), its gradient
 
 # Metadata of a PythonOp node: where the call came from. For people; nothing reads them back.

@@ -1,4 +1,4 @@
-"""Which classes a list of classes and patterns means: the one language of ``inline=``, ``portable=``, ``opaque=`` and ``allow=``."""
+"""Which classes a list of classes and patterns means: the one language of ``inline=``, ``portable=``, ``opaque=``, ``functions=`` and ``allow=``."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from symbolics.node.names import is_operator, qualified_name
 __all__ = ["Patterns", "pattern_of"]
 
 #: What a list takes beside patterns, and what an entry of it may mean.
-_KINDS = {"allow": "classes, functions", "opaque": "operators, modules, classes of them, functions"}
-_MEANT = {"opaque": "operators, modules and functions"}
+_KINDS = {
+    "allow": "classes, functions",
+    "opaque": "operators, modules, classes of them, functions",
+    "functions": "modules, classes of them",
+}
+_MEANT = {"opaque": "operators, modules and functions", "functions": "modules"}
 
 
 class Patterns:
-    """Classes (for ``allow=`` functions, for ``opaque=`` also modules and functions) and patterns over ``module:qualname``, with shell wildcards that also cross dots.
+    """Classes (for ``allow=`` functions, for ``opaque=`` and ``functions=`` also modules, for ``opaque=`` functions) and patterns over ``module:qualname``, with shell wildcards that also cross dots.
 
     - ``mypkg.ops:Fn``: the part before the colon is matched with the module, the part behind it with the qualified name,
       as in ``mypkg.ops:*`` and ``mypkg.*:Fast*``.
     - ``mypkg.ops``: everything in that module. ``mypkg.*``: everything in ``mypkg`` and in all modules below it.
     - ``mypkg.ops.Fn``: also what has this whole name, with a dot for the colon; without wildcards only.
-    - ``Fn`` (no colon, no dot): for ``inline=``, ``portable=`` and ``opaque=`` also every class of that name. For ``allow=`` it is a module and nothing
+    - ``Fn`` (no colon, no dot): for all but ``allow=`` also every class of that name. For ``allow=`` it is a module and nothing
       else, and no pattern starts with a wildcard: a file must not choose the package that its code comes from.
 
     - ``mylib::op``: an operator of torch.library, all its overloads; ``mylib::op.overload``, ``mylib::*``. The namespace stands without
@@ -35,13 +39,13 @@ class Patterns:
         items: The classes, functions and patterns of the list.
     """
 
-    def __init__(self, items: Any = (), option: Literal["inline", "portable", "opaque", "allow"] = "inline") -> None:
+    def __init__(self, items: Any = (), option: Literal["inline", "portable", "opaque", "functions", "allow"] = "inline") -> None:
         """Args:
             items: Classes, functions and patterns; one alone may stand without a list.
             option: Whose list it is.
 
         Raises:
-            TypeError: An item is neither a class (for ``allow=`` or function, for ``opaque=`` or anything callable) nor a str.
+            TypeError: An item is neither a class (for ``allow=`` or function, for ``opaque=`` and ``functions=`` or anything callable) nor a str.
             ArgumentError: A pattern lacks one of its parts; or in ``allow=`` it starts with a wildcard, or means torch's own operators by one.
         """
         alone = isinstance(items, str) or callable(items) or not isinstance(items, (Iterable, NoneType))
@@ -49,7 +53,7 @@ class Patterns:
         self._idle, self._met = list(self.items), dict[str, None]()
         for item in self.items:
             if not isinstance(item, str):
-                function = callable(item) and (option == "opaque" or (option == "allow" and hasattr(item, "__qualname__")))
+                function = callable(item) and (option in ("opaque", "functions") or (option == "allow" and hasattr(item, "__qualname__")))
                 if not (isinstance(item, type) or function):
                     kinds = _KINDS.get(option, "Function classes")
                     raise TypeError(f"{option}= takes {kinds} and patterns like 'mypkg.ops:*', not {type(item).__name__}")

@@ -135,6 +135,10 @@ def test_every_field_of_a_link_is_in_its_table():
     }  # fmt: skip
 
 
+def test_the_key_of_a_function_of_a_module_is_in_its_table():
+    assert _first_column(_section("Functions that stand for modules")) == {names.CLASS_KEY}
+
+
 def _section(title):
     return TEXT.split(f"## {title}\n")[1].split("\n## ")[0]
 
