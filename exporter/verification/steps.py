@@ -16,7 +16,7 @@ from exporter.verification.memory import HighWater
 from symbolics import torch_private as private
 from symbolics.capture.side_effects import same_values
 
-__all__ = ["as_in_file", "backward", "buffers_of", "changed", "copy_of", "measured", "tensors_of"]
+__all__ = ["as_in_file", "backward", "buffers_of", "changed", "copy_of", "measured", "opaque_of_copy", "tensors_of"]
 
 
 def copy_of(model: torch.nn.Module, kind: torch.dtype | None = None) -> torch.nn.Module:
@@ -34,6 +34,14 @@ def copy_of(model: torch.nn.Module, kind: torch.dtype | None = None) -> torch.nn
             for hook in private.post_accumulate_hooks(parameter):
                 parameters[name].register_post_accumulate_grad_hook(hook)
     return copied
+
+
+def opaque_of_copy(opaque: Any, model: torch.nn.Module, copied: torch.nn.Module) -> Any:
+    """The entries of ``opaque=`` with modules of a copy in the places of the model's own."""
+    twins = {id(module): twin for module, twin in zip(model.modules(), copied.modules(), strict=True)}
+    alone = isinstance(opaque, torch.nn.Module) or not isinstance(opaque, (list, tuple, set, frozenset))
+    entries = [twins.get(id(item), item) for item in ([opaque] if alone else opaque)]
+    return entries[0] if alone else entries
 
 
 def _compiled_copy(model: torch.jit.ScriptModule) -> torch.nn.Module:

@@ -34,7 +34,7 @@ from exporter.verification.notes import choices_of, note_on_changes, note_on_con
 from exporter.verification.process import FileRun, FileStep, run_in_a_fresh_process
 from exporter.verification.report import STEPS, Report
 from exporter.verification.rows import ELSEWHERE, Row
-from exporter.verification.steps import copy_of
+from exporter.verification.steps import copy_of, opaque_of_copy
 from symbolics.errors import PythonopError, PythonopWarning, RunError
 from symbolics.graph.values import function_of, is_python_op
 from symbolics.graph.walk import walk
@@ -125,7 +125,9 @@ def verify(
         begin = time.perf_counter()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".* cannot be opened by another process", PythonopWarning)  # here that is an error
-            program = export(copy_of(case.model), case.args, case.kwargs, **options)
+            copied = copy_of(case.model)
+            options["opaque"] = opaque_of_copy(case.opaque, case.model, copied)
+            program = export(copied, case.args, case.kwargs, **options)
         seconds["export"] = time.perf_counter() - begin
     else:
         program = Program(open_existing(file))
