@@ -70,7 +70,7 @@ WILD ?= torchsde trampoline torchdiffeq scipy linear_operator gpytorch jaxtyping
 # What tests/end_to_end/opaque_models looks at, in the same way.
 OPAQUE_MODELS ?= torchcde torchdiffeq scipy qpth cvxpy qdldl clarabel osqp scs numba llvmlite torchdeq torchopt optree graphviz higher roma pytorch-minimize xitorch dill cvxpylayers diffcp \
 	joblib threadpoolctl torchsparsegradutils tntorch fast-bss-eval torchrbf torch-kf torchani dagma torchsurv pysdtw pytorch-metric-learning scikit-learn \
-	geoopt POT torchkbnufft torchode
+	geoopt POT torchkbnufft torchode pytorch-finufft finufft torchmetrics lightning-utilities
 
 # optimum's command, with the transformers that it asks for: in a folder of their own, for .venv has a newer one.
 OPTIMUM ?= optimum-onnx==0.1.0 optimum==2.1.0 transformers==4.57.6 huggingface_hub==0.36.2 tokenizers==0.22.2 requests==2.34.2 \

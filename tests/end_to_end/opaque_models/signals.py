@@ -122,3 +122,29 @@ def nufft():
         torch.randn(1, 1, 8, 8),
         torch.rand(2, 12),
     )
+
+
+class Scattered(nn.Module):
+    def forward(self, x, k):
+        return torch.view_as_real(imported("pytorch_finufft.functional").finufft_type2(k, x.to(torch.complex64)))
+
+
+@row("pytorch-finufft", "a non-uniform FFT in C++", module="pytorch_finufft", opaque=["Scattered"])
+def finufft():
+    return Net(lambda net, x, k: net.nufft(net.first(x), k), first=nn.Linear(8, 8), nufft=Scattered()), (
+        torch.randn(6, 8),
+        torch.rand(2, 12),
+    )
+
+
+class Distortion(nn.Module):
+    def forward(self, x, y):
+        return imported("torchmetrics.functional.audio").signal_distortion_ratio(x, y, filter_length=8)
+
+
+@row("torchmetrics", "signal-to-distortion ratio, by a Toeplitz system", opaque=["Distortion"])
+def torchmetrics():
+    return Net(lambda net, x, y: net.ratio(net.first(x), y), first=nn.Linear(64, 64), ratio=Distortion()), (
+        torch.randn(1, 64),
+        torch.randn(1, 64),
+    )
