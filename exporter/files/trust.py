@@ -22,6 +22,7 @@ from symbolics.errors import Faq, TrustError
 from symbolics.node.classes import find, is_class, look, own_name, tuple_fields, value_fields
 from symbolics.node.names import is_operator, qualified_name, why_not_importable
 from symbolics.node.patterns import Patterns
+from symbolics.node.plain_objects import why_not_plain
 from symbolics.text import said, shown
 from symbolics.users import warn
 
@@ -126,6 +127,7 @@ _POWERFUL = frozenset(
 
 # Kinds of classes that a file may fill, and methods that run where nobody calls them by name.
 _FILLED = ("enum", "dataclass", "namedtuple")
+_FILLED_AT_WILL = "the file says all that its methods read"
 _RUN_BY_ITSELF = ("__call__", "__del__", "__torch_function__")
 
 # One pattern that means both means more or less all of torch.
@@ -158,6 +160,7 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "enum": ("an enum class", lambda obj: is_class(obj) and issubclass(obj, enum.Enum)),
     "dataclass": ("a dataclass", lambda obj: value_fields(obj) is not None),
     "namedtuple": ("a NamedTuple class", lambda obj: tuple_fields(obj) is not None),
+    "plain": ("a class of objects made of their __dict__ alone", lambda obj: not why_not_plain(obj)),
     "callable": ("a callable", callable),
     "object": ("a registered object", lambda obj: True),
 }
@@ -206,7 +209,7 @@ class Gate:
         """The object that a file names.
 
         Args:
-            kind: "function" (a Function class), "module" (a class of modules), "enum", "dataclass", "namedtuple", "callable" or "object".
+            kind: "function" (a Function class), "module" (a class of modules), "enum", "dataclass", "namedtuple", "plain", "callable" or "object".
             name: What the file says.
 
         Raises:
@@ -233,6 +236,8 @@ class Gate:
             )
         if kind in _FILLED and (runs := [method for method in _RUN_BY_ITSELF if look(found, method) is not None]):
             self._check_named(wanted, name, f"its {runs[0]} would run with what the file says")
+        if kind == "plain":
+            self._check_named(wanted, name, _FILLED_AT_WILL)
         if kind in ("function", "module"):
             self.functions[name] = found
         return found
@@ -316,7 +321,7 @@ class Gate:
                 "give the class itself in allow=, call exporter.register(cls) before this process opens the file, or move the class to the top level of a module that can be imported",
                 faq=Faq.IN_A_FUNCTION,
             )
-        why = "the file may have it called" if kind == "callable" else ""
+        why = "the file may have it called" if kind == "callable" else _FILLED_AT_WILL if kind == "plain" else ""
         if _is_powerful(module):
             why = f"{shown(module)} lies in the standard library, or is known to start processes or to load code"
         if not self.allows(name):

@@ -18,7 +18,7 @@ from exporter.runtime.tensors import to_tensor
 from exporter.verification.compare import difference, largest
 from exporter.verification.notes import Note
 from exporter.verification.rows import Row
-from exporter.verification.steps import copy_of
+from exporter.verification.steps import copy_of, entries_of_copy
 from symbolics.errors import FormatError, PythonopError
 from symbolics.node.names import STATE_KEY, STEP_KEY
 from symbolics.text import shown
@@ -44,7 +44,8 @@ def names_allowed(file: ir.Model, case: Case, **options: Any) -> list[Any]:
     if not functions_in(file):
         return list(case.allow)
     try:
-        today = export(copy_of(case.model), case.args, case.kwargs, **options)
+        copied = copy_of(case.model)
+        today = export(copied, case.args, case.kwargs, **{**options, **entries_of_copy(case, copied)})
     except PythonopError as error:
         raise type(error)(
             f"which Functions the file may name is what an export of the model names, and there is none (allow= says it, too): {error}"

@@ -34,7 +34,7 @@ from exporter.verification.notes import choices_of, note_on_changes, note_on_con
 from exporter.verification.process import FileRun, FileStep, run_in_a_fresh_process
 from exporter.verification.report import STEPS, Report
 from exporter.verification.rows import ELSEWHERE, Row
-from exporter.verification.steps import copy_of
+from exporter.verification.steps import copy_of, entries_of_copy
 from symbolics.errors import PythonopError, PythonopWarning, RunError
 from symbolics.graph.flatten import flattened
 from symbolics.graph.values import function_of, is_python_op
@@ -130,8 +130,7 @@ def verify(
     random = draws(case, eager)
     options = {
         "dynamo": dynamo, "dynamic_shapes": case.dynamic_shapes, "inline": case.inline, "portable": case.portable, "opaque": case.opaque,
-        "functions": case.functions,
-        "fallback": case.fallback, "opset_version": opset_version,
+        "functions": case.functions, "fallback": case.fallback, "opset_version": opset_version,
     }  # fmt: skip
     seconds: dict[str, float] = {}
     if file is None:
@@ -139,7 +138,8 @@ def verify(
         begin = time.perf_counter()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".* cannot be opened by another process", PythonopWarning)  # here that is an error
-            program = export(copy_of(case.model), case.args, case.kwargs, **options)
+            copied = copy_of(case.model)
+            program = export(copied, case.args, case.kwargs, **{**options, **entries_of_copy(case, copied)})
         seconds["export"] = time.perf_counter() - begin
     else:
         program = Program(open_existing(file))

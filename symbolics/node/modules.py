@@ -19,8 +19,9 @@ from symbolics.errors import ExportError, FormatError, PythonopError, TrustError
 from symbolics.node.arguments import Resolver, decode, encode, has_codec
 from symbolics.node.classes import find, is_class, look, own_name
 from symbolics.node.containers import ModulePlace, Slot, expand_leaves, fill, slots
-from symbolics.node.limits import MAX_DEPTH, MAX_ITEMS
+from symbolics.node.limits import MAX_DEPTH, MAX_EXPANDED, MAX_ITEMS
 from symbolics.node.names import is_of_torch, qualified_name
+from symbolics.node.plain_objects import ModuleResolver, PlainObject, as_plain, carries_more, hidden_by, made, objects_in
 from symbolics.node.records import read_record
 from symbolics.text import shown
 
@@ -74,6 +75,9 @@ class Held:
             said = None if is_of_torch(qualified_name(type(inner))) else path
             held.own.append((said, vars(inner), dict(vars(inner))))
             for key, value in attributes_of(inner).items():
+                held.own += (
+                    [(f"{path}.{key}".lstrip("."), one, dict(one)) for one in objects_in(value, _is_said)] if said is not None else []
+                )
                 template = _with_slots(value, numbers)
                 if slots(template):
                     held.lists.append((vars(inner), key, template))
@@ -233,7 +237,8 @@ def written_module(
             "name": qualified_name(type(inner)),
             "training": inner.training,
             "attributes": {
-                key: _attribute(type(inner), title, key, _with_slots(value, numbers), names) for key, value in attributes_of(inner).items()
+                key: _attribute(type(inner), title, key, _with_slots(_with_plain(title, key, value, names), numbers), names)
+                for key, value in attributes_of(inner).items()
             },
             "parameters": {key: places.get((id(parameters), key)) for key in parameters},
             "buffers": {key: places.get((id(buffers), key)) for key in buffers},
@@ -241,7 +246,47 @@ def written_module(
         }
 
     tree: dict[str, Any] = visit(module, "")
+    if why := _too_many(tree):
+        raise ExportError(f"{qualified_name(type(module))}: {why}.\n  {_WAY_OUT}")
     return tree
+
+
+def _too_many(tree: dict[str, Any]) -> str:
+    """Why a tree has more modules than a file may hold, each counted as often as it stands somewhere; "" where it has not.
+
+    A few modules under several names each, one inside another, would be called without end.
+    """
+    sizes: dict[str, tuple[int, int]] = {}
+
+    def visit(record: dict[str, Any], path: str) -> tuple[int, int]:
+        count, height = 1, 0
+        for key, inner in record["modules"].items():
+            if inner is not None:
+                around = (MAX_EXPANDED, MAX_DEPTH)  # of what is not yet done: it stands around this
+                below = sizes.get(inner, around) if isinstance(inner, str) else visit(inner, f"{path}.{key}".lstrip("."))
+                count, height = count + below[0], max(height, below[1] + 1)
+        sizes[path] = count, height
+        return count, height
+
+    count, height = visit(tree, "")
+    return (
+        f"there are more than {MAX_EXPANDED} modules, or they nest deeper than {MAX_DEPTH}"
+        if count > MAX_EXPANDED or height > MAX_DEPTH
+        else ""
+    )
+
+
+def _is_said(value: Any) -> bool:
+    """Whether a value is written as it is, not as an object of plain data."""
+    return isinstance(value, (torch.Tensor, torch.nn.Module)) or (has_codec(value) and not carries_more(value))
+
+
+def _with_plain(title: str, key: str, value: Any, names: Callable[[Any], str | None]) -> Any:
+    """An attribute with a `PlainObject` in the place of each object of plain data."""
+    try:
+        return as_plain(value, lambda one: names(one) is not None or _is_said(one))
+    except ExportError as error:
+        raise ExportError(f"{title}: its attribute {key!r} cannot be written: {error}.\n  {_WAY_OUT}") from error
 
 
 def _check_kind(module: torch.nn.Module, path: str, title: str) -> None:
@@ -277,9 +322,25 @@ def _hides(cls: type, key: str, value: Any) -> bool:
 def _attribute(cls: type, title: str, key: str, value: Any, names: Callable[[Any], str | None]) -> Any:
     """One attribute of a module of a class as JSON."""
     place = f"{title}: its attribute {key!r}"
+    _check_leaves(cls, place, key, value, names)
+    try:
+        return encode(value, names)
+    except ExportError as error:
+        raise ExportError(f"{place} cannot be written: {error}.\n  {_WAY_OUT}") from error
+
+
+def _check_leaves(cls: type, place: str, key: str, value: Any, names: Callable[[Any], str | None]) -> None:
+    """See that a file can hold an attribute, whose ``place`` messages name, and all that objects in it hold."""
     if _hides(cls, key, value):
         raise ExportError(f"{place} stands in the place of a method of its class, which no file may do.\n  {_WAY_OUT}")
     for leaf in expand_leaves(value):
+        if type(leaf) is PlainObject:
+            for name, inner in leaf.attributes.items():
+                where = f"{place}: the attribute {name!r} of a {qualified_name(leaf.cls)}"
+                if hidden_by(leaf.cls, name):
+                    raise ExportError(f"{where} stands in the place of a method of its class, which no file may do.\n  {_WAY_OUT}")
+                _check_leaves(object, where, name, inner, names)
+            continue
         if isinstance(leaf, torch.Tensor):
             raise ExportError(
                 f"{place} is a tensor and no buffer, so that it is no input of the node.\n"
@@ -297,10 +358,6 @@ def _attribute(cls: type, title: str, key: str, value: Any, names: Callable[[Any
         if not has_codec(leaf):
             kind = "a function that no other process can import" if callable(leaf) else f"of type {qualified_name(type(leaf))}"
             raise ExportError(f"{place} is {kind}, which no file can hold.\n  {_WAY_OUT}")
-    try:
-        return encode(value, names)
-    except ExportError as error:
-        raise ExportError(f"{place} cannot be written: {error}.\n  {_WAY_OUT}") from error
 
 
 # ----------------------------------------------------------------------------------------------------------- reading
@@ -371,6 +428,8 @@ def read_module(tree: Any, state: Sequence[str], resolver: Resolver, title: str)
                 visit(inner, f"{path}.{key}".lstrip("."), depth + 1)
 
     visit(tree, "", 0)
+    if why := _too_many(tree):
+        raise FormatError.damaged(title, f"{why}, each counted wherever it stands")
 
     return functools.partial(_made, plans, list(state))
 
@@ -381,19 +440,21 @@ def _made(plans: dict[str, tuple[_Record, type, dict[str, Any]]], state: list[st
     held = Held(modules[""], state, modules=list(modules.values()))
     for path, (record, _, attributes) in plans.items():
         module = modules[path]
-        parameters, buffers, inside = private.parts_of(module)
+        parameters, buffers, children = private.parts_of(module)
         for place, said in ((parameters, record.parameters), (buffers, record.buffers)):
             place.update(dict.fromkeys(said))
             held.places += [(place, key, index) for key, index in said.items() if index is not None]
         for key, inner in record.modules.items():
-            inside[key] = None if inner is None else modules[inner if isinstance(inner, str) else f"{path}.{key}".lstrip(".")]
+            children[key] = None if inner is None else modules[inner if isinstance(inner, str) else f"{path}.{key}".lstrip(".")]
         for key, value in attributes.items():
-            vars(module)[key] = fill(value, lambda leaf: leaf)  # each its own lists and dicts
+            inside: list[dict[str, Any]] = []
+            vars(module)[key] = made(value, inside.append)
+            held.own += [(f"{path}.{key}".lstrip("."), one, dict(one)) for one in inside]
             if slots(value):
                 held.lists.append((vars(module), key, value))
         vars(module)["training"] = record.training
     # Torch's own layers compute, and remember nothing.
-    held.own = [(path, vars(module), dict(vars(module))) for path, module in modules.items() if not is_of_torch(plans[path][0].name)]
+    held.own += [(path, vars(module), dict(vars(module))) for path, module in modules.items() if not is_of_torch(plans[path][0].name)]
     return held
 
 
@@ -411,8 +472,8 @@ def _class_of(name: str, resolver: Resolver) -> type:
     return found
 
 
-def _functions_of_torch(resolver: Resolver) -> Resolver:
-    """A resolver that knows torch's activations without being asked."""
+def _functions_of_torch(resolver: Resolver) -> ModuleResolver:
+    """A resolver that knows torch's activations without being asked, and gives classes of objects of plain data."""
 
     def resolved(kind: str, name: str) -> Any:
         if kind == "callable" and isinstance(name, str):
@@ -427,7 +488,7 @@ def _functions_of_torch(resolver: Resolver) -> Resolver:
             )
         return found
 
-    return resolved
+    return ModuleResolver(resolved, lambda name: resolver("plain", name))
 
 
 def _makes_modules(found: Any) -> bool:

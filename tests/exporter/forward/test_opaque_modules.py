@@ -405,6 +405,15 @@ def _layer(name, **attributes):
     return {"name": name, "training": True, "attributes": attributes, "parameters": {}, "buffers": {}, "modules": {}}
 
 
+def _nested(depth):
+    """Each holds the next one twice."""
+    layer, path = _layer("torch.nn.modules.linear:Identity"), "inner" + ".a" * depth
+    for _ in range(depth):
+        layer = {**_layer("torch.nn.modules.container:Sequential"), "modules": {"a": layer, "b": path}}
+        path = path.rpartition(".")[0]
+    return layer
+
+
 TAMPERED = {
     "another class": (_set("modules", "inner", "name", "torch.utils.data.dataset:Dataset"), TrustError),
     "a class that runs programs": (_set("modules", "inner", "name", "subprocess:Popen"), TrustError),
@@ -429,6 +438,7 @@ TAMPERED = {
     ),
     "a constructor among the attributes": (_set("attributes", "activation", {"$callable": "tests.zoo.modules:Repeats"}), TrustError),
     "a module inside itself": (_set("modules", "inner", ""), FormatError),
+    "a few modules that stand for very many": (_set("modules", "inner", _nested(30)), FormatError),
     "an object that is no module": (lambda tree, call: call["module"].update(tree={"object": "tests.a_dict"}), TrustError),
     "a tensor that is not there": (_set("parameters", "gain", 99), FormatError),
     "a list that holds one": (_set("attributes", "steps", [{"$tensor": 99}]), FormatError),

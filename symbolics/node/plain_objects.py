@@ -1,0 +1,159 @@
+"""Objects of plain data that a module holds, as a configuration: an instance of a class of Python, made of what its ``__dict__`` says.
+
+Neither its constructor nor any other code of its class runs when a file is read; what the class allows is asked of the class alone.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from symbolics.errors import ExportError
+from symbolics.node.arguments import Codec, Resolver, add_codec
+from symbolics.node.classes import attributes_of, is_class, look, value_fields
+from symbolics.node.containers import fill
+from symbolics.node.limits import MAX_DEPTH
+from symbolics.node.names import qualified_name
+
+__all__ = ["ModuleResolver", "PlainObject", "as_plain", "carries_more", "hidden_by", "made", "objects_in", "why_not_plain"]
+
+#: What runs where nobody calls it: when an object goes, is called, is copied, is given to torch.
+_RUNS = ("__call__", "__del__", "__torch_function__", "__torch_dispatch__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
+_FUNCTIONS = (types.FunctionType, classmethod, staticmethod)
+
+
+class PlainObject:
+    """An object in the place of which its class and its attributes stand.
+
+    Attributes:
+        cls: Its class.
+        attributes: What it holds, such objects among it.
+    """
+
+    __slots__ = ("attributes", "cls")
+
+    def __init__(self, cls: Any, attributes: dict[str, Any]) -> None:
+        """Args: the class; the attributes."""
+        self.cls, self.attributes = cls, attributes
+
+
+def made(value: Any, met: Callable[[dict[str, Any]], None]) -> Any:
+    """A value with its own lists and dicts, and the objects that stand in it.
+
+    Args:
+        value: As a file says it.
+        met: Told the ``__dict__`` of each object that is made.
+    """
+
+    def leaf(one: Any) -> Any:
+        if type(one) is not PlainObject:
+            return one
+        out = object.__new__(one.cls)
+        held = attributes_of(out)
+        assert held is not None
+        held.update({key: made(inner, met) for key, inner in one.attributes.items()})
+        met(held)
+        return out
+
+    return fill(value, leaf)
+
+
+def why_not_plain(cls: Any) -> str:
+    """Why objects of a class cannot be made of their ``__dict__`` alone; "" where they can."""
+    if not is_class(cls):
+        return "it is no class"
+    for name in _RUNS:
+        if look(cls, name) is not look(object, name):
+            return f"its class has a {name}"
+    if issubclass(cls, (type, BaseException)) or any(look(base, "__slots__") for base in cls.__mro__):
+        return "it keeps more than its __dict__"
+    try:
+        made = object.__new__(cls)
+    except TypeError:
+        return "it keeps more than its __dict__"
+    return "" if attributes_of(made) is not None else "it has no __dict__"
+
+
+def hidden_by(cls: type, name: str) -> bool:
+    """Whether an attribute of that name would be called in the place of a method, or is one of Python's own."""
+    return type(look(cls, name)) in _FUNCTIONS or (name.startswith("__") and name.endswith("__"))
+
+
+def as_plain(value: Any, known: Callable[[Any], bool], depth: int = 0) -> Any:
+    """A value with a `PlainObject` in the place of each object of plain data in its lists, tuples and dicts.
+
+    Args:
+        value: The value.
+        known: Whether a value can be written as it is.
+        depth: How deep it stands.
+
+    Raises:
+        ExportError: It nests deeper than a file may; it may hold itself.
+    """
+    if depth > MAX_DEPTH:
+        raise ExportError(f"it nests deeper than {MAX_DEPTH} levels: does it hold itself?")
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return kind(as_plain(item, known, depth + 1) for item in value)
+    if kind is dict or kind is OrderedDict:
+        return kind((key, as_plain(item, known, depth + 1)) for key, item in value.items())
+    held = None if known(value) or why_not_plain(kind) else attributes_of(value)
+    return value if held is None else PlainObject(kind, {key: as_plain(item, known, depth + 1) for key, item in held.items()})
+
+
+def carries_more(value: Any) -> bool:
+    """Whether a dataclass holds more than its fields, as a configuration of transformers does."""
+    fields = value_fields(type(value))
+    return fields is not None and not (attributes_of(value) or {}).keys() <= set(fields)
+
+
+def objects_in(value: Any, known: Callable[[Any], bool]) -> Iterator[dict[str, Any]]:
+    """The ``__dict__`` of each object that `as_plain` would write, in the lists, tuples and dicts of a value and in one another."""
+    waiting, met = [value], set[int]()
+    while waiting:
+        one = waiting.pop()
+        kind = type(one)
+        if id(one) in met:
+            continue
+        met.add(id(one))
+        if kind is list or kind is tuple:
+            waiting += one
+        elif kind is dict or kind is OrderedDict:
+            waiting += one.values()
+        elif not known(one) and not why_not_plain(kind) and (held := attributes_of(one)) is not None:
+            yield held
+            waiting += held.values()
+
+
+class ModuleResolver:
+    """The resolver of what a module holds: there alone may such an object stand."""
+
+    def __init__(self, resolve: Resolver, plain: Callable[[str], Any]) -> None:
+        """Args: what resolves all other names; what gives the class of a `PlainObject`."""
+        self._resolve, self.plain = resolve, plain
+
+    def __call__(self, kind: str, name: str) -> Any:
+        """See `symbolics.node.arguments.Resolver`."""
+        return self._resolve(kind, name)
+
+
+def _read(payload: Any, decode_child: Callable[[Any], Any], resolver: Resolver) -> PlainObject:
+    if not isinstance(resolver, ModuleResolver):
+        raise TypeError("it stands in no module")
+    name, held = payload
+    if type(name) is not str or type(held) is not dict:
+        raise TypeError("it is a name and a dict")
+    attributes = {key: decode_child(value) for key, value in held.items()}
+    cls = resolver.plain(name)
+    if hiding := [key for key in attributes if hidden_by(cls, key)]:
+        raise ValueError(f"its attribute {hiding[0][:40]} stands in the place of a method of its class")
+    return PlainObject(cls, attributes)
+
+
+def _write(value: PlainObject, encode_child: Callable[[Any], Any]) -> list[Any]:
+    return [qualified_name(value.cls), {key: encode_child(item) for key, item in value.attributes.items()}]
+
+
+add_codec(Codec("$plain", lambda value: type(value) is PlainObject, _write, _read))
