@@ -149,10 +149,11 @@ class _Generator:
         drawn = bits(op, _lanes(op, keyed), columns)
         if size is None or size % WIDTH:
             drawn = op.Slice(op.Reshape(drawn, [-1]), [0], op.Reshape(op.Size(x), [1]) if size is None else [size])
-        kept = op.GreaterOrEqual(op.Reshape(drawn, op.Shape(x) if dims is None else list(dims)), op.constant(p, _F32))
+        kept = op.GreaterOrEqual(drawn, op.constant(p, _F32))
         producer = kept.producer()
         assert producer is not None
         producer.metadata_props[DRAWN_PROPERTY] = "dropout"
+        kept = op.Reshape(kept, op.Shape(x) if dims is None else list(dims))
         scale = op.number(0.0 if p >= 1 else 1 / (1 - p), x)
         if x.dtype is None:  # a body of another exporter need not say the types of its values
             factor, scale = op.CastLike(kept, x), op.CastLike(scale, x)
