@@ -12,6 +12,7 @@ from exporter.gradient_graph.inference import infer_shapes
 from exporter.gradient_graph.partition import is_cheap
 from symbolics.graph.values import RANDOM, attr, is_static, static_shape, trains
 from symbolics.graph.walk import reads, subgraphs, walk
+from symbolics.node.names import DRAWN_PROPERTY
 
 __all__ = ["Kind", "Sizes", "is_fused", "is_operand", "is_product", "kind_of", "seconds_as_bytes"]
 
@@ -23,8 +24,6 @@ _ELEMENTWISE = """
 _NORMALIZING = "BatchNormalization GroupNormalization InstanceNormalization LayerNormalization LogSoftmax LpNormalization MeanVarianceNormalization RMSNormalization Softmax"
 _MOVING = "Concat DepthToSpace Gather Pad Slice SpaceToDepth Split Tile Trilu"
 _LIGHT = frozenset(f"{_ELEMENTWISE} {_NORMALIZING} {_MOVING}".split())
-# The generator of dropout's masks (`exporter.train_mode.dropout`) is integers mixed by these: a dozen passes for a byte an element.
-_NEVER = RANDOM | {"BitShift", "BitwiseXor"}
 _PRODUCTS = frozenset("Conv ConvTranspose Gemm MatMul".split())
 _FUSED = frozenset(_ELEMENTWISE.split()) - {"Relu"} | _PRODUCTS | {"Transpose", "Cast"}
 _SAME_ELEMENTS = frozenset(_ELEMENTWISE.split()) | {"BitShift", "BitwiseXor", "Cast", "Reshape"}
@@ -50,7 +49,7 @@ def kind_of(node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Function
     if (function := functions.get(node.op_identifier())) is not None:
         kinds = {kind_of(inner, functions) for inner in walk(function)}
         return Kind.NEVER if Kind.NEVER in kinds else Kind.HEAVY
-    if node.domain not in ("", "ai.onnx") or node.op_type in _NEVER or subgraphs(node):
+    if node.domain not in ("", "ai.onnx") or node.op_type in RANDOM or DRAWN_PROPERTY in node.metadata_props or subgraphs(node):
         return Kind.NEVER
     if any(value.type is not None and not isinstance(value.type, ir.TensorType) for value in node.outputs):
         return Kind.NEVER

@@ -56,7 +56,13 @@ def checked(given: Any) -> Recompute:
 
 
 def recompute(
-    model: ir.Model, choice: Literal["auto"] | int, example: Mapping[str, Sequence[int]], extra: Iterable[str] = (), *, late: bool
+    model: ir.Model,
+    choice: Literal["auto"] | int,
+    example: Mapping[str, Sequence[int]],
+    extra: Iterable[str] = (),
+    *,
+    late: bool,
+    views: bool = False,
 ) -> None:
     """Let the gradient graph compute values of the forward again, in place.
 
@@ -78,6 +84,7 @@ def recompute(
         example: Shapes of inputs, for `Sizes`.
         extra: Values of the forward that something beside the gradient graph reads.
         late: Both run as one graph: the copies wait for the gradient at which they are read, so that they run behind it.
+        views: The graph is for onnxruntime's CPU alone: what parts nodes may move nothing.
 
     Warns:
         PythonopWarning: More than the limit has to stay.
@@ -86,7 +93,7 @@ def recompute(
     found = _Choice(model, graph, Sizes(model, example), light=choice == "auto")
     again = found.cut(_AUTO) if choice == "auto" else found.below(choice)
     if again:
-        _Copies(model, graph, again, set(found.needed), late).write()
+        _Copies(model, graph, again, set(found.needed), late, views).write()
 
 
 @dataclass(frozen=True)
@@ -261,21 +268,18 @@ def _is_copy(value: ir.Value) -> bool:
 
 
 # onnxruntime makes one Reshape of several, one after the other, where it knows the dims that come out, and forgets what the others wait for.
+# What runtimes can subtract, and what large values are made of.
+_SUBTRACTED = frozenset(ir.DataType[kind] for kind in "FLOAT DOUBLE FLOAT16 BFLOAT16 INT32 INT64".split())
 _RESHAPES = frozenset(["Reshape", "Squeeze", "Unsqueeze"])
-
-
-def _open(value: ir.Value) -> None:
-    """Say only the rank of what a Reshape makes."""
-    if value.shape is not None:
-        value.shape = ir.Shape([None] * len(value.shape))
 
 
 class _Copies:
     """Copies of the nodes that run again, each in front of the first node of the gradient graph that reads what it makes.
 
-    Three things keep them what they are while onnxruntime optimizes. All are made of a Reshape to the shape that a value has, [0, 0, ...],
-    zeros which a Where has taken from two equal vectors by whether an element of a gradient is NaN: it moves nothing, and no optimizer
-    knows what it does.
+    Three things keep them what they are while a runtime optimizes. All subtract a zero, which a Where has taken from two zeros by whether an element
+    of a gradient is NaN: no optimizer knows what it does (of an Add, runtimes know too much: they fuse it). It stands in values and never in shapes: OpenVINO makes wrong numbers of
+    shapes that depend on data. With ``views`` it is a Reshape to the shape that a value has, [0, 0, ...], of zeros chosen so: onnxruntime's
+    CPU copies nothing then, and fuses nothing that it did not fuse before.
 
     * In a graph that runs as one (``late``), what the copies start from passes through one: they run behind that gradient, and are not
       found to be equal to the forward's nodes.
@@ -286,11 +290,11 @@ class _Copies:
         read: What the gradient graph read of the forward.
     """
 
-    def __init__(self, model: ir.Model, parts: _Parts, again: set[ir.Value], read: set[ir.Value], late: bool) -> None:
+    def __init__(self, model: ir.Model, parts: _Parts, again: set[ir.Value], read: set[ir.Value], late: bool, views: bool) -> None:
         self.model = model
         self.graph = model.graph
         self.parts = parts
-        self.late = late
+        self.late, self.views = late, views
         self.op = Builder(Scope(free_prefix(self.graph, "again/"), lambda value: False))
         self.op.scope.opset = model.opset_imports[""]
         self.again = again | self._idle() if late else again
@@ -378,19 +382,15 @@ class _Copies:
     def _copy(self, node: ir.Node, before: ir.Node) -> None:
         mapping = {value: self.copies[value] for value in reads(node) if value in self.copies}
         gradient = self._gradient(before) or self.parts.loss if self.late else None
-        shape = node.inputs[1] if node.op_type in _RESHAPES and len(node.inputs) > 1 else None
-        if gradient is not None and shape is not None:
-            mapping[shape] = self._made(gradient, shape, lambda op: op.raw("Where", [self._flag(gradient), shape, shape]), shape)
-        elif gradient is not None:
-            starts = [value for value in dict.fromkeys(reads(node)) if value not in mapping and value.producer() is not None]
+        if gradient is not None:
+            data = reads(node)[:1] if node.op_type in _RESHAPES else reads(node)
+            starts = [value for value in dict.fromkeys(data) if value not in mapping and value.producer() is not None]
             if not starts and not mapping:
-                starts = [value for value in reads(node) if not value.is_initializer()][:1] or reads(node)[:1]
+                starts = [value for value in data if not value.is_initializer()][:1] or data[:1]
             for value in starts:
                 if made_by(value, "Constant") is None:
                     mapping[value] = self._behind(gradient, value)
         copies = clone_nodes(self.op.scope, [node], mapping)
-        if gradient is not None and shape is not None:
-            _open(copies[0].outputs[0])
         self.graph.insert_before(before, copies)
         self.copies.update((value, mapping[value]) for value in node.outputs if value in self.again)
 
@@ -405,16 +405,29 @@ class _Copies:
 
     def _behind(self, gradient: ir.Value, value: ir.Value) -> ir.Value:
         """The same value, once there is a gradient."""
-        if value.shape is None:
-            return self._made(gradient, value, lambda op: op.raw("Where", [self._flag(gradient), value, value]), value)
-        shape = self._shape(gradient, len(value.shape))
-        view = self._made(gradient, value, lambda op: op.raw("Reshape", [value, shape]), value)
-        _open(view)
-        return view
+        if self.views and value.shape is not None:
+            shape = self._shape(gradient, len(value.shape))
+            view = self._made(gradient, value, lambda op: op.raw("Reshape", [value, shape]), value)
+            view.shape = ir.Shape([None] * len(value.shape))  # its rank alone
+            return view
+        if value.dtype is ir.DataType.BOOL:
+            return self._made(gradient, value, lambda op: op.raw("And", [value, op.raw("Not", [self._flag(gradient)])]), value)
+        if value.dtype not in _SUBTRACTED:
+            return value
+        zero = self._zero(gradient, value.dtype)
+        return self._made(gradient, value, lambda op: op.raw("Sub", [value, zero]), value)
 
     def _shape(self, gradient: ir.Value, rank: int) -> ir.Value:
         same, flag = self.op.i64([0] * rank), self._flag(gradient)
         return self._made(gradient, rank, lambda op: op.raw("Where", [flag, same, same]), same)
+
+    def _zero(self, gradient: ir.Value, dtype: ir.DataType) -> ir.Value:
+        def write(op: Builder) -> ir.Value:
+            zero = op.raw("Where", [flag, op.constant(0, ir.DataType.FLOAT), op.constant(0, ir.DataType.FLOAT)])
+            return zero if dtype is ir.DataType.FLOAT else op.raw("Cast", [zero], to=dtype)
+
+        flag = self._flag(gradient)
+        return self._made(gradient, dtype, write, None)
 
     def _flag(self, gradient: ir.Value) -> ir.Value:
         """Whether the first element of a gradient is NaN: a bool, False of an empty one."""

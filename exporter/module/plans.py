@@ -321,7 +321,14 @@ class Plans:
             without_gradient = paths_without_gradient(model, wrt)
             remove_marks(model)
             if self.recompute is not None:
-                recompute(model, self.recompute, {name: tuple(shape) for name, shape in sizes.items()}, extra, late=False)
+                recompute(
+                    model,
+                    self.recompute,
+                    {name: tuple(shape) for name, shape in sizes.items()},
+                    extra,
+                    late=False,
+                    views=self.providers is None,
+                )
             partition = split(model, self.state, extra, wrt)
         self._optimize(partition.forward, "forward", sizes)
         forward = self.session(partition.forward, after_torch=True)

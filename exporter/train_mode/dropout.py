@@ -1,12 +1,8 @@
 """Dropout from a seed: one file gives one mask on every runtime.
 
 ONNX's Dropout draws from a generator of the runtime's own. Here the mask is computed by standard operators from an int64
-scalar input ``seed``, the number of the node and the position of the element, by an integer hash: two rounds of
-xor-shift and multiply modulo 2**32. Inside a Loop or a Scan the number of the pass goes in, too: a mask is a function of
-these numbers alone, so that a gradient graph that runs a body again has it again.
-
-Not every onnxruntime adds and multiplies uint32 (1.20 does not). So shifts and XORs are done on uint32, sums and products on
-int64, where none of them overflows; the Cast back to uint32 keeps the lower 32 bits, as ONNX defines it for integers.
+scalar input ``seed``, the number of the node and the position of the element (`exporter.train_mode.masks`). Inside a Loop or a Scan the
+number of the pass goes in, too: a mask is a function of these numbers alone, so that a gradient graph that runs a body again has it again.
 """
 
 from __future__ import annotations
@@ -19,25 +15,21 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from exporter.train_mode.masks import DIGITS, LANES, WIDTH, bits, first_keys, kept_by, keys, keys_of_pass, table, units
 from symbolics.errors import UnsupportedOperatorError
-from symbolics.graph.boundaries import VARIES
 from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope
-from symbolics.graph.values import array_of, attr, trains
+from symbolics.graph.values import array_of, attr, static_shape, trains
 from symbolics.graph.walk import subgraphs, walk
+from symbolics.node.names import DRAWN_PROPERTY
 
 __all__ = ["SEED", "draw_seed", "dropout_mask", "dropouts", "inference_mode", "ratio_of", "seed_dropout"]
 
 #: The name of the input; a model that has a value of this name already gets ``seed_1``, ...
 SEED = "seed"
 
-_MULTIPLIER = 0x045D9F3B
-_GOLDEN = 0x9E3779B9
-#: The same modulo 2**32, but small enough for its product with any uint32 to be an int64.
-_SIGNED_GOLDEN = _GOLDEN - 2**32
-
-_U32, _I64 = ir.DataType.UINT32, ir.DataType.INT64
+_I64, _F32 = ir.DataType.INT64, ir.DataType.FLOAT
 
 
 #: The number of a body's pass: an int64 scalar in the body, None where a body has but one (the branches of an If).
@@ -62,11 +54,13 @@ def seed_dropout(model: ir.Model) -> str | None:
     seed = ir.Value(name=name, type=ir.TensorType(_I64), shape=ir.Shape([]))
     graph.inputs.append(seed)
     scope = Scope(f"{name}/", lambda value: False)
+    generator = _Generator(scope, seed, len(found))
     for number, (node, counters) in enumerate(found):
         op = Emitter(scope)
         passes = [value for counter in counters if (value := counter(scope)) is not None]
-        kept, dropped = _masked(op, node, seed, passes, number)
+        kept, dropped = generator.masked(op, node, passes, number)
         replace(scope, node, op.nodes, [dropped, kept])
+    graph.insert_before(graph[0], generator.op.nodes)
     scope.register(graph)
     return name
 
@@ -123,41 +117,76 @@ def _insert_state(node: ir.Node, place: int, value: ir.Value, name: str) -> None
     counted.name, counted.type, counted.shape = name, value.type, value.shape
 
 
-def _masked(op: Emitter, node: ir.Node, seed: ir.Value, passes: Sequence[ir.Value], number: int) -> tuple[ir.Value, ir.Value]:
-    """The mask of a Dropout, as `dropout_mask` computes it, and what the Dropout gives."""
+class _Generator:
+    """Writes the masks of a graph. What all of them share stands in front of the graph.
 
-    def lower(number: ir.Value) -> ir.Value:
-        """An int64 modulo 2**32."""
-        return op.Cast(op.Cast(number, to=_U32), to=_I64)
+    Attributes:
+        op: Has the nodes for the front of the graph.
+    """
 
-    def mixed(h: ir.Value) -> ir.Value:
-        """uint32, from an int64 of which the lower 32 bits count."""
-        for _ in range(2):
-            h = op.Cast(h, to=_U32)
-            h = op.BitwiseXor(h, op.BitShift(h, 16, direction="RIGHT"))
-            h = op.Mul(op.Cast(h, to=_I64), _MULTIPLIER)
-        h = op.Cast(h, to=_U32)
-        return op.BitwiseXor(h, op.BitShift(h, 16, direction="RIGHT"))
+    def __init__(self, scope: Scope, seed: ir.Value, count: int) -> None:
+        self.op = op = Emitter(scope)
+        first = op.constant(first_keys(count), _F32)
+        self._keys = _split(op, keys(op, first, _digits(op, seed, DIGITS)), count)
+        self._tables: dict[int, tuple[ir.Value, list[ir.Value]]] = {}
 
-    x, p = node.inputs[0], ratio_of(node)
-    assert x is not None
-    own = op.i64((number + 1) * _GOLDEN % 2**32)
-    own.meta[VARIES] = True
-    start = op.Cast(mixed(op.Add(lower(seed), own)), to=_I64)
-    for count in passes:
-        start = op.Cast(mixed(op.Add(start, op.Mul(op.Add(lower(count), 1), _SIGNED_GOLDEN))), to=_I64)
-    positions = op.Range(op.i64(0), op.Size(x), op.i64(1))
-    bits = mixed(op.Add(op.Mul(positions, _SIGNED_GOLDEN), start))
-    bits = op.Cast(op.BitShift(bits, 1, direction="RIGHT"), to=ir.DataType.INT32)
-    kept = op.Reshape(op.GreaterOrEqual(bits, _threshold(p)), op.Shape(x))
-    scale = op.number(0.0 if p >= 1 else 1 / (1 - p), x)
-    if x.dtype is None:  # a body of another exporter need not say the types of its values
-        factor, scale = op.CastLike(kept, x), op.CastLike(scale, x)
-    else:
-        factor = op.Cast(kept, to=x.dtype)
-    thinned = op.Mul(x, factor)
-    kept.shape = factor.shape = thinned.shape = x.shape
-    return kept, op.Mul(thinned, scale)
+    def masked(self, op: Emitter, node: ir.Node, passes: Sequence[ir.Value], number: int) -> tuple[ir.Value, ir.Value]:
+        """The mask of a Dropout, as `dropout_mask` computes it, and what the Dropout gives."""
+        x, p = node.inputs[0], ratio_of(node)
+        assert x is not None
+        key = self._keys[number]
+        for count in passes:
+            key = keys_of_pass(op, key, _digits(op, count, DIGITS[:2]))
+        size = None if (dims := static_shape(x)) is None else math.prod(dims)
+        if size is None:
+            rows, columns = _numbers(op, op.Div(op.Add(op.Size(x), WIDTH - 1), WIDTH))
+        else:
+            many = max(-(-size // WIDTH), 1)
+            if many not in self._tables:
+                self._tables[many] = _numbers(self.op, many)
+            rows, columns = self._tables[many]
+        keyed = op.Add(rows, op.Reshape(key, [LANES, 1, 1]))
+        drawn = bits(op, _lanes(op, keyed), columns)
+        if size is None or size % WIDTH:
+            drawn = op.Slice(op.Reshape(drawn, [-1]), [0], op.Reshape(op.Size(x), [1]) if size is None else [size])
+        kept = op.GreaterOrEqual(drawn, op.constant(p, _F32))
+        producer = kept.producer()
+        assert producer is not None
+        producer.metadata_props[DRAWN_PROPERTY] = "dropout"
+        kept = op.Reshape(kept, op.Shape(x) if dims is None else list(dims))
+        scale = op.number(0.0 if p >= 1 else 1 / (1 - p), x)
+        if x.dtype is None:  # a body of another exporter need not say the types of its values
+            factor, scale = op.CastLike(kept, x), op.CastLike(scale, x)
+        else:
+            factor = op.Cast(kept, to=x.dtype)
+        thinned = op.Mul(x, factor)
+        kept.shape = factor.shape = thinned.shape = x.shape
+        return kept, op.Mul(thinned, scale)
+
+
+def _digits(op: Emitter, number: ir.Value, digits: Sequence[int]) -> list[ir.Value]:
+    """The digits of an int64 scalar, as `exporter.train_mode.masks` counts them."""
+    found = op.Cast(op.BitwiseAnd(number, list(digits)), to=_F32)
+    return _split(op, op.Mul(found, units(digits)), len(digits))
+
+
+def _numbers(op: Emitter, rows: ir.Value | int) -> tuple[ir.Value, list[ir.Value]]:
+    """The numbers of so many rows, of shape [4, rows, 1], and of the columns, each of shape [1, 4096]."""
+    limit = op.constant(rows + WIDTH, _F32) if isinstance(rows, int) else op.Cast(op.Add(rows, WIDTH), to=_F32)
+    found = table(op, op.Unsqueeze(op.Range(op.constant(0, _F32), limit, op.constant(1, _F32)), [0]))
+    across = op.Slice(found, [0], [WIDTH], [1])
+    down = op.Slice(found, [WIDTH], [2**31 - 1], [1])
+    return op.Unsqueeze(down, [2]), _lanes(op, op.Unsqueeze(across, [1]))
+
+
+def _lanes(op: Emitter, numbers: ir.Value) -> list[ir.Value]:
+    """The four parts of a tensor along its first axis, without it."""
+    return [op.Squeeze(part, [0]) for part in _split(op, numbers, LANES)]
+
+
+def _split(op: Emitter, value: ir.Value, count: int) -> list[ir.Value]:
+    """The parts of a tensor along its first axis, one element of it each."""
+    return [value] if count == 1 else list(op.Split(value, [1] * count, axis=0, outputs=count))
 
 
 def ratio_of(node: ir.Node) -> float:
@@ -177,11 +206,6 @@ def ratio_of(node: ir.Node) -> float:
     return float(ratio)
 
 
-def _threshold(ratio: float) -> int:
-    """Elements whose 31 bits are below are dropped."""
-    return min(int(ratio * 2**31), 2**31 - 1)
-
-
 def dropout_mask(seed: int, number: int, shape: Sequence[int], ratio: float, passes: Sequence[int] = ()) -> np.ndarray:
     """The mask that a file draws after `seed_dropout`, by numpy.
 
@@ -195,21 +219,7 @@ def dropout_mask(seed: int, number: int, shape: Sequence[int], ratio: float, pas
     Returns:
         bool of that shape: what is kept.
     """
-
-    def mixed(h: np.ndarray) -> np.ndarray:
-        for _ in range(2):
-            h = (h ^ (h >> np.uint32(16))) * np.uint32(_MULTIPLIER)
-        return h ^ (h >> np.uint32(16))
-
-    def lower(*numbers: int) -> np.ndarray:
-        return np.array([n % 2**32 for n in numbers], np.uint32)  # an array: its arithmetic wraps around without a warning
-
-    golden = np.uint32(_GOLDEN)
-    start = mixed(lower(seed) + lower(number + 1) * golden)
-    for count in passes:
-        start = mixed(start + lower(count + 1) * golden)
-    bits = mixed(np.arange(math.prod(shape), dtype=np.uint32) * golden + start) >> np.uint32(1)
-    return (bits >= np.uint32(_threshold(ratio))).reshape(shape)
+    return kept_by(seed, number, shape, ratio, passes)
 
 
 def inference_mode(model: ir.Model) -> None:

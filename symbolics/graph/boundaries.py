@@ -15,11 +15,8 @@ import onnx_ir as ir
 from symbolics.errors import FormatError
 from symbolics.node.names import BOUNDARY_OP, INNER_DOMAIN
 
-__all__ = ["BEHIND", "VARIES", "Edge", "Origin", "boundary", "edge_of", "is_boundary", "read_edge", "say_types"]
+__all__ = ["BEHIND", "Edge", "Origin", "boundary", "edge_of", "is_boundary", "read_edge", "say_types"]
 
-
-#: In `ir.Value.meta` of a constant that differs from call to call of one module: the number of a random mask. It is no part of a body.
-VARIES = "pythonop.varies"
 
 #: What the number of the gradient of a call is larger by.
 BEHIND = 1 << 30

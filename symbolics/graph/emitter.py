@@ -119,6 +119,8 @@ class Emitter:
     def raw(self, op_type: str, inputs: Sequence[Operand], *, domain: str = "", outputs: int = 1, **attributes: Any) -> Any:
         """Append a node as it stands. Its output, or the tuple of its outputs where there are several."""
         values = self._operands(inputs)
+        while not domain and values and values[-1] is None:  # an execution provider may refuse an empty name where nothing follows
+            values.pop()
         node = ir.Node(domain, op_type, values, [_attribute(k, v) for k, v in attributes.items() if v is not None], num_outputs=outputs)
         node.name = self.scope.name(op_type)
         body = next((v for v in attributes.values() if type(v) is ir.Graph), None)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
 
-from symbolics.graph.boundaries import BEHIND, VARIES, Edge, edge_of, is_boundary
+from symbolics.graph.boundaries import BEHIND, Edge, edge_of, is_boundary
+from symbolics.graph.region import Key, Region
 from symbolics.graph.values import constant_of, is_mark
 from symbolics.graph.walk import discard, reads, subgraphs, walk
 from symbolics.node.names import (
@@ -19,9 +19,6 @@ from symbolics.node.names import (
     MARK_COUNT_KEY,
     MARK_DOMAIN,
     MARK_OP,
-    MODULE_PROPERTY,
-    OPAQUE_PROPERTY,
-    SOURCE_PROPERTY,
 )
 from symbolics.node.numbers import number_in, with_number
 
@@ -29,7 +26,6 @@ __all__ = ["count_marks", "outline"]
 
 #: Constants of at most so many elements stand in the body: shapes, axes, scalars. Larger ones are inputs.
 _SMALL = 64
-_OF_A_PLACE = (MODULE_PROPERTY, SOURCE_PROPERTY, OPAQUE_PROPERTY)
 
 
 def outline(model: ir.Model, keys: Mapping[str, Sequence[str]], module_of: Callable[[ir.Node], str]) -> None:
@@ -121,28 +117,6 @@ class _Order(dict[ir.Node, int]):
         return found if found in self else None
 
 
-@dataclass
-class _Region:
-    """The nodes of one call, and what goes into them and out.
-
-    Attributes:
-        nodes: In an order that the values alone decide.
-        taken: What the call takes, and reads from elsewhere, in the order of the function's inputs: each with what stands for it in the graph.
-        kinds: Of each input: how it is known, and its name.
-        constants: The constants that stand in the body.
-        given: Its outputs, each with its name.
-        exits: The boundaries behind each of them.
-    """
-
-    edge: Edge
-    nodes: list[ir.Node]
-    taken: dict[ir.Value, ir.Value] = field(default_factory=dict)
-    kinds: list[tuple[str, str]] = field(default_factory=list)
-    constants: dict[ir.Value, ir.TensorProtocol] = field(default_factory=dict)
-    given: dict[ir.Value, str] = field(default_factory=dict)
-    exits: dict[ir.Value, list[ir.Node]] = field(default_factory=dict)
-
-
 class _Functions:
     """The functions of one model, by what they compute."""
 
@@ -164,7 +138,7 @@ class _Functions:
         region = self._region(boundaries, order)
         if region is None or not region.given:
             return
-        key = _Key(region).text()
+        key = Key(region).text()
         if key in self.known:
             function, nodes = self.known[key]
             for one, two in zip(walk(nodes), walk(region.nodes), strict=True):
@@ -183,7 +157,7 @@ class _Functions:
             self._fill(function, region, own)
             self.known[key] = function, region.nodes
 
-    def _region(self, boundaries: Sequence[ir.Node], order: _Order) -> _Region | None:
+    def _region(self, boundaries: Sequence[ir.Node], order: _Order) -> Region | None:
         edges = {node: edge_of(node) for node in boundaries}
         enters = {node.outputs[0]: node for node in sorted(boundaries, key=lambda n: edges[n].index) if not edges[node].out}
         leaves = sorted((node for node in boundaries if edges[node].out), key=lambda n: edges[n].index)
@@ -195,7 +169,7 @@ class _Functions:
         if not inside:
             return None
         nodes = _in_order(inside, ends)
-        region = _Region(edges[boundaries[0]], nodes)
+        region = Region(edges[boundaries[0]], nodes)
         self._inputs(region, enters, edges)
         for node in leaves:
             source = node.inputs[0]
@@ -225,7 +199,7 @@ class _Functions:
                 inside.add(node)
                 todo += reads(node)
 
-    def _inputs(self, region: _Region, enters: Mapping[ir.Value, ir.Node], edges: Mapping[ir.Node, Edge]) -> None:
+    def _inputs(self, region: Region, enters: Mapping[ir.Value, ir.Node], edges: Mapping[ir.Node, Edge]) -> None:
         made = {value for node in walk(region.nodes) for value in node.outputs}
         made |= {value for node in walk(region.nodes) for body in subgraphs(node) for value in (*body.inputs, *body.initializers.values())}
         read = dict.fromkeys(value for node in region.nodes for value in reads(node) if value not in made)
@@ -245,12 +219,7 @@ class _Functions:
                         value,
                     )
                 )
-            elif (
-                tensor is not None
-                and _is_constant(value)
-                and VARIES not in value.meta
-                and (tensor.size <= _SMALL or value.producer() is not None)
-            ):
+            elif tensor is not None and _is_constant(value) and (tensor.size <= _SMALL or value.producer() is not None):
                 region.constants[value] = tensor
                 self.moved[value] = None
             else:
@@ -267,7 +236,7 @@ class _Functions:
             region.kinds.append(("outer", name))
 
     # ------------------------------------------------------------------------------------------------------ a function
-    def _function(self, region: _Region) -> tuple[ir.Function, dict[ir.Value, ir.Value]]:
+    def _function(self, region: Region) -> tuple[ir.Function, dict[ir.Value, ir.Value]]:
         """A function without nodes, and what stands in it for each value that is read from outside."""
         origin = region.edge.origin
         name = f"{origin.name} {len(self.known)}"  # `add` gives it another
@@ -292,7 +261,7 @@ class _Functions:
         function.meta["used"] = used
         return function, own
 
-    def _fill(self, function: ir.Function, region: _Region, own: Mapping[ir.Value, ir.Value]) -> None:
+    def _fill(self, function: ir.Function, region: Region, own: Mapping[ir.Value, ir.Value]) -> None:
         """Move the nodes of a call into its function."""
         path, used = region.edge.origin.path, function.meta.pop("used")
         names = {value: _fresh(place or "value", used) for value, place in region.given.items()}
@@ -321,7 +290,7 @@ class _Functions:
         function.graph.extend(region.nodes)
         function.graph.outputs.extend(region.given)
 
-    def _replace(self, region: _Region, function: ir.Function, order: _Order) -> None:
+    def _replace(self, region: Region, function: ir.Function, order: _Order) -> None:
         """Put the call in the place of the nodes."""
         graph = region.nodes[0].graph
         assert graph is not None
@@ -466,62 +435,6 @@ def _fresh(stem: str, used: set[Any]) -> str:
     name = next(name for i in itertools.count() if (name := f"{stem}_{i}" if i else stem) not in used)
     used.add(name)
     return name
-
-
-class _Key:
-    """What a call computes, as a text of which equal ones are one function: names say nothing in it."""
-
-    def __init__(self, region: _Region) -> None:
-        self._region = region
-        self._numbers: dict[ir.Value, Any] = {value: ("x", i) for i, value in enumerate(region.taken)}
-        self._numbers |= {value: ("c", *_of_tensor(tensor)) for value, tensor in region.constants.items()}
-
-    def text(self) -> Any:
-        """The key."""
-        region = self._region
-        types = [
-            (kind, value.dtype, None if value.shape is None else len(value.shape)) for (kind, _), value in zip(region.kinds, region.taken)
-        ]
-        origin = region.edge.origin
-        return repr(
-            (origin.domain, origin.name, origin.of, types, self._nodes(region.nodes), [self._numbers[value] for value in region.given])
-        )
-
-    def _nodes(self, nodes: Iterable[ir.Node]) -> list[Any]:
-        return [self._node(node) for node in nodes]
-
-    def _node(self, node: ir.Node) -> Any:
-        read = [None if value is None else self._numbers.get(value, "?") for value in node.inputs]
-        attributes = [(name, self._attribute(name, a)) for name, a in sorted(node.attributes.items())]
-        notes = sorted((key, text) for key, text in node.metadata_props.items() if key.startswith("pythonop.") and key not in _OF_A_PLACE)
-        for value in node.outputs:
-            self._numbers[value] = ("v", len(self._numbers))
-        return (node.domain, node.op_type, node.overload, read, attributes, notes, [bool(value.name) for value in node.outputs])
-
-    def _attribute(self, name: str, a: ir.Attr) -> Any:
-        if a.is_ref():
-            return ("ref", a.ref_attr_name)
-        if a.type is ir.AttributeType.GRAPH:
-            return self._graph(a.value)
-        if a.type is ir.AttributeType.GRAPHS:
-            return [self._graph(graph) for graph in a.value]
-        if a.type is ir.AttributeType.TENSOR:
-            return _of_tensor(a.value)
-        if name == CALL_ATTRIBUTE and a.type is ir.AttributeType.STRING:
-            return with_number(a.value, "") if number_in(a.value) is not None else a.value
-        return (a.type, list(a.value) if isinstance(a.value, (list, tuple)) else a.value)
-
-    def _graph(self, graph: ir.Graph) -> Any:
-        for value in graph.inputs:
-            self._numbers[value] = ("b", len(self._numbers))
-        for value in graph.initializers.values():
-            self._numbers[value] = ("c", *_of_tensor(value.const_value))
-        types = [(value.dtype, None if value.shape is None else len(value.shape)) for value in graph.inputs]
-        return (types, self._nodes(graph), [self._numbers.get(value, "?") for value in graph.outputs])
-
-
-def _of_tensor(tensor: Any) -> tuple[Any, ...]:
-    return (tensor.dtype, tuple(tensor.shape), tensor.tobytes())
 
 
 def _id(node: ir.Node) -> str | None:

@@ -14,6 +14,7 @@ __all__ = [
     "CALL_ATTRIBUTE",
     "CLASS_KEY",
     "CUMULATIVE_KEY",
+    "DRAWN_PROPERTY",
     "FORMAT_VERSION",
     "FUNCTIONS_KEY",
     "FUNCTION_KEY",
@@ -102,6 +103,7 @@ BACKWARD_KEY = "pythonop.backward"  # JSON: Backward (symbolics/node/linked.py),
 # Metadata of a PythonOp node: where the call came from. For people; nothing reads them back.
 MODULE_PROPERTY = "pythonop.module"  # path of the module that made the call
 SOURCE_PROPERTY = "pythonop.source"  # module.name:line of the code that made it
+DRAWN_PROPERTY = "pythonop.drawn"  # the last node of a random mask that standard operators compute: costly, and not to be computed again
 OPAQUE_PROPERTY = "pythonop.opaque"  # why it is a PythonOp where a portable file was asked for, or what opaque= made it
 
 # Metadata of a Clip node that stands for hardtanh or relu6: no gradient flows at its bounds. A clamp's Clip, where it does, has none.
