@@ -19,6 +19,7 @@ from symbolics.node.names import (
     MARK_COUNT_KEY,
     MARK_DOMAIN,
     MARK_OP,
+    MODULE_PROPERTY,
 )
 from symbolics.node.numbers import number_in, with_number
 
