@@ -347,7 +347,7 @@ class _Copies:
                 # By the gradient that this reader takes itself: another one may come from another output.
                 one = user.op_type in _RESHAPES or (self.late and is_operand(value.producer(), user))
                 parted = copy is not None and value in self.fenced and not one
-                gradient = self._gradient(within[user]) if parted else None
+                gradient = self._gradient(within[user]) or self._cotangent() if parted else None
                 user.replace_input_with(place, copy if copy is None or gradient is None else self._behind(gradient, copy))
         for node in reversed(self.parts.nodes):
             if node in self.parts.idle and not any(value.uses() or value.is_graph_output() for value in node.outputs):
@@ -398,6 +398,10 @@ class _Copies:
         """The last gradient that a node reads; None where it reads none, or none that waits for the forward."""
         found = [value for value in reads(node) if value in self._data and is_float(value)]
         return max(found, key=self._place, default=None)
+
+    def _cotangent(self) -> ir.Value | None:
+        """Of a gradient graph that runs behind the forward, a cotangent: for a node that reads no gradient, as a transposition does."""
+        return None if self.late else next((value for value in self.graph.inputs if value in self.parts.moved and is_float(value)), None)
 
     def _place(self, value: ir.Value) -> int:
         maker = value.producer()

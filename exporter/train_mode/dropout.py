@@ -128,7 +128,7 @@ class _Generator:
         self.op = op = Emitter(scope)
         first = op.constant(first_keys(count), _F32)
         self._keys = _split(op, keys(op, first, _digits(op, seed, DIGITS)), count)
-        self._tables: dict[int, tuple[ir.Value, list[ir.Value]]] = {}
+        self._tables: dict[tuple[int, int], tuple[ir.Value, list[ir.Value]]] = {}
 
     def masked(self, op: Emitter, node: ir.Node, passes: Sequence[ir.Value], number: int) -> tuple[ir.Value, ir.Value]:
         """The mask of a Dropout, as `dropout_mask` computes it, and what the Dropout gives."""
@@ -141,19 +141,20 @@ class _Generator:
         if size is None:
             rows, columns = _numbers(op, op.Div(op.Add(op.Size(x), WIDTH - 1), WIDTH))
         else:
-            many = max(-(-size // WIDTH), 1)
-            if many not in self._tables:
-                self._tables[many] = _numbers(self.op, many)
-            rows, columns = self._tables[many]
+            grid = max(-(-size // WIDTH), 1), min(size, WIDTH)
+            if grid not in self._tables:
+                self._tables[grid] = _numbers(self.op, *grid)
+            rows, columns = self._tables[grid]
         keyed = op.Add(rows, op.Reshape(key, [LANES, 1, 1]))
         drawn = bits(op, _lanes(op, keyed), columns)
-        if size is None or size % WIDTH:
+        if size is None or (size > WIDTH and size % WIDTH):
             drawn = op.Slice(op.Reshape(drawn, [-1]), [0], op.Reshape(op.Size(x), [1]) if size is None else [size])
         kept = op.GreaterOrEqual(drawn, op.constant(p, _F32))
         producer = kept.producer()
         assert producer is not None
         producer.metadata_props[DRAWN_PROPERTY] = "dropout"
-        kept = op.Reshape(kept, op.Shape(x) if dims is None else list(dims))
+        shape, zeros = (op.Shape(x), 1) if dims is None else (list(dims), 1 if 0 in dims else None)  # a 0 in it is no axis to copy
+        kept = op.Reshape(kept, shape, allowzero=zeros)
         scale = op.number(0.0 if p >= 1 else 1 / (1 - p), x)
         if x.dtype is None:  # a body of another exporter need not say the types of its values
             factor, scale = op.CastLike(kept, x), op.CastLike(scale, x)
@@ -170,11 +171,11 @@ def _digits(op: Emitter, number: ir.Value, digits: Sequence[int]) -> list[ir.Val
     return _split(op, op.Mul(found, units(digits)), len(digits))
 
 
-def _numbers(op: Emitter, rows: ir.Value | int) -> tuple[ir.Value, list[ir.Value]]:
-    """The numbers of so many rows, of shape [4, rows, 1], and of the columns, each of shape [1, 4096]."""
+def _numbers(op: Emitter, rows: ir.Value | int, columns: int = WIDTH) -> tuple[ir.Value, list[ir.Value]]:
+    """The numbers of so many rows, of shape [4, rows, 1], and of columns, each of shape [1, columns]."""
     limit = op.constant(rows + WIDTH, _F32) if isinstance(rows, int) else op.Cast(op.Add(rows, WIDTH), to=_F32)
     found = table(op, op.Unsqueeze(op.Range(op.constant(0, _F32), limit, op.constant(1, _F32)), [0]))
-    across = op.Slice(found, [0], [WIDTH], [1])
+    across = op.Slice(found, [0], [columns], [1])
     down = op.Slice(found, [WIDTH], [2**31 - 1], [1])
     return op.Unsqueeze(down, [2]), _lanes(op, op.Unsqueeze(across, [1]))
 

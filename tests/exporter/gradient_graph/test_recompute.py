@@ -300,6 +300,13 @@ def test_onnxruntime_runs_the_copies_behind_the_forward(tmp_path):
     assert any(place < min(copies) for place in gradients)
 
 
+def test_masks_are_not_drawn_again():
+    step, _ = _step_file("gpt", "auto")
+    again = {node.op_type for node in step.model.graph if node.name.startswith("again/")}
+    assert {"Cast", "Mul"} <= again  # what a mask thins out is computed again
+    assert not {"GreaterOrEqual", "Floor"} & again
+
+
 def _operators(step):
     return {node.name: node.op_type for node in step.model.graph}
 

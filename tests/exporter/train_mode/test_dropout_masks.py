@@ -171,14 +171,15 @@ def test_masks_of_seeds_nodes_and_passes_have_nothing_in_common():
     assert abs(_correlation(transposed, transposed.T)) < 10  # each pair counts twice
 
 
-def test_a_mask_of_an_open_size_and_of_many_rows(runtime):
-    shape = (3, 5000)
+@pytest.mark.parametrize("shape", [(3, 5000), (4, 0), (0, 5)])
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "static"])
+def test_a_mask_of_open_sizes_of_many_rows_and_of_none(shape, is_open):
     nodes = [helper.make_node("Dropout", ["x", "p", "t"], ["y", "first"])]
-    value = helper.make_tensor_value_info
+    value, dims = helper.make_tensor_value_info, ["n", "m"] if is_open else shape
     constants = _constants(p=(FLOAT, RATIO), t=(BOOL, True))
-    graph = helper.make_graph(nodes, "g", [value("x", FLOAT, ["n", 5000])], [value("first", BOOL, ["n", 5000])], constants)
+    graph = helper.make_graph(nodes, "g", [value("x", FLOAT, dims)], [value("first", BOOL, dims)], constants)
     model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9))
     seed_dropout(model)
-    (mask,) = runtime(ir.to_proto(model))({"x": np.ones(shape, np.float32), "seed": np.array(5)})
+    (mask,) = _on_onnxruntime(ir.to_proto(model))({"x": np.ones(shape, np.float32), "seed": np.array(5)})
     np.testing.assert_array_equal(mask, dropout_mask(5, 0, shape, RATIO))
     np.testing.assert_array_equal(mask, _wanted(5, shape=shape))
