@@ -32,6 +32,7 @@ FILES = tuple(
     exporter/module/test_transforms.py
     exporter/runtime/test_buffers.py
     exporter/train_mode/test_buffers.py
+    exporter/training/test_adjoint_step.py
     exporter/training/test_browser.py
     exporter/training/test_curves.py
     fuzz/test_fuzz.py

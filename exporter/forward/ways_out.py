@@ -74,7 +74,10 @@ def or_a_way_out(current: Hook, dynamo: bool, call: Callable[..., Any], args: Se
             failed = _failed(current, dynamo, args, kwargs, error, begin)
             if failed is None or not _is_cheap(failed):
                 raise
-        raise importlib.import_module(_WAYS).tried(failed) from failed.error
+            told = importlib.import_module(_WAYS).tried(failed)
+            if told is error:
+                raise
+            raise told from error
     given = {"f": None, **dict(zip(_NAMES, args, strict=False)), **kwargs}
     check_place(f := given["f"])
     with said_once() as said:

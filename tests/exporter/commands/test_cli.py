@@ -48,6 +48,7 @@ def test_export(run, path, dynamo):
         "functions": {SCALE: 2},
         "inlined": {},
         "portable": [],
+        "fallback": "",
         "stop_gradients": 1,
         "unchecked": [],
         "parameters": 4,

@@ -14,7 +14,7 @@ from torch import nn
 
 import exporter
 from exporter.cpu import blocked, phases
-from exporter.cpu.operators import DOMAIN
+from exporter.cpu.operators import DOMAIN, has_wide_vectors
 from exporter.cpu.phases import INTERLEAVE, convolve_phases
 from tests.exporter.cpu.support import inference_session, rewrite_convolutions
 from tests.exporter.cpu.test_blocked import computed, conv, trains_as_eager
@@ -239,7 +239,10 @@ def test_steps_and_loaded_modules_have_eagers_gradients(always, dynamo, monkeypa
     monkeypatch.setattr("exporter.cpu.accelerator.convolve_phases", lambda *args: counts.append(convolve_phases(*args)) or counts[-1])
     torch.manual_seed(0)
     loaded, step = trains_as_eager(Strided(), torch.randn(3, 3, 28, 21), torch.tensor([1, 3, 0]), dynamo, counts)
-    assert sum(loaded) == 3 == sum(step)
+    assert sum(loaded) == (
+        3 if has_wide_vectors() else 0
+    )  # elsewhere torch's own kernels run the gradients of a loaded module's convolutions
+    assert sum(step) == 3
 
 
 # --------------------------------------------------------------------------------------------------- nodes of a file
