@@ -55,7 +55,7 @@ def check_model(model: Any, *, dynamo: bool) -> None:
             tensor.data_ptr()
         except TypeError as error:  # the class has a __torch_function__ of its own, which lets some calls pass
             raise ExportError(
-                f"{name!r} is a {type(tensor).__name__}, a tensor class of {type(tensor).__module__} that refuses functions of torch: {cause(error)}.\n"
+                f"{name!r} is of {type(tensor).__module__}'s tensor class {type(tensor).__name__}, which refuses functions of torch: {cause(error)}.\n"
                 "  way out: register a plain torch.nn.Parameter, and make the other of it in forward"
             ) from error
         except RuntimeError:  # fake, or of another layout: that is another's to say

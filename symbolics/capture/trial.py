@@ -58,7 +58,7 @@ class Trial:
         for tensor in tensors:
             if hasattr(type(tensor), "__tensor_flatten__"):  # torch's protocol of classes that wrap tensors, and have no data themselves
                 raise ExportError(
-                    f"its forward returns a {type(tensor).__name__}, a tensor class of {clean(type(tensor).__module__)} that wraps other tensors, and no file "
+                    f"its forward returns what is of {clean(type(tensor).__module__)}'s tensor class {type(tensor).__name__}, which wraps other tensors, and no file "
                     "holds such a one: name the module that makes and uses it in opaque=, or return the tensors in it"
                 )
         count = iter(range(len(tensors)))

@@ -66,7 +66,7 @@ def why_not_plain(cls: Any) -> str:
         return "it is no class"
     for name in _RUNS:
         if look(cls, name) is not look(object, name):
-            return f"its class has a {name}"
+            return f"its class has {name}"
     if issubclass(cls, (type, BaseException)) or any(look(base, "__slots__") for base in cls.__mro__):
         return "it keeps more than its __dict__"
     try:

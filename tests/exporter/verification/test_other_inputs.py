@@ -38,7 +38,7 @@ def _simplex(x: torch.Tensor) -> bool:
         (nn.functional.normalize(torch.randn(4, 5), dim=-1), lambda y, x: torch.allclose(y.norm(dim=-1), torch.ones(4), atol=1e-5)),
         (torch.eye(4)[[2, 0, 1]], lambda y, x: torch.equal(y.sum(-1), torch.ones(3)) and set(y.unique().tolist()) == {0.0, 1.0}),
         (torch.randn(5, 5).tril(), lambda y, x: torch.equal(y, y.tril())),
-        ((a := torch.randn(4, 6)) @ a.T, lambda y, x: torch.equal(y, y.T) and bool(torch.linalg.eigvalsh(y).min() > 0)),
+        ((a := torch.randn(4, 6)) @ a.T, lambda y, x: torch.allclose(y, y.T) and bool(torch.linalg.eigvalsh(y).min() > 0)),
         (torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0]), lambda y, x: bool((y.diff() > 0).all()) and y[0] == 0),
         (torch.tensor([[0.0, -torch.inf], [0.0, 0.0]]), lambda y, x: set(y.unique().tolist()) == {0.0, -torch.inf}),
         (torch.randint(5, 90, (2, 30)), lambda y, x: set(y.unique().tolist()) <= set(x.unique().tolist())),
