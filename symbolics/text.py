@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
 
-__all__ = ["cause", "clean", "ends", "extra", "headline", "message", "reason", "said", "shown"]
+__all__ = ["cause", "causes", "clean", "ends", "extra", "headline", "message", "reason", "said", "shown"]
 
 _LINES = 6
 
@@ -66,8 +67,18 @@ def headline(error: BaseException) -> str:
 
 
 def _first(error: BaseException) -> BaseException:
-    met = set[int]()
-    while error.__cause__ is not None and id(error) not in met:  # a chain of causes can be a circle
-        met.add(id(error))
-        error = error.__cause__
-    return error
+    return list(causes(error))[-1]
+
+
+def causes(error: BaseException | None, *, contexts: bool = False) -> Iterator[BaseException]:
+    """An error, what it was raised from, and so on, each once: such a chain can be a circle.
+
+    Args:
+        error: The error; None: nothing.
+        contexts: Whether what was handled when an error was raised counts where it was raised from nothing.
+    """
+    met: list[BaseException] = []
+    while error is not None and not any(error is one for one in met):
+        met.append(error)
+        yield error
+        error = error.__cause__ or (error.__context__ if contexts else None)

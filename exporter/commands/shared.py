@@ -25,7 +25,7 @@ from rich.text import Text
 import exporter
 from exporter.commands.hints import instead_of_a_name, instead_of_a_target, no_such_module, on_the_command_line
 from symbolics.errors import ExportError, Faq, PythonopError, PythonopWarning
-from symbolics.text import clean, headline, message
+from symbolics.text import causes, clean, headline, message
 
 __all__ = [
     "Failure",
@@ -395,9 +395,7 @@ def one_message(context: click.Context, what: str, *, root: bool = False) -> Ite
     except Exception as error:
         if context.obj["traceback"]:
             raise
-        cause: BaseException = error
-        while root and cause.__cause__ is not None:
-            cause = cause.__cause__
+        cause = list(causes(error))[-1] if root else error
         raise Failure(f"{what} failed with {headline(cause)}{_where()}") from error
 
 

@@ -12,6 +12,7 @@ from exporter.forward.failures import TorchExporterError, Untranslated, path_of,
 from symbolics.errors import PythonopError
 from symbolics.node.names import qualified_name
 from symbolics.node.opaque import MISSING
+from symbolics.text import causes
 
 __all__ = ["Obstacle", "Way"]
 
@@ -90,16 +91,13 @@ class Obstacle:
     @classmethod
     def of(cls, error: BaseException, model: torch.nn.Module) -> Obstacle:
         """Of what an export raised, whose traceback is whole."""
-        step: BaseException | None = error
-        while step is not None and not isinstance(step, Untranslated):
-            step = step.__cause__
+        chain = list(causes(error))
+        step = next((each for each in chain if isinstance(each, Untranslated)), None)
         if step is not None:
             return cls((MISSING,), _around(step.module or "", model))
         if isinstance(error, TorchExporterError) and error.module is not None:
             return cls.at(error.module, model)
-        root = error
-        while root.__cause__ is not None:
-            root = root.__cause__
+        root = chain[-1]
         frames = [frame for frame, _ in frames_behind(error)]
         operator = "" if isinstance(root, PythonopError) and not isinstance(error, TorchExporterError) else stopped_operator(error, frames)
         running = running_modules(frames)

@@ -26,7 +26,7 @@ from exporter.files.examine import (
 from symbolics.errors import FormatError, PythonopError
 from symbolics.node.limits import MAX_NESTED
 from symbolics.node.metadata import check_version
-from symbolics.text import clean
+from symbolics.text import causes, clean
 
 __all__ = [
     "MissingFileError",
@@ -183,8 +183,7 @@ def title_of(source: Any) -> str:
 
 
 def _unreadable(source: Any, error: BaseException) -> FormatError:
-    while error.__cause__ is not None:  # the outermost says the least
-        error = error.__cause__
+    error = list(causes(error))[-1]  # the outermost says the least
     reason = clean((str(error).strip().splitlines() or [type(error).__name__])[0])
     return FormatError(f"{title_of(source)} is no ONNX model, or it is cut off ({reason})")
 

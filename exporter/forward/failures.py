@@ -19,7 +19,7 @@ from symbolics.capture.operator_calls import is_translated
 from symbolics.capture.torch_calls import TorchCalls
 from symbolics.errors import ExportError, PythonopError, as_raised
 from symbolics.node.names import qualified_name
-from symbolics.text import cause, clean
+from symbolics.text import cause, causes, clean
 
 __all__ = ["TorchExporterError", "Untranslated", "of_torch", "path_of", "running_modules", "stopped_operator", "untranslated"]
 
@@ -103,11 +103,9 @@ def of_torch(error: Exception, dynamo: bool, others: Iterable[str] = ()) -> Exce
         dynamo: Which of torch's exporters it was.
         others: The names of operators of the model that it cannot translate either.
     """
-    inner: BaseException | None = error
-    while inner is not None:  # torch wraps what is raised while it translates
+    for inner in causes(error):  # torch wraps what is raised while it translates
         if isinstance(inner, Untranslated):
             return inner
-        inner = inner.__cause__
     frames = frames_behind(error)
     if isinstance(error, PythonopError) or not any(frame.f_globals.get("__name__", "").startswith("torch.onnx.") for frame, _ in frames):
         return error
@@ -215,9 +213,7 @@ def _said(error: Exception) -> str:
 
 
 def _first(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
+    return list(causes(error))[-1]
 
 
 def _place(lines: Iterable[tuple[str, int]]) -> str:

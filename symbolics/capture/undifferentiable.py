@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
 from symbolics.capture.flags import Flags
+from symbolics.text import causes
 
 __all__ = ["StopWhereNone", "called", "is_refusal"]
 
@@ -25,11 +26,7 @@ _NO_LEAF = "you can only change requires_grad flags of leaf variables"
 
 def is_refusal(error: BaseException | None) -> bool:
     """Whether an error is one of an input that needs a gradient, or comes of one."""
-    while error is not None:
-        if _REFUSAL in str(error) or _NO_LEAF in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any(text in str(each) for each in causes(error, contexts=True) for text in (_REFUSAL, _NO_LEAF))
 
 
 def called(

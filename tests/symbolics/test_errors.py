@@ -8,7 +8,8 @@ import pytest
 
 from exporter.files.proto import MissingFileError
 from symbolics import errors
-from symbolics.text import message
+from symbolics.capture.undifferentiable import is_refusal
+from symbolics.text import causes, message
 from tests.processes import ROOT
 
 HOSTILE = {
@@ -48,3 +49,12 @@ def test_no_message_puts_an_article_before_a_name():
                 ):
                     found.append(f"{path.name}:{number}: {line.strip()}")
     assert found == []
+
+
+def test_a_chain_of_causes_may_be_a_circle():
+    one, two = KeyError("one"), ValueError("two")
+    one.__cause__, two.__context__ = two, one
+    assert [*causes(one)] == [one, two]
+    assert [*causes(two)] == [two]
+    assert [*causes(two, contexts=True)] == [two, one]
+    assert not is_refusal(one)
