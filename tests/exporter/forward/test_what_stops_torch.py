@@ -70,7 +70,7 @@ def test_the_way_out_works(how):
         exporter.export(model, (x,))
     text = str(caught.value)
     assert "  at test_what_stops_torch.py:" in text
-    assert len(text.splitlines()) <= 6
+    assert len(text.splitlines()) <= 10
     assert "dynamo=False: no: the trace would keep what came of the example" in text
     (named,) = re.findall(r'opaque=\["(.+?)"\] works', text)
     module = exporter.load(exporter.export(model, (x,), opaque=[named]), allow=[named, how])
