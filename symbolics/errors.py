@@ -8,7 +8,7 @@ import pickle
 from enum import StrEnum
 from typing import Any, Self
 
-from symbolics.text import message
+from symbolics.text import causes, message
 
 __all__ = [
     "ArgumentError",
@@ -70,14 +70,7 @@ class PythonopError(Exception):
     @property
     def faq(self) -> Faq | None:
         """The section of docs/faq.md that has more of this error, or of the one that it was raised from; None where there is none."""
-        error: BaseException | None = self
-        met = set[int]()
-        while error is not None and id(error) not in met:  # a chain of causes can be a circle
-            if isinstance(error, PythonopError) and error._faq is not None:
-                return error._faq
-            met.add(id(error))
-            error = error.__cause__
-        return None
+        return next((each._faq for each in causes(self) if isinstance(each, PythonopError) and each._faq is not None), None)
 
     def stand_alone(self) -> None:
         """Hide what it was raised from, which stays its ``__context__``; its section of the documentation is taken over."""

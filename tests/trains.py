@@ -13,7 +13,7 @@ from torch import nn
 
 import exporter
 
-__all__ = ["ALLOW", "assert_close", "assert_same_grads", "assert_step_alike", "assert_trains_alike", "loaded"]
+__all__ = ["ALLOW", "assert_close", "assert_same_grads", "assert_step_alike", "assert_three_train_alike", "assert_trains_alike", "loaded"]
 
 ALLOW = ["tests.exporter.module.functions", "tests.zoo.functions"]
 TOLERANCE = 1e-5
@@ -64,3 +64,42 @@ def assert_trains_alike(model: nn.Module, args: Any, *, tolerance: float = TOLER
     module = loaded(model, args, **options)
     assert_step_alike(module, model, args, tolerance)
     return module
+
+
+def assert_three_train_alike(
+    model: nn.Module,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    optimizer: type[torch.optim.Optimizer],
+    rate: float,
+    *,
+    steps: int,
+    rtol: float,
+    allow: Any,
+    **options: Any,
+) -> None:
+    """A training step in one file, a loaded module and eager: after some steps the parameters are equal, and all the way the gradients of the latter two."""
+    loss = nn.functional.mse_loss
+    step = exporter.export_training_step(
+        copy.deepcopy(model),
+        (x,),
+        loss=loss,
+        targets=(target,),
+        optimizer=optimizer.__name__.lower(),
+        hyperparameters={"lr": rate},
+        **options,
+    )
+    trainer = exporter.Trainer(step, allow=allow)
+    module = exporter.load(exporter.export(copy.deepcopy(model), (x,), **options), allow=allow)
+    optimizers = [optimizer(each.parameters(), lr=rate) for each in (model, module)]  # type: ignore[call-arg]
+    for _ in range(steps):
+        trainer.step({"x": x, "target": target})
+        for each, own in zip((model, module), optimizers, strict=True):
+            own.zero_grad()
+            loss(each(x), target).backward()
+            own.step()
+        gradients = [{name: parameter.grad for name, parameter in each.named_parameters()} for each in (module, model)]
+        torch.testing.assert_close(*gradients, rtol=rtol, atol=1e-5)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(torch.as_tensor(trainer.state_dict()[name]), value, rtol=rtol, atol=1e-5)
+        torch.testing.assert_close(module.state_dict()[name], value, rtol=rtol, atol=1e-5)

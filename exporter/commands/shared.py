@@ -25,6 +25,7 @@ from rich.text import Text
 import exporter
 from exporter.commands.hints import instead_of_a_name, instead_of_a_target, no_such_module, on_the_command_line
 from symbolics.errors import ExportError, Faq, PythonopError, PythonopWarning
+from symbolics.node.patterns import listed
 from symbolics.text import causes, clean, headline, message
 
 __all__ = [
@@ -458,16 +459,12 @@ def portable_of(case: exporter.Case, portable: bool, only: tuple[str, ...]) -> A
 
 def opaque_of(case: exporter.Case, opaque: tuple[str, ...]) -> list[Any]:
     """The ``opaque=`` of an export: what the case says, and the command line."""
-    return [*_listed(case.opaque), *opaque]
+    return [*listed(case.opaque), *opaque]
 
 
 def functions_of(case: exporter.Case, functions: tuple[str, ...]) -> list[Any]:
     """The ``functions=`` of an export, likewise."""
-    return [*_listed(case.functions), *functions]
-
-
-def _listed(said: Any) -> Iterable[Any]:
-    return [said] if isinstance(said, str) or callable(said) or not isinstance(said, Iterable) else said
+    return [*listed(case.functions), *functions]
 
 
 def portable_facts(program: exporter.Program) -> list[dict[str, str]]:

@@ -42,6 +42,7 @@ from symbolics.node.names import UNCHECKED_KEY, qualified_name
 from symbolics.node.opaque import Opaque
 from symbolics.node.patterns import Patterns
 from symbolics.quirks import TRACED
+from symbolics.text import causes
 from symbolics.users import warn
 
 __all__ = ["Hook", "capturing", "check_place", "judged", "surroundings", "translates", "write"]
@@ -126,11 +127,7 @@ def capturing(
 
 def _leads_to(error: BaseException | None, end: BaseException) -> bool:
     """Whether an error was raised because of another: naming it as that one's cause would make a ring."""
-    seen: set[int] = set()
-    while error is not None and error is not end and id(error) not in seen:
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return error is end
+    return any(each is end for each in causes(error, contexts=True))
 
 
 def _all_functions(base: type) -> list[type]:

@@ -19,7 +19,7 @@ from symbolics.graph.collector import without_gc
 from symbolics.graph.copies import replace
 from symbolics.graph.scope import Scope
 from symbolics.graph.values import attr, dtype_of, is_mark
-from symbolics.graph.walk import discard, reads, walk
+from symbolics.graph.walk import bypass, reads, walk
 from symbolics.node.backward import count_readers
 from symbolics.node.names import BOUNDARY_OP, GRADIENT_OP, INNER_DOMAIN, OWN_DOMAIN, VARIABLE_OP
 from symbolics.users import warn
@@ -75,15 +75,7 @@ class _Inside(Engine):
                 self.put(node)
             self.scope.register(graph)
         for variable in variables:
-            x, y = variable.inputs[0], variable.outputs[0]
-            assert x is not None
-            if y.is_graph_output():  # its name stays
-                variable.domain, variable.op_type = "", "Identity"
-                variable.attributes.clear()
-                continue
-            y.replace_all_uses_with(x)
-            discard(variable)
-            graph.remove(variable)
+            bypass(variable)
         for name in needless:  # cotangents that are plain to see are in no node
             value = graph.initializers[name]
             if self.boundary.is_constant(value) and not (value.uses() or value.is_graph_output() or value.is_graph_input()):

@@ -18,6 +18,7 @@ from exporter.train_mode.reads import OWN
 from exporter.verification.memory import HighWater
 from symbolics import torch_private as private
 from symbolics.capture.side_effects import same_values
+from symbolics.node.patterns import listed
 
 __all__ = ["as_in_file", "backward", "buffers_of", "changed", "copy_of", "entries_of_copy", "measured", "tensors_of"]
 
@@ -56,12 +57,8 @@ def _deep_copy(model: torch.nn.Module, known: dict[int, Any]) -> torch.nn.Module
 def entries_of_copy(case: Case, copied: torch.nn.Module) -> dict[str, Any]:
     """``opaque=`` and ``functions=`` of an export of a copy of the model: its modules in the places of the model's own."""
     twins = {id(module): twin for module, twin in zip(case.model.modules(), copied.modules(), strict=True)}
-    found = {}
-    for name, entries in (("opaque", case.opaque), ("functions", case.functions)):
-        alone = isinstance(entries, torch.nn.Module) or not isinstance(entries, (list, tuple, set, frozenset))
-        mine = [twins.get(id(item), item) for item in ([entries] if alone else entries)]
-        found[name] = mine[0] if alone else mine
-    return found
+    entries = {"opaque": case.opaque, "functions": case.functions}
+    return {name: [twins.get(id(item), item) for item in listed(given)] for name, given in entries.items()}
 
 
 def _compiled_copy(model: torch.jit.ScriptModule) -> torch.nn.Module:

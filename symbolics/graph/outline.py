@@ -11,7 +11,7 @@ import onnx_ir as ir
 from symbolics.graph.boundaries import BEHIND, Edge, edge_of, is_boundary
 from symbolics.graph.region import Key, Region
 from symbolics.graph.values import constant_of, is_mark
-from symbolics.graph.walk import discard, reads, subgraphs, walk
+from symbolics.graph.walk import bypass, discard, reads, subgraphs, walk
 from symbolics.node.names import (
     CALL_ATTRIBUTE,
     CLASS_KEY,
@@ -56,7 +56,8 @@ def outline(model: ir.Model, keys: Mapping[str, Sequence[str]], module_of: Calla
                 orders[graph] = _Order(graph)
             made.call(calls[number], orders[graph])
         for node in calls[number]:
-            _take_out(node)
+            if node.graph is not None:  # not with a call that is a function now
+                bypass(node)
     model.graph.sort()
     made.add()
     for value in made.moved:
@@ -75,21 +76,6 @@ def count_marks(model: ir.Model) -> int:
     """How many stop-gradient marks stand in a model, in its functions too."""
     parts = (model.graph, *(f for f in model.functions.values() if (f.domain, f.name) != (MARK_DOMAIN, MARK_OP)))
     return sum(is_mark(node) for part in parts for node in walk(part))
-
-
-def _take_out(node: ir.Node) -> None:
-    """Put what a boundary reads in the place of what it makes."""
-    if node.graph is None:
-        return
-    value, made = node.inputs[0], node.outputs[0]
-    assert value is not None
-    if made.is_graph_output():  # its name stays
-        node.domain, node.op_type = "", "Identity"
-        node.attributes.clear()
-        return
-    made.replace_all_uses_with(value)
-    discard(node)
-    node.graph.remove(node)
 
 
 class _Order(dict[ir.Node, int]):

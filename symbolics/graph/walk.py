@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 import onnx_ir as ir
 
-__all__ = ["captured", "discard", "prune", "reads", "remove_operators", "remove_unread", "subgraphs", "unread", "walk"]
+__all__ = ["bypass", "captured", "discard", "prune", "reads", "remove_operators", "remove_unread", "subgraphs", "unread", "walk"]
 
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
@@ -54,6 +54,19 @@ def discard(node: ir.Node) -> None:
     for n in walk([node]):
         for i in range(len(n.inputs)):
             n.replace_input_with(i, None)
+
+
+def bypass(node: ir.Node) -> None:
+    """Let all read the first input of a node in place of its one output. As an output of the graph, it stays under its name, by an Identity."""
+    graph, value, made = node.graph, node.inputs[0], node.outputs[0]
+    assert graph is not None and value is not None
+    if made.is_graph_output():
+        node.domain, node.op_type = "", "Identity"
+        node.attributes.clear()
+        return
+    made.replace_all_uses_with(value)
+    discard(node)
+    graph.remove(node)
 
 
 def prune(nodes: list[ir.Node], kept: Iterable[ir.Value]) -> list[ir.Node]:

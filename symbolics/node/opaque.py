@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from types import NoneType
 from typing import Any
 
 from symbolics.node.names import is_operator
-from symbolics.node.patterns import Patterns, pattern_of
+from symbolics.node.patterns import Patterns, listed, pattern_of
 
 __all__ = ["MISSING", "Opaque"]
 
@@ -36,8 +34,7 @@ class Opaque:
             TypeError: An entry is of none of these kinds.
             ArgumentError: A pattern lacks one of its parts.
         """
-        alone = isinstance(items, str) or callable(items) or not isinstance(items, (Iterable, NoneType))
-        entries = [pattern_of(item) for item in ([items] if alone else items or ())]
+        entries = [pattern_of(item) for item in listed(items)]
         operators = [item for item in entries if isinstance(item, str) and is_operator(item)]
         calls = [item for item in entries if not any(item is each for each in operators)]
         self.missing = any(isinstance(item, str) and item == MISSING for item in calls)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from symbolics.errors import ArgumentError
 from symbolics.node.names import is_operator, qualified_name
 
-__all__ = ["Patterns", "pattern_of"]
+__all__ = ["Patterns", "listed", "pattern_of"]
 
 #: What a list takes beside patterns, and what an entry of it may mean.
 _KINDS = {
@@ -48,8 +48,7 @@ class Patterns:
             TypeError: An item is neither a class (for ``allow=`` or function, for ``opaque=`` and ``functions=`` or anything callable) nor a str.
             ArgumentError: A pattern lacks one of its parts; or in ``allow=`` it starts with a wildcard, or means torch's own operators by one.
         """
-        alone = isinstance(items, str) or callable(items) or not isinstance(items, (Iterable, NoneType))
-        self.option, self.items = option, [pattern_of(item) for item in ([items] if alone else items or ())]
+        self.option, self.items = option, [pattern_of(item) for item in listed(items)]
         self._idle, self._met = list(self.items), dict[str, None]()
         for item in self.items:
             if not isinstance(item, str):
@@ -136,6 +135,12 @@ class Patterns:
                 f"{self.option}={text!r} means none of the {_MEANT.get(self.option, 'Functions')} that the export met: "
                 + (f"did you mean {names}?" if near else f"it met {names}" if names else "it met none at all, leave it out")
             )
+
+
+def listed(items: Any) -> list[Any]:
+    """The entries that an option was given: one alone may stand without a list, and None is no entry."""
+    alone = isinstance(items, str) or callable(items) or not isinstance(items, (Iterable, NoneType))
+    return [items] if alone else list(items or ())
 
 
 def pattern_of(item: Any) -> Any:

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from tests.end_to_end.wild.models import Net
+
 __all__ = ["MODELS", "Net", "Row", "imported", "row"]
 
 
@@ -47,16 +49,3 @@ def row(package: str, title: str, module: str = "", **options: Any) -> Callable[
 def imported(module: str) -> Any:
     """A module of a package that need not be installed."""
     return importlib.import_module(module)
-
-
-class Net(nn.Module):
-    """``body(net, *args)`` over parts."""
-
-    def __init__(self, body: Callable[..., Any], **parts: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-        for name, part in parts.items():
-            self.add_module(name, part)
-
-    def forward(self, *args: Any) -> Any:
-        return self.body(self, *args)

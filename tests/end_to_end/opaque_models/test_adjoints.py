@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 
 import pytest
@@ -12,6 +11,7 @@ from torch import nn
 import exporter
 from tests.end_to_end.opaque_models.rows import imported
 from tests.support import missing
+from tests.trains import assert_three_train_alike
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -69,24 +69,8 @@ def test_as_eagers_adjoint(name: str, dynamo: bool) -> None:
         missing("opaque_models", f"{name} is not installed: make test-opaque-models")
     make, opaque, allow = CASES[name]
     torch.manual_seed(0)
-    model, x, target, loss = make(), torch.randn(4, 5), torch.randn(4, 3), nn.functional.mse_loss
+    model, x, target = make(), torch.randn(4, 5), torch.randn(4, 3)
     options = {"dynamo": dynamo, "opaque": opaque}
     report = exporter.verify(model, (x,), steps=1, **options)
     assert report.ok, report
-    step = exporter.export_training_step(
-        copy.deepcopy(model), (x,), loss=loss, targets=(target,), optimizer="sgd", hyperparameters={"lr": 1e-2}, **options
-    )
-    trainer = exporter.Trainer(step, allow=allow)
-    loaded = exporter.load(exporter.export(copy.deepcopy(model), (x,), **options), allow=allow)
-    optimizers = [torch.optim.SGD(each.parameters(), lr=1e-2) for each in (model, loaded)]
-    for _ in range(2):
-        trainer.step({"x": x, "target": target})
-        for module, optimizer in zip((model, loaded), optimizers, strict=True):
-            optimizer.zero_grad()
-            loss(module(x), target).backward()
-            optimizer.step()
-        gradients = [{name: parameter.grad for name, parameter in module.named_parameters()} for module in (loaded, model)]
-        torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
-    for key, value in model.state_dict().items():
-        torch.testing.assert_close(torch.as_tensor(trainer.state_dict()[key]), value, rtol=1e-3, atol=1e-5)
-        torch.testing.assert_close(loaded.state_dict()[key], value, rtol=1e-3, atol=1e-5)
+    assert_three_train_alike(model, x, target, torch.optim.SGD, 1e-2, steps=2, rtol=1e-3, allow=allow, **options)

@@ -11,18 +11,7 @@ from torch import nn
 
 import exporter
 from exporter.errors import PythonopWarning
-
-
-class Part(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-
-class Branch(Part):
-    def forward(self, x):
-        y = self.linear(x)
-        return y * 2 if y.sum() > 0 else y - 1
+from tests.end_to_end.no_exporter.models import Branch, Part
 
 
 class Solve(Part):
@@ -84,7 +73,7 @@ def taken(model, x, **options):
 
 
 def named(cls):
-    return f'"{__name__}:{cls.__name__}"'
+    return f'"{cls.__module__}:{cls.__name__}"'
 
 
 def state(model):

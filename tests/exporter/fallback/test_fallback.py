@@ -58,7 +58,7 @@ def test_under_a_hook_the_file_is_that_of_the_way(x, tmp_path):
         torch.onnx.export(Net(Branch()), (x,), tmp_path / "model.onnx", dynamo=False, input_names=["q"], dynamic_axes={"q": {0: "n"}})
     assert handle.program.fallback == f"opaque=[{named(Branch)}]"
     assert os.listdir(tmp_path) == ["model.onnx"]
-    module = exporter.load(tmp_path / "model.onnx", allow=[f"{nets.__name__}:Branch"])
+    module = exporter.load(tmp_path / "model.onnx", allow=[f"{Branch.__module__}:Branch"])
     assert list(module._onnx.inputs) == ["q"]
     assert module(torch.randn(6, 4)).shape == (6, 4)
 

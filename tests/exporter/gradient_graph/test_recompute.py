@@ -307,6 +307,14 @@ def test_masks_are_not_drawn_again():
     assert not {"GreaterOrEqual", "Floor"} & again
 
 
+def test_no_shape_depends_on_values():
+    """OpenVINO makes wrong numbers of shapes that do: what parts the copies in a step stands in values."""
+    step, _ = _step_file("gpt", "auto")
+    chosen = [node for node in step.model.graph if node.name.startswith("again/") and node.op_type == "Where"]
+    assert chosen  # the zeros that part them
+    assert {node.outputs[0].dtype for node in chosen} == {ir.DataType.FLOAT}
+
+
 def _operators(step):
     return {node.name: node.op_type for node in step.model.graph}
 
