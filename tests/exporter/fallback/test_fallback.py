@@ -12,7 +12,6 @@ import exporter
 from exporter.errors import ArgumentError, ExportError, PythonopWarning, RunError
 from exporter.fallback import proof
 from exporter.forward import hook as hooks
-from tests.exporter.fallback import nets
 from tests.exporter.fallback.nets import Branch, Held, Net, Remembers, Solve, Unhashable, generators, named, state, taken
 
 
@@ -125,7 +124,7 @@ def test_a_training_step(x):
             model, (x,), loss=nn.functional.mse_loss, targets=(torch.zeros(4, 4),), fallback=True, dynamo=False
         )
     assert step.fallback == f"opaque=[{named(Branch)}]"
-    trainer = exporter.Trainer(step, allow=[f"{nets.__name__}:Branch"])
+    trainer = exporter.Trainer(step, allow=[f"{Branch.__module__}:Branch"])
     wanted = float(nn.functional.mse_loss(model(x), torch.zeros(4, 4)))
     assert abs(float(trainer.step({"x": x, "target": torch.zeros(4, 4)})) - wanted) < 1e-5
 
