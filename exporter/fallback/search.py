@@ -83,8 +83,10 @@ def way_out(failed: Failed, said: list[warnings.WarningMessage], kept: Program |
     current.opaque.meet_as(search.opaque)
     current.program.fallback = way.beside(search.asked, failed.model)
     warn(taken_instead(failed, search.asked, way))
-    if not failed.dynamo or current.program.torch_program is not None:
-        return current.program.torch_program if failed.dynamo else None
+    if not failed.dynamo:
+        return None
+    if current.program.torch_program is not None:
+        return current.program.torch_program
     made = torch.onnx.ONNXProgram(current.program.model, None)
     make_runnable(made, [])
     return made

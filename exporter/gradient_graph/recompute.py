@@ -267,9 +267,9 @@ def _is_copy(value: ir.Value) -> bool:
     return any(trains(user) and value in user.inputs[3:5] for user in value.consumers())
 
 
-# onnxruntime makes one Reshape of several, one after the other, where it knows the dims that come out, and forgets what the others wait for.
 # What runtimes can subtract, and what large values are made of.
 _SUBTRACTED = frozenset(ir.DataType[kind] for kind in "FLOAT DOUBLE FLOAT16 BFLOAT16 INT32 INT64".split())
+# onnxruntime makes one Reshape of several, one after the other, where it knows the dims that come out, and forgets what the others wait for.
 _RESHAPES = frozenset(["Reshape", "Squeeze", "Unsqueeze"])
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["DIGITS", "LANES", "WIDTH", "Arithmetic", "Numpy", "bits", "first_keys", "kept_by", "keys", "keys_of_pass", "table", "units"]
+__all__ = ["DIGITS", "LANES", "WIDTH", "Arithmetic", "bits", "first_keys", "kept_by", "keys", "keys_of_pass", "table", "units"]
 
 #: Elements in a row.
 WIDTH = 4096
@@ -31,7 +31,7 @@ _STEP = 1 / WIDTH
 
 
 class Arithmetic(Protocol):
-    """What the numbers are computed with: the nodes of a graph (`symbolics.graph.emitter.Emitter`) or numpy (`Numpy`), all float32."""
+    """What the numbers are computed with: the nodes of a graph (`symbolics.graph.emitter.Emitter`) or numpy, all float32."""
 
     Add: Any
     Floor: Any
@@ -39,7 +39,7 @@ class Arithmetic(Protocol):
     Sub: Any
 
 
-class Numpy:
+class _Numpy:
     """The arithmetic in numpy."""
 
     Add = staticmethod(functools.partial(np.add, dtype=np.float32))
@@ -87,7 +87,11 @@ def table(op: Arithmetic, index: Any) -> Any:
 
 def first_keys(count: int) -> np.ndarray:
     """Of the nodes, before they know the seed: float32 of shape [count, 4]."""
-    return np.concatenate([_constants(f"node {number}", 1, LANES) for number in range(count)])
+    return np.concatenate([_first_key(number) for number in range(count)])
+
+
+def _first_key(number: int) -> np.ndarray:
+    return _constants(f"node {number}", 1, LANES)
 
 
 def keys(op: Arithmetic, first: Any, digits: Sequence[Any]) -> Any:
@@ -135,9 +139,9 @@ def bits(op: Arithmetic, rows: Sequence[Any], columns: Sequence[Any]) -> Any:
 
 def kept_by(seed: int, number: int, shape: Sequence[int], ratio: float, passes: Sequence[int] = ()) -> np.ndarray:
     """`exporter.train_mode.dropout.dropout_mask`."""
-    op = Numpy()
+    op = _Numpy()
     size = math.prod(shape)
-    key = keys(op, first_keys(number + 1)[number:], _digits(seed, DIGITS))
+    key = keys(op, _first_key(number), _digits(seed, DIGITS))
     for count in passes:
         key = keys_of_pass(op, key, _digits(count, DIGITS[:2]))
     rows = max(-(-size // WIDTH), 1)

@@ -1,4 +1,4 @@
-"""What lies between the boundaries of a call becomes a function of the model; calls that compute the same share one. And back again."""
+"""What lies between the boundaries of a call becomes a function of the model; calls that compute the same share one. `symbolics.graph.flatten` is the way back."""
 
 from __future__ import annotations
 
