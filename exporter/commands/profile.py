@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from exporter.commands.providers import provider_option
 from exporter.commands.run import allow_option, dims_option, inputs_option, read_arrays, sizes_of
 from exporter.commands.run_file import feeds_of
 from exporter.commands.shared import (
@@ -46,6 +48,7 @@ __all__ = ["profile", "render"]
     type=click.IntRange(min=1),
     help="How many runs. Times are their medians; a run before them is not timed.",
 )
+@provider_option
 @click.option("--as-written", is_flag=True, help="Run each node as the file has it. Default: as onnxruntime fuses them.")
 @click.option("--top", default=15, show_default=True, type=click.IntRange(min=1), help="How many rows of each table.")
 @click.option("--html", type=click.Path(path_type=Path), help="Also write a flame view as one self-contained page.")
@@ -61,6 +64,7 @@ def profile(
     inputs: Path | None,
     dims: tuple[str, ...],
     times: int,
+    providers: list[Any] | None,
     as_written: bool,
     top: int,
     html: Path | None,
@@ -79,7 +83,7 @@ def profile(
         run_setups(setups)
         feeds = feeds_of(proto, read_arrays(inputs) if inputs is not None else {}, sizes_of(dims), 0)
         with status(f"profiling {file}", as_json), one_message(context, "the run"):
-            found = profile_file(file, feeds, allow=allow, runs=times, as_written=as_written, strict=strict)
+            found = profile_file(file, feeds, allow=allow, runs=times, providers=providers, as_written=as_written, strict=strict)
         if html is not None:
             from exporter.profiling.flame import flame_page
 

@@ -11,6 +11,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from exporter.commands.providers import provider_option
 from exporter.commands.run_file import Backend, run_file
 from exporter.commands.shared import (
     Failure,
@@ -55,6 +56,7 @@ dims_option = click.option(
 @dims_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the outputs to this .npz file.")
 @click.option("--reference", is_flag=True, help="Run on onnx.reference in place of onnxruntime.")
+@provider_option
 @click.option("--times", default=1, type=click.IntRange(min=1), help="How often to run. The time shown is the median.")
 @setup_option
 @strict_option
@@ -69,12 +71,15 @@ def run(
     dims: tuple[str, ...],
     output: Path | None,
     reference: bool,
+    providers: list[Any] | None,
     times: int,
     setups: tuple[str, ...],
     strict: bool,
     as_json: bool,
 ) -> None:
     """Run an ONNX FILE once. Functions that it names run only where --allow or --register says so."""
+    if reference and providers:
+        raise Failure("--reference runs on onnx.reference, which has no execution providers: leave --provider out")
     if output is not None:
         writable(output, Failure, keep=filter(None, (file, inputs)))
     with reported(context):
@@ -86,7 +91,9 @@ def run(
         engine: Backend = "reference" if reference else "onnxruntime"
         with status(f"running {file}", as_json), one_message(context, "the run"):
             sizes = sizes_of(dims)
-            facts = run_file(file, allow=allow, inputs=arrays, output=output, engine=engine, dims=sizes, times=times, strict=strict)
+            facts = run_file(
+                file, allow=allow, inputs=arrays, output=output, engine=engine, dims=sizes, times=times, providers=providers, strict=strict
+            )
         if as_json:
             click.echo(json.dumps(facts))
             return

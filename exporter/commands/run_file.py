@@ -30,6 +30,7 @@ def run_file(
     dims: Mapping[str, int] | None = None,
     seed: int = 0,
     times: int = 1,
+    providers: Sequence[Any] | None = None,
     strict: bool = False,
 ) -> dict[str, Any]:
     """Run a file and describe its outputs.
@@ -43,6 +44,7 @@ def run_file(
         dims: Sizes of symbolic dimensions; default 2.
         seed: For the random inputs.
         times: How many runs; the last one's outputs are described.
+        providers: As `exporter.inference_session` takes them.
         strict: A Function that has changed since the file was exported is an error, not a warning.
 
     Returns:
@@ -65,7 +67,7 @@ def run_file(
     feeds = feeds_of(proto, inputs or {}, dims or {}, seed)
     runner: Any
     if engine == "onnxruntime":
-        runner = inference_session(path, allow, strict=strict)
+        runner = inference_session(path, allow, providers=providers, strict=strict)
     else:
         from exporter.runtime.reference import reference_evaluator
 

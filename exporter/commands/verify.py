@@ -7,12 +7,14 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.text import Text
 
 from exporter.commands import shared
 from exporter.commands.inputs import input_options, load_case
+from exporter.commands.providers import provider_option
 from exporter.files.save import writable
 from symbolics.text import clean
 
@@ -35,6 +37,7 @@ __all__ = ["verify"]
     "--setup", metavar="PKG.MOD:FUNCTION", help="Called first in the fresh process; it calls exporter.register(). Default: TARGET."
 )
 @shared.opset_option
+@provider_option
 @click.option(
     "--allow",
     multiple=True,
@@ -62,6 +65,7 @@ def verify(
     bisect: bool,
     setup: str | None,
     opset: int | None,
+    providers: list[Any] | None,
     allow: tuple[str, ...],
     timeout: float,
     setups: tuple[str, ...],
@@ -100,7 +104,7 @@ def verify(
             with shared.one_message(context, "the comparison"):
                 report = run(
                     case, dynamo=dynamo, setup=setup or target, opset_version=opset, bisect=bisect, timeout=timeout,
-                    file=files[0] if files else None, allow=allow or None,
+                    file=files[0] if files else None, allow=allow or None, providers=providers,
                 )  # fmt: skip
         report.facts["model"] = f"{type(case.model).__name__} ({' '.join(targets)})"
         if html is not None:

@@ -20,6 +20,7 @@ from exporter.cpu.products import multiply_few_windows
 from exporter.cpu.recurrences import run_recurrences
 from exporter.runtime.accelerate import CONV_WEIGHT_GRAD, Optimized, Part, Request
 from exporter.runtime.facts import ShapeAndType, find_facts
+from exporter.runtime.providers import is_cpu_alone
 
 __all__ = ["ACCELERATOR", "PASSES", "Pass"]
 
@@ -83,7 +84,7 @@ class CpuAccelerator:
 
     def takes(self, providers: Sequence[Any]) -> bool:
         """Whether these are the CPU's alone."""
-        return all((entry if isinstance(entry, str) else entry[0]) == "CPUExecutionProvider" for entry in providers)
+        return is_cpu_alone(providers)
 
     def optimize(self, model: ir.Model, request: Request, facts: Facts) -> Optimized:
         """As `exporter.runtime.accelerate.Accelerator.optimize`."""

@@ -27,6 +27,7 @@ from exporter.module.bound import Bound
 from exporter.module.plans import Settings
 from exporter.module.state import entries_of, register
 from exporter.runtime.changed import say_changed
+from exporter.runtime.providers import choose
 from symbolics import torch_private as private
 from symbolics.errors import ArgumentError, FormatError
 from symbolics.graph.flatten import flatten
@@ -66,7 +67,7 @@ def load(
             `build_gradient_graph`.
         allow: Classes and patterns that the file may name; see `exporter.files.trust.Gate`.
         device: Where parameters and buffers are. Default: the CPU.
-        providers: As onnxruntime.InferenceSession takes them; default: the CPU's, or CUDA's for a CUDA device.
+        providers: As `exporter.inference_session` takes them; default: the CPU, or CUDA for a CUDA device.
         recompute: How much the forward may keep for the backward. None: all that the backward reads. "auto": results of products,
             convolutions, recurrences and reductions; elementwise chains, normalizations and views between them are computed again, to
             the same bits. An int: at most so many bytes, of inputs with the shapes of the first call; products are computed again,
@@ -130,6 +131,8 @@ class OnnxModule(torch.nn.Module):
             torch.empty(0, device=place)
         except Exception as error:
             raise ArgumentError(f"device is {device!r}, and torch has none here: {headline(error)}") from error
+        if providers is not None:
+            choose(providers)  # a wrong name is told here, not in the first call
         gate = Gate(allow)
         object.__setattr__(self, "_onnx", None)  # no parameter of a file may take the name
         opened, entries, found = steady(model, lambda: self._read(model, place))

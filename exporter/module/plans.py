@@ -48,7 +48,7 @@ class Settings(NamedTuple):
 
     Attributes:
         device: Where parameters and buffers are.
-        providers: As onnxruntime.InferenceSession takes them; None: the CPU.
+        providers: As `exporter.inference_session` takes them; None: the CPU.
         recompute, accelerate: As `exporter.load` has them.
     """
 

@@ -111,6 +111,7 @@ def profile(
     *,
     allow: Sequence[str] = (),
     runs: int = 10,
+    providers: Sequence[Any] | None = None,
     as_written: bool = False,
     strict: bool = False,
 ) -> Profile:
@@ -121,6 +122,7 @@ def profile(
         feeds: input name -> array.
         allow: Patterns that the file may name; see `exporter.files.trust.Gate`.
         runs: How many runs are timed, after one that is not.
+        providers: As `exporter.inference_session` takes them.
         as_written: Run each node as it is in the file; otherwise onnxruntime first fuses nodes and folds constants, as it does for anybody.
         strict: A Function that has changed since the file was exported is an error, not a warning.
 
@@ -149,7 +151,7 @@ def profile(
         options.log_severity_level = FATAL
         if as_written:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        session = inference_session(model, allow, sess_options=options, strict=strict)
+        session = inference_session(model, allow, sess_options=options, providers=providers, strict=strict)
         try:
             for _ in range(runs + 1):
                 session.run(None, dict(feeds))

@@ -20,6 +20,7 @@ from exporter.runtime.changed import changed_functions, say_changed
 from exporter.runtime.library import available, bind, binding_of, check_onnxruntime, is_there, register
 from exporter.runtime.node_order import MANY_NODES, list_as_they_can_run
 from exporter.runtime.prepare import has_python_ops, inline_modules, needs_library, prepare
+from exporter.runtime.providers import Choice, add_devices, choose
 from exporter.runtime.refusals import refusal
 from exporter.runtime.spinning import choose_spinning
 from exporter.runtime.store import ContextStore, Made, PoolLog, arrays_of
@@ -255,7 +256,10 @@ def inference_session(
             the model. Default: those of `session_options` without a log of errors, which are raised, and for a training step with an
             arena that all steps of the process share (`exporter.runtime.arena`). Options of
             `session_options` bring their own gate and store, ``allow`` and ``store`` are then not given.
-        providers, kwargs: As onnxruntime.InferenceSession has them; default ``["CPUExecutionProvider"]``.
+        providers: Execution providers, the first that has an operator runs it: onnxruntime's names or short ones ("cpu", "cuda"), and plugins
+            that a pip package brings ("openvino"), each with options or without: ``[("openvino", {"precision": "bfloat16"})]``. PythonOps and
+            what a provider does not have run on the CPU. Default: the CPU.
+        kwargs: As onnxruntime.InferenceSession has them.
         accelerate: False: a training step runs by onnxruntime's own operators alone, as for everybody where the environment has
             ``PYTHONOP_ACCELERATE=0``.
         strict: A Function that has changed since the file was exported is an error, not a warning.
@@ -297,18 +301,24 @@ def open_session(
 ) -> Session:
     """`inference_session` without a word of Functions that have changed: `Session.changed` has them."""
     how = _How(allow, store, sess_options, providers, accelerate)
-    return _steadily(model, how, lambda opened: opened.session(opened.proto, providers, kwargs))
+    return _steadily(model, how, lambda opened: opened.session(opened.proto, kwargs))
 
 
 def step_sessions(
-    step: Any, carried: Mapping[str, str], allow: Any = (), *, sess_options: Any = None, accelerate: bool = True
+    step: Any,
+    carried: Mapping[str, str],
+    allow: Any = (),
+    *,
+    sess_options: Any = None,
+    providers: Sequence[Any] | None = None,
+    accelerate: bool = True,
 ) -> tuple[Session, Session | None, Update | None]:
     """The session of a training step, and one that writes what it can of the next state over the present one.
 
     Args:
         step: A training step, as `inference_session` takes models.
         carried: output -> the input that takes its value in the next step.
-        allow, sess_options, accelerate: As `inference_session`.
+        allow, sess_options, providers, accelerate: As `inference_session`.
 
     Returns:
         The step's session; the other one, which is to run after it, and what it does (None where nothing can be written so). The first hands
@@ -319,14 +329,14 @@ def step_sessions(
     """
 
     def make(opened: _Opened) -> tuple[Session, Session | None, Update | None]:
-        main = opened.session(opened.proto, None, {})
+        main = opened.session(opened.proto, {})
         if opened.update is None:
             return main, None, None
         from onnx_ir import to_proto
 
-        return main, opened.session(to_proto(opened.update.model), None, {}), opened.update
+        return main, opened.session(to_proto(opened.update.model), {}), opened.update
 
-    return _steadily(step, _How(allow, None, sess_options, None, accelerate, carried), make)
+    return _steadily(step, _How(allow, None, sess_options, providers, accelerate, carried), make)
 
 
 @dataclass
@@ -339,6 +349,7 @@ class _Opened:
         options, binding: For its session.
         update: What was taken out of it.
         metadata: What the file says.
+        choice: The execution providers.
     """
 
     proto: onnx.ModelProto
@@ -348,10 +359,13 @@ class _Opened:
     binding: Binding
     update: Update | None
     metadata: dict[str, str]
+    choice: Choice
 
-    def session(self, proto: onnx.ModelProto, providers: Sequence[Any] | None, more: dict[str, Any]) -> Session:
+    def session(self, proto: onnx.ModelProto, more: dict[str, Any]) -> Session:
         source: str | bytes = proto.SerializeToString() if self.path is None else str(self.path)
-        session = Session(source, self.options, self.binding, providers=providers or ["CPUExecutionProvider"], **more)
+        if self.choice.devices:
+            more = {"enable_fallback": 0, **more}  # otherwise the CPU would take the place of a provider that refuses the model
+        session = Session(source, self.options, self.binding, providers=self.choice.providers, **more)
         session.changed = changed_functions(self.metadata, self.binding.gate.functions)
         return session
 
@@ -382,7 +396,8 @@ def _open(model: Any, how: _How) -> _Opened:
     """Arrange a model in memory; with ``carried`` as `take_out_updates` wants it, what may write in place apart."""
     allow, store, options, providers, accelerate, carried = how
     check_onnxruntime()
-    device = "cuda" if "CUDAExecutionProvider" in [p if isinstance(p, str) else p[0] for p in providers or ()] else "cpu"
+    choice = choose(providers)
+    device = "cuda" if "CUDAExecutionProvider" in [p if isinstance(p, str) else p[0] for p in choice.providers or ()] else "cpu"
     with without_gc():
         proto, folder = open_proto(model)
         problem = available(proto)
@@ -421,8 +436,9 @@ def _open(model: Any, how: _How) -> _Opened:
         binding.load()
     if faster is not None and faster.library is not None:
         register(options, faster.library)
+    add_devices(options, choice)
     choose_spinning(options)
     path = Path(model) if isinstance(model, (str, Path)) and not changed else None
     if path is None and folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-    return _Opened(proto, folder, path, options, binding, None if faster is None else faster.update, metadata)
+    return _Opened(proto, folder, path, options, binding, None if faster is None else faster.update, metadata, choice)

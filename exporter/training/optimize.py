@@ -18,7 +18,7 @@ from symbolics.optimizers import hyper
 
 __all__ = ["Optimization"]
 
-_DOUBLE = ir.DataType.DOUBLE
+_FLOAT, _DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
 
 @dataclass
@@ -105,17 +105,18 @@ class Optimization:
     def _apply(self, op: Builder, parameters: Mapping[str, ir.Value], gradients: Mapping[str, ir.Value]) -> None:
         """One step of each group's optimizer."""
         carried = self.carried
-        doubles = all(value.dtype is _DOUBLE for value in parameters.values())
+        doubles = [value.dtype is _DOUBLE for value in parameters.values()]
+        scalars = _DOUBLE if any(doubles) else _FLOAT  # many execution providers have no float64
         step = carried.new("state.step", np.array(steps_made(self.groups, parameters), np.int64))
         carried.next[step] = count = op.Add(step, 1)
-        steps = op.Cast(count, to=_DOUBLE)
+        steps = op.Cast(count, to=scalars)
         for number, group in enumerate(self.groups):
             if not (names := [name for name in group.names if name in parameters]):
                 continue
 
             def given(name: str, number: int = number, group: Group = group) -> ir.Value:
-                start = np.array(group.hyperparameters[name], np.float64 if doubles else np.float32)
-                return op.Cast(carried.new(setting(INPUTS[name], number), start), to=_DOUBLE)
+                start = np.array(group.hyperparameters[name], np.float64 if all(doubles) else np.float32)
+                return op.Cast(carried.new(setting(INPUTS[name], number), start), to=scalars)
 
             optimizer, h = group.optimizer, hyper(group.hyperparameters)
             lr = given("lr")

@@ -70,6 +70,7 @@ class Trainer:
         *,
         allow: Any = (),
         sess_options: Any = None,
+        providers: Sequence[Any] | None = None,
         accelerate: bool = True,
         strict: bool = False,
     ) -> None:
@@ -79,7 +80,7 @@ class Trainer:
             step: What `exporter.export_training_step` returned. Its initial state is copied.
             evaluation: What `exporter.export_evaluation` returned for the same model, for `evaluate`.
             allow: Classes and patterns that the files may name, as `exporter.inference_session` takes them.
-            sess_options, accelerate: As `exporter.inference_session` takes them.
+            sess_options, providers, accelerate: As `exporter.inference_session` takes them.
             strict: A Function that has changed since the files were exported is an error, not a warning.
 
         Raises:
@@ -96,18 +97,26 @@ class Trainer:
         forward = None if evaluation is None else with_state_inputs(evaluation.model, layout)
         plain = None if forward is None else without_loss(forward, layout)
         initial = {name: to_tensor(array) for name, array in step.initial.items()}
-        self._open(step.model, (plain or forward, forward if plain else None), layout, initial, allow, sess_options, accelerate, strict)
+        how = {"sess_options": sess_options, "providers": providers, "accelerate": accelerate}
+        self._open(step.model, (plain or forward, forward if plain else None), layout, initial, allow, how, strict)
 
     @classmethod
     @short
     def load(
-        cls, source: str | os.PathLike[str], allow: Any = (), *, sess_options: Any = None, accelerate: bool = True, strict: bool = False
+        cls,
+        source: str | os.PathLike[str],
+        allow: Any = (),
+        *,
+        sess_options: Any = None,
+        providers: Sequence[Any] | None = None,
+        accelerate: bool = True,
+        strict: bool = False,
     ) -> Trainer:
         """A trainer of files: a folder of artifacts (`write_artifacts`, ``pythonop step --artifacts``), or ``step.onnx`` with ``step.init.onnx`` beside it.
 
         Args:
             source: The folder, or the step's file, which has no evaluation.
-            allow, sess_options, accelerate, strict: As above.
+            allow, sess_options, providers, accelerate, strict: As above.
 
         Raises:
             FormatError: A file is missing or damaged, or is no training step.
@@ -133,7 +142,8 @@ class Trainer:
             raise FormatError(f"{first} is no initial state: {what}. export_training_step(...).save() and `pythonop step` write one")
         initial = {name: tensor(value).clone() for name, value in start.run({}).items()}
         trainer = cls.__new__(cls)
-        trainer._open(step, evaluations, layout, initial, allow, sess_options, accelerate, strict)
+        how = {"sess_options": sess_options, "providers": providers, "accelerate": accelerate}
+        trainer._open(step, evaluations, layout, initial, allow, how, strict)
         return trainer
 
     def _open(
@@ -143,27 +153,27 @@ class Trainer:
         layout: StepLayout,
         initial: dict[str, torch.Tensor],
         allow: Any,
-        options: Any,
-        accelerate: bool,
+        how: dict[str, Any],
         strict: bool,
     ) -> None:
+        """Open the files; ``how``: sess_options, providers, accelerate."""
         self.layout = layout
         self.outputs: dict[str, torch.Tensor] = {}
         self._state, self._lock, self._busy = initial, threading.RLock(), ""
-        main, update, self._apart = step_sessions(step, layout.carried, allow, sess_options=options, accelerate=accelerate)
+        main, update, self._apart = step_sessions(step, layout.carried, allow, **how)
         self._main = Runner(main, _CPU, after_torch=True)
         self._update = None if update is None else Runner(update, _CPU)
         if self._update is not None and not self._update.takes_room:  # an onnxruntime that is given no memory to write to
             self._update, self._apart = None, None
-            allowed = () if options is not None else allow
-            self._main = Runner(open_session(step, allowed, sess_options=options, accelerate=accelerate), _CPU, after_torch=True)
+            allowed = () if how["sess_options"] is not None else allow
+            self._main = Runner(open_session(step, allowed, **how), _CPU, after_torch=True)
         self._check(layout)
         self._needed = [name for name in self._main.inputs if name not in initial]
         carried = set(layout.carried.values())
         self._known = {*self._needed, *(name for name in initial if name not in carried)}
         plain, self._with_loss = evaluations
-        self._evaluation = None if plain is None else Runner(open_session(plain, allow), _CPU)
-        self._allow = allow
+        self._evaluation = None if plain is None else Runner(open_session(plain, allow, providers=how["providers"]), _CPU)
+        self._allow, self._providers = allow, how["providers"]
         self._settings: Settings | None = None
         evaluated = {} if self._evaluation is None else self._evaluation.session.changed
         say_changed({**main.changed, **evaluated}, strict=strict)
@@ -305,7 +315,7 @@ class Trainer:
         if self._with_loss is None:
             raise ArgumentError("the evaluation takes no targets, for it has no loss: give export_evaluation the step's loss= and targets=")
         if not isinstance(self._with_loss, Runner):
-            self._with_loss = Runner(open_session(self._with_loss, self._allow), _CPU)
+            self._with_loss = Runner(open_session(self._with_loss, self._allow, providers=self._providers), _CPU)
         return self._with_loss
 
     def _averages(self) -> dict[str, torch.Tensor]:

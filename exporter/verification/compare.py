@@ -32,9 +32,14 @@ class Results(Protocol):
     def buffers(self) -> Mapping[str, torch.Tensor]: ...  # noqa: D102
 
 
-def tolerance_of(dtype: str) -> float:
-    """What a difference of two tensors of a float type may be at least, in units of the largest value."""
-    return _FLOOR.get(getattr(torch, dtype), 1e-1)
+def tolerance_of(dtype: str, precision: torch.dtype | None = None) -> float:
+    """What a difference of two tensors of a float type may be at least, in units of the largest value.
+
+    Args:
+        dtype: Their type.
+        precision: The type in which float32 is computed, where that is another.
+    """
+    return _FLOOR.get(precision if precision is not None and dtype == "float32" else getattr(torch, dtype), 1e-1)
 
 
 def difference(got: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -51,7 +56,9 @@ def largest(tensor: torch.Tensor) -> float:
     return float(finite.max()) if finite.numel() else 0.0
 
 
-def compare(wanted: Results, precise: Results | None, got: Results, lost: Mapping[str, str]) -> list[Row]:
+def compare(
+    wanted: Results, precise: Results | None, got: Results, lost: Mapping[str, str], precision: torch.dtype | None = None
+) -> list[Row]:
     """A row per tensor: outputs, gradients, then the buffers that a forward changes.
 
     Args:
@@ -59,11 +66,14 @@ def compare(wanted: Results, precise: Results | None, got: Results, lost: Mappin
         precise: Eager's in float64, None where there is no such run.
         got: The file's.
         lost: What eager's forward changes and the file does not carry -> why.
+        precision: The type in which the file computes float32, where that is another.
     """
     rows = []
     for index, output in enumerate(wanted.outputs):
         found = got.outputs[index] if index < len(got.outputs) else None
-        rows.append(_row(f"output {index}", "output", output, found, precise.outputs[index] if precise is not None else None, 0.0))
+        rows.append(
+            _row(f"output {index}", "output", output, found, precise.outputs[index] if precise is not None else None, 0.0, precision)
+        )
     if len(got.outputs) > len(wanted.outputs):
         problem = f"the file has {len(got.outputs)} outputs, eager {len(wanted.outputs)}"
         rows.append(Row("outputs", "output", (), "", float("nan"), None, 0.0, "", False, problem))
@@ -75,7 +85,7 @@ def compare(wanted: Results, precise: Results | None, got: Results, lost: Mappin
             continue
         if found is None and gradient is not None and not gradient.any():
             found = torch.zeros_like(gradient)  # where nothing can come through (torch.round), eager has zeros and a graph no path
-        rows.append(_row(name, kind, gradient, found, better, noise))
+        rows.append(_row(name, kind, gradient, found, better, noise, precision))
     beside: dict[str, float] = {}
     for name, buffer in wanted.buffers.items():
         if buffer.is_floating_point():
@@ -85,14 +95,22 @@ def compare(wanted: Results, precise: Results | None, got: Results, lost: Mappin
         if name not in lost:
             better = None if precise is None else precise.buffers.get(name)
             noise = beside.get(name.rpartition(".")[0], 0.0)
-            rows.append(_row(name, "buffer", wanted.buffers.get(name), got.buffers.get(name), better, noise))
+            rows.append(_row(name, "buffer", wanted.buffers.get(name), got.buffers.get(name), better, noise, precision))
     rows += [
         Row(name, "buffer", (), "", float("nan"), None, 0.0, "", False, f"the file does not carry it: {why}") for name, why in lost.items()
     ]
     return rows
 
 
-def _row(name: str, kind: str, wanted: torch.Tensor | None, got: torch.Tensor | None, better: torch.Tensor | None, noise: float) -> Row:
+def _row(
+    name: str,
+    kind: str,
+    wanted: torch.Tensor | None,
+    got: torch.Tensor | None,
+    better: torch.Tensor | None,
+    noise: float,
+    precision: torch.dtype | None,
+) -> Row:
     shown = wanted if wanted is not None else got
     assert shown is not None
     about = (name, kind, tuple(shown.shape), str(shown.dtype).removeprefix("torch."))
@@ -114,7 +132,7 @@ def _row(name: str, kind: str, wanted: torch.Tensor | None, got: torch.Tensor | 
     # A gradient that is 0 but for rounding (a bias in front of a norm) is measured by the largest one of the model, a buffer that is
     # (a running mean behind a norm) by the largest one of its module.
     scale = max(largest(wanted), 0.01 * noise) or 1.0
-    floor = tolerance_of(about[3])
+    floor = tolerance_of(about[3], precision)
     own = None if better is None else difference(wanted, better) / scale
     if own != own:
         own = None

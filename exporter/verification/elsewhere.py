@@ -66,7 +66,13 @@ def _first_that_runs(kind: str, cases: Iterable[tuple[str, Case]], masks: Masks 
     return failed
 
 
-def rows_of(model: ir.Model, run: FileRun, example: tuple[EagerStep, EagerStep | None], others: Sequence[Elsewhere]) -> list[Row]:
+def rows_of(
+    model: ir.Model,
+    run: FileRun,
+    example: tuple[EagerStep, EagerStep | None],
+    others: Sequence[Elsewhere],
+    precision: torch.dtype | None = None,
+) -> list[Row]:
     """A row for each tensor at the example, then one for each other input.
 
     Args:
@@ -74,12 +80,13 @@ def rows_of(model: ir.Model, run: FileRun, example: tuple[EagerStep, EagerStep |
         run: What the fresh process found: at the example, then at those others of which there is a step of eager.
         example: Eager at the example, also in float64.
         others: Eager's side of the others.
+        precision: The type in which the file computes float32, where that is another.
     """
     places, carried = places_of_rows(model), changes_of(model).carried
     kept = {name for name, entry in (read_state(model.metadata_props) or {}).items() if entry.initializer in carried}
 
     def rows(eager: EagerStep, precise: EagerStep | None, found: FileStep, lost: Mapping[str, str]) -> list[Row]:
-        all_rows = compare(eager.beside({*found.buffers, *kept}), precise, found, lost)
+        all_rows = compare(eager.beside({*found.buffers, *kept}), precise, found, lost, precision)
         return [replace(row, node=places.get((row.kind, row.name), "")) for row in all_rows]
 
     first, *steps = run.steps

@@ -58,7 +58,14 @@ class FileRun:
 
 
 def run_in_a_fresh_process(
-    path: Path, folder: Path, eager: Sequence[EagerStep], allow: Iterable[Any], setup: str | None, count: int, timeout: float
+    path: Path,
+    folder: Path,
+    eager: Sequence[EagerStep],
+    allow: Iterable[Any],
+    setup: str | None,
+    count: int,
+    timeout: float,
+    providers: Sequence[Any] | None = None,
 ) -> FileRun:
     """Run steps of the saved file by a Python that has seen neither the model nor its module; ``folder`` is for what both say.
 
@@ -67,6 +74,7 @@ def run_in_a_fresh_process(
         eager: What eager did: the example, then other inputs.
         allow, setup, timeout: As `verify` takes them.
         count: How many steps are timed.
+        providers: As `exporter.load` takes them.
 
     Raises:
         RunError: It does not end in time, or leaves no result.
@@ -76,6 +84,7 @@ def run_in_a_fresh_process(
     job = {
         "path": str(path), "allow": patterns, "setup": setup, "count": count, "seed": SEED, "threads": torch.get_num_threads(),
         "steps": [{"inputs": step.inputs, "cotangents": step.cotangents} for step in eager],
+        "providers": None if providers is None else [each if isinstance(each, str) else list(each) for each in providers],
         "buffers": sorted(eager[0].buffers.keys() - eager[0].notes),
     }  # fmt: skip
     torch.save(job, folder / "job.pt")

@@ -130,7 +130,10 @@ def _providers() -> str:
         raise NotThere(NO_ONNXRUNTIME)
     import onnxruntime
 
-    return ", ".join(onnxruntime.get_available_providers())
+    from exporter.runtime.providers import installed
+
+    plugins = [f"{name} ({offer})" for name, offer in installed().items()]
+    return ", ".join([*onnxruntime.get_available_providers(), *plugins])
 
 
 def _report() -> str:

@@ -9,7 +9,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from exporter.forward.arguments import check_call, check_model, check_values
 from exporter.forward.case import Case
 from exporter.forward.eager_failure import eager_failure
 from exporter.forward.export import export
+from exporter.runtime.providers import precision_of, said_of
 from exporter.verification.bisect import first_departure
 from exporter.verification.compare import largest
 from exporter.verification.eager import EagerStep, draws, in_float64, measured_step, with_the_files_masks
@@ -67,6 +68,7 @@ def verify(
     steps: int = 5,
     timeout: float = 600.0,
     file: Any = None,
+    providers: Sequence[Any] | None = None,
 ) -> Report:
     """Whether a model's ONNX file and its gradients equal eager PyTorch's.
 
@@ -92,6 +94,7 @@ def verify(
         timeout: Seconds that the fresh process may take.
         file: A path, or what else `exporter.load` takes: this file is compared, as it is, and none is exported. The first rows are its
             weights, bit by bit; Functions that have changed since its export are in the notes.
+        providers: As `exporter.load` takes them. With a ``precision`` of "bfloat16", tensors of float32 may differ as those of bfloat16.
 
     Raises:
         ExportError: The model cannot be exported, or fails in eager mode on its own example.
@@ -161,21 +164,21 @@ def verify(
             program.save(path)
         _log.info("running the file in a fresh process")
         asked = [eager, *(other.eager for other in others if other.eager is not None)]
-        run = run_in_a_fresh_process(path, Path(folder), asked, allowed, setup, steps, timeout)
+        run = run_in_a_fresh_process(path, Path(folder), asked, allowed, setup, steps, timeout, providers)
         size = sum(each.stat().st_size for each in {path, *data_files(program.model), *Path(folder).glob("model.onnx*")} if each.exists())
     _log.info("comparing")
     _refuse_no_path(eager, run.steps[0])
     eager_seconds, eager_memory = measured_step(case, eager, steps)
     seconds |= {**run.seconds, "eager step": eager_seconds}
     memory = {name: used for name, used in zip(STEPS, (eager_memory, run.memory), strict=True) if used is not None}
-    rows = rows_of(program.model, run, (eager, precise), others)
+    rows = rows_of(program.model, run, (eager, precise), others, getattr(torch, precision_of(providers) or "", None))
     weights = weight_rows(program.model, case.model) if file is not None else []
     notes = [*note_on_weights(weights, str(file) if is_there else "model.onnx"), *note_on_changes(run.changed)]
     if all(row.ok for row in weights):
         notes += [*note_on_constants(rows), *notes_on(rows, choices_of(program.model))]
     made_by = "a file that was there" if file is not None else "torch.export" if dynamo else "TorchScript"
     report = Report(
-        [*weights, *rows], _facts(case, program.model, made_by, size, run), _functions(program), seconds, memory=memory,
+        [*weights, *rows], _facts(case, program.model, made_by, size, run, providers), _functions(program), seconds, memory=memory,
         notes=notes, program=program,
     )  # fmt: skip
     if bisect and not report.ok and masks is None:
@@ -202,7 +205,7 @@ def _refuse_no_path(eager: EagerStep, found: FileStep | str) -> None:
         raise RunError("the outputs have a gradient in eager, and none in the file: no operator on their way is differentiable there")
 
 
-def _facts(case: Case, model: ir.Model, made_by: str, size: int, found: FileRun) -> dict[str, Any]:
+def _facts(case: Case, model: ir.Model, made_by: str, size: int, found: FileRun, providers: Sequence[Any] | None) -> dict[str, Any]:
     import onnxruntime  # not installed where verify is not used
 
     parameters = list(case.model.parameters())
@@ -217,6 +220,7 @@ def _facts(case: Case, model: ir.Model, made_by: str, size: int, found: FileRun)
         "file": f"{size:,} bytes",
         "opset": model.opset_imports.get("", ""),
         "versions": f"torch {torch.__version__}, onnxruntime {onnxruntime.__version__}, Python {sys.version.split()[0]}",
+        **({} if providers is None else {"execution providers": said_of(providers)}),
     }
 
 

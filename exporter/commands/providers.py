@@ -1,0 +1,34 @@
+"""--provider, of the commands that run a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+__all__ = ["provider_option"]
+
+
+def _providers(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[Any] | None:
+    return [_provider(text) for text in given] or None
+
+
+def _provider(text: str) -> Any:
+    name, *pairs = text.split(",")
+    options = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise click.BadParameter(f"{text!r} is not NAME or NAME,OPTION=VALUE,... (openvino,precision=bfloat16)")
+        options[key] = value
+    return (name, options) if options else name
+
+
+provider_option = click.option(
+    "--provider",
+    "providers",
+    multiple=True,
+    metavar="NAME[,OPTION=VALUE]",
+    callback=_providers,
+    help="Run on this execution provider, what it lacks on the CPU: cuda, openvino, openvino,precision=bfloat16. May be repeated. Default: the CPU.",
+)
