@@ -169,7 +169,7 @@ pages:
 	$(if $(TORCH),PYTHONOP_PAGES=newest $(MAKE) run-pages $(OTHER),$(MAKE) run-pages)
 
 run-pages: $(BUILT)
-	$(PYTEST) -m pages $(PYTEST_ARGS) tests/test_pages.py
+	$(PYTEST) -m pages -o faulthandler_timeout=1600 $(PYTEST_ARGS) tests/test_pages.py
 
 demo: $(BUILT)
 	$(PY) -m examples.demo

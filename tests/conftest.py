@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -22,7 +23,15 @@ torchlib.built_once()
 made = usable.watch()
 
 # Another one (PYTHONOP_SEED=1 make test) finds tests whose tolerance holds for one draw of numbers alone.
+BEGIN = time.monotonic()
 SEED = int(os.environ.get("PYTHONOP_SEED") or 0)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--minutes", type=float, help="begin no test later than so many minutes after the start: for a machine whose speed nobody knows"
+    )
+    parser.addoption("--turn", type=int, default=0, help="which files come first: another number, another order")
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
@@ -32,11 +41,19 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what tests/long.py lists."""
-    for item in items:
-        if item.path in long.FILES:
-            item.add_marker(pytest.mark.long)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what is long by tests/long.py."""
+    for item in long.long_ones(items):
+        item.add_marker(pytest.mark.long)
+    if turn := config.getoption("turn"):
+        items[:] = long.turned(items, turn)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Nothing begins after --minutes."""
+    minutes = item.config.getoption("minutes")
+    if minutes is not None and time.monotonic() - BEGIN > 60 * minutes:
+        pytest.skip(f"not run: it was not its turn within --minutes {minutes:g}")
 
 
 @pytest.fixture(scope="session")

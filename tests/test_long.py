@@ -1,31 +1,37 @@
-"""No test falls between `make test`, `make test-long` and `make pages`, and .ci/run runs all three."""
+"""What is long by tests/long.py is there, and each test for both exporters stays in `make test` for one of them."""
 
 from __future__ import annotations
 
-import re
+from types import SimpleNamespace
 
-import pytest
-
-from tests.long import FILES
-from tests.processes import ROOT, python
+from tests.long import FILES, TESTS, long_ones, turned
+from tests.processes import ROOT
 
 
-def test_the_long_files_are_there():
-    assert [path for path in FILES if not path.is_file()] == []
-    assert len(set(FILES)) == len(FILES)
+def test_what_is_listed_is_there():
+    assert [path for path in FILES if not path.exists()] == []
+    for name in TESTS:
+        file, _, test = name.partition("::")
+        assert f"def {test}(" in (ROOT / file).read_text(), name
 
 
-def test_they_are_marked(request):
-    assert request.node.get_closest_marker("long") is None
-    done = python("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", "not long", str(FILES[-1]), cwd=ROOT)
-    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout
+def _item(nodeid):
+    return SimpleNamespace(nodeid=nodeid, path=ROOT / nodeid.partition("::")[0])
 
 
-def test_one_target_runs_what_the_others_leave():
-    rules = (ROOT / "Makefile").read_text()
-    for marks in ("not newest and not long and not pages", "long and not newest"):
-        assert f"-m '{marks}'" in rules
-    assert "-m pages" in rules
-    job = (ROOT / ".ci" / "run").read_text()
-    for target in ("test", "test-long", "pages", 'pages TORCH="$newest"'):
-        assert re.search(rf"^stage \d+ make {re.escape(target)}$", job, re.M), target
+def test_of_both_exporters_one_is_long():
+    pairs = [f"tests/a.py::test_{n}[{e}-{m}]" for n in range(3) for e in ("dynamo", "torchscript") for m in ("bert", "snn", "loop", "deq")]
+    alone = ["tests/a.py::test_x[dynamo]", "tests/a.py::test_y", "tests/a.py::test_z[dynamos-torchscripted]", "tests/a.py::test_z[-]"]
+    long = {item.nodeid for item in long_ones([_item(each) for each in (*pairs, *alone)])}
+    assert len(long) == len(pairs) / 2
+    assert long.isdisjoint(alone)
+    for model in ("bert", "snn", "loop", "deq"):  # all tests of a model take one exporter
+        assert len({each.partition("[")[2] for each in long if model in each}) == 1
+    assert 0 < sum("dynamo" in each for each in long) < len(long)
+
+
+def test_each_file_is_first_at_some_turn():
+    items = [_item(f"tests/{file}.py::test_{n}") for file in "abcde" for n in range(2)]
+    orders = [turned(items, turn) for turn in range(1, 6)]
+    assert {order[0].path.name for order in orders} == {f"{file}.py" for file in "abcde"}
+    assert all(sorted(map(id, order)) == sorted(map(id, items)) for order in orders)

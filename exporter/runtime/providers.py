@@ -67,10 +67,12 @@ class Choice(NamedTuple):
     Attributes:
         providers: For onnxruntime.InferenceSession; None where devices are given.
         devices: For `add_devices`: devices of one provider and its options.
+        names: The short names of those other than the CPU.
     """
 
     providers: list[Any] | None
     devices: list[tuple[list[Any], dict[str, str]]]
+    names: tuple[str, ...] = ()
 
 
 def choose(providers: Sequence[Any] | None) -> Choice:
@@ -97,15 +99,16 @@ def choose(providers: Sequence[Any] | None) -> Choice:
     for name, _ in chosen:
         if name not in known:
             raise ArgumentError(f"there is no execution provider {shown(name)}: {_offer(built_in)}")
+    names = tuple(name for name, _ in chosen if name != "cpu")
     if all(name in built_in for name, _ in chosen):
         own = [(built_in[name], _options(name, options)) for name, options in chosen]
-        return Choice([each if each[1] else each[0] for each in own], [])
+        return Choice([each if each[1] else each[0] for each in own], [], names)
     if beside := next((name for name, _ in chosen if name in built_in and built_in[name] != _CPU), None):
         plugin = next(name for name, _ in chosen if name not in built_in)
         raise ArgumentError(
             f"providers={providers!r}: {plugin} is a plugin, beside which onnxruntime takes the CPU alone, not {beside}: name one"
         )
-    return Choice(None, [_devices(name, options) for name, options in chosen if name not in built_in])
+    return Choice(None, [_devices(name, options) for name, options in chosen if name not in built_in], names)
 
 
 def is_cpu_alone(providers: Sequence[Any] | None) -> bool:

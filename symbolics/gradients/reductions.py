@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 
-from onnx_ir import Value
+from onnx_ir import Node, Value
 
 from symbolics.gradients.registry import RuleFunction, formulas, gradient
 from symbolics.graph.builder import Builder
-from symbolics.graph.values import static_shape
+from symbolics.graph.values import attr, static_shape
 
 __all__: list[str] = []
 
 
-def _keep(op: Builder, v: Value, axes: Value | None, keepdims: int) -> Value:
-    """v, shaped like the output, with the reduced dims as 1."""
-    if keepdims or axes is None or op.ints(axes) == []:
+def _keep(op: Builder, v: Value, node: Node) -> Value:
+    """v, shaped like the output of a reduction, with the reduced dims as 1."""
+    x, axes, *_ = [*node.inputs, None]
+    if attr(node, "keepdims") or axes is None or op.ints(axes) == []:
         return v  # without axes v is a scalar or nothing was reduced
-    return op.Unsqueeze(v, axes)
+    if op.ints(axes) is not None:
+        return op.Unsqueeze(v, axes)
+    # Some execution providers take no Unsqueeze whose axes are known at run time only.
+    return op.reshape_like(v, op.ReduceSum(x, axes, keepdims=1, noop_with_empty_axes=attr(node, "noop_with_empty_axes")))
 
 
 def _count(op: Builder, x: Value, y: Value, axes: Value | None, like: Value) -> float | Value:
@@ -38,30 +42,30 @@ def _norm(op: Builder, y: Value) -> Value:
 
 
 _LINES: dict[str, RuleFunction] = {
-    "ReduceSum": lambda op, g, x, axes, *, keepdims: op.expand_like(_keep(op, g, axes, keepdims), x),
-    "ReduceMean": lambda op, g, x, axes, *, y, keepdims: op.expand_like(_keep(op, g / _count(op, x, y, axes, g), axes, keepdims), x),
-    "ReduceL1": lambda op, g, x, axes, *, keepdims: _keep(op, g, axes, keepdims) * op.Sign(x),
-    "ReduceL2": lambda op, g, x, axes, *, y, keepdims: x * (_keep(op, g, axes, keepdims) / _norm(op, _keep(op, y, axes, keepdims))),
-    "ReduceLogSum": lambda op, g, x, axes, *, y, keepdims: op.expand_like(_keep(op, g / op.Exp(y), axes, keepdims), x),
-    "ReduceLogSumExp": lambda op, g, x, axes, *, y, keepdims: _keep(op, g, axes, keepdims) * op.Exp(x - _keep(op, y, axes, keepdims)),
-    "ReduceSumSquare": lambda op, g, x, axes, *, keepdims: _keep(op, 2.0 * g, axes, keepdims) * x,
+    "ReduceSum": lambda op, g, x, *, node: op.expand_like(_keep(op, g, node), x),
+    "ReduceMean": lambda op, g, x, axes, *, y, node: op.expand_like(_keep(op, g / _count(op, x, y, axes, g), node), x),
+    "ReduceL1": lambda op, g, x, *, node: _keep(op, g, node) * op.Sign(x),
+    "ReduceL2": lambda op, g, x, *, y, node: x * (_keep(op, g, node) / _norm(op, _keep(op, y, node))),
+    "ReduceLogSum": lambda op, g, x, *, y, node: op.expand_like(_keep(op, g / op.Exp(y), node), x),
+    "ReduceLogSumExp": lambda op, g, x, *, y, node: _keep(op, g, node) * op.Exp(x - _keep(op, y, node)),
+    "ReduceSumSquare": lambda op, g, x, *, node: _keep(op, 2.0 * g, node) * x,
     "CumSum": lambda op, g, x, axis, *, exclusive, reverse: op.CumSum(g, axis, exclusive=exclusive, reverse=1 - reverse),
 }
 formulas(_LINES)
 
 
 @gradient("ReduceMax", "ReduceMin")
-def reduce_max_min(op: Builder, g: Value, x: Value, axes: Value | None, *, y: Value, keepdims: int, noop_with_empty_axes: int) -> Value:
+def reduce_max_min(op: Builder, g: Value, x: Value, axes: Value | None, *, y: Value, node: Node, noop_with_empty_axes: int) -> Value:
     """Ties share evenly, as torch.amax and torch.amin do."""
-    mask = op.mask(op.Equal(x, _keep(op, y, axes, keepdims)), g)
-    return mask * (_keep(op, g, axes, keepdims) / op.ReduceSum(mask, axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes))
+    mask = op.mask(op.Equal(x, _keep(op, y, node)), g)
+    return mask * (_keep(op, g, node) / op.ReduceSum(mask, axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes))
 
 
 @gradient("ReduceProd")
-def reduce_prod(op: Builder, g: Value, x: Value, axes: Value | None, *, y: Value, keepdims: int, noop_with_empty_axes: int) -> Value:
+def reduce_prod(op: Builder, g: Value, x: Value, axes: Value | None, *, y: Value, node: Node, noop_with_empty_axes: int) -> Value:
     """The product of the others: y / x, and where x is the only zero, the product without it."""
     same = {"keepdims": 1, "noop_with_empty_axes": noop_with_empty_axes}
-    y, g = _keep(op, y, axes, keepdims), _keep(op, g, axes, keepdims)
+    y, g = _keep(op, y, node), _keep(op, g, node)
     zero = op.Equal(x, 0.0)
     filled = op.Where(zero, op.number(1.0, x), x)
     single = op.Equal(op.ReduceSum(op.mask(zero, g), axes, **same), 1.0)
