@@ -44,8 +44,8 @@ def _hand_over(scope: Scope, node: ir.Node) -> None:
         for place, value in enumerate(inner.inputs):
             if value in inside:
                 inner.replace_input_with(place, inside[value])
-        for graph in subgraphs(inner):
-            graph.outputs[:] = [inside.get(value, value) for value in graph.outputs]
+        for inner_body in subgraphs(inner):
+            inner_body.outputs[:] = [inside.get(value, value) for value in inner_body.outputs]
     ends = [inside.get(value, value) for value in body.outputs]
     kept = [ir.Node("", "Identity", [value], name=scope.name("Identity")) for value in given]
     for value, same in zip(given, kept, strict=True):
