@@ -17,8 +17,9 @@ from exporter.gradient_graph.tangents import build_tangent_graph
 from symbolics.gradients.tangents import PLACEHOLDER
 from symbolics.graph.walk import walk
 from symbolics.node.metadata import tangents_of
+from tests.symbolics.gradients.conformance import lower
 from tests.symbolics.gradients.make_references import FLOATS, LOW
-from tests.symbolics.gradients.test_conformance import FORWARD, NO_KERNEL, REFERENCES, lower, models, run
+from tests.symbolics.gradients.test_conformance import FORWARD, NO_KERNEL, REFERENCES, models, run
 
 ALL = os.environ.get("PYTHONOP_TANGENTS") == "all"
 DIRECTIONS = 3
