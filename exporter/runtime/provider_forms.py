@@ -12,10 +12,16 @@ from collections.abc import Callable, Iterable, Mapping
 import onnx
 import onnx_ir as ir
 
+from symbolics.graph.copies import replace
+from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
+from symbolics.graph.values import array_of, attr, static_shape
 from symbolics.graph.walk import captured, subgraphs, walk
 
-__all__ = ["FORMS", "captures_as_states", "in_forms_of"]
+#: Constants of so many elements at most are written into a body that reads them.
+SMALL = 64
+
+__all__ = ["FORMS", "captures_as_states", "in_forms_of", "sums_over_repeats"]
 
 
 def captures_as_states(model: ir.Model) -> int:
@@ -36,10 +42,18 @@ def captures_as_states(model: ir.Model) -> int:
 
 def _hand_over(scope: Scope, node: ir.Node) -> None:
     (body,) = subgraphs(node)
-    outer = captured(node)
+    outer, consts = [], []
+    for value in captured(node):
+        array = array_of(value)
+        (outer if array is None or array.size > SMALL else consts).append(value)
     states = len(body.inputs) - node.attributes["num_scan_inputs"].as_int()
     given = [ir.Value(name=scope.name("state"), type=value.type, shape=value.shape) for value in outer]
     inside = dict(zip(outer, given, strict=True))
+    # A state is no constant: axes and sizes have to be.
+    copies = [ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(array_of(value)))], name=scope.name("Constant")) for value in consts]
+    for value, copy in zip(consts, copies, strict=True):
+        copy.outputs[0].name, copy.outputs[0].type, copy.outputs[0].shape = scope.name("constant"), value.type, value.shape
+        inside[value] = copy.outputs[0]
     for inner in walk(body):
         for place, value in enumerate(inner.inputs):
             if value in inside:
@@ -51,6 +65,8 @@ def _hand_over(scope: Scope, node: ir.Node) -> None:
     for value, same in zip(given, kept, strict=True):
         same.outputs[0].name, same.outputs[0].type, same.outputs[0].shape = scope.name("stays"), value.type, value.shape
     body.extend(kept)
+    if copies:
+        body.insert_before(body[0], copies)
     body.inputs[states:states] = given
     body.outputs[:] = [*ends[:states], *(same.outputs[0] for same in kept), *ends[states:]]
     inputs = [*node.inputs[:states], *outer, *node.inputs[states:]]
@@ -69,8 +85,64 @@ def _hand_over(scope: Scope, node: ir.Node) -> None:
     graph.remove(node, safe=True)
 
 
+def sums_over_repeats(model: ir.Model) -> int:
+    """Sums to a shape that is known at run time only: over constant axes of a reshaped tensor, in place of axes that are computed.
+
+    OpenVINO takes no axes whose number is known at run time only. Here each axis becomes two: what is left of it, and how often it was
+    repeated, which is summed over. On the CPU a sum over every other axis takes three to fifty times as long.
+
+    Returns:
+        How many sums were written so.
+    """
+    scope = Scope(free_prefix(model.graph, "form/sum/"), lambda value: False)
+    found = [(node, sizes) for node in walk(model.graph) if (sizes := _summed_to(node)) is not None]
+    changed = sum(_over_repeats(scope, node, sizes) for node, sizes in found)
+    scope.register(model.graph)
+    return changed
+
+
+def _summed_to(node: ir.Node) -> ir.Value | None:
+    """The vector of sizes, of which `Builder.sum_to` computes the axes of this ReduceSum."""
+    if node.op_type != "ReduceSum" or node.domain != "" or len(node.inputs) < 2 or not attr(node, "noop_with_empty_axes"):
+        return None
+    value = node.inputs[1]
+    for op_type in ("Reshape", "NonZero", "Equal"):
+        step = None if value is None else value.producer()
+        if step is None or step.op_type != op_type:
+            return None
+        value, last = step.inputs[0], step
+    one = array_of(last.inputs[1])
+    return value if one is not None and one.tolist() in (1, [1]) else None
+
+
+def _over_repeats(scope: Scope, node: ir.Node, sizes: ir.Value) -> bool:
+    x, rank = node.inputs[0], _length(sizes)
+    if x is None or rank is None:
+        return False
+    op = Emitter(scope)
+    repeats = op.Div(op.Shape(x), op.Where(op.Equal(sizes, 0), op.i64(1), sizes))
+    pairs = op.Concat(op.Reshape(sizes, [-1, 1]), op.Reshape(repeats, [-1, 1]), axis=1)
+    split = op.Reshape(x, op.Reshape(pairs, [-1]), allowzero=1)
+    replace(scope, node, op.nodes, [op.ReduceSum(split, list(range(1, 2 * rank, 2)), keepdims=0)])
+    return True
+
+
+def _length(sizes: ir.Value) -> int | None:
+    """How many elements a vector of sizes has."""
+    dims, node = static_shape(sizes), sizes.producer()
+    if dims is not None and len(dims) == 1:
+        return dims[0]
+    if node is None or node.op_type not in ("Shape", "Concat"):
+        return None
+    if node.op_type == "Shape":
+        whole = node.inputs[0]
+        return None if whole is None or whole.shape is None or node.attributes else len(whole.shape)
+    parts = [None if value is None else _length(value) for value in node.inputs]
+    return None if None in parts else sum(part for part in parts if part is not None)
+
+
 #: provider, as `exporter.runtime.providers` names it for short -> what writes a model in forms that it takes.
-FORMS: Mapping[str, tuple[Callable[[ir.Model], int], ...]] = {"openvino": (captures_as_states,)}
+FORMS: Mapping[str, tuple[Callable[[ir.Model], int], ...]] = {"openvino": (sums_over_repeats, captures_as_states)}
 
 
 def in_forms_of(names: Iterable[str], proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -66,6 +66,8 @@ class GradientCase:
             found = np.asarray(got[name], np.float64)
             if found.shape != expected.shape:
                 return f"forward: {name} has the shape {found.shape}"
+            if (np.isnan(found) != np.isnan(expected)).any():
+                return f"forward: {name} is nan at other places"
             if not np.allclose(found, expected, rtol=5 * self.tolerance, atol=self.tolerance, equal_nan=True):
                 return f"forward: {name} is off by {np.nanmax(np.abs(found - expected)):.1e}"
         for name, (index, expected, jitter) in self.reference.gradients.items():
