@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -16,12 +17,12 @@ from symbolics.graph.copies import replace
 from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.values import array_of, attr, static_shape
-from symbolics.graph.walk import captured, subgraphs, walk
+from symbolics.graph.walk import captured, remove_unread, subgraphs, unread, walk
 
 #: Constants of so many elements at most are written into a body that reads them.
 SMALL = 64
 
-__all__ = ["FORMS", "captures_as_states", "in_forms_of", "sums_over_repeats"]
+__all__ = ["FORMS", "captures_as_states", "in_forms_of", "rows_of_infinity", "sums_over_repeats"]
 
 
 def captures_as_states(model: ir.Model) -> int:
@@ -42,18 +43,22 @@ def captures_as_states(model: ir.Model) -> int:
 
 def _hand_over(scope: Scope, node: ir.Node) -> None:
     (body,) = subgraphs(node)
-    outer, consts = [], []
-    for value in captured(node):
-        array = array_of(value)
-        (outer if array is None or array.size > SMALL else consts).append(value)
+    outer: list[ir.Value] = []
+    small: list[tuple[ir.Value, np.ndarray]] = []
+    for read in captured(node):
+        array = array_of(read)
+        if array is None or array.size > SMALL:
+            outer.append(read)
+        else:
+            small.append((read, array))
     states = len(body.inputs) - node.attributes["num_scan_inputs"].as_int()
     given = [ir.Value(name=scope.name("state"), type=value.type, shape=value.shape) for value in outer]
     inside = dict(zip(outer, given, strict=True))
     # A state is no constant: axes and sizes have to be.
-    copies = [ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(array_of(value)))], name=scope.name("Constant")) for value in consts]
-    for value, copy in zip(consts, copies, strict=True):
-        copy.outputs[0].name, copy.outputs[0].type, copy.outputs[0].shape = scope.name("constant"), value.type, value.shape
-        inside[value] = copy.outputs[0]
+    copies = [ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(array))], name=scope.name("Constant")) for _, array in small]
+    for (read, _), made in zip(small, copies, strict=True):
+        made.outputs[0].name, made.outputs[0].type, made.outputs[0].shape = scope.name("constant"), read.type, read.shape
+        inside[read] = made.outputs[0]
     for inner in walk(body):
         for place, value in enumerate(inner.inputs):
             if value in inside:
@@ -120,10 +125,10 @@ def _over_repeats(scope: Scope, node: ir.Node, sizes: ir.Value) -> bool:
     if x is None or rank is None:
         return False
     op = Emitter(scope)
-    repeats = op.Div(op.Shape(x), op.Where(op.Equal(sizes, 0), op.i64(1), sizes))
-    pairs = op.Concat(op.Reshape(sizes, [-1, 1]), op.Reshape(repeats, [-1, 1]), axis=1)
-    split = op.Reshape(x, op.Reshape(pairs, [-1]), allowzero=1)
-    replace(scope, node, op.nodes, [op.ReduceSum(split, list(range(1, 2 * rank, 2)), keepdims=0)])
+    repeats = op.Div(op.Shape(x), op.Where(op.Equal(sizes, op.i64(0)), op.i64(1), sizes))
+    pairs = op.Concat(op.Reshape(sizes, op.i64([-1, 1])), op.Reshape(repeats, op.i64([-1, 1])), axis=1)
+    split = op.Reshape(x, op.Reshape(pairs, op.i64([-1])), allowzero=1)
+    replace(scope, node, op.nodes, [op.ReduceSum(split, op.i64(range(1, 2 * rank, 2)), keepdims=0)])
     return True
 
 
@@ -141,8 +146,40 @@ def _length(sizes: ir.Value) -> int | None:
     return None if None in parts else sum(part for part in parts if part is not None)
 
 
+def rows_of_infinity(model: ir.Model) -> int:
+    """Whether all of a row is -infinity, asked of each element: OpenVINO's ReduceMax of such a row gives the lowest finite number.
+
+    The standard's body of Attention asks it of the masks: a row of which nothing is left is zero, and was NaN.
+
+    Returns:
+        How many questions were written so.
+    """
+    scope = Scope(free_prefix(model.graph, "form/row/"), lambda value: False)
+    found = [(node, top) for node in walk(model.graph) if (top := _asks_for_rows(node)) is not None]
+    for node, top in found:
+        op = Emitter(scope)
+        infinity = node.inputs[1]
+        some = op.Cast(op.Greater(top.inputs[0], infinity), to=ir.DataType.FLOAT)
+        most = op.ReduceMax(some, *top.inputs[1:], **{name: each.value for name, each in top.attributes.items()})
+        replace(scope, node, op.nodes, [op.Equal(most, op.constant(0, ir.DataType.FLOAT))])
+    scope.register(model.graph)
+    return len(found)
+
+
+def _asks_for_rows(node: ir.Node) -> ir.Node | None:
+    """The ReduceMax that an Equal compares with -infinity."""
+    if node.op_type != "Equal" or node.domain != "":
+        return None
+    top, other = (None if value is None else value.producer() for value in node.inputs)
+    if top is None or top.op_type != "ReduceMax" or top.inputs[0] is None:
+        return None
+    bottom = node.inputs[1] if other is None or other.op_type not in ("Cast", "CastLike") else other.inputs[0]
+    array = None if bottom is None else array_of(bottom)
+    return top if array is not None and array.size == 1 and np.isneginf(array.item()) else None
+
+
 #: provider, as `exporter.runtime.providers` names it for short -> what writes a model in forms that it takes.
-FORMS: Mapping[str, tuple[Callable[[ir.Model], int], ...]] = {"openvino": (sums_over_repeats, captures_as_states)}
+FORMS: Mapping[str, tuple[Callable[[ir.Model], int], ...]] = {"openvino": (sums_over_repeats, rows_of_infinity, captures_as_states)}
 
 
 def in_forms_of(names: Iterable[str], proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -151,5 +188,7 @@ def in_forms_of(names: Iterable[str], proto: onnx.ModelProto) -> onnx.ModelProto
     if not forms:
         return proto
     model = ir.from_proto(proto)
+    unread_before = unread(model.graph)
     changed = sum(form(model) for form in forms)
+    remove_unread(model.graph, unread_before)
     return ir.to_proto(model) if changed else proto

@@ -175,17 +175,13 @@ def _openvino_itself(_: contextlib.ExitStack) -> _Opener:
     def opened(model: bytes) -> _Session:
         graph = onnx.load_from_string(model).graph
         names = [value.name for value in graph.input if value.name not in {kept.name for kept in graph.initializer}]
-        types = {
-            value.name: onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-            for value in graph.output
-        }
+        types = {value.name: onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type) for value in graph.output}
         compiled = core.compile_model(core.read_model(model), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         request = compiled.create_infer_request()
 
         def run(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             given = {}
-            # By their places: an input that is handed on as an output has the output's name.
-            for name, value in zip(names, compiled.inputs, strict=True):
+            for value, name in zip(compiled.inputs, _names_of(compiled.inputs, names, feeds), strict=True):
                 array = np.ascontiguousarray(feeds[name]).reshape(np.shape(feeds[name]))
                 is_bf16 = array.dtype.name == "bfloat16"
                 given[name] = openvino.Tensor(array.view(np.uint16), array.shape, openvino.Type.bf16) if is_bf16 else openvino.Tensor(array)
@@ -201,6 +197,19 @@ def _openvino_itself(_: contextlib.ExitStack) -> _Opener:
         return run
 
     return opened
+
+
+def _names_of(inputs: Sequence[Any], names: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[str]:
+    """Which of a file's inputs those of OpenVINO are: it leaves out what nobody reads, and what is handed on as an output has the output's name."""
+    found = [next((name for name in names if name in value.get_names()), None) for value in inputs]
+    rest = [name for name in names if name not in found]
+    for place, value in enumerate(inputs):
+        if found[place] is None:
+            found[place] = next(
+                name for name in rest if value.partial_shape.compatible(type(value.partial_shape)(list(np.shape(feeds[name]))))
+            )
+            rest.remove(found[place])
+    return [name for name in found if name is not None]
 
 
 def _openvino_has_a_device() -> bool:

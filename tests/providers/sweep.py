@@ -2,6 +2,7 @@
 
     --provider OpenVINO   only this one; what is recorded of the others stays
     --only test_conv      cases whose name contains this; nothing is written
+    --again               of the cases, those that were not equal when they were asked last
     --steps, --cases      only these
 
 A cell is equal; or it is a word and a reason: "opens" (does not open without the CPU), "runs" (fails when run), "wrong", "dies".
@@ -39,12 +40,24 @@ _WORDS = (
     (r"Could not find an implementation for (\w+)\(\d+\) node", r"no kernel of \1 for its types"),
     (r"No such operator|is not a registered function/op", "no such operator"),
     (r"Unsupported operation of type: (\w+)", r"no \1"),
+    (r"No conversion rule found for operations: (\w+?)-\d+", r"no \1"),
+    (r"Failed operations detailed log: -- (\w+?)-\d+ with a message", r"does not convert this \1"),
+    (r"doesn't support (\w+) operation with dynamic rank", r"\1 whose rank is known at run time only"),
+    (r"ailed to find kernel for (\w+)\(\d+\)", r"no \1"),
+    (r"Numpy_type 256|unsupported data type: 16", r"no bfloat16 from Python or JavaScript"),
+    (r"Type 'tensor\((\w+)\)' of input parameter \(.*?\) of operator \((\w+)\)", r"no \2 of \1"),
+    (r"running (\w+) node", r"\1 fails"),
+    (r"CallModImpl", "Mod fails"),
+    (r"Can't merge shape info", "the shapes that it infers contradict each other"),
+    (r"Unrecognized attribute: (\w+) for operator (\w+)", r"no attribute \1 of \2"),
+    (r"In Node, \(.*?, (\w+),", r"no such \1"),
     (r"takes no tensor of (\w+)", r"no \1"),
 )
 
 
 def short(error: str) -> str:
     """An error of a provider in a line for the page: no addresses, files and names of nodes in it."""
+    error = re.sub(r"\s+", " ", error) if "detailed log" in error else error
     for pattern, words in _WORDS:
         if (found := re.search(pattern, error)) is not None:
             return found.expand(words).strip(" ,.")
@@ -86,13 +99,15 @@ def read() -> dict[str, Any]:
     return json.loads(RECORD.read_text()) if RECORD.exists() else {}
 
 
-def _of_provider(name: str, options: argparse.Namespace, references: dict[str, Reference], models: dict[str, Any]) -> dict[str, Any]:
+def _of_provider(
+    name: str, options: argparse.Namespace, references: dict[str, Reference], models: dict[str, Any], known: dict[str, Any]
+) -> dict[str, Any]:
     made: dict[str, Any] = {"said": PROVIDERS[name].said()}
     with Asked(name) as asked:
         if not options.steps:
-            chosen = [case for case in references if options.only in case]
+            chosen = [case for case in references if options.only in case and not (options.again and case not in known["cases"])]
             found = {case: cell for case, cell in cases(asked, chosen, references, models) if cell is not None}
-            made["tried"] = dict(sorted(Counter(references[case].op for case in chosen).items()))
+            made["tried"] = known["tried"] if options.again else dict(sorted(Counter(references[case].op for case in chosen).items()))
             made["cases"] = found
         if not options.cases:
             made["steps"] = dict(steps(asked, [step for step in STEPS if not options.only or options.only in step]))
@@ -104,6 +119,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--provider", action="append", choices=list(PROVIDERS))
     parser.add_argument("--only", default="")
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("--steps", action="store_true")
     parser.add_argument("--cases", action="store_true")
     options = parser.parse_args()
@@ -114,7 +130,7 @@ def main() -> int:
         if name in absent:
             print(f"{name}: not run here: {absent[name]}")
             continue
-        made = _of_provider(name, options, references, models)
+        made = _of_provider(name, options, references, models, record.get(name, {}))
         words = Counter(word for word, _ in made.get("cases", {}).values())
         print(f"{name}: {sum(made.get('tried', {}).values())} cases, {dict(words) or 'all equal'}", flush=True)
         if options.only:
