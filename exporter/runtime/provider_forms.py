@@ -44,9 +44,7 @@ def _hand_over(scope: Scope, node: ir.Node) -> None:
         for place, value in enumerate(inner.inputs):
             if value in inside:
                 inner.replace_input_with(place, inside[value])
-        for inner_body in subgraphs(inner):
-            inner_body.outputs[:] = [inside.get(value, value) for value in inner_body.outputs]
-    ends = [inside.get(value, value) for value in body.outputs]
+    ends = list(body.outputs)  # onnx_ir has no body that gives out a value from outside
     kept = [ir.Node("", "Identity", [value], name=scope.name("Identity")) for value in given]
     for value, same in zip(given, kept, strict=True):
         same.outputs[0].name, same.outputs[0].type, same.outputs[0].shape = scope.name("stays"), value.type, value.shape

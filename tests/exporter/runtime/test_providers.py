@@ -24,7 +24,7 @@ CPU = "CPUExecutionProvider"
 
 @pytest.mark.parametrize("given", [None, [], ["cpu"], [CPU], [("cpu", {})]], ids=str)
 def test_the_cpu(given):
-    assert choose(given) == ([CPU], [])
+    assert choose(given) == ([CPU], [], ())
     assert is_cpu_alone(given)
 
 
