@@ -147,7 +147,7 @@ def test_conformance(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", cases({**XFAIL, **XFAIL_ERASED}, ERASED_BODIES))
+@pytest.mark.parametrize("name", list(cases({**XFAIL, **XFAIL_ERASED}, ERASED_BODIES)))
 def test_conformance_with_shapes_erased(name):
     # onnxruntime's own shape inference refuses the forward of a Resize whose dims are all symbols.
     check_case(name, erase_shapes(lower(models()[name][0])), elsewhere=name.startswith("test_resize_"))
