@@ -1,6 +1,6 @@
-"""What makes a session quicker, and its peak of memory lower: PythonOps joined, an accelerator's passes, an order of a step's nodes.
+"""What may make a session quicker: an accelerator.
 
-An accelerator is a guest: a module named in `GUESTS`, which nothing else here imports. Without it every file runs on stock onnxruntime.
+It is a guest: a module named in `GUESTS`, which nothing else here imports. Without it every file runs on stock onnxruntime.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-import onnx
 import onnx_ir as ir
 
-from exporter.runtime.facts import ShapeAndType, find_facts
-from exporter.runtime.link import could_link, link
-from exporter.runtime.step_order import list_for_memory
+from exporter.runtime.facts import ShapeAndType
 
-__all__ = ["CONV_WEIGHT_GRAD", "GUESTS", "Accelerated", "Accelerator", "Request", "Update", "accelerated", "accelerator"]
+__all__ = ["CONV_WEIGHT_GRAD", "GUESTS", "Accelerator", "Request", "Update", "accelerator"]
 
 #: The modules that have an ``ACCELERATOR``; the first that takes a session's providers is asked.
 GUESTS = ["exporter.cpu.accelerator"]
@@ -109,54 +106,3 @@ def accelerator(providers: Sequence[Any] | None, accelerate: bool = True) -> Acc
         return None
     guests: list[Accelerator] = [importlib.import_module(name).ACCELERATOR for name in GUESTS]
     return next((guest for guest in guests if guest.takes(providers or ())), None)
-
-
-class Accelerated(NamedTuple):
-    """A model as it is to run.
-
-    Attributes:
-        proto: The model.
-        changed: Whether it is another than before.
-        update: What was taken out of it.
-        library: The library that has operators of it, beside that of PythonOps.
-    """
-
-    proto: onnx.ModelProto
-    changed: bool = False
-    update: Update | None = None
-    library: Path | None = None
-
-
-def accelerated(
-    proto: onnx.ModelProto,
-    carried: Mapping[str, str] | None,
-    providers: Sequence[Any] | None,
-    *,
-    is_step: bool,
-    large: bool,
-    accelerate: bool = True,
-) -> Accelerated:
-    """Join PythonOps that feed one another alone; of a training step, rewrite and order more.
-
-    Args:
-        proto: The model; it stays as it is.
-        carried: As `Request.carried`.
-        providers, accelerate: As `accelerator` has them.
-        is_step: Whether it is a training step.
-        large: Whether somebody else lists its nodes.
-    """
-    if not is_step and not could_link(proto):
-        return Accelerated(proto)
-    model = ir.from_proto(proto)
-    changes: int = link(model)
-    facts: dict[ir.Value, ShapeAndType] = {}
-    guest = accelerator(providers, accelerate) if is_step else None
-    update, library = None, None
-    if guest is not None:
-        replaced, update = guest.optimize(model, Request("step", carried=carried), facts)
-        changes += replaced
-        library = guest.library if replaced else None
-    elif is_step:
-        find_facts(model, facts)
-    changes += is_step and not large and list_for_memory(model.graph, facts)
-    return Accelerated(ir.to_proto(model), True, update, library) if changes else Accelerated(proto)

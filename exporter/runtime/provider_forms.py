@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-import onnx
 import onnx_ir as ir
 
 from symbolics.graph.scope import Scope, free_prefix
 from symbolics.graph.walk import captured, subgraphs, walk
 
-__all__ = ["FORMS", "captures_as_states", "in_forms_of"]
+__all__ = ["FORMS", "captures_as_states", "write_forms"]
 
 
 def captures_as_states(model: ir.Model) -> int:
@@ -71,11 +70,7 @@ def _hand_over(scope: Scope, node: ir.Node) -> None:
 FORMS: Mapping[str, tuple[Callable[[ir.Model], int], ...]] = {"openvino": (captures_as_states,)}
 
 
-def in_forms_of(names: Iterable[str], proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A model in the forms that providers of these short names take; the same object where they take it as it is."""
-    forms = list(dict.fromkeys(form for name in names for form in FORMS.get(name, ())))
-    if not forms:
-        return proto
-    model = ir.from_proto(proto)
-    changed = sum(form(model) for form in forms)
-    return ir.to_proto(model) if changed else proto
+def write_forms(names: Iterable[str], model: ir.Model) -> bool:
+    """Write a model in the forms that providers of these short names take, in place; whether anything changed."""
+    forms = dict.fromkeys(form for name in names for form in FORMS.get(name, ()))
+    return sum(form(model) for form in forms) > 0
