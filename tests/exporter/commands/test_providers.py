@@ -35,3 +35,19 @@ def test_the_reference_has_none(run, samples):
         run("run", samples["plain"], "--reference", "--provider", "cpu"),
         "--reference runs on onnx.reference, which has no execution providers",
     )
+
+
+def test_doctor_says_which_provider_runs_what(run, samples):
+    result = run("doctor", samples["op"], "--provider", "cpu", "--json")
+    assert result.exit_code == 0, result.output
+    placed = json.loads(result.stdout)["placements"]
+    assert list(placed) == ["CPUExecutionProvider"]
+    assert placed["CPUExecutionProvider"]["PythonOp"] == 2
+    assert "CPUExecutionProvider runs" in run("doctor", samples["op"], "--provider", "cpu").output
+    fails(run("doctor", "--provider", "cpu"), "are about a FILE")
+
+
+def test_step_says_which_provider_runs_what(run, path):
+    result = run("step", f"{TARGETS}:trainable", "-o", path, "--provider", "cpu", "--json")
+    assert result.exit_code == 0, result.output
+    assert sum(json.loads(result.stdout)["placements"]["CPUExecutionProvider"].values()) > 10
