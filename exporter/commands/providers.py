@@ -7,14 +7,15 @@ from typing import Any
 
 import click
 
-__all__ = ["placement_option", "provider_option"]
+__all__ = ["placement_option", "provider_of", "provider_option"]
 
 
 def _providers(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[Any] | None:
-    return [_provider(text) for text in given] or None
+    return [provider_of(text) for text in given] or None
 
 
-def _provider(text: str) -> Any:
+def provider_of(text: str) -> Any:
+    """NAME or NAME,OPTION=VALUE,... as `exporter.inference_session` takes a provider."""
     name, *pairs = text.split(",")
     options = {}
     for pair in pairs:

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from exporter.commands.providers import _provider
+from exporter.commands.providers import provider_of
 from tests.exporter.commands.test_cli import TARGETS, fails
 
 
 def test_names_and_options():
-    assert [_provider(text) for text in ("cpu", "openvino,precision=bfloat16,device=gpu")] == [
+    assert [provider_of(text) for text in ("cpu", "openvino,precision=bfloat16,device=gpu")] == [
         "cpu", ("openvino", {"precision": "bfloat16", "device": "gpu"})
     ]  # fmt: skip
 
