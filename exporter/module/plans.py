@@ -265,7 +265,7 @@ class Plans:
         """The rules of torch's own kernels, where plain gradients may have them."""
         if self.accelerator is None or not self._kernels or pairing_of(self.model) is not None:
             return None
-        return OVERRIDES if are_worth_it(self.model, self.accelerator.claims) else None
+        return OVERRIDES if are_worth_it(self.model, self.accelerator.own_gradients) else None
 
     def training_model(
         self, training: bool, wrt: frozenset[str], overrides: Mapping[str, Any] | None = None, given: frozenset[str] | None = None

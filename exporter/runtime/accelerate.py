@@ -1,6 +1,7 @@
 """What may make a session quicker: an accelerator.
 
-It is a guest: a module named in `GUESTS`, which nothing else here imports. Without it every file runs on stock onnxruntime.
+It is a guest: a module named in `GUESTS`, which nothing else here imports. It is asked for the parts of a module of `exporter.load` and for training
+steps; `inference_session` of any other file runs it as it is. Without it every file runs on stock onnxruntime.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import onnx_ir as ir
 
 from exporter.runtime.facts import ShapeAndType
 
-__all__ = ["CONV_WEIGHT_GRAD", "GUESTS", "Accelerator", "Request", "Update", "accelerator"]
+__all__ = ["CONV_WEIGHT_GRAD", "GUESTS", "Accelerator", "Optimized", "Request", "Update", "accelerator"]
 
-#: The modules that have an ``ACCELERATOR``; the first that takes a session's providers is asked.
+#: The modules that have an ``ACCELERATOR``. Only the first that takes a session's providers is asked: another one for the CPU goes in front.
 GUESTS = ["exporter.cpu.accelerator"]
 
-#: The gradient of a convolution for its weights, as an accelerator claims it.
+#: The gradient of a convolution for its weights, in `Accelerator.own_gradients`.
 CONV_WEIGHT_GRAD = "ConvWeightGrad"
 
 #: "0": no accelerator, in the whole process.
@@ -76,17 +77,21 @@ class Accelerator(Protocol):
 
     Attributes:
         library: The custom-op library that has its operators; None where it needs none.
-        claims: The computations that it has operators of its own for, by name (`CONV_WEIGHT_GRAD`).
+        own_gradients: Those of the gradients which `load` leaves to torch's kernels that it computes as fast (`CONV_WEIGHT_GRAD` is the only
+            one); mostly none. What it computes is up to `optimize` alone.
     """
 
     library: Path | None
-    claims: frozenset[str]
+    own_gradients: frozenset[str]
 
     def takes(self, providers: Sequence[Any]) -> bool:
         """Whether it is for sessions of these providers, as onnxruntime.InferenceSession has them; none: the CPU."""
 
     def optimize(self, model: ir.Model, request: Request, facts: dict[ir.Value, ShapeAndType]) -> Optimized:
         """Rewrite a model. `symbolics.graph.copies.replace` puts nodes in the place of one, `exporter.runtime.added_calls.add_call` a call of Python.
+
+        Calls of ONNX functions are inlined before. A call of a Function F is a node of which `symbolics.graph.values.is_python_op` holds, and
+        whose attribute ``name`` is ``qualified_name(F)`` (`symbolics.node.names`); `exporter.runtime.link` has joined those that feed one another alone.
 
         Args:
             model: Changed; its inputs and outputs keep their names. Its nodes stand in the order of their values, before and after.
