@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from symbolics.graph.copies import replace
@@ -22,7 +21,7 @@ from symbolics.graph.walk import captured, remove_unread, subgraphs, unread, wal
 #: Constants of so many elements at most are written into a body that reads them.
 SMALL = 64
 
-__all__ = ["FORMS", "captures_as_states", "in_forms_of", "rows_of_infinity", "sums_over_repeats"]
+__all__ = ["FORMS", "captures_as_states", "rows_of_infinity", "sums_over_repeats", "write_forms"]
 
 
 def captures_as_states(model: ir.Model) -> int:
@@ -63,9 +62,7 @@ def _hand_over(scope: Scope, node: ir.Node) -> None:
         for place, value in enumerate(inner.inputs):
             if value in inside:
                 inner.replace_input_with(place, inside[value])
-        for inner_body in subgraphs(inner):
-            inner_body.outputs[:] = [inside.get(value, value) for value in inner_body.outputs]
-    ends = [inside.get(value, value) for value in body.outputs]
+    ends = list(body.outputs)  # onnx_ir has no body that gives out a value from outside
     kept = [ir.Node("", "Identity", [value], name=scope.name("Identity")) for value in given]
     for value, same in zip(given, kept, strict=True):
         same.outputs[0].name, same.outputs[0].type, same.outputs[0].shape = scope.name("stays"), value.type, value.shape
@@ -182,13 +179,11 @@ def _asks_for_rows(node: ir.Node) -> ir.Node | None:
 FORMS: Mapping[str, tuple[Callable[[ir.Model], int], ...]] = {"openvino": (sums_over_repeats, rows_of_infinity, captures_as_states)}
 
 
-def in_forms_of(names: Iterable[str], proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A model in the forms that providers of these short names take; the same object where they take it as it is."""
-    forms = list(dict.fromkeys(form for name in names for form in FORMS.get(name, ())))
-    if not forms:
-        return proto
-    model = ir.from_proto(proto)
-    unread_before = unread(model.graph)
+def write_forms(names: Iterable[str], model: ir.Model) -> bool:
+    """Write a model in the forms that providers of these short names take, in place; whether anything changed."""
+    forms = dict.fromkeys(form for name in names for form in FORMS.get(name, ()))
+    before = unread(model.graph) if forms else set()
     changed = sum(form(model) for form in forms)
-    remove_unread(model.graph, unread_before)
-    return ir.to_proto(model) if changed else proto
+    if changed:
+        remove_unread(model.graph, before)
+    return changed > 0

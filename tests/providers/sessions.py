@@ -23,6 +23,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import onnx
+import onnx_ir as ir
+
+from exporter.runtime.provider_forms import FORMS, write_forms
 
 __all__ = ["PROVIDERS", "Asked", "Failed", "Provider", "missing"]
 
@@ -54,13 +57,16 @@ class Asked:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def open(self, model: onnx.ModelProto) -> None:
-        """Open it, without a node on the CPU.
+    def open(self, proto: onnx.ModelProto) -> None:
+        """Open it in the forms that the provider takes, without a node on the CPU.
 
         Raises:
             Failed: It does not open there.
         """
-        self._ask("opens", model.SerializeToString())
+        if (name := PROVIDERS[self.provider].name) in FORMS:
+            model = ir.from_proto(proto)
+            proto = ir.to_proto(model) if write_forms([name], model) else proto
+        self._ask("opens", proto.SerializeToString())
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run what was opened.

@@ -17,10 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from exporter.runtime.provider_forms import in_forms_of
 from exporter.train_mode.dropout import dropout_mask
 from exporter.training.step import TrainingStep, export_training_step
-from tests.providers.sessions import PROVIDERS, Asked
+from tests.providers.sessions import Asked
 
 __all__ = ["STEPS", "StepOnAProvider"]
 
@@ -150,7 +149,7 @@ class StepOnAProvider:
         Raises:
             Failed: The provider does not open or run it.
         """
-        asked.open(in_forms_of([PROVIDERS[asked.provider].name], self.step.model_proto))
+        asked.open(self.step.model_proto)
         state, losses, layout = {**self.step.initial}, [], self.step.layout
         for batch in self.batches:
             results = asked.run(state | batch)

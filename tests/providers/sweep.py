@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from exporter.runtime.provider_forms import in_forms_of
 from tests.providers.sessions import PROVIDERS, Asked, Failed, missing
 from tests.providers.steps import STEPS, StepOnAProvider
 from tests.symbolics.gradients.conformance import case_of, lower
@@ -78,7 +77,7 @@ def cases(asked: Asked, names: Iterable[str], references: dict[str, Reference], 
             warnings.simplefilter("ignore")
             case = case_of(name, lower(models[name][0]), references[name])
         try:
-            asked.open(in_forms_of([PROVIDERS[asked.provider].name], case.model))
+            asked.open(case.model)
             wrong = case.difference(asked.run(case.feeds))
             yield name, ("wrong", wrong) if wrong else None
         except Failed as error:

@@ -1,100 +1,81 @@
-"""Forms for other execution providers compute what the file does, on the CPU, and are there where a provider needs them."""
+"""Forms for other providers: the same numbers, on the CPU, and what a provider refuses is gone."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx.parser
+import onnx_ir as ir
 import onnxruntime
 import pytest
-from onnx import parser
+import torch
+from torch import nn
 
-from exporter.runtime.provider_forms import in_forms_of
+import exporter
+from exporter.runtime.provider_forms import captures_as_states, write_forms
+from symbolics.graph.walk import captured, walk
+from symbolics.node.names import STEP_KEY
 
-# name -> a model, what is fed, an operator that is gone in OpenVINO's form (or "" for a value from outside of a body).
-ROWS = {
-    "a sum of computed axes": (
-        """<ir_version: 10, opset_import: ["": 20]> g (float[a,b,c,d] g, float[p,q,r] x) => (float[o,p,q,r] y)
-        <int64[1] one = {1}, int64[1] flat = {-1}> {
-            shape = Shape(x)
-            padded = Concat<axis = 0>(one, shape)
-            is_one = Equal(padded, one)
-            where = NonZero(is_one)
-            axes = Reshape(where, flat)
-            y = ReduceSum<keepdims = 1, noop_with_empty_axes = 1>(g, axes)
-        }""",
-        {"g": (2, 3, 4, 5), "x": (3, 1, 5)},
-        "NonZero",
-    ),
-    "a sum of computed axes, of nothing": (
-        """<ir_version: 10, opset_import: ["": 20]> g (float[a,b] g, float[p,q] x) => (float[p,q] y)
-        <int64 one = {1}, int64[1] flat = {-1}> {
-            shape = Shape(x)
-            is_one = Equal(shape, one)
-            where = NonZero(is_one)
-            axes = Reshape(where, flat)
-            y = ReduceSum<keepdims = 1, noop_with_empty_axes = 1>(g, axes)
-        }""",
-        {"g": (0, 3), "x": (0, 1)},
-        "NonZero",
-    ),
-    "a row of minus infinity": (
-        """<ir_version: 10, opset_import: ["": 20]> g (float[a,b] x) => (bool[a,c] y, float[a,b] z) <int64[1] last = {-1}> {
-            zero = Constant<value_float = 0.0>()
-            lowest = Log(zero)
-            bottom = Constant<value = float {-inf}>()
-            positive = Greater(x, zero)
-            z = Where(positive, x, lowest)
-            top = ReduceMax(z, last)
-            like = CastLike(bottom, x)
-            y = Equal(top, like)
-        }""",
-        {"x": (40, 3)},
-        "",
-    ),
-    "what a Scan reads from outside": (
-        """<ir_version: 10, opset_import: ["": 20]> g (float[3,4] x, float[4] start, float[4] w) => (float[4] end, float[3,1,4] all)
-        <int64[1] first = {0}> {
-            end, all = Scan<num_scan_inputs = 1, body = body (float[4] s, float[4] e) => (float[4] t, float[1,4] u) {
-                m = Mul(s, w)
-                t = Add(m, e)
-                u = Unsqueeze(t, first)
-            }>(start, x)
-        }""",
-        {"x": (3, 4), "start": (4,), "w": (4,)},
-        "captured",
-    ),
-}
+#: A Scan that reads an input, an initializer and a value from outside, some in an If inside it.
+SCAN = """<ir_version: 10, opset_import: ["": 20]> g (float[3,2] x, float[2] h, float[2] w, bool c) => (float[2] last, float[3,2] y, float[3,2] z, float[2] more)
+    <float[2] k = {2, 3}>
+    {
+        u = Mul (w, k)
+        last, y, z = Scan <num_scan_inputs = 1, scan_input_directions = [1], body = b (float[2] s, float[2] r) => (float[2] s2, float[2] o, float[2] v) {
+            t = Add (s, r)
+            q = If (c) <then_branch = a () => (float[2] e) { e = Mul (t, u) }, else_branch = d () => (float[2] f) { f = Identity (k) }>
+            s2 = Sub (q, w)
+            o = Cos (s2)
+            v = Identity (u)
+        }> (h, x)
+        more = Neg (last)
+    }"""
 
 
-def _run(model, feeds):
-    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
+def _run(proto, feeds):
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_a_form_computes_the_same(name):
-    text, shapes, gone = ROWS[name]
-    try:
-        model = parser.parse_model(text)
-    except onnx.parser.ParseError as error:
-        raise AssertionError(str(error)) from None
-    random = np.random.default_rng(0)
-    feeds = {key: random.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()}
-    formed = in_forms_of(["openvino"], model)
-    onnx.checker.check_model(formed, full_check=True)
-    assert in_forms_of(["openvino"], formed) is formed
-    assert in_forms_of(["cpu"], model) is model
-    for found, expected in zip(_run(formed, feeds), _run(model, feeds), strict=True):
-        assert found.shape == expected.shape
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-    if gone == "captured":
-        (scan,) = formed.graph.node
-        body = scan.attribute[0].g if scan.attribute[0].HasField("g") else scan.attribute[1].g
-        inside = {value.name for value in body.input} | {name for node in body.node for name in node.output}
-        assert {name for node in body.node for name in node.input} <= inside
-        assert len(scan.input) == 3  # the state, the weight, the sequence; no constant
-    elif gone:
-        assert gone not in {node.op_type for node in formed.graph.node}
-    else:
-        tops = [node for node in formed.graph.node if node.op_type == "ReduceMax"]
-        assert len(tops) == 1
-        assert tops[0].input[0] != "z"
+@pytest.mark.parametrize("on", [True, False])
+def test_what_a_scan_reads_from_outside_is_a_state(on):
+    proto = onnx.parser.parse_model(SCAN)
+    model = ir.from_proto(proto)
+    assert captures_as_states(model) == 1
+    (scan,) = [node for node in walk(model.graph) if node.op_type == "Scan"]
+    assert captured(scan) == []
+    made = ir.to_proto(model)
+    onnx.checker.check_model(made, full_check=True)
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in (("x", (3, 2)), ("h", 2), ("w", 2))} | {
+        "c": np.array(on)
+    }
+    for wanted, got in zip(_run(proto, feeds), _run(made, feeds), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    assert captures_as_states(model) == 0
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_step_of_a_recurrent_network(kind):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cells, self.head = kind(3, 4, batch_first=True, bidirectional=True), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.head(self.cells(x)[0][:, -1])
+
+    x, target = torch.randn(2, 5, 3), torch.tensor([0, 1])
+    step = exporter.export_training_step(Net(), (x,), loss=nn.functional.cross_entropy, targets=(target,), optimizer="adamw", dynamo=False)
+    plain = step.model_proto
+    model = ir.from_proto(plain)
+    assert not write_forms(["qnn"], model)
+    assert write_forms(["openvino", "openvino"], model)
+    made = ir.to_proto(model)
+    assert STEP_KEY in {entry.key for entry in made.metadata_props}
+    assert [value.name for value in made.graph.output] == [value.name for value in plain.graph.output]
+    assert all(captured(node) == [] for node in walk(ir.from_proto(made).graph) if node.op_type == "Scan")
+    feeds = {**step.initial, **dict(zip((*step.layout.inputs, *step.layout.targets), (x.numpy(), target.numpy()), strict=True))}
+    feeds = {value.name: feeds[value.name] for value in plain.graph.input}
+    for wanted, got in zip(_run(plain, feeds), _run(made, feeds), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-7)

@@ -68,6 +68,6 @@ def check_case(name: str, model: onnx.ModelProto) -> None:
         assert abs(total - expected) <= tolerance * float(np.linalg.norm(size)) + jitter
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list(names()))
 def test_tangents_are_finite_differences(name):
     check_case(name, lower(models()[name][0]))
