@@ -32,7 +32,7 @@
 #   make test-providers
 #                    every gradient rule and six training steps on the execution providers that run without a GPU, 20 minutes on two
 #                    cores; writes docs/providers.md anew
-#   make providers   what that installs (OpenVINO, 50 MB), for the short part of it in make test
+#   make providers   what that installs (OpenVINO, 50 MB), for the short part of it in make test-long
 #   make node        onnxruntime for Node.js and for browsers, which tests train with (make test does it where npm is)
 #   make web         a page that trains a network in the browser, in web-output/ (needs npm)
 #   make test-ort    one binary on five releases of onnxruntime, installed below .venv
