@@ -236,7 +236,7 @@ class Recorder(Listener):
         return result
 
     def _state(self, opaque: OpaqueModule) -> list[torch.Tensor]:
-        with self.deaf():  # reading the parts of complex ones is none of the model's calls
+        with self.deaf(), private.unheard():  # reading the parts of complex ones is none of the model's calls
             return opaque.parts(self.capture.trace.pairs)
 
     def record_operator(
