@@ -73,7 +73,7 @@ WILD ?= torchsde trampoline torchdiffeq scipy linear_operator gpytorch jaxtyping
 # What tests/end_to_end/opaque_models looks at, in the same way.
 OPAQUE_MODELS ?= torchcde torchdiffeq scipy qpth cvxpy qdldl clarabel osqp scs numba llvmlite torchdeq torchopt optree graphviz higher roma pytorch-minimize xitorch dill cvxpylayers diffcp \
 	joblib threadpoolctl torchsparsegradutils tntorch fast-bss-eval torchrbf torch-kf torchani dagma torchsurv pysdtw pytorch-metric-learning scikit-learn \
-	geoopt POT torchkbnufft torchode pytorch-finufft finufft torchmetrics lightning-utilities narwhals neuraloperator tensorly tensorly-torch opt_einsum zencfg ruamel.yaml \
+	geoopt POT torchkbnufft torchode pytorch-finufft finufft torchmetrics lightning-utilities narwhals pandas torchsde trampoline torchtyping "typeguard<3" neuraloperator tensorly tensorly-torch opt_einsum zencfg ruamel.yaml \
 	requests urllib3 idna certifi charset_normalizer s5-pytorch einops jaxtyping wadler_lindig complexPyTorch torch-harmonics torch-pme
 
 # optimum's command, with the transformers that it asks for: in a folder of their own, for .venv has a newer one.

@@ -32,7 +32,7 @@ from symbolics.node.names import qualified_name
 from symbolics.node.patterns import Patterns
 from symbolics.users import warn
 
-__all__ = ["ModuleBackward", "OpaqueModule", "opaque_calls", "state_of_opaque_modules"]
+__all__ = ["ModuleBackward", "OpaqueModule", "opaque_calls"]
 
 
 class OpaqueModule:
@@ -385,10 +385,3 @@ def _stand_in(opaque: OpaqueModule) -> Any:
 
     forward.stands_in = True  # type: ignore[attr-defined]
     return forward
-
-
-def state_of_opaque_modules(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """The parameters and buffers of the modules whose calls are caught."""
-    for module in model.modules():
-        if getattr(vars(module).get("forward"), "stands_in", False):
-            yield from (*module.parameters(), *module.buffers())

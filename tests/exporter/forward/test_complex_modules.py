@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import exporter
-from symbolics.errors import ExportError, FormatError, RunError
+from exporter.files.trust import unregister
+from symbolics.errors import ArgumentError, ExportError, FormatError, RunError
 from tests.support import nodes
 
 ALLOW = [f"{__name__}:*"]
@@ -131,21 +132,41 @@ def test_second_derivatives():
     module = exporter.load(exporter.export(copy.deepcopy(model), (x,), opaque=[Point]), allow=ALLOW)
     found = []
     for each in (module, model):
-        (first,) = torch.autograd.grad(each(x).square().sum(), each.block.z if each is model else each.get_parameter("block.z"), create_graph=True)
+        (first,) = torch.autograd.grad(
+            each(x).square().sum(), each.block.z if each is model else each.get_parameter("block.z"), create_graph=True
+        )
         parts = torch.view_as_real(first) if first.is_complex() else first
         parts.square().sum().backward()
         found.append({name: real(p.grad) for name, p in each.named_parameters()})
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
-def test_registered_and_among_the_arguments_of_a_function():
+def test_an_optimizer_that_has_run():
+    model, x = made(Point)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(x).sum().backward()
+    optimizer.step()
+    options = {"loss": nn.functional.mse_loss, "targets": (torch.zeros(2, 3, 4),), "dynamo": False, "opaque": [Point]}
+    step = exporter.export_training_step(model, (x,), optimizer=optimizer, **options)
+    for slot in ("exp_avg", "exp_avg_sq"):
+        assert step.initial[f"state.block.z.{slot}"].tolist() == real(optimizer.state[model.block.z][slot]).tolist()
+    with pytest.raises(ArgumentError, match=r"adafactor takes no complex parameters.*block\.z"):
+        exporter.export_training_step(model, (x,), optimizer="adafactor", **options)
+
+
+@BOTH
+def test_registered_and_among_the_arguments_of_a_function(dynamo):
     model, x = made(Spectrum, Calls)
-    module = exporter.load(exporter.export(copy.deepcopy(model), (x,), opaque=[pulled]), allow=[f"{__name__}:pulled", *ALLOW])
+    program = exporter.export(copy.deepcopy(model), (x,), dynamo=dynamo, opaque=[pulled])
+    module = exporter.load(program, allow=[f"{__name__}:pulled", *ALLOW])
     torch.testing.assert_close(run(module, x), run(model, x), rtol=1e-4, atol=1e-5)
     model, x = made(Point)
     exporter.register(model.block, "tests.a_point")
-    module = exporter.load(exporter.export(model, (x,), opaque=[model.block]), allow=ALLOW)
-    torch.testing.assert_close(run(module, x), run(model, x), rtol=1e-4, atol=1e-5)
+    try:
+        module = exporter.load(exporter.export(model, (x,), dynamo=dynamo, opaque=[model.block]), allow=ALLOW)
+        torch.testing.assert_close(run(module, x), run(model, x), rtol=1e-4, atol=1e-5)
+    finally:
+        unregister("tests.a_point")
 
 
 class Gives(nn.Module):
@@ -192,5 +213,7 @@ def test_a_tampered_file_is_refused(proto, complex_):
     assert call["module"]["complex"] == [0, 1, 3, 4]
     call["module"]["complex"] = complex_
     attribute.s = json.dumps(call).encode()
-    with pytest.raises(RunError if complex_ == [2] else FormatError, match="complex tensor of a module.*4" if complex_ == [2] else "contradict"):
+    with pytest.raises(
+        RunError if complex_ == [2] else FormatError, match="complex tensor of a module.*4" if complex_ == [2] else "contradict"
+    ):
         exporter.load(proto, allow=ALLOW)(torch.randn(3, 4))
