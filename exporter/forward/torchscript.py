@@ -152,7 +152,7 @@ def _translate_torchscript(
     with (
         capturing(current, model, False, keywords, constants) as recorder,
         Kept(*(module._buffers for module in model.modules())) as kept,
-        all_buffers_named(model, named),
+        all_buffers_named(model, named, recorder.capture.trace.pairs if recorder.chosen.calls.items else None),
         symbolics_registered(opset or 9),
     ):
         trace = recorder.capture.trace

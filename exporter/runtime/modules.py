@@ -16,7 +16,8 @@ from exporter.files.trust import Gate
 from symbolics.errors import FormatError, RunError, TrustError
 from symbolics.node.call import AutogradCall, ModuleOrigin
 from symbolics.node.containers import ModulePlace, expand_leaves
-from symbolics.node.modules import Held, read_module, with_modules
+from symbolics.node.held_modules import Held, with_modules
+from symbolics.node.modules import read_module
 from symbolics.node.names import qualified_name
 from symbolics.text import shown
 
@@ -66,6 +67,7 @@ class CalledModule:
             result = held.run(
                 held.module.forward if self._function is None else partial(self._call, held.module),
                 args[:count],
+                held.inside(args[:count]),
                 self._changes,
                 args[count:],
                 kwargs,
@@ -122,7 +124,7 @@ def find_module(call: AutogradCall, origin: ModuleOrigin, gate: Gate) -> CalledM
                 f"the file names {shown(str(origin.tree['object']))} as a module of {title}, here it is of type {qualified_name(type(module))}"
             )
         held, _ = Held.of(module)
-        if held.names != list(origin.state):
+        if held.names != list(origin.state) or held.complex != origin.complex:
             raise FormatError(
                 f"{title}: the registered module {shown(origin.tree['object'])} has other parameters and buffers than at the export: register what was exported"
             )
@@ -134,12 +136,12 @@ def find_module(call: AutogradCall, origin: ModuleOrigin, gate: Gate) -> CalledM
             raise TrustError(f"the file names {title} as a function, here it is of type {qualified_name(type(function))}")
         if origin.tree.get("name") != qualified_name(torch.nn.ModuleList):
             raise FormatError.damaged(title, "its call attribute says a module, and it is a function")
-        called = CalledModule(origin, read_module(origin.tree, origin.state, gate, title), function=function)
+        called = CalledModule(origin, read_module(origin.tree, origin.state, gate, title, origin.complex), function=function)
         gate.functions[call.name] = called
         return called
     if origin.tree.get("name") != call.name:
         raise FormatError.damaged(title, "its call attribute says another class")
-    return CalledModule(origin, read_module(origin.tree, origin.state, gate, title))
+    return CalledModule(origin, read_module(origin.tree, origin.state, gate, title, origin.complex))
 
 
 def check_module(title: str, module: CalledModule, call: AutogradCall, args: tuple[Any, ...]) -> None:

@@ -79,7 +79,17 @@ def groups_of(
         )
     if hyperparameters is not None and not isinstance(hyperparameters, Mapping):
         raise ArgumentError(f"hyperparameters is of type {type(hyperparameters).__name__}: give a dict name -> value")
+    if optimizer.lower() == "adafactor" and (numbers := [key for key, parameter in parameters.items() if parameter.is_complex()]):
+        raise ArgumentError(
+            f"adafactor takes no complex parameters, as in torch, and {numbers[0]} is one: its factors are means of rows and columns, not of real and "
+            f"imaginary parts. Give another one of {', '.join(OPTIMIZERS)}"
+        )
     return [_group(optimizer, tuple(parameters), hyperparameters or {}, {})]
+
+
+def _parts(value: Any) -> Any:
+    """State of an optimizer, as a file has it."""
+    return torch.view_as_real(value) if isinstance(value, torch.Tensor) and value.is_complex() else value
 
 
 def _name_of(kind: type[torch.optim.Optimizer]) -> str:
@@ -135,7 +145,7 @@ def _of_torch(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.n
                 f"the optimizer's group {number} has a parameter of shape {list(strangers[0].shape)} that the model has not: make it from model.parameters()"
             )
         # SGD without momentum may keep a buffer of None.
-        state = {keys[id(p)]: {slot: v for slot, v in optimizer.state.get(p, {}).items() if v is not None} for p in found}
+        state = {keys[id(p)]: {slot: _parts(v) for slot, v in optimizer.state.get(p, {}).items() if v is not None} for p in found}
         groups.append(_group(kind, tuple(keys[id(p)] for p in found), group, {key: slots for key, slots in state.items() if slots}))
     return groups
 

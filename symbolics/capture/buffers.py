@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,21 +34,28 @@ class Buffers:
         self._views: list[torch.Tensor] = []
         self._before = {name: (buffer, times_written(buffer)) for name, buffer in model.named_buffers(remove_duplicate=False)}
 
-    def written(self, declared: Collection[torch.Tensor] = ()) -> dict[str, torch.Tensor]:
+    def written(
+        self, declared: Collection[torch.Tensor] = (), pairs: Mapping[int, torch.Tensor] = MappingProxyType({})
+    ) -> dict[str, torch.Tensor]:
         """The buffers that were written since, by their names, as they are now; also those among the ``declared``.
 
         One that was written counts, whatever was written: where the example leaves a value as it was, another input may not. One that has
         another shape or type does not: no graph could carry it.
+
+        Args:
+            declared: Tensors that were written without a trace of it.
+            pairs: What a trace has in the place of buffers, by their ids.
         """
         found = {}
         for name, buffer in self._model.named_buffers(remove_duplicate=False) if self._before else ():
             before, version = self._before.get(name, (buffer, 0))
+            seen = pairs.get(id(buffer), buffer)
             if (
                 name in self._before
                 and _alike(buffer, before)
-                and (buffer is not before or times_written(buffer) != version or any(buffer is t for t in declared))
+                and (buffer is not before or times_written(buffer) != version or any(seen is t for t in declared))
             ):
-                found[name] = buffer
+                found[name] = seen
         return found
 
     def write_assigned(self, result: Any) -> Any:

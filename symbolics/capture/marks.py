@@ -82,7 +82,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
             return result
         trace.statistics.say(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
         trace.statistics.say_touched()
-        written = {name: buffer.detach().clone() for name, buffer in trace.buffers.written(trace.dirtied).items()}
+        written = {name: buffer.detach().clone() for name, buffer in trace.buffers.written(trace.dirtied, trace.pairs).items()}
         trace.buffers.put_back()
         recorder.capture.written = list(written)
         return result, tuple(written.values()), (*trace.anchors, *(size for size, *_ in trace.numbers))

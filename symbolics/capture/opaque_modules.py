@@ -11,8 +11,9 @@ import copy
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ from symbolics.capture.side_effects import same_values
 from symbolics.errors import ExportError
 from symbolics.node.call import ModuleOrigin
 from symbolics.node.containers import expand_leaves, fill
-from symbolics.node.modules import Held, apart, modules_taken, with_modules, written_module
+from symbolics.node.held_modules import Held, apart, modules_taken, with_modules
+from symbolics.node.modules import written_module
 from symbolics.node.names import qualified_name
 from symbolics.node.patterns import Patterns
 from symbolics.users import warn
@@ -57,7 +59,7 @@ class OpaqueModule:
         self.__module__, self.__qualname__, self.__name__ = cls.__module__, cls.__qualname__, cls.__name__
         self.changes: tuple[int, ...] = ()
         self.moved: list[str] = []
-        self._held, self._tensors = Held(module), list[torch.Tensor]()
+        self._held, self._tensors, self._given = Held(module), list[torch.Tensor](), list[torch.Tensor]()
 
     @staticmethod
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -75,7 +77,18 @@ class OpaqueModule:
     def state(self) -> list[torch.Tensor]:
         """The parameters and buffers, as they are now: an exporter puts others into their places."""
         self._held, self._tensors = Held.of(self.module)
+        self._given = self._tensors
         return self._tensors
+
+    def parts(self, pairs: Mapping[int, torch.Tensor] = MappingProxyType({})) -> list[torch.Tensor]:
+        """`state`, as a node takes it: of a complex tensor the real and imaginary parts, in a last dimension.
+
+        Args:
+            pairs: What a trace has for some of them, by their id.
+        """
+        state = self.state()
+        self._given = self._held.outside([pairs.get(id(tensor), tensor) for tensor in state]) if self._held.complex else state
+        return self._given
 
     def call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call the module itself, after `state`, and see which of its tensors it changes.
@@ -111,15 +124,16 @@ class OpaqueModule:
 
     def written(self) -> list[Any]:
         """What `call` has changed, with what is there now."""
-        return self._held.written(self._tensors, self.changes)
+        return self._held.written(self._given, self._tensors, self.changes)
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module with other tensors in the places of its own."""
         held, count = self._held, len(self._tensors)
+        state = held.inside(args[:count])
         try:
-            return held.run(self._run, args[:count], self.changes, args[count:], kwargs)
+            return held.run(self._run, args[:count], state, self.changes, args[count:], kwargs)
         finally:
-            self.note(set(held.replaced(args[:count])))
+            self.note(set(held.replaced(state)))
             held.let_go(self._tensors)
             self.moved += [name for name in held.changed() if name not in self.moved]
 
@@ -170,7 +184,9 @@ class OpaqueModule:
         Raises:
             ExportError: It cannot be written down.
         """
-        return ModuleOrigin(tuple(self.names), self.changes, written_module(self.module, self._held, self._tensors, names))
+        return ModuleOrigin(
+            tuple(self.names), self._held.complex, self.changes, written_module(self.module, self._held, self._tensors, names)
+        )
 
 
 class OpaqueFunction(OpaqueModule):

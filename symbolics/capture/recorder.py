@@ -226,7 +226,7 @@ class Recorder(Listener):
         """Stand in for a call of a module."""
         if self.capture.error is not None:
             raise self.capture.error
-        read = self.capture.flags.read(None, *self.capture.held.call((*opaque.state(), *args), kwargs))
+        read = self.capture.flags.read(None, *self.capture.held.call((*self._state(opaque), *args), kwargs))
         module, source = self.capture.sites.here()
         with self._told_where(opaque, module, source):
             if private.transforms_active():
@@ -234,6 +234,10 @@ class Recorder(Listener):
             result = opaque.result_of(self._node(opaque, read.args, read.kwargs, module, source))
         self.capture.flags.note(read, result)
         return result
+
+    def _state(self, opaque: OpaqueModule) -> list[torch.Tensor]:
+        with self.deaf(), private.unheard():  # reading the parts of complex ones is none of the model's calls
+            return opaque.parts(self.capture.trace.pairs)
 
     def record_operator(
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], module: str, source: str
@@ -310,9 +314,10 @@ class Recorder(Listener):
         outputs = self.records[key].outputs
         results = self._call_op(slots, key)
         for source_index, output_index in outputs.dirty:
-            results[output_index] = self._write_back(slots.values[source_index], results[output_index])
-            self.capture.trace.dirtied.append(slots.values[source_index])
-            self.capture.aliases.change(slots.values[source_index], qualified_name(cls))
+            changed = slots.values[source_index]
+            results[output_index] = self._write_back(changed, results[output_index])
+            self.capture.trace.dirtied.append(changed)
+            self.capture.aliases.change(changed, qualified_name(cls))
         for index in outputs.mutated:
             self.capture.aliases.change(slots.values[index], qualified_name(cls))
         for one, other, how in (

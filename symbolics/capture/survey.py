@@ -198,7 +198,9 @@ class Survey(Listener):
         given = (*opaque.state(), *args)
         self.given((given, kwargs))
         sources, call = _nodes_of((given, kwargs)), self._sites.call()
-        noted = self._called(opaque, given, kwargs)
+        with self.deaf():
+            parts = opaque.parts()
+        noted = self._called(opaque, (*parts, *args), kwargs)
         with self.deaf(), self.draws.apart():
             result = opaque.call(args, kwargs)
         returned = (result, *opaque.written()) if opaque.changes else result

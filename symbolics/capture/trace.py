@@ -30,6 +30,7 @@ class Trace:
         fed: The names of values that depend on the model's inputs, of those that somebody asked about.
         dirtied: Tensors that a Function changed and said so: the trace leaves them as they were.
         buffers: The model's buffers before its forward.
+        pairs: The real and imaginary parts of complex parameters and buffers, by the ids of those: a trace has these in their places.
         statistics: What batch_norm wrote into running statistics.
         views: Which tensors look at the memory of which others.
     """
@@ -43,6 +44,7 @@ class Trace:
     fed: set[str] = field(default_factory=set)
     dirtied: list[torch.Tensor] = field(default_factory=list)
     buffers: Buffers | None = None
+    pairs: dict[int, torch.Tensor] = field(default_factory=dict)
     statistics: RunningStatistics | None = None
     views: Views = field(default_factory=Views)
 

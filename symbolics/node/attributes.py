@@ -319,14 +319,19 @@ def _check_call(call: AutogradCall, convention: str) -> None:
         raise FormatError.damaged(shown(call.name), "its call attribute and its other attributes contradict each other")
 
 
+#: The types of the parts of complex numbers.
+_PARTS = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+
 def _is_of_module(call: AutogradCall, origin: ModuleOrigin) -> bool:
     """Whether a call's first arguments are the state of its module, and its result ends in what the module changes."""
-    count, changes = len(origin.state), origin.changes
+    count, changes, complex_ = len(origin.state), origin.changes, origin.complex
     return (
         not is_operator(call.name)
         and len(call.args) >= count
         and all(type(value) is Slot and value == Slot(i) for i, value in enumerate(call.args[:count]))
-        and all(before < index < count for before, index in zip((-1, *changes), changes, strict=False))
+        and all(before < index < count for numbers in (changes, complex_) for before, index in zip((-1, *numbers), numbers, strict=False))
+        and all(call.input_types[index] in _PARTS and call.input_ranks[index] > 0 for index in complex_)
         and (not changes or (type(call.outputs) is tuple and len(call.outputs) == 1 + len(changes) and call.inplace))
     )
 

@@ -50,12 +50,14 @@ class ModuleOrigin:
 
     Attributes:
         state: The names of its parameters and buffers: the call's first arguments, in this order.
+        complex: Those that are complex in the module, by number: as arguments, they are their real and imaginary parts in a last dimension.
         changes: Those that it changes, by number: the call's result is a tuple, what the module returns and then these.
         tree: The module and those inside it, as `symbolics.node.modules` writes them; of a function, a list of modules that has those among its arguments.
         function: Whether it is a function that is called.
     """
 
     state: tuple[str, ...]
+    complex: tuple[int, ...]
     changes: tuple[int, ...]
     tree: dict[str, Any]
     function: bool = False

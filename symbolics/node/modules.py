@@ -1,4 +1,4 @@
-"""A module in a file: its class, its configuration and the modules inside it, without its tensors; and how a call of it runs.
+"""A module in a file: its class, its configuration and the modules inside it, without its tensors.
 
 Parameters and buffers are inputs of the node. The modules of a file, and those of a capture, take them in for the time of one call.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from types import FunctionType, NoneType
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -18,190 +18,20 @@ from symbolics import torch_private as private
 from symbolics.errors import ExportError, FormatError, PythonopError, TrustError
 from symbolics.node.arguments import Resolver, decode, encode, has_codec
 from symbolics.node.classes import find, is_class, look, own_name
-from symbolics.node.containers import ModulePlace, Slot, expand_leaves, fill, slots
+from symbolics.node.containers import Slot, expand_leaves, slots
+from symbolics.node.held_modules import Held, attributes_of, is_said, with_slots
 from symbolics.node.limits import MAX_DEPTH, MAX_EXPANDED, MAX_ITEMS
 from symbolics.node.names import is_of_torch, qualified_name
-from symbolics.node.plain_objects import ModuleResolver, PlainObject, as_plain, carries_more, hidden_by, made, objects_in
+from symbolics.node.plain_objects import ModuleResolver, PlainObject, as_plain, hidden_by, made
 from symbolics.node.records import read_record
 from symbolics.text import shown
 
-__all__ = ["Held", "apart", "modules_taken", "read_module", "with_modules", "written_module"]
+__all__ = ["read_module", "written_module"]
 
 _WAY_OUT = (
     "way out: give the module a name with exporter.register(module, name), here and in the process that runs the file (setup= does so); or name a "
     "module inside it in opaque=, in its place"
 )
-
-
-# ------------------------------------------------------------------------------------------------------------ a call
-
-
-@dataclass
-class Held:
-    """A module, and where it and the modules inside it keep their state.
-
-    Attributes:
-        module: The module.
-        names: The names of its parameters and buffers, each tensor once.
-        places: Where they stand: a dict, a key, and the number of the tensor.
-        lists: Attributes that hold some of them, as a recurrent layer's list of weights: a dict, a key, and the value with `Slot`s.
-        modules: The module, and those inside it.
-        own: The attributes of each module that a call may leave others in, and a copy of them; with its path, None for a layer of torch's own.
-    """
-
-    module: torch.nn.Module
-    names: list[str] = field(default_factory=list)
-    places: list[tuple[dict[str, Any], str, int]] = field(default_factory=list)
-    lists: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
-    modules: list[torch.nn.Module] = field(default_factory=list)
-    own: list[tuple[str | None, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, module: torch.nn.Module) -> tuple[Held, list[torch.Tensor]]:
-        """Look where a module keeps its state, and what that is now."""
-        held, tensors, numbers = cls(module, modules=list(module.modules())), list[torch.Tensor](), dict[int, int]()
-        for path, inner in module.named_modules():
-            parameters, buffers, _ = private.parts_of(inner)
-            for place in (parameters, buffers):
-                for key, tensor in place.items():
-                    if tensor is None:
-                        continue
-                    if id(tensor) not in numbers:
-                        numbers[id(tensor)] = len(tensors)
-                        tensors.append(tensor)
-                        held.names.append(f"{path}.{key}" if path else key)
-                    held.places.append((place, key, numbers[id(tensor)]))
-        for path, inner in module.named_modules():
-            said = None if is_of_torch(qualified_name(type(inner))) else path
-            held.own.append((said, vars(inner), dict(vars(inner))))
-            for key, value in attributes_of(inner).items():
-                held.own += (
-                    [(f"{path}.{key}".lstrip("."), one, dict(one)) for one in objects_in(value, _is_said)] if said is not None else []
-                )
-                template = _with_slots(value, numbers)
-                if slots(template):
-                    held.lists.append((vars(inner), key, template))
-        return held, tensors
-
-    def changed(self) -> list[str]:
-        """The attributes that a call has set, put back to what they were; empty where it set none."""
-        found = []
-        for path, now, before in self.own:
-            if len(now) == len(before) and all(now.get(key, self) is value for key, value in before.items()):
-                continue
-            ours = [key for place, key, _ in self.lists if place is now]
-            moved = [key for key in {**before, **now} if now.get(key, self) is not before.get(key, self) and key not in ours]
-            found += [] if path is None else [f"{path}.{key}".lstrip(".") for key in moved]
-            now.clear()
-            now.update(before)
-        return found
-
-    def run(
-        self, forward: Callable[..., Any], state: Sequence[Any], changes: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        """Call the module with tensors in the places of its own.
-
-        Args:
-            forward: Its forward.
-            state: One per name.
-            changes: Which of them the call changes, by number.
-            args, kwargs: Its arguments.
-
-        Returns:
-            What forward returned; where there are changes, a tuple of that and those tensors.
-        """
-        for place, key, index in self.places:
-            place[key] = state[index]
-        for place, key, template in self.lists:
-            place[key] = fill(template, lambda slot: state[slot.index] if isinstance(slot, Slot) else slot)
-        result = apart(forward(*args, **kwargs), (state, args, kwargs))
-        return (result, *self.written(state, changes)) if changes else result
-
-    def written(self, state: Sequence[Any], changes: Iterable[int]) -> list[Any]:
-        """The tensors that a call changed; one that it replaced takes over the values of what is in its place."""
-        now = {index: place.get(key) for place, key, index in reversed(self.places)}
-        for index in changes:
-            if isinstance(now[index], torch.Tensor) and now[index] is not state[index]:
-                with torch.no_grad():
-                    state[index].copy_(now[index])
-        return [state[index] for index in changes]
-
-    def with_gradient(self, changes: Iterable[int]) -> list[str]:
-        """The tensors, of those that a call changed, through which a gradient flows from this call to the next."""
-        now = {index: place.get(key) for place, key, index in reversed(self.places)}
-        return [self.names[index] for index in changes if isinstance(now[index], torch.Tensor) and now[index].grad_fn is not None]
-
-    def replaced(self, state: Sequence[Any]) -> list[int]:
-        """The tensors in whose places a call left others."""
-        return sorted({index for place, key, index in self.places if place.get(key) is not state[index]})
-
-    def statistics(self) -> set[int]:
-        """The running statistics that torch's own layers change in training, by number."""
-        found = set()
-        for module in self.module.modules():
-            if private.changes_its_statistics(module):
-                _, buffers, _ = private.parts_of(module)
-                found |= {index for place, _, index in self.places if place is buffers}
-        return found
-
-    def let_go(self, state: Sequence[Any] | None = None) -> None:
-        """Put other tensors into the places, or None: nothing here keeps the tensors of a call."""
-        for place, key, index in self.places:
-            place[key] = None if state is None else state[index]
-        for place, key, template in self.lists:
-            place[key] = None if state is None else fill(template, lambda slot: state[slot.index] if isinstance(slot, Slot) else slot)
-
-
-def apart(result: Any, given: tuple[Sequence[Any], Sequence[Any], dict[str, Any]]) -> Any:
-    """A result; where it is, or holds, a tensor that was given, a view of that: it is no change of what was given."""
-    state, args, kwargs = given
-    if (
-        type(result) is torch.Tensor
-        and not kwargs
-        and all(result is not each for each in (*state, *args) if isinstance(each, torch.Tensor))
-    ):
-        if all(isinstance(each, (torch.Tensor, int, float, str, NoneType)) for each in args):
-            return result
-    known = {id(leaf) for leaf in expand_leaves((*state, *args, *kwargs.values())) if isinstance(leaf, torch.Tensor)}
-    return fill(result, lambda leaf: leaf.view_as(leaf) if id(leaf) in known and isinstance(leaf, torch.Tensor) else leaf)
-
-
-#: What an export itself puts into a model.
-_STAND_INS = ("forward", "state_dict")
-
-
-def attributes_of(module: torch.nn.Module) -> dict[str, Any]:
-    """What a module holds beside what every module has."""
-    return {key: value for key, value in private.own_attributes(module).items() if key not in _STAND_INS}
-
-
-def _with_slots(value: Any, numbers: dict[int, int]) -> Any:
-    """A value with a `Slot` in the place of each tensor that is known by its identity."""
-    if not any(isinstance(leaf, torch.Tensor) for leaf in expand_leaves(value)):
-        return value
-    return fill(value, lambda leaf: Slot(numbers[id(leaf)]) if isinstance(leaf, torch.Tensor) and id(leaf) in numbers else leaf)
-
-
-def modules_taken(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[torch.nn.ModuleList, tuple[Any, ...], dict[str, Any]]:
-    """The modules among arguments, and the arguments with a `ModulePlace` for each."""
-    found: dict[int, tuple[int, torch.nn.Module]] = {}
-
-    def leaf(value: Any) -> Any:
-        if not isinstance(value, torch.nn.Module):
-            return value
-        return ModulePlace(found.setdefault(id(value), (len(found), value))[0])
-
-    taken, named = fill(tuple(args), leaf), {key: fill(value, leaf) for key, value in kwargs.items()}
-    return torch.nn.ModuleList([module for _, module in found.values()]), taken, named
-
-
-def with_modules(modules: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inverse of `modules_taken`."""
-
-    def leaf(value: Any) -> Any:
-        return modules[value.index] if type(value) is ModulePlace else value
-
-    return fill(tuple(args), leaf), {key: fill(value, leaf) for key, value in kwargs.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------- writing
@@ -237,7 +67,7 @@ def written_module(
             "name": qualified_name(type(inner)),
             "training": inner.training,
             "attributes": {
-                key: _attribute(type(inner), title, key, _with_slots(_with_plain(title, key, value, names), numbers), names)
+                key: _attribute(type(inner), title, key, with_slots(_with_plain(title, key, value, names), numbers), names)
                 for key, value in attributes_of(inner).items()
             },
             "parameters": {key: places.get((id(parameters), key)) for key in parameters},
@@ -276,15 +106,10 @@ def _too_many(tree: dict[str, Any]) -> str:
     )
 
 
-def _is_said(value: Any) -> bool:
-    """Whether a value is written as it is, not as an object of plain data."""
-    return isinstance(value, (torch.Tensor, torch.nn.Module)) or (has_codec(value) and not carries_more(value))
-
-
 def _with_plain(title: str, key: str, value: Any, names: Callable[[Any], str | None]) -> Any:
     """An attribute with a `PlainObject` in the place of each object of plain data."""
     try:
-        return as_plain(value, lambda one: names(one) is not None or _is_said(one))
+        return as_plain(value, lambda one: names(one) is not None or is_said(one))
     except ExportError as error:
         raise ExportError(f"{title}: its attribute {key!r} cannot be written: {error}.\n  {_WAY_OUT}") from error
 
@@ -375,7 +200,7 @@ class _Record:
     modules: dict[str, Any]
 
 
-def read_module(tree: Any, state: Sequence[str], resolver: Resolver, title: str) -> Callable[[], Held]:
+def read_module(tree: Any, state: Sequence[str], resolver: Resolver, title: str, complex_: tuple[int, ...] = ()) -> Callable[[], Held]:
     """Read a tree, and see that all that it names is allowed and there.
 
     Args:
@@ -383,6 +208,7 @@ def read_module(tree: Any, state: Sequence[str], resolver: Resolver, title: str)
         state: The names of the parameters and buffers.
         resolver: Of names; kind "module" asks for a class of modules.
         title: For messages.
+        complex_: The numbers of those that are complex in the module.
 
     Returns:
         Makes the module anew, each time it is called; no code of its classes runs.
@@ -431,13 +257,13 @@ def read_module(tree: Any, state: Sequence[str], resolver: Resolver, title: str)
     if why := _too_many(tree):
         raise FormatError.damaged(title, f"{why}, each counted wherever it stands")
 
-    return functools.partial(_made, plans, list(state))
+    return functools.partial(_made, plans, list(state), complex_)
 
 
-def _made(plans: dict[str, tuple[_Record, type, dict[str, Any]]], state: list[str]) -> Held:
+def _made(plans: dict[str, tuple[_Record, type, dict[str, Any]]], state: list[str], complex_: tuple[int, ...]) -> Held:
     """The module that a tree says, with its places and no tensors in them."""
     modules = {path: private.blank_module(cls) for path, (_, cls, _) in plans.items()}
-    held = Held(modules[""], state, modules=list(modules.values()))
+    held = Held(modules[""], state, modules=list(modules.values()), complex=complex_)
     for path, (record, _, attributes) in plans.items():
         module = modules[path]
         parameters, buffers, children = private.parts_of(module)

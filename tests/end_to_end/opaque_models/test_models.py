@@ -11,17 +11,17 @@ import pytest
 import torch
 
 import exporter
-from tests.end_to_end.opaque_models import signals, solvers
+from tests.end_to_end.opaque_models import fields, signals, solvers
 from tests.end_to_end.opaque_models.rows import MODELS, Row
 from tests.processes import ROOT
 from tests.support import missing
 
-assert signals and solvers
+assert fields and signals and solvers
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 _ALONE = """
 import io, sys, torch
-from tests.end_to_end.opaque_models import signals, solvers
+from tests.end_to_end.opaque_models import fields, signals, solvers
 from tests.end_to_end.opaque_models.rows import MODELS
 torch.manual_seed(0)
 model, args = MODELS[sys.argv[1]].make()

@@ -24,7 +24,8 @@ from symbolics.node.attributes import GRAD_SPECS, SPECS, read_attributes, values
 from symbolics.node.call import Autocast, AutogradCall, ModuleOrigin, OperatorOrigin
 from symbolics.node.containers import Slot
 from symbolics.node.dialects import DIALECTS, to_dialect
-from symbolics.node.modules import Held, written_module
+from symbolics.node.held_modules import Held
+from symbolics.node.modules import written_module
 from symbolics.node.result import write_structure
 from tests import pages
 from tests.symbolics.node.node_models import check, model_of, node_of
@@ -167,7 +168,7 @@ def test_every_attribute_is_in_its_table(title, specs):
 def test_every_key_of_call_is_in_its_table():
     call = AutogradCall(
         id="", name="", args=(1,), passed=0, autocast=Autocast({"cpu": "bfloat16"}), outputs=None, operator=OperatorOrigin("", ""),
-        module=ModuleOrigin((), (), {}),
+        module=ModuleOrigin((), (), (), {}),
         no_gradient=(0,), no_gradient_seen=(1,),
     )  # fmt: skip
     assert _first_column(_section("The call attribute")) == set(json.loads(write_attributes(call)["call"]))
