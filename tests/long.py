@@ -69,6 +69,7 @@ TESTS = frozenset(
     exporter/verification/test_verify.py::test_command_says_yes_in_json_and_html
     exporter/verification/test_verify.py::test_errors_that_grow_are_explained
     exporter/verification/test_verify.py::test_the_memory_of_a_step_is_counted
+    symbolics/quirks/test_axes_and_sizes.py::test_a_recurrence_of_open_length_exports_again
     symbolics/capture/test_loops.py::test_like_a_loop_of_python
     symbolics/gradients/test_backend_models.py::test_every_model_of_onnx_has_a_usable_gradient_graph_or_an_error_of_ours
     symbolics/gradients/test_conformance.py::test_conformance_with_shapes_erased
