@@ -419,12 +419,7 @@ def _open(model: Any, how: _How) -> _Opened:
 
                 proto = in_forms_of(choice.names, proto)
             library = is_there() and needs_library(proto)
-            changed = (
-                prepare(proto, fusions=library or options is not None)
-                or inlined
-                or proto is not as_it_is
-                or (faster is not None and faster.changed)
-            )
+            changed = prepare(proto, fusions=library or options is not None) or inlined or proto is not as_it_is or (faster is not None and faster.changed)
             changed = (large and list_as_they_can_run(proto.graph)) or changed
     if device == "cuda":
         import torch  # noqa: F401  its CUDA and cuDNN are those that onnxruntime finds
