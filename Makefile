@@ -29,6 +29,10 @@
 #                    installed, on both exporters, about 12 minutes on two cores (make test-long runs a third of it)
 #   make test-tangents
 #                    forward mode on all of ONNX's node tests that have a gradient, about 2 minutes (make test runs one an operator)
+#   make test-providers
+#                    every gradient rule and six training steps on the execution providers that run without a GPU, 20 minutes on two
+#                    cores; writes docs/providers.md anew
+#   make providers   what that installs (OpenVINO, 50 MB), for the short part of it in make test-long
 #   make node        onnxruntime for Node.js and for browsers, which tests train with (make test does it where npm is)
 #   make web         a page that trains a network in the browser, in web-output/ (needs npm)
 #   make test-ort    one binary on five releases of onnxruntime, installed below .venv
@@ -50,7 +54,7 @@
 #   PYTEST_ARGS='-k schema'    passed to pytest
 #   PYTHONOP_CHROMIUM=path     the browser of the tests that need one, PYTHONOP_NODE_DIR=path the folder of node_modules
 #   PYTHONOP_NEEDS=node,chromium   tools that must be there: else a test that lacks one is an xfail, which the end names;
-#                              native, node, chromium, webgpu, packages (test-wild), opaque_models (test-opaque-models), integrations (test-integrations), foreign (test-foreign), releases (test-ort), or all
+#                              native, node, chromium, webgpu, packages (test-wild), opaque_models (test-opaque-models), integrations (test-integrations), foreign (test-foreign), releases (test-ort), providers, or all
 #   PYTHONOP_SEED=1            other random numbers for the tests: tolerances have to hold for all
 #   PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and all other variables of pip are honoured: pip reads them itself.
 
@@ -82,6 +86,8 @@ OPTIMUM ?= optimum-onnx==0.1.0 optimum==2.1.0 transformers==4.57.6 huggingface_h
 NODE_PACKAGES ?= onnxruntime-node@1.30.0 onnxruntime-web@1.30.0
 # The releases on which the native library is tested; tests/exporter/runtime/test_versions.py names the same.
 ORT_VERSIONS ?= 1.20.1 1.23.2 1.27.0 1.31.1 1.32.0
+# The execution providers of docs/providers.md: the first names what is installed.
+PROVIDER_PACKAGES ?= openvino==2026.4.1 onnxruntime-ep-openvino==1.8.1
 
 BIN := $(VENV)/bin
 PY := $(BIN)/python
@@ -104,7 +110,7 @@ endif
 # What depends on torch's release: everything between a model and its file, and what a file does beside eager.
 TORCH_TESTS ?= tests/test_torchlib.py tests/symbolics/test_torch_private*.py tests/symbolics/test_private_names.py tests/end_to_end/torch_versions tests/symbolics/capture tests/exporter/forward tests/end_to_end/functions tests/end_to_end/models tests/exporter/module tests/exporter/verification
 
-.PHONY: test test-long pages lint pytest quick demo run-pages test-torch versions write-versions test-wild test-opaque-models test-integrations test-foreign test-operators test-alone test-tangents test-ort node web asan fuzz bench docs gallery wheel clean help
+.PHONY: test test-long pages lint pytest quick demo run-pages test-torch versions write-versions test-wild test-opaque-models test-integrations test-foreign test-operators test-alone test-tangents test-providers providers test-ort node web asan fuzz bench docs gallery wheel clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -218,6 +224,19 @@ test-alone: $(BUILT)
 
 test-tangents: $(BUILT)
 	PYTHONOP_TANGENTS=all $(PYTEST) tests/symbolics/gradients/test_tangents.py $(PYTEST_ARGS)
+
+# What the providers of docs/providers.md come from: OpenVINO's plugin offers a device on Intel's processors, elsewhere OpenVINO is asked itself.
+PROVIDERS := $(VENV)/providers/$(subst ==,-,$(firstword $(PROVIDER_PACKAGES)))
+$(PROVIDERS): $(DONE)
+	$(PY) -m pip install --upgrade --no-deps --target $(VENV)/providers $(PROVIDER_PACKAGES)
+	touch $@
+
+providers: $(PROVIDERS)
+
+test-providers: $(BUILT) $(PROVIDERS) $(if $(shell command -v npm),$(NODE))
+	$(PY) -m tests.providers.sweep
+	$(PY) -m tests.providers.table
+	PYTHONOP_NEEDS=$(PYTHONOP_NEEDS),providers $(PYTEST) tests/providers $(PYTEST_ARGS)
 
 test-ort: $(BUILT)
 	@for version in $(ORT_VERSIONS); do \

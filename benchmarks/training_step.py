@@ -75,7 +75,7 @@ def exported(sample: Any, portable: bool = False, recompute: Any = None) -> Any:
         )
 
 
-def runs(step: Any, sample: Any, threads: int = THREADS, accelerate: bool = True) -> Callable[[], float]:
+def runs(step: Any, sample: Any, threads: int = THREADS, accelerate: bool = True, providers: Any = None) -> Callable[[], float]:
     """A trainer of a step; each call makes a step of the same batch and returns the loss."""
     import onnxruntime
 
@@ -86,13 +86,13 @@ def runs(step: Any, sample: Any, threads: int = THREADS, accelerate: bool = True
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     use_training_arena(options)  # as inference_session's own options for a step
-    trainer = Trainer(step, allow=ALLOWED, sess_options=options, accelerate=accelerate)
+    trainer = Trainer(step, allow=ALLOWED, sess_options=options, providers=providers, accelerate=accelerate)
     names = (*trainer.layout.inputs, *trainer.layout.targets)
     batch = dict(zip(names, (*sample.args, *sample.targets), strict=True))
     return lambda: trainer.step(batch)
 
 
-def eager(sample: Any, compiled: bool = False) -> Callable[[], float]:
+def eager(sample: Any, compiled: bool = False, bfloat16: bool = False) -> Callable[[], float]:
     import torch
 
     forward = torch.compile(sample.model) if compiled else sample.model
@@ -100,7 +100,8 @@ def eager(sample: Any, compiled: bool = False) -> Callable[[], float]:
 
     def run() -> float:
         optimizer.zero_grad()
-        loss = sample.loss(forward(*sample.args), *sample.targets)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            loss = sample.loss(forward(*sample.args), *sample.targets)
         loss.backward()
         optimizer.step()
         return loss.item()

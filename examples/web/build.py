@@ -23,8 +23,8 @@ from exporter.cli import main as pythonop
 HERE = Path(__file__).parent
 TRAINING, TEST, RATE = 50 * model.BATCH, 400, 0.002
 PACKAGE = "onnxruntime-web"
-# One file for WebAssembly, one for a browser with WebGPU; each loads the .wasm beside it. (ort.webgpu.* of 1.30 has no float64,
-# in which AdamW computes its few scalars.)
+# One file for WebAssembly, one for a browser with WebGPU; each loads the .wasm beside it. (ort.webgpu.* of 1.30 was not tried
+# since the scalars of AdamW are float32: it has no float64.)
 RUNTIME = ["ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm", "ort.bundle.min.mjs", "ort-wasm-simd-threaded.jsep.wasm"]
 PAGE = ["index.html", "style.css", "page.mjs", "draw.mjs"]
 

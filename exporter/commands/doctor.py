@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from exporter.commands.providers import placement_option
 from exporter.commands.run import allow_option, dims_option, inputs_option
 from exporter.commands.shared import Failure, json_option, loudness, setup_option, show, status
 from exporter.pictures.layout import missing
@@ -40,6 +41,7 @@ class _Finding:
 @allow_option
 @inputs_option
 @dims_option
+@placement_option
 @setup_option
 @json_option
 @loudness
@@ -51,20 +53,21 @@ def doctor(
     allow: tuple[str, ...],
     inputs: Path | None,
     dims: tuple[str, ...],
+    providers: list[Any] | None,
     setups: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Say which versions are installed, and try here what a file goes through: export, gradient, runtimes. Exit code 1: something fails.
 
     With a FILE: say which of its nodes need Python, for what reason, what has to be allowed, and whether other runtimes run it. Nothing of it is
-    imported or run, but with --run, which runs the Functions that --allow or --register names.
+    imported or run, but with --run, which runs the Functions that --allow or --register names. With --provider: which nodes that provider takes.
     """
     if file is not None:
         from exporter.commands.doctor_file import doctor_file
 
-        return doctor_file(context, file, runs, allow, inputs, dims, setups, as_json)
-    if runs or allow or inputs is not None or dims or setups:
-        raise Failure("--run, --allow, --inputs, --dim and --register are about a FILE: name one")
+        return doctor_file(context, file, runs, allow, inputs, dims, providers, setups, as_json)
+    if runs or allow or inputs is not None or dims or providers or setups:
+        raise Failure("--run, --allow, --inputs, --dim, --provider and --register are about a FILE: name one")
     versions = {"python": platform.python_version(), "platform": platform.platform(terse=True), **dict(_versions())}
     findings: list[_Finding] = []
     with status("importing torch", as_json):

@@ -32,19 +32,25 @@ def doctor_file(
     allow: tuple[str, ...],
     inputs: Path | None,
     dims: tuple[str, ...],
+    providers: list[Any] | None,
     setups: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """What a file needs, and with ``runs`` the share of time that Python takes."""
+    """What a file needs; with ``runs`` the share of time that Python takes, with ``providers`` which of them runs what."""
     with reported(context):
         needs = needs_of(file)
         facts: dict[str, Any] = {"file": str(file), **needs.as_json()}
+        if providers:
+            from exporter.runtime.placements import placements
+
+            with status(f"opening {file}", as_json):
+                facts["placements"] = placements(open_proto(file)[0], providers)
         if runs:
-            facts["time"] = _times(context, file, allow, inputs, dims, setups, as_json)
+            facts["time"] = _times(context, file, allow, inputs, dims, providers, setups, as_json)
     if as_json:
         click.echo(json.dumps(facts))
     else:
-        show(_shown(needs, str(file), facts.get("time")))
+        show(_shown(needs, str(file), facts.get("time"), facts.get("placements")))
 
 
 def _times(
@@ -53,6 +59,7 @@ def _times(
     allow: tuple[str, ...],
     inputs: Path | None,
     dims: tuple[str, ...],
+    providers: list[Any] | None,
     setups: tuple[str, ...],
     quiet: bool,
 ) -> dict[str, Any]:
@@ -63,7 +70,7 @@ def _times(
     run_setups(setups)
     feeds = feeds_of(proto, read_arrays(inputs) if inputs is not None else {}, sizes_of(dims), 0)
     with status(f"running {file}", quiet), one_message(context, "the run"):
-        found = profile(file, feeds, allow=allow, runs=_RUNS)
+        found = profile(file, feeds, allow=allow, runs=_RUNS, providers=providers)
     calls: dict[str, float] = {}
     for row in found.rows:
         if row.function:
@@ -72,9 +79,13 @@ def _times(
     return {"run": found.seconds, "nodes": nodes, "python": found.python, "share": found.python / nodes if nodes else 0.0, "calls": calls}
 
 
-def _shown(needs: Needs, title: str, time: dict[str, Any] | None) -> RenderableType:
+def _shown(needs: Needs, title: str, time: dict[str, Any] | None, placed: dict[str, dict[str, int]] | None) -> RenderableType:
     """For a terminal. Texts of the file are rich Texts: markup in them is not read."""
     parts: list[RenderableType] = [Text(clean(title), style="bold"), *(Text(line) for line in _lines(needs, time))]
+    if placed is not None:
+        from exporter.runtime.placements import said_of_placements
+
+        parts += [Text(clean(line, 400)) for line in said_of_placements(placed)]
     if needs.python:
         table = Table(pad_edge=False)
         for column in ("Needs Python", "Is", "Nodes", "Why", "Where"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,7 @@ def render(found: Profile, title: str, top: int = 15) -> RenderableType:
     lines = [
         f"one run {_ms(found.seconds)} (median of {found.runs}), {_ms(total)} of it in nodes; loaded in {_ms(found.load)}",
         f"PythonOps {_ms(found.python)}, {_share(found.python, total)}",
+        *_on_providers(found, total),
         *(f"{part} {_ms(seconds)}, {_share(seconds, total)}" for part, (seconds, _) in found.by_part().items()),
         facts,
     ]
@@ -123,6 +124,18 @@ def render(found: Profile, title: str, top: int = 15) -> RenderableType:
         _table(("Node", "Operator", "Module"), nodes, len(nodes), top, total),
     )
     return Group(Text(clean(title), style="bold"), *(Text(clean(line, 400)) for line in lines), *tables)
+
+
+def _on_providers(found: Profile, total: float) -> Iterator[str]:
+    """Where more than one execution provider ran nodes: what each did, and the copies between them."""
+    by_provider = found.by_provider()
+    if set(by_provider) <= {"CPUExecutionProvider", ""}:
+        return
+    yield "; ".join(
+        f"{name or 'nobody'}: {calls} nodes, {_ms(seconds)}, {_share(seconds, total)}" for name, (seconds, calls) in by_provider.items()
+    )
+    seconds, count = found.copies
+    yield f"copies between their memories: {count}, {_ms(seconds)}"
 
 
 def _table(columns: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], float, int]], count: int, top: int, total: float) -> Table:

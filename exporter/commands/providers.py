@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-__all__ = ["provider_option"]
+__all__ = ["placement_option", "provider_of", "provider_option"]
 
 
 def _providers(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[Any] | None:
-    return [_provider(text) for text in given] or None
+    return [provider_of(text) for text in given] or None
 
 
-def _provider(text: str) -> Any:
+def provider_of(text: str) -> Any:
+    """NAME or NAME,OPTION=VALUE,... as `exporter.inference_session` takes a provider."""
     name, *pairs = text.split(",")
     options = {}
     for pair in pairs:
@@ -24,11 +26,16 @@ def _provider(text: str) -> Any:
     return (name, options) if options else name
 
 
-provider_option = click.option(
-    "--provider",
-    "providers",
-    multiple=True,
-    metavar="NAME[,OPTION=VALUE]",
-    callback=_providers,
-    help="Run on this execution provider, what it lacks on the CPU: cuda, openvino, openvino,precision=bfloat16. May be repeated. Default: the CPU.",
-)
+_NAMES = "cuda, openvino, openvino,precision=bfloat16. May be repeated."
+
+
+def _option(help: str) -> Callable[[Any], Any]:
+    return click.option(
+        "--provider", "providers", multiple=True, metavar="NAME[,OPTION=VALUE]", callback=_providers, help=f"{help}: {_NAMES}"
+    )
+
+
+#: Of commands that run a file.
+provider_option = _option("Run on this execution provider, what it lacks on the CPU")
+#: Of commands that open one.
+placement_option = _option("Also say which nodes this execution provider takes, and which are left to the CPU")

@@ -11,6 +11,7 @@ import click
 import exporter
 from exporter.commands import shared
 from exporter.commands.inputs import input_options, load_case
+from exporter.commands.providers import placement_option
 from exporter.files.save import writable
 from symbolics.optimizers import OPTIMIZERS
 from symbolics.text import clean
@@ -86,6 +87,7 @@ def _recompute(_: click.Context, __: click.Parameter, given: str | None) -> Any:
 @shared.opset_option
 @click.option("--external-data", is_flag=True, help="Keep the tensors in a file beside each model.")
 @shared.check_option
+@placement_option
 @shared.json_option
 @shared.loudness
 @click.pass_context
@@ -117,6 +119,7 @@ def step(
     opset: int | None,
     external_data: bool,
     check: bool,
+    providers: list[Any] | None,
     as_json: bool,
 ) -> None:
     """Write forward, loss, gradients and optimizer as one ONNX model. TARGET's Case names the loss and example targets."""
@@ -162,6 +165,7 @@ def step(
         if evaluation is not None:
             models.append((with_state_inputs(evaluation.model, layout), folder[1]))
         unchecked = shared.checked(models, check, as_json)
+        placed = _placed(program, providers, as_json)
         with shared.status(f"writing {output or artifacts}", as_json):
             if output is not None:
                 program.save(output, external_data=external_data or None, check=False)
@@ -171,6 +175,7 @@ def step(
         written = {
             "file": str(path), "initial": str(initial), "bytes": path.stat().st_size, "nodes": nodes, "inlined": program.inlined,
             "artifacts": [str(file) for file in folder], "portable": shared.portable_facts(program), "unchecked": unchecked,
+            **({} if placed is None else {"placements": placed}),
         }  # fmt: skip
         said = {"inputs": layout.inputs, "targets": layout.targets, "carried": layout.carried, "untrained": layout.untrained}
         takes = clean(", ".join((*layout.inputs, *layout.targets)))
@@ -182,7 +187,21 @@ def step(
         ]
         if artifacts is not None:
             lines.append(f"wrote {', '.join(file.name for file in folder)} into {clean(str(artifacts))}")
+        if placed is not None:
+            from exporter.runtime.placements import said_of_placements
+
+            lines += said_of_placements(placed)
         lines += [*unchecked, *shared.portable_lines(program)]
         if layout.untrained:
             lines.append(f"the loss does not depend on {clean(', '.join(layout.untrained))}: they stay as they are")
         shared.tell({**written, **said}, lines, as_json)
+
+
+def _placed(program: Any, providers: list[Any] | None, quiet: bool) -> dict[str, dict[str, int]] | None:
+    """Which of the execution providers that were asked for runs what of a step; None where none was."""
+    if providers is None:
+        return None
+    from exporter.runtime.placements import placements  # loads onnxruntime
+
+    with shared.status("opening the step on its providers", quiet):
+        return placements(program.model_proto, providers)

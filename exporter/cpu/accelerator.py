@@ -78,7 +78,7 @@ class CpuAccelerator:
         return library()
 
     @property
-    def claims(self) -> frozenset[str]:
+    def own_gradients(self) -> frozenset[str]:
         """The gradients of convolutions for their weights, where the processor is quick at them."""
         return frozenset([CONV_WEIGHT_GRAD] if has_wide_vectors() else [])
 

@@ -26,6 +26,7 @@ from exporter.runtime.facts import ShapeAndType
 from exporter.runtime.library import available, register, threads_outside
 from exporter.runtime.link import link
 from exporter.runtime.outputs import hand_out_as_made
+from exporter.runtime.providers import is_cpu_alone
 from exporter.runtime.session import FATAL, open_options, open_session
 from exporter.runtime.store import ContextStore
 from exporter.runtime.tensors import Runner, TensorPool
@@ -37,7 +38,7 @@ from symbolics.graph.collector import without_gc
 from symbolics.graph.values import describe, trains
 from symbolics.graph.walk import walk
 from symbolics.node.metadata import changes_of, pairing_of
-from symbolics.node.names import ORT_DOMAIN, qualified_name
+from symbolics.node.names import qualified_name
 from symbolics.node.patterns import Patterns
 
 __all__ = ["Plan", "Plans", "Settings", "Wanted"]
@@ -264,7 +265,7 @@ class Plans:
         """The rules of torch's own kernels, where plain gradients may have them."""
         if self.accelerator is None or not self._kernels or pairing_of(self.model) is not None:
             return None
-        return OVERRIDES if are_worth_it(self.model, self.accelerator.claims) else None
+        return OVERRIDES if are_worth_it(self.model, self.accelerator.own_gradients) else None
 
     def training_model(
         self, training: bool, wrt: frozenset[str], overrides: Mapping[str, Any] | None = None, given: frozenset[str] | None = None
@@ -327,7 +328,7 @@ class Plans:
                     {name: tuple(shape) for name, shape in sizes.items()},
                     extra,
                     late=False,
-                    views=self.providers is None,
+                    views=is_cpu_alone(self.providers),
                 )
             partition = split(model, self.state, extra, wrt)
         self._optimize(partition.forward, "forward", sizes)
@@ -406,7 +407,5 @@ class Plans:
         use_training_arena(options)
         if self.accelerator is not None and self.accelerator.library is not None:
             register(options, self.accelerator.library)
-        # onnxruntime's own fusions (FusedGemm) look for this import where the domain has operators of ours.
-        model.opset_imports.setdefault(ORT_DOMAIN, 1)
         session = open_session(model, sess_options=options, providers=self.providers)
         return Runner(session, self.device, after_torch=after_torch, shapes=shapes)

@@ -219,7 +219,7 @@ def _batch_normalization(
     return [*add_call(op, BatchNormGradient, [g, x, scale, *ys[1:]], (epsilon,), (x, scale, bias)), None, None]
 
 
-def are_worth_it(model: ir.Model, claims: Collection[str]) -> bool:
+def are_worth_it(model: ir.Model, own_gradients: Collection[str]) -> bool:
     """Whether a model has convolutions that nothing is quicker for, and as much of what these kernels are for as products of matrices.
 
     Beside torch's kernels onnxruntime's threads sleep, and each operator wakes them: a backward of a few convolutions and many products
@@ -227,11 +227,11 @@ def are_worth_it(model: ir.Model, claims: Collection[str]) -> bool:
 
     Args:
         model: The forward.
-        claims: As `exporter.runtime.accelerate.Accelerator.claims`.
+        own_gradients: As `exporter.runtime.accelerate.Accelerator.own_gradients`.
     """
     nodes = [node for node in model.graph if node.domain == ""]
     dense = [node for node in nodes if node.op_type == "Conv" and attr(node, "group", 1) == 1]
-    if CONV_WEIGHT_GRAD in claims and all(_is_of_images(node) for node in dense):
+    if CONV_WEIGHT_GRAD in own_gradients and all(_is_of_images(node) for node in dense):
         return False
     own = len(dense) + sum(node.op_type == "BatchNormalization" for node in nodes)
     return own >= sum(node.op_type in ("MatMul", "Gemm") for node in nodes)

@@ -26,6 +26,7 @@ __all__ = ["NodeTime", "Profile", "profile"]
 
 _SUFFIX = "_kernel_time"
 _INLINED = "_inlfunc_"  # before the name of the function, and of its node
+_COPIES = ("MemcpyFromHost", "MemcpyToHost")
 _FUSED = "fused "  # before the name of the first node of several that became one
 
 
@@ -41,6 +42,7 @@ class NodeTime:
         part: What it belongs to; None for what is not in the file.
         seconds: In one run, without the nodes of its bodies: the median of the runs.
         calls: How often it ran in one run.
+        provider: The execution provider that ran it, as onnxruntime names it.
     """
 
     name: str
@@ -50,6 +52,7 @@ class NodeTime:
     part: Part | None
     seconds: float
     calls: int
+    provider: str = ""
 
 
 @dataclass
@@ -82,6 +85,15 @@ class Profile:
         """Part -> the same."""
         return _summed((row.part or "onnxruntime's own", row) for row in self.rows)
 
+    def by_provider(self) -> dict[str, tuple[float, int]]:
+        """Execution provider -> the same."""
+        return _summed((row.provider, row) for row in self.rows)
+
+    @property
+    def copies(self) -> tuple[float, int]:
+        """Seconds and number of the copies between the memories of execution providers, in one run."""
+        return _summed(("", row) for row in self.rows if row.operator in _COPIES).get("", (0.0, 0))
+
     @property
     def python(self) -> float:
         """Seconds of one run in PythonOps and their gradients."""
@@ -93,7 +105,8 @@ class Profile:
         modules = [{"part": part, "module": path, "seconds": s, "calls": n} for (part, path), (s, n) in self.by_module().items()]
         return {
             "seconds": self.seconds, "runs": self.runs, "load": self.load, "python": self.python, "facts": self.facts,
-            "operators": operators, "modules": modules, "nodes": [asdict(row) for row in self.rows],
+            "providers": [{"provider": name, "seconds": s, "calls": n} for name, (s, n) in self.by_provider().items()],
+            "copies": dict(zip(("seconds", "calls"), self.copies, strict=True)), "operators": operators, "modules": modules, "nodes": [asdict(row) for row in self.rows],
         }  # fmt: skip
 
 
@@ -189,7 +202,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
 def _profile(model: ir.Model, events: list[dict[str, Any]], facts: dict[str, str]) -> Profile:
     runs = sorted((e for e in events if e.get("name") == "model_run"), key=lambda event: event["ts"])[1:]  # the first one warms up
     times: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(runs))
-    calls, operators = Counter[str](), dict[str, str]()
+    calls, operators, providers = Counter[str](), dict[str, str](), dict[str, str]()
     for event, seconds in _own_times([e for e in events if e.get("cat") == "Node" and str(e.get("name", "")).endswith(_SUFFIX)]):
         number = next((i for i, run in enumerate(runs) if run["ts"] <= event["ts"] <= run["ts"] + run["dur"]), None)
         if number is None:
@@ -198,8 +211,11 @@ def _profile(model: ir.Model, events: list[dict[str, Any]], facts: dict[str, str
         times[name][number] += seconds
         calls[name] += 1
         operators[name] = str(event.get("args", {}).get("op_name", "?"))
+        providers[name] = str(event.get("args", {}).get("provider", ""))
     of = _Known(model)
     rows = [of.row(name, operators[name], statistics.median(each), round(calls[name] / len(runs))) for name, each in times.items()]
+    for row in rows:
+        row.provider = providers[row.name]
     rows.sort(key=lambda row: -row.seconds)
     load = sum(e["dur"] for e in events if e.get("name") in ("model_loading_array", "model_loading_uri", "session_initialization"))
     return Profile(rows, statistics.median(run["dur"] for run in runs) / 1e6, len(runs), load / 1e6, facts)

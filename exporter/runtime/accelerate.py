@@ -1,6 +1,7 @@
-"""What makes a session quicker, and its peak of memory lower: PythonOps joined, an accelerator's passes, an order of a step's nodes.
+"""What may make a session quicker: an accelerator.
 
-An accelerator is a guest: a module named in `GUESTS`, which nothing else here imports. Without it every file runs on stock onnxruntime.
+It is a guest: a module named in `GUESTS`, which nothing else here imports. It is asked for the parts of a module of `exporter.load` and for training
+steps; `inference_session` of any other file runs it as it is. Without it every file runs on stock onnxruntime.
 """
 
 from __future__ import annotations
@@ -12,19 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-import onnx
 import onnx_ir as ir
 
-from exporter.runtime.facts import ShapeAndType, find_facts
-from exporter.runtime.link import could_link, link
-from exporter.runtime.step_order import list_for_memory
+from exporter.runtime.facts import ShapeAndType
 
-__all__ = ["CONV_WEIGHT_GRAD", "GUESTS", "Accelerated", "Accelerator", "Request", "Update", "accelerated", "accelerator"]
+__all__ = ["CONV_WEIGHT_GRAD", "GUESTS", "Accelerator", "Optimized", "Request", "Update", "accelerator"]
 
-#: The modules that have an ``ACCELERATOR``; the first that takes a session's providers is asked.
+#: The modules that have an ``ACCELERATOR``. Only the first that takes a session's providers is asked: another one for the CPU goes in front.
 GUESTS = ["exporter.cpu.accelerator"]
 
-#: The gradient of a convolution for its weights, as an accelerator claims it.
+#: The gradient of a convolution for its weights, in `Accelerator.own_gradients`.
 CONV_WEIGHT_GRAD = "ConvWeightGrad"
 
 #: "0": no accelerator, in the whole process.
@@ -79,17 +77,21 @@ class Accelerator(Protocol):
 
     Attributes:
         library: The custom-op library that has its operators; None where it needs none.
-        claims: The computations that it has operators of its own for, by name (`CONV_WEIGHT_GRAD`).
+        own_gradients: Those of the gradients which `load` leaves to torch's kernels that it computes as fast (`CONV_WEIGHT_GRAD` is the only
+            one); mostly none. What it computes is up to `optimize` alone.
     """
 
     library: Path | None
-    claims: frozenset[str]
+    own_gradients: frozenset[str]
 
     def takes(self, providers: Sequence[Any]) -> bool:
         """Whether it is for sessions of these providers, as onnxruntime.InferenceSession has them; none: the CPU."""
 
     def optimize(self, model: ir.Model, request: Request, facts: dict[ir.Value, ShapeAndType]) -> Optimized:
         """Rewrite a model. `symbolics.graph.copies.replace` puts nodes in the place of one, `exporter.runtime.added_calls.add_call` a call of Python.
+
+        Calls of ONNX functions are inlined before. A call of a Function F is a node of which `symbolics.graph.values.is_python_op` holds, and
+        whose attribute ``name`` is ``qualified_name(F)`` (`symbolics.node.names`); `exporter.runtime.link` has joined those that feed one another alone.
 
         Args:
             model: Changed; its inputs and outputs keep their names. Its nodes stand in the order of their values, before and after.
@@ -109,54 +111,3 @@ def accelerator(providers: Sequence[Any] | None, accelerate: bool = True) -> Acc
         return None
     guests: list[Accelerator] = [importlib.import_module(name).ACCELERATOR for name in GUESTS]
     return next((guest for guest in guests if guest.takes(providers or ())), None)
-
-
-class Accelerated(NamedTuple):
-    """A model as it is to run.
-
-    Attributes:
-        proto: The model.
-        changed: Whether it is another than before.
-        update: What was taken out of it.
-        library: The library that has operators of it, beside that of PythonOps.
-    """
-
-    proto: onnx.ModelProto
-    changed: bool = False
-    update: Update | None = None
-    library: Path | None = None
-
-
-def accelerated(
-    proto: onnx.ModelProto,
-    carried: Mapping[str, str] | None,
-    providers: Sequence[Any] | None,
-    *,
-    is_step: bool,
-    large: bool,
-    accelerate: bool = True,
-) -> Accelerated:
-    """Join PythonOps that feed one another alone; of a training step, rewrite and order more.
-
-    Args:
-        proto: The model; it stays as it is.
-        carried: As `Request.carried`.
-        providers, accelerate: As `accelerator` has them.
-        is_step: Whether it is a training step.
-        large: Whether somebody else lists its nodes.
-    """
-    if not is_step and not could_link(proto):
-        return Accelerated(proto)
-    model = ir.from_proto(proto)
-    changes: int = link(model)
-    facts: dict[ir.Value, ShapeAndType] = {}
-    guest = accelerator(providers, accelerate) if is_step else None
-    update, library = None, None
-    if guest is not None:
-        replaced, update = guest.optimize(model, Request("step", carried=carried), facts)
-        changes += replaced
-        library = guest.library if replaced else None
-    elif is_step:
-        find_facts(model, facts)
-    changes += is_step and not large and list_for_memory(model.graph, facts)
-    return Accelerated(ir.to_proto(model), True, update, library) if changes else Accelerated(proto)

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-import onnx
+import numpy as np
 import onnx_ir as ir
 
+from symbolics.graph.copies import replace
+from symbolics.graph.emitter import Emitter
 from symbolics.graph.scope import Scope, free_prefix
-from symbolics.graph.walk import captured, subgraphs, walk
+from symbolics.graph.values import array_of, attr, static_shape
+from symbolics.graph.walk import captured, remove_unread, subgraphs, unread, walk
 
-__all__ = ["FORMS", "captures_as_states", "in_forms_of"]
+#: Constants of so many elements at most are written into a body that reads them.
+SMALL = 64
+
+__all__ = ["FORMS", "captures_as_states", "rows_of_infinity", "sums_over_repeats", "write_forms"]
 
 
 def captures_as_states(model: ir.Model) -> int:
@@ -36,21 +42,33 @@ def captures_as_states(model: ir.Model) -> int:
 
 def _hand_over(scope: Scope, node: ir.Node) -> None:
     (body,) = subgraphs(node)
-    outer = captured(node)
+    outer: list[ir.Value] = []
+    small: list[tuple[ir.Value, np.ndarray]] = []
+    for read in captured(node):
+        array = array_of(read)
+        if array is None or array.size > SMALL:
+            outer.append(read)
+        else:
+            small.append((read, array))
     states = len(body.inputs) - node.attributes["num_scan_inputs"].as_int()
     given = [ir.Value(name=scope.name("state"), type=value.type, shape=value.shape) for value in outer]
     inside = dict(zip(outer, given, strict=True))
+    # A state is no constant: axes and sizes have to be.
+    copies = [ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(array))], name=scope.name("Constant")) for _, array in small]
+    for (read, _), made in zip(small, copies, strict=True):
+        made.outputs[0].name, made.outputs[0].type, made.outputs[0].shape = scope.name("constant"), read.type, read.shape
+        inside[read] = made.outputs[0]
     for inner in walk(body):
         for place, value in enumerate(inner.inputs):
             if value in inside:
                 inner.replace_input_with(place, inside[value])
-        for inner_body in subgraphs(inner):
-            inner_body.outputs[:] = [inside.get(value, value) for value in inner_body.outputs]
-    ends = [inside.get(value, value) for value in body.outputs]
+    ends = list(body.outputs)  # onnx_ir has no body that gives out a value from outside
     kept = [ir.Node("", "Identity", [value], name=scope.name("Identity")) for value in given]
     for value, same in zip(given, kept, strict=True):
         same.outputs[0].name, same.outputs[0].type, same.outputs[0].shape = scope.name("stays"), value.type, value.shape
     body.extend(kept)
+    if copies:
+        body.insert_before(body[0], copies)
     body.inputs[states:states] = given
     body.outputs[:] = [*ends[:states], *(same.outputs[0] for same in kept), *ends[states:]]
     inputs = [*node.inputs[:states], *outer, *node.inputs[states:]]
@@ -69,15 +87,103 @@ def _hand_over(scope: Scope, node: ir.Node) -> None:
     graph.remove(node, safe=True)
 
 
+def sums_over_repeats(model: ir.Model) -> int:
+    """Sums to a shape that is known at run time only: over constant axes of a reshaped tensor, in place of axes that are computed.
+
+    OpenVINO takes no axes whose number is known at run time only. Here each axis becomes two: what is left of it, and how often it was
+    repeated, which is summed over. On the CPU a sum over every other axis takes three to fifty times as long.
+
+    Returns:
+        How many sums were written so.
+    """
+    scope = Scope(free_prefix(model.graph, "form/sum/"), lambda value: False)
+    found = [(node, sizes) for node in walk(model.graph) if (sizes := _summed_to(node)) is not None]
+    changed = sum(_over_repeats(scope, node, sizes) for node, sizes in found)
+    scope.register(model.graph)
+    return changed
+
+
+def _summed_to(node: ir.Node) -> ir.Value | None:
+    """The vector of sizes, of which `Builder.sum_to` computes the axes of this ReduceSum."""
+    if node.op_type != "ReduceSum" or node.domain != "" or len(node.inputs) < 2 or not attr(node, "noop_with_empty_axes"):
+        return None
+    value = node.inputs[1]
+    for op_type in ("Reshape", "NonZero", "Equal"):
+        step = None if value is None else value.producer()
+        if step is None or step.op_type != op_type:
+            return None
+        value, last = step.inputs[0], step
+    one = array_of(last.inputs[1])
+    return value if one is not None and one.tolist() in (1, [1]) else None
+
+
+def _over_repeats(scope: Scope, node: ir.Node, sizes: ir.Value) -> bool:
+    x, rank = node.inputs[0], _length(sizes)
+    if x is None or rank is None:
+        return False
+    op = Emitter(scope)
+    repeats = op.Div(op.Shape(x), op.Where(op.Equal(sizes, op.i64(0)), op.i64(1), sizes))
+    pairs = op.Concat(op.Reshape(sizes, op.i64([-1, 1])), op.Reshape(repeats, op.i64([-1, 1])), axis=1)
+    split = op.Reshape(x, op.Reshape(pairs, op.i64([-1])), allowzero=1)
+    replace(scope, node, op.nodes, [op.ReduceSum(split, op.i64(range(1, 2 * rank, 2)), keepdims=0)])
+    return True
+
+
+def _length(sizes: ir.Value) -> int | None:
+    """How many elements a vector of sizes has."""
+    dims, node = static_shape(sizes), sizes.producer()
+    if dims is not None and len(dims) == 1:
+        return dims[0]
+    if node is None or node.op_type not in ("Shape", "Concat"):
+        return None
+    if node.op_type == "Shape":
+        whole = node.inputs[0]
+        return None if whole is None or whole.shape is None or node.attributes else len(whole.shape)
+    parts = [None if value is None else _length(value) for value in node.inputs]
+    return None if None in parts else sum(part for part in parts if part is not None)
+
+
+def rows_of_infinity(model: ir.Model) -> int:
+    """Whether all of a row is -infinity, asked of each element: OpenVINO's ReduceMax of such a row gives the lowest finite number.
+
+    The standard's body of Attention asks it of the masks: a row of which nothing is left is zero, and was NaN.
+
+    Returns:
+        How many questions were written so.
+    """
+    scope = Scope(free_prefix(model.graph, "form/row/"), lambda value: False)
+    found = [(node, top) for node in walk(model.graph) if (top := _asks_for_rows(node)) is not None]
+    for node, top in found:
+        op = Emitter(scope)
+        infinity = node.inputs[1]
+        some = op.Cast(op.Greater(top.inputs[0], infinity), to=ir.DataType.FLOAT)
+        most = op.ReduceMax(some, *top.inputs[1:], **{name: each.value for name, each in top.attributes.items()})
+        replace(scope, node, op.nodes, [op.Equal(most, op.constant(0, ir.DataType.FLOAT))])
+    scope.register(model.graph)
+    return len(found)
+
+
+def _asks_for_rows(node: ir.Node) -> ir.Node | None:
+    """The ReduceMax that an Equal compares with -infinity."""
+    if node.op_type != "Equal" or node.domain != "":
+        return None
+    top, other = (None if value is None else value.producer() for value in node.inputs)
+    if top is None or top.op_type != "ReduceMax" or top.inputs[0] is None:
+        return None
+    bottom = node.inputs[1] if other is None or other.op_type not in ("Cast", "CastLike") else other.inputs[0]
+    array = None if bottom is None else array_of(bottom)
+    return top if array is not None and array.size == 1 and np.isneginf(array.item()) else None
+
+
 #: provider, as `exporter.runtime.providers` names it for short -> what writes a model in forms that it takes.
-FORMS: Mapping[str, tuple[Callable[[ir.Model], int], ...]] = {"openvino": (captures_as_states,)}
+FORMS: Mapping[str, tuple[Callable[[ir.Model], int], ...]] = {"openvino": (sums_over_repeats, rows_of_infinity, captures_as_states)}
 
 
-def in_forms_of(names: Iterable[str], proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A model in the forms that providers of these short names take; the same object where they take it as it is."""
-    forms = list(dict.fromkeys(form for name in names for form in FORMS.get(name, ())))
-    if not forms:
-        return proto
-    model = ir.from_proto(proto)
+def write_forms(names: Iterable[str], model: ir.Model) -> bool:
+    """Write a model in the forms that providers of these short names take, in place; whether anything changed."""
+    forms = dict.fromkeys(form for name in names for form in FORMS.get(name, ()))
+    before = unread(model.graph) if forms else set()
     changed = sum(form(model) for form in forms)
-    return ir.to_proto(model) if changed else proto
+    if changed:
+        remove_unread(model.graph, before)
+    return changed > 0

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from symbolics.errors import ArgumentError, RunError
 from symbolics.text import cause, shown
+from symbolics.users import warn
 
 __all__ = ["Choice", "add_devices", "choose", "installed", "is_cpu_alone", "precision_of", "said_of"]
 
@@ -80,20 +81,28 @@ def choose(providers: Sequence[Any] | None) -> Choice:
 
     Args:
         providers: Names, or (name, options): onnxruntime's ("CUDAExecutionProvider"), or short ("cuda", "openvino"). An option ``precision`` of
-            OpenVINO is "float32" (default) or "bfloat16"; ``device`` of a plugin is "cpu", "gpu" or "npu". None: the CPU.
+            OpenVINO is "float32" (default) or "bfloat16"; ``device`` of a plugin is "cpu", "gpu" or "npu". None: the CPU. In a list of several,
+            onnxruntime's own names that this onnxruntime was built without are left out, as onnxruntime does.
 
     Raises:
         ArgumentError: There is no provider of that name here, or it has no such option.
         RunError: Its package has no device on this machine, or its library cannot be loaded.
+
+    Warns:
+        PythonopWarning: A name was left out.
     """
     import onnxruntime
 
     built_in = {_short(name): name for name in onnxruntime.get_available_providers() if name not in _registered}
     chosen: list[tuple[str, dict[str, Any]]] = []
-    for entry in _listed(providers) or [_CPU]:
+    entries = _listed(providers) or [_CPU]
+    for entry in entries:
         name, options = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, {})
         if not isinstance(name, str) or not isinstance(options, Mapping):
             raise ArgumentError(f"providers= lists names, or (name, options), not {shown(repr(entry))}")
+        if len(entries) > 1 and name in onnxruntime.get_all_providers() and _short(name) not in built_in and not _is_there(_short(name)):
+            warn(f"providers=: this onnxruntime has no {name}: what stands behind it in the list runs in its place ({_offer(built_in)})")
+            continue
         chosen.append((_short(name), dict(options)))
     known = {**dict.fromkeys(_PLUGINS), **dict.fromkeys(built_in)}
     for name, _ in chosen:
@@ -143,7 +152,7 @@ def installed() -> dict[str, str]:
     """The plugins whose packages are installed, and what they offer here: their devices, or why there are none."""
     found = {}
     for name, plugin in _PLUGINS.items():
-        if importlib.util.find_spec(plugin.module) is not None:
+        if _is_there(name):
             try:
                 found[name] = ", ".join(each.device.type.name for each in _of(name, plugin))
             except RunError as error:
@@ -157,6 +166,10 @@ def _listed(providers: Any) -> list[Any]:
     if isinstance(providers, (str, tuple)) and (isinstance(providers, str) or (len(providers) == 2 and isinstance(providers[1], Mapping))):
         raise ArgumentError(f"providers= is a list: providers=[{providers!r}]")
     return list(providers)
+
+
+def _is_there(plugin: str) -> bool:
+    return plugin in _PLUGINS and importlib.util.find_spec(_PLUGINS[plugin].module) is not None
 
 
 def _short(name: str) -> str:
@@ -219,8 +232,6 @@ def _of(name: str, plugin: _Plugin) -> list[Any]:
 
 def _offer(built_in: Mapping[str, str]) -> str:
     more = [
-        name if importlib.util.find_spec(plugin.module) else f"{name} (pip install {plugin.package})"
-        for name, plugin in _PLUGINS.items()
-        if name not in built_in
+        name if _is_there(name) else f"{name} (pip install {plugin.package})" for name, plugin in _PLUGINS.items() if name not in built_in
     ]
     return f"here are {', '.join(sorted(built_in))}; plugins are {', '.join(more)}"

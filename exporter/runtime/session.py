@@ -17,16 +17,14 @@ from exporter.files.trust import Gate
 from exporter.runtime.arena import use_training_arena
 from exporter.runtime.binding import Binding
 from exporter.runtime.changed import changed_functions, say_changed
-from exporter.runtime.library import available, bind, binding_of, check_onnxruntime, is_there, register
-from exporter.runtime.node_order import MANY_NODES, list_as_they_can_run
-from exporter.runtime.prepare import has_python_ops, inline_modules, needs_library, prepare
+from exporter.runtime.library import available, bind, binding_of, check_onnxruntime, register
+from exporter.runtime.pipeline import Arranged, arrange
 from exporter.runtime.providers import Choice, add_devices, choose
 from exporter.runtime.refusals import refusal
 from exporter.runtime.spinning import choose_spinning
 from exporter.runtime.store import ContextStore, Made, PoolLog, arrays_of
 from symbolics.errors import RunError
 from symbolics.graph.collector import without_gc
-from symbolics.node.names import STEP_KEY
 
 if TYPE_CHECKING:
     from exporter.runtime.accelerate import Update
@@ -243,9 +241,8 @@ def inference_session(
     """An onnxruntime.InferenceSession that runs PythonOp and PythonOpGrad: forward files, training files, any file.
 
     What onnxruntime needs of a file beyond what it says (typed outputs, no empty names) is arranged in memory. PythonOps that
-    feed one another alone run as one there, with one autograd graph (`exporter.runtime.link`). On the CPU, a training step is rewritten into
-    operators that run faster (`exporter.runtime.accelerate`). A large graph's nodes are listed in an order that
-    onnxruntime opens faster (`exporter.runtime.node_order`).
+    feed one another alone run as one there, with one autograd graph. On the CPU, a training step is rewritten into operators that run
+    faster; other providers get it in forms that they take. `exporter.runtime.pipeline` lists these passes.
 
     Args:
         model: A path, an onnx.ModelProto, an onnx_ir.Model or a Program.
@@ -404,31 +401,16 @@ def _open(model: Any, how: _How) -> _Opened:
         if problem:
             raise RunError(problem)
         metadata = {entry.key: entry.value for entry in proto.metadata_props}
-        is_step = STEP_KEY in metadata
         with reading(model):
-            large, python_ops = len(proto.graph.node) >= MANY_NODES, has_python_ops(proto)
-            faster, inlined = None, (is_step or python_ops) and inline_modules(proto)
-            if is_step or python_ops:
-                from exporter.runtime.accelerate import accelerated
-
-                faster = accelerated(proto, carried, providers, is_step=is_step, large=large, accelerate=accelerate)
-                proto = faster.proto
-            as_it_is = proto
-            if choice.names:
-                from exporter.runtime.provider_forms import in_forms_of
-
-                proto = in_forms_of(choice.names, proto)
-            library = is_there() and needs_library(proto)
-            changed = prepare(proto, fusions=library or options is not None) or inlined or proto is not as_it_is or (faster is not None and faster.changed)
-            changed = (large and list_as_they_can_run(proto.graph)) or changed
+            found = arrange(Arranged(proto, choice.names, accelerate, carried, own_options=options is not None))
     if device == "cuda":
         import torch  # noqa: F401  its CUDA and cuDNN are those that onnxruntime finds
     if options is None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = FATAL  # an error is raised, with the Function's own traceback: onnxruntime would print it, too
-        if is_step:
+        if found.is_step:
             use_training_arena(options)
-        elif large:  # the first run would plan all buffers, in a time that grows with their number's square
+        elif found.large:  # the first run would plan all buffers, in a time that grows with their number's square
             options.enable_mem_pattern = False
     binding = binding_of(options)
     if binding is not None:
@@ -436,14 +418,14 @@ def _open(model: Any, how: _How) -> _Opened:
             raise ValueError("these sess_options come from exporter.session_options: give allow= and store= there")
     else:
         gate, contexts = Gate(allow), ContextStore() if store is None else store
-        binding = bind(options, Binding(gate, contexts), device) if library else Binding(gate, contexts)
-    if python_ops:
+        binding = bind(options, Binding(gate, contexts), device) if found.library else Binding(gate, contexts)
+    if found.python_ops:
         binding.load()
-    if faster is not None and faster.library is not None:
-        register(options, faster.library)
+    if found.operators is not None:
+        register(options, found.operators)
     add_devices(options, choice)
     choose_spinning(options)
-    path = Path(model) if isinstance(model, (str, Path)) and not changed else None
+    path = Path(model) if isinstance(model, (str, Path)) and not found.changed else None
     if path is None and folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-    return _Opened(proto, folder, path, options, binding, None if faster is None else faster.update, metadata, choice)
+    return _Opened(found.proto, folder, path, options, binding, found.update, metadata, choice)

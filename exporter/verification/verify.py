@@ -25,7 +25,7 @@ from exporter.forward.arguments import check_call, check_model, check_values
 from exporter.forward.case import Case
 from exporter.forward.eager_failure import eager_failure
 from exporter.forward.export import export
-from exporter.runtime.providers import precision_of, said_of
+from exporter.runtime.providers import choose, precision_of, said_of
 from exporter.verification.bisect import first_departure
 from exporter.verification.compare import largest
 from exporter.verification.eager import EagerStep, draws, in_float64, measured_step, with_the_files_masks
@@ -102,6 +102,7 @@ def verify(
         TrustError: The fresh process cannot resolve a class; the message names the remedy.
         RunError: It failed otherwise; the message has the end of its account. Or no output of the file has a gradient, and
             eager's gradients are not all zero.
+        ArgumentError: There is no such provider.
         PythonopError: The model draws random numbers other than Dropout's, so that no two runs are comparable.
     """
     case = (
@@ -120,6 +121,8 @@ def verify(
         )
     )
     case = replace(case, args=tuple(case.args) if isinstance(case.args, (tuple, list)) else (case.args,))
+    if providers is not None:
+        choose(providers)
     check_model(case.model, dynamo=dynamo)
     check_call(case.args, case.kwargs, dynamo=dynamo)
     check_values(case.model, case.args, case.kwargs)

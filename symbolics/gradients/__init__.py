@@ -1,4 +1,4 @@
-"""One rule per operator, grouped by family. The engine that applies them is exporter/gradient_graph/build.py."""
+"""One rule per operator, grouped by family. The engine that applies them is exporter/gradient_graph/engine.py."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def rnn(
     def make_step(op: Builder, activations: Sequence[Activation], r: Value, b: Value | None, p: Value | None) -> tuple[Value | None, Step]:
         (f,) = activations
         rt = op.Transpose(r, perm=[1, 0])
-        return _sum_biases(op, b), lambda op, x, s: [f(op, x + op.MatMul(s[0], rt))]
+        return _sum_biases(op, b), lambda op, x, s: [f(op, op.MatMul(s[0], rt) + x)]
 
     return _recurrent(op, node, (x, w, r, b, lengths), [h0], ["Tanh"], make_step)
 
@@ -202,12 +202,12 @@ def gru(
         def step(op: Builder, x: Value, s: Sequence[Value]) -> list[Value]:
             h = s[0]
             x_gates, x_new = op.Split(x, sizes, axis=1, outputs=2)
-            z, reset = op.Split(f(op, x_gates + op.MatMul(h, rt_gates)), axis=1, num_outputs=2, outputs=2)
+            z, reset = op.Split(f(op, op.MatMul(h, rt_gates) + x_gates), axis=1, num_outputs=2, outputs=2)
             if linear_before_reset:
                 inner = op.MatMul(h, rt_new)
                 new = g(op, x_new + reset * (inner if rb_new is None else inner + rb_new))
             else:
-                new = g(op, x_new + op.MatMul(reset * h, rt_new))
+                new = g(op, op.MatMul(reset * h, rt_new) + x_new)
             return [new + z * (h - new)]
 
         return bias, step
@@ -231,7 +231,7 @@ def lstm(
 
         def step(op: Builder, x: Value, s: Sequence[Value]) -> list[Value]:
             h, c = s
-            i, o, forget, new = op.Split(x + op.MatMul(h, rt), axis=1, num_outputs=4, outputs=4)
+            i, o, forget, new = op.Split(op.MatMul(h, rt) + x, axis=1, num_outputs=4, outputs=4)
             if peep is not None:
                 i, forget = i + peep[0] * c, forget + peep[2] * c
             i, new = f(op, i), g(op, new)

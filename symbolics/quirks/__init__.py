@@ -1,6 +1,6 @@
 """What torch, torchlib, onnxscript and onnxruntime do wrong: one file each, until a release mends it.
 
-Each file has a `Quirk` that says whose wrong it is; others enter by the tables below, by where a cure acts.
+Each file has a `Quirk` that says whose wrong it is, and a cure, which enters the table below of the place where it acts.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ TRANSLATED: tuple[GraphPass, ...] = (say_that_attention_drops, stop_at_regions)
 #: While it is optimized. Takes the graph.
 OPTIMIZING: tuple[Callable[[ir.Graph], AbstractContextManager[None]], ...] = (kept_apart, clamps_apart, near_numbers_apart)
 
-#: On what will be the file.
+#: On what an export hands out, before it is checked and saved.
 OPTIMIZED: tuple[GraphPass, ...] = (
     widen_indices,
     scatter_halves_in_float,
@@ -167,7 +167,7 @@ OPTIMIZED: tuple[GraphPass, ...] = (
     determinants_of_doubles,
 )
 
-#: On a file of whatever origin, before onnxruntime runs it.
+#: On a file of any exporter, as `load` opens it: what onnxruntime does wrong stands here too, mostly, for files that are not ours.
 LOADED: tuple[GraphPass, ...] = (
     turn_products_with_vectors,
     draw_by_uniforms,

@@ -11,14 +11,14 @@ __all__ = ["Quirk"]
 class Quirk:
     """A wrong of another project that we work around until it is mended.
 
-    tests/symbolics/quirks/canaries.py runs upstream without the cure, and fails on the release that needs it no more.
+    Its canary in tests/symbolics/quirks/ runs upstream without the cure, and fails on the release that needs it no more.
 
     Attributes:
         upstream: Whose wrong it is.
         seen: The newest release that has it.
         wrong: What is wrong.
         issue: Where upstream has been told, None where no report was found.
-        cure: What may go when it is mended; None for the file of the quirk.
+        cure: What may go when it is mended, where that is not the file of the quirk (those of elsewhere.py).
     """
 
     upstream: str

@@ -210,7 +210,9 @@ class Sums(nn.Module):
 
 def test_a_function_that_returns_a_tensor_without_data(dynamo):
     model, x = nn.Sequential(nn.Linear(3, 3), Sums()), torch.randn(2, 3)
-    with pytest.raises(exporter.ExportError, match="its forward returns what is of .*tensor class Wrapped, which wraps other tensors.*in opaque="):
+    with pytest.raises(
+        exporter.ExportError, match="its forward returns what is of .*tensor class Wrapped, which wraps other tensors.*in opaque="
+    ):
         exporter.export(model, (x,), dynamo=dynamo)
     module = exporter.load(exporter.export(model, (x,), dynamo=dynamo, opaque=[Sums]), allow=["tests.*:*"])
     torch.testing.assert_close(module(x), model(x))

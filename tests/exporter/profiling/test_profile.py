@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tempfile
 
@@ -9,7 +10,9 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from rich.console import Console
 
+from exporter.commands.profile import render
 from exporter.profiling import profile as profiling
 from exporter.profiling.flame import flame_page, tree_of
 from exporter.profiling.profile import NodeTime, Profile, profile
@@ -24,8 +27,15 @@ LOOP = """<ir_version: 10, opset_import: ["": 20]> g (float[2] x, int64 n, bool 
     }"""
 
 
-def event(name, ts, dur, op="Relu", cat="Node", tid=1):
-    return {"cat": cat, "name": name, "ts": ts, "dur": dur, "tid": tid, "args": {"op_name": op} if cat == "Node" else {}}
+def event(name, ts, dur, op="Relu", cat="Node", tid=1, provider="CPUExecutionProvider"):
+    return {
+        "cat": cat,
+        "name": name,
+        "ts": ts,
+        "dur": dur,
+        "tid": tid,
+        "args": {"op_name": op, "provider": provider} if cat == "Node" else {},
+    }
 
 
 def run_of(ts, dur):
@@ -47,6 +57,29 @@ def test_medians_of_own_times_without_the_first_run():
     assert [(row.name, row.operator, row.part, row.calls) for row in found.rows] == [("r", "Relu", "forward", 1), ("inner", "Exp", None, 1)]
     assert [row.seconds for row in found.rows] == pytest.approx([20e-6, 5e-6])
     assert (found.runs, found.seconds, found.load) == (3, pytest.approx(990e-6), pytest.approx(50e-6))
+
+
+def test_providers_and_the_copies_between_them():
+    model = profiling.open_model(
+        onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 20]> g (float[2] x) => (float[2] y) { y = Relu(x) }""")
+    )
+    events = []
+    for begin in (0, 1000):
+        events += [
+            run_of(begin, 900),
+            event("a_kernel_time", begin + 1, 10, "MemcpyFromHost", provider="CUDAExecutionProvider"),
+            event("b_kernel_time", begin + 20, 300, provider="CUDAExecutionProvider"),
+            event("c_kernel_time", begin + 400, 20, "MemcpyToHost", provider="CUDAExecutionProvider"),
+            event("d_kernel_time", begin + 500, 100, "PythonOp"),
+        ]
+    found = profiling._profile(model, events, {})
+    assert found.by_provider() == {"CUDAExecutionProvider": (pytest.approx(330e-6), 3), "CPUExecutionProvider": (pytest.approx(100e-6), 1)}
+    assert found.copies == (pytest.approx(30e-6), 2)
+    shown = Console(width=200, record=True, file=io.StringIO())
+    shown.print(render(found, "file"))
+    text = shown.export_text()
+    assert "CUDAExecutionProvider: 3 nodes, 330 µs, 76.7%; CPUExecutionProvider: 1 nodes, 100 µs, 23.3%" in text
+    assert "copies between their memories: 2, 30 µs" in text
 
 
 def test_python_ops_apart(samples):

@@ -43,7 +43,7 @@ def guest(monkeypatch):
     asked = []
 
     class Guest:
-        library, claims = None, frozenset()
+        library, own_gradients = None, frozenset()
 
         def takes(self, providers):
             return not providers
@@ -73,7 +73,7 @@ class NumpyMish(torch.autograd.Function):
 class NumpyAccelerator:
     """Computes Mish with numpy, in place of onnxruntime."""
 
-    library, claims = None, frozenset()
+    library, own_gradients = None, frozenset()
 
     def takes(self, providers):
         return not providers

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import exporter
-from exporter.runtime import session as sessions
+from exporter.runtime import pipeline
 from exporter.runtime.node_order import list_as_they_can_run
 
 
@@ -79,8 +79,8 @@ def test_a_large_graph_gives_the_same_bits(monkeypatch):
     model, feeds = _chain_and_what_waits(20), {"x": np.array([0.3, -2.0], np.float32)}
     plain = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
     called = []
-    monkeypatch.setattr(sessions, "MANY_NODES", len(model.graph.node))
-    monkeypatch.setattr(sessions, "list_as_they_can_run", lambda graph: called.append(graph) or list_as_they_can_run(graph))
+    monkeypatch.setattr(pipeline, "MANY_NODES", len(model.graph.node))
+    monkeypatch.setattr(pipeline, "list_as_they_can_run", lambda graph: called.append(graph) or list_as_they_can_run(graph))
     before = model.SerializeToString(deterministic=True)
     ours = exporter.inference_session(model)
     assert called and not ours.get_session_options().enable_mem_pattern
@@ -91,7 +91,7 @@ def test_a_large_graph_gives_the_same_bits(monkeypatch):
 
 def test_a_graph_of_ten_thousand_nodes_is_large(monkeypatch):
     called = []
-    monkeypatch.setattr(sessions, "list_as_they_can_run", lambda graph: called.append(len(graph.node)) or list_as_they_can_run(graph))
+    monkeypatch.setattr(pipeline, "list_as_they_can_run", lambda graph: called.append(len(graph.node)) or list_as_they_can_run(graph))
     exporter.inference_session(_chain_and_what_waits(3333))  # and one more
     exporter.inference_session(_chain_and_what_waits(3000))
     assert called == [10_000]

@@ -24,7 +24,7 @@ CPU = "CPUExecutionProvider"
 
 @pytest.mark.parametrize("given", [None, [], ["cpu"], [CPU], [("cpu", {})]], ids=str)
 def test_the_cpu(given):
-    assert choose(given) == ([CPU], [])
+    assert choose(given) == ([CPU], [], ())
     assert is_cpu_alone(given)
 
 
@@ -152,3 +152,12 @@ def test_everything_that_runs_a_file_takes_them():
     for open_it in (exporter.inference_session, exporter.load, exporter.Trainer):
         with pytest.raises(ArgumentError, match="no execution provider rocket"):
             open_it(step if open_it is exporter.Trainer else program, providers=["rocket"])
+
+
+def test_of_a_list_onnxruntimes_own_names_that_it_lacks_are_left_out():
+    with pytest.warns(exporter.PythonopWarning, match="this onnxruntime has no CUDAExecutionProvider"):
+        assert choose(["CUDAExecutionProvider", CPU]) == ([CPU], [], ())
+    with pytest.raises(ArgumentError, match="no execution provider cuda"):
+        choose(["CUDAExecutionProvider"])
+    with pytest.raises(ArgumentError, match="no execution provider cuda"):
+        choose(["cuda", "cpu"])

@@ -15,7 +15,7 @@ from torch import nn
 from exporter.cpu import in_place
 from exporter.cpu.elementwise import fuse
 from exporter.cpu.in_place import take_out_updates
-from exporter.runtime import accelerate, step_order
+from exporter.runtime import step_order
 from exporter.runtime.step_order import list_for_memory
 from exporter.training.step import export_training_step
 from tests.exporter.training.loop import batches_of, run
@@ -93,10 +93,10 @@ def test_the_same_bits(monkeypatch):
     step = step_of(*deep(nn.GELU), nn.Dropout(0.5))
     batches = batches_of(4, torch.float32, 64)
     found = []
-    monkeypatch.setattr(accelerate, "list_for_memory", lambda *given: found.append(list_for_memory(*given)) or found[-1])
+    monkeypatch.setattr(step_order, "list_for_memory", lambda *given: found.append(list_for_memory(*given)) or found[-1])
     losses, state = run(step, batches)
     assert found == [True]
-    monkeypatch.setattr(accelerate, "list_for_memory", lambda *_: False)
+    monkeypatch.setattr(step_order, "list_for_memory", lambda *_: False)
     again, others = run(step, batches)
     assert again == losses and list(others) == list(state)
     for name, array in state.items():

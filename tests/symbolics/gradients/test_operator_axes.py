@@ -18,6 +18,7 @@ from onnx.reference import ReferenceEvaluator
 
 from exporter.gradient_graph.build import build_gradient_graph
 from tests.symbolics.gradients.operator_axes import ROWS, Row
+from tests.symbolics.gradients.tools import opset_of
 
 SIZES = {
     "open": {"N": 3, "C": 4},
@@ -50,7 +51,7 @@ def typed(row: Row, floats: str, integers: str) -> str:
 
 
 def forward(row: Row, signature: str, floats: str) -> onnx.ModelProto:
-    text = f'<ir_version: 10, opset_import: ["" : {OPSET}]> model ({signature}) => ({floats} y) {{ {row.body} }}'
+    text = f'<ir_version: 10, opset_import: ["" : {opset_of(row.body, OPSET)}]> model ({signature}) => ({floats} y) {{ {row.body} }}'
     model = onnx.parser.parse_model(text)
     model.graph.output[0].type.tensor_type.ClearField("shape")
     return onnx.shape_inference.infer_shapes(model)

@@ -17,8 +17,9 @@ from exporter.gradient_graph.tangents import build_tangent_graph
 from symbolics.gradients.tangents import PLACEHOLDER
 from symbolics.graph.walk import walk
 from symbolics.node.metadata import tangents_of
+from tests.symbolics.gradients.conformance import lower
 from tests.symbolics.gradients.make_references import FLOATS, LOW
-from tests.symbolics.gradients.test_conformance import FORWARD, NO_KERNEL, REFERENCES, lower, models, run
+from tests.symbolics.gradients.test_conformance import FORWARD, NO_KERNEL, REFERENCES, models, run
 
 ALL = os.environ.get("PYTHONOP_TANGENTS") == "all"
 DIRECTIONS = 3
@@ -67,6 +68,6 @@ def check_case(name: str, model: onnx.ModelProto) -> None:
         assert abs(total - expected) <= tolerance * float(np.linalg.norm(size)) + jitter
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list(names()))
 def test_tangents_are_finite_differences(name):
     check_case(name, lower(models()[name][0]))

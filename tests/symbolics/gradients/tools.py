@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,10 +18,25 @@ from exporter.gradient_graph.check import check_gradients
 OPSET = 21
 
 
-def model_of(signature: str, body: str, opset: int = OPSET) -> onnx.ModelProto:
-    """``model_of("float[2,3] x", "y = Relu(x)")``: the outputs are the values y, or y and z, of unknown shape."""
+@functools.cache
+def _introduced() -> dict[str, int]:
+    """Standard operator -> the opset that brought it."""
+    found: dict[str, int] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if schema.domain == "":
+            found[schema.name] = min(schema.since_version, found.get(schema.name, schema.since_version))
+    return found
+
+
+def opset_of(body: str, least: int = OPSET) -> int:
+    """The opset of a model of text: ``least``, or a newer one that brought an operator of it."""
+    return max([least, *(_introduced().get(name, 0) for name in re.findall(r"\w+", body))])
+
+
+def model_of(signature: str, body: str, opset: int | None = None) -> onnx.ModelProto:
+    """``model_of("float[2,3] x", "y = Relu(x)")``: the outputs are the values y, or y and z, of unknown shape; without an opset, `opset_of`."""
     outputs = "float y" if "z =" not in body and "z, " not in body else "float y, float z"
-    text = f'<ir_version: 10, opset_import: ["" : {opset}]> model ({signature}) => ({outputs}) {{ {body} }}'
+    text = f'<ir_version: 10, opset_import: ["" : {opset or opset_of(body)}]> model ({signature}) => ({outputs}) {{ {body} }}'
     model = onnx.parser.parse_model(text)
     for output in model.graph.output:
         output.type.tensor_type.ClearField("shape")

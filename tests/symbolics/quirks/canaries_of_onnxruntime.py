@@ -1,4 +1,7 @@
-"""What onnxruntime does wrong, without our cure: each function says whether it still does."""
+"""What onnxruntime does wrong, without our cure: each function says whether it still does.
+
+Where the cure is a pass over the graph, the canary takes ``cures=``: the same with them has to be right.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +62,23 @@ def empty_batches(cures=()):
     feeds = {"a": np.ones((2, 3), np.float32), "b": np.ones((0, 3, 4), np.float32)}
     try:
         return on_onnxruntime([helper.make_node("MatMul", ["a", "b"], ["y"])], feeds, cures=cures).shape != (0, 2, 4)
+    except Exception:
+        return True
+
+
+def determinants(cures=()):
+    x = np.diag([2.0, 3.0])
+    try:
+        return differs((on_onnxruntime([helper.make_node("Det", ["x"], ["y"])], {"x": x}, cures=cures), 6.0))
+    except Exception:
+        return True
+
+
+def half_scatters(cures=()):
+    node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"], reduction="add")
+    x = np.ones(2, np.float16)
+    try:
+        return differs((on_onnxruntime([node], {"x": x}, {"i": np.zeros((1, 1), np.int64), "u": x[:1]}, cures=cures), [2, 1]))
     except Exception:
         return True
 

@@ -16,8 +16,6 @@ from torch import nn
 import exporter
 from tests.support import Calls
 
-FLOAT = onnx.TensorProto.FLOAT
-
 
 def translated(model, *args):
     """What torch.onnx.export(dynamo=True) makes of a model, or of a function."""
@@ -30,12 +28,18 @@ def op_types(model):
 
 
 def on_onnxruntime(nodes, feeds, initializers=None, options=None, cures=()):
-    """The output y of a graph of these nodes, whose inputs are the feeds."""
+    """The output y of a graph of these nodes, whose inputs have the types and shapes of the feeds.
+
+    Args:
+        nodes, feeds, initializers: The graph; arrays by name.
+        options: Of the session.
+        cures: Graph passes that are applied first.
+    """
     graph = helper.make_graph(
         nodes,
         "g",
-        [helper.make_tensor_value_info(name, FLOAT, value.shape) for name, value in feeds.items()],
-        [helper.make_tensor_value_info("y", FLOAT, None)],
+        [helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape) for name, value in feeds.items()],
+        [onnx.ValueInfoProto(name="y")],
         [onnx.numpy_helper.from_array(value, name) for name, value in (initializers or {}).items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)

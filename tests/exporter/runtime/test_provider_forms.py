@@ -1,0 +1,81 @@
+"""Forms for other providers: the same numbers, on the CPU, and what a provider refuses is gone."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+import exporter
+from exporter.runtime.provider_forms import captures_as_states, write_forms
+from symbolics.graph.walk import captured, walk
+from symbolics.node.names import STEP_KEY
+
+#: A Scan that reads an input, an initializer and a value from outside, some in an If inside it.
+SCAN = """<ir_version: 10, opset_import: ["": 20]> g (float[3,2] x, float[2] h, float[2] w, bool c) => (float[2] last, float[3,2] y, float[3,2] z, float[2] more)
+    <float[2] k = {2, 3}>
+    {
+        u = Mul (w, k)
+        last, y, z = Scan <num_scan_inputs = 1, scan_input_directions = [1], body = b (float[2] s, float[2] r) => (float[2] s2, float[2] o, float[2] v) {
+            t = Add (s, r)
+            q = If (c) <then_branch = a () => (float[2] e) { e = Mul (t, u) }, else_branch = d () => (float[2] f) { f = Identity (k) }>
+            s2 = Sub (q, w)
+            o = Cos (s2)
+            v = Identity (u)
+        }> (h, x)
+        more = Neg (last)
+    }"""
+
+
+def _run(proto, feeds):
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_what_a_scan_reads_from_outside_is_a_state(on):
+    proto = onnx.parser.parse_model(SCAN)
+    model = ir.from_proto(proto)
+    assert captures_as_states(model) == 1
+    (scan,) = [node for node in walk(model.graph) if node.op_type == "Scan"]
+    assert captured(scan) == []
+    made = ir.to_proto(model)
+    onnx.checker.check_model(made, full_check=True)
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in (("x", (3, 2)), ("h", 2), ("w", 2))} | {
+        "c": np.array(on)
+    }
+    for wanted, got in zip(_run(proto, feeds), _run(made, feeds), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    assert captures_as_states(model) == 0
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_step_of_a_recurrent_network(kind):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cells, self.head = kind(3, 4, batch_first=True, bidirectional=True), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.head(self.cells(x)[0][:, -1])
+
+    x, target = torch.randn(2, 5, 3), torch.tensor([0, 1])
+    step = exporter.export_training_step(Net(), (x,), loss=nn.functional.cross_entropy, targets=(target,), optimizer="adamw", dynamo=False)
+    plain = step.model_proto
+    model = ir.from_proto(plain)
+    assert not write_forms(["qnn"], model)
+    assert write_forms(["openvino", "openvino"], model)
+    made = ir.to_proto(model)
+    assert STEP_KEY in {entry.key for entry in made.metadata_props}
+    assert [value.name for value in made.graph.output] == [value.name for value in plain.graph.output]
+    assert all(captured(node) == [] for node in walk(ir.from_proto(made).graph) if node.op_type == "Scan")
+    feeds = {**step.initial, **dict(zip((*step.layout.inputs, *step.layout.targets), (x.numpy(), target.numpy()), strict=True))}
+    feeds = {value.name: feeds[value.name] for value in plain.graph.input}
+    for wanted, got in zip(_run(plain, feeds), _run(made, feeds), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-7)

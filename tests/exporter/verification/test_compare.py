@@ -1,0 +1,26 @@
+"""What differences are allowed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from exporter.verification.compare import compare, tolerance_of
+
+
+def _results(output):
+    return SimpleNamespace(outputs=[output], gradients={}, buffers={})
+
+
+@pytest.mark.parametrize(("off", "precision", "ok"), [(1e-2, None, False), (1e-2, torch.bfloat16, True), (0.5, torch.bfloat16, False)])
+def test_a_file_that_computes_in_bfloat16_may_differ_by_it(off, precision, ok):
+    wanted = torch.tensor([1.0, 2.0])
+    (row,) = compare(_results(wanted), _results(wanted.double()), _results(wanted * (1 + off)), {}, precision)
+    assert row.ok == ok
+
+
+def test_other_types_keep_their_tolerance():
+    assert tolerance_of("float64", torch.bfloat16) == tolerance_of("float64")
+    assert tolerance_of("float32", torch.bfloat16) == tolerance_of("bfloat16")
