@@ -69,6 +69,7 @@ TESTS = frozenset(
     exporter/verification/test_verify.py::test_command_says_yes_in_json_and_html
     exporter/verification/test_verify.py::test_errors_that_grow_are_explained
     exporter/verification/test_verify.py::test_the_memory_of_a_step_is_counted
+    symbolics/quirks/test_axes_and_sizes.py::test_a_recurrence_of_open_length_exports_again
     providers/test_providers.py::test_a_handful_of_gradients
     providers/test_providers.py::test_two_steps_beside_eager
     providers/test_providers.py::test_what_is_refused_and_what_dies_are_answers

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ __all__ = [
     "check_texts",
     "data_size",
     "operator_of",
+    "size_of",
 ]
 
 #: Domain, name and overload of an operator or function.
@@ -231,8 +233,17 @@ def check_external(name: str | None, data_type: int, dims: Iterable[int], entrie
             where, f"it has {numbers['length']} bytes there, {count} elements of type {_TYPES.Name(kind)} have {needed}"
         )
     path = folder.joinpath(location)
-    if path.is_file() and (size := path.stat().st_size) < offset + needed:
+    if (size := size_of(path)) is not None and size < offset + needed:
         raise FormatError(f"{path} has {size} bytes, and {shown(name or '')!r} lies at {offset + needed} and before: the file was cut off")
+
+
+def size_of(path: Path) -> int | None:
+    """The bytes of a plain file, None where there is none: asked once, for a save may remove it between two questions."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def check_location(name: str | None, location: str, folder: Path) -> None:

@@ -28,7 +28,7 @@ def steady(source: Any, read: Callable[[], T]) -> T:
         read: Reads it, with all data. What a call that failed has left must not matter to the next.
 
     Raises:
-        PythonopError: What ``read`` raises.
+        PythonopError, OSError: What ``read`` raises.
     """
     if not isinstance(source, (str, os.PathLike)):
         return read()
@@ -37,7 +37,7 @@ def steady(source: Any, read: Callable[[], T]) -> T:
             before = _identity(source)
             try:
                 return read()
-            except PythonopError:
+            except (PythonopError, OSError):
                 if not left or _identity(source) == before:
                     raise
     raise AssertionError("unreachable")

@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from exporter.files.data_file import open_data
+from exporter.files.examine import size_of
 from symbolics.errors import FormatError
 from symbolics.text import shown
 
@@ -159,9 +160,9 @@ def check_data(model: ir.Model) -> None:
     """
     for tensor in external_tensors(model):
         path, name, needed = Path(tensor.path), shown(str(tensor.name)), (tensor.offset or 0) + (tensor.length or tensor.nbytes)
-        if not path.is_file():
+        if (size := size_of(path)) is None:
             raise FormatError(f"the data of {name!r} is in {shown(tensor.path)}, which is not there: keep it beside the model")
-        if (size := path.stat().st_size) < needed:
+        if size < needed:
             raise FormatError(f"{shown(tensor.path)} has {size} bytes, and {name!r} lies at {needed} and before: the file was cut off")
 
 

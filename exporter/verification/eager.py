@@ -39,6 +39,7 @@ class EagerStep:
         gradients: (kind, name) -> gradient, None where eager has none.
         buffers: name -> its value behind the step, of the buffers that the step changed.
         notes: Those of them that it wrote before it read them: in this mode they are no state, and a file need not carry them.
+        untouched: The buffers that the step did not change.
     """
 
     inputs: dict[str, torch.Tensor]
@@ -47,6 +48,7 @@ class EagerStep:
     gradients: dict[tuple[str, str], torch.Tensor | None]
     buffers: dict[str, torch.Tensor]
     notes: set[str] = field(default_factory=set)
+    untouched: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def beside(self, carried: Container[str]) -> EagerStep:
         """The same, without the notes that a file does not carry."""
@@ -90,7 +92,8 @@ class EagerStep:
         }
         gradients |= {("input gradient", name): leaves[id(t)].grad for name, t in named.items() if t.is_floating_point()}
         inputs = {name: t.detach() for name, t in named.items()}
-        return cls(inputs, [out.detach() for out in outputs], list(given), gradients, buffers, buffers.keys() - reads.first)
+        untouched = {name: value for name, value in before.items() if name not in buffers}
+        return cls(inputs, [out.detach() for out in outputs], list(given), gradients, buffers, buffers.keys() - reads.first, untouched)
 
 
 def draws(case: Case, eager: EagerStep, masks: Masks | None = None) -> bool:

@@ -86,7 +86,7 @@ def rows_of(
     kept = {name for name, entry in (read_state(model.metadata_props) or {}).items() if entry.initializer in carried}
 
     def rows(eager: EagerStep, precise: EagerStep | None, found: FileStep, lost: Mapping[str, str]) -> list[Row]:
-        all_rows = compare(eager.beside({*found.buffers, *kept}), precise, found, lost, precision)
+        all_rows = compare(eager.beside({*found.buffers, *kept}), precise, found, lost, precision, eager.untouched)
         return [replace(row, node=places.get((row.kind, row.name), "")) for row in all_rows]
 
     first, *steps = run.steps

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import pickle
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +17,9 @@ from exporter.train_mode.reads import OWN
 from exporter.verification.memory import HighWater
 from symbolics import torch_private as private
 from symbolics.capture.side_effects import same_values
+from symbolics.errors import ExportError
 from symbolics.node.patterns import listed
+from symbolics.text import said
 
 __all__ = ["as_in_file", "backward", "buffers_of", "changed", "copy_of", "entries_of_copy", "measured", "tensors_of"]
 
@@ -41,17 +42,28 @@ def copy_of(model: torch.nn.Module, kind: torch.dtype | None = None) -> torch.nn
 
 
 def _deep_copy(model: torch.nn.Module, known: dict[int, Any]) -> torch.nn.Module:
-    """A deep copy; what cannot be copied (a lock, a handle of C++, a generator) both have."""
+    """A deep copy; what cannot be copied (a lock, a handle of C++, a generator) both have.
+
+    Raises:
+        ExportError: A module of the model cannot be copied.
+    """
     try:
         return copy.deepcopy(model, memo=dict(known))
-    except (TypeError, NotImplementedError, pickle.PicklingError):
+    except Exception:  # __deepcopy__ and __setstate__ of the model's classes may raise anything
         shared = dict(known)
     for value in [value for module in model.modules() for name, value in vars(module).items() if name not in OWN]:
         try:
             copy.deepcopy(value)
         except Exception:
             shared[id(value)] = value
-    return copy.deepcopy(model, memo=shared)
+    try:
+        return copy.deepcopy(model, memo=shared)
+    except Exception as error:
+        raise ExportError(
+            f"the model cannot be compared with its file: copy.deepcopy(model) raises {type(error).__name__}: {said(error)}\n"
+            "  a step of the model is run on a copy, so that its parameters, buffers and attributes stay as they are\n"
+            "  way out: give the class of that module a __deepcopy__, or compare by hand: model(...) beside exporter.load(file)(...)"
+        ) from error
 
 
 def entries_of_copy(case: Case, copied: torch.nn.Module) -> dict[str, Any]:

@@ -58,6 +58,7 @@ from symbolics.quirks.pytorch.own_backward import OWN_BACKWARD
 from symbolics.quirks.pytorch.padding import PADDING
 from symbolics.quirks.pytorch.places_of_numbers import PLACES
 from symbolics.quirks.pytorch.pools import POOLS
+from symbolics.quirks.pytorch.recurrent_kernels import kernels_looked_up_anew
 from symbolics.quirks.pytorch.repeats import REPEATS
 from symbolics.quirks.pytorch.rounding import ROUNDING
 from symbolics.quirks.pytorch.scalars import SCALARS
@@ -111,6 +112,7 @@ TRACED: tuple[Callable[[torch.nn.Module], AbstractContextManager[None]], ...] = 
     momentum_of_this_step,
     exact_in_training,
     builtins_of_eager,
+    kernels_looked_up_anew,
 )
 
 #: In place of a call that a model makes while it is traced: takes the function, its arguments and its keyword arguments.

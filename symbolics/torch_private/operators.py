@@ -18,6 +18,7 @@ __all__ = [
     "definition_of",
     "find_overload",
     "first_operator",
+    "forget_kernels",
     "formula_of",
     "generated_formula",
     "has_autograd_kernel",
@@ -44,6 +45,11 @@ def operator_classes() -> tuple[type, ...]:
     from torch._ops import OpOverload, OpOverloadPacket
 
     return OpOverload, OpOverloadPacket
+
+
+def forget_kernels(operator: Any) -> None:
+    """Let the dispatcher look up an operator's kernels in Python anew. ``_dispatch_cache``: what changes ``py_kernels`` itself, as torch's exporter does, has to."""
+    operator._dispatch_cache.clear()
 
 
 def operator_name(called: Any) -> str:

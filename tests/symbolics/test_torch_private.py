@@ -125,6 +125,14 @@ def test_replace_helpers_of_apply():
     assert private.helpers_of_apply() == before
 
 
+def test_forget_kernels():
+    operator, key = torch.ops.aten.lstm.input, torch._C.DispatchKey.CompositeImplicitAutograd
+    operator._get_dispatch(key)
+    assert key in operator._dispatch_cache
+    private.forget_kernels(operator)
+    assert not operator._dispatch_cache
+
+
 def test_transforms_active():
     seen = []
     torch.func.vmap(lambda x: seen.append(private.transforms_active()) or x)(torch.ones(2))

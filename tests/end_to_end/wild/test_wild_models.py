@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import re
 import warnings
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.utils import _pytree as pytree
@@ -23,6 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 def _made(wild: Wild) -> tuple[torch.nn.Module, tuple[Any, ...]]:
     torch.manual_seed(0)
+    numpy.random.seed(0)  # some packages choose a permutation by numpy
+    random.seed(0)
     model, args = wild.make()
     torch.manual_seed(1)
     return model, args

@@ -12,6 +12,7 @@ import pytest
 import exporter
 from exporter.files import data_file, steady as steadiness
 from exporter.files.data_file import open_data
+from exporter.files.examine import size_of
 from exporter.files.program import save_model
 from exporter.files.save import between_saves
 from exporter.files.steady import steady
@@ -77,6 +78,22 @@ def test_a_file_that_nobody_replaced_is_read_once(path):
     with pytest.raises(FormatError, match="damaged"):
         steady(b"bytes", read)
     assert len(calls) == 2
+
+
+def test_data_that_go_between_two_questions(path):
+    """What the system says of a file that a save has just removed is as good a reason as an error of ours."""
+    calls = []
+
+    def read():
+        calls.append(1)
+        if len(calls) == 1:
+            save_model(model(2, 300), path, external_data=True)
+            raise FileNotFoundError("gone")
+        return version_of(path)
+
+    assert steady(path, read) == 2
+    assert size_of(path) == path.stat().st_size
+    assert size_of(path.parent) is size_of(path.with_name("nothing")) is None
 
 
 def test_a_file_that_is_replaced_under_every_try(path, monkeypatch):

@@ -333,6 +333,18 @@ def regions():
     return not pairing_of(training).unreached
 
 
+def recurrent_kernels():
+    from torch.export import _patches
+
+    operator, key = torch.ops.aten.lstm.input, torch._C.DispatchKey.CompositeImplicitAutograd
+    with _patches.register_lstm_while_loop_decomposition():
+        operator._get_dispatch(key)
+    try:
+        return operator._dispatch_cache.get(key) is _patches.lstm_while_loop_impl
+    finally:
+        operator._dispatch_cache.clear()
+
+
 def repeats():
     return translated_rank(lambda x: x.tile((2, 1, 3))) != 3
 

@@ -244,3 +244,22 @@ def test_an_einsum_of_an_empty_batch_and_its_gradients(dynamo):
         q, k = (torch.randn(batch, *shape[1:], requires_grad=True) for shape in shapes)
         found, wanted = (torch.autograd.grad(model(q, k).square().sum(), (q, k)) for model in (module, Scores()))
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+class Recurrence(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = kind(3, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_recurrence_of_open_length_exports_again(kind):
+    for _ in range(2):
+        model = Recurrence(kind)
+        program = exporter.export(model, (torch.randn(2, 4, 3),), dynamic_shapes=({1: torch.export.Dim("time", min=2)},))
+        longer = torch.randn(2, 7, 3)
+        (found,) = exporter.inference_session(program).run(None, {"x": longer.numpy()})
+        torch.testing.assert_close(torch.tensor(found), model(longer).detach())
