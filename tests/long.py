@@ -62,6 +62,7 @@ TESTS = frozenset(
     f"tests/{name}"
     for name in """
     end_to_end/functions/test_rows.py::test_portable_row
+    exporter/forward/test_complex_modules.py::test_second_derivatives
     exporter/forward/test_beside_torch.py::test_a_compiled_model_is_verified
     exporter/forward/test_opaque_operators.py::test_samples
     exporter/forward/test_opaque_operators.py::test_without_it_the_error_names_them_all
