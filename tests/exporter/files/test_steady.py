@@ -44,12 +44,12 @@ def _replaced_once(monkeypatch, name, path, module=None):
 @pytest.mark.parametrize("door", OPENED)
 def test_a_file_that_is_replaced_while_it_is_opened(door, path, monkeypatch):
     import exporter.files.read
+    import exporter.runtime.pipeline
     import exporter.runtime.reference
-    import exporter.runtime.session
 
     place = {
         "load": (exporter.module.load, "check_complete"),
-        "inference_session": (exporter.runtime.session, "has_python_ops"),
+        "inference_session": (exporter.runtime.pipeline, "has_python_ops"),
         "reference_evaluator": (exporter.files.proto, "data_size"),
     }[door]
     _replaced_once(monkeypatch, place[1], path, place[0])
@@ -59,7 +59,7 @@ def test_a_file_that_is_replaced_while_it_is_opened(door, path, monkeypatch):
 def test_options_of_a_session_serve_the_second_try(path, monkeypatch):
     import onnxruntime
 
-    _replaced_once(monkeypatch, "has_python_ops", path, exporter.runtime.session)
+    _replaced_once(monkeypatch, "has_python_ops", path, exporter.runtime.pipeline)
     options = onnxruntime.SessionOptions()
     session = exporter.inference_session(path, ["mypkg:*"], sess_options=options)
     assert float(session.run(None, {})[0][0]) == 2
