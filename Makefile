@@ -185,7 +185,7 @@ demo: $(BUILT)
 OTHER = VENV=.venv-torch-$(or $(TORCH),$(error say which: make $@ TORCH=2.15.0)) TORCH='torch==$(TORCH)'
 
 test-torch:
-	$(MAKE) pytest $(OTHER) PYTEST_ARGS='$(TORCH_TESTS) $(PYTEST_ARGS)'
+	$(MAKE) pytest $(OTHER) PYTEST_ARGS='$(if $(TORCH_MARKS),-m "$(TORCH_MARKS)") $(TORCH_TESTS) $(PYTEST_ARGS)'
 
 versions:
 	$(MAKE) write-versions $(OTHER)

@@ -62,21 +62,32 @@ TESTS = frozenset(
     f"tests/{name}"
     for name in """
     end_to_end/functions/test_rows.py::test_portable_row
-    exporter/forward/test_complex_modules.py::test_second_derivatives
+    end_to_end/models/test_export_models.py::test_arguments_that_are_no_tensors_are_in_the_file
+    end_to_end/models/test_export_models.py::test_ibert_before_its_first_step_makes_99_calls
+    exporter/commands/test_cli.py::test_an_export_says_what_is_ours_to_say_and_nothing_else
+    exporter/cpu/test_elementwise.py::test_programs_of_strangers
+    exporter/cpu/test_elementwise.py::test_random_graphs
+    exporter/cpu/test_phases.py::test_the_result_is_torchs
     exporter/forward/test_beside_torch.py::test_a_compiled_model_is_verified
+    exporter/forward/test_complex_modules.py::test_second_derivatives
     exporter/forward/test_opaque_operators.py::test_samples
     exporter/forward/test_opaque_operators.py::test_without_it_the_error_names_them_all
     exporter/forward/test_plain_objects.py::test_a_fresh_process_and_an_entry_of_the_model_itself
+    exporter/gradient_graph/test_second_orders.py::test_gradients_of_a_gradient_in_forward
+    exporter/gradient_graph/test_small_graphs.py::test_gpt2_has_at_most_2_6_nodes_for_one_of_the_forward
+    exporter/verification/test_memory.py::test_in_a_process_of_its_own
     exporter/verification/test_verify.py::test_command_says_yes_in_json_and_html
     exporter/verification/test_verify.py::test_errors_that_grow_are_explained
     exporter/verification/test_verify.py::test_the_memory_of_a_step_is_counted
-    symbolics/quirks/test_axes_and_sizes.py::test_a_recurrence_of_open_length_exports_again
+    operators/test_outcome.py::test_a_process_that_dies_loses_one_call
     providers/test_providers.py::test_a_handful_of_gradients
     providers/test_providers.py::test_two_steps_beside_eager
     providers/test_providers.py::test_what_is_refused_and_what_dies_are_answers
+    symbolics/capture/test_flags.py::test_verify
     symbolics/capture/test_loops.py::test_like_a_loop_of_python
     symbolics/gradients/test_backend_models.py::test_every_model_of_onnx_has_a_usable_gradient_graph_or_an_error_of_ours
     symbolics/gradients/test_conformance.py::test_conformance_with_shapes_erased
+    symbolics/quirks/test_axes_and_sizes.py::test_a_recurrence_of_open_length_exports_again
     test_notebook.py::test_each_kind_of_thing_shows_itself_as_a_table
     """.split()
 )
