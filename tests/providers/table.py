@@ -31,10 +31,7 @@ _HEAD = """\
 A gradient graph and a training step are standard operators, and an execution provider of onnxruntime may take all of them or some. Here is which
 takes what, without a node on the CPU. `make test-providers` asks those that run on a machine without a GPU, and writes this page anew.
 
-```python
-exporter.load("model.onnx", providers=["openvino"])
-exporter.Trainer("step.onnx", providers=[("openvino", {"precision": "bfloat16"})])
-```
+[Other devices](devices.md) says how a session, a module or a training step is given a provider.
 
 """
 
