@@ -166,7 +166,9 @@ def test_a_parameter_that_refuses_functions_of_torch(dynamo):
     model = nn.Module()
     model.weight = Choosy(torch.ones(2))
     model.forward = lambda x: x * 2
-    with pytest.raises(exporter.ExportError, match=r"(?s)'weight' is of .*tensor class Choosy, .*TypeError: take \.plain.*way out: register a plain"):
+    with pytest.raises(
+        exporter.ExportError, match=r"(?s)'weight' is of .*tensor class Choosy, .*TypeError: take \.plain.*way out: register a plain"
+    ):
         exporter.export(model, (torch.ones(2),), dynamo=dynamo)
 
 

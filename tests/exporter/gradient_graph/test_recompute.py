@@ -293,7 +293,11 @@ def test_onnxruntime_runs_the_copies_behind_the_forward(tmp_path):
     order = [event["name"].removesuffix("_kernel_time") for event in sorted(events, key=lambda event: event["ts"])]
     written = {node.name for node in step.model.graph if node.name.startswith("again/")}
     copies = [place for place, name in enumerate(order) if name in written and "Tanh" in _operators(step)[name]]
-    tanhs = [place for place, name in enumerate(order) if name not in written and _operators(step).get(name) == "Tanh"]
+    tanhs = [
+        place
+        for place, name in enumerate(order)
+        if name not in written and not name.startswith("step/") and _operators(step).get(name) == "Tanh"
+    ]  # not AdamW's
     assert len(copies) == len(tanhs) == 2  # none was merged with the forward's
     assert max(tanhs) < min(copies)
     gradients = [place for place, name in enumerate(order) if name.startswith("grad/")]
