@@ -92,7 +92,8 @@ class Profile:
     @property
     def copies(self) -> tuple[float, int]:
         """Seconds and number of the copies between the memories of execution providers, in one run."""
-        return _summed(("", row) for row in self.rows if row.operator in _COPIES).get("", (0.0, 0))
+        rows = [row for row in self.rows if row.operator in _COPIES]
+        return sum(row.seconds for row in rows), sum(row.calls for row in rows)
 
     @property
     def python(self) -> float:

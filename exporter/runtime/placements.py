@@ -10,13 +10,12 @@ import onnx
 
 from exporter.runtime.library import available, check_onnxruntime
 from exporter.runtime.pipeline import Arranged, arrange
-from exporter.runtime.providers import add_devices, choose
+from exporter.runtime.providers import CPU, add_devices, choose
 from exporter.runtime.refusals import refusal
+from exporter.runtime.usable import open_only
 from symbolics.errors import PythonopError, RunError
 
 __all__ = ["placements", "said_of_placements"]
-
-_CPU = "CPUExecutionProvider"
 
 
 def placements(proto: onnx.ModelProto, providers: Sequence[Any]) -> dict[str, dict[str, int]]:
@@ -42,17 +41,12 @@ def placements(proto: onnx.ModelProto, providers: Sequence[Any]) -> dict[str, di
     options: Any = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what is wrong is raised
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    errors: Mapping[str, BaseException] = {}
-    if found.python_ops:
-        from exporter.runtime.unresolved import know_python_ops
-
-        errors = know_python_ops(options)
     add_devices(options, choice)
     try:
-        session = onnxruntime.InferenceSession(found.proto.SerializeToString(), options, choice.providers, enable_fallback=0)
+        session = open_only(found.proto, options, choice.providers, python_ops=found.python_ops, enable_fallback=0)
+    except PythonopError:
+        raise
     except Exception as error:
-        if isinstance(own := next(iter(errors.values()), error), PythonopError):
-            raise own from error
         told = refusal(error)
         if told is None:
             raise
@@ -60,7 +54,7 @@ def placements(proto: onnx.ModelProto, providers: Sequence[Any]) -> dict[str, di
     counts: dict[str, Counter[str]] = {}
     for part in session.get_provider_graph_assignment_info():
         counts.setdefault(part.ep_name, Counter()).update(node.op_type for node in part.get_nodes())
-    return {name: dict(counts[name].most_common()) for name in sorted(counts, key=lambda name: name == _CPU)}
+    return {name: dict(counts[name].most_common()) for name in sorted(counts, key=lambda name: name == CPU)}
 
 
 def said_of_placements(found: Mapping[str, Mapping[str, int]]) -> list[str]:
@@ -68,9 +62,9 @@ def said_of_placements(found: Mapping[str, Mapping[str, int]]) -> list[str]:
     lines = []
     for name, operators in found.items():
         line = f"{name} runs {sum(operators.values())} nodes"
-        if name == _CPU and len(found) > 1:
+        if name == CPU and len(found) > 1:
             line += f": {', '.join(f'{count} {operator}' for operator, count in list(operators.items())[:12])}"
         lines.append(line)
-    if _CPU not in found:
-        lines.append(f"no node is left to {_CPU}")
+    if CPU not in found:
+        lines.append(f"no node is left to {CPU}")
     return lines

@@ -105,7 +105,9 @@ def sums_over_repeats(model: ir.Model) -> int:
 
 def _summed_to(node: ir.Node) -> ir.Value | None:
     """The vector of sizes, of which `Builder.sum_to` computes the axes of this ReduceSum."""
-    if node.op_type != "ReduceSum" or node.domain != "" or len(node.inputs) < 2 or not attr(node, "noop_with_empty_axes"):
+    if node.op_type != "ReduceSum" or node.domain != "" or len(node.inputs) < 2:
+        return None
+    if not attr(node, "noop_with_empty_axes") or not attr(node, "keepdims", 1):
         return None
     value = node.inputs[1]
     for op_type in ("Reshape", "NonZero", "Equal"):

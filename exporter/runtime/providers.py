@@ -18,9 +18,10 @@ from symbolics.errors import ArgumentError, RunError
 from symbolics.text import cause, shown
 from symbolics.users import warn
 
-__all__ = ["Choice", "add_devices", "choose", "installed", "is_cpu_alone", "precision_of", "said_of"]
+__all__ = ["CPU", "Choice", "add_devices", "choose", "installed", "is_cpu_alone", "precision_of", "said_of"]
 
-_CPU = "CPUExecutionProvider"
+#: onnxruntime's name of its own provider for the CPU.
+CPU = "CPUExecutionProvider"
 _DEVICES = ("cpu", "gpu", "npu")
 
 
@@ -95,7 +96,7 @@ def choose(providers: Sequence[Any] | None) -> Choice:
 
     built_in = {_short(name): name for name in onnxruntime.get_available_providers() if name not in _registered}
     chosen: list[tuple[str, dict[str, Any]]] = []
-    entries = _listed(providers) or [_CPU]
+    entries = _listed(providers) or [CPU]
     for entry in entries:
         name, options = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, {})
         if not isinstance(name, str) or not isinstance(options, Mapping):
@@ -112,7 +113,7 @@ def choose(providers: Sequence[Any] | None) -> Choice:
     if all(name in built_in for name, _ in chosen):
         own = [(built_in[name], _options(name, options)) for name, options in chosen]
         return Choice([each if each[1] else each[0] for each in own], [], names)
-    if beside := next((name for name, _ in chosen if name in built_in and built_in[name] != _CPU), None):
+    if beside := next((name for name, _ in chosen if name in built_in and built_in[name] != CPU), None):
         plugin = next(name for name, _ in chosen if name not in built_in)
         raise ArgumentError(
             f"providers={providers!r}: {plugin} is a plugin, beside which onnxruntime takes the CPU alone, not {beside}: name one"
@@ -185,8 +186,8 @@ def _options(name: str, options: dict[str, Any]) -> dict[str, Any]:
         if precision is not None:
             raise ArgumentError(f"the execution provider {name} has no choice of precision=: leave it out")
         return options
-    if precision not in (None, "float32", "bfloat16"):
-        raise ArgumentError(f'precision={shown(precision)}: {name} has "float32" and "bfloat16"')
+    if precision is not None and precision not in ("float32", "bfloat16"):
+        raise ArgumentError(f'precision={shown(str(precision))}: {name} has "float32" and "bfloat16"')
     return plugin.options(options, precision)
 
 
@@ -197,7 +198,7 @@ def _devices(name: str, options: dict[str, Any]) -> tuple[list[Any], dict[str, s
     if wanted is None:
         wanted = min(kinds, key=_DEVICES.index)
     if wanted not in kinds:
-        raise ArgumentError(f"device={shown(wanted)}: {name} has {', '.join(dict.fromkeys(kinds))} on this machine")
+        raise ArgumentError(f"device={shown(str(wanted))}: {name} has {', '.join(dict.fromkeys(kinds))} on this machine")
     return [found[kinds.index(wanted)]], {key: str(value) for key, value in _options(name, options).items()}
 
 

@@ -6,7 +6,7 @@ It imports no class that the file names: a file from elsewhere is checked withou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -18,7 +18,7 @@ from exporter.runtime.prepare import has_python_ops, prepare
 from exporter.runtime.refusals import refusal
 from symbolics.errors import ExportError, PythonopError
 
-__all__ = ["check_usable"]
+__all__ = ["check_usable", "open_only"]
 
 #: From so many nodes on without onnxruntime's optimizations, whose time grows faster than the number of nodes; and not at all.
 _PLAIN, _MOST = 5_000, 50_000
@@ -62,13 +62,33 @@ def _open(proto: onnx.ModelProto, optimizes: bool) -> None:
     options.intra_op_num_threads = 1  # it makes no threads that nobody uses
     if not optimizes:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if python_ops := has_python_ops(proto):
+        prepare(proto)
+    open_only(proto, options, ["CPUExecutionProvider"], python_ops=python_ops, disabled_optimizers=["ConstantFolding"])
+
+
+def open_only(proto: onnx.ModelProto, options: Any, providers: Sequence[Any] | None, *, python_ops: bool, **more: Any) -> Any:
+    """An onnxruntime.InferenceSession that is not for running: nobody looks for the Functions of its PythonOps.
+
+    Args:
+        proto: The model, arranged for onnxruntime.
+        options, providers, more: As onnxruntime.InferenceSession has them.
+        python_ops: Whether it has PythonOps.
+
+    Raises:
+        PythonopError: What is wrong with a node of ours.
+        Exception: What onnxruntime raises.
+    """
+    import onnxruntime
+
     errors: Mapping[str, BaseException] = {}
-    if has_python_ops(proto):
+    if python_ops:
         from exporter.runtime.unresolved import know_python_ops
 
-        prepare(proto)
         errors = know_python_ops(options)
     try:
-        onnxruntime.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"], disabled_optimizers=["ConstantFolding"])
+        return onnxruntime.InferenceSession(proto.SerializeToString(), options, providers, **more)
     except Exception as error:
-        raise next(iter(errors.values()), error) from error
+        if (own := next(iter(errors.values()), None)) is None:
+            raise
+        raise own from error

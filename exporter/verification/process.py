@@ -84,7 +84,7 @@ def run_in_a_fresh_process(
     job = {
         "path": str(path), "allow": patterns, "setup": setup, "count": count, "seed": SEED, "threads": torch.get_num_threads(),
         "steps": [{"inputs": step.inputs, "cotangents": step.cotangents} for step in eager],
-        "providers": None if providers is None else [each if isinstance(each, str) else list(each) for each in providers],
+        "providers": providers if providers is None else list(providers),
         "buffers": sorted(eager[0].buffers.keys() - eager[0].notes),
     }  # fmt: skip
     torch.save(job, folder / "job.pt")

@@ -103,8 +103,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             raise RunError(f"setup={job['setup']!r} is not of the form package.module:function")
         pkgutil.resolve_name(job["setup"])()
     begin = time.perf_counter()
-    providers = job["providers"] and [each if isinstance(each, str) else tuple(each) for each in job["providers"]]
-    module = exporter.load(job["path"], allow=job["allow"], providers=providers)
+    module = exporter.load(job["path"], allow=job["allow"], providers=job["providers"])
     seconds = {"load": time.perf_counter() - begin}
     file, memory = FileSteps(module, job), HighWater()
     example, *others = job["steps"]

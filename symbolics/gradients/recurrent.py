@@ -171,6 +171,7 @@ def rnn(
     def make_step(op: Builder, activations: Sequence[Activation], r: Value, b: Value | None, p: Value | None) -> tuple[Value | None, Step]:
         (f,) = activations
         rt = op.Transpose(r, perm=[1, 0])
+        # The product first, here and in all steps: of x + MatMul in a loop OpenVINO 2026.4 makes other numbers.
         return _sum_biases(op, b), lambda op, x, s: [f(op, op.MatMul(s[0], rt) + x)]
 
     return _recurrent(op, node, (x, w, r, b, lengths), [h0], ["Tanh"], make_step)

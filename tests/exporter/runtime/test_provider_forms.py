@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import exporter
-from exporter.runtime.provider_forms import captures_as_states, write_forms
+from exporter.runtime.provider_forms import captures_as_states, sums_over_repeats, write_forms
 from symbolics.graph.walk import captured, walk
 from symbolics.node.names import STEP_KEY
 
@@ -79,3 +79,16 @@ def test_a_step_of_a_recurrent_network(kind):
     feeds = {value.name: feeds[value.name] for value in plain.graph.input}
     for wanted, got in zip(_run(plain, feeds), _run(made, feeds), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("keepdims", "written"), [(1, True), (0, False)])
+def test_a_sum_that_drops_its_axes_is_none_to_a_shape(keepdims, written):
+    proto = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 20]> g (float[2,N] x, float[M,N] like) => (float[A,B] y)
+        <int64 one = {{1}}, int64[1] flat = {{-1}}> {{
+            sizes = Shape (like)
+            ones = Equal (sizes, one)
+            places = NonZero (ones)
+            axes = Reshape (places, flat)
+            y = ReduceSum <keepdims = {keepdims}, noop_with_empty_axes = 1> (x, axes)
+        }}""")
+    assert bool(sums_over_repeats(ir.from_proto(proto))) == written

@@ -161,3 +161,9 @@ def test_of_a_list_onnxruntimes_own_names_that_it_lacks_are_left_out():
         choose(["CUDAExecutionProvider"])
     with pytest.raises(ArgumentError, match="no execution provider cuda"):
         choose(["cuda", "cpu"])
+
+
+@pytest.mark.parametrize("option", ["device", "precision"])
+def test_an_option_of_any_type_is_an_error_of_ours(openvino, option):
+    with pytest.raises(ArgumentError, match=f"{option}=3: openvino has"):
+        choose([("openvino", {option: 3})])
