@@ -104,11 +104,14 @@ def checked_axes(arguments: Any, names: Sequence[str] | None, axes: Any, outputs
     return checked if axes else axes
 
 
-def dynamic_sizes(arguments: Any, names: list[str] | None, axes: Any) -> set[int]:
-    """The example sizes of the dimensions that ``dynamic_axes`` names."""
+def dynamic_sizes(arguments: Any, names: list[str] | None, axes: Any) -> dict[tuple[str, int], int]:
+    """(input, axis) -> the example's size, of the dimensions that ``dynamic_axes`` names."""
     tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
     return {
-        int(tensor.shape[axis]) for tensor, name in zip(tensors, names or ()) for axis in (axes or {}).get(name, ()) if axis < tensor.dim()
+        (name, axis): int(tensor.shape[axis])
+        for tensor, name in zip(tensors, names or ())
+        for axis in (axes or {}).get(name, ())
+        if axis < tensor.dim()
     }
 
 

@@ -2,81 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
+import onnxscript.optimizer
 
 from symbolics.capture.trace import Trace
-from symbolics.graph.values import array_of, attr
-from symbolics.graph.walk import walk
+from symbolics.graph.values import array_of
+from symbolics.graph.walk import discard
 from symbolics.users import warn
 
 __all__ = ["say_of_open_axes"]
 
 
-def say_of_open_axes(graph: ir.Graph, trace: Trace) -> None:
+def say_of_open_axes(model: ir.Model, trace: Trace, examples: Mapping[tuple[str, int], int]) -> None:
     """Warn of what holds at the example's size alone, by line and axis. The sizes that the trace has kept for this leave the graph's outputs.
 
     Args:
-        graph: The translated graph, with the shapes that onnx infers.
+        model: The translated model, with the shapes that onnx infers.
         trace: What was noticed in the trace.
+        examples: (input, axis) -> the example's size, of the open axes.
     """
-    open_names = {dim.value for value in graph.inputs for dim in value.shape or () if isinstance(dim, ir.SymbolicDim) and dim.value}
-    sizes = [graph.outputs.pop() for _ in trace.numbers][::-1]
+    graph = model.graph
+    opened = {
+        dim: size
+        for (name, axis), size in examples.items()
+        for value in graph.inputs
+        if value.name == name
+        for dim in _named(value, [axis])
+    }
+    kept = [graph.outputs.pop() for _ in trace.numbers][::-1]
+    behind = [_sizes_behind(size) for size in kept]
+    changing = _changing(model, [size for size, names in zip(kept, behind, strict=True) if not names <= opened.keys()], opened)
     said = set[str]()
-    for node in walk(graph):
-        axis, parts = _parts(node)
-        shape = node.inputs[0].shape if parts and node.inputs[0] is not None else None
-        if shape is None or not isinstance(dim := shape[axis], ir.SymbolicDim) or dim.value not in open_names:
-            continue
-        places = trace.parts.get((axis % len(shape), tuple(parts)), {"the model": None})
-        if said.isdisjoint(places):
-            said.update(places)
-            warn(
-                f"{' or '.join(places)} takes a tensor apart along the open axis {dim.value!r}: the file has {len(parts)} parts, as the example, and fails at "
-                "other sizes: write it with operations on the whole axis (reshape, unfold, cumsum), or give the axis a fixed size."
-            )
-    for value, (_, how, place) in zip(sizes, trace.numbers, strict=True):
-        if (names := sorted(_sizes_behind(value) & open_names)) and not any(place in other for other in said):
-            said.add(place)
-            warn(
-                f"{how} {place} makes a number of the size of the open axis {names[0]!r}: the file keeps the example's: compute with x.shape[0] itself, choose "
-                "with torch.cond or torch.where, or give the axis a fixed size."
-            )
+    for size, names, number in zip(kept, behind, trace.numbers, strict=True):
+        axes = names & opened.keys() or (_open_before(size) & opened.keys() if size in changing else set())
+        if axes and number.place not in said:
+            said.add(number.place)
+            warn(number.said(min(axes)))
+    _remove(graph, kept)
     trace.numbers = []
 
 
-def _parts(node: ir.Node) -> tuple[int, list[int]]:
-    """The axis and the sizes of a Split into known ones; no sizes where it is none."""
-    sizes = array_of(node.inputs[1]) if node.op_type == "Split" and not node.domain and len(node.inputs) > 1 else None
-    return (attr(node, "axis", 0), []) if sizes is None else (attr(node, "axis", 0), sizes.tolist())
+def _changing(model: ir.Model, sizes: Sequence[ir.Value], opened: Mapping[str, int]) -> set[ir.Value]:
+    """Those of the sizes that are another number where the open axes are twice as long as the example's."""
+    if not sizes or not opened:
+        return set()
+    once, twice = (_numbers(model, sizes, {name: size * times for name, size in opened.items()}) for times in (1, 2))
+    return {size for size, a, b in zip(sizes, once, twice, strict=True) if a is not None and b is not None and not np.array_equal(a, b)}
+
+
+def _numbers(model: ir.Model, sizes: Sequence[ir.Value], opened: Mapping[str, int]) -> list[np.ndarray | None]:
+    """What the sizes are where the open axes are so long; None where that takes more than shapes to know."""
+    part = ir.convenience.extract(model.graph, list(model.graph.inputs), list(dict.fromkeys(sizes)))
+    for value in part.inputs:
+        value.shape = None if value.shape is None else ir.Shape([opened.get(str(dim), dim) for dim in value.shape])
+    for node in part:
+        for value in node.outputs:
+            value.shape = None  # they are those of any size
+    onnxscript.optimizer.fold_constants(ir.Model(part, ir_version=model.ir_version), onnx_shape_inference=True)
+    found = dict(zip(dict.fromkeys(sizes), map(array_of, part.outputs), strict=True))
+    return [found[size] for size in sizes]
+
+
+def _open_before(size: ir.Value) -> set[str]:
+    """The names of the axes of all inputs that a number is computed of."""
+    given = {value for node in _before(size) for value in node.inputs if value is not None and value.is_graph_input()}
+    return {name for value in given for name in _named(value)}
 
 
 def _sizes_behind(size: ir.Value) -> set[str]:
-    """The names of the open sizes of which a number is computed."""
-    waiting, seen, found = [size], set(), set()
-    while waiting:
-        node = waiting.pop().producer()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if (
-            node.op_type == "Gather"
-            and (source := node.inputs[0]) is not None
-            and (shape := source.producer()) is not None
-            and shape.op_type == "Shape"
-        ):
-            found |= set(_dims(shape, array_of(node.inputs[1])))
-        elif node.op_type != "Shape":
-            waiting += [value for value in node.inputs if value is not None]
+    """The names of the symbolic sizes of which a number is computed; "" stands for those without one."""
+    found = set[str]()
+    for node in _before(size, lambda node: node.op_type != "Shape"):
+        if node.op_type == "Shape" and (source := node.inputs[0]) is not None:
+            places = [array_of(user.inputs[1]) if user.op_type == "Gather" else None for user, _ in node.outputs[0].uses()]
+            known = [int(axis) for place in places if place is not None for axis in place.reshape(-1)]
+            found.update(_named(source, None if any(place is None for place in places) else known))
     return found
 
 
-def _dims(shape: ir.Node, places: Any) -> Iterator[str]:
-    dims = shape.inputs[0].shape if shape.inputs[0] is not None else None
-    if dims is None or places is None:
+def _named(value: ir.Value, axes: Sequence[int] | None = None) -> Iterator[str]:
+    """The names of the symbolic sizes of some axes, or all; "" where there is none."""
+    if value.shape is None:
+        yield ""
         return
-    for place in places.reshape(-1).tolist():
-        if isinstance(dim := dims[place], ir.SymbolicDim) and dim.value:
-            yield dim.value
+    for axis in range(len(value.shape)) if axes is None else axes:
+        if isinstance(dim := value.shape[axis], ir.SymbolicDim):
+            yield dim.value or ""
+
+
+def _before(value: ir.Value, follows: Callable[[ir.Node], bool] = lambda node: True) -> Iterator[ir.Node]:
+    """The nodes that compute a value; what goes into one that is not to be followed is not among them."""
+    waiting, seen = [value], set[ir.Node]()
+    while waiting:
+        node = waiting.pop().producer()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [given for given in node.inputs if given is not None and follows(node)]
+
+
+def _remove(graph: ir.Graph, sizes: Sequence[ir.Value]) -> None:
+    """Take out the nodes that computed the sizes and nothing else."""
+    made = {node for size in sizes for node in _before(size) if not node.domain}
+    for node in reversed(list(graph)):
+        if node in made and not any(value.uses() or value.is_graph_output() for value in node.outputs):
+            discard(node)
+            graph.remove(node)

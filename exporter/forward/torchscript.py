@@ -156,7 +156,8 @@ def _translate_torchscript(
         symbolics_registered(opset or 9),
     ):
         trace = recorder.capture.trace
-        trace.dynamic = dynamic_sizes((args, keywords), options["input_names"], options.get("dynamic_axes"))
+        examples = dynamic_sizes((args, keywords), options["input_names"], options.get("dynamic_axes"))
+        trace.dynamic = set(examples.values())
         trace.state = named
         # No parameter data: finish() has it at hand. A large model would pass protobuf's 2 GiB for nothing.
         draft = io.BytesIO()
@@ -177,7 +178,7 @@ def _translate_torchscript(
             raise
         recorder.capture.missed = {name for name, buffer in model.named_buffers() if kept.has_changed(buffer)}
         translated = _read(draft, options)
-        say_of_open_axes(translated.graph, trace)
+        say_of_open_axes(translated, trace, examples)
         recorder.capture.anchored, trace.anchors = len(trace.anchors), []
         _parameters_to_initializers(translated.graph, named)
         _keep_unread_inputs(translated.graph, options["input_names"], args, options.get("dynamic_axes") or {})

@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
 from symbolics.capture.binding import is_traced_size
 from symbolics.capture.checks import only_raises
 from symbolics.capture.recorder import Recorder, active_recorder
+from symbolics.capture.trace import Number
 from symbolics.users import warn
 
 __all__ = ["branches_noticed", "notice_branch", "notice_number", "notice_parts"]
@@ -60,20 +62,22 @@ def notice_branch(truth: torch.Tensor, dynamic: set[int]) -> None:
 def notice_number(recorder: Recorder, name: str, size: torch.Tensor) -> None:
     """In a trace of TorchScript, remember that a size becomes a number of Python."""
     if name in _NUMBERS and private.is_tracing() and is_traced_size(size) and (frame := _asking()) is not None and not only_raises(frame):
-        recorder.capture.trace.numbers.append((size, _NUMBERS[name], _place(recorder)))
+        recorder.capture.trace.numbers.append(Number(size, _NUMBERS[name], _place(recorder)))
 
 
 def notice_parts(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], parts: Any) -> None:
-    """In a trace of TorchScript, remember where a tensor was taken apart, and into which sizes."""
+    """In a trace of TorchScript, remember where a tensor was taken into as many parts as an axis of it has."""
     tensor = args[0] if args else None
     if name not in _PARTS or not private.is_tracing() or not isinstance(tensor, torch.Tensor) or not tensor.dim():
         return
     given = args[1:] if name == "unbind" else args[2:]
     axis = kwargs.get("dim", given[0] if given else 0)
-    if type(axis) is int:
-        with private.paused_capture():
-            sizes = (1,) * int(tensor.shape[axis]) if name == "unbind" else tuple(int(part.shape[axis]) for part in parts)
-        recorder.capture.trace.parts.setdefault((axis % tensor.dim(), sizes), {})[f"{_PARTS[name]} {_place(recorder)}"] = None
+    if type(axis) is int and not any(
+        isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args[1:], kwargs))
+    ):  # sizes that are computed stay so
+        with private.unheard():
+            size = torch.as_tensor(tensor.shape[axis])
+        recorder.capture.trace.numbers.append(Number(size, _PARTS[name], _place(recorder), len(parts)))
 
 
 def _place(recorder: Recorder) -> str:

@@ -42,11 +42,11 @@ class Callsites:
         self._modules = {} if model is None else {id(vars(module)): name for name, module in model.named_modules()}
 
     def here(self) -> tuple[str, str]:
-        """The path of the module whose forward is running, and the line of user code that is: of a module around it, where its own is torch's."""
+        """The path of the module whose forward is running, and the line of user code that is, not of torch or NumPy: of a module around it, where its own is torch's."""
         source, found, frame = "", None, sys._getframe(1)
         while frame is not None:
             name = frame.f_globals.get("__name__", "")
-            if name != "torch" and not name.startswith(("torch.", "symbolics.", "exporter.")):
+            if name != "torch" and not name.startswith(("torch.", "numpy.", "symbolics.", "exporter.")):
                 source = source or f"{name}:{frame.f_lineno}"
             if frame.f_code.co_varnames[:1] == ("self",):
                 owner = frame.f_locals.get("self")

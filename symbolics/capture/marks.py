@@ -85,7 +85,7 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         written = {name: buffer.detach().clone() for name, buffer in trace.buffers.written(trace.dirtied, trace.pairs).items()}
         trace.buffers.put_back()
         recorder.capture.written = list(written)
-        return result, tuple(written.values()), (*trace.anchors, *(size for size, *_ in trace.numbers))
+        return result, tuple(written.values()), (*trace.anchors, *(number.size for number in trace.numbers))
 
     if keywords is not None:
         del marked.__wrapped__  # torch.jit must not bind by the signature of forward, and make inputs of its defaults

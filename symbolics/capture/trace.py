@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -13,7 +14,34 @@ from symbolics.capture.views import Views
 from symbolics.errors import ExportError
 from symbolics.node.containers import expand_leaves
 
-__all__ = ["Trace"]
+__all__ = ["Number", "Trace"]
+
+
+class Number(NamedTuple):
+    """A size that became a number of Python in a trace.
+
+    Attributes:
+        size: The size, as a traced tensor.
+        how, place: By which use, and where in the model.
+        parts: Into how many parts a tensor was taken along an axis of this size; 0 where the size itself was read.
+    """
+
+    size: torch.Tensor
+    how: str
+    place: str
+    parts: int = 0
+
+    def said(self, axis: str) -> str:
+        """What a user hears whose open axis, of this name, is behind the size."""
+        if self.parts:
+            return (
+                f"{self.how} {self.place} takes a tensor apart along the open axis {axis!r}: the file has {self.parts} parts, as the example, and fails at other "
+                "sizes: write it with operations on the whole axis (reshape, unfold, cumsum), or give the axis a fixed size."
+            )
+        return (
+            f"{self.how} {self.place} makes a number of the size of the open axis {axis!r}: the file keeps the example's: compute with x.shape[0] itself, choose "
+            "with torch.cond or torch.where, or give the axis a fixed size."
+        )
 
 
 @dataclass
@@ -23,8 +51,7 @@ class Trace:
     Attributes:
         anchors: A traced tensor per call: as outputs of the graph they keep calls whose results nobody reads.
         dynamic: Example sizes of the dimensions that are declared dynamic.
-        numbers: Sizes that the model turned into Python numbers, of which some may be those of open axes, and how and where.
-        parts: (axis, sizes) -> how and where the model took a tensor apart along an axis.
+        numbers: Sizes that the model turned into Python numbers, or into a number of parts; some may be those of open axes.
         frozen: Those that the model turned into Python ints (torch.export keeps them symbolic, or fails).
         state: The names of the model's parameters and buffers.
         fed: The names of values that depend on the model's inputs, of those that somebody asked about.
@@ -37,8 +64,7 @@ class Trace:
 
     anchors: list[torch.Tensor] = field(default_factory=list)
     dynamic: set[int] = field(default_factory=set)
-    numbers: list[tuple[torch.Tensor, str, str]] = field(default_factory=list)
-    parts: dict[tuple[int, tuple[int, ...]], dict[str, None]] = field(default_factory=dict)
+    numbers: list[Number] = field(default_factory=list)
     frozen: set[int] = field(default_factory=set)
     state: Container[str] = ()
     fed: set[str] = field(default_factory=set)

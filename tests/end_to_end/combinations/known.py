@@ -30,17 +30,17 @@ KNOWN = [
     Known(
         "torch.onnx itself: it loses the bodies of control flow in a body beside a block under no_grad",
         lambda case: case.dynamo and " in " in case.flow and case.use == "no_grad",
-        "has no attribute '(true_graph_0|while_loop_cond_graph_0)'(.|\n)*way out",
+        "has no attribute '(true_graph_0|while_loop_cond_graph_0)'(.|\n)*ways? out",
     ),
     Known(
         "torch.export itself: a loop in a branch",
         lambda case: case.dynamo and case.flow == "while_loop in cond",
-        "Attempting to use FunctionalTensor on its own(.|\n)*way out",
+        "Attempting to use FunctionalTensor on its own(.|\n)*ways? out",
     ),
     Known(
         "torch.export itself: what a scan's body changes in place",
         lambda case: case.dynamo and case.flow.endswith("scan") and case.use == "in place",
-        "derivative for aten::copy is not implemented(.|\n)*way out",
+        "derivative for aten::copy is not implemented(.|\n)*ways? out",
     ),
     Known(
         "onnxruntime's CPU provider has no kernels for bfloat16; Sin and Cos take it from opset 22 on",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -97,12 +98,17 @@ def on_known_axes(x):
     return sum(part.sum() for some in parts for part in some) * int(wide.shape[1]) * len(wide[0])
 
 
-@pytest.mark.parametrize("function", [split, rows, unbound, long_enough, each, halved])
-def test_what_torchscript_keeps_of_an_open_axis_is_said_by_line_and_axis(function):
+def kept(function):
+    """What an export with an open first axis says."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         exporter.export(Calling(function), (torch.randn(12, 4),), dynamo=False, dynamic_shapes=({0: torch.export.Dim("n", min=2)},))
-    (message,) = [str(warning.message) for warning in caught if issubclass(warning.category, PythonopWarning)]
+    return [str(warning.message) for warning in caught if issubclass(warning.category, PythonopWarning)]
+
+
+@pytest.mark.parametrize("function", [split, rows, unbound, long_enough, each, halved])
+def test_what_torchscript_keeps_of_an_open_axis_is_said_by_line_and_axis(function):
+    (message,) = kept(function)
     first = function.__code__.co_firstlineno
     assert any(f"at {__name__}:{first + line} " in message for line in (1, 2)) and "the open axis 'n'" in message
 
@@ -114,3 +120,43 @@ def test_known_axes_of_the_same_size_are_not():
             Calling(on_known_axes), (torch.randn(12, 4),), dynamo=False, dynamic_shapes=({0: torch.export.Dim("n", min=2)},)
         )
     assert len(program.model.graph.outputs) == 1
+
+
+def shorter(x):
+    return x * len(x[1:])
+
+
+def doubled(x):
+    return sum(x[:2] * i for i in range(torch.cat([x, x]).shape[0]))
+
+
+def in_fours(x):
+    return x * int(x.reshape(-1, 2).numel())
+
+
+def by_numpy(x):
+    return x * float(np.prod(x.relu().shape))
+
+
+def counted(x):
+    return x * len(x[:, 0].reshape(-1, 2).unbind())
+
+
+def by_another(x):
+    return x * len(x.reshape(-1, 2)) if len(x.reshape(2, -1)) == 2 else x
+
+
+@pytest.mark.parametrize("function", [shorter, doubled, in_fours, by_numpy, counted, by_another])
+def test_so_is_what_follows_from_the_size_of_an_open_axis(function):
+    (message,) = kept(function)
+    assert f"at {__name__}:{function.__code__.co_firstlineno + 1} " in message and "the open axis 'n'" in message
+
+
+def on_derived_but_known_axes(x):
+    """Sizes of tensors in which the open axis is, but not at the one that is read."""
+    rows = torch.cat([x, x])[1:].reshape(-1, 2, 2)
+    return rows.sum(0) * len(rows[0]) * int(rows[:2].shape[0]) * len(x.T.split(2)) * float(np.prod(rows.shape[1:]))
+
+
+def test_what_does_not_follow_from_it_is_not():
+    assert kept(on_derived_but_known_axes) == []
