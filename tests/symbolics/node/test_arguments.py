@@ -111,7 +111,7 @@ def test_what_is_written(value, data):
 def test_every_tag_is_in_the_cases_above():
     cases = next(mark for mark in test_what_is_written.pytestmark if mark.name == "parametrize").args[1]
     written = {next(iter(data)) for _, data in cases if isinstance(data, dict)}
-    elsewhere = {"$size", "$object", "$builtin", "$processgroup", "$module"}  # the last three: end_to_end/functions, test_opaque_modules
+    elsewhere = {"$size", "$object", "$builtin", "$processgroup", "$module", "$plain"}  # the last four: end_to_end/functions, test_opaque_modules, test_plain_objects
     assert written == set(arguments._BY_TAG) - elsewhere
 
 
