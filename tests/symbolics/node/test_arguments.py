@@ -111,7 +111,8 @@ def test_what_is_written(value, data):
 def test_every_tag_is_in_the_cases_above():
     cases = next(mark for mark in test_what_is_written.pytestmark if mark.name == "parametrize").args[1]
     written = {next(iter(data)) for _, data in cases if isinstance(data, dict)}
-    elsewhere = {"$size", "$object", "$builtin", "$processgroup", "$module", "$plain"}  # the last four: end_to_end/functions, test_opaque_modules, test_plain_objects
+    # The last four: end_to_end/functions, test_opaque_modules, test_plain_objects.
+    elsewhere = {"$size", "$object", "$builtin", "$processgroup", "$module", "$plain"}
     assert written == set(arguments._BY_TAG) - elsewhere
 
 
