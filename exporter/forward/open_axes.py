@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 import onnxscript.optimizer
 
 from symbolics.capture.trace import Trace
-from symbolics.graph.values import array_of
-from symbolics.graph.walk import discard
+from symbolics.graph.values import array_of, attr
+from symbolics.graph.walk import discard, walk
 from symbolics.users import warn
 
 __all__ = ["say_of_open_axes"]
@@ -40,9 +40,36 @@ def say_of_open_axes(model: ir.Model, trace: Trace, examples: Mapping[tuple[str,
         axes = names & opened.keys() or (_open_before(size) & opened.keys() if size in changing else set())
         if axes and number.place not in said:
             said.add(number.place)
-            warn(number.said(min(axes)))
+            where, axis = f"{number.how} {number.place}", min(axes)
+            warn(_of_parts(where, axis, number.parts) if number.parts else _of_number(where, axis))
+    heard = {shape.inputs[0] for size, number in zip(kept, trace.numbers, strict=True) if number.parts for shape in _shapes_behind(size)}
+    for axis, parts in dict.fromkeys(_splits(graph, opened, heard)):
+        warn(_of_parts("the model", axis, parts))
     _remove(graph, kept)
     trace.numbers = []
+
+
+def _of_parts(where: str, axis: str, parts: int) -> str:
+    return (
+        f"{where} takes a tensor apart along the open axis {axis!r}: the file has {parts} parts, as the example, and fails at other sizes: "
+        "write it with operations on the whole axis (reshape, unfold, cumsum), or give the axis a fixed size."
+    )
+
+
+def _of_number(where: str, axis: str) -> str:
+    return (
+        f"{where} makes a number of the size of the open axis {axis!r}: the file keeps the example's: compute with x.shape[0] itself, choose "
+        "with torch.cond or torch.where, or give the axis a fixed size."
+    )
+
+
+def _splits(graph: ir.Graph, opened: Container[str], heard: Container[ir.Value | None]) -> Iterator[tuple[str, int]]:
+    """(axis, parts) of the Splits along open axes that a scripted function or torch itself made, so that no call was heard of in the trace."""
+    for node in walk(graph):
+        if node.op_type != "Split" or node.domain or len(node.inputs) < 2 or (source := node.inputs[0]) is None or source in heard:
+            continue
+        if (sizes := array_of(node.inputs[1])) is not None:
+            yield from ((name, len(sizes)) for name in _named(source, [attr(node, "axis", 0)]) if name in opened)
 
 
 def _changing(model: ir.Model, sizes: Sequence[ir.Value], opened: Mapping[str, int]) -> set[ir.Value]:
@@ -78,12 +105,17 @@ def _open_before(size: ir.Value) -> set[str]:
 def _sizes_behind(size: ir.Value) -> set[str]:
     """The names of the symbolic sizes of which a number is computed; "" stands for those without one."""
     found = set[str]()
-    for node in _before(size, lambda node: node.op_type != "Shape"):
-        if node.op_type == "Shape" and (source := node.inputs[0]) is not None:
-            places = [array_of(user.inputs[1]) if user.op_type == "Gather" else None for user, _ in node.outputs[0].uses()]
-            known = [int(axis) for place in places if place is not None for axis in place.reshape(-1)]
+    for shape in _shapes_behind(size):
+        places = [array_of(user.inputs[1]) if user.op_type == "Gather" else None for user, _ in shape.outputs[0].uses()]
+        known = [int(axis) for place in places if place is not None for axis in place.reshape(-1)]
+        if (source := shape.inputs[0]) is not None:
             found.update(_named(source, None if any(place is None for place in places) else known))
     return found
+
+
+def _shapes_behind(size: ir.Value) -> Iterator[ir.Node]:
+    """The Shapes of which a number is computed."""
+    return (node for node in _before(size, lambda node: node.op_type != "Shape") if node.op_type == "Shape")
 
 
 def _named(value: ir.Value, axes: Sequence[int] | None = None) -> Iterator[str]:

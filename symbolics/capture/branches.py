@@ -72,12 +72,11 @@ def notice_parts(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: d
         return
     given = args[1:] if name == "unbind" else args[2:]
     axis = kwargs.get("dim", given[0] if given else 0)
-    if type(axis) is int and not any(
-        isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args[1:], kwargs))
-    ):  # sizes that are computed stay so
-        with private.unheard():
-            size = torch.as_tensor(tensor.shape[axis])
-        recorder.capture.trace.numbers.append(Number(size, _PARTS[name], _place(recorder), len(parts)))
+    if type(axis) is not int or any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args[1:], kwargs))):
+        return  # parts of computed sizes are computed in the file, too
+    with private.unheard():
+        size = torch.as_tensor(tensor.shape[axis])
+    recorder.capture.trace.numbers.append(Number(size, _PARTS[name], _place(recorder), len(parts)))
 
 
 def _place(recorder: Recorder) -> str:

@@ -42,7 +42,10 @@ class Callsites:
         self._modules = {} if model is None else {id(vars(module)): name for name, module in model.named_modules()}
 
     def here(self) -> tuple[str, str]:
-        """The path of the module whose forward is running, and the line of user code that is, not of torch or NumPy: of a module around it, where its own is torch's."""
+        """The path of the module whose forward is running, and the line of the user's code that is: of a module around it, where its own is torch's.
+
+        NumPy's lines are as little the user's as torch's are.
+        """
         source, found, frame = "", None, sys._getframe(1)
         while frame is not None:
             name = frame.f_globals.get("__name__", "")

@@ -31,18 +31,6 @@ class Number(NamedTuple):
     place: str
     parts: int = 0
 
-    def said(self, axis: str) -> str:
-        """What a user hears whose open axis, of this name, is behind the size."""
-        if self.parts:
-            return (
-                f"{self.how} {self.place} takes a tensor apart along the open axis {axis!r}: the file has {self.parts} parts, as the example, and fails at other "
-                "sizes: write it with operations on the whole axis (reshape, unfold, cumsum), or give the axis a fixed size."
-            )
-        return (
-            f"{self.how} {self.place} makes a number of the size of the open axis {axis!r}: the file keeps the example's: compute with x.shape[0] itself, choose "
-            "with torch.cond or torch.where, or give the axis a fixed size."
-        )
-
 
 @dataclass
 class Trace:

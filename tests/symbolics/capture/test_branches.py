@@ -130,7 +130,7 @@ def doubled(x):
     return sum(x[:2] * i for i in range(torch.cat([x, x]).shape[0]))
 
 
-def in_fours(x):
+def in_twos(x):
     return x * int(x.reshape(-1, 2).numel())
 
 
@@ -146,7 +146,7 @@ def by_another(x):
     return x * len(x.reshape(-1, 2)) if len(x.reshape(2, -1)) == 2 else x
 
 
-@pytest.mark.parametrize("function", [shorter, doubled, in_fours, by_numpy, counted, by_another])
+@pytest.mark.parametrize("function", [shorter, doubled, in_twos, by_numpy, counted, by_another])
 def test_so_is_what_follows_from_the_size_of_an_open_axis(function):
     (message,) = kept(function)
     assert f"at {__name__}:{function.__code__.co_firstlineno + 1} " in message and "the open axis 'n'" in message
@@ -160,3 +160,20 @@ def on_derived_but_known_axes(x):
 
 def test_what_does_not_follow_from_it_is_not():
     assert kept(on_derived_but_known_axes) == []
+
+
+@torch.jit.script
+def scripted(x):
+    first, second = x.split(6)
+    return first + second
+
+
+def of_torch_itself(x):
+    first, second = torch.unsafe_split(x, 6)
+    return first + second
+
+
+@pytest.mark.parametrize("function", [scripted, of_torch_itself])
+def test_what_no_call_of_python_takes_apart_is_said_of_the_model(function):
+    (message,) = kept(function)
+    assert message.startswith("the model takes a tensor apart along the open axis 'n': the file has 2 parts")
