@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch.utils import _pytree as pytree
 
@@ -13,9 +14,15 @@ from exporter.train_mode.buffers import UNSEEN
 from exporter.train_mode.reads import Reads, attributes_of
 from symbolics import torch_private as private
 from symbolics.capture.side_effects import same_values, times_written
+from symbolics.errors import ExportError
+from symbolics.node.metadata import changes_of
 
-__all__ = ["Changes"]
+__all__ = ["Changes", "check_written"]
 
+_ONCE = (
+    "in its first call alone, a parameter that is trained: a file would set it anew in each call.\n"
+    "  way out: call the model once before the export"
+)
 _Call = Callable[[], tuple[list[torch.Tensor], Any]]
 
 _CONSTANT = (
@@ -26,11 +33,27 @@ _NEW = (
     "at every call, a buffer that the first call makes: what is not there at the export is no input of its graph.\n"
     "  way out: register it in __init__, in its shape, or call the model once before the export"
 )
-_TRAINED = (
-    "in place, a parameter that is trained: its gradient is that of the new value, which no graph of the forward can say.\n"
-    "  way out: change a copy (w = self.weight.clamp(...)), or the parameter outside of forward, after the optimizer's step; where the first call alone\n"
-    "  sets it, call the model once before the export"
-)
+
+
+def check_written(names: Iterable[str], model: ir.Model) -> None:
+    """Refuse a file without the new value of a parameter that is trained: its gradients would be those of the old one.
+
+    Args:
+        names: The trained parameters that a forward changes.
+        model: The file.
+
+    Raises:
+        ExportError: It lacks one.
+    """
+    lost = changes_of(model).lost
+    for name in names:
+        if name in lost:
+            raise ExportError(
+                f"forward changes {name!r}, a parameter that is trained, where the exporter cannot look (NumPy, C code, another shape or type): its "
+                "gradient is that of the new value, which the file lacks.\n"
+                "  way out: write it by torch (self.weight.data.clamp_(...)), change a copy (w = self.weight.clamp(...)), or change the parameter outside of\n"
+                "  forward, after the optimizer's step; where the first call alone sets it, call the model once before the export"
+            )
 
 
 class Changes:
@@ -46,6 +69,7 @@ class Changes:
         shared: Two names of one buffer that was found changed.
         parameters: The names of all parameters that were written.
         modules: Those that have other attributes now.
+        trained: The names of the parameters that were written, are read, and are trained.
         noted: What is changed and no state, as in `found`.
     """
 
@@ -56,6 +80,7 @@ class Changes:
         self.refused: dict[str, str] = {}
         self.shared: tuple[str, ...] = ()
         self.parameters: list[str] = []
+        self.trained: list[str] = []
         self.modules: list[torch.nn.Module] = []
         self.noted: dict[str, str] = {}
         self._buffers = {name: (buffer, self._before(buffer)) for name, buffer in model.named_buffers(remove_duplicate=False)}
@@ -85,7 +110,10 @@ class Changes:
         for name, (parameter, value) in self._parameters.items():
             if _moved(parameter, value):
                 self.parameters.append(name)
-                found[name] = "it is a parameter, which changes by its gradient alone"
+                found[name] = UNSEEN
+                if parameter.requires_grad and name in self.reads.ever:  # its optimizer starts from what was written: a note it is not
+                    self.trained.append(name)
+                    self.reads.first.add(name)
         parted = dict.fromkeys(self._parted(), "two modules share it, and forward puts another tensor in its place under one of its names")
         written = {*found, *parted, *self._replaced(), *self.reads.overwritten}
         remade = {name: value for name, value in buffers.items() if name not in before or not _alike(value, before[name])}
@@ -107,6 +135,7 @@ class Changes:
                 renewed = name in again and name in last and self._renewed(attributes[name][0], last[name][0], versions[name])
                 if renewed or (name in last and not _equal(last[name][1], value)):
                     found[name] = "it is an attribute of a module, not a buffer"
+        self.refused |= dict.fromkeys(self._set_once(call), _ONCE)
         if not written | found.keys() <= self.reads.first:
             self._model.train(not self._model.training)
             if self._again(call, {name: value for name, value in numbers.items() if name in found}, remade) is None:
@@ -120,9 +149,6 @@ class Changes:
                 self.refused[name] = _NEW
             if name in moved and isinstance(moved[name], torch.Tensor) and attributes[name][0] is self._attributes.get(name, (None,))[0]:
                 self.refused[name] = _CONSTANT
-        for name in self.parameters:
-            if self._parameters[name][0].requires_grad and name in self.reads.ever:
-                self.refused[name] = _TRAINED
         return found
 
     def _again(self, call: _Call, numbers: Collection[str], but: dict[str, Any]) -> set[str] | None:
@@ -160,6 +186,20 @@ class Changes:
             return set(self.reads.first)
         finally:
             self.reads.first |= earlier
+
+    def _set_once(self, call: _Call) -> set[str]:
+        """The trained parameters that another call leaves as they were before the first."""
+        first, ever = set(self.reads.first), set(self.reads.ever)
+        for name in self.trained:
+            self._kept.put_back(self._parameters[name][0])
+        try:
+            if self.trained:
+                call()
+        except Exception:
+            return set(self.trained)
+        finally:
+            self.reads.first, self.reads.ever = first, ever
+        return {name for name in self.trained if not _moved(*self._parameters[name])}
 
     def _backward(self, outputs: list[torch.Tensor], given: Any) -> None:
         """Run the backward of a call: it may read what the call has changed."""

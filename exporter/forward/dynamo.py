@@ -163,7 +163,10 @@ def _name_marked(graph: ir.Graph) -> None:
 
 def _give_out_buffers(graph: ir.Graph, signature: Any, recorder: Recorder) -> None:
     """Make outputs of the graph of the values that forward writes into buffers, which torch's translation drops."""
-    buffers = signature.buffers_to_mutate
+    # Of a parameter whose new value hides what it was from autograd, the graph would give the gradient of the old one.
+    passed = {name: owner for name, owner in signature.parameters_to_mutate.items() if owner in recorder.capture.passed}
+    recorder.capture.missed.update(owner for owner in signature.parameters_to_mutate.values() if owner not in recorder.capture.passed)
+    buffers = {**signature.buffers_to_mutate, **passed}
     if not buffers:
         return
     values = {name_of(value): value for value in (*graph.inputs, *(v for node in graph for v in node.outputs))}

@@ -124,6 +124,7 @@ class EagerGraph:
         read: What the run read of the model before it wrote it, by name; None where there was none.
         parameters: Those that it wrote.
         trained: The names of those that it gives a gradient.
+        written: The names of those that it wrote, and that are read and trained.
         modules: Those whose attributes it wrote.
         made: All its calls, with what each was given and gave; noted for an exporter that believes fake kernels.
         recomputed: The buffers that it changed inside a checkpoint or a Function, by name -> which.
@@ -142,6 +143,7 @@ class EagerGraph:
     no_gradients: NoGradients = field(default_factory=NoGradients)
     read: set[str] | None = None
     parameters: list[str] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
     modules: list[torch.nn.Module] = field(default_factory=list)
     trained: list[str] = field(default_factory=list)
     made: EagerCalls = field(default_factory=EagerCalls)
@@ -222,6 +224,7 @@ class EagerGraph:
                 found.state, found.recomputed, found.drawn = changes.found(again), recomputed, survey.draws.sources
                 found.noted, found.refused, found.shared = changes.noted, changes.refused, changes.shared
                 found.read, found.parameters, found.modules = changes.reads.first, changes.parameters, changes.modules
+                found.written = changes.trained
         except ExportError:  # a fake kernel, the loss of a training step: it names what is wrong
             raise
         except Exception as error:

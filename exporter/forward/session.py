@@ -17,6 +17,7 @@ from exporter.files.program import Program
 from exporter.files.save import writable
 from exporter.files.trust import name_of
 from exporter.files.valid import check_valid
+from exporter.forward.changes import check_written
 from exporter.forward.eager_graph import EagerGraph, Lost
 from exporter.forward.failures import Untranslated, of_torch
 from exporter.forward.functions import describe_functions, say_names
@@ -219,6 +220,7 @@ def _judged(
     describe_functions(current.program.model, recorder.capture.classes)
     say_names(current.program.model, recorder.capture.classes)
     add_lost(current.program.model, eager.state, eager.noted)
+    check_written(eager.written, current.program.model)
     warn_of_lost(current.program.model)
     warn_of_recomputed(eager.recomputed)
     eager.warn_of_draws()

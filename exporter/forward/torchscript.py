@@ -176,7 +176,7 @@ def _translate_torchscript(
             if str(error).startswith("number of output names"):
                 raise ArgumentError(f"output_names: {error}") from error
             raise
-        recorder.capture.missed = {name for name, buffer in model.named_buffers() if kept.has_changed(buffer)}
+        recorder.capture.missed |= {name for name, buffer in model.named_buffers() if kept.has_changed(buffer)}
         translated = _read(draft, options)
         say_of_open_axes(translated, trace, examples)
         recorder.capture.anchored, trace.anchors = len(trace.anchors), []

@@ -32,7 +32,7 @@ def carry(
     Args:
         graph: The graph. Its outputs are the results, then the values of ``written``; nothing else.
         count: How many results there are.
-        written: Names of buffers.
+        written: Names of buffers and parameters.
         entries: The parameters and buffers.
         read: What eager mode reads of the model before it writes it, by name; None where nobody saw, and all that is written counts.
 
@@ -46,6 +46,7 @@ def carry(
     kept = plain_statistics(graph, values) if values else set()
     carried = []
     state = _state(graph, values, None if read is None else {entries[name].initializer for name in read if name in entries})
+    state.update(entry.initializer for entry in entries.values() if entry.trainable)  # the optimizer starts from what was written
     noted = {initializer for initializer in values if initializer not in kept and initializer not in state}
     for initializer, value in values.items():
         buffer = graph.initializers[initializer]

@@ -76,8 +76,8 @@ class Assembly:
         with op.arithmetic():
             scale = self._seed(cotangent)
             self._batch_norms(statistics)
-            self._changed(changes, by_name)
             self._parameters = {name: carried.from_initializer(f"param.{name}", name) for name in gradients}
+            self._changed(changes, by_name)
             reported = Optimization(carried, self.groups, scale=scale, **self._options).write(op, self._parameters, gradients)
             if seed is not None:
                 masks = next(value for value in graph.inputs if value.name == seed)
@@ -148,7 +148,7 @@ class Assembly:
                     self.carried.next[old] = now * entry.momentum + batch * (1 - entry.momentum)
 
     def _changed(self, changes: BufferChanges, outputs: Mapping[str, ir.Value]) -> None:
-        """Every other buffer that forward changes goes from step to step, too.
+        """Every other buffer that forward changes goes from step to step, too; of a parameter that is trained, the optimizer gets the new value.
 
         Raises:
             ExportError: The file does not carry one.
@@ -160,6 +160,9 @@ class Assembly:
                 faq=Faq.NOT_CARRIED,
             )
         for initializer, output in changes.carried.items():
+            if initializer in self._parameters:
+                self.carried.written[self._parameters[initializer]] = outputs[output]
+                continue
             if initializer not in self._buffers:  # a count of batches that forward sets itself, beside statistics that it does not
                 self._buffers[initializer] = self.carried.from_initializer(f"buffer.{initializer}", initializer)
             buffer = self._buffers[initializer]

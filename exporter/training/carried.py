@@ -32,12 +32,14 @@ class Carried:
         graph: The step's graph.
         initial: name of an input -> its first value.
         next: input -> the value it has in the next step.
+        written: A parameter that the model's forward changes -> its value behind the forward, of which the optimizer makes the next.
     """
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
         self.initial: dict[str, np.ndarray] = {}
         self.next: dict[ir.Value, ir.Value] = {}
+        self.written: dict[ir.Value, ir.Value] = {}
 
     def free_names(self) -> None:
         """Take the names of the step's own inputs and outputs away from values of the model.

@@ -45,7 +45,7 @@ class LossScale:
         rests = [op.Cast(op.ReduceSum(op.Sub(g, g), None, keepdims=0), to=_FLOAT) for g in gradients.values()]
         finite = op.Equal(op.Sum(*rests) if len(rests) > 1 else rests[0], op.constant(0.0, _FLOAT))
         for old in changed:
-            following[old] = op.Where(finite, following[old], old)
+            following[old] = op.Where(finite, following[old], self._carried.written.get(old, old))
         grown = op.Add(self._growth, 1)
         full = op.Equal(grown, _INTERVAL)
         larger = op.Where(full, op.Mul(self._scale, _GROWTH), self._scale)

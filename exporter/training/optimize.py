@@ -64,7 +64,8 @@ class Optimization:
             carried.next.update((total, update.zeros(update.Shape(total), dtype_of(total))) for total in sums)
         inputs = list(carried.next)
         results = [*carried.next.values(), *reported.values()]
-        same = [*(sums.get(value, value) for value in inputs), *(keep.constant(0.0, dtype_of(value)) for value in reported.values())]
+        left = carried.written | sums
+        same = [*(left.get(value, value) for value in inputs), *(keep.constant(0.0, dtype_of(value)) for value in reported.values())]
         branches = [_branch(update, results, "update"), _branch(keep, same, "keep")]
         made = op.node("If", [op.Equal(count, 0)], outputs=len(results), then_branch=branches[0], else_branch=branches[1])
         for value, like in zip(made, [*inputs, *reported.values()], strict=True):
@@ -125,7 +126,8 @@ class Optimization:
                 decay = given("weight_decay")
                 factors["weight_decay"] = 1.0 - lr * decay if group.decoupled else decay
             for name in names:
-                p, g = parameters[name], gradients[name]
+                place, g = parameters[name], gradients[name]
+                p = carried.written.get(place, place)
                 kind = dtype_of(p)
                 s = SimpleNamespace(**{key: _cast(op, value, kind) for key, value in factors.items()})
                 slots = self._slots(group, name, h)
@@ -137,7 +139,7 @@ class Optimization:
                 elif decays:
                     g = g + p * s.weight_decay
                 less, *state = optimizer.update(op, h, s, p, g, *slots)
-                carried.next.update(zip((p, *slots), (old - less, *state), strict=True))
+                carried.next.update(zip((place, *slots), (old - less, *state), strict=True))
 
     def _slots(self, group: Group, name: str, h: SimpleNamespace) -> list[ir.Value]:
         """The state that a parameter has beside it, as torch has it or from its start."""

@@ -18,7 +18,7 @@ from exporter.train_mode.reads import Reads
 from exporter.verification.compare import difference
 from exporter.verification.masks import Masks, OtherDraws
 from exporter.verification.memory import HighWater
-from exporter.verification.steps import as_in_file, backward, buffers_of, changed, copy_of, measured, tensors_of
+from exporter.verification.steps import as_in_file, backward, changed, copy_of, measured, state_of, tensors_of
 from symbolics.capture.undifferentiable import StopWhereNone, is_refusal
 from symbolics.errors import PythonopError, UnsupportedOperatorError
 
@@ -71,7 +71,7 @@ class EagerStep:
         model, args, kwargs = copy_of(case.model, kind), case.args, case.kwargs or {}
         leaves: dict[int, torch.Tensor] = {}
         named = named_tensors(model, args, kwargs)
-        before = buffers_of(model)
+        before = state_of(model)
         with torch.enable_grad(), contextlib.nullcontext() if masks is None else masks.given():
             copies, keywords = _given(case, kind, leaves)
             with Reads(model) as reads:
@@ -84,7 +84,7 @@ class EagerStep:
                     for out in outputs
                 ]
             backward(outputs, given)
-            buffers = changed(before, buffers_of(model))  # a checkpoint's backward may change them, too
+            buffers = changed(before, state_of(model))  # a checkpoint's backward may change them, too
         gradients = {
             ("parameter gradient", name): None if p.grad is None else as_in_file(p.grad)
             for name, p in model.named_parameters()

@@ -21,7 +21,7 @@ from symbolics.errors import ExportError
 from symbolics.node.patterns import listed
 from symbolics.text import said
 
-__all__ = ["as_in_file", "backward", "buffers_of", "changed", "copy_of", "entries_of_copy", "measured", "tensors_of"]
+__all__ = ["as_in_file", "backward", "changed", "copy_of", "entries_of_copy", "measured", "state_of", "tensors_of"]
 
 
 def copy_of(model: torch.nn.Module, kind: torch.dtype | None = None) -> torch.nn.Module:
@@ -92,10 +92,10 @@ def as_in_file(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
-def buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of a model's buffers, under each of their names."""
-    named = model.named_buffers(remove_duplicate=False)
-    return {name: as_in_file(buffer.detach()).clone() for name, buffer in named if not torch.nn.parameter.is_lazy(buffer)}
+def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of a model's buffers and parameters, under each of their names."""
+    named = (*model.named_buffers(remove_duplicate=False), *model.named_parameters(remove_duplicate=False))
+    return {name: as_in_file(tensor.detach()).clone() for name, tensor in named if not torch.nn.parameter.is_lazy(tensor)}
 
 
 def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -26,7 +26,7 @@ class FileSteps:
         module: What `exporter.load` gave.
         job: "steps": for each the inputs and cotangents; "seed": of the masks of Dropout; "buffers": those to tell of, whether they change or not.
         """
-        from exporter.verification.steps import buffers_of
+        from exporter.verification.steps import state_of
         from symbolics.errors import RunError
 
         self._module, self._job = module, job
@@ -39,7 +39,7 @@ class FileSteps:
             self._names = {name: name for name in order}
         self.lost = module._onnx.changes.lost
         module._onnx.changes = replace(module._onnx.changes, lost={})  # all else is compared; these are in the report
-        self._before = buffers_of(module)
+        self._before = state_of(module)
 
     def step(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """A forward and a backward: the outputs, and the inputs with their gradients."""
@@ -57,13 +57,13 @@ class FileSteps:
         """What one step gives, as `exporter.verification.process.FileStep` has it, and how long it took."""
         import torch
 
-        from exporter.verification.steps import buffers_of, changed
+        from exporter.verification.steps import changed, state_of
 
         torch.manual_seed(self._job["seed"])  # of which the masks of Dropout follow
         begin = time.perf_counter()
         outputs, inputs = self.step(given)
         took = time.perf_counter() - begin
-        after = buffers_of(self._module)
+        after = state_of(self._module)
         gradients = {f"parameter gradient:{name}": p.grad for name, p in self._module.named_parameters()}
         gradients |= {f"input gradient:{self._names[name]}": value.grad for name, value in inputs.items()}
         return {
@@ -80,8 +80,8 @@ class FileSteps:
 
         self._module.zero_grad()
         with torch.no_grad():
-            for name, buffer in self._module.named_buffers():
-                buffer.copy_(self._before[name])
+            for name, tensor in (*self._module.named_buffers(), *self._module.named_parameters()):
+                tensor.copy_(self._before[name])
         try:
             return self.found(given)
         except Exception as error:

@@ -15,7 +15,7 @@ import torch
 from symbolics import torch_private as private
 from symbolics.errors import ExportError, Faq
 
-__all__ = ["Aliases"]
+__all__ = ["Aliases", "is_whole"]
 
 
 @dataclass
@@ -25,10 +25,14 @@ class Aliases:
     Attributes:
         pairs: Two tensors that share memory in eager mode alone, why, and the way out.
         stale: Tensors whose value in the graph is not eager's any more, why, and the way out.
+        looks: A tensor that ``x.detach()`` or ``x.data`` gave, and x.
+        kept: The memory of what autograd may read in a backward, by `symbolics.torch_private.storage_key`.
     """
 
     pairs: list[tuple[torch.Tensor, torch.Tensor, str, str]] = field(default_factory=list)
     stale: list[tuple[torch.Tensor, str, str]] = field(default_factory=list)
+    looks: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    kept: set[int] = field(default_factory=set)
 
     def change(self, tensor: torch.Tensor, what: str) -> None:
         """A tensor is changed in place: what shares its memory in eager mode alone is stale from here on.
@@ -49,6 +53,27 @@ class Aliases:
                 else:
                     rest.append(pair)
             left = rest
+
+    def looked_at(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """What ``x.detach()`` or ``x.data`` gave, if a tensor is that or a view of it, and x; None if it is neither."""
+        return next((pair for pair in reversed(self.looks) if _are_one(pair[0], tensor)), None)
+
+    def part(self, x: torch.Tensor) -> None:
+        """x has other memory now: what looked at the old one has nothing in common with it any more."""
+        self.pairs = [pair for pair in self.pairs if pair[0] is not x and pair[1] is not x]
+        self.looks = [pair for pair in self.looks if pair[1] is not x]
+
+    def keep(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Tensors are read by a call that autograd sees: its backward may read them."""
+        self.kept.update(key for tensor in tensors if (key := private.storage_key(tensor)) is not None)
+
+    def written_through(self, look: torch.Tensor, x: torch.Tensor, what: str) -> None:
+        """A change of what ``x.detach()`` gave was made to x, too: those two agree, all else that shares their memory is stale."""
+        between = [pair for pair in self.pairs if (pair[0] is look and pair[1] is x)]
+        self.pairs = [pair for pair in self.pairs if not any(pair is each for each in between)]
+        for tensor in (look, x):
+            self.change(tensor, what)
+        self.pairs += between
 
     def check_apart(self, changed: Iterable[int], tensors: Sequence[Any], name: Callable[[int], str]) -> None:
         """Refuse a call that changes an argument which shares memory with another one: a node gets each in memory of its own.
@@ -121,6 +146,16 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
         marked = torch.zeros(max(last, end) + 1 - min(first, start), dtype=torch.bool)
         marked.as_strided(one.shape, one.stride(), first - min(first, start)).fill_(True)
         return bool(marked.as_strided(other.shape, other.stride(), start - min(first, start)).any())
+
+
+def is_whole(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one memory have the same elements, in one order."""
+    with private.paused_capture():  # reading a shape is a node of a trace
+        return _place(one) == _place(other)
+
+
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def _are_one(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -1,8 +1,8 @@
-"""Which buffers a forward changes: by writing into them, by a Function that says so, or by putting another tensor in their place."""
+"""Which buffers and parameters a forward changes: by writing into them, by a Function that says so, or by putting another tensor in their place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -10,9 +10,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from symbolics import torch_private as private
+from symbolics.capture.aliases import is_whole
 from symbolics.capture.side_effects import times_written
 
-__all__ = ["Buffers"]
+__all__ = ["Buffers", "is_alike"]
 
 
 _BITWISE: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
@@ -23,7 +24,7 @@ _BITWISE: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
 
 
 class Buffers:
-    """The buffers of a module as they are before its forward.
+    """The buffers and parameters of a module as they are before its forward.
 
     Args:
         model: The module.
@@ -32,12 +33,12 @@ class Buffers:
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self._views: list[torch.Tensor] = []
-        self._before = {name: (buffer, times_written(buffer)) for name, buffer in model.named_buffers(remove_duplicate=False)}
+        self._before = {name: (tensor, times_written(tensor)) for name, tensor in self._now()}
 
     def written(
         self, declared: Collection[torch.Tensor] = (), pairs: Mapping[int, torch.Tensor] = MappingProxyType({})
     ) -> dict[str, torch.Tensor]:
-        """The buffers that were written since, by their names, as they are now; also those among the ``declared``.
+        """The buffers and parameters that were written since, by their names, as they are now; also those among the ``declared``.
 
         One that was written counts, whatever was written: where the example leaves a value as it was, another input may not. One that has
         another shape or type does not: no graph could carry it.
@@ -47,12 +48,12 @@ class Buffers:
             pairs: What a trace has in the place of buffers, by their ids.
         """
         found = {}
-        for name, buffer in self._model.named_buffers(remove_duplicate=False) if self._before else ():
+        for name, buffer in self._now() if self._before else ():
             before, version = self._before.get(name, (buffer, 0))
             seen = pairs.get(id(buffer), buffer)
             if (
                 name in self._before
-                and _alike(buffer, before)
+                and is_alike(buffer, before)
                 and (buffer is not before or times_written(buffer) != version or any(seen is t for t in declared))
             ):
                 found[name] = seen
@@ -69,8 +70,8 @@ class Buffers:
         """
         assigned = [
             (before, buffer)
-            for name, buffer in self._model.named_buffers(remove_duplicate=False)
-            if (before := self._before.get(name, (buffer, 0))[0]) is not buffer and _alike(before, buffer)
+            for name, buffer in self._now()
+            if (before := self._before.get(name, (buffer, 0))[0]) is not buffer and is_alike(before, buffer)
         ]
 
         def apart(tensor: torch.Tensor) -> torch.Tensor:
@@ -85,11 +86,16 @@ class Buffers:
 
     def put_back(self) -> None:
         """Give the modules their buffers back, as objects; what is in them stays."""
-        for name, buffer in list(self._model.named_buffers(remove_duplicate=False)):
+        for name, buffer in list(self._now()):
             before = self._before.get(name, (buffer, 0))[0]
             if before is not buffer:
                 path, _, last = name.rpartition(".")
-                self._model.get_submodule(path)._buffers[last] = before
+                module = self._model.get_submodule(path)
+                (module._buffers if last in module._buffers else module._parameters)[last] = before  # type: ignore[assignment]
+
+    def _now(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._model.named_buffers(remove_duplicate=False)
+        yield from self._model.named_parameters(remove_duplicate=False)
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is a buffer, or looks at the memory of one (``buffer.data``, a view)."""
@@ -150,7 +156,7 @@ class Buffers:
         for buffer in behind:
             if buffer is other:
                 continue
-            if _is_whole(other, buffer):
+            if is_whole(other, buffer):
                 private.replace_traced(buffer, other)
             elif buffer.is_contiguous() and buffer.dtype is other.dtype:
                 places, _ = self._places(other, buffer)
@@ -184,17 +190,8 @@ def _number(value: Any, like: torch.Tensor) -> torch.Tensor:
         return torch.tensor(value, dtype=like.dtype)
 
 
-def _is_whole(other: torch.Tensor, buffer: torch.Tensor) -> bool:
-    """Whether a tensor over the memory of a buffer is all of it, in its order."""
-    with private.paused_capture():  # reading a shape is a node of a trace
-        return _place(buffer) == _place(other)
-
-
-def _place(tensor: torch.Tensor) -> tuple[object, ...]:
-    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
-
-
-def _alike(one: torch.Tensor, two: torch.Tensor) -> bool:
+def is_alike(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether one tensor has the shape and type of the other, so that a graph can give one for the other."""
     with private.paused_capture():
         lazy = torch.nn.parameter.is_lazy(one) or torch.nn.parameter.is_lazy(two)
         return one is two or (not lazy and one.shape == two.shape and one.dtype is two.dtype)

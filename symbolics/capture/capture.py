@@ -33,9 +33,11 @@ class Capture:
         outputs: The structure of what the model's forward returned last, None where a file cannot say it.
         results: The dtype and the dims of each tensor among it; None for a dim that is symbolic.
         anchored: How many of the last outputs of the translated graph are there for calls alone.
-        written: The buffers that forward writes and whose new values are outputs of the translated graph, before the anchored ones.
+        hidden: Tensors that were written without autograd seeing it, and that have their gradients as before in the graph, too.
+        passed: The names of the parameters of which that is so, or that need no gradient.
+        written: The buffers and parameters that forward writes and whose new values are outputs of the translated graph, before the anchored ones.
         evaluated: Whether the model was in eval mode when its forward was captured.
-        missed: Buffers that forward writes in a way that the graph does not show.
+        missed: Buffers and parameters that forward writes in a way that the graph does not show.
         given: The code that an inlined forward is given to run, None where none is: with it, forward's own no_grad() and detach() stop nothing.
         aliases: Tensors that share memory in eager mode alone, and those whose value in the graph is stale.
         classes: name -> the class that has it.
@@ -58,6 +60,8 @@ class Capture:
     outputs: str | None = None
     results: list[tuple[torch.dtype, list[int | None]]] = field(default_factory=list)
     anchored: int = 0
+    hidden: list[torch.Tensor] = field(default_factory=list)
+    passed: set[str] = field(default_factory=set)
     written: list[str] = field(default_factory=list)
     evaluated: bool = False
     missed: set[str] = field(default_factory=set)

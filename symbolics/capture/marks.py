@@ -73,6 +73,12 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
             refused.append(True)
             raise
         recorder.end_forward()
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        recorder.capture.passed = {
+            name
+            for name, p in parameters.items()
+            if not p.requires_grad or any(private.shares_memory(p, each) for each in recorder.capture.hidden)
+        }
         if trace.buffers is None:
             result = buffers.write_assigned(result)
         recorder.capture.outputs = write_structure(result, lambda leaf: isinstance(leaf, torch.Tensor))
@@ -84,6 +90,8 @@ def marking(model: torch.nn.Module, keywords: dict[str, Any] | None = None, cons
         trace.statistics.say_touched()
         written = {name: buffer.detach().clone() for name, buffer in trace.buffers.written(trace.dirtied, trace.pairs).items()}
         trace.buffers.put_back()
+        recorder.capture.missed |= written.keys() & parameters.keys() - recorder.capture.passed
+        written = {name: value for name, value in written.items() if name not in recorder.capture.missed}
         recorder.capture.written = list(written)
         return result, tuple(written.values()), (*trace.anchors, *(number.size for number in trace.numbers))
 

@@ -328,6 +328,8 @@ class Recorder(Listener):
             self.capture.aliases.pairs.append(
                 (one, other, why, "return a copy from that forward (x.clone()), or change a copy of the tensor")
             )
+        if torch.is_grad_enabled():
+            self.capture.aliases.keep(each for each in (*slots.values, *results) if isinstance(each, torch.Tensor))
         tell(outputs.told, results)
         return fill(outputs.template, lambda leaf: results[leaf.index] if isinstance(leaf, Slot) else leaf)
 

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 import symbolics.capture.opaque_op  # noqa: F401  (it defines the operator)
 from symbolics import torch_private as private
+from symbolics.capture.aliases import is_whole
 from symbolics.capture.recorder import active_recorder
 
 __all__ = ["SHAPE_ONLY", "marked", "sources", "stops"]
@@ -77,9 +78,12 @@ def _mark(tensor: torch.Tensor, found: list[torch.Tensor]) -> torch.Tensor:
     mark = torch.ops.pythonop.stop_gradient(tensor)
     shared = [source for source in found if private.shares_memory(tensor, source)]
     if shared:
-        mark._pythonop_alias = True
-        if (recorder := active_recorder()) is not None:
+        recorder = active_recorder()
+        whole = next((source for source in shared if is_whole(tensor, source)), None)
+        mark._pythonop_alias = whole is None or recorder is None
+        if recorder is not None:
             recorder.capture.aliases.pairs += [
                 (mark, source, "detach() or .data", "detach a copy (x.detach().clone())") for source in shared
             ]
+            recorder.capture.aliases.looks += [] if whole is None else [(mark, whole)]
     return mark

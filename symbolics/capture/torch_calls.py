@@ -20,6 +20,7 @@ from symbolics.capture import gradients_in_forward
 from symbolics.capture.accumulation import ACCUMULATING, accumulate
 from symbolics.capture.binding import is_traced_size
 from symbolics.capture.branches import notice_branch, notice_number, notice_parts
+from symbolics.capture.buffers import is_alike
 from symbolics.capture.checks import passed
 from symbolics.capture.chosen_operators import called_operator, stand_in
 from symbolics.capture.composites import body_of, inner_body_of
@@ -31,7 +32,7 @@ from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.capture.stops import SHAPE_ONLY, marked, sources, stops
 from symbolics.capture.taken_values import TAKING, take
 from symbolics.capture.undifferentiable import called
-from symbolics.capture.writes import SAME_VALUES, change, hide_change, is_computed, refuse, rewritten, write_out
+from symbolics.capture.writes import SAME_VALUES, change, check_unread, hide_change, is_computed, refuse, rewritten, write_out
 from symbolics.errors import ExportError
 from symbolics.quirks import REWRITES, SPELLINGS, spelled
 
@@ -206,10 +207,32 @@ def _in_place(call: _Call) -> _Answer:
     """A change of the tensor itself."""
     if not is_inplace(call.name):
         return None
+    _keep(call, None)
+    look = None if call.name in SAME_VALUES or call.recorder is None else call.recorder.capture.aliases.looked_at(call.args[0])
+    if look is not None:
+        check_unread(call.recorder, call.name, look[1])  # type: ignore[arg-type]
     result = _changed(call.func, call.name, call.args, call.kwargs)
-    if call.name not in SAME_VALUES:
+    if look is not None:
+        with torch.no_grad():
+            _changed(torch.Tensor.copy_, "copy_", (look[1], look[0]), {})
+        call.recorder.capture.aliases.written_through(*look, call.name)  # type: ignore[union-attr]
+    elif call.name not in SAME_VALUES:
         _watch_changes(call.recorder, call.name, call.args[:1])
     return (result,)
+
+
+def _given_data(call: _Call) -> _Answer:
+    """``x.data = value``: x has the values, and the gradients that it had; what else looked at its memory keeps the old ones."""
+    if call.recorder is None or call.name != "__set__" or getattr(call.func, "__self__", None) is not torch.Tensor.data:
+        return None
+    x, value = call.args
+    if not (isinstance(value, torch.Tensor) and x.layout is value.layout is torch.strided and is_alike(x, value)):
+        return None
+    check_unread(call.recorder, "x.data = ...", x, made=False)
+    with torch.no_grad():
+        _changed(torch.Tensor.copy_, "copy_", (x, value), {})
+    call.recorder.capture.aliases.part(x)
+    return (None,)
 
 
 def _into_out(call: _Call) -> _Answer:
@@ -226,7 +249,7 @@ def _into_out(call: _Call) -> _Answer:
 
 
 _ANSWERS: tuple[Callable[[_Call], _Answer], ...] = (
-    _gradient, _hook, _grad_fn, _composite, _stop_in_an_inlined_forward, _check, _taken, _chosen, _in_place, _into_out,
+    _gradient, _hook, _grad_fn, _composite, _stop_in_an_inlined_forward, _check, _taken, _chosen, _given_data, _in_place, _into_out,
 )  # fmt: skip
 
 
@@ -235,6 +258,7 @@ def _made(call: _Call) -> Any:
     func, name, args, kwargs = call.func, call.name, call.args, call.kwargs
     with private.traced_values_kept(sources(args, kwargs) if private.is_tracing() and name != "__set__" else ()):
         result = called(functools.partial(rewritten, func, REWRITES.get(func)), name, args, kwargs, torch.ops.pythonop.stop_gradient)
+    _keep(call, result)
     trace = None if call.recorder is None else call.recorder.capture.trace
     if trace is not None and trace.dynamic:
         notice_parts(call.recorder, name, args, kwargs, result)  # type: ignore[arg-type]
@@ -242,6 +266,18 @@ def _made(call: _Call) -> Any:
         trace.buffers.note_views(func, result)
         trace.views.note(func, args, kwargs, result)
     return marked(func, name, args, kwargs, result)
+
+
+def _keep(call: _Call, result: Any) -> None:
+    """Remember the arguments that a backward may read: not those of a view, or of a call that asks for a shape alone."""
+    if call.recorder is None or not torch.is_grad_enabled() or call.name in SHAPE_ONLY or call.name in _PROPERTIES or stops(call.func):
+        return
+    tensors = [leaf for leaf in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(leaf, torch.Tensor)]
+    if not any(leaf.requires_grad for leaf in tensors):
+        return
+    if isinstance(result, torch.Tensor) and any(private.shares_memory(leaf, result) for leaf in tensors):
+        return
+    call.recorder.capture.aliases.keep(tensors)
 
 
 def _changed(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

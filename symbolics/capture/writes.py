@@ -7,12 +7,12 @@ from typing import Any, NoReturn
 import torch
 
 from symbolics import torch_private as private
-from symbolics.capture.recorder import active_recorder
+from symbolics.capture.recorder import Recorder, active_recorder
 from symbolics.capture.views import without_new_dimensions
 from symbolics.errors import ExportError
 from symbolics.quirks import REWRITES, Rewrite
 
-__all__ = ["SAME_VALUES", "change", "hide_change", "is_computed", "overwrite", "refuse", "rewritten", "write_out"]
+__all__ = ["SAME_VALUES", "change", "check_unread", "hide_change", "is_computed", "overwrite", "refuse", "rewritten", "write_out"]
 
 #: In-place operations that leave the values as they are.
 SAME_VALUES = {
@@ -22,6 +22,9 @@ SAME_VALUES = {
 
 def change(func: Any, name: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The call that changes its target; in a trace, of which no buffer that shares its memory is left behind."""
+    if name == "copy_" and not private.is_tracing() and len(args) > 1 and isinstance(args[1], torch.Tensor):
+        # torch.export puts the value itself in the place of a buffer that it is copied into, whatever its shape and type.
+        args = (target, args[1].to(target.dtype).expand(target.shape), *args[2:])
     if not (private.is_tracing() and isinstance(target, torch.Tensor)):
         return rewritten(func, REWRITES.get(func), *args, **kwargs)
     recorder = active_recorder()
@@ -77,8 +80,8 @@ def rewritten(func: Any, rewrite: Rewrite | None, /, *args: Any, **kwargs: Any) 
 
 
 def is_computed(tensor: Any) -> bool:
-    """Whether gradients flow through a tensor to what it was computed from."""
-    return isinstance(tensor, torch.Tensor) and tensor.requires_grad and not tensor.is_leaf and tensor.is_floating_point()
+    """Whether gradients flow to a tensor, or through it to what it was computed from."""
+    return isinstance(tensor, torch.Tensor) and tensor.requires_grad and tensor.is_floating_point()
 
 
 def hide_change(target: torch.Tensor, before: torch.Tensor) -> None:
@@ -86,6 +89,30 @@ def hide_change(target: torch.Tensor, before: torch.Tensor) -> None:
     stop = torch.ops.pythonop.stop_gradient
     nothing = torch.where(before.isfinite(), before - stop(before), torch.zeros_like(before))
     overwrite(target, stop(target.clone()) + nothing)
+    if (recorder := active_recorder()) is not None:
+        recorder.capture.hidden.append(target)
+
+
+def check_unread(recorder: Recorder, name: str, x: torch.Tensor, made: bool = True) -> None:
+    """Refuse a change of x by way of ``x.data`` where a backward may have kept what x held: eager's backward then reads what was written since.
+
+    Args:
+        recorder: Who records the capture.
+        name: The call.
+        x: The tensor.
+        made: Whether the backward of what computed x counts; ``x.data = value`` leaves it the old memory.
+
+    Raises:
+        ExportError: A call has read x before, or its maker's backward reads it.
+    """
+    leaf = x.is_leaf or any(x is given for given in recorder.capture.taken.given)  # of others autograd has kept the old memory
+    kept = private.storage_key(x) in recorder.capture.aliases.kept and (made or leaf)
+    if kept or (made and private.is_saved_by_its_maker(x)):
+        recorder.refuse(
+            name,
+            "it changes a tensor through x.detach() or x.data after autograd may have kept it for a backward, which in eager mode reads the new values, "
+            "and in a file the old ones: change a copy (x.detach().clone()), or change it before anything reads it",
+        )
 
 
 def write_out(out: Any, result: Any) -> bool:

@@ -282,7 +282,7 @@ def changes_of(model: ir.Model) -> BufferChanges:
         return BufferChanges()
     outputs, entries = _names(model.graph.outputs), (read_state(model.metadata_props) or {}).values()
     _check_names(BUFFERS_KEY, "output", changes.carried.values(), outputs)
-    _check_names(BUFFERS_KEY, "buffer", changes.carried, {entry.initializer for entry in entries if entry.kind == "buffer"})
+    _check_names(BUFFERS_KEY, "buffer or parameter", changes.carried, {entry.initializer for entry in entries})
     if outputs <= set(changes.carried.values()):
         raise FormatError.damaged(f"metadata {BUFFERS_KEY}", "it leaves the model without an output of its own")
     return changes

@@ -196,6 +196,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
     # They are written with onnxscript, which who only loads a file need not wait for.
     from symbolics.quirks.pytorch.wide_numbers import full, full_like, scalar_tensor
     from symbolics.quirks.torchlib.batch_norm_training import batch_norm, batch_norm_in_eval_mode
+    from symbolics.quirks.torchlib.broadcast_copies import copy
     from symbolics.quirks.torchlib.clamps import clamp, clamp_max, clamp_min, clamp_tensor
     from symbolics.quirks.torchlib.cross_entropy import cross_entropy
     from symbolics.quirks.torchlib.floor_divide import floor_divide
@@ -208,6 +209,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
         aten._native_batch_norm_legit_functional.default: batch_norm,
         aten._native_batch_norm_legit_no_training.default: batch_norm_in_eval_mode,
         aten.cross_entropy_loss.default: cross_entropy,
+        aten.copy.default: copy,
         aten.floor_divide.default: floor_divide,
         aten.arange.start: arange_start,
         aten.clamp.Tensor: clamp_tensor,

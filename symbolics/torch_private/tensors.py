@@ -80,6 +80,22 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._base if tensor._is_view() and tensor._base is not None else tensor
 
 
+def is_saved_by_its_maker(tensor: torch.Tensor) -> bool:
+    """Whether the backward of what computed a tensor reads it, as that of exp does. The node's attributes ``_saved_...`` have no public list."""
+    node = tensor.grad_fn
+    for name in dir(node) if node is not None else ():
+        if name.startswith("_saved_") and not name.startswith("_saved_self_sym"):
+            try:
+                saved = getattr(node, name)
+            except RuntimeError:  # it was changed since, or freed
+                return True
+            if any(
+                isinstance(each, torch.Tensor) and shares_memory(each, tensor) for each in (saved if isinstance(saved, tuple) else (saved,))
+            ):
+                return True
+    return False
+
+
 def has_no_value(tensor: torch.Tensor) -> bool:
     """Whether a tensor has no data, and it is not known what they would be: asking for its truth is an error in torch.export."""
     return is_fake(tensor) and getattr(tensor, "constant", None) is None

@@ -181,3 +181,9 @@ def test_openmp_functions():
 def test_shape_of_edge():
     y = torch.ones(2, 3, requires_grad=True).sin()[:, 1:]
     assert private.shape_of_edge(torch.autograd.graph.get_gradient_edge(y)) == (2, 2)
+
+
+def test_is_saved_by_its_maker():
+    x = torch.ones(3, requires_grad=True)
+    assert private.is_saved_by_its_maker(x.exp()) and private.is_saved_by_its_maker(x.softmax(0))
+    assert not any(private.is_saved_by_its_maker(each) for each in (x, x.sin(), x * x, x.detach()))

@@ -9,7 +9,7 @@ import torch
 
 from symbolics import torch_private as private
 from symbolics.quirks.quirk import Quirk
-from symbolics.quirks.rewriting import Rewrite, instead, instead_in_torchscript
+from symbolics.quirks.rewriting import Rewrite, in_place, instead, instead_in_torchscript
 
 __all__ = ["GAPS", "QUIRK", "UNARY"]
 
@@ -17,7 +17,7 @@ QUIRK = Quirk(
     upstream="torch",
     seen="2.13",
     wrong="TorchScript has no atanh, asinh, acosh, cosh, sinh, exp2, frac, addcdiv, addbmm, addmv, diag, diag_embed, block_diag, trace, isin, "
-    "isclose, nanmean, rms_norm, bilinear and threshold, no fill_ with True; dynamo's addmv and addbmm add 0 times x where beta is 0",
+    "isclose, nanmean, renorm, rms_norm, bilinear and threshold, no fill_ with True; dynamo's addmv and addbmm add 0 times x where beta is 0",
 )
 
 Tensor = torch.Tensor
@@ -113,6 +113,12 @@ def _nanmean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.
     return kept.sum(dims, keepdim) / there.to(x.dtype).sum(dims, keepdim)
 
 
+def _renorm(x: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
+    others = [axis for axis in range(x.dim()) if axis != dim % x.dim()]
+    norms = torch.linalg.vector_norm(x, p, others, keepdim=True)
+    return torch.where(norms > maxnorm, x * (maxnorm / (norms + 1e-7)), x)  # 1e-7, as in torch's kernel
+
+
 def _rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     dims = tuple(range(-len(normalized_shape), 0))
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
@@ -148,6 +154,7 @@ _FORMULAS: dict[Callable[..., Any], tuple[Any, ...]] = {
     _isclose: (torch.isclose, torch.Tensor.isclose),
     _nanmean: (torch.nanmean, torch.Tensor.nanmean),
     _fill: (torch.Tensor.fill_,),
+    _renorm: (torch.renorm, torch.Tensor.renorm),
     _rms_norm: (torch.rms_norm,),
     _bilinear: (torch.bilinear, torch.nn.functional.bilinear),
     _threshold: (torch.threshold, private.inner_function("threshold"), torch.nn.functional.threshold),
@@ -157,4 +164,4 @@ GAPS: dict[Any, Rewrite] = {
     function: (instead if formula in _BOTH else instead_in_torchscript)(formula)
     for formula, functions in _FORMULAS.items()
     for function in functions
-}
+} | {torch.Tensor.renorm_: in_place(instead_in_torchscript(_renorm), torch.renorm)}

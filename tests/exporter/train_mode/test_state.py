@@ -355,14 +355,42 @@ class PutsItsData(torch.nn.Module):
 
 @pytest.mark.parametrize("dynamo", [True, False])
 @pytest.mark.parametrize("kind", [torch.nn.Buffer, lambda value: torch.nn.Parameter(value, requires_grad=False)])
-def test_what_no_graph_shows_is_said(kind, dynamo):
+def test_other_memory_is_another_value(kind, dynamo):
     model, x = PutsItsData(kind(torch.zeros(4))), torch.randn(BATCH)
-    with pytest.warns(errors.PythonopWarning, match="'kept'"):
-        program = exporter.export(model, (x,), dynamo=dynamo)
-    assert set(changes_of(program.model).lost) == {"kept"}
+    program = exporter.export(model, (x,), dynamo=dynamo)
     assert not model.kept.any(), "an export leaves the model as it was"
+    module = exporter.load(program)
+    for given in (x, 2 * x):
+        torch.testing.assert_close(module(given), model(given))
 
 
 def test_without_an_eager_run_all_that_is_written_counts():
     program = exporter.export(_model(WRITTEN[:2]), _batches()[0][:1], dynamo=False, eager_check=False)
-    assert set(changes_of(program.model).carried) == {f"parts.{step.__name__}.b" for step in WRITTEN[:2]}
+    assert set(changes_of(program.model).carried) == {"fixed", *(f"parts.{step.__name__}.b" for step in WRITTEN[:2])}
+
+
+class Copies(torch.nn.Module):
+    """Writes values of another shape or type into buffers."""
+
+    def __init__(self):
+        super().__init__()
+        for name in ("row", "rows", "number", "mask", "double", "part", "turned"):
+            self.register_buffer(name, torch.ones(4, 4))
+
+    def forward(self, x):
+        mean = x.detach().mean(0)
+        self.row.copy_(mean)
+        self.rows.data.copy_(mean[None])
+        self.number.copy_(mean.sum())
+        self.mask.copy_(mean > 0)
+        self.double.copy_(mean.double())
+        self.part[1].copy_(mean.sum())
+        self.turned.t().copy_(mean)
+        return x @ self.row @ self.rows @ self.number @ self.mask @ self.double @ self.part @ self.turned
+
+
+@pytest.mark.usefixtures("quick_verify")
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_what_is_copied_into_a_buffer_takes_its_shape_and_type(dynamo):
+    report = exporter.verify(Copies(), (torch.randn(BATCH),), dynamo=dynamo)
+    assert report.ok, report

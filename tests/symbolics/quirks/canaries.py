@@ -112,6 +112,14 @@ def floor_divide():
     return False
 
 
+def broadcast_copies():
+    def written(x, y):
+        return x.clone().copy_(y) + 1
+
+    model = translated(written, torch.ones(2, 3), torch.ones(3))
+    return "Expand" not in {node.op_type for node in model.graph}
+
+
 def squeezes():
     return "Squeeze" in op_types(translated(lambda x: x.squeeze(1), torch.ones(2, 3)))
 
