@@ -78,3 +78,23 @@ def test_a_copy_leads_to_itself(how):
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(step.gradients["parameter gradient", name], parameter.grad)
         assert precise.gradients["parameter gradient", name].dtype == torch.float64
+
+
+_ELSEWHERE = {}
+
+
+class Global(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = _ELSEWHERE["layer"] = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return _ELSEWHERE["layer"](x)
+
+
+def test_a_copy_that_runs_the_original_is_an_error():
+    model = Global()
+    model.layer.weight.grad = kept = torch.ones(3, 3)
+    with pytest.raises(ExportError, match=r"still runs the original's parameter 'layer\.weight' and 1 more[\s\S]*way out: let it"):
+        exporter.verify(model, (torch.randn(2, 3),))
+    assert model.layer.weight.grad is kept and bool((kept == 1).all()) and model.layer.bias.grad is None
