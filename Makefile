@@ -66,8 +66,8 @@ PYTEST_ARGS ?=
 NO_DEPS ?= timm
 # What tests/end_to_end/wild looks at beyond the test extra; a package that is missing is an xfail that names it.
 WILD ?= torchsde trampoline torchdiffeq scipy linear_operator gpytorch jaxtyping wadler_lindig boltons spikingjelly loguru brevitas dependencies==2.0.1 unfoldNd \
-	vector_quantize_pytorch einops einx frozendict torch_einops_utils normflows nflows FrEIA compressai requests urllib3 idna certifi charset_normalizer \
-	pytorch_wavelets "setuptools<70" ptwt PyWavelets nnAudio torch_geometric xxhash aiohttp egnn_pytorch e3nn opt_einsum opt_einsum_fx norse nir nirtorch h5py \
+	vector_quantize_pytorch einops einx frozendict torch_einops_utils normflows nflows FrEIA compressai pandas requests urllib3 idna certifi charset_normalizer \
+	pytorch_wavelets "setuptools<70" ptwt PyWavelets nnAudio torch_geometric psutil xxhash aiohttp egnn_pytorch e3nn opt_einsum opt_einsum_fx norse nir nirtorch h5py \
 	pytorch_revgrad reformer_pytorch axial_positional_embedding local_attention product_key_memory colt5_attention hyper_connections \
 	efficientnet_pytorch x_transformers rotary_embedding_torch linformer nystrom_attention performer_pytorch perceiver_pytorch soft_moe_pytorch conformer \
 	g_mlp_pytorch mambapy siren_pytorch axial_attention sinkhorn_transformer revtorch momentumnet monotonicnetworks geotorch \

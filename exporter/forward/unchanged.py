@@ -29,6 +29,7 @@ Undo = Callable[[], None]
 
 #: Objects of these belong to the process, not to a model: loggers, locks, threads, files.
 _STANDARD = sys.stdlib_module_names
+_CONTAINERS = (OrderedDict, dict, list, deque, set, tuple, frozenset)
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, types.BuiltinFunctionType, torch.dtype, torch.device)
 
 
@@ -103,7 +104,7 @@ class Kept:
         for back in self.undo:
             back()
         for container, before in self.containers:
-            if len(container) != len(before) or not _holds_the_same(container, before):
+            if not _holds_the_same(container if type(container) in _CONTAINERS else _content(container), before):
                 _refill(container, before)
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -144,11 +145,11 @@ class Kept:
             return ()
         inside: list[Any] = []
         if isinstance(value, (dict, list, deque, set)):
-            before = dict(value) if isinstance(value, dict) else set(value) if isinstance(value, set) else list(value)
+            before = _content(value)
             self.containers.append((value, before))
             inside = list(before.values()) if isinstance(before, dict) else [] if isinstance(before, set) else before
         elif isinstance(value, (tuple, frozenset)):
-            inside = list(value)
+            inside = [*_standard(value).__iter__(value)]
         elif isinstance(value, np.ndarray):
             undo.append(functools.partial(_restore_array, value, value.copy()))
         elif isinstance(value, random.Random):
@@ -226,12 +227,35 @@ class _Tensor:
                 tensor.requires_grad_(self._flag)
 
 
+def _standard(value: Any) -> Any:
+    """The class of Python's own that a container is: its methods. Those of a class derived from it may refuse, count or compute."""
+    return next(owner for owner in type(value).__mro__ if owner in _CONTAINERS)
+
+
+def _content(value: Any) -> Any:
+    """What is in a dict, list, deque or set, in a dict, list or set of its own."""
+    kind = _standard(value)
+    if type(value) is dict or type(value) is OrderedDict:
+        return dict(value)
+    if isinstance(value, dict):
+        return {key: kind.__getitem__(value, key) for key in kind.__iter__(value)}
+    return set(kind.__iter__(value)) if isinstance(value, set) else [*kind.__iter__(value)]
+
+
 def _refill(container: Any, before: Any) -> None:
-    container.clear()
-    (container.extend if isinstance(container, (list, deque)) else container.update)(before)
+    kind = _standard(container)
+    kind.clear(container)
+    if isinstance(before, dict):
+        for key, item in before.items():
+            kind.__setitem__(container, key, item)
+    else:
+        (kind.update if isinstance(before, set) else kind.extend)(container, before)
 
 
 def _holds_the_same(value: Any, before: Any) -> bool:
+    """Whether two dicts, lists or sets hold the same objects."""
+    if len(value) != len(before):
+        return False
     if isinstance(value, dict):
         return all(key in value and value[key] is item for key, item in before.items())
     if isinstance(value, set):
@@ -256,7 +280,7 @@ def _restore_slot(value: Any, name: str, before: Any) -> None:
 def _restore_attributes(value: Any, kind: type, own: dict[str, Any], before: dict[str, Any]) -> None:
     if type(value) is not kind:
         value.__class__ = kind
-    if len(own) != len(before) or not _holds_the_same(own, before):
+    if not _holds_the_same(own, before):
         own.update(before)
         for name in set(own) - set(before):
             del own[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from exporter.verification.masks import Masks, OtherDraws
 from exporter.verification.memory import HighWater
 from exporter.verification.steps import as_in_file, backward, changed, copy_of, measured, state_of, tensors_of
 from symbolics.capture.undifferentiable import StopWhereNone, is_refusal
-from symbolics.errors import PythonopError, UnsupportedOperatorError
+from symbolics.errors import ExportError, PythonopError, UnsupportedOperatorError
 
 __all__ = ["SEED", "EagerStep", "draws", "in_float64", "measured_step", "with_the_files_masks"]
 
@@ -72,7 +72,7 @@ class EagerStep:
         leaves: dict[int, torch.Tensor] = {}
         named = named_tensors(model, args, kwargs)
         before = state_of(model)
-        with torch.enable_grad(), contextlib.nullcontext() if masks is None else masks.given():
+        with _no_gradients_to(case.model, model), torch.enable_grad(), contextlib.nullcontext() if masks is None else masks.given():
             copies, keywords = _given(case, kind, leaves)
             with Reads(model) as reads:
                 outputs = tensors_of(model(*copies, **keywords))
@@ -94,6 +94,32 @@ class EagerStep:
         inputs = {name: t.detach() for name, t in named.items()}
         untouched = {name: value for name, value in before.items() if name not in buffers}
         return cls(inputs, [out.detach() for out in outputs], list(given), gradients, buffers, buffers.keys() - reads.first, untouched)
+
+
+@contextlib.contextmanager
+def _no_gradients_to(model: torch.nn.Module, copied: torch.nn.Module) -> Iterator[None]:
+    """While the block runs, the parameters of a model have no gradient; that of before stands behind it.
+
+    Raises:
+        ExportError: One got a gradient from a step of the copy.
+    """
+    own = {id(p) for p in copied.parameters()}
+    before = {name: (p, p.grad) for name, p in model.named_parameters() if id(p) not in own}
+    for p, _ in before.values():
+        p.grad = None
+    try:
+        yield
+        reached = [name for name, (p, _) in before.items() if p.grad is not None]
+    finally:
+        for p, grad in before.values():
+            p.grad = grad
+    if reached:
+        raise ExportError(
+            f"the model cannot be compared with its file: copy.deepcopy(model) still runs the original's parameter {reached[0]!r}"
+            f"{f' and {len(reached) - 1} more' if len(reached) > 1 else ''}\n"
+            "  something in it reaches its modules on a way that no copy follows: a global variable, a function in an object, a handle\n"
+            "  way out: let it reach them through self, or compare by hand: model(...) beside exporter.load(file)(...)"
+        )
 
 
 def draws(case: Case, eager: EagerStep, masks: Masks | None = None) -> bool:

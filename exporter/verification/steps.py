@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from exporter.forward.case import Case
 from exporter.train_mode.reads import OWN
 from exporter.verification.memory import HighWater
+from exporter.verification.relink import cast_attributes, relink
 from symbolics import torch_private as private
 from symbolics.capture.side_effects import same_values
 from symbolics.errors import ExportError
@@ -29,8 +30,11 @@ def copy_of(model: torch.nn.Module, kind: torch.dtype | None = None) -> torch.nn
     scripted = {id(v): v for module in model.modules() for v in vars(module).values() if isinstance(v, torch.jit.ScriptFunction)}
     # A scripted function has no state, and cannot be copied.
     copied = _compiled_copy(model) if isinstance(model, torch.jit.ScriptModule) else _deep_copy(model, scripted)
+    if not isinstance(model, torch.jit.ScriptModule):
+        relink(model, copied)
     if kind is not None:
         copied = copied.to(kind)  # before the hooks: what they hang on keeps the type that it was made with
+        cast_attributes(model, copied, kind)
     parameters = dict(copied.named_parameters())
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

@@ -74,8 +74,8 @@ def rewritten(func: Any, rewrite: Rewrite | None, /, *args: Any, **kwargs: Any) 
             raise
         refuse(
             getattr(func, "__name__", ""),
-            "it reads a tensor that an earlier call computed (kept in a global variable, a list or an attribute), with gradients: keep x.detach(), or "
-            "pass it as an argument",
+            "it reads a tensor that an earlier call computed (kept in a global variable, a list or an attribute), with gradients, or a parameter that is not "
+            "the model's: keep x.detach(), pass it as an argument, or make the module that has it a part of the model",
         )
 
 

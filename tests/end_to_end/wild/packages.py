@@ -96,7 +96,7 @@ def _lif() -> Any:
     return importlib.import_module("spikingjelly.activation_based.neuron").LIFNode(step_mode="m", detach_reset=False)
 
 
-@case(state=lambda: {"neuron": _lif()})
+@case(state=lambda: {"neuron": _lif()}, applies=1)  # the operator is one node, however often it calls the Function
 def spikingjelly_lif(m, x):
     importlib.import_module("spikingjelly.activation_based.functional").reset_net(m)
     return m.neuron(torch.stack([x * m.weight, x + m.weight, x]))

@@ -289,6 +289,43 @@ def test_nothing_is_changed():
     pending.backward()  # autograd heard of no change
 
 
+def _no(*_):
+    raise NotImplementedError
+
+
+_REFUSED = (
+    "__len__",
+    "__iter__",
+    "__contains__",
+    "__getitem__",
+    "__setitem__",
+    "clear",
+    "update",
+    "extend",
+    "index",
+    "count",
+    "values",
+    "items",
+)
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, list, deque, set, tuple, frozenset])
+def test_a_container_whose_class_refuses_its_methods_is_kept(kind):
+    """e3nn's irreps are tuples without a length."""
+    inner: list[int] = []
+    content = {"a": inner, "b": 4} if issubclass(kind, dict) else [4, 5] if kind in (set, frozenset) else [inner, 4]
+    value = type("Refusing", (kind,), {})(content)
+    for name in _REFUSED:
+        setattr(type(value), name, _no)
+    with unchanged(value):
+        if 5 not in content:
+            inner.append(1)
+        if kind not in (tuple, frozenset):
+            kind.clear(value)
+    assert inner == []
+    assert [*kind.__iter__(value)] == [*content]
+
+
 def test_what_was_not_changed_is_not_touched():
     model, x = Call(steep), torch.randn(3, 4)
     versions = [p._version for p in model.parameters()]

@@ -24,3 +24,10 @@ def test_a_file_that_computes_in_bfloat16_may_differ_by_it(off, precision, ok):
 def test_other_types_keep_their_tolerance():
     assert tolerance_of("float64", torch.bfloat16) == tolerance_of("float64")
     assert tolerance_of("float32", torch.bfloat16) == tolerance_of("bfloat16")
+
+
+@pytest.mark.parametrize(("count", "ok"), [(1, True), (2, True), (30, False)])
+def test_the_error_of_few_numbers_may_be_small_by_luck(count, ok):
+    wanted = torch.ones(count)
+    (row,) = compare(_results(wanted), _results(wanted.double() + 1e-5), _results(wanted + 2.2e-4), {})
+    assert row.ok == ok
