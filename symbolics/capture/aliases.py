@@ -6,7 +6,7 @@ makes of ``x.detach()``. Nothing is lost until one of the two is changed in plac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,13 +26,13 @@ class Aliases:
         pairs: Two tensors that share memory in eager mode alone, why, and the way out.
         stale: Tensors whose value in the graph is not eager's any more, why, and the way out.
         looks: A tensor that ``x.detach()`` or ``x.data`` gave, and x.
-        kept: The memory of what autograd may read in a backward, by `symbolics.torch_private.storage_key`.
+        kept: The memory of what autograd may read in a backward, by `symbolics.torch_private.storage_ref`.
     """
 
     pairs: list[tuple[torch.Tensor, torch.Tensor, str, str]] = field(default_factory=list)
     stale: list[tuple[torch.Tensor, str, str]] = field(default_factory=list)
     looks: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    kept: set[int] = field(default_factory=set)
+    kept: set[Hashable] = field(default_factory=set)
 
     def change(self, tensor: torch.Tensor, what: str) -> None:
         """A tensor is changed in place: what shares its memory in eager mode alone is stale from here on.
@@ -65,7 +65,7 @@ class Aliases:
 
     def keep(self, tensors: Iterable[torch.Tensor]) -> None:
         """Tensors are read by a call that autograd sees: its backward may read them."""
-        self.kept.update(key for tensor in tensors if (key := private.storage_key(tensor)) is not None)
+        self.kept.update(key for tensor in tensors if (key := private.storage_ref(tensor)) is not None)
 
     def written_through(self, look: torch.Tensor, x: torch.Tensor, what: str) -> None:
         """A change of what ``x.detach()`` gave was made to x, too: those two agree, all else that shares their memory is stale."""

@@ -33,6 +33,7 @@ class Buffers:
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self._views: list[torch.Tensor] = []
+        self._before: dict[str, tuple[torch.Tensor, int]] = {}
         self._before = {name: (tensor, times_written(tensor)) for name, tensor in self._now()}
 
     def written(
@@ -95,7 +96,9 @@ class Buffers:
 
     def _now(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._model.named_buffers(remove_duplicate=False)
-        yield from self._model.named_parameters(remove_duplicate=False)
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            if self._before.get(name, (parameter, 0))[0] is parameter:
+                yield name, parameter  # what a hook puts in its place for the call is no change of the parameter
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is a buffer, or looks at the memory of one (``buffer.data``, a view)."""

@@ -270,7 +270,9 @@ def _made(call: _Call) -> Any:
 
 def _keep(call: _Call, result: Any) -> None:
     """Remember the arguments that a backward may read: not those of a view, or of a call that asks for a shape alone."""
-    if call.recorder is None or not torch.is_grad_enabled() or call.name in SHAPE_ONLY or call.name in _PROPERTIES or stops(call.func):
+    if call.recorder is None or torch.compiler.is_dynamo_compiling():  # as of a branch of torch.cond, which Dynamo reads
+        return
+    if not torch.is_grad_enabled() or call.name in SHAPE_ONLY or call.name in _PROPERTIES or stops(call.func):
         return
     tensors = [leaf for leaf in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(leaf, torch.Tensor)]
     if not any(leaf.requires_grad for leaf in tensors):

@@ -106,7 +106,7 @@ def check_unread(recorder: Recorder, name: str, x: torch.Tensor, made: bool = Tr
         ExportError: A call has read x before, or its maker's backward reads it.
     """
     leaf = x.is_leaf or any(x is given for given in recorder.capture.taken.given)  # of others autograd has kept the old memory
-    kept = private.storage_key(x) in recorder.capture.aliases.kept and (made or leaf)
+    kept = private.storage_ref(x) in recorder.capture.aliases.kept and (made or leaf)
     if kept or (made and private.is_saved_by_its_maker(x)):
         recorder.refuse(
             name,

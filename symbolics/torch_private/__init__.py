@@ -120,6 +120,7 @@ from symbolics.torch_private.tensors import (
     shape_of_edge,
     shares_memory,
     storage_key,
+    storage_ref,
     weak_storage,
 )
 from symbolics.torch_private.threads import openmp_functions
@@ -298,6 +299,7 @@ __all__ = [
     "standing_for_builtins",
     "stateless",
     "storage_key",
+    "storage_ref",
     "symbolic_size",
     "tensor_hooks",
     "tensor_type",

@@ -187,3 +187,33 @@ def test_is_saved_by_its_maker():
     x = torch.ones(3, requires_grad=True)
     assert private.is_saved_by_its_maker(x.exp()) and private.is_saved_by_its_maker(x.softmax(0))
     assert not any(private.is_saved_by_its_maker(each) for each in (x, x.sin(), x * x, x.detach()))
+
+
+def test_storage_ref():
+    x = torch.zeros(3)
+    assert private.storage_ref(x) == private.storage_ref(x[1:]) != private.storage_ref(torch.zeros(3))
+    old = {private.storage_ref(torch.zeros(3)) for _ in range(10)}  # of memory that is free again
+    assert len(old) == 10 and private.storage_ref(torch.zeros(3)) not in old
+    assert private.storage_ref(torch.zeros(3).to_sparse()) is None
+    heard = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            heard.append(func)
+            return func(*args, **kwargs or {})
+
+    with Mode():
+        private.storage_ref(x)
+    assert not heard
+
+
+def test_storage_ref_of_an_unknown_size():
+    class Parts(torch.nn.Module):
+        def forward(self, x):
+            part = x[x > 0]
+            keys.append(private.storage_ref(part))
+            return part * 2
+
+    keys = []
+    torch.export.export(Parts(), (torch.randn(4),), strict=False)
+    assert keys and all(key is not None for key in keys)

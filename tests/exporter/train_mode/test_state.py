@@ -374,7 +374,7 @@ class Copies(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        for name in ("row", "rows", "number", "mask", "double", "part", "turned"):
+        for name in ("row", "rows", "number", "mask", "doubles", "part", "turned"):
             self.register_buffer(name, torch.ones(4, 4))
 
     def forward(self, x):
@@ -383,10 +383,10 @@ class Copies(torch.nn.Module):
         self.rows.data.copy_(mean[None])
         self.number.copy_(mean.sum())
         self.mask.copy_(mean > 0)
-        self.double.copy_(mean.double())
+        self.doubles.copy_(mean.double())
         self.part[1].copy_(mean.sum())
         self.turned.t().copy_(mean)
-        return x @ self.row @ self.rows @ self.number @ self.mask @ self.double @ self.part @ self.turned
+        return x @ self.row @ self.rows @ self.number @ self.mask @ self.doubles @ self.part @ self.turned
 
 
 @pytest.mark.usefixtures("quick_verify")
