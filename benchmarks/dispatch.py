@@ -197,7 +197,7 @@ def _with_neg(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def large(rounds: int) -> dict[str, float]:
-    _reuse_memory()
+    reuse_memory()
     x = torch.randn(1 << 24)  # 64 MB
     session = onnxruntime.InferenceSession(build.forward(build.record(Double, x)).SerializeToString(), _quiet(session_options([Double])))
     binding = session.io_binding()
@@ -213,7 +213,7 @@ def large(rounds: int) -> dict[str, float]:
     return {**found, "memcpys_above": (found["onnxruntime"] - found["direct"]) / found["memcpy"]}
 
 
-def _reuse_memory() -> None:
+def reuse_memory() -> None:
     """Let malloc keep what is freed: first touching 64 MB anew takes six times as long as copying it."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
     if mallopt is not None:
