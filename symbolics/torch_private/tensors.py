@@ -84,7 +84,7 @@ def storage_ref(tensor: torch.Tensor) -> Hashable | None:
 
     try:
         with unheard():
-            return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-any-return, no-untyped-call]
+            return StorageWeakRef(tensor.untyped_storage())
     except (RuntimeError, NotImplementedError):
         return None
 
