@@ -34,22 +34,18 @@ class TorchExporterError(ExportError, torch.onnx.OnnxExporterError):
         head: The cause and its place, without the ways out.
         change: What the model's own code might do instead, "" where nobody knows.
         module: The path of the module that it is about, where no traceback says it; None: one does.
+        operators: The calls of operators in which it failed: ``aten::name``, with its overload where it is known, as ``opaque=`` takes it.
     """
 
     most_lines = 10
     head: str = ""
     change: str = ""
     module: str | None = None
+    operators: tuple[str, ...] = ()
 
 
 class Untranslated(TorchExporterError):
-    """Operators of torch have no translation to ONNX, or one that fails.
-
-    Attributes:
-        operators: The calls: ``aten::name``, with its overload where it is known, as ``opaque=`` takes it.
-    """
-
-    operators: tuple[str, ...] = ()
+    """Operators of torch have no translation to ONNX, or one that fails."""
 
 
 def untranslated(nodes: Sequence[private.CapturedNode], dynamo: bool, why: str, others: Iterable[str] = ()) -> Untranslated:
@@ -139,7 +135,8 @@ def of_torch(error: Exception, dynamo: bool, others: Iterable[str] = ()) -> Exce
         f"{head}  way out: {(';' + chr(10) + '  or ').join(ways)}; fallback=True takes the first that works",
         TorchExporterError,
     )
-    made.head, made.change = head, change  # type: ignore[attr-defined]
+    if isinstance(made, TorchExporterError):
+        made.head, made.change, made.operators = head, change, (operator,) if operator else ()
     return made
 
 

@@ -8,6 +8,7 @@ operator is exact to two units in the last place of 1, not of a small result), `
 from __future__ import annotations
 
 import faulthandler
+import functools
 import io
 import os
 import pickle
@@ -15,7 +16,7 @@ import re
 import signal
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from exporter.errors import PythonopError
 from tests.operators.numbers import Eager, Other, Reference, kink, reference, run
 from tests.operators.samples import Call, Group, Operator
 
-__all__ = ["CHOICES", "KERNELS", "Outcome", "outcomes", "said"]
+__all__ = ["CHOICES", "KERNELS", "Outcome", "opaque_outcomes", "outcomes", "said"]
 
 #: torch's documentation leaves open which of equal elements these name, and where it does not, the element is the same.
 CHOICES = re.compile(r"arg(max|min|sort)|sort|topk|median|mode|kthvalue|cum(max|min)|(max|min)_reduction|max_pool")
@@ -74,12 +75,20 @@ class _Expected:
     ordered: bool
 
 
-def outcomes(name: str, group: Group, dynamo: bool) -> Iterator[tuple[str, Outcome | str]]:
+def outcomes(name: str, group: Group, dynamo: bool, opaque: str = "") -> Iterator[tuple[str, Outcome | str]]:
     """Each kind of a group with its outcome; "eager" and "file" before eager or a file are tried, which may end the process.
 
     A kind that eager refuses does not appear again.
+
+    Args:
+        name: The operator's, as in `samples.operators`.
+        group: The calls.
+        dynamo: Which of torch's exporters.
+        opaque: An entry of ``opaque=``; another process exports then, and what works says as its why which nodes there are.
     """
+    make = functools.partial(_loaded_opaque, opaque=opaque) if opaque else _loaded
     loaded: Any = None  # by the first kind that is not random
+    made: Any = None  # by the last one that a file was made for
     first = ""
     for number, (kind, tensors) in enumerate(group.kinds.items()):
         yield kind, "eager"
@@ -96,16 +105,29 @@ def outcomes(name: str, group: Group, dynamo: bool) -> Iterator[tuple[str, Outco
         outcome = None if loaded is None else _compared(name, loaded, group.call, expected)
         if outcome is None or (first in _RIGHT and outcome.word not in _RIGHT):
             # The first kind; and a file that is right, but was traced with other values, may differ by right.
-            made = _loaded(group.call, tensors, dynamo)
+            made = make(group.call, tensors, dynamo)
             outcome = made if isinstance(made, Outcome) else _compared(name, made, group.call, expected)
             outcome.trains = outcome.trains and bool(expected.wrt)
             if loaded is None:
                 loaded, first = made, outcome.word
         if outcome.stage in ("load", "forward") and (outcome.word == "wrong" or outcome.why.startswith(_NOT_RUN)):
             _torch_too(outcome, group.call, expected, dynamo)
+        if opaque and outcome.word == "works":
+            outcome.why = ", ".join(dict.fromkeys(made.nodes))
         yield kind, outcome
         if isinstance(loaded, Outcome):
             return  # other values make no other file
+
+
+def opaque_outcomes(name: str, group: Group, dynamo: bool) -> Iterator[tuple[str, Outcome | str]]:
+    """As `outcomes`, with opaque="missing"; what does not work so is tried with all operators named, and says so where that works."""
+    for kind, found in outcomes(name, group, dynamo, "missing"):
+        if isinstance(found, Outcome) and found.word not in (*_RIGHT, "random"):
+            for _, named in outcomes(name, Group(group.call, {kind: group.kinds[kind]}), dynamo, "aten::*"):
+                if isinstance(named, Outcome) and named.word in _RIGHT:
+                    named.why = f"named: {named.why}"
+                    found = named
+        yield kind, found
 
 
 # --------------------------------------------------------------------------------------------------------------- eager
@@ -202,8 +224,46 @@ def said(error: BaseException) -> str:
     return text[:220] + ("…" if len(text) > 220 else "")
 
 
+def _loaded_opaque(call: Call, tensors: list[torch.Tensor], dynamo: bool, opaque: str) -> Any:
+    """The file of another process, where operators became ``nodes``, as a module; or what came of the attempt."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = Path(folder) / "model.onnx"
+        made = _apart(lambda: _opaque_nodes(call, tensors, dynamo, opaque, path))
+        if isinstance(made, str):
+            return Outcome("crash", "export", made)
+        if isinstance(made, Outcome):
+            return made
+        try:
+            module: Any = exporter.load(path, allow=made)
+            module.nodes = made
+            return module
+        except Exception as error:
+            return _failed(error, "load")
+
+
+def _opaque_nodes(call: Call, tensors: list[torch.Tensor], dynamo: bool, opaque: str, path: Path) -> list[str] | Outcome:
+    """Export and save; what became a node of its own."""
+    torch._dynamo.reset()
+    try:
+        program = exporter.export(Operator(call), tuple(t.clone() for t in tensors), dynamo=dynamo, opaque=opaque)
+        program.save(path)
+    except Exception as error:
+        failed = _failed(error, "export")
+        if isinstance(error, torch.onnx.OnnxExporterError):
+            failed.word = "torch.onnx fails"
+        return failed
+    return [node.function for node in program.opaque]
+
+
 def _alone(call: Call, tensors: list[torch.Tensor], dynamo: bool) -> bytes | str:
     """The file that torch.onnx.export makes without us, or its error; in a process of its own, which it may end."""
+    made: bytes | str = _apart(lambda: _exported(call, tensors, dynamo))
+    return made
+
+
+def _apart(make: Callable[[], Any]) -> Any:
+    """What a function gives in a process of its own, which it may end: that is told in words then."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "made"
         child = os.fork()
@@ -211,13 +271,12 @@ def _alone(call: Call, tensors: list[torch.Tensor], dynamo: bool) -> bytes | str
             signal.alarm(_ALONE)
             faulthandler.disable()  # pytest's would write pages about a death that is expected
             try:
-                path.write_bytes(pickle.dumps(_exported(call, tensors, dynamo)))
+                path.write_bytes(pickle.dumps(make()))
             finally:
                 os._exit(0)
         _, status = os.waitpid(child, 0)
         if path.exists():
-            made: bytes | str = pickle.loads(path.read_bytes())
-            return made
+            return pickle.loads(path.read_bytes())
     return f"the process died of {signal.Signals(-os.waitstatus_to_exitcode(status)).name}"
 
 

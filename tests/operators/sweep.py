@@ -3,6 +3,8 @@
 The parent imports torch and the product once and forks a child for each operator and exporter; the child says the kind of inputs that it
 is about to try, and then what became of it. A child that dies or spends more than half a minute on one kind loses that kind alone: the
 next child goes on behind it. The record has a line of JSON for each operator and exporter, and a sweep that was stopped goes on where it was.
+
+``--opaque``: what the record says that torch.onnx fails at, again with opaque="missing", into a record of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import signal
 import sys
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,13 +34,15 @@ from tests import torchlib
 from tests.operators import named, outcome, samples
 from tests.processes import ROOT
 
-__all__ = ["EXPORTERS", "RECORD", "Line", "lines", "names", "sweep", "write"]
+__all__ = ["EXPORTERS", "OPAQUE", "RECORD", "Line", "lines", "names", "sweep", "untranslated", "write"]
 
 RECORD = Path(__file__).with_name("data") / "record.jsonl"
+#: What became of the calls that torch.onnx fails at, with opaque="missing".
+OPAQUE = RECORD.with_name("opaque.jsonl")
 EXPORTERS = {"dynamo": True, "torchscript": False}
-_UNFINISHED = ROOT / ".cache" / "operators.jsonl"
 _CPU = 30  # seconds of one kind
 _WALL = 240  # seconds of one kind, on a machine that others use, too
+_Lines = Mapping[tuple[str, str], "Line"]
 
 
 @dataclass
@@ -49,7 +54,8 @@ class Line:
         samples: How many samples of the database were asked for; -1: only the inputs of `named`.
         torch: The release.
         onnxruntime: The release; lines that do not say it are from the time when 1.31.1 was pinned.
-        kinds: Kind of inputs -> (word, stage, why, whether there is a gradient). On disk what works is 1 with a gradient, 0 without.
+        kinds: Kind of inputs -> (word, stage, why, whether there is a gradient). On disk what works is 1 with a gradient, 0 without, but where
+            it has a why: the opaque nodes.
     """
 
     operator: str
@@ -74,7 +80,7 @@ def lines(record: Path = RECORD) -> dict[tuple[str, str], Line]:
 
 def write(line: Line, record: Path) -> None:
     """Add a line to the record."""
-    kinds = {kind: int(said[3]) if said[0] == "works" else said for kind, said in line.kinds.items()}
+    kinds = {kind: int(said[3]) if said[0] == "works" and not said[2] else said for kind, said in line.kinds.items()}
     with record.open("a") as file:
         file.write(json.dumps({**asdict(line), "kinds": kinds}, separators=(",", ":")) + "\n")
 
@@ -88,7 +94,16 @@ def _tidy(record: Path) -> None:
     new.replace(record)
 
 
-def sweep(names: list[str], count: int, record: Path, jobs: int = 2, again: bool = False) -> None:
+def untranslated(found: Mapping[tuple[str, str], Line]) -> dict[tuple[str, str], Line]:
+    """The lines of a record with inputs that torch.onnx fails at."""
+    return {key: line for key, line in found.items() if _failing(line)}
+
+
+def _failing(line: Line) -> list[str]:
+    return [kind for kind, (word, *_) in line.kinds.items() if word == "torch.onnx fails"]
+
+
+def sweep(names: list[str], count: int, record: Path, jobs: int = 2, again: bool = False, opaque: _Lines | None = None) -> None:
     """Run operators and write their lines; those that the record has from this torch and onnxruntime, with as many samples, are left out.
 
     Args:
@@ -97,19 +112,23 @@ def sweep(names: list[str], count: int, record: Path, jobs: int = 2, again: bool
         record: The file of lines.
         jobs: How many processes at a time.
         again: Leave none out.
+        opaque: Lines of another record: two kinds of each that torch.onnx fails at, where there are two, with opaque="missing", in place of everything.
     """
     releases = (torch.__version__.split("+")[0], onnxruntime.__version__)
     done = lines(record)
-    wanted = [(name, which) for name in names for which in EXPORTERS]
+    wanted = [(name, which) for name in names for which in EXPORTERS if opaque is None or (name, which) in opaque]
 
-    def is_old(line: Line) -> bool:
-        return line.samples < count or (line.torch, line.onnxruntime) != releases
+    counts = {key: count if opaque is None else opaque[key].samples for key in wanted}
 
-    todo = iter([key for key in wanted if again or key not in done or is_old(done[key])])
+    def is_old(key: tuple[str, str]) -> bool:
+        line = done[key]
+        return line.samples < counts[key] or (line.torch, line.onnxruntime) != releases
+
+    todo = iter([key for key in wanted if again or key not in done or is_old(key)])
     running: dict[int, _Child] = {}
     while True:
         while len(running) < jobs and (key := next(todo, None)) is not None:
-            child = _Child(Line(*key, count, releases[0], onnxruntime=releases[1]))
+            child = _Child(Line(*key, counts[key], releases[0], onnxruntime=releases[1]), None if opaque is None else _failing(opaque[key]))
             running[child.out] = child
         if not running:
             return _tidy(record)
@@ -134,8 +153,8 @@ def _short(line: Line) -> str:
 class _Child:
     """A process that runs one operator on one exporter, and the ones that follow it when it dies."""
 
-    def __init__(self, line: Line) -> None:
-        self.line = line
+    def __init__(self, line: Line, opaque: list[str] | None) -> None:
+        self.line, self.opaque = line, opaque
         self.tried: list[str] = []
         self._start()
 
@@ -150,7 +169,7 @@ class _Child:
                 nowhere = os.open(os.devnull, os.O_RDWR)
                 for number in (0, 1, 2):
                     os.dup2(nowhere, number)
-                _child(self.line, self.tried, write)
+                _child(self.line, self.opaque, self.tried, write)
             except BaseException as error:  # a fault of the sweep
                 os.write(write, json.dumps(["the sweep itself", ["crash", "?", outcome.said(error), True]]).encode() + b"\n")
             finally:
@@ -198,18 +217,26 @@ class _Child:
         return True
 
 
-def _child(line: Line, tried: list[str], write: int) -> None:
+def _child(line: Line, opaque: list[str] | None, tried: list[str], write: int) -> None:
     """Run the kinds that no child before tried."""
     torch.set_num_threads(1)
     for group in samples.groups(line.operator, line.samples):
-        kept = {kind: tensors for kind, tensors in group.kinds.items() if kind not in tried}
+        wanted = list(group.kinds) if opaque is None else _two(group, opaque)
+        kept = {kind: tensors for kind, tensors in group.kinds.items() if kind in wanted and kind not in tried}
         if not kept:
             continue
-        for kind, found in outcome.outcomes(line.operator, samples.Group(group.call, kept), EXPORTERS[line.exporter]):
+        run = outcome.outcomes if opaque is None else outcome.opaque_outcomes
+        for kind, found in run(line.operator, samples.Group(group.call, kept), EXPORTERS[line.exporter]):
             said = found if isinstance(found, str) else [found.word, found.stage, found.why, found.trains]
             os.write(write, json.dumps([kind, said]).encode() + b"\n")
             used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
             resource.setrlimit(resource.RLIMIT_CPU, (int(used) + _CPU, resource.RLIM_INFINITY))
+
+
+def _two(group: samples.Group, kinds: list[str]) -> list[str]:
+    """The first two of these kinds, where the group has them; where there is one alone, the group's last besides."""
+    found = [kind for kind in group.kinds if kind in kinds[:2]]
+    return [*found, list(group.kinds)[-1]] if found and len(kinds) == 1 else found
 
 
 def _warm() -> None:
@@ -235,20 +262,24 @@ def main() -> None:
     parser.add_argument("patterns", nargs="*", default=["*"], help="operators, as torch's tests name them")
     parser.add_argument("--samples", type=int, default=3, help="of the database, beside the extremes")
     parser.add_argument("--named", action="store_true", help="only the inputs of named.py")
-    parser.add_argument("--record", type=Path, default=RECORD)
+    parser.add_argument("--record", type=Path)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--again", action="store_true", help="also what the record has")
     parser.add_argument("--anew", action="store_true", help="a new record, which takes the place of the old one when it is complete")
+    parser.add_argument("--opaque", action="store_true", help='with opaque="missing", what the record says that torch.onnx fails at')
     asked = parser.parse_args()
     _warm()
     chosen = names(asked.patterns or ["*"], asked.named)
     count = -1 if asked.named else asked.samples
+    record = asked.record or (OPAQUE if asked.opaque else RECORD)
+    opaque = untranslated(lines()) if asked.opaque else None
     if asked.anew:
-        _UNFINISHED.parent.mkdir(exist_ok=True)
-        sweep(chosen, count, _UNFINISHED, asked.jobs)
-        shutil.move(_UNFINISHED, asked.record)
+        unfinished = ROOT / ".cache" / f"operators-{record.name}"
+        unfinished.parent.mkdir(exist_ok=True)
+        sweep(chosen, count, unfinished, asked.jobs, opaque=opaque)
+        shutil.move(unfinished, record)
     else:
-        sweep(chosen, count, asked.record, asked.jobs, asked.again)
+        sweep(chosen, count, record, asked.jobs, asked.again, opaque)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,25 @@ def test_the_record_has_no_other_wrong_rows():
 
 
 def test_the_page_is_made_of_the_record():
-    assert table.DOCUMENT.read_text() == table.page(sweep.lines()), "python -m tests.operators.table"
+    page = table.page(sweep.lines(), sweep.lines(sweep.OPAQUE))
+    assert table.DOCUMENT.read_text() == page, "python -m tests.operators.table"
+
+
+def test_whatever_torch_fails_at_is_an_opaque_node_or_says_why_not():
+    opaque = sweep.lines(sweep.OPAQUE)
+    assert table.unreasoned(opaque) == []
+    assert set(opaque) == set(sweep.untranslated(sweep.lines()))
+
+
+def test_what_has_no_words_is_told():
+    line = sweep.Line(
+        "abs",
+        "dynamo",
+        1,
+        "2.13.0",
+        {"sample": ["wrong", "forward", "complex numbers", True], "empty": ["works", "backward", "aten::abs", True]},
+    )
+    assert table.unreasoned({("abs", "dynamo"): line}) == ["abs (dynamo, sample), opaque: wrong forward complex numbers"]
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path):

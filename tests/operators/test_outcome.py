@@ -56,6 +56,19 @@ def test_what_torch_cannot_export():
     assert _words(torch.special.bessel_j0, tensor([1.0, 2.0])) == ["torch.onnx fails"]
 
 
+def test_what_becomes_an_opaque_node():
+    """Missing; named, where a translation makes a file that does not run; neither."""
+    zero, first = tensor(2.0), tensor(0)
+    for function, *tensors, word, why in (
+        (torch.special.bessel_j0, zero, "works", "aten::special_bessel_j0.default"),
+        (lambda x, index: x.gather(0, index), zero, first, "works", "named: aten::gather.default"),
+        (lambda x: torch.view_as_real(torch.fft.fft(x)), torch.ones(3), "refused", "ExportError: aten::fft_fft.default"),
+    ):
+        call = samples.Call.of(function, tensors, {})
+        *_, (_, found) = outcome.opaque_outcomes("mine", samples.Group(call, {"one": call.tensors}), dynamo=False)
+        assert isinstance(found, outcome.Outcome) and (found.word, found.why[: len(why)]) == (word, why)
+
+
 def test_what_eager_refuses_has_no_word():
     assert _words(lambda x, y: x @ y, torch.ones(2, 3), torch.ones(2, 3)) == []
 

@@ -17,7 +17,7 @@ QUIRK = Quirk(
     upstream="torch",
     seen="2.13",
     wrong="TorchScript has no atanh, asinh, acosh, cosh, sinh, exp2, frac, addcdiv, addbmm, addmv, diag, diag_embed, block_diag, trace, isin, "
-    "isclose, nanmean, renorm, rms_norm, bilinear and threshold, no fill_ with True; dynamo's addmv and addbmm add 0 times x where beta is 0",
+    "isclose, nanmean, renorm, rms_norm, bilinear and threshold, no fill, no fill_ with True; neither exporter has diagonal_scatter; dynamo's addmv and addbmm add 0 times x where beta is 0",
 )
 
 Tensor = torch.Tensor
@@ -136,7 +136,19 @@ def _threshold(x: Tensor, threshold: float, value: float, inplace: bool = False)
     return NotImplemented if inplace else torch.where(x <= threshold, torch.full((), value, dtype=x.dtype, device=x.device), x)
 
 
-def _fill(x: Tensor, value: Any) -> Any:
+def _fill(x: Tensor, value: Any) -> Tensor:
+    return torch.where(
+        torch.ones_like(x, dtype=torch.bool), torch.as_tensor(value, device=x.device).to(x.dtype), x
+    )  # it keeps x, which has a gradient of zeros
+
+
+def _diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    places = torch.arange(src.shape[-1], device=x.device)
+    first = x.movedim((dim1, dim2), (0, 1)).index_put((places + max(-offset, 0), places + max(offset, 0)), src.movedim(-1, 0))
+    return first.movedim((0, 1), (dim1, dim2))
+
+
+def _fill_in_place(x: Tensor, value: Any) -> Any:
     return x.fill_(int(value)) if isinstance(value, bool) else NotImplemented
 
 
@@ -153,13 +165,15 @@ _FORMULAS: dict[Callable[..., Any], tuple[Any, ...]] = {
     _isin: (torch.isin,),
     _isclose: (torch.isclose, torch.Tensor.isclose),
     _nanmean: (torch.nanmean, torch.Tensor.nanmean),
-    _fill: (torch.Tensor.fill_,),
+    _fill: (torch.fill,),
+    _fill_in_place: (torch.Tensor.fill_,),
+    _diagonal_scatter: (torch.diagonal_scatter, torch.Tensor.diagonal_scatter),
     _renorm: (torch.renorm, torch.Tensor.renorm),
     _rms_norm: (torch.rms_norm,),
     _bilinear: (torch.bilinear, torch.nn.functional.bilinear),
     _threshold: (torch.threshold, private.inner_function("threshold"), torch.nn.functional.threshold),
 }
-_BOTH = (_addbmm, _addmv)  # dynamo's translation takes 0 times NaN where beta is 0
+_BOTH = (_addbmm, _addmv, _diagonal_scatter)  # dynamo's translation of the first two takes 0 times NaN where beta is 0
 GAPS: dict[Any, Rewrite] = {
     function: (instead if formula in _BOTH else instead_in_torchscript)(formula)
     for formula, functions in _FORMULAS.items()

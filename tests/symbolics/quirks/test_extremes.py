@@ -85,6 +85,8 @@ BOTH = {
     **{f"diag of a vector, {k}": (lambda x, k=k: torch.diag(x, k), tensor([1.0, INF, 3])) for k in (-1, 0, 2)},
     **{f"diag of a matrix, {k}": (lambda x, k=k: torch.diag(x, k), ROWS) for k in (-1, 0, 1)},
     "diag_embed": (lambda x: torch.diag_embed(x, 1), ROWS),
+    "diagonal_scatter": (lambda x, y: torch.diagonal_scatter(x, y[:2], -1) + x.mT.diagonal_scatter(y, 1, 1, 0).mT, torch.arange(12.0).reshape(3, 4), torch.ones(3)),
+    "fill": (lambda x, y: torch.fill(x, y) * torch.fill(x, 2), ROWS, torch.tensor(3.0)),
     "block_diag": (torch.block_diag, THREE, tensor(2.0), tensor([1.0, 2])),
     "trace": (torch.trace, ROWS),
     "isin": (lambda x: x * torch.isin(x, tensor([1.0, 3.0])), ROWS),
