@@ -167,7 +167,8 @@ def _pixels(op: Builder, slide: Windows, large: Value, channels: int) -> tuple[V
     """Pixels (N, places, channels); the places (windows, 1) where windows begin, and what to add for each kernel position."""
     kernel, *_ = slide.static or ([],)
     outs = _known_sizes(slide.small)
-    sizes = [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(outs, slide.strides, kernel, slide.dilations)]
+    sizes = slide.padded_sizes
+    assert sizes is not None
     # Whole pixels are padded several times faster than rows of each channel.
     last = op.Transpose(large, perm=[0, *range(2, slide.rank + 2), 1])
     padded = op.padded(last, slide.before, slide.after, range(1, slide.rank + 1), slide.rank + 2)
@@ -224,9 +225,14 @@ def _weight_by_conv(op: Builder, slide: Windows, padded: Value, small: Value, w:
     if group == 1:
         rows = op.Transpose(padded, perm=swap)
     else:  # (N, G*C, ...) to (C, G*N, ...)
-        c, spatial = op.dim(w, 1), op.Shape(padded, start=2)
-        split = op.Reshape(padded, op.Concat(op.vector([0, group, c]), spatial, axis=0))
-        rows = op.Reshape(op.Transpose(split, perm=[2, 1, 0, *[a + 1 for a in axes]]), op.Concat(op.vector([c, -1]), spatial, axis=0))
+        c, sizes = op.dim(w, 1), slide.padded_sizes
+        if isinstance(c, int) and sizes is not None:
+            split = op.Reshape(padded, [0, group, c, *sizes])
+            rows = op.Reshape(op.Transpose(split, perm=[2, 1, 0, *[a + 1 for a in axes]]), [c, -1, *sizes])
+        else:
+            spatial = op.Shape(padded, start=2)
+            split = op.Reshape(padded, op.Concat(op.vector([0, group, c]), spatial, axis=0))
+            rows = op.Reshape(op.Transpose(split, perm=[2, 1, 0, *[a + 1 for a in axes]]), op.Concat(op.vector([c, -1]), spatial, axis=0))
     full = op.Conv(rows, op.Transpose(small, perm=swap), strides=slide.dilations, dilations=slide.strides, group=group)
     cut = op.Slice(full, [0] * n, op.vector([op.dim(w, a) for a in axes]), axes)
     return op.Transpose(cut, perm=swap)

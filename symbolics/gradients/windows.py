@@ -86,6 +86,14 @@ class Windows:
         kernel, before, after = ([v for v in side if isinstance(v, int)] for side in (self.kernel, self.before, self.after))
         return (kernel, before, after) if len(kernel) == len(before) == len(after) == self.rank else None
 
+    @property
+    def padded_sizes(self) -> list[int] | None:
+        """The sizes that `pad` gives, where they are numbers now."""
+        outs = [size for size in (self.small.shape or ())[2:] if isinstance(size, int)]
+        if self.static is None or len(outs) < self.rank:
+            return None
+        return [(o - 1) * s + (k - 1) * d + 1 for o, s, k, d in zip(outs, self.strides, self.static[0], self.dilations)]
+
     def pad(self, x: Value) -> Value:
         """x, of the large side, with the padding that the windows reach into, or without the rest they do not reach."""
         return self.op.padded(x, self.before, self.after, range(2, self.rank + 2), self.rank + 2)

@@ -16,7 +16,7 @@ from torch import nn
 import exporter
 from exporter.cpu import moves, weights
 from exporter.cpu.moves import REARRANGE, move_at_once
-from exporter.cpu.views import View
+from exporter.runtime.views import View
 from symbolics.errors import RunError
 from tests.exporter.cpu.support import inference_session, session_options
 from tests.exporter.cpu.test_blocked import trains_as_eager

@@ -16,9 +16,9 @@ import exporter
 from exporter.cpu import moves, weights
 from exporter.cpu.moves import move_at_once
 from exporter.cpu.operators import DOMAIN
-from exporter.cpu.views import View
 from exporter.cpu.weights import CONV_WEIGHT_GRAD
 from exporter.errors import PythonopError
+from exporter.runtime.views import View
 from exporter.training.trainer import Trainer
 from tests.exporter.cpu.support import inference_session, session_options
 from tests.exporter.cpu.test_moves import GEOMETRIES, _conv
