@@ -23,7 +23,7 @@ _CHECKPOINT = "torch.utils.checkpoint"
 
 @contextlib.contextmanager
 def changed_in_checkpoints(model: torch.nn.Module) -> Iterator[dict[str, str]]:
-    """While the block runs, the names of buffers that modules change in their own forward inside torch.utils.checkpoint, or inside the forward of a Function.
+    """While the block runs, the names of buffers and parameters that modules change in their own forward inside torch.utils.checkpoint, or inside the forward of a Function.
 
     Yields:
         The name -> what it is inside of.
@@ -33,20 +33,25 @@ def changed_in_checkpoints(model: torch.nn.Module) -> Iterator[dict[str, str]]:
 
     def before(path: str, module: torch.nn.Module, args: object) -> None:
         if _inside_of():
-            kept[path] = {name: buffer.detach().clone() for name, buffer in module._buffers.items() if buffer is not None}
+            kept[path] = {name: tensor.detach().clone() for name, tensor in _state(module).items()}
 
     def after(path: str, module: torch.nn.Module, args: object, result: object) -> None:
         for name, old in kept.pop(path, {}).items():  # no version tells: batch_norm leaves that of its statistics as it was
-            new, full = module._buffers.get(name), f"{path}.{name}".removeprefix(".")
+            new, full = _state(module).get(name), f"{path}.{name}".removeprefix(".")
             if new is not None and full not in found and not same_values(old, new):
                 found[full] = _inside_of()
 
     with contextlib.ExitStack() as stack:
         for path, module in model.named_modules():
-            if module._buffers and not isinstance(module, torch.jit.ScriptModule):
+            if _state(module) and not isinstance(module, torch.jit.ScriptModule):
                 stack.callback(module.register_forward_pre_hook(functools.partial(before, path)).remove)
                 stack.callback(module.register_forward_hook(functools.partial(after, path)).remove)
         yield found
+
+
+def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers and parameters that a module holds itself."""
+    return {name: tensor for name, tensor in {**module._buffers, **module._parameters}.items() if tensor is not None}
 
 
 def _inside_of() -> str:

@@ -36,6 +36,22 @@ def test_the_export_names_them(reentrant, dynamo):
     assert "'inner.1.running_mean', 'inner.1.running_var', 'inner.1.num_batches_tracked' inside" in text
 
 
+class Decays(nn.Linear):
+    """Changes its weight at each call."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.mul_(0.9)
+        return super().forward(x)
+
+
+def test_the_export_names_a_parameter_that_changes(dynamo):
+    model = Net(False).train()
+    model.inner[0] = Decays(3, 3)
+    (text,) = said(model, dynamo)
+    assert "'inner.0.weight', 'inner.1.running_mean'" in text
+
+
 class Again(torch.autograd.Function):
     """A checkpoint of its own, as packages of reversible nets have one."""
 
