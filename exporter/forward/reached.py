@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 import onnx_ir as ir
 import torch
 
-from symbolics.graph.values import is_mark, is_python_op
+from symbolics.gradients import RULES
+from symbolics.graph.values import is_mark, is_python_op, may_be_float
 from symbolics.graph.walk import subgraphs
 from symbolics.node.names import CALL_ATTRIBUTE
 
@@ -64,7 +65,7 @@ def calls_with_gradient(model: ir.Model) -> Iterator[ir.Node]:
     while todo:
         value = todo.pop()
         node = value.producer()
-        if node is None or id(node) in seen or (value.dtype is not None and not value.dtype.is_floating_point()):
+        if node is None or id(node) in seen or not _has_gradient(value, node):
             continue
         if is_mark(node):
             continue
@@ -82,3 +83,9 @@ def calls_with_gradient(model: ir.Model) -> Iterator[ir.Node]:
         seen.add(id(node))
         todo += [v for v in node.inputs if v is not None]
         todo += [output for body in subgraphs(node) for output in body.outputs]
+
+
+def _has_gradient(value: ir.Value, node: ir.Node) -> bool:
+    """Whether a value may have a gradient: a float, or an integer that a gradient passes straight through (QuantizeLinear)."""
+    rule = RULES.get((node.domain, node.op_type))
+    return may_be_float(value) or (rule is not None and rule.straight_through)

@@ -53,7 +53,7 @@ class Learns(nn.Module):
 
 def assert_as_eager(model, x, *, dynamo, share=0.0, tolerance=0.0, of_weights=1e-4):
     """Values and gradients; ``share`` of the elements may be on the other side of a tie."""
-    module = exporter.load(exporter.export(model, (x,), dynamo=dynamo))
+    module = exporter.load(exporter.export(model, (x,), dynamo=dynamo), allow=[Steep])
     results = []
     for side in (model, module):
         given = x.clone().requires_grad_()
@@ -140,3 +140,22 @@ def test_parameters_of_ranges_are_torchs():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_types(dtype):
     assert_as_eager(Net(CALLS["4 bits"]).to(dtype), X.clamp(-10, 10).to(dtype), dynamo=True, of_weights=1e-2)
+
+
+class Steep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 5
+
+
+@pytest.mark.parametrize("name", ["8 bits", "7 bits"])
+def test_a_function_behind_a_quantiser_is_reached_by_gradients(dynamo, name):
+    """In eval mode the levels between QuantizeLinear and DequantizeLinear are integers: a gradient goes through all the same."""
+    model = Net(lambda x: CALLS[name](Steep.apply(x))).eval()
+    program = exporter.export(model, (X,), dynamo=dynamo)
+    assert {"PythonOp", "QuantizeLinear"} <= {node.op_type for node in program.model.graph}
+    assert_as_eager(model, X + 0.003, dynamo=dynamo, tolerance=1e-4)
