@@ -1,0 +1,1 @@
+"""From fake-quantised models to files that run in integers."""

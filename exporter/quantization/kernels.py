@@ -1,0 +1,49 @@
+"""Which products onnxruntime's CPU runs in integers, asked from onnxruntime itself."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import onnxruntime
+
+from symbolics.errors import ExportError
+from symbolics.graph.values import is_python_op
+from symbolics.graph.walk import walk
+
+__all__ = ["kernels_of"]
+
+_INTEGER = {"QLinearConv", "QGemm", "QLinearMatMul", "MatMulIntegerToFloat", "MatMulNBits", "ConvInteger", "MatMulInteger"}
+
+
+def kernels_of(model: ir.Model, nodes: Iterable[ir.Node]) -> dict[ir.Node, str]:
+    """The integer kernel of each node that has one, once onnxruntime has optimised the model for this machine's CPU.
+
+    Raises:
+        ExportError: onnxruntime does not open the model.
+    """
+    if any(is_python_op(node) for node in walk(model.graph)):
+        return {}  # a session would need allow=
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "optimized.onnx"
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath, options.log_severity_level = str(path), 4
+        options.intra_op_num_threads = 1
+        try:
+            onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise ExportError(f"onnxruntime does not open the quantised model: {error}") from error
+        optimized = onnx.load(path, load_external_data=False)
+    reads = {name: node.op_type for node in optimized.graph.node if node.op_type in _INTEGER for name in (*node.input, *node.output)}
+    return {node: kernel for node in nodes if (kernel := next(filter(None, map(reads.get, _names(node))), ""))}
+
+
+def _names(node: ir.Node) -> list[str]:
+    """The names by which a product is found again: that of its levels, and of what it gives."""
+    makers = [value.producer() for value in node.inputs[1:2] if value is not None]
+    held = [maker.inputs[0] for maker in makers if maker is not None and maker.op_type == "DequantizeLinear"]
+    levels = [value.name or "" for value in held if value is not None and value.is_initializer()]
+    return levels or [node.outputs[0].name or "", *(use.node.outputs[0].name or "" for use in node.outputs[0].uses())]

@@ -1,0 +1,174 @@
+"""Convolutions and matrix products: which of them can run in integers, and why the others cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from exporter.quantization.evaluation import Constants
+from exporter.quantization.grids import WeightGrid, fit_weight
+from exporter.quantization.quantizers import Quantizer
+from symbolics.graph.values import attr
+
+__all__ = ["Product", "find_products", "only_reader", "sources_of", "weights_of"]
+
+_PRODUCTS = {"Conv", "Gemm", "MatMul"}
+#: What moves numbers and computes none: levels stay levels.
+_MOVES = {"Flatten", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+_LARGEST = 2**31 - 1
+
+
+@dataclass(eq=False)
+class Product:
+    """A product of the model.
+
+    Attributes:
+        node: Its node.
+        weight: Its weight on its grid; None where it has none, or two activations are multiplied.
+        inputs: The quantiser behind each activation that it takes.
+        bias: What is added, by channels.
+        norm: The batch normalization behind it that weight and bias hold.
+        reason: Why it stays in float, "" where nothing stands in the way.
+    """
+
+    node: ir.Node
+    weight: WeightGrid | None
+    inputs: list[Quantizer]
+    bias: np.ndarray | None = None
+    norm: ir.Node | None = None
+    reason: str = ""
+
+    @property
+    def result(self) -> ir.Value:
+        """What it gives, the batch normalization included."""
+        return (self.norm or self.node).outputs[0]
+
+    @property
+    def bias_scale(self) -> np.ndarray:
+        """The step of a bias in int32: that of the activation times that of the weight."""
+        assert self.weight is not None
+        return (self.inputs[0].grid.scale * self.weight.scale).astype(np.float32)
+
+
+def weights_of(model: ir.Model, constants: Constants) -> dict[ir.Node, WeightGrid | str]:
+    """The weight of each product that has one, as integers, or why it is none."""
+    found: dict[ir.Node, WeightGrid | str] = {}
+    for node in model.graph:
+        if node.domain or node.op_type not in _PRODUCTS or (value := node.inputs[1]) is None or value not in constants:
+            continue
+        weight = constants.array(value)
+        axis = 0 if node.op_type == "Conv" or attr(node, "transB", 0) else 1 if weight.ndim == 2 else None
+        if weight.dtype != np.float32:
+            found[node] = f"its weight is of {weight.dtype}, not float32"
+        else:
+            found[node] = fit_weight(weight, axis, constants.behind(value))
+    return found
+
+
+def _folded(product: Product, constants: Constants) -> str:
+    """Put a batch normalization behind a convolution into its weight and bias; why that cannot be, "" where it can or there is none."""
+    node, grid = product.node, product.weight
+    norm = only_reader(node.outputs[0])
+    if grid is None or norm is None or norm.domain or norm.op_type != "BatchNormalization":
+        return ""
+    values = [value for value in norm.inputs[1:] if value is not None and value in constants]
+    if len(values) != 4 or attr(norm, "training_mode", 0):
+        return "the batch normalization behind it computes statistics: export in eval mode"
+    gamma, beta, mean, var = (array.astype(np.float64) for array in constants.arrays(values))
+    factor = gamma / np.sqrt(var + attr(norm, "epsilon", 1e-5))
+    folded = _scaled(grid, factor)
+    if folded is None:
+        return "the batch normalization behind it turns the sign of a weight that int8 does not hold then"
+    bias = product.bias.astype(np.float64) if product.bias is not None else 0.0
+    product.weight, product.norm = folded, norm
+    product.bias = ((bias - mean) * factor + beta).astype(np.float32)
+    return ""
+
+
+def _scaled(grid: WeightGrid, factor: np.ndarray) -> WeightGrid | None:
+    """A weight times a factor for each channel of axis 0; None where int8 cannot hold it."""
+    if grid.zero:
+        return None
+    signs = np.where(factor < 0, -1, 1).reshape(-1, *[1] * (grid.levels.ndim - 1))
+    levels = grid.levels.astype(np.int64) * signs
+    scale = np.abs(grid.scale.astype(np.float64) * factor).astype(np.float32)
+    if levels.max() > 127 or levels.min() < -128 or not np.isfinite(scale).all():
+        return None
+    dead = scale == 0  # a channel that is switched off
+    levels[dead] = 0
+    return WeightGrid(levels.astype(np.int8), np.where(dead, np.float32(1), scale), 0, 0)
+
+
+def sources_of(value: ir.Value | None, results: Mapping[ir.Value, Quantizer]) -> Iterator[ir.Value]:
+    """The values from which one comes without being computed anew, itself first, up to what a quantiser gives."""
+    while value is not None:
+        yield value
+        node = value.producer()
+        if value in results or node is None or node.domain or node.op_type not in _MOVES:
+            return
+        value = node.inputs[0]
+
+
+def find_products(
+    model: ir.Model,
+    constants: Constants,
+    weights: Mapping[ir.Node, WeightGrid | str],
+    quantizers: list[Quantizer],
+) -> list[Product]:
+    """The products of a model, and what stands in the way of integers."""
+    results = {each.result: each for each in quantizers}
+    sources = {each.source for each in quantizers}
+    found = []
+    for node in model.graph:
+        if node.domain or node.op_type not in _PRODUCTS:
+            continue
+        weight = weights.get(node)
+        inputs = [results.get(list(sources_of(value, results))[-1]) for value in node.inputs[: 1 if weight is not None else 2]]
+        product = Product(node, weight if isinstance(weight, WeightGrid) else None, [each for each in inputs if each is not None])
+        product.reason = weight if isinstance(weight, str) else _reason(product, constants, None in inputs, sources)
+        found.append(product)
+    return found
+
+
+def _reason(product: Product, constants: Constants, unquantized: bool, sources: set[ir.Value]) -> str:
+    """Why a product stays in float, "" where nothing stands in the way; its bias and normalization are looked up on the way."""
+    node = product.node
+    if unquantized:
+        return "no quantiser gives what it takes"
+    if node.op_type == "Gemm" and (attr(node, "alpha", 1.0) != 1.0 or attr(node, "beta", 1.0) != 1.0 or attr(node, "transA", 0)):
+        return "it scales or transposes what it takes: alpha, beta, transA"
+    if product.weight is None:
+        return "" if node.op_type == "MatMul" else "its weight is computed by the model"
+    if len(node.inputs) > 2 and (value := node.inputs[2]) is not None:
+        if value not in constants:
+            return "its bias is computed by the model"
+        product.bias = constants.array(value).reshape(-1)
+    if node.op_type == "Conv" and (why := _folded(product, constants)):
+        return why
+    if product.bias is not None:
+        if np.abs(np.rint(product.bias.astype(np.float64) / product.bias_scale)).max() > _LARGEST:
+            return "its bias is too large for int32 in steps of the activation times the weight"
+        if product.bias.size != product.weight.levels.shape[1 if node.op_type == "Gemm" and not attr(node, "transB", 0) else 0]:
+            return "its bias is no vector of channels"
+    if node.op_type == "Conv" and not _is_quantized(product.result, sources):
+        return "no quantiser takes what it gives, or something else takes it, too"
+    return ""
+
+
+def _is_quantized(value: ir.Value, sources: set[ir.Value]) -> bool:
+    """Whether one quantiser takes a value, and nothing else does."""
+    while value not in sources:
+        reader = only_reader(value)
+        if reader is None or reader.domain or reader.op_type not in {*_MOVES, "Relu"}:
+            return False
+        value = reader.outputs[0]
+    return not value.is_graph_output()
+
+
+def only_reader(value: ir.Value) -> ir.Node | None:
+    """The node that reads a value, None where several do, or it is an output of the model."""
+    readers = value.consumers()
+    return next(iter(readers)) if len(readers) == 1 and not value.is_graph_output() else None

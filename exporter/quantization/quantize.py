@@ -1,0 +1,194 @@
+"""exporter.quantize: a fake-quantised model as a file that runs in integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+
+from exporter.errors import short
+from exporter.files.program import Program
+from exporter.gradient_graph.model import own_copy, remove_marks
+from exporter.quantization.evaluation import Constants
+from exporter.quantization.kernels import kernels_of
+from exporter.quantization.products import Product, find_products, sources_of, weights_of
+from exporter.quantization.quantizers import Missed, Quantizer, find_quantizers
+from exporter.quantization.straight_through import drop_straight_through
+from exporter.quantization.writer import Writer
+from symbolics.errors import ExportError
+from symbolics.graph.values import describe, is_python_op
+from symbolics.graph.walk import remove_unread, unread, walk
+from symbolics.node.metadata import read_state, write_state
+from symbolics.node.names import LINKS_KEY, STATE_KEY
+from symbolics.text import clean
+
+__all__ = ["Activation", "Quantized", "QuantizedProduct", "quantize"]
+
+
+@dataclass(frozen=True)
+class QuantizedProduct:
+    """A convolution or matrix product of a quantised model.
+
+    Attributes:
+        name: The name of its node.
+        operator: ``"Conv"``, ``"Gemm"`` or ``"MatMul"``.
+        kernel: The operator that onnxruntime runs in integers for it on this machine's CPU, "" where it runs in float.
+        bits: The bits that its weight needs, 0 where it has none in integers.
+        reason: Why it runs in float, "" where it does not.
+    """
+
+    name: str
+    operator: str
+    kernel: str
+    bits: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A quantiser of activations.
+
+    Attributes:
+        name: The value that it gave in the model.
+        scale: Its step.
+        zero_point, low, high: The levels of 0.0, of the lowest and of the highest number, in uint8.
+        floats: By how many float32 numbers a threshold between two levels is away from the model's, at most.
+        moved: How many thresholds are.
+    """
+
+    name: str
+    scale: float
+    zero_point: int
+    low: int
+    high: int
+    floats: int
+    moved: int
+
+
+@dataclass(repr=False)
+class Quantized(Program):
+    """A model in integers, saved and loaded as any other `Program`.
+
+    Attributes:
+        products: Its products, and which of them run in integers.
+        activations: Its quantisers of activations.
+        left: What rounds and stayed as it was -> why.
+    """
+
+    products: list[QuantizedProduct] = field(default_factory=list)
+    activations: list[Activation] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """A line for each product that runs in float, and the counts."""
+        integers = sum(bool(each.kernel) for each in self.products)
+        moved = sum(each.moved for each in self.activations)
+        lines = [
+            f"{integers} of {len(self.products)} products run in integers",
+            f"{len(self.activations)} quantisers of activations, {moved} of their thresholds moved by {max((a.floats for a in self.activations), default=0)} float32 at most",
+            *(f"  float: {clean(each.operator)} {clean(each.name)}: {each.reason}" for each in self.products if not each.kernel),
+            *(f"  left: {clean(name)}: {reason}" for name, reason in self.left.items()),
+        ]
+        return "\n".join(lines)
+
+
+@short
+def quantize(model: Any) -> Quantized:
+    """Write a fake-quantised model with integers in the place of rounded floats, in the forms that onnxruntime runs in integer kernels.
+
+    Quantisers are found by what they compute: a value that is rounded to evenly spaced levels and cut off at both ends, in torch's fake_quantize, in a
+    Function of one's own (``portable=True``), in operators, or in QuantizeLinear and DequantizeLinear. Each threshold between two levels is found to the last
+    bit in the model and in what is written. Weights become integers only where they are whole multiples of a float32, bit by bit. Batch normalizations behind
+    convolutions go into steps and biases. Biases become int32 in steps of activation times weight, as integer kernels take them.
+
+    Args:
+        model: A path, an onnx.ModelProto, an onnx_ir.Model, or an object whose ``model`` is one, such as a `Program`; as it is after training, exported in
+            eval mode. It is not changed.
+
+    Returns:
+        The model, with what became of each product.
+
+    Raises:
+        ExportError: Nothing in the model is quantised; the reasons are named.
+        FormatError: The model is not valid.
+    """
+    copy = own_copy(model)
+    kept = unread(copy.graph)  # parameters that the forward does not read are the model's, all the same
+    drop_straight_through(copy)
+    remove_marks(copy)
+    passes.InlinePass()(copy)
+    copy.functions.clear()
+    remove_unread(copy.graph, kept)
+    constants = Constants(copy)
+    weights = weights_of(copy, constants)
+    quantizers, missed = find_quantizers(copy, constants)
+    products = find_products(copy, constants, weights, quantizers)
+    if all(product.reason for product in products):
+        raise _nothing(copy, products, missed)
+    writer = Writer(copy)
+    for product in products:
+        if not product.reason:
+            writer.write_product(product)
+    stays = _read_in_float(products, quantizers)
+    names = {each: writer.write_quantizer(each, stays) for each in quantizers}
+    remove_unread(copy.graph, kept)
+    _forget(copy)
+    kernels = kernels_of(copy, [product.node for product in products if not product.reason])
+    rows = [_row(product, kernels.get(product.node)) for product in products]
+    activations = [
+        Activation(n, float(e.grid.scale), e.grid.zero, e.grid.low, e.grid.high, e.grid.floats, e.grid.moved) for e, n in names.items()
+    ]
+    left = {each.step.outputs[0].name or "": each.reason for each in missed}
+    return Quantized(copy, products=rows, activations=activations, left=left)
+
+
+def _read_in_float(products: Iterable[Product], quantizers: Iterable[Quantizer]) -> set[ir.Node]:
+    """The first nodes on the ways from quantisers to products that stay in float: onnxruntime quantises a float weight between DequantizeLinear and
+    QuantizeLinear without being asked, so these read what the model had.
+    """
+    results = {each.result: each for each in quantizers}
+    found: set[ir.Node] = set()
+    for product in products:
+        if product.reason:
+            for value in product.node.inputs[:2]:
+                way = list(sources_of(value, results))
+                if way and way[-1] in results:
+                    found.add(product.node if len(way) == 1 else way[-2].producer() or product.node)
+    return found
+
+
+def _row(product: Product, kernel: str | None) -> QuantizedProduct:
+    bits = 0
+    if product.weight is not None and not product.reason:
+        levels = product.weight.levels.astype(np.int64) - product.weight.zero
+        bits = max(int(levels.max()).bit_length(), (~int(levels.min())).bit_length() if levels.min() < 0 else 0) + int(levels.min() < 0)
+    reason = product.reason or ("" if kernel else "onnxruntime does not fuse it here")
+    return QuantizedProduct(product.node.name or "", product.node.op_type, kernel or "", bits, reason)
+
+
+def _forget(model: ir.Model) -> None:
+    """Take from the table of the state what the file holds no more: weights and biases that are integers now."""
+    model.metadata_props.pop(LINKS_KEY, None)
+    used = {node.domain for node in walk(model.graph)}
+    for domain in [domain for domain in model.opset_imports if domain and domain not in used]:
+        del model.opset_imports[domain]
+    state = read_state(model.metadata_props)
+    if state is not None:
+        held = model.graph.initializers
+        model.metadata_props[STATE_KEY] = write_state({name: entry for name, entry in state.items() if entry.initializer in held})
+
+
+def _nothing(model: ir.Model, products: Sequence[Product], missed: Sequence[Missed]) -> ExportError:
+    """What to tell where nothing can run in integers."""
+    calls = next((describe(node) for node in walk(model.graph) if is_python_op(node)), None)
+    reasons = [f"  {describe(p.node)}: {p.reason}" for p in products[:2]] + [f"  {describe(m.step)}: {m.reason}" for m in missed[:1]]
+    way = (
+        f"the quantiser may be in {calls}, which runs Python: export with portable=True"
+        if calls
+        else "train with quantisers before the weight and the activation of a product, and export in eval mode"
+    )
+    return ExportError("nothing in the model can run in integers.\n" + "\n".join(reasons) + f"\n  way out: {way}")

@@ -1,0 +1,157 @@
+"""Integers in a graph, in the forms that onnxruntime's CPU fuses: uint8 activations, int8 weights by channels, int32 biases."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from exporter.quantization.products import Product, only_reader
+from exporter.quantization.quantizers import Quantizer
+from symbolics.graph.scope import graph_names
+
+__all__ = ["Writer"]
+
+
+class Writer:
+    """Writes into a graph.
+
+    Args:
+        model: The model, changed in place.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self._graph = model.graph
+        self._names = graph_names(model.graph)
+        self._sources: dict[ir.Value, ir.Value] = {}
+        self._constants: dict[tuple[Any, ...], ir.Value] = {}
+        self._levels: dict[tuple[Any, ...], ir.Value] = {}
+
+    def write_product(self, product: Product) -> None:
+        """Give a product a weight and a bias in integers; a batch normalization behind it goes."""
+        node, weight = product.node, product.weight
+        if weight is None:
+            return
+        name = (node.inputs[1].name if node.inputs[1] is not None else None) or "weight"
+        zero = np.full(weight.scale.shape, weight.zero, weight.levels.dtype)  # said, also where it is 0: a Gemm is not fused without
+        node.replace_input_with(1, self._dequantized(name, weight.levels, weight.scale, zero, weight.axis, node))
+        if product.bias is not None:
+            scale = product.bias_scale
+            levels = np.rint(product.bias.astype(np.float64) / scale).astype(np.int32)
+            old = node.inputs[2].name if len(node.inputs) > 2 and node.inputs[2] is not None else None
+            bias = self._dequantized(old or f"{name}/bias", levels, scale, None, 0 if scale.ndim else None, node)
+            if len(node.inputs) < 3:
+                node.resize_inputs(3)
+            node.replace_input_with(2, bias)
+        elif node.op_type == "MatMul":
+            self._widen_bias(node)
+        if product.norm is not None:
+            result = product.norm.outputs[0]
+            result.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
+            self._sources[result] = node.outputs[0]
+            self._graph.remove(product.norm, safe=True)
+
+    def write_quantizer(self, quantizer: Quantizer, stays: Container[ir.Node]) -> str:
+        """Put QuantizeLinear and DequantizeLinear in the place of a quantiser, but where a node of ``stays`` reads it; the name of its value."""
+        grid, result = quantizer.grid, quantizer.result
+        source = self._sources.get(quantizer.source, quantizer.source)
+        name = result.name or "value"
+        levels = self._quantized(source, quantizer, name)
+        scale = self._held(f"{name}/scale", np.array(grid.scale, np.float32))
+        zero = self._held(f"{name}/zero_point", np.array(grid.zero, np.uint8))
+        after = levels.producer()
+        assert after is not None
+        value = self._node("DequantizeLinear", [levels, scale, zero], f"{name}/quantized", ir.DataType.FLOAT, result.shape, after=after)
+        for use in list(result.uses()):
+            if use.node not in stays:
+                use.node.replace_input_with(use.idx, value)
+        for place, output in enumerate(self._graph.outputs):
+            if output is result:
+                self._graph.outputs[place] = value
+                value.name, result.name = result.name, value.name
+                value.type, value.shape = result.type, result.shape
+        return name
+
+    def _quantized(self, source: ir.Value, quantizer: Quantizer, name: str) -> ir.Value:
+        """The levels of a value; quantisers of one value that have the same levels share them."""
+        grid = quantizer.grid
+        key = (source, float(grid.scale), grid.zero, grid.low, grid.high)
+        if key in self._levels:
+            return self._levels[key]
+        scale = self._held(f"{name}/scale", np.array(grid.scale, np.float32))
+        zero = self._held(f"{name}/zero_point", np.array(grid.zero, np.uint8))
+        # Right behind what makes the value: kernels are fused with what stands next to them.
+        maker = source.producer()
+        place: dict[str, Any] = {"after": maker} if maker is not None else {"before": next(iter(self._graph))}
+        levels = self._node("QuantizeLinear", [source, scale, zero], f"{name}/levels", ir.DataType.UINT8, source.shape, **place)
+        if (grid.low, grid.high) != (0, 255):
+            ends = [self._held(f"{name}/{end}", np.array(level, np.uint8)) for end, level in (("low", grid.low), ("high", grid.high))]
+            made = levels.producer()
+            levels = self._node("Clip", [levels, *ends], f"{name}/clipped", ir.DataType.UINT8, source.shape, after=made)
+        self._levels[key] = levels
+        return levels
+
+    def _dequantized(
+        self, name: str, levels: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, axis: int | None, before: ir.Node
+    ) -> ir.Value:
+        inputs = [self._held(f"{name}/levels", levels), self._held(f"{name}/scale", scale)]
+        if zero is not None:
+            inputs.append(self._held(f"{name}/zero_point", zero))
+        attributes = {} if axis is None else {"axis": axis}
+        return self._node(
+            "DequantizeLinear", inputs, f"{name}/quantized", ir.DataType.FLOAT, ir.Shape(levels.shape), before=before, attributes=attributes
+        )
+
+    def _widen_bias(self, node: ir.Node) -> None:
+        """Make a row of the vector that an Add behind a MatMul adds: of a vector, onnxruntime makes no part of the kernel."""
+        add = only_reader(node.outputs[0])
+        if add is None or add.domain or add.op_type != "Add":
+            return
+        for place, value in enumerate(add.inputs):
+            tensor = value.const_value if value is not None and value.is_initializer() else None
+            shape = node.outputs[0].shape
+            if tensor is not None and len(tensor.shape) == 1 and shape is not None and len(shape) > 1:
+                add.replace_input_with(place, self._held(f"{value.name if value else 'bias'}/row", tensor.numpy().reshape(1, -1)))
+
+    def _held(self, name: str, array: np.ndarray) -> ir.Value:
+        """An initializer; equal ones are one."""
+        key = (str(array.dtype), array.shape, array.tobytes())
+        if key in self._constants:
+            return self._constants[key]
+        name = self._free(name)
+        tensor = ir.tensor(array, name=name)
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+        self._graph.register_initializer(value)
+        self._constants[key] = value
+        return value
+
+    def _node(
+        self,
+        op_type: str,
+        inputs: list[ir.Value],
+        name: str,
+        dtype: ir.DataType,
+        shape: ir.Shape | None,
+        *,
+        before: ir.Node | None = None,
+        after: ir.Node | None = None,
+        attributes: dict[str, Any] | None = None,
+    ) -> ir.Value:
+        node = ir.node(op_type, inputs, attributes=attributes, name=self._free(f"{name}/{op_type}"))
+        output = node.outputs[0]
+        output.name, output.type, output.shape = self._free(name), ir.TensorType(dtype), shape
+        if before is not None:
+            self._graph.insert_before(before, node)
+        elif after is not None:
+            self._graph.insert_after(after, node)
+        return output
+
+    def _free(self, name: str) -> str:
+        found, count = name, 1
+        while found in self._names:
+            count += 1
+            found = f"{name}_{count}"
+        self._names.add(found)
+        return found
