@@ -138,7 +138,7 @@ def quantize(model: Any) -> Quantized:
     remove_unread(copy.graph, kept)
     _forget(copy)
     kernels = kernels_of(copy, [product.node for product in products if not product.reason])
-    rows = [_row(product, kernels.get(product.node)) for product in products]
+    rows = [_row(product, kernels) for product in products]
     activations = [
         Activation(n, float(e.grid.scale), e.grid.zero, e.grid.low, e.grid.high, e.grid.floats, e.grid.moved) for e, n in names.items()
     ]
@@ -161,13 +161,13 @@ def _read_in_float(products: Iterable[Product], quantizers: Iterable[Quantizer])
     return found
 
 
-def _row(product: Product, kernel: str | None) -> QuantizedProduct:
-    bits = 0
+def _row(product: Product, kernels: dict[ir.Node, str] | str) -> QuantizedProduct:
+    bits, kernel = 0, "" if isinstance(kernels, str) else kernels.get(product.node, "")
     if product.weight is not None and not product.reason:
         levels = product.weight.levels.astype(np.int64) - product.weight.zero
         bits = max(int(levels.max()).bit_length(), (~int(levels.min())).bit_length() if levels.min() < 0 else 0) + int(levels.min() < 0)
-    reason = product.reason or ("" if kernel else "onnxruntime does not fuse it here")
-    return QuantizedProduct(product.node.name or "", product.node.op_type, kernel or "", bits, reason)
+    reason = product.reason or ("" if kernel else kernels if isinstance(kernels, str) else "onnxruntime does not fuse it here")
+    return QuantizedProduct(product.node.name or "", product.node.op_type, kernel, bits, reason)
 
 
 def _forget(model: ir.Model) -> None:

@@ -159,3 +159,11 @@ def test_a_function_behind_a_quantiser_is_reached_by_gradients(dynamo, name):
     program = exporter.export(model, (X,), dynamo=dynamo)
     assert {"PythonOp", "QuantizeLinear"} <= {node.op_type for node in program.model.graph}
     assert_as_eager(model, X + 0.003, dynamo=dynamo, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("name", ["8 bits", "tensors", "channels, 8 bits"])
+def test_an_open_axis(dynamo, name):
+    model = Net(CALLS[name]).eval()
+    program = exporter.export(model, (X,), dynamo=dynamo, dynamic_shapes=({0: "batch"},))
+    x = X[:5] + 0.003
+    torch.testing.assert_close(exporter.load(program)(x), model(x))
