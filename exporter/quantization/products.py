@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +13,13 @@ from exporter.quantization.grids import WeightGrid, fit_weight
 from exporter.quantization.quantizers import Quantizer
 from symbolics.graph.values import attr
 
-__all__ = ["Product", "find_products", "only_reader", "sources_of", "weights_of"]
+__all__ = ["Product", "find_products", "needed", "only_reader", "sources_of", "weights_of"]
 
 _PRODUCTS = {"Conv", "Gemm", "MatMul"}
 #: What moves numbers and computes none: levels stay levels.
 _MOVES = {"Flatten", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+#: What computes, and stands between quantised values in integers.
+_IN_INTEGERS = {"Add", "AveragePool", "Concat", "GlobalAveragePool", "Relu"}
 _LARGEST = 2**31 - 1
 
 
@@ -131,6 +133,33 @@ def find_products(
         product.reason = weight if isinstance(weight, str) else _reason(product, constants, None in inputs, sources)
         found.append(product)
     return found
+
+
+def needed(products: Iterable[Product], quantizers: Iterable[Quantizer]) -> list[Quantizer]:
+    """The quantisers before and behind products that run in integers, and those of what is added up or moved in between."""
+    found = {each for product in products if not product.reason for each in product.inputs}
+    results = {product.result for product in products if not product.reason and product.node.op_type != "MatMul"}
+    results.update(each.result for each in found)
+    for each in quantizers:  # in the order of the graph
+        if each not in found and _comes_from(each.source, results):
+            found.add(each)
+            results.add(each.result)
+    return [each for each in quantizers if each in found]
+
+
+def _comes_from(value: ir.Value, ends: Container[ir.Value]) -> bool:
+    """Whether a value is made of one of others by what onnxruntime has integer kernels for."""
+    todo, seen = [value], {value}
+    while todo:
+        value = todo.pop()
+        if value in ends:
+            return True
+        node = value.producer()
+        if node is not None and not node.domain and node.op_type in _MOVES | _IN_INTEGERS:
+            new = [each for each in node.inputs if each is not None and each not in seen]
+            seen.update(new)
+            todo += new
+    return False
 
 
 def _reason(product: Product, constants: Constants, unquantized: bool, sources: set[ir.Value]) -> str:

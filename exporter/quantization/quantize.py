@@ -15,7 +15,7 @@ from exporter.files.program import Program
 from exporter.gradient_graph.model import own_copy, remove_marks
 from exporter.quantization.evaluation import Constants
 from exporter.quantization.kernels import kernels_of
-from exporter.quantization.products import Product, find_products, sources_of, weights_of
+from exporter.quantization.products import Product, find_products, needed, sources_of, weights_of
 from exporter.quantization.quantizers import Missed, Quantizer, find_quantizers
 from exporter.quantization.straight_through import drop_straight_through
 from exporter.quantization.writer import Writer
@@ -133,8 +133,9 @@ def quantize(model: Any) -> Quantized:
     for product in products:
         if not product.reason:
             writer.write_product(product)
+    written = needed(products, quantizers)
     stays = _read_in_float(products, quantizers)
-    names = {each: writer.write_quantizer(each, stays) for each in quantizers}
+    names = {each: writer.write_quantizer(each, stays) for each in written}
     remove_unread(copy.graph, kept)
     _forget(copy)
     kernels = kernels_of(copy, [product.node for product in products if not product.reason])
@@ -143,6 +144,7 @@ def quantize(model: Any) -> Quantized:
         Activation(n, float(e.grid.scale), e.grid.zero, e.grid.low, e.grid.high, e.grid.floats, e.grid.moved) for e, n in names.items()
     ]
     left = {each.step.outputs[0].name or "": each.reason for each in missed}
+    left |= {each.result.name or "": each.doubt or "no product in integers reads it" for each in quantizers if each not in names}
     return Quantized(copy, products=rows, activations=activations, left=left)
 
 
@@ -153,7 +155,7 @@ def _read_in_float(products: Iterable[Product], quantizers: Iterable[Quantizer])
     results = {each.result: each for each in quantizers}
     found: set[ir.Node] = set()
     for product in products:
-        if product.reason:
+        if product.reason and product.weight is None:
             for value in product.node.inputs[:2]:
                 way = list(sources_of(value, results))
                 if way and way[-1] in results:

@@ -23,6 +23,7 @@ _ELEMENTWISE = _STEPS | set(
     "Abs Add And CastLike Clip ConstantOfShape DequantizeLinear Div Equal Expand Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mul Neg Not Or "
     "Reciprocal Relu Shape Sign Sub Sum Where Xor".split()
 )
+_NO_REASON = "it is no rounding of one value: another value of the model, a scale that is computed, goes into it"
 _MOST_TRIES, _MOST_BEFORE = 40, 24
 
 
@@ -35,12 +36,14 @@ class Quantizer:
         result: What it gives.
         grid: Its levels.
         step: The node that rounds.
+        doubt: Why something larger around it is no quantiser, "" where nothing is: it may be a part of one alone.
     """
 
     source: ir.Value
     result: ir.Value
     grid: Grid
     step: ir.Node
+    doubt: str = ""
 
 
 @dataclass(eq=False)
@@ -84,7 +87,7 @@ def _rounds(node: ir.Node) -> bool:
 
 def _quantizer_at(model: ir.Model, constants: Constants, step: ir.Node) -> Quantizer | str:
     """The quantiser that a node rounds for: from the farthest value before it to the last one behind it between which it is proven; or why there is none."""
-    reason, tries = "it is no rounding of one value: another value of the model, a scale that is computed, goes into it", 0
+    reason, tries = _NO_REASON, 0
     sources = list(itertools.islice(_before(constants, step), _MOST_BEFORE))
     for result in reversed(_behind(constants, step, sources)):
         for source in reversed(sources):
@@ -101,8 +104,8 @@ def _quantizer_at(model: ir.Model, constants: Constants, step: ir.Node) -> Quant
                 reason = str(error)
                 continue
             if isinstance(grid, Grid):
-                return Quantizer(source, result, grid, step)
-            reason = grid if tries == 1 else reason
+                return Quantizer(source, result, grid, step, reason)
+            reason = grid if reason == _NO_REASON else reason
             if tries >= _MOST_TRIES:
                 return reason
     return reason
