@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from exporter.quantization.evaluation import Constants
-from exporter.quantization.grids import WeightGrid, fit_weight
-from exporter.quantization.quantizers import Quantizer
+from exporter.quantization.grids import WeightGrid, finer, fit_weight
+from exporter.quantization.quantizers import ELEMENTWISE, Missed, Quantizer
 from symbolics.graph.values import attr
 
 __all__ = ["Product", "find_products", "only_reader", "sources_of", "weights_of"]
 
 _PRODUCTS = {"Conv", "Gemm", "MatMul"}
+#: What has a weight, and no integer kernel in onnxruntime's CPU.
+_FLOAT = {"ConvTranspose", "GRU", "LSTM", "RNN"}
 #: What moves numbers and computes none: levels stay levels.
 _MOVES = {"Flatten", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
 _LARGEST = 2**31 - 1
@@ -27,14 +29,16 @@ class Product:
 
     Attributes:
         node: Its node.
+        operator: What that was in the model.
         weight: Its weight on its grid; None where it has none, or two activations are multiplied.
         inputs: The quantiser behind each activation that it takes.
-        bias: What is added, by channels.
+        bias: What a convolution adds, by channels.
         norm: The batch normalization behind it that weight and bias hold.
         reason: Why it stays in float, "" where nothing stands in the way.
     """
 
     node: ir.Node
+    operator: str
     weight: WeightGrid | None
     inputs: list[Quantizer]
     bias: np.ndarray | None = None
@@ -117,43 +121,68 @@ def find_products(
     constants: Constants,
     weights: Mapping[ir.Node, WeightGrid | str],
     quantizers: list[Quantizer],
+    missed: Iterable[Missed],
 ) -> list[Product]:
     """The products of a model, and what stands in the way of integers."""
     results = {each.result: each for each in quantizers}
     sources = {each.source for each in quantizers}
+    reasons = {each.step: each.reason for each in missed} | {each.step: each.beyond for each in quantizers if each.beyond}
     found = []
     for node in model.graph:
-        if node.domain or node.op_type not in _PRODUCTS:
+        if node.domain or node.op_type not in _PRODUCTS | _FLOAT:
             continue
         weight = weights.get(node)
-        inputs = [results.get(list(sources_of(value, results))[-1]) for value in node.inputs[: 1 if weight is not None else 2]]
-        product = Product(node, weight if isinstance(weight, WeightGrid) else None, [each for each in inputs if each is not None])
-        product.reason = weight if isinstance(weight, str) else _reason(product, constants, None in inputs, sources)
+        values = [list(sources_of(value, results))[-1] for value in node.inputs[: 1 if weight is not None else 2] if value is not None]
+        product = Product(node, node.op_type, weight if isinstance(weight, WeightGrid) else None, [results[value] for value in values if value in results])
+        if node.op_type in _FLOAT:
+            product.reason = f"onnxruntime's CPU has no integer kernel for {node.op_type}"
+        elif isinstance(weight, str):
+            product.reason = weight
+        elif (value := next((value for value in values if value not in results), None)) is not None:
+            product.reason = f"no quantiser gives what it takes: {_instead(value, constants, reasons)}"
+        else:
+            product.reason = _reason(product, constants, sources)
         found.append(product)
     return found
 
 
-def _reason(product: Product, constants: Constants, unquantized: bool, sources: set[ir.Value]) -> str:
+def _instead(value: ir.Value, constants: Constants, reasons: Mapping[ir.Node, str]) -> str:
+    """What gives a value that comes of no quantiser: what rounds on the way to it, and is none, if there is such a node."""
+    todo, seen = [value], {value}
+    while todo:
+        maker = todo.pop(0).producer()
+        if maker in reasons and maker is not None:
+            return f"{maker.op_type} {maker.name}: {reasons[maker]}"
+        if maker is not None and not maker.domain and maker.op_type in ELEMENTWISE | _MOVES:
+            before = [each for each in maker.inputs if each is not None and each not in seen]
+            seen.update(before)
+            todo += before
+    maker = value.producer()
+    if value in constants:
+        return "it is a constant, and the first operand"
+    return "it is an input of the model" if maker is None else f"it comes of {maker.op_type} {maker.name}"
+
+
+def _reason(product: Product, constants: Constants, sources: set[ir.Value]) -> str:
     """Why a product stays in float, "" where nothing stands in the way; its bias and normalization are looked up on the way."""
     node = product.node
-    if unquantized:
-        return "no quantiser gives what it takes"
     if node.op_type == "Gemm" and (attr(node, "alpha", 1.0) != 1.0 or attr(node, "beta", 1.0) != 1.0 or attr(node, "transA", 0)):
         return "it scales or transposes what it takes: alpha, beta, transA"
     if product.weight is None:
         return "" if node.op_type == "MatMul" else "its weight is computed by the model"
+    if node.op_type != "Conv":
+        return ""
     if len(node.inputs) > 2 and (value := node.inputs[2]) is not None:
         if value not in constants:
             return "its bias is computed by the model"
         product.bias = constants.array(value).reshape(-1)
-    if node.op_type == "Conv" and (why := _folded(product, constants)):
+    if why := _folded(product, constants):
         return why
     if product.bias is not None:
+        product.weight = finer(product.weight)
         if np.abs(np.rint(product.bias.astype(np.float64) / product.bias_scale)).max() > _LARGEST:
             return "its bias is too large for int32 in steps of the activation times the weight"
-        if product.bias.size != product.weight.levels.shape[1 if node.op_type == "Gemm" and not attr(node, "transB", 0) else 0]:
-            return "its bias is no vector of channels"
-    if node.op_type == "Conv" and not _is_quantized(product.result, sources):
+    if not _is_quantized(product.result, sources):
         return "no quantiser takes what it gives, or something else takes it, too"
     return ""
 

@@ -126,7 +126,7 @@ def quantize(model: Any) -> Quantized:
     constants = Constants(copy)
     weights = weights_of(copy, constants)
     quantizers, missed = find_quantizers(copy, constants)
-    products = find_products(copy, constants, weights, quantizers)
+    products = find_products(copy, constants, weights, quantizers, missed)
     if all(product.reason for product in products):
         raise _nothing(copy, products, missed)
     writer = Writer(copy)
@@ -165,9 +165,10 @@ def _row(product: Product, kernel: str | None) -> QuantizedProduct:
     bits = 0
     if product.weight is not None and not product.reason:
         levels = product.weight.levels.astype(np.int64) - product.weight.zero
+        levels //= max(int(np.gcd.reduce(levels, axis=None)), 1)
         bits = max(int(levels.max()).bit_length(), (~int(levels.min())).bit_length() if levels.min() < 0 else 0) + int(levels.min() < 0)
     reason = product.reason or ("" if kernel else "onnxruntime does not fuse it here")
-    return QuantizedProduct(product.node.name or "", product.node.op_type, kernel or "", bits, reason)
+    return QuantizedProduct(product.node.name or "", product.operator, kernel or "", bits, reason)
 
 
 def _forget(model: ir.Model) -> None:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from exporter.quantization.products import Product, only_reader
 from exporter.quantization.quantizers import Quantizer
 from symbolics.graph.scope import graph_names
+from symbolics.graph.values import attr
 
 __all__ = ["Writer"]
 
@@ -30,23 +31,28 @@ class Writer:
         self._levels: dict[tuple[Any, ...], ir.Value] = {}
 
     def write_product(self, product: Product) -> None:
-        """Give a product a weight and a bias in integers; a batch normalization behind it goes."""
+        """Give a product a weight in integers, and a convolution a bias; a batch normalization behind it goes."""
         node, weight = product.node, product.weight
         if weight is None:
             return
         name = (node.inputs[1].name if node.inputs[1] is not None else None) or "weight"
-        zero = np.full(weight.scale.shape, weight.zero, weight.levels.dtype)  # said, also where it is 0: a Gemm is not fused without
-        node.replace_input_with(1, self._dequantized(name, weight.levels, weight.scale, zero, weight.axis, node))
+        zero = np.full(weight.scale.shape, weight.zero, weight.levels.dtype)
+        levels, axis = weight.levels, weight.axis
+        if node.op_type == "Gemm" and attr(node, "transB", 0):
+            levels, axis = np.ascontiguousarray(levels.T), None if axis is None else 1 - axis
+        node.replace_input_with(1, self._dequantized(name, levels, weight.scale, zero, axis, node))
         if product.bias is not None:
             scale = product.bias_scale
-            levels = np.rint(product.bias.astype(np.float64) / scale).astype(np.int32)
+            steps = np.rint(product.bias.astype(np.float64) / scale).astype(np.int32)
             old = node.inputs[2].name if len(node.inputs) > 2 and node.inputs[2] is not None else None
-            bias = self._dequantized(old or f"{name}/bias", levels, scale, None, 0 if scale.ndim else None, node)
+            bias = self._dequantized(old or f"{name}/bias", steps, scale, None, 0 if scale.ndim else None, node)
             if len(node.inputs) < 3:
                 node.resize_inputs(3)
             node.replace_input_with(2, bias)
+        if node.op_type == "Gemm":
+            self._divide_gemm(node)
         elif node.op_type == "MatMul":
-            self._widen_bias(node)
+            self._keep_apart(node)
         if product.norm is not None:
             result = product.norm.outputs[0]
             result.replace_all_uses_with(node.outputs[0], replace_graph_outputs=True)
@@ -104,16 +110,31 @@ class Writer:
             "DequantizeLinear", inputs, f"{name}/quantized", ir.DataType.FLOAT, ir.Shape(levels.shape), before=before, attributes=attributes
         )
 
-    def _widen_bias(self, node: ir.Node) -> None:
-        """Make a row of the vector that an Add behind a MatMul adds: of a vector, onnxruntime makes no part of the kernel."""
+    def _divide_gemm(self, node: ir.Node) -> None:
+        """Make of a Gemm a MatMul and a Sum: the bias stays what it was, where a Gemm in integers takes it in steps of activation times weight."""
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        node.op_type = "MatMul"
+        node.attributes.clear()
+        node.resize_inputs(2)
+        old = node.outputs[0]
+        if bias is None:
+            return
+        uses, given = list(old.uses()), [place for place, value in enumerate(self._graph.outputs) if value is old]
+        total = self._node("Sum", [old, bias], f"{old.name}/product", ir.DataType.FLOAT, old.shape, after=node)
+        for use in uses:
+            use.node.replace_input_with(use.idx, total)
+        for place in given:
+            self._graph.outputs[place] = total
+        old.name, total.name = total.name, old.name
+        self._sources[old] = total
+
+    def _keep_apart(self, node: ir.Node) -> None:
+        """Write Sum for the Add of a bias behind a MatMul: of the two, onnxruntime makes a Gemm in float."""
         add = only_reader(node.outputs[0])
         if add is None or add.domain or add.op_type != "Add":
             return
-        for place, value in enumerate(add.inputs):
-            tensor = value.const_value if value is not None and value.is_initializer() else None
-            shape = node.outputs[0].shape
-            if tensor is not None and len(tensor.shape) == 1 and shape is not None and len(shape) > 1:
-                add.replace_input_with(place, self._held(f"{value.name if value else 'bias'}/row", tensor.numpy().reshape(1, -1)))
+        if any(value is not None and value.is_initializer() for value in add.inputs):
+            add.op_type = "Sum"
 
     def _held(self, name: str, array: np.ndarray) -> ir.Value:
         """An initializer; equal ones are one."""
